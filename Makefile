@@ -1,0 +1,41 @@
+# Two commands for a fresh machine with Python 3.11 and make: `make demo` and `make test`.
+
+PYTHON ?= python3.11
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+.PHONY: help demo test lint wheel-check clean
+.DEFAULT_GOAL := help
+
+help: ## Show this list.
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+demo: $(VENV)/.demo ## Measure every mode on CartPole and LunarLander; Ray is started by itself.
+	$(BIN)/parallelenv compare CartPole-v1 LunarLander-v3 --num-envs 16
+
+test: $(VENV)/.test ## Run all tests.
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/.lint ## Check style, format and types.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+wheel-check: $(VENV)/.test ## Build the wheel, use it from a folder that holds a foreign backends/.
+	BUILD_PYTHON=$(abspath $(BIN)/python) .ci/wheel-check
+
+clean: ## Remove the virtual environment and everything that was built.
+	rm -rf $(VENV) build dist parallelenv.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamps: one per set of packages, made again when the requirements change. The install is
+# editable: setuptools maps both folders, so an edit is seen at once and nothing goes stale.
+$(VENV)/.python:
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --upgrade pip
+	touch $@
+
+$(VENV)/.demo $(VENV)/.test $(VENV)/.lint: $(VENV)/.%: $(VENV)/.python pyproject.toml
+	$(PIP) install --editable '.[$*]'
+	touch $@

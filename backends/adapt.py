@@ -1,0 +1,98 @@
+"""One interface for every kind of env: Gymnasium's own, and older ones."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+
+from parallelenv.errors import EnvContractError
+
+Stepped = tuple[Any, Any, bool, bool, dict[str, Any]]
+
+
+class Resettable:
+    """How a Gymnasium env is reset and stepped.
+
+    Attributes:
+        env: The env as the user made it.
+        step: Its own ``step``: nothing of ours stands between.
+    """
+
+    def __init__(self, env: Any) -> None:
+        self.env = env
+        self.step: Callable[[Any], Stepped] = env.step
+
+    def reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
+        """Return the first state of a new episode and its info.
+
+        Raises:
+            EnvContractError: If the env returns something else.
+        """
+        result = self.env.reset(seed=seed, options=options)
+        if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
+            raise EnvContractError(
+                f"reset() of {type(self.env).__name__} returned {type(result).__name__}; a gymnasium.Env returns "
+                "(state, info), info a dict."
+            )
+        return result
+
+
+class Legacy(Resettable):
+    """Objects that are no `gymnasium.Env` but have ``reset()`` and ``step(action)``.
+
+    Their ``step`` may return ``(state, reward, done, info)``, their ``reset`` the bare state, and
+    they may take seeds by ``seed(s)``.
+    """
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        self.step = self._step
+        names = _parameters(env.reset)
+        self._takes_seed = "seed" in names
+        self._takes_options = "options" in names
+
+    def reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
+        """Return the first state of a new episode and its info, empty if the env gives none."""
+        arguments: dict[str, Any] = {}
+        if seed is not None:
+            self._seed(seed, arguments)
+        if options is not None:
+            if not self._takes_options:
+                raise EnvContractError(f"reset() of {type(self.env).__name__} takes no options; it was given {options!r}.")
+            arguments["options"] = options
+        result = self.env.reset(**arguments)
+        if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict):
+            return result
+        return result, {}
+
+    def _seed(self, seed: int, arguments: dict[str, Any]) -> None:
+        if self._takes_seed:
+            arguments["seed"] = seed
+        elif callable(getattr(self.env, "seed", None)):
+            self.env.seed(seed)
+
+    def _step(self, action: Any) -> Stepped:
+        result = self.env.step(action)
+        if len(result) != 4:
+            return result  # type: ignore[no-any-return]
+        state, reward, done, info = result
+        cut_off = bool(done) and bool(info.get("TimeLimit.truncated", False))
+        return state, reward, bool(done) and not cut_off, cut_off, info
+
+
+def adapt(env: Any) -> Resettable:
+    """Return the interface through which a host uses an env."""
+    return Resettable(env) if isinstance(env, gymnasium.Env) else Legacy(env)
+
+
+def _parameters(function: Any) -> set[str]:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # a builtin without a signature
+        return set()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return {"seed", "options"}
+    return {parameter.name for parameter in parameters}

@@ -1,0 +1,111 @@
+"""Commands and replies as messages.
+
+What needs more than a tag is a pickle; buffers of 64 KiB and more (one million float64: 11 us
+against 3.9 ms) follow beside it, uncopied.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from typing import Any
+
+import cloudpickle
+
+from parallelenv.backends.inprocess import cannot_travel
+from parallelenv.backends.wire import Message
+from parallelenv.errors import UnpicklableError
+from parallelenv.failures import Failure
+from parallelenv.protocol import Command, Reply
+
+_OUT_OF_BAND = 65536
+
+_PICKLED, _STEP, _STEP_AUTORESET, _DONE = range(4)
+
+
+def encode_command(command: Command, everyone: tuple[int, ...]) -> Message:
+    """Return a command as a message to a host that owns the envs ``everyone``.
+
+    Arguments of users go by cloudpickle, which takes along classes and functions that were
+    defined in a notebook; anything else is pickled without it (17 us against 31 us).
+
+    Raises:
+        UnpicklableError: If an argument does not pickle; it names the env id.
+    """
+    if command.reads_actions and command.env_ids is everyone:
+        return Message(_STEP_AUTORESET if command.common else _STEP, command.number)
+    pickler = pickle.Pickler if command.each is None else cloudpickle.Pickler
+    try:
+        return Message(_PICKLED, command.number, _dump(pickler, command))
+    except Exception as error:  # pickling runs user code: anything may come
+        raise _blamed(command, error) from error
+
+
+def decode_command(message: Message, everyone: tuple[int, ...]) -> Any:
+    """Return the command, or whatever else `encode` was given."""
+    if message.tag == _PICKLED:
+        return decode(message)
+    return Command(message.number, "step", everyone, None, message.tag == _STEP_AUTORESET)
+
+
+def encode_reply(reply: Reply) -> Message:
+    """Return a reply as a message; a value that does not pickle becomes a failure of its env."""
+    if not (reply.values or reply.failures or reply.rows):
+        return Message(_DONE, reply.number)
+    for pickler in (pickle.Pickler, cloudpickle.Pickler):
+        try:
+            return Message(_PICKLED, reply.number, _dump(pickler, reply))
+        except Exception:  # noqa: BLE001, S112, PERF203 (user code again; the next way, then one by one)
+            continue
+    for env_id, value in list(reply.values.items()):
+        try:
+            _dump(cloudpickle.Pickler, value)
+        except Exception as error:  # noqa: BLE001 (told to the user as a failure of this env)
+            del reply.values[env_id]
+            reply.failures[env_id] = Failure(cannot_travel(value, error), env_id, "the copying of its result")
+    return Message(_PICKLED, reply.number, _dump(cloudpickle.Pickler, reply))
+
+
+def decode_reply(message: Message) -> Reply:
+    """Return the reply."""
+    if message.tag == _DONE:
+        return Reply(message.number)
+    reply: Reply = decode(message)
+    return reply
+
+
+def encode(anything: Any) -> Message:
+    """Return any other object as a message."""
+    return Message(_PICKLED, 0, _dump(cloudpickle.Pickler, anything))
+
+
+def decode(message: Message) -> Any:
+    """Return what a message of frames stands for. Arrays in it are writable."""
+    return pickle.loads(message.frames[0], buffers=message.frames[1:])
+
+
+def _dump(pickler: Any, anything: Any) -> list[Any]:
+    buffers: list[Any] = []
+
+    def stays_in_band(buffer: pickle.PickleBuffer) -> bool:
+        with buffer.raw() as raw:
+            if raw.nbytes < _OUT_OF_BAND:
+                return True
+        buffers.append(buffer.raw())
+        return False
+
+    head = io.BytesIO()
+    pickler(head, protocol=5, buffer_callback=stays_in_band).dump(anything)
+    return [head.getbuffer(), *buffers]
+
+
+def _blamed(command: Command, error: Exception) -> UnpicklableError:
+    for env_id, argument in zip(command.env_ids, command.each or (), strict=True):
+        try:
+            _dump(cloudpickle.Pickler, argument)
+        except Exception as reason:  # noqa: BLE001 (this is the one)
+            return UnpicklableError(
+                f"What {command.name} was given for env {env_id} is of type {type(argument).__name__} and cannot be copied "
+                f"to its worker ({type(reason).__name__}: {reason}). Nothing was sent. Give plain data."
+            )
+    return UnpicklableError(f"The arguments of {command.name} cannot be copied to a worker ({error}). Nothing was sent.")

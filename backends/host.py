@@ -1,0 +1,288 @@
+"""The code that owns envs and executes commands on them. The same in every mode."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from typing import Any, NoReturn
+
+import numpy as np
+
+from parallelenv.backends.adapt import Resettable, adapt
+from parallelenv.backends.lookup import get_attribute, get_method, set_attribute
+from parallelenv.batch import Array, Batch
+from parallelenv.errors import EnvContractError, EnvInterruptedError, InvalidEnvError
+from parallelenv.failures import Failure
+from parallelenv.ownership import own
+from parallelenv.protocol import Command, EnvFacts, Extra, HostRecipe, Reply
+
+_NUMBERS = frozenset({float, int, bool, np.float64, np.float32, np.int64, np.int32, np.bool_})
+
+
+class Host:
+    """Owns a group of envs and executes commands on them, in order.
+
+    Each public method below `execute` is an operation: it takes an env id, what the command
+    has for that env, and the command's common arguments; it returns the env's value, or
+    ``None`` if there is nothing to say.
+
+    Args:
+        recipe: What to own.
+        in_caller: Whether it runs in the caller's main thread, where Ctrl-C arrives.
+    """
+
+    def __init__(self, recipe: HostRecipe, *, in_caller: bool = False) -> None:
+        self.in_caller = in_caller
+        self.doing = ""
+        self._recipe = recipe
+        self._first = recipe.env_ids[0]
+        self._envs: list[Resettable | None] = [None] * len(recipe.env_ids)
+        self._steps: list[Any] = [_not_built] * len(recipe.env_ids)
+        self._spaces: list[Any] = []
+        self._batch: Batch
+
+    def attach(self, batch: Batch) -> None:
+        """Take the batch whose rows its envs write."""
+        self._batch = batch
+        self._offset = batch.layout.first
+        structure = batch.layout.states
+        self._plain_state: Any = batch.states[0] if structure.is_single else None
+        self._plain_shape = None if self._plain_state is None else self._plain_state.shape[1:]
+        self._plain_dtype = None if self._plain_state is None else self._plain_state.dtype
+        # Reading a number out of an array gives a new object, a row of more would be a view.
+        is_number = len(batch.actions) == 1 and batch.layout.actions.is_single and batch.actions[0].ndim == 1
+        self._plain_actions = batch.actions[0] if is_number else None
+
+    def execute(self, command: Command) -> Reply:
+        """Execute a command on each of its envs; an exception concerns its env alone."""
+        return Execution(self, command).run()
+
+    def close(self) -> None:
+        """Close all envs. What they raise concerns nobody any more."""
+        for env in self._envs:
+            try:
+                if env is not None:
+                    getattr(env.env, "close", _nothing)()
+            except Exception:  # noqa: BLE001, S110, PERF203 (the env is gone either way)
+                pass
+
+    # ---------------------------------------------------------------- operations
+
+    def build(self, env_id: int, argument: Any, common: Any) -> EnvFacts:
+        """Make an env, after closing the one that it replaces."""
+        slot = env_id - self._first
+        recipe = self._recipe.envs[slot]
+        old, self._envs[slot] = self._envs[slot], None
+        self._steps[slot] = _not_built
+        if old is not None:
+            if recipe.is_live:
+                self._envs[slot], self._steps[slot] = old, old.step
+                raise InvalidEnvError(
+                    f"env {env_id} was given as a live instance and lives in the caller's process, so it cannot be rebuilt. "
+                    "Give an env fn instead."
+                )
+            getattr(old.env, "close", _nothing)()
+        env = recipe.build()
+        self._envs[slot] = adapted = adapt(env)
+        self._steps[slot] = adapted.step
+        return EnvFacts(
+            self._shared_space(getattr(env, "observation_space", None)),
+            self._shared_space(getattr(env, "action_space", None)),
+            dict(getattr(env, "metadata", None) or {}),
+            getattr(env, "render_mode", None),
+        )
+
+    def reset(self, env_id: int, each: tuple[int | None, dict[str, Any] | None], common: Any) -> Extra | None:
+        """Begin an episode."""
+        seed, options = each
+        state, info = self._env(env_id).reset(seed, own(options))
+        loose = self._store_state(env_id, state)
+        return Extra(info or None, loose) if info or loose else None
+
+    def step(self, env_id: int, action: Any, autoreset: bool) -> Extra | None:
+        """Step an env, and begin its next episode if it ended and that is wanted."""
+        row = env_id - self._offset
+        actions = self._plain_actions
+        if actions is not None:  # most spaces are one array of numbers
+            action = actions[row]
+        elif self._batch.actions:
+            action = self._read_action(row)
+        else:
+            action = own(action)
+        result = self._steps[env_id - self._first](action)
+        batch = self._batch  # not before the step: a host given up meanwhile writes elsewhere
+        try:
+            state, reward, terminated, truncated, info = result
+        except (TypeError, ValueError):
+            raise EnvContractError(_not_five(result)) from None
+        plain = self._plain_state
+        loose = loose_reward = None
+        if type(state) is np.ndarray and state.dtype == self._plain_dtype and state.shape == self._plain_shape:
+            plain[row] = state
+        else:
+            loose = self._store_state(env_id, state)
+        if type(reward) in _NUMBERS:
+            batch.rewards[row] = reward
+        else:
+            loose_reward = self._store_reward(row, reward)
+        batch.terminated[row] = terminated
+        batch.truncated[row] = truncated
+        if autoreset and (terminated or truncated):
+            return self._next_episode(env_id, info, loose, loose_reward)
+        if info or loose or loose_reward:
+            return Extra(info or None, loose, loose_reward)
+        return None
+
+    def get(self, env_id: int, argument: Any, key: str) -> tuple[Any] | None:
+        """Return an attribute in a one-tuple; nothing if it is absent."""
+        return get_attribute(self._env(env_id).env, key)
+
+    def set(self, env_id: int, value: Any, key: str) -> None:
+        """Set an attribute. Each env gets a copy of its own."""
+        set_attribute(self._env(env_id).env, key, own(value))
+
+    def call(self, env_id: int, arguments: dict[str, Any], method: str) -> Any:
+        """Call a method with keyword arguments, copied for this env."""
+        self.doing = f"{method}()"
+        return get_method(self._env(env_id).env, method)(**own(arguments))
+
+    def render(self, env_id: int, argument: Any, common: Any) -> Any:
+        """Render an env."""
+        return self._env(env_id).env.render()
+
+    # ---------------------------------------------------------------- parts of a step
+
+    def _env(self, env_id: int) -> Resettable:
+        env = self._envs[env_id - self._first]
+        if env is None:
+            _not_built()
+        return env
+
+    def _read_action(self, row: int) -> Any:
+        leaves = [array[row] for array in self._batch.actions]
+        # A row is a view of memory that the next step overwrites, and the env may keep it.
+        owned = [leaf.copy() if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]
+        return self._batch.layout.actions.join(owned)
+
+    def _next_episode(
+        self, env_id: int, info: dict[str, Any], loose: list[Any] | None, reward: tuple[Any] | None
+    ) -> Extra:
+        # Taken before the reset: an env may reuse the buffers that it returned.
+        info = own(info)
+        reward = own(reward)
+        ended_state = self._state_of(env_id, own(loose))
+        self.doing = "reset"
+        state, reset_info = self._env(env_id).reset(None, None)
+        loose = self._store_state(env_id, state)
+        self.doing = "step"
+        return Extra(info or None, loose, reward, (ended_state, reset_info))
+
+    def _store_state(self, env_id: int, state: Any) -> list[Any] | None:
+        """Write a state into the batch and return its loose leaves, if it has any."""
+        row = env_id - self._offset
+        try:
+            leaves = self._batch.layout.states.split(state)
+        except (LookupError, TypeError) as error:
+            raise EnvContractError(
+                f"The state returned lacks a part of {self._batch.layout.observation_space}: {type(error).__name__}: {error}."
+            ) from None
+        loose = []
+        for index, (array, leaf) in enumerate(zip(self._batch.states, leaves, strict=True)):
+            if array is None:
+                loose.append(leaf)
+            else:
+                self._store_leaf(index, array, row, leaf)
+        return loose or None
+
+    def _store_leaf(self, index: int, array: Array, row: int, value: Any) -> None:
+        converted = np.asarray(value)
+        if converted.shape != array.shape[1:] or not np.can_cast(converted.dtype, array.dtype, "same_kind"):
+            structure = self._batch.layout.states
+            raise EnvContractError(
+                f"state{structure.describe(index)} has shape {converted.shape} and dtype {converted.dtype}, but the "
+                f"observation space says {structure.leaves[index]}. Declare the space that the env really has."
+            )
+        array[row] = converted
+
+    def _store_reward(self, row: int, reward: Any) -> tuple[Any] | None:
+        """Write a reward of an unusual type; return it in a one-tuple if it is no number."""
+        shape = getattr(reward, "shape", None)
+        if shape is not None and all(length == 1 for length in shape) and hasattr(reward, "item"):
+            reward = reward.item()
+        if isinstance(reward, (float, int, np.number, np.bool_)):
+            self._batch.rewards[row] = reward
+            return None
+        self._batch.rewards[row] = np.nan
+        return (reward,)
+
+    def _state_of(self, env_id: int, loose: list[Any] | None) -> Any:
+        """Return a copy of the state that an env has in the batch."""
+        row = env_id - self._offset
+        rest = iter(loose or ())
+        leaves = [next(rest) if array is None else array[row].copy() for array in self._batch.states]
+        return self._batch.layout.states.join(leaves)
+
+    def _shared_space(self, space: Any) -> Any:
+        """Return a copy of a space, one and the same for all envs whose spaces are equal.
+
+        The caller gets few spaces however many envs there are: pickle sends equal objects
+        again and again, but the same object only once.
+        """
+        known = next((other for other in self._spaces if other is not None and other == space), None)
+        if known is None and space is not None:
+            known = copy.deepcopy(space)
+            self._spaces.append(known)
+        return known
+
+
+class Execution:
+    """One command under way on a host. After an interrupt, `run` goes on with the next env."""
+
+    def __init__(self, host: Host, command: Command) -> None:
+        self._host = host
+        self._command = command
+        self._reply = Reply(command.number)
+        each = itertools.repeat(None) if command.each is None else command.each
+        self._rest = iter(zip(command.env_ids, each, strict=False))
+
+    def run(self) -> Reply:
+        """Execute what is left of the command and return its reply."""
+        host, reply, common, values = self._host, self._reply, self._command.common, self._reply.values
+        operation = getattr(host, self._command.name)
+        while True:
+            host.doing = self._command.name
+            try:
+                for env_id, argument in self._rest:  # noqa: B007 (looked at below)
+                    value = operation(env_id, argument, common)
+                    if value is not None:
+                        values[env_id] = value
+            except BaseException as error:
+                reply.failures[env_id] = self._failure(error, env_id)
+                if isinstance(error, KeyboardInterrupt) and host.in_caller:
+                    raise
+            else:
+                return reply
+
+    def _failure(self, error: BaseException, env_id: int) -> Failure:
+        if isinstance(error, KeyboardInterrupt) and self._host.in_caller:
+            interrupted = EnvInterruptedError(
+                f"env {env_id} was interrupted in the middle of {self._host.doing}; its state is uncertain. Call reset({env_id})."
+            )
+            return Failure(interrupted, env_id, f"interrupted {self._host.doing}")
+        return Failure(error, env_id, self._host.doing)
+
+
+def _not_five(result: Any) -> str:
+    size = f" of {len(result)}" if hasattr(result, "__len__") else ""
+    return (
+        f"step() returned a {type(result).__name__}{size}; a gymnasium.Env returns "
+        "(state, reward, terminated, truncated, info). An object that is no gymnasium.Env may return four items."
+    )
+
+
+def _not_built(*_: Any) -> NoReturn:
+    raise InvalidEnvError("This env could not be rebuilt. Try restart() again.")
+
+
+def _nothing() -> None:
+    """Stand for the close() of an env that has none."""

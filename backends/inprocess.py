@@ -1,0 +1,47 @@
+"""What hosts in the caller's own process share: replies are copied as if they had travelled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from parallelenv.errors import UnpicklableError
+from parallelenv.failures import Failure
+from parallelenv.ownership import own
+from parallelenv.protocol import EnvFacts, Extra, Reply
+
+
+def detach(reply: Reply) -> Reply:
+    """Cut every tie between a reply's values and the envs that they came from.
+
+    What cannot be copied becomes a failure of its env, as between processes.
+    """
+    for env_id, value in list(reply.values.items()):
+        try:
+            reply.values[env_id] = _detached(value)
+        except Exception as error:  # copying runs user code: anything may come
+            del reply.values[env_id]
+            reply.failures[env_id] = Failure(cannot_travel(value, error), env_id, "the copying of its result")
+    return reply
+
+
+def cannot_travel(value: Any, error: Exception) -> UnpicklableError:
+    """Return the error for a result that cannot be copied out of its env."""
+    shown = value[0] if isinstance(value, tuple) and len(value) == 1 else value
+    failure = UnpicklableError(
+        f"The result is of type {type(shown).__name__}, which cannot be copied to the caller "
+        f"({type(error).__name__}: {error}). Return plain data, or ask for a part of it with a dotted name."
+    )
+    failure.__cause__ = error
+    return failure
+
+
+def _detached(value: Any) -> Any:
+    if type(value) is Extra:
+        info, loose, reward, ending = value
+        return Extra(
+            None if info is None else own(info),
+            None if loose is None else own(loose),
+            None if reward is None else own(reward),
+            None if ending is None else (ending[0], own(ending[1])),  # the host has copied the state
+        )
+    return value if type(value) is EnvFacts else own(value)

@@ -1,0 +1,72 @@
+"""Attributes of an env, looked up through its wrappers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from parallelenv.errors import AbsentMethodError
+from parallelenv.recipes import is_env
+
+_ABSENT = object()
+
+
+def layers(env: Any) -> Iterator[Any]:
+    """Yield an env's wrappers from the outermost inwards, and last the env itself."""
+    seen: set[int] = set()
+    while id(env) not in seen:
+        seen.add(id(env))
+        yield env
+        inner = getattr(env, "env", None)
+        if inner is None or not is_env(inner):
+            return
+        env = inner
+
+
+def get_attribute(env: Any, key: str) -> tuple[Any] | None:
+    """Return the attribute in a one-tuple, or ``None`` if there is none.
+
+    Args:
+        env: The outermost layer.
+        key: A name, or several joined by dots; only the first is looked for in every layer.
+    """
+    first, *rest = key.split(".")
+    value = next((getattr(layer, first) for layer in layers(env) if hasattr(layer, first)), _ABSENT)
+    for name in rest:
+        value = getattr(value, name, _ABSENT)
+    return None if value is _ABSENT else (value,)
+
+
+def set_attribute(env: Any, key: str, value: Any) -> None:
+    """Set an attribute on the layer that has it, else on the innermost.
+
+    Raises:
+        AttributeError: If an object on a dotted way is absent.
+    """
+    *way, name = key.split(".")
+    if way:
+        found = get_attribute(env, ".".join(way))
+        if found is None:
+            raise AttributeError(f"{key!r} cannot be set: the env has no attribute {'.'.join(way)!r}.")
+        setattr(found[0], name, value)
+        return
+    stack = list(layers(env))
+    owner = next((layer for layer in stack if hasattr(layer, name)), stack[-1])
+    setattr(owner, name, value)
+
+
+def get_method(env: Any, key: str) -> Any:
+    """Return a method of an env.
+
+    Raises:
+        AbsentMethodError: If there is none of that name, or it cannot be called.
+    """
+    found = get_attribute(env, key)
+    base = list(layers(env))[-1]
+    if found is None:
+        raise AbsentMethodError(f"{type(base).__name__} has no method {key!r}, and no wrapper around it has.")
+    if not callable(found[0]):
+        raise AbsentMethodError(
+            f"{key!r} of {type(base).__name__} is {type(found[0]).__name__}, no method. Read it with get_env_attr({key!r})."
+        )
+    return found[0]

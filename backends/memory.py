@@ -1,0 +1,77 @@
+"""Anonymous memory shared with worker processes.
+
+No name, so nothing can be left behind: the last process that has it open frees it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from multiprocessing import reduction
+from multiprocessing.connection import Connection
+
+from parallelenv.errors import ParallelEnvError
+
+
+class SharedMemoryError(ParallelEnvError, OSError):
+    """There is no room for the batch in shared memory."""
+
+
+class SharedMemory:
+    """A zeroed memory map that travels to other processes by its file descriptor.
+
+    Args:
+        fileno: Descriptor of an open file without a name. Owned by this object.
+        nbytes: Size.
+    """
+
+    def __init__(self, fileno: int, nbytes: int) -> None:
+        self._fileno = fileno
+        self.nbytes = nbytes
+        self.map = mmap.mmap(fileno, nbytes)
+
+    @classmethod
+    def create(cls, nbytes: int) -> SharedMemory:
+        """Return new memory.
+
+        Raises:
+            SharedMemoryError: If there is no room for it.
+        """
+        fileno = _open_nameless()
+        try:
+            _reserve(fileno, nbytes)
+        except OSError as error:
+            os.close(fileno)
+            raise SharedMemoryError(
+                f"The batch needs {nbytes:,} bytes of shared memory, which cannot be had: {error}. "
+                "Use fewer envs or smaller states, or para_mode='thread'."
+            ) from error
+        return cls(fileno, nbytes)
+
+    @classmethod
+    def receive(cls, connection: Connection, nbytes: int) -> SharedMemory:
+        """Return memory that another process sent with `send`."""
+        return cls(reduction.recv_handle(connection), nbytes)
+
+    def send(self, connection: Connection, pid: int) -> None:
+        """Give a process access, over a duplex pipe to it."""
+        reduction.send_handle(connection, self._fileno, pid)
+
+    def __del__(self) -> None:
+        os.close(self._fileno)
+
+
+def _open_nameless() -> int:
+    if hasattr(os, "memfd_create"):  # Linux: needs no file system, /dev/shm may be full
+        return os.memfd_create("parallelenv", os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def _reserve(fileno: int, nbytes: int) -> None:
+    """Give the file its size, and its pages where possible: a lack shows now, not as SIGBUS."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(fileno, 0, nbytes)
+    else:
+        os.ftruncate(fileno, nbytes)

@@ -1,0 +1,86 @@
+"""Ray itself: joined if it runs, else started quietly, and stopped only if started here."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from typing import Any, ClassVar
+
+
+class Cluster:
+    """A share in the Ray cluster of this process. The last to leave stops what was started here."""
+
+    _lock: ClassVar[threading.Lock] = threading.Lock()
+    _members: ClassVar[int] = 0
+    _started_here: ClassVar[bool] = False
+    _environment: ClassVar[dict[str, str]] = {}
+
+    def __init__(self, num_cpus: int) -> None:
+        self.num_cpus = num_cpus
+        self._is_member = True
+
+    @classmethod
+    def join(cls, arguments: dict[str, Any]) -> Cluster:
+        """Join the running cluster, or start one.
+
+        Args:
+            arguments: For ``ray.init``, where they go before ours.
+        """
+        import ray
+
+        with cls._lock:
+            if not ray.is_initialized():
+                cls._environment = dict(os.environ)
+                _init_quietly(arguments)
+                cls._started_here = True
+                cls._members = 0
+            cls._members += 1
+        return cls(max(1, int(ray.cluster_resources().get("CPU", 1))))
+
+    def leave(self) -> None:
+        """Give the share back. Safe to call twice."""
+        import ray
+
+        cls = type(self)
+        with cls._lock:
+            if not self._is_member:
+                return
+            self._is_member = False
+            cls._members -= 1
+            if cls._members or not cls._started_here:
+                return
+            cls._started_here = False
+            ray.shutdown()
+            for name in set(os.environ) - set(cls._environment):
+                del os.environ[name]
+
+
+def _init_quietly(arguments: dict[str, Any]) -> None:
+    """Start Ray without a dashboard and without log lines, and leave signal handlers as found."""
+    import ray
+
+    in_main = threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(**{"include_dashboard": False, "logging_level": logging.ERROR, **arguments})
+    finally:
+        if in_main and handler is not None:
+            signal.signal(signal.SIGTERM, handler)
+
+
+def missing_resources(options: dict[str, Any]) -> str:
+    """Say what an actor with these options lacks; empty if it has all and is only slow to start."""
+    import ray
+
+    total, free = ray.cluster_resources(), ray.available_resources()
+    wanted = {"CPU": options.get("num_cpus") or 0, "GPU": options.get("num_gpus") or 0, **(options.get("resources") or {})}
+    if options.get("memory"):
+        wanted["memory"] = options["memory"]
+    lacking = [
+        f"{amount:g} {name} (the cluster has {total.get(name, 0):g}, of which {free.get(name, 0):g} free)"
+        for name, amount in wanted.items()
+        if amount > free.get(name, 0)
+    ]
+    return f"each needs {', '.join(lacking)}." if lacking else ""

@@ -1,0 +1,80 @@
+"""Ray between machines, worker processes and shared memory within each.
+
+One actor per node owns a pool of worker processes for its envs: one Ray message per node and
+step, however many cores the node has.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from parallelenv.backends.ray_actor import RayBackend, RayHost
+from parallelenv.backends.subproc import SubprocBackend
+from parallelenv.batch import Batch, Layout
+from parallelenv.errors import ArgumentError
+from parallelenv.pool import Pool
+from parallelenv.protocol import Command, HostRecipe, Plan, Reply
+
+
+class PoolHost:
+    """A pool that stands where a host would: it executes a command by asking hosts of its own.
+
+    Args:
+        recipe: What to own; its cores are those of the pool.
+    """
+
+    def __init__(self, recipe: HostRecipe) -> None:
+        silence = recipe.settings.silence_warnings
+        self._pool = Pool(SubprocBackend(), recipe.envs, num_cpus=recipe.num_cpus, silence_warnings=silence)
+
+    def allocate(self, layout: Layout) -> Batch:
+        """Make the batch in memory that the workers share, and hand it to them."""
+        self._pool.attach(layout)
+        return self._pool.batch
+
+    def execute(self, command: Command) -> Reply:
+        """Execute a command; an exception concerns its env alone."""
+        request = self._pool.forward(command)
+        return Reply(command.number, request.values, request.failures)
+
+    def close(self) -> None:
+        """Close all envs and end all workers."""
+        self._pool.close()
+
+
+class RaySubprocHost(RayHost):
+    """A Ray actor that owns worker processes."""
+
+    def _make_host(self, recipe: HostRecipe) -> Any:
+        return PoolHost(recipe)
+
+    def _make_batch(self, layout: Layout) -> Batch:
+        batch: Batch = self._host.allocate(layout)
+        return batch
+
+
+class RaySubprocBackend(RayBackend):
+    """One actor per node of the cluster, each with a worker process per core of its share.
+
+    Args:
+        hosts_per_node: Actors per node, at least 1.
+        ray_init: As in `RayBackend`.
+        ray_options: As in `RayBackend`.
+    """
+
+    host_class = RaySubprocHost
+
+    def __init__(
+        self, *, hosts_per_node: int = 1, ray_init: dict[str, Any] | None = None, ray_options: dict[str, Any] | None = None
+    ) -> None:
+        super().__init__(ray_init=ray_init, ray_options=ray_options)
+        if not isinstance(hosts_per_node, int) or hosts_per_node < 1:
+            raise ArgumentError(f"hosts_per_node={hosts_per_node!r} must be an int of at least 1.")
+        self._hosts_per_node = hosts_per_node
+
+    def place(self, num_envs: int, num_cpus: int) -> Plan:  # noqa: D102 (see RayBackend)
+        import ray
+
+        nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
+        hosts = min(max(1, len(nodes)) * self._hosts_per_node, num_cpus, num_envs)
+        return Plan(hosts, cpus_per_host=num_cpus // hosts)

@@ -1,0 +1,109 @@
+"""Every env in this process, stepped by threads.
+
+Worth it when ``step`` lets go of the interpreter lock: simulators in C, sockets, sleeping.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from parallelenv.backends.host import Host
+from parallelenv.backends.inprocess import detach
+from parallelenv.batch import Batch, Layout
+from parallelenv.cores import usable_cores
+from parallelenv.protocol import Channel, Command, Death, HostRecipe, Plan, Reply
+
+
+class ThreadChannel:
+    """A host in a thread of its own.
+
+    Args:
+        recipe: What the host owns.
+        answered: Where the thread announces each reply.
+    """
+
+    def __init__(self, recipe: HostRecipe, answered: queue.SimpleQueue[ThreadChannel]) -> None:
+        self._host = Host(recipe)
+        self._answered = answered
+        self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
+        self._replies: deque[Reply] = deque()
+        self._layout: Layout | None = None
+        # A daemon, so that an env which never returns cannot keep the interpreter from ending.
+        self.thread = threading.Thread(target=self._serve, name=f"parallelenv-{recipe.env_ids[0]}", daemon=True)
+        self.thread.start()
+
+    def _serve(self) -> None:
+        while (command := self._commands.get()) is not None:
+            self._replies.append(detach(self._host.execute(command)))
+            self._answered.put(self)
+        self._host.close()
+
+    def pack(self, command: Command) -> Command:  # noqa: D102 (see Channel)
+        return command
+
+    def send(self, packed: Command) -> None:  # noqa: D102 (see Channel)
+        self._commands.put(packed)
+
+    @property
+    def has_reply(self) -> bool:
+        """Whether `receive` has something to give."""
+        return bool(self._replies)
+
+    def receive(self) -> Reply:  # noqa: D102 (see Channel)
+        return self._replies.popleft()
+
+    def attach(self, batch: Batch) -> None:  # noqa: D102 (see Channel)
+        self._layout = batch.layout
+        self._host.attach(batch)
+
+    def cause_of_death(self) -> Death:  # noqa: D102 (see Channel)
+        return Death()
+
+    def kill(self) -> None:
+        """Let the thread end after what it is doing; a thread cannot be killed.
+
+        Whatever it still writes goes where nobody reads.
+        """
+        if self._layout is not None:
+            self._host.attach(Batch.private(self._layout))
+        self._commands.put(None)
+
+
+class ThreadBackend:
+    """One thread per usable core, several envs each."""
+
+    def __init__(self) -> None:
+        self._answered: queue.SimpleQueue[ThreadChannel] = queue.SimpleQueue()
+
+    def plan(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> Plan:  # noqa: D102 (see Backend)
+        return Plan(min(num_cpus or usable_cores(), num_envs))
+
+    def launch(self, recipes: Sequence[HostRecipe]) -> list[Channel]:  # noqa: D102 (see Backend)
+        return [ThreadChannel(recipe, self._answered) for recipe in recipes]
+
+    def allocate(self, layout: Layout) -> Batch:  # noqa: D102 (see Backend)
+        return Batch.private(layout)
+
+    def wait(self, channels: Sequence[Any], timeout: float | None) -> Sequence[Any]:  # noqa: D102 (see Backend)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        # The queue only wakes: what counts are the replies, so that no interrupt can lose one.
+        while not (ready := [channel for channel in channels if channel.has_reply]):
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                break
+            with contextlib.suppress(queue.Empty):
+                self._answered.get(timeout=left)
+        return ready
+
+    def close(self, channels: Sequence[Any], timeout: float) -> None:  # noqa: D102 (see Backend)
+        deadline = time.monotonic() + timeout
+        for channel in channels:
+            channel.kill()
+        for channel in channels:
+            channel.thread.join(max(0.0, deadline - time.monotonic()))

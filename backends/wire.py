@@ -1,0 +1,161 @@
+"""Messages over a pipe between the caller and a worker process.
+
+A message is a header of fixed size and, if it has more to say, a pickle and its buffers. The
+two commonest messages, "all your envs: step" and "done, nothing to add", are the header alone:
+one write and one read of 17 bytes, where pickling them and going through
+`multiprocessing.Connection` took 40 us a step and worker.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import select
+import struct
+import sys
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+_HEADER = struct.Struct("<BQQ")  # tag, number, bytes of the pickle
+_SIZES = struct.Struct("<I")
+_IS_POSIX = sys.platform != "win32"
+
+
+_yield: Callable[[], None] | None = getattr(os, "sched_yield", None)
+
+
+def spin(ready: Callable[[], Any], limit: float) -> Any:
+    """Ask again and again until the answer is true, giving the core away in between.
+
+    A core that sleeps takes 35 us and more to wake, on a virtual machine, and then runs cold: two
+    workers of 86 us on 2 cores made a round in 178 us when all slept, in 140 us when the caller
+    span so, in 109 us when the workers did too. Whoever has work to do gets the core.
+
+    Args:
+        ready: Returns at once.
+        limit: Seconds after which to stop asking.
+
+    Returns:
+        The first true answer, or the last false one.
+    """
+    if _yield is None:
+        return ready()
+    end = time.perf_counter() + limit
+    while not (answer := ready()) and time.perf_counter() < end:
+        _yield()
+    return answer
+
+
+class Message(NamedTuple):
+    """What travels.
+
+    Attributes:
+        tag: What kind of message it is; a meaning between the two ends.
+        number: Number of the command that it is or answers.
+        frames: A pickle and its out-of-band buffers; empty if the tag says it all.
+    """
+
+    tag: int
+    number: int = 0
+    frames: Sequence[Any] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the frames."""
+        return sum(memoryview(frame).nbytes for frame in self.frames)
+
+
+class Wire:
+    """One end of a duplex pipe. A message is read completely or not begun.
+
+    Args:
+        connection: That end.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.fileno = connection.fileno()
+        self._poll = select.poll() if hasattr(select, "poll") else None
+        if self._poll is not None:
+            self._poll.register(self.fileno, select.POLLIN)
+
+    def send(self, message: Message) -> None:
+        """Write a message.
+
+        Raises:
+            OSError: If the other end is gone.
+        """
+        tag, number, frames = message
+        if not frames:
+            self._write(_HEADER.pack(tag, number, 0))
+            return
+        head, *buffers = frames
+        sizes = struct.pack(f"<I{len(buffers)}Q", len(buffers), *(buffer.nbytes for buffer in buffers))
+        self._write(b"".join((_HEADER.pack(tag, number, len(sizes) + len(head)), sizes, head)))
+        for buffer in buffers:
+            self._write(buffer)
+
+    def receive(self) -> Message:
+        """Read a message; its buffers are new and writable.
+
+        Raises:
+            EOFError, OSError: If the other end is gone.
+        """
+        tag, number, nbytes = _HEADER.unpack(self._read(_HEADER.size))
+        if not nbytes:
+            return Message(tag, number)
+        body = memoryview(self._read(nbytes))
+        (count,) = _SIZES.unpack_from(body)
+        sizes = struct.unpack_from(f"<{count}Q", body, _SIZES.size)
+        return Message(tag, number, [body[_SIZES.size + 8 * count :], *map(self._read_into_new, sizes)])
+
+    def await_message(self, limit: float) -> None:
+        """Spin until there is something to read, at most ``limit`` seconds."""
+        if self._poll is not None:
+            spin(functools.partial(self._poll.poll, 0), limit)
+
+    def close(self) -> None:
+        """Close this end."""
+        self.connection.close()
+
+    @property
+    def closed(self) -> bool:
+        """Whether this end is closed."""
+        return self.connection.closed
+
+    def _write(self, data: Any) -> None:
+        if not _IS_POSIX:
+            self.connection.send_bytes(data)
+            return
+        written = os.write(self.fileno, data)
+        if written < memoryview(data).nbytes:
+            rest = memoryview(data).cast("B")
+            while written < rest.nbytes:
+                written += os.write(self.fileno, rest[written:])
+
+    def _read(self, nbytes: int) -> bytes | bytearray:
+        if not _IS_POSIX:
+            return self.connection.recv_bytes()
+        data = os.read(self.fileno, nbytes)
+        if len(data) == nbytes:
+            return data
+        return self._read_rest(data, nbytes)
+
+    def _read_into_new(self, nbytes: int) -> bytearray:
+        if not _IS_POSIX:
+            return bytearray(self.connection.recv_bytes())
+        return self._read_rest(b"", nbytes)
+
+    def _read_rest(self, begun: bytes, nbytes: int) -> bytearray:
+        buffer = bytearray(nbytes)
+        buffer[: len(begun)] = begun
+        position = len(begun)
+        with memoryview(buffer) as view:
+            while position < nbytes:
+                count = os.readv(self.fileno, [view[position:]])
+                if not count:
+                    raise EOFError("the other end of the pipe is closed")
+                position += count
+        return buffer

@@ -1,0 +1,160 @@
+"""The inside of a worker process: a host at the other end of a pipe."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from parallelenv.backends.codec import decode, decode_command, encode_reply
+from parallelenv.backends.host import Host
+from parallelenv.backends.memory import SharedMemory
+from parallelenv.backends.wire import Wire
+from parallelenv.batch import Batch, Layout
+from parallelenv.protocol import HostRecipe, Settings
+from parallelenv.recipes import EnvRecipe, pack, register_again, unpack
+
+_SPIN = 100e-6
+"""Seconds that a worker stays awake for its next command: about what a caller does between steps."""
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
+
+
+@dataclass(frozen=True, slots=True)
+class PackedRecipe:
+    """A `HostRecipe` on its way to a worker.
+
+    Attributes:
+        env_ids: The envs.
+        envs: Their sources, pickled.
+        live: Which of the sources are envs themselves.
+        settings: As in `HostRecipe`.
+        num_cpus: As in `HostRecipe`.
+        environment: The caller's environment variables: a fork server knows only old ones. If
+            empty, the worker keeps its own.
+        path: Where the caller finds modules: Ray workers know only a part of it.
+        registered: Env specs that the caller registered.
+    """
+
+    env_ids: tuple[int, ...]
+    envs: tuple[bytes, ...]
+    live: tuple[bool, ...]
+    settings: Settings
+    num_cpus: int
+    environment: dict[str, str]
+    path: tuple[str, ...]
+    registered: dict[str, bytes]
+
+    @classmethod
+    def of(
+        cls, recipe: HostRecipe, registered: dict[str, bytes], environment: Mapping[str, str] = os.environ
+    ) -> PackedRecipe:
+        """Return a recipe ready to travel.
+
+        Raises:
+            UnpicklableError: If an env cannot be pickled.
+        """
+        live = tuple(env.is_live for env in recipe.envs)
+        return cls(recipe.env_ids, tuple(pack(recipe.envs)), live, recipe.settings, recipe.num_cpus, dict(environment), tuple(sys.path), registered)
+
+    def unpack(self) -> HostRecipe:
+        """Return the recipe; its envs are unpickled when they are built, each time anew."""
+        envs = tuple(
+            EnvRecipe(env_id, _Packed(packed, env_id, is_live), is_live=False)
+            for env_id, packed, is_live in zip(self.env_ids, self.envs, self.live, strict=True)
+        )
+        return HostRecipe(self.env_ids, envs, self.num_cpus, self.settings)
+
+
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    """An env fn that unpickles an env, or what makes it."""
+
+    packed: bytes
+    env_id: int
+    is_live: bool
+
+    def __call__(self) -> Any:
+        return unpack(self.packed, self.env_id, self.is_live).build()
+
+
+@dataclass(frozen=True, slots=True)
+class Attach:
+    """Announces the batch; the memory's descriptor follows."""
+
+    layout: Layout
+
+
+def serve(connection: Connection, foreign: Sequence[Connection] = ()) -> None:
+    """Run a host until the caller closes the pipe or dies.
+
+    Args:
+        connection: The worker's end of the pipe.
+        foreign: Ends of other workers' pipes that a fork has copied: kept open here they
+            would hide from those workers that the caller is gone.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; it is meant for the caller
+    for other in foreign:
+        other.close()
+    threading.Thread(target=_die_with_caller, name="parallelenv-watchdog", daemon=True).start()
+    with contextlib.suppress(EOFError, OSError):  # the caller closed the pipe, or is gone
+        _serve(Wire(connection))
+
+
+def _serve(wire: Wire) -> None:
+    packed: PackedRecipe = decode(wire.receive())
+    prepare_worker(packed)
+    host = Host(packed.unpack())
+    limits = None
+    try:
+        while True:
+            wire.await_message(_SPIN)
+            command = decode_command(wire.receive(), packed.env_ids)
+            if isinstance(command, Attach):
+                # After the envs are built: only libraries that are loaded can be limited.
+                limits = limits or _limit_threads(packed.settings.threads)
+                memory = SharedMemory.receive(wire.connection, command.layout.nbytes)
+                host.attach(Batch(command.layout, memory.map))
+            else:
+                wire.send(encode_reply(host.execute(command)))
+    finally:
+        host.close()
+
+
+def prepare_worker(packed: PackedRecipe) -> None:
+    """Make a new worker process alike to the caller's in what envs may depend on."""
+    if packed.environment:
+        os.environ.clear()
+        os.environ.update(packed.environment)
+    sys.path.extend(folder for folder in packed.path if folder not in sys.path)
+    if packed.settings.silence_warnings:
+        warnings.simplefilter("ignore")
+    register_again(packed.registered)
+
+
+def _limit_threads(threads: int) -> Any:
+    """Keep numerical libraries from starting a thread per core in every worker."""
+    if any(name in os.environ for name in _THREAD_VARIABLES):  # the user has decided
+        return None
+    from threadpoolctl import threadpool_limits
+
+    return threadpool_limits(threads)
+
+
+def _die_with_caller() -> None:
+    """End this process when the caller's ends, whatever the env is doing.
+
+    Tried for fork, forkserver and spawn; the parent's id and PR_SET_PDEATHSIG tell of the fork
+    server, not of the caller.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)

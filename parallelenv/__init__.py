@@ -1,0 +1,11 @@
+"""Run a list of Gymnasium environments in parallel; one word chooses how.
+
+This `ParallelEnv` is neither TorchRL's process pool nor PettingZoo's multi-agent interface.
+"""
+
+from parallelenv.env import ParallelEnv
+from parallelenv.errors import ParallelEnvError
+from parallelenv.results import StepBatch, StepResult
+
+__all__ = ["ParallelEnv", "ParallelEnvError", "StepBatch", "StepResult"]
+__version__ = "0.1.0"

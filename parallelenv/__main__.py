@@ -1,0 +1,7 @@
+"""``python -m parallelenv``, the same as the command ``parallelenv``."""
+
+import sys
+
+from parallelenv.cli import main
+
+sys.exit(main())

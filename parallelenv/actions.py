@@ -1,0 +1,151 @@
+"""The ``action`` argument of a step: counted, checked and brought into the batch's form."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium.vector.utils import batch_space, iterate
+
+from parallelenv.batch import Layout, Rows
+from parallelenv.errors import ActionError
+from parallelenv.spaces import is_tensor, tensors
+
+
+class ActionReader:
+    """Turns what the user gives into rows of the batch, or into one object per env.
+
+    Args:
+        layout: The pool's layout.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self._structure = layout.actions
+        self._space = layout.action_space
+        self._fields = layout.action_fields
+
+    @property
+    def fills_batch(self) -> bool:
+        """Whether actions have a fixed form and so travel in the batch."""
+        return bool(self._fields)
+
+    def read_rows(self, action: Any, env_ids: Sequence[int], chosen: Sequence[int] | None) -> Rows:
+        """Return the actions as one array per leaf, ``(len(env_ids), *shape)``.
+
+        Args:
+            action: A batch as ``action_space.sample()`` gives it, or a list with one
+                action per env.
+            env_ids: The envs asked to step.
+            chosen: Positions in ``env_ids`` of those that will; ``None`` means all of them.
+                Actions of the others are counted but not looked at.
+
+        Raises:
+            ActionError: If number, shape or dtype do not fit.
+        """
+        leaves = self._batched_leaves(action)
+        if leaves is None:
+            return self._from_list(self._listed(action, env_ids), env_ids, chosen)
+        rows = []
+        for index, leaf in enumerate(leaves):
+            self._check_count(leaf, env_ids)
+            kept = leaf if chosen is None else np.asarray(leaf)[list(chosen)]
+            rows.append(self._checked(index, kept, len(env_ids) if chosen is None else len(chosen)))
+        return rows
+
+    def read_objects(self, action: Any, env_ids: Sequence[int], chosen: Sequence[int] | None) -> list[Any]:
+        """Return the actions as a list with one object per env that will step.
+
+        Raises:
+            ActionError: If their number does not fit.
+        """
+        listed = self._listed(action, env_ids)
+        return listed if chosen is None else [listed[position] for position in chosen]
+
+    def _batched_leaves(self, action: Any) -> list[Any] | None:
+        """Split a batch into leaves; ``None`` if it is a list of single actions."""
+        if self._structure.is_single:
+            is_array = hasattr(action, "__array__") and getattr(action, "dtype", None) != object
+            return [action] if is_array else None
+        is_batch = isinstance(action, (dict, tuple))
+        if not is_batch:
+            return None
+        try:
+            return self._structure.split(action)
+        except (LookupError, TypeError) as error:
+            raise ActionError(
+                f"The batched action lacks a part of {self._space}: {type(error).__name__}: {error}. "
+                "Give a batch as action_space.sample() does, or a list with one action per env."
+            ) from None
+
+    def _listed(self, action: Any, env_ids: Sequence[int]) -> list[Any]:
+        if isinstance(action, (dict, tuple)) and self._space is not None and not self._structure.is_single:
+            action = self._iterated(action)
+        self._check_count(action, env_ids)
+        return list(action)
+
+    def _iterated(self, action: Any) -> list[Any]:
+        try:
+            return list(iterate(batch_space(self._space, 1), action))
+        except (LookupError, TypeError, ValueError) as error:
+            raise ActionError(f"The batched action does not fit {self._space}: {error}.") from None
+
+    def _from_list(self, listed: list[Any], env_ids: Sequence[int], chosen: Sequence[int] | None) -> Rows:
+        if chosen is not None:
+            listed = [listed[position] for position in chosen]
+        if self._structure.is_single:
+            return [self._checked(0, listed, len(listed))]
+        try:
+            split = [self._structure.split(single) for single in listed]
+        except (LookupError, TypeError) as error:
+            raise ActionError(f"An action lacks a part of {self._space}: {type(error).__name__}: {error}.") from None
+        return [self._checked(index, [leaves[index] for leaves in split], len(listed)) for index in range(len(self._fields))]
+
+    def _check_count(self, action: Any, env_ids: Sequence[int]) -> None:
+        try:
+            count = len(action)
+        except TypeError:
+            raise ActionError(
+                f"action={action!r} is a single action, but actions are given as a batch: one for each of the "
+                f"{len(env_ids)} envs asked to step. For one env write [action]."
+            ) from None
+        if count != len(env_ids):
+            raise ActionError(
+                f"{count} actions were given for {len(env_ids)} envs. Give one per env asked to step, in the order of id "
+                "(without id: of all envs that are not paused)."
+            )
+
+    def _checked(self, index: int, leaf: Any, count: int) -> Any:
+        field = self._fields[index]
+        array = _as_array(leaf, field.shape, count)
+        where = self._structure.describe(index)
+        if array.shape != (count, *field.shape):
+            raise ActionError(
+                f"action{where} has shape {array.shape}; expected {(count, *field.shape)}: one row per env, each in "
+                f"{self._structure.leaves[index]}."
+            )
+        if array.dtype != field.dtype and not np.can_cast(array.dtype, field.dtype, "same_kind"):
+            raise ActionError(
+                f"action{where} has dtype {array.dtype}, which does not become {field.dtype} without loss of meaning. "
+                f"Each action must be in {self._structure.leaves[index]}."
+            )
+        return array
+
+
+def _as_array(leaf: Any, shape: tuple[int, ...], count: int) -> Any:
+    if tensors() is not None:
+        leaf = _without_tensors(leaf)
+    if count == 0:
+        return np.zeros((0, *shape), dtype=bool)
+    try:
+        return np.asarray(leaf)
+    except ValueError as error:
+        raise ActionError(f"The actions do not form an array: {error}. Each must have shape {shape}.") from None
+
+
+def _without_tensors(leaf: Any) -> Any:
+    if is_tensor(leaf):
+        return leaf.detach().cpu().numpy()
+    if isinstance(leaf, (list, tuple)):
+        return [_without_tensors(item) for item in leaf]
+    return leaf

@@ -1,0 +1,128 @@
+"""Checks of arguments that are neither ids nor actions, and their spreading over envs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from parallelenv.errors import ArgumentError
+
+MISSING: Any = type("MISSING", (), {"__repr__": lambda self: "<not given>"})()
+"""Default of arguments for which ``None`` is a value."""
+
+
+def check_counts(num_cpus: Any, num_gpus: Any) -> None:
+    """Refuse unusable resources."""
+    if num_cpus is not None:
+        check_positive("num_cpus", num_cpus)
+    if not isinstance(num_gpus, (int, float)) or isinstance(num_gpus, bool) or not 0 <= num_gpus < math.inf:
+        raise ArgumentError(f"num_gpus={num_gpus!r} is no number of GPUs. Give 0 or more; fractions are allowed.")
+
+
+def check_positive(name: str, value: Any) -> None:
+    """Refuse what is no int of at least 1."""
+    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
+        raise ArgumentError(f"{name}={value!r} must be an int of at least 1.")
+
+
+def check_timeout(timeout: Any) -> float | None:
+    """Return a timeout in seconds, or ``None`` for none."""
+    if timeout is None:
+        return None
+    if not isinstance(timeout, (int, float)) or isinstance(timeout, bool) or not timeout > 0:
+        raise ArgumentError(f"timeout={timeout!r} must be a positive number of seconds, or None to wait for ever.")
+    return float(timeout)
+
+
+def check_align(align: Any) -> None:
+    """Refuse an unknown alignment."""
+    if align not in ("item", "batch"):
+        raise ArgumentError(f"align={align!r} is not known; expected 'item' (four batched items) or 'batch' (one tuple per env).")
+
+
+def check_window(min_envs: Any, max_envs: Any) -> None:
+    """Refuse bounds of `ParallelEnv.recv` that cannot hold."""
+    check_positive("min_envs", min_envs)
+    if max_envs is None:
+        return
+    check_positive("max_envs", max_envs)
+    if max_envs < min_envs:
+        raise ArgumentError(f"max_envs={max_envs} is less than min_envs={min_envs}. Give at least as many.")
+
+
+def check_name(argument: str, name: Any) -> None:
+    """Refuse what is no plain, possibly dotted, name."""
+    if not isinstance(name, str) or not all(part.isidentifier() for part in name.split(".")):
+        raise ArgumentError(
+            f"{argument}={name!r} is no name. Give a name like 'x' or 'part.x'; it is looked up, never evaluated."
+        )
+    if any(part.startswith("__") and part.endswith("__") for part in name.split(".")):
+        raise ArgumentError(f"{argument}={name!r} has a double-underscore name in it, which is not reachable from outside.")
+
+
+def spread_seeds(seed: Any, env_ids: Sequence[int], num_envs: int, *, whole: bool) -> list[int | None]:
+    """Return one seed per env: ``seed + env_id`` of an int, or the items of a list."""
+    if seed is None and not whole:
+        return [None] * len(env_ids)
+    if _is_int(seed):
+        _check_seed(seed)
+        return [int(seed) + env_id for env_id in env_ids]
+    if seed is None or isinstance(seed, (str, bytes, bool, dict)) or not hasattr(seed, "__len__"):
+        raise ArgumentError(f"seed={seed!r} is no seed. Give an int, or a list with one int or None per env.")
+    if len(seed) != len(env_ids):
+        raise ArgumentError(f"{len(seed)} seeds were given for {len(env_ids)} envs. Give one each, or an int for all.")
+    return [None if item is None else _check_seed(item) for item in seed]
+
+
+def _check_seed(seed: Any) -> int:
+    if not _is_int(seed) or seed < 0:
+        raise ArgumentError(f"seed={seed!r} is no seed. Seeds are ints of 0 or more.")
+    return int(seed)
+
+
+def spread_options(options: Any, env_ids: Sequence[int]) -> list[dict[str, Any] | None]:
+    """Return the reset options of each env."""
+    if options is None or isinstance(options, dict):
+        return [options] * len(env_ids)
+    _check_list("options", options, env_ids, "a dict for all envs, or a list with one dict or None per env")
+    if not all(item is None or isinstance(item, dict) for item in options):
+        raise ArgumentError(f"options={options!r} must have a dict or None for each env.")
+    return list(options)
+
+
+def spread_data(data: Any, env_ids: Sequence[int]) -> list[dict[str, Any]]:
+    """Return the keyword arguments of each env's method."""
+    if data is None:
+        return [{}] * len(env_ids)
+    if isinstance(data, dict):
+        return [data] * len(env_ids)
+    expected = "a dict of keyword arguments for all envs, or a list with one dict per env"
+    _check_list("data", data, env_ids, expected)
+    wrong = [item for item in data if not isinstance(item, dict)]
+    if wrong:
+        raise ArgumentError(f"data has {wrong[0]!r} in it. Give {expected}; envs are chosen with id=.")
+    return list(data)
+
+
+def spread_values(value: Any, values: Any, env_ids: Sequence[int]) -> list[Any]:
+    """Return the value to set on each env."""
+    if (value is MISSING) == (values is None):
+        raise ArgumentError("Give set_env_attr either value (the same for every env) or values=[...] (one per env).")
+    if values is None:
+        return [value] * len(env_ids)
+    _check_list("values", values, env_ids, "a list with one value per env")
+    return list(values)
+
+
+def _check_list(name: str, items: Any, env_ids: Sequence[int], expected: str) -> None:
+    if isinstance(items, (str, bytes, dict, set)) or not hasattr(items, "__len__"):
+        raise ArgumentError(f"{name}={items!r} cannot be spread over envs. Give {expected}.")
+    if len(items) != len(env_ids):
+        raise ArgumentError(f"{name} has {len(items)} items for {len(env_ids)} envs. Give {expected}, in the order of id.")
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)

@@ -1,0 +1,170 @@
+"""The arrays of one pool, allocated once: one row per env.
+
+Each host writes its own rows, so nothing needs a lock: a row is read by the caller only
+between a reply and the next command for that env.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from parallelenv.spaces import Structure
+
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+Rows: TypeAlias = list[Array]
+"""Copies of some rows, array by array, on their way between a host and the caller."""
+
+_ALIGNMENT = 64  # a cache line: hosts that write neighbouring arrays do not disturb each other
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One array of a batch: shape of a row, without the axis of envs, and dtype."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+class Layout:
+    """What a batch holds.
+
+    Args:
+        observation_space: Space that all envs share, or ``None``.
+        action_space: Space that all envs share, or ``None``.
+        first: Env id of row 0.
+        num_envs: Number of rows.
+    """
+
+    def __init__(self, observation_space: Any, action_space: Any, first: int, num_envs: int) -> None:
+        self.observation_space = observation_space
+        self.action_space = action_space
+        self.first = first
+        self.num_envs = num_envs
+        self.states = Structure(observation_space)
+        self.actions = Structure(action_space)
+        # Actions go through the batch only if all of their leaves do: a host then needs
+        # nothing but the ids to step.
+        actions = _fields(self.actions)
+        self.action_fields: list[Field] = [] if None in actions else [field for field in actions if field]
+        self.state_fields = _fields(self.states)
+
+    def part(self, env_ids: Sequence[int]) -> Layout:
+        """Return the layout of a batch for these consecutive env ids only."""
+        return Layout(self.observation_space, self.action_space, env_ids[0], len(env_ids))
+
+    @property
+    def fields(self) -> list[Field]:
+        """Every array of the batch, in memory order."""
+        flags = [Field((), np.dtype(np.float64)), Field((), np.dtype(bool)), Field((), np.dtype(bool))]
+        return [*self.action_fields, *(field for field in self.state_fields if field), *flags]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that a batch needs."""
+        return sum(_padded(field, self.num_envs) for field in self.fields)
+
+
+class Batch:
+    """Actions, states, rewards and flags of consecutive envs.
+
+    Args:
+        layout: What it holds.
+        memory: A writable buffer of at least ``layout.nbytes`` zero bytes.
+        owner: What made the memory, for the backend that knows it.
+
+    Attributes:
+        actions: One array per leaf, ``(num_envs, *shape)``; empty if actions are loose.
+        states: One array per leaf, ``(num_envs, *shape)``; ``None`` for loose leaves.
+        rewards: ``(num_envs,)`` float64.
+        terminated: ``(num_envs,)`` bool.
+        truncated: ``(num_envs,)`` bool.
+    """
+
+    def __init__(self, layout: Layout, memory: Any, owner: Any = None) -> None:
+        self.layout = layout
+        self.owner = owner
+        arrays = iter(_carve(layout, memory))
+        self.actions: list[Array] = [next(arrays) for _ in layout.action_fields]
+        self.states: list[Array | None] = [next(arrays) if field else None for field in layout.state_fields]
+        self.rewards, self.terminated, self.truncated = arrays
+        self._known_ids: Sequence[int] | None = None
+        self._known_rows: Any = None
+        self._results = [array for array in self.states if array is not None]
+        self._results += [self.rewards, self.terminated, self.truncated]
+
+    @classmethod
+    def private(cls, layout: Layout) -> Batch:
+        """Return a batch in memory of this process alone."""
+        return cls(layout, bytearray(layout.nbytes))
+
+    def rows(self, env_ids: Sequence[int]) -> Any:
+        """Return what selects the rows of these envs: a slice if they are consecutive.
+
+        A slice reads and writes several times faster than a list of indices.
+        """
+        if env_ids is self._known_ids:
+            return self._known_rows
+        rows = self._find_rows(env_ids)
+        if type(env_ids) is tuple:  # which cannot change; mostly it is the same one, of all envs
+            self._known_ids, self._known_rows = env_ids, rows
+        return rows
+
+    def _find_rows(self, env_ids: Sequence[int]) -> Any:
+        first = self.layout.first
+        count = len(env_ids)
+        if count and env_ids[-1] - env_ids[0] == count - 1 and _is_ascending(env_ids):
+            return slice(env_ids[0] - first, env_ids[-1] - first + 1)
+        return [env_id - first for env_id in env_ids]
+
+    def take_actions(self, env_ids: Sequence[int]) -> Rows:
+        """Return copies of the action rows of these envs."""
+        selected = self.rows(env_ids)
+        return [array[selected].copy() for array in self.actions]
+
+    def put_actions(self, env_ids: Sequence[int], rows: Rows) -> None:
+        """Write the action rows of these envs."""
+        selected = self.rows(env_ids)
+        for array, row in zip(self.actions, rows, strict=True):
+            array[selected] = row
+
+    def take_results(self, env_ids: Sequence[int]) -> Rows:
+        """Return copies of the result rows (states, rewards, flags) of these envs."""
+        selected = self.rows(env_ids)
+        return [array[selected].copy() for array in self._results]
+
+    def put_results(self, env_ids: Sequence[int], rows: Rows) -> None:
+        """Write the result rows of these envs."""
+        selected = self.rows(env_ids)
+        for array, row in zip(self._results, rows, strict=True):
+            array[selected] = row
+
+
+def _is_ascending(env_ids: Sequence[int]) -> bool:
+    return type(env_ids) is range or tuple(env_ids) == tuple(range(env_ids[0], env_ids[-1] + 1))
+
+
+def _fields(structure: Structure) -> list[Field | None]:
+    fields: list[Field | None] = []
+    for index, space in enumerate(structure.leaves):
+        fixed = structure.is_fixed(index) and space is not None
+        fields.append(Field(tuple(space.shape or ()), np.dtype(space.dtype)) if fixed and space else None)
+    return fields
+
+
+def _padded(field: Field, num_envs: int) -> int:
+    nbytes = field.dtype.itemsize * num_envs * int(np.prod(field.shape, dtype=np.int64))
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def _carve(layout: Layout, memory: Any) -> list[Array]:
+    arrays = []
+    offset = 0
+    for field in layout.fields:
+        shape = (layout.num_envs, *field.shape)
+        arrays.append(np.ndarray(shape, field.dtype, buffer=memory, offset=offset))
+        offset += _padded(field, layout.num_envs)
+    return arrays

@@ -1,0 +1,140 @@
+"""``parallelenv compare`` and ``parallelenv doctor``.
+
+Exit codes: 0 all is well; 1 a mode failed or gave other results than the plain loop; 2 the
+command could not be carried out as written; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+
+from tqdm import tqdm
+
+from parallelenv import compare, doctor, report
+from parallelenv.cores import usable_cores
+from parallelenv.errors import ParallelEnvError, UnknownModeError
+from parallelenv.registry import known_modes
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    arguments = _parser().parse_args(argv)
+    command: Callable[[argparse.Namespace], int] = arguments.command
+    try:
+        return command(arguments)
+    except ParallelEnvError as error:
+        print(f"parallelenv: {compare.one_line(error)}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("parallelenv: interrupted", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("parallelenv", description="Measure, compare and diagnose ParallelEnv.")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="{compare,doctor}")
+    _add_compare(commands)
+    diagnose = commands.add_parser(
+        "doctor",
+        help="show what this machine offers",
+        description="Show cores, memory, Ray and versions: what to look at, or to send along, when "
+        "something is slow or fails. Starts nothing.",
+    )
+    diagnose.set_defaults(command=_doctor)
+    return parser
+
+
+def _add_compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "compare",
+        help="measure every mode on your envs and recommend one",
+        description="Step each env with the same random actions in every mode, check that the results are "
+        "identical bit for bit, time the modes in turns, and recommend one.",
+        epilog="Exit code 1 if a mode failed or gave other results than the plain loop.",
+    )
+    add = parser.add_argument
+    add("envs", nargs="+", metavar="ENV", help="registered id, for example CartPole-v1 or module:Name-v0")
+    add("--num-envs", type=_count, default=16, metavar="N", help="envs per mode (default: %(default)s)")
+    add("--modes", nargs="+", default=[], metavar="MODE", help=f"{', '.join(known_modes())} (default: all)")
+    add("--num-cpus", type=_count, metavar="K", help="cores the envs may use (default: all usable ones)")
+    add("--steps", type=_count, default=200, metavar="S", help="steps to compare (default: %(default)s)")
+    add("--seconds", type=_duration, default=2.0, help="how long to time each mode (default: %(default)s)")
+    add("--seed", type=_seed, default=0, help="of envs and actions (default: %(default)s)")
+    add("--plot", type=Path, metavar="FILE", help="draw the result into a picture; needs matplotlib")
+    parser.set_defaults(command=_compare)
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    plan = compare.Plan(
+        num_envs=arguments.num_envs,
+        modes=_modes(arguments.modes),
+        num_cpus=arguments.num_cpus,
+        steps=arguments.steps,
+        seconds=arguments.seconds,
+        seed=arguments.seed,
+    )
+    if arguments.plot is not None:
+        report.check_plot(arguments.plot)
+    for name in arguments.envs:
+        compare.check_env(name)
+    comparisons = [_compare_one(name, plan) for name in arguments.envs]
+    if arguments.plot is not None:
+        report.plot(comparisons, arguments.plot)
+        print(f"Picture: {arguments.plot}")
+    return 0 if all(comparison.is_sound for comparison in comparisons) else 1
+
+
+def _compare_one(name: str, plan: compare.Plan) -> compare.Comparison:
+    style = "{desc} {percentage:3.0f}%|{bar}| {elapsed}"
+    # disable=None: no bar where the output is no terminal
+    with tqdm(total=compare.PHASES, bar_format=style, leave=False, disable=None) as progress:
+        comparison = compare.compare(name, plan, progress)
+    cores = plan.num_cpus or usable_cores()
+    turns = f"{compare.ROUNDS} rounds of {plan.seconds / compare.ROUNDS:g} s timed in turns"
+    print(f"{name}: {plan.num_envs} envs, {cores} cores; {plan.steps} steps compared; {turns}")
+    print(f"{report.describe(comparison)}\n", flush=True)
+    return comparison
+
+
+def _modes(words: Sequence[str]) -> tuple[str, ...]:
+    """Return the modes asked for, each once, the oracle first; commas may separate words too."""
+    known = known_modes()
+    asked = [word for item in words for word in item.split(",") if word] or known
+    for word in asked:
+        if word not in known:
+            near = get_close_matches(word, known, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise UnknownModeError(f"--modes {word} is not known; expected some of {', '.join(known)}.{hint}")
+    return tuple(dict.fromkeys([compare.ORACLE, *asked]))
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    print(doctor.describe())
+    return 0
+
+
+def _count(text: str) -> int:
+    value = int(text) if text.isdecimal() else 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 1")
+    return value
+
+
+def _seed(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 0")
+    return int(text)
+
+
+def _duration(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
+    return value

@@ -1,0 +1,461 @@
+"""The class that users meet: it checks arguments, asks the pool, and shapes the answer."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import multiprocessing.util  # noqa: F401 (its exit handler joins workers: ours, registered later, runs before it)
+import weakref
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal, overload
+
+import gymnasium
+
+from parallelenv import arguments, recipes, registry
+from parallelenv.arguments import MISSING
+from parallelenv.batch import Array
+from parallelenv.guard import Guarded, exclusive
+from parallelenv.ids import parse_ids
+from parallelenv.policy import make_policy
+from parallelenv.pool import Pool
+from parallelenv.results import StepBatch, StepResult
+from parallelenv.spaces import batched
+from parallelenv.stepping import Align, Stepper
+from parallelenv.tiles import tile_frames
+
+
+class ParallelEnv(Guarded):
+    """Runs a list of environments side by side; one word chooses how.
+
+    Env ids are positions in the list, ``0 .. n-1``, and never change. Wherever an ``id`` is
+    taken it is ``None`` (every env that is not paused), an int, a list, tuple or array of
+    ints, a slice, or a bool mask of length n; answers come in the order given.
+
+    Same seeds and actions give identical results in every mode, with any number of workers.
+
+    Args:
+        envs: Envs, env fns (callables without arguments that make one), registered ids or
+            `EnvSpec` objects, freely mixed. Env fns are called where the env will live. Objects
+            with ``reset()`` and the old 4-tuple ``step()`` are envs too.
+        para_mode: ``"dummy"`` (a loop), ``"thread"``, ``"subproc"``, ``"ray"``,
+            ``"ray-subproc"``, a word that another package adds, or a backend class.
+        asynchronous: What happens when an episode ends. ``None``: the end of one is the end of
+            all; until their reset they answer ``(None, None, True, {})``. ``"idle"``: that env
+            answers so, the others go on. ``"restart"``: it is reset within the same step and
+            ``info["ended_state"]`` is its last state. ``"continue"``: it is stepped on.
+        num_cpus: Cores the envs may use, at least 1; there are ``min(num_cpus, n)`` workers.
+            Default: all usable ones. More than there are is useful for envs that wait.
+        num_gpus: GPUs shared out evenly over Ray workers; fractions are allowed.
+        no_warning: Whether warnings raised in worker processes are dropped there.
+        timeout: Seconds a call may take before it raises `WorkerTimeoutError`; ``None``: for ever.
+        copy: ``False`` lets ``step`` and ``reset`` answer states as read-only views that are
+            valid until the next call.
+        **backend_options: Options of the chosen backend.
+
+    Raises:
+        ArgumentError: If an argument has no usable value.
+        InvalidEnvError: If an item of ``envs`` is no env, or comes twice.
+        UnpicklableError: If an env cannot move to its worker.
+        BaseException: What an env's constructor raised.
+    """
+
+    _live: ClassVar[weakref.WeakSet[ParallelEnv]] = weakref.WeakSet()
+
+    def __init__(
+        self,
+        envs: Sequence[Any],
+        para_mode: Any = "dummy",
+        asynchronous: Literal["idle", "restart", "continue"] | None = None,
+        num_cpus: int | None = None,
+        num_gpus: float = 0,
+        no_warning: bool = True,
+        *,
+        timeout: float | None = None,
+        copy: bool = True,
+        **backend_options: Any,
+    ) -> None:
+        super().__init__()
+        self._is_closed = True  # until everything stands
+        self._mode = para_mode if isinstance(para_mode, str) else getattr(para_mode, "__name__", repr(para_mode))
+        self._asynchronous = asynchronous
+        policy = make_policy(asynchronous)
+        arguments.check_counts(num_cpus, num_gpus)
+        self._timeout = arguments.check_timeout(timeout)
+        env_recipes = recipes.make_recipes(envs)
+        backend = registry.make_backend(para_mode, backend_options)
+        self._pool = Pool(
+            backend, env_recipes, num_cpus=num_cpus, num_gpus=num_gpus, silence_warnings=no_warning, timeout=timeout
+        )
+        self._finalizer = weakref.finalize(self, self._pool.close)
+        self._pool.build()
+        self._num_envs = len(env_recipes)
+        self._everyone = self._pool.env_ids
+        self._stepper = Stepper(self._pool, policy, copy)
+        self._seeds: dict[int, int | None] = {}
+        self._is_closed = False
+        self._live.add(self)
+
+    @classmethod
+    def make(
+        cls,
+        id: str | gymnasium.envs.registration.EnvSpec,
+        num_envs: int = 1,
+        para_mode: Any = "dummy",
+        asynchronous: Literal["idle", "restart", "continue"] | None = None,
+        num_cpus: int | None = None,
+        num_gpus: float = 0,
+        no_warning: bool = True,
+        *,
+        timeout: float | None = None,
+        copy: bool = True,
+        backend_options: dict[str, Any] | None = None,
+        **make_kwargs: Any,
+    ) -> ParallelEnv:
+        """Return a `ParallelEnv` of ``num_envs`` envs made by ``gymnasium.make(id, **make_kwargs)``.
+
+        Raises:
+            InvalidEnvError: If the id is not registered.
+        """
+        arguments.check_positive("num_envs", num_envs)
+        spec = recipes.make_recipes([id])[0].source
+        env_fn = functools.partial(gymnasium.make, spec, **make_kwargs)
+        options = backend_options or {}
+        return cls(
+            [env_fn] * num_envs, para_mode, asynchronous, num_cpus, num_gpus, no_warning, timeout=timeout, copy=copy, **options
+        )
+
+    # ---------------------------------------------------------------- episodes
+
+    @exclusive
+    def reset(self, id: Any = None, *, seed: Any = None, options: Any = None) -> Any:
+        """Begin new episodes and return their first states.
+
+        A step of these envs that is under way, or was interrupted, is dropped.
+
+        Args:
+            id: Which envs.
+            seed: Int ``s``: env i gets ``s + i``. A list: one per env asked. ``None``: what
+                `seed` left for each, else no seed.
+            options: A dict for all, or a list with one per env asked.
+
+        Returns:
+            States as in `step`, in the order of ``id``. The infos are in `reset_infos`.
+
+        Raises:
+            ArgumentError: If ``seed`` or ``options`` do not fit; nothing was reset.
+            BaseException: What an env raised.
+        """
+        env_ids = self._ids(id)
+        seeds = arguments.spread_seeds(seed, env_ids, self._num_envs, whole=False)
+        if seed is None:
+            seeds = [self._seeds.get(env_id) for env_id in env_ids]
+        each = list(zip(seeds, arguments.spread_options(options, env_ids), strict=True))
+        states = self._stepper.reset(env_ids, each)
+        for env_id in env_ids:
+            self._seeds.pop(env_id, None)
+        return states
+
+    @exclusive
+    def seed(self, seed: int | Sequence[int | None]) -> list[int | None]:
+        """Set the seeds that the next reset of each env uses.
+
+        Args:
+            seed: Int ``s``: env i gets ``s + i``. A list: one per env.
+
+        Returns:
+            The seed of each env, in env id order.
+
+        Raises:
+            ArgumentError: If it is neither.
+        """
+        seeds = arguments.spread_seeds(seed, self._everyone, self._num_envs, whole=True)
+        self._seeds = dict(enumerate(seeds))
+        return seeds
+
+    @overload
+    def step(self, action: Any, id: Any = None, align: Literal["item"] = "item") -> StepResult: ...
+
+    @overload
+    def step(self, action: Any, id: Any = None, *, align: Literal["batch"]) -> StepBatch: ...
+
+    @exclusive
+    def step(self, action: Any, id: Any = None, align: Align = "item") -> StepResult | StepBatch:
+        """Step envs and wait for all of them.
+
+        Args:
+            action: One action per env asked, in the order of ``id``: a batch as
+                ``action_space.sample()`` gives it, or a list.
+            id: Which envs.
+            align: ``"item"`` or ``"batch"``.
+
+        Returns:
+            ``"item"``: a `StepResult`, which unpacks to ``states, rewards, dones, infos``.
+            ``"batch"``: a list of ``(state, reward, done, info)``, one per env. Both carry
+            ``terminated``, ``truncated`` and ``env_ids``.
+
+        Raises:
+            ResetNeededError: If an env was never reset.
+            EnvBusyError: If a step of an env is under way or was interrupted.
+            EnvPausedError: If ``id`` names a paused env.
+            ActionError: If the actions do not fit. In these four cases nothing was stepped.
+            BaseException: What an env raised; ``error.partial`` is the others' result.
+            WorkerDiedError: If a worker died.
+            WorkerTimeoutError: If the pool's timeout passed; `recv` waits on.
+        """
+        env_ids = self._ids(id)
+        arguments.check_align(align)
+        return self._stepper.step(action, env_ids, align, self._timeout)
+
+    @exclusive
+    def send(self, action: Any, id: Any = None) -> None:
+        """Start a step of envs and return without waiting; `recv` gives the results.
+
+        Raises:
+            As `step`, before anything was sent.
+        """
+        self._stepper.send(action, self._ids(id))
+
+    @exclusive
+    def recv(
+        self, min_envs: int = 1, max_envs: int | None = None, timeout: float | None = None, align: Align = "item"
+    ) -> StepResult | StepBatch:
+        """Return the results of envs that have finished their step, first come, first served.
+
+        Args:
+            min_envs: Wait until so many are ready, or all that are under way if those are fewer.
+            max_envs: Give at most so many; the rest stays for the next call.
+            timeout: Seconds to wait; ``None`` means the pool's own timeout.
+            align: As in `step`.
+
+        Returns:
+            As `step`; ``env_ids`` says whose rows they are.
+
+        Raises:
+            NothingInFlightError: If nothing was sent.
+            WorkerTimeoutError: If fewer than ``min_envs`` finished in time; nothing is lost.
+            BaseException: What an env raised; ``error.partial`` is the others' result.
+        """
+        arguments.check_align(align)
+        arguments.check_window(min_envs, max_envs)
+        limit = self._timeout if timeout is None else arguments.check_timeout(timeout)
+        return self._stepper.receive(min_envs, max_envs, limit, align)
+
+    @exclusive
+    def pause(self, id: Any) -> None:
+        """Leave envs out of calls without ``id``, and refuse to step them, until `resume`."""
+        self._stepper.pause(self._ids(id, everyone=True))
+
+    @exclusive
+    def resume(self, id: Any = None) -> None:
+        """Take paused envs in again; without ``id`` all of them."""
+        self._stepper.resume(self._ids(id, everyone=True))
+
+    @exclusive
+    def restart(self, id: Any) -> tuple[int, ...]:
+        """Rebuild envs from what they were made from. They need a reset afterwards.
+
+        A worker that died or hangs is replaced, and with it all envs that it owned.
+
+        Returns:
+            Ids of all envs that were rebuilt, ascending.
+
+        Raises:
+            InvalidEnvError: If an env was given as a live instance and lives in this process.
+            BaseException: What an env's constructor raised.
+        """
+        return self._stepper.restart(self._ids(id, everyone=True))
+
+    # ---------------------------------------------------------------- attributes and methods
+
+    @exclusive
+    def get_env_attr(self, key: str, id: Any = None, default: Any = None) -> list[Any]:
+        """Return an attribute of each env, looked up through wrappers down to the env.
+
+        Args:
+            key: Name; ``"a.b"`` reaches into the object ``a``. It is never evaluated.
+            id: Which envs.
+            default: What an env without this attribute answers.
+
+        Returns:
+            Copies, one per env, in the order of ``id``.
+
+        Raises:
+            ArgumentError: If the key is no plain name.
+            UnpicklableError: If a value cannot be copied from its worker.
+        """
+        env_ids = self._ids(id)
+        arguments.check_name("key", key)
+        values = self._pool.ask("get", env_ids, None, key).values
+        return [values[env_id][0] if env_id in values else default for env_id in env_ids]
+
+    @exclusive
+    def set_env_attr(self, key: str, value: Any = MISSING, id: Any = None, *, values: Sequence[Any] | None = None) -> None:
+        """Set an attribute of each env, on the wrapper that has it, else on the innermost env.
+
+        Args:
+            key: Name, as in `get_env_attr`.
+            value: The same for every env.
+            id: Which envs.
+            values: Instead of ``value``: one per env, in the order of ``id``.
+
+        Raises:
+            ArgumentError: If the key is no plain name, both or neither of ``value`` and
+                ``values`` are given, or ``values`` has the wrong length.
+            UnpicklableError: If a value cannot be copied to its worker; nothing was set.
+        """
+        env_ids = self._ids(id)
+        arguments.check_name("key", key)
+        self._pool.ask("set", env_ids, arguments.spread_values(value, values, env_ids), key)
+
+    @exclusive
+    def customized_method(self, env_method: str, data: Any = None, id: Any = None) -> list[Any]:
+        """Call a method of each env and return what it returned.
+
+        Args:
+            env_method: Name, looked up through wrappers; ``"a.b"`` calls ``b`` of the object ``a``.
+            data: Keyword arguments: a dict for all, or a list with one dict per env. A list or
+                dict is copied, so that no two envs share an argument.
+            id: Which envs.
+
+        Returns:
+            Copies, one per env, in the order of ``id``.
+
+        Raises:
+            ArgumentError: If the name is no plain name or ``data`` does not fit; nothing was called.
+            AbsentMethodError: If an env has no such method; the others were called.
+            BaseException: What a method raised; ``error.partial`` maps the others' ids to their returns.
+        """
+        env_ids = self._ids(id)
+        arguments.check_name("env_method", env_method)
+        values = self._pool.ask("call", env_ids, arguments.spread_data(data, env_ids), env_method).values
+        return [values.get(env_id) for env_id in env_ids]
+
+    @exclusive
+    def render(self, id: Any = None, tile: bool = False) -> Any:
+        """Return what each env's ``render()`` returns.
+
+        Args:
+            id: Which envs.
+            tile: Join RGB frames, whose sizes may differ, to one picture.
+
+        Returns:
+            A list in the order of ``id``, or ``(height, width, 3)`` uint8.
+        """
+        env_ids = self._ids(id)
+        values = self._pool.ask("render", env_ids).values
+        frames = [values.get(env_id) for env_id in env_ids]
+        return tile_frames(frames) if tile else frames
+
+    # ---------------------------------------------------------------- what is known without asking
+
+    @property
+    def done(self) -> Array:
+        """``(n,)`` bool: whose last step ended its episode, or who was ended by the policy."""
+        return self._stepper.done.copy()
+
+    def has_done(self) -> bool:
+        """Whether any env is done."""
+        return bool(self._stepper.done.any())
+
+    def all_done(self) -> bool:
+        """Whether all envs are done."""
+        return bool(self._stepper.done.all())
+
+    @property
+    def paused(self) -> Array:
+        """``(n,)`` bool: who is paused."""
+        return self._stepper.paused.copy()
+
+    @property
+    def reset_infos(self) -> list[dict[str, Any]]:
+        """The info of each env's latest reset, in env id order."""
+        return list(self._stepper.reset_infos)
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._is_closed
+
+    @property
+    def num_envs(self) -> int:
+        """Number of envs."""
+        return self._num_envs
+
+    @property
+    def num_hosts(self) -> int:
+        """Number of workers among which the envs are dealt out."""
+        return self._pool.num_hosts
+
+    @property
+    def observation_spaces(self) -> list[gymnasium.Space[Any] | None]:
+        """The observation space of each env; ``None`` where it declares none."""
+        return [facts.observation_space for facts in self._pool.facts]
+
+    @property
+    def action_spaces(self) -> list[gymnasium.Space[Any] | None]:
+        """The action space of each env; ``None`` where it declares none."""
+        return [facts.action_space for facts in self._pool.facts]
+
+    @property
+    def single_observation_space(self) -> gymnasium.Space[Any] | None:
+        """The observation space that all envs share; ``None`` if they differ or declare none."""
+        return self._pool.batch.layout.observation_space  # type: ignore[no-any-return]
+
+    @property
+    def single_action_space(self) -> gymnasium.Space[Any] | None:
+        """The action space that all envs share; ``None`` if they differ or declare none."""
+        return self._pool.batch.layout.action_space  # type: ignore[no-any-return]
+
+    @functools.cached_property
+    def observation_space(self) -> gymnasium.Space[Any] | None:
+        """The batch of ``n`` shared observation spaces, or ``None``."""
+        return batched(self.single_observation_space, self._num_envs)
+
+    @functools.cached_property
+    def action_space(self) -> gymnasium.Space[Any] | None:
+        """The batch of ``n`` shared action spaces, or ``None``."""
+        return batched(self.single_action_space, self._num_envs)
+
+    def __len__(self) -> int:
+        """Return the number of envs."""
+        return self._num_envs
+
+    def __repr__(self) -> str:
+        """Return one line; asks no worker."""
+        if not hasattr(self, "_num_envs"):
+            return "<parallelenv.ParallelEnv, not constructed>"
+        state = "closed" if self._is_closed else f"{self.num_hosts} workers"
+        return (
+            f"<parallelenv.ParallelEnv of {self._num_envs} envs, para_mode={self._mode!r}, "
+            f"asynchronous={self._asynchronous!r}, {state}>"
+        )
+
+    # ---------------------------------------------------------------- the end
+
+    def close(self) -> None:
+        """Close all envs and end all workers. Never raises; harmless when repeated."""
+        self._is_closed = True
+        if hasattr(self, "_finalizer"):
+            self._finalizer()
+
+    @classmethod
+    def close_all(cls) -> None:
+        """Close every `ParallelEnv` of this process that is still open."""
+        for env in list(cls._live):
+            env.close()
+
+    def __enter__(self) -> ParallelEnv:
+        """Return itself; the end of the ``with`` block closes it."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Close."""
+        self.close()
+
+    def _ids(self, id: Any, everyone: bool = False) -> tuple[int, ...]:
+        if id is not None:
+            return parse_ids(id, self._num_envs)
+        return self._everyone if everyone else self._stepper.unpaused
+
+
+atexit.register(ParallelEnv.close_all)

@@ -1,0 +1,134 @@
+"""Every exception that is raised on purpose.
+
+Each derives from `ParallelEnvError` and from the builtin (or Gymnasium) exception it means,
+so that existing ``except`` clauses keep working. An environment's own exceptions are not
+here: they reach the user with their own type.
+"""
+
+from __future__ import annotations
+
+import gymnasium.error
+
+
+class ParallelEnvError(Exception):
+    """Base of all errors of this package."""
+
+
+class ArgumentError(ParallelEnvError, ValueError):
+    """An argument has a value that cannot be used."""
+
+
+class UnknownModeError(ArgumentError):
+    """``para_mode`` is no known word."""
+
+
+class UnknownPolicyError(ArgumentError):
+    """``asynchronous`` is no known word."""
+
+
+class UnknownOptionError(ParallelEnvError, TypeError):
+    """A keyword argument is not an option of the chosen backend."""
+
+
+class MissingDependencyError(ParallelEnvError, ImportError):
+    """A mode needs a package that is not installed."""
+
+
+class InvalidEnvError(ParallelEnvError, TypeError):
+    """Something in ``envs`` is no environment, or cannot be used as one here."""
+
+
+class InvalidIdError(ArgumentError):
+    """The ``id`` argument names an env twice, or is a mask of the wrong length."""
+
+
+class IdRangeError(InvalidIdError, IndexError):
+    """The ``id`` argument names an env that does not exist."""
+
+
+class IdTypeError(InvalidIdError, TypeError):
+    """The ``id`` argument is not made of integers, a slice or a mask."""
+
+
+class ActionError(ArgumentError):
+    """The actions have the wrong number, shape or dtype."""
+
+
+class ClosedError(ParallelEnvError, gymnasium.error.ClosedEnvironmentError, RuntimeError):
+    """A call came after ``close()``."""
+
+
+class ResetNeededError(ParallelEnvError, gymnasium.error.ResetNeeded):
+    """An env was stepped before its first reset, or after its step was lost."""
+
+
+class EnvBusyError(ParallelEnvError, RuntimeError):
+    """An env has a step in flight, or one whose result was not received."""
+
+
+class EnvPausedError(ParallelEnvError, RuntimeError):
+    """A paused env was asked to step."""
+
+
+class NothingInFlightError(ParallelEnvError, RuntimeError):
+    """``recv()`` was called while no step is in flight."""
+
+
+class ConcurrentUseError(ParallelEnvError, RuntimeError):
+    """Two threads used one `ParallelEnv` at the same time."""
+
+
+class ForkedError(ParallelEnvError, RuntimeError):
+    """A `ParallelEnv` was used in a process forked from the one that made it."""
+
+
+class EnvContractError(ParallelEnvError, TypeError):
+    """An env returned something that contradicts its spaces or the Gymnasium interface."""
+
+
+class AbsentMethodError(ParallelEnvError, AttributeError):
+    """An env has no such method, or what has that name cannot be called."""
+
+
+class EnvInterruptedError(ParallelEnvError, RuntimeError):
+    """An env was interrupted in the middle of a step, in the caller's own process."""
+
+
+class EnvError(ParallelEnvError, RuntimeError):
+    """Stands for an env's exception that cannot travel between processes."""
+
+
+class UnpicklableError(ParallelEnvError, TypeError):
+    """Something cannot be copied to or from the process where the env lives."""
+
+
+class SchedulingError(ParallelEnvError, RuntimeError):
+    """The Ray cluster cannot give what was asked for."""
+
+
+class WorkerDiedError(ParallelEnvError, RuntimeError):
+    """The worker that owns an env is dead.
+
+    Attributes:
+        env_ids: The envs that it owned and that the call needed.
+        pid: Process id of the worker, if known.
+        exitcode: Its exit code, negative for a signal, if known.
+    """
+
+    def __init__(self, message: str, env_ids: tuple[int, ...] = (), pid: int | None = None, exitcode: int | None = None) -> None:
+        super().__init__(message)
+        self.env_ids = env_ids
+        self.pid = pid
+        self.exitcode = exitcode
+
+
+class WorkerTimeoutError(ParallelEnvError, TimeoutError):
+    """Envs did not answer in time.
+
+    Attributes:
+        env_ids: The envs that are still running.
+    """
+
+    def __init__(self, message: str, env_ids: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.env_ids = env_ids

@@ -1,0 +1,178 @@
+"""What went wrong in one env, on its way from the host to the user.
+
+An exception keeps its type, its attributes and a traceback that shows the user's own source
+line, whichever process it was raised in.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import traceback
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+import cloudpickle
+from tblib import Traceback as PortableTraceback
+
+from parallelenv.errors import EnvError, ParallelEnvError
+
+
+class Failure:
+    """An exception raised for one env.
+
+    Args:
+        exception: What was raised.
+        env_id: The env that it concerns.
+        operation: What the env was doing: ``"step"``, ``"reset"``, a method's name ...
+    """
+
+    def __init__(self, exception: BaseException, env_id: int, operation: str) -> None:
+        self.exception = exception
+        self.env_id = env_id
+        self.operation = operation
+        self.pid = os.getpid()
+
+    def to_exception(self) -> BaseException:
+        """Return the exception, with a note that says where it came from."""
+        if not self.operation:  # nothing that the env did: its worker died
+            return self.exception
+        note = f"Raised by env {self.env_id} in {self.operation}, process {self.pid}."
+        if note not in getattr(self.exception, "__notes__", ()):
+            self.exception.add_note(note)
+        return self.exception
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        packed = _pack(self.exception)
+        return _rebuild, (packed, self.env_id, self.operation, self.pid)
+
+
+class RemoteTraceback(Exception):  # noqa: N818 (shown as the cause of an error, never raised)
+    """The text of a traceback in a worker; the cause of errors whose own chain stayed there."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+def raise_failures(failures: Sequence[Failure], partial: Any) -> None:
+    """Raise what the failures stand for, if there are any.
+
+    Args:
+        failures: In env id order.
+        partial: Result of the envs that did not fail; kept as ``error.partial``.
+
+    Raises:
+        BaseException: The only failure, or an exception group of several.
+    """
+    if not failures:
+        return
+    # One dead worker fails several envs with the same error: it is shown once.
+    errors = list({_identity(failure.exception): failure.to_exception() for failure in failures}.values())
+    if len(errors) == 1:
+        error = errors[0]
+    else:
+        ids = tuple(failure.env_id for failure in failures)
+        error = BaseExceptionGroup(f"{len(errors)} envs failed: {ids}", errors)
+    error.partial = partial  # type: ignore[attr-defined]
+    raise error
+
+
+def _identity(exception: BaseException) -> Any:
+    """What tells two errors apart: of our own a copy that travelled is the same."""
+    is_ours = isinstance(exception, ParallelEnvError) and not isinstance(exception, EnvError)
+    return (type(exception), str(exception)) if is_ours else id(exception)
+
+
+def _pack(exception: BaseException) -> dict[str, Any]:
+    text = "".join(traceback.format_exception(exception)).rstrip()
+    chained = exception.__cause__ is not None or exception.__context__ is not None
+    return {
+        "pickled": _portable_pickle(exception),
+        "name": f"{type(exception).__module__}.{type(exception).__qualname__}",
+        "message": _safe_str(exception),
+        "text": text,
+        "frames": _pack_traceback(exception.__traceback__),
+        "chained": chained and not exception.__suppress_context__,
+    }
+
+
+def _portable_pickle(exception: BaseException) -> bytes | None:
+    """Pickle an exception so that it surely unpickles; ``None`` if there is no way."""
+    for form in (exception, _Parts(exception)):
+        try:
+            pickled: bytes = cloudpickle.dumps(form)
+            pickle.loads(pickled)
+        except Exception:  # noqa: BLE001, PERF203 (whatever user code raises here, try the next form)
+            continue
+        return pickled
+    return None
+
+
+class _Parts:
+    """An exception whose constructor does not take its ``args`` back, in parts."""
+
+    def __init__(self, exception: BaseException) -> None:
+        self.exception = exception
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        exception = self.exception
+        return _assemble, (type(exception), exception.args, exception.__dict__)
+
+
+def _assemble(kind: type[BaseException], args: tuple[Any, ...], attributes: dict[str, Any]) -> BaseException:
+    exception = kind.__new__(kind, *args)
+    exception.args = args
+    exception.__dict__.update(attributes)
+    return exception
+
+
+def _safe_str(exception: BaseException) -> str:
+    try:
+        return str(exception)
+    except Exception as error:  # noqa: BLE001 (a broken __str__ must not hide the failure)
+        return f"<its str() raised {type(error).__name__}>"
+
+
+def _pack_traceback(frames: TracebackType | None) -> dict[str, Any] | None:
+    return None if frames is None else PortableTraceback(frames).to_dict()
+
+
+def _rebuild(packed: dict[str, Any], env_id: int, operation: str, pid: int) -> Failure:
+    exception = _unpack(packed)
+    failure = Failure(exception, env_id, operation)
+    failure.pid = pid
+    return failure
+
+
+def _unpack(packed: dict[str, Any]) -> BaseException:
+    exception = _load(packed)
+    cause = RemoteTraceback(packed["text"])
+    if packed["chained"] or isinstance(exception, EnvError):
+        exception.__cause__ = cause
+    frames = _unpack_traceback(packed["frames"])
+    if frames is None:
+        exception.__cause__ = cause
+    return exception.with_traceback(frames)
+
+
+def _load(packed: dict[str, Any]) -> BaseException:
+    if packed["pickled"] is not None:
+        try:
+            exception = pickle.loads(packed["pickled"])
+        except Exception:  # noqa: BLE001 (a class that imports only there: the text below stands for it)
+            exception = None
+        if isinstance(exception, BaseException):
+            return exception
+    return EnvError(f"{packed['name']}: {packed['message']} (this exception cannot travel between processes)")
+
+
+def _unpack_traceback(frames: dict[str, Any] | None) -> TracebackType | None:
+    """Rebuild a traceback; ``None`` where tblib cannot, as with another version of it."""
+    if frames is None:
+        return None
+    try:
+        rebuilt: TracebackType | None = PortableTraceback.from_dict(frames).as_traceback()
+    except Exception:  # noqa: BLE001 (the text is the fallback, and it is always there)
+        return None
+    return rebuilt

@@ -1,0 +1,55 @@
+"""Who may use a `ParallelEnv` now: one thread at a time, in the process that made it."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections.abc import Callable
+from typing import Concatenate, ParamSpec, TypeVar
+
+from parallelenv.errors import ClosedError, ConcurrentUseError, ForkedError
+
+_Params = ParamSpec("_Params")
+_Result = TypeVar("_Result")
+_Owner = TypeVar("_Owner", bound="Guarded")
+
+
+class Guarded:
+    """Base of a class whose methods marked `exclusive` may not overlap."""
+
+    def __init__(self) -> None:
+        self._home = os.getpid()
+        self._is_closed = False
+        self._user: dict[str, int] = {}
+
+    def _enter(self, call: str) -> None:
+        if self._is_closed:
+            raise ClosedError(f"{call}() was called on a closed ParallelEnv. Make a new one.")
+        if os.getpid() != self._home:
+            raise ForkedError(
+                f"{call}() was called in a process forked from the one that made this ParallelEnv; its workers answer only "
+                "there. Make a ParallelEnv in this process."
+            )
+        # `setdefault` is atomic, and an interrupt right after it cannot lock this thread out.
+        user = self._user.setdefault("thread", threading.get_ident())
+        if user != threading.get_ident():
+            raise ConcurrentUseError(
+                f"{call}() was called while another thread is using this ParallelEnv. Use one per thread, or a lock."
+            )
+
+
+def exclusive(
+    method: Callable[Concatenate[_Owner, _Params], _Result],
+) -> Callable[Concatenate[_Owner, _Params], _Result]:
+    """Refuse a method after ``close()``, in a forked child, and while another thread is in one."""
+
+    @functools.wraps(method)
+    def guarded(self: _Owner, *args: _Params.args, **kwargs: _Params.kwargs) -> _Result:
+        self._enter(method.__name__)
+        try:
+            return method(self, *args, **kwargs)
+        finally:
+            self._user.clear()
+
+    return guarded

@@ -1,0 +1,94 @@
+"""What happens when an episode ends.
+
+A policy says who is left out of a step, whether hosts reset by themselves, which envs count
+as done afterwards and what an info says about it. Nothing else knows which policy it is.
+"""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import Any, ClassVar
+
+from parallelenv.batch import Array
+from parallelenv.errors import UnknownPolicyError
+
+
+class Policy:
+    """``"continue"``: every env is stepped, ended or not. Base of the other three.
+
+    Attributes:
+        autoreset: Whether a host resets an env that ended within the same step.
+        skips_done: Whether done envs are left out and answer ``(None, None, True, {})``.
+        plain_info: The info of an env that has nothing to say.
+    """
+
+    autoreset = False
+    skips_done = False
+    plain_info: ClassVar[dict[str, Any]] = {}
+
+    def mark_done(self, done: Array, rows: Any, ended: Array) -> None:
+        """Bring the record of done envs up to date.
+
+        Args:
+            done: ``(num_envs,)`` bool, the record, changed in place.
+            rows: Index of the envs stepped.
+            ended: ``(k,)`` bool, whether the step ended each of them.
+        """
+        done[rows] = ended
+
+    def describe(self, info: dict[str, Any], ending: tuple[Any, dict[str, Any]] | None) -> dict[str, Any]:
+        """Return the info a user gets.
+
+        Args:
+            info: The env's own, already the user's.
+            ending: Last state of the ended episode and the info of the reset that followed,
+                if the host has reset the env.
+        """
+        return info
+
+
+class StopAll(Policy):
+    """``None``: the end of one env is the end of all."""
+
+    skips_done = True
+
+    def mark_done(self, done: Array, rows: Any, ended: Array) -> None:  # noqa: D102 (see Policy)
+        if ended.any():
+            done[:] = True  # and stays so for steps that were under way meanwhile
+
+
+class Idle(Policy):
+    """``"idle"``: ended envs wait, the others go on."""
+
+    skips_done = True
+
+
+class Restart(Policy):
+    """``"restart"``: ended envs begin their next episode within the same round trip."""
+
+    autoreset = True
+    plain_info: ClassVar[dict[str, Any]] = {"reset": False}
+
+    def describe(self, info: dict[str, Any], ending: tuple[Any, dict[str, Any]] | None) -> dict[str, Any]:  # noqa: D102
+        info["reset"] = ending is not None
+        if ending is not None:
+            info["ended_state"], info["reset_info"] = ending
+        return info
+
+
+_POLICIES: dict[str | None, type[Policy]] = {None: StopAll, "idle": Idle, "restart": Restart, "continue": Policy}
+
+
+def make_policy(word: str | None) -> Policy:
+    """Return the policy that an ``asynchronous`` argument names.
+
+    Raises:
+        UnknownPolicyError: If there is none of that name.
+    """
+    if word is None or (isinstance(word, str) and word in _POLICIES):
+        return _POLICIES[word]()
+    words = [name for name in _POLICIES if name is not None]
+    near = get_close_matches(str(word), words, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    raise UnknownPolicyError(f"asynchronous={word!r} is not known; expected one of (None, {str(tuple(words))[1:]}.{hint}")
+

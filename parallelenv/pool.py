@@ -1,0 +1,410 @@
+"""All hosts of one `ParallelEnv`: commands are split, numbered, sent and gathered here.
+
+A host that failed, died or hung is dealt with in this file and nowhere else.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from parallelenv.batch import Batch, Layout
+from parallelenv.cores import usable_cores
+from parallelenv.errors import WorkerDiedError, WorkerTimeoutError
+from parallelenv.failures import Failure, raise_failures
+from parallelenv.interrupts import Shield
+from parallelenv.protocol import Backend, Channel, Command, Death, EnvFacts, HostDied, HostRecipe, Plan, Reply, Settings
+from parallelenv.recipes import EnvRecipe
+from parallelenv.spaces import common_space
+
+CLOSE_TIMEOUT = 3.0
+"""Seconds that hosts get to close their envs before they are ended."""
+
+Landing = Callable[["Request", Sequence[int], Mapping[int, Any], Mapping[int, Failure]], None]
+
+
+class Request:
+    """One call on some envs, spread over commands to several hosts.
+
+    Args:
+        env_ids: The envs.
+
+    Attributes:
+        env_ids: The envs.
+        pending: Env ids of the commands that were not answered, by number.
+        values: What was answered, by env id; envs with nothing to say are left out.
+        failures: What went wrong, by env id.
+        landing: If set, told of each further answer, which is then not kept here.
+    """
+
+    def __init__(self, env_ids: tuple[int, ...]) -> None:
+        self.env_ids = env_ids
+        self.pending: dict[int, tuple[int, ...]] = {}
+        self.values: dict[int, Any] = {}
+        self.failures: dict[int, Failure] = {}
+        self.landing: Landing | None = None
+
+    def answer(self, number: int, values: Mapping[int, Any], failures: Mapping[int, Failure]) -> None:
+        """Note the answer to one of its commands."""
+        env_ids = self.pending.pop(number)
+        if self.landing is not None:
+            self.landing(self, env_ids, values, failures)
+            return
+        self.values.update(values)
+        self.failures.update(failures)
+
+    @property
+    def running(self) -> tuple[int, ...]:
+        """Env ids that have not answered."""
+        return tuple(itertools.chain.from_iterable(self.pending.values()))
+
+
+@dataclass(eq=False)
+class _Link:
+    """What the pool knows of one host."""
+
+    recipe: HostRecipe
+    channel: Channel
+    in_flight: set[int] = field(default_factory=set)
+    death: Death | None = None
+
+
+class Pool:
+    """Executes operations on envs, wherever they are.
+
+    Args:
+        backend: Where the hosts live.
+        recipes: One per env, in env id order; ids are consecutive.
+        num_cpus: Cores the envs may use; ``None`` means all usable ones.
+        num_gpus: GPUs to share out, for backends that reserve them.
+        silence_warnings: Whether worker processes ignore warnings.
+        timeout: Seconds that a call may take; ``None`` means for ever.
+
+    Attributes:
+        env_ids: All env ids, ascending.
+        batch: The arrays that all hosts read and write.
+        facts: What is known of each env, in env id order.
+    """
+
+    batch: Batch
+    facts: list[EnvFacts]
+
+    def __init__(
+        self,
+        backend: Backend,
+        recipes: Sequence[EnvRecipe],
+        *,
+        num_cpus: int | None = None,
+        num_gpus: float = 0,
+        silence_warnings: bool = True,
+        timeout: float | None = None,
+    ) -> None:
+        self._backend = backend
+        self.env_ids = tuple(recipe.env_id for recipe in recipes)
+        self._first = self.env_ids[0]
+        self._timeout: float | None = None  # building envs may take as long as it takes
+        self._call_timeout = timeout
+        self._pid = os.getpid()
+        self._shield = Shield()
+        self._numbers = itertools.count(1)
+        self._requests: dict[int, Request] = {}
+        plan = backend.plan(len(recipes), num_cpus, num_gpus)
+        settings = Settings(silence_warnings, threads=max(1, usable_cores() // (plan.num_hosts * plan.cpus_per_host)))
+        self._links = self._launch(_spread(recipes, plan, settings))
+        self._link_of_channel = {link.channel: link for link in self._links}
+        self._link_of_env = [link for link in self._links for _ in link.recipe.env_ids]
+        self._whole = [(link, link.recipe.env_ids, slice(*_bounds(link, self._first))) for link in self._links]
+    def _launch(self, recipes: Sequence[HostRecipe]) -> list[_Link]:
+        channels = self._backend.launch(recipes)
+        return [_Link(recipe, channel) for recipe, channel in zip(recipes, channels, strict=True)]
+
+    def build(self) -> None:
+        """Build all envs and the batch. The pool is closed if that fails.
+
+        Raises:
+            BaseException: What an env's constructor raised.
+        """
+        try:
+            facts = self.ask("build", self.env_ids).values
+            self.facts = [facts[env_id] for env_id in self.env_ids]
+            observation_space = common_space(one.observation_space for one in self.facts)
+            action_space = common_space(one.action_space for one in self.facts)
+            self.attach(Layout(observation_space, action_space, self._first, len(self.facts)))
+        except BaseException:
+            self.close()
+            raise
+        self._timeout = self._call_timeout
+
+    def attach(self, layout: Layout) -> None:
+        """Allocate the batch and hand it to all hosts."""
+        self.batch = self._backend.allocate(layout)
+        for link in self._links:
+            link.channel.attach(self.batch)
+
+    @property
+    def num_hosts(self) -> int:
+        """Number of workers: of processes, threads or actors that step envs."""
+        return sum(min(link.recipe.num_cpus, len(link.recipe.env_ids)) for link in self._links)
+
+    # ---------------------------------------------------------------- commands
+
+    def ask(self, name: str, env_ids: Sequence[int], each: Sequence[Any] | None = None, common: Any = None) -> Request:
+        """Execute an operation on envs and wait for all of them.
+
+        Args:
+            name: Operation of `backends.host.Host`.
+            env_ids: The envs, in any order.
+            each: One argument per env, in the order of ``env_ids``, or ``None``.
+            common: Further arguments, the same for every env.
+
+        Returns:
+            The finished request, with ``values`` and without ``failures``.
+
+        Raises:
+            BaseException: What an env raised; ``error.partial`` has the others' values.
+            WorkerDiedError: If a worker is or was found dead.
+            WorkerTimeoutError: If not all answered within the pool's timeout; answers that
+                come later are dropped.
+        """
+        request = self.post(name, env_ids, each, common)
+        try:
+            self.wait(request, self._timeout)
+        except BaseException:
+            self._abandon(request)
+            raise
+        _raise_failures_of(request)
+        return request
+
+    def post(
+        self,
+        name: str,
+        env_ids: Sequence[int],
+        each: Sequence[Any] | None = None,
+        common: Any = None,
+        announce: Callable[[Request], None] | None = None,
+    ) -> Request:
+        """Send an operation to the hosts and return without waiting.
+
+        Args:
+            name: As in `ask`.
+            env_ids: As in `ask`.
+            each: As in `ask`.
+            common: As in `ask`.
+            announce: Called with the request when nothing can go wrong any more, just before
+                the first command leaves.
+
+        Raises:
+            WorkerDiedError: If a worker is known to be dead; nothing was sent.
+            UnpicklableError: If an argument cannot be copied; nothing was sent.
+        """
+        request = Request(tuple(env_ids))
+        packed = []
+        for link, part, positions in self._split(env_ids):
+            if link.death:
+                raise _obituary(link, part)
+            arguments = None if each is None else _pick(each, positions)
+            command = Command(next(self._numbers), name, part, arguments, common)
+            packed.append((link, command, link.channel.pack(command)))
+        with self._shield:
+            if announce is not None:
+                announce(request)
+            for link, command, message in packed:
+                self._send(link, command, message, request)
+        return request
+
+    def _split(self, env_ids: Sequence[int]) -> Iterable[tuple[_Link, tuple[int, ...], Any]]:
+        """Deal env ids out to their hosts: host, its ids, their positions in ``env_ids``."""
+        if env_ids is self.env_ids or tuple(env_ids) == self.env_ids:
+            return self._whole
+        positions: dict[_Link, list[int]] = {}
+        for position, env_id in enumerate(env_ids):
+            positions.setdefault(self._link_of_env[env_id - self._first], []).append(position)
+        return [(link, tuple(env_ids[index] for index in found), found) for link, found in positions.items()]
+
+    def _send(self, link: _Link, command: Command, message: Any, request: Request) -> None:
+        request.pending[command.number] = command.env_ids
+        self._requests[command.number] = request
+        link.in_flight.add(command.number)
+        try:
+            link.channel.send(message)
+        except HostDied:
+            self._bury(link)
+
+    def _abandon(self, request: Request) -> None:
+        """Give a request up: answers to it are dropped when they come."""
+        for number in request.pending:
+            self._requests.pop(number, None)
+
+    # ---------------------------------------------------------------- answers
+
+    def wait(self, request: Request, timeout: float | None) -> None:
+        """Wait until all hosts have answered a request.
+
+        Raises:
+            WorkerTimeoutError: If they have not within ``timeout`` seconds.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while request.pending:
+            if not self.pump(deadline):
+                raise self.late(request.running, timeout)
+
+    def pump(self, deadline: float | None) -> bool:
+        """Wait for hosts to answer, and file what they say.
+
+        Args:
+            deadline: Moment of `time.monotonic` at which to stop waiting, or ``None``.
+
+        Returns:
+            Whether anything came before the deadline.
+        """
+        timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
+        ready = self._backend.wait([link.channel for link in self._links if link.in_flight], timeout)
+        with self._shield:
+            for channel in ready:
+                self._receive(self._link_of_channel[channel])
+        return bool(ready)
+
+    def late(self, env_ids: Sequence[int], timeout: float | None) -> WorkerTimeoutError:
+        """Return the error that says who did not answer in time."""
+        ids = tuple(sorted(env_ids))
+        return WorkerTimeoutError(
+            f"{_envs(ids)} did not answer within {timeout} s. Wait on with recv() if it was a step, give a longer timeout, "
+            f"or rebuild {'it' if len(ids) == 1 else 'them'} with restart({list(ids)}).",
+            ids,
+        )
+
+    def _receive(self, link: _Link) -> None:
+        try:
+            reply = link.channel.receive()
+        except HostDied:
+            self._bury(link)
+        else:
+            self._file(link, reply)
+
+    def _file(self, link: _Link, reply: Reply) -> None:
+        link.in_flight.discard(reply.number)
+        request = self._requests.pop(reply.number, None)
+        if request is None:  # given up by the caller, after an interrupt or a timeout
+            return
+        if reply.rows is not None:
+            self.batch.put_results(request.pending[reply.number], reply.rows)
+        request.answer(reply.number, reply.values, reply.failures)
+
+    # ---------------------------------------------------------------- deaths
+
+    def _bury(self, link: _Link) -> None:
+        """Note that a host is dead and fail what it was asked for."""
+        link.death = link.channel.cause_of_death()
+        for number in sorted(link.in_flight):
+            request = self._requests.pop(number, None)
+            if request is not None:
+                env_ids = request.pending[number]
+                error = _obituary(link, env_ids)
+                request.answer(number, {}, {env_id: Failure(error, env_id, "") for env_id in env_ids})
+        link.in_flight.clear()
+        link.channel.kill()
+
+    def restart(self, env_ids: Sequence[int]) -> tuple[int, ...]:
+        """Rebuild envs from their recipes; hosts that are dead or still busy are replaced.
+
+        Returns:
+            All env ids that were rebuilt, ascending: those asked for, and the others of
+            hosts that were replaced.
+
+        Raises:
+            BaseException: What an env's constructor raised.
+        """
+        request = self._rebuild(env_ids)
+        _raise_failures_of(request)
+        return tuple(sorted(request.values))
+
+    def forward(self, command: Command) -> Request:
+        """Execute a command as a host would: without raising what goes wrong in an env."""
+        if command.name == "build":
+            return self._rebuild(command.env_ids)
+        each = dict(zip(command.env_ids, command.each, strict=True)) if command.each is not None else None
+        living = [env_id for env_id in command.env_ids if self._link_of_env[env_id - self._first].death is None]
+        request = self.post(command.name, living, each and [each[env_id] for env_id in living], command.common)
+        self.wait(request, None)
+        for env_id in set(command.env_ids).difference(living):
+            error = _obituary(self._link_of_env[env_id - self._first], (env_id,))
+            request.failures[env_id] = Failure(error, env_id, "")
+        return request
+
+    def _rebuild(self, env_ids: Sequence[int]) -> Request:
+        links = dict.fromkeys(self._link_of_env[env_id - self._first] for env_id in env_ids)
+        broken = [link for link in links if link.death or link.in_flight]
+        for link in broken:
+            self._replace(link)
+        rebuilt = set(env_ids).union(*(link.recipe.env_ids for link in broken))
+        request = self.post("build", sorted(rebuilt))
+        self.wait(request, None)
+        for link in broken:
+            link.channel.attach(self.batch)
+        return request
+
+    def _replace(self, link: _Link) -> None:
+        with self._shield:
+            for number in link.in_flight:
+                self._requests.pop(number, None)
+            link.in_flight.clear()
+            if link.death is None:
+                link.channel.kill()
+            del self._link_of_channel[link.channel]
+            link.channel = self._backend.launch([link.recipe])[0]
+            self._link_of_channel[link.channel] = link
+            link.death = None
+
+    def close(self) -> None:
+        """End all hosts. Quiet, bounded in time, harmless when repeated or after a fork."""
+        links, self._links = self._links, []
+        if os.getpid() != self._pid:  # a forked child must not end its parent's workers
+            return
+        self._requests.clear()
+        channels = [link.channel for link in links if not link.death]
+        if channels:
+            self._backend.close(channels, CLOSE_TIMEOUT)
+
+
+def _spread(recipes: Sequence[EnvRecipe], plan: Plan, settings: Settings) -> list[HostRecipe]:
+    """Deal envs out to hosts as evenly as can be, consecutive ids together."""
+    share, rest = divmod(len(recipes), plan.num_hosts)
+    hosts = []
+    start = 0
+    for index in range(plan.num_hosts):
+        stop = start + share + (index < rest)
+        part = tuple(recipes[start:stop])
+        hosts.append(HostRecipe(tuple(recipe.env_id for recipe in part), part, plan.cpus_per_host, settings))
+        start = stop
+    return hosts
+
+
+def _raise_failures_of(request: Request) -> None:
+    raise_failures([request.failures[env_id] for env_id in sorted(request.failures)], partial=request.values)
+
+
+def _obituary(link: _Link, env_ids: tuple[int, ...]) -> WorkerDiedError:
+    death = link.death or Death()
+    owned = list(link.recipe.env_ids)
+    message = (
+        f"The worker of {_envs(owned)} (process {death.pid or 'unknown'}) is dead. {death} "
+        f"All other envs go on. Rebuild with restart({owned}), or leave out with pause({owned})."
+    )
+    return WorkerDiedError(message, env_ids, death.pid, death.exitcode)
+
+
+def _bounds(link: _Link, first: int) -> tuple[int, int]:
+    env_ids = link.recipe.env_ids
+    return env_ids[0] - first, env_ids[-1] - first + 1
+
+
+def _pick(each: Sequence[Any], positions: Any) -> Sequence[Any]:
+    return each[positions] if isinstance(positions, slice) else [each[position] for position in positions]
+
+
+def _envs(env_ids: Sequence[int]) -> str:
+    return f"env {env_ids[0]}" if len(env_ids) == 1 else f"envs {', '.join(map(str, env_ids))}"

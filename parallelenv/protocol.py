@@ -1,0 +1,287 @@
+"""The contract between `ParallelEnv` and its backends.
+
+A backend decides where hosts live, where the memory of the batch lies, and how the caller is
+told of an answer. Ids, policies, seeds, errors and alignment are written once, outside, so
+that no two backends can disagree about them.
+
+The life of a host: it is launched with a `HostRecipe`, answers a ``build`` command with the
+`EnvFacts` of its envs, is attached to the `Batch`, and then executes commands in the order in
+which they were sent, one `Reply` each.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from parallelenv.batch import Batch, Layout, Rows
+    from parallelenv.failures import Failure
+    from parallelenv.recipes import EnvRecipe
+
+
+class HostDied(Exception):  # noqa: N818 (a message from channel to pool, never seen by users)
+    """Raised by a channel whose host is gone."""
+
+
+@dataclass(slots=True)
+class Command:
+    """One request to one host: the same operation on some of its envs.
+
+    Attributes:
+        number: Unique within the pool; the reply carries it.
+        name: Operation of `backends.host.Host`.
+        env_ids: The envs, in the order asked.
+        each: One argument per env, or ``None`` if the operation takes none.
+        common: What the operation needs besides, the same for every env.
+        rows: Action rows of ``env_ids``, filled in by a channel whose host does not share
+            the caller's batch.
+    """
+
+    number: int
+    name: str
+    env_ids: tuple[int, ...]
+    each: Sequence[Any] | None = None
+    common: Any = None
+    rows: Rows | None = None
+
+    @property
+    def reads_actions(self) -> bool:
+        """Whether the host takes the actions from the batch."""
+        return self.name == "step" and self.each is None
+
+    @property
+    def writes_rows(self) -> bool:
+        """Whether the host answers by writing rows of the batch."""
+        return self.name in ("step", "reset")
+
+
+@dataclass(slots=True)
+class Reply:
+    """A host's answer to one command.
+
+    Attributes:
+        number: The command's number.
+        values: What the operation returned, by env id; envs with nothing to say are left
+            out, so that a plain step costs no pickling.
+        failures: What went wrong, by env id.
+        rows: Result rows of the command's env ids, from hosts that do not share the
+            caller's batch.
+    """
+
+    number: int
+    values: dict[int, Any] = field(default_factory=dict)
+    failures: dict[int, Failure] = field(default_factory=dict)
+    rows: Rows | None = None
+
+
+class Extra(NamedTuple):
+    """What a step or reset of one env answers beyond its rows in the batch.
+
+    Attributes:
+        info: The env's info, ``None`` if it is empty.
+        loose: Leaves of its state that are not in the batch, in order.
+        reward: A one-tuple of its reward if that is no number.
+        ending: If the host reset the env because its episode ended: the last state of that
+            episode and the info of the reset.
+    """
+
+    info: dict[str, Any] | None = None
+    loose: list[Any] | None = None
+    reward: tuple[Any] | None = None
+    ending: tuple[Any, dict[str, Any]] | None = None
+
+
+NOTHING = Extra()
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What every host is told about its surroundings.
+
+    Attributes:
+        silence_warnings: Whether a worker process ignores warnings.
+        threads: Upper bound on BLAS and OpenMP threads of a worker process.
+    """
+
+    silence_warnings: bool
+    threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostRecipe:
+    """All that is needed to start one host, now or again after it died.
+
+    Attributes:
+        env_ids: The envs it owns: consecutive ids.
+        envs: How to make each of them.
+        num_cpus: Cores that are this host's share.
+        settings: What every host is told.
+    """
+
+    env_ids: tuple[int, ...]
+    envs: tuple[EnvRecipe, ...]
+    num_cpus: int
+    settings: Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a backend wants envs placed.
+
+    Attributes:
+        num_hosts: Number of hosts.
+        cpus_per_host: Cores each of them may use.
+    """
+
+    num_hosts: int
+    cpus_per_host: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class EnvFacts:
+    """What the caller must know of an env that lives elsewhere.
+
+    Attributes:
+        observation_space: ``None`` if the env declares none.
+        action_space: ``None`` if the env declares none.
+        metadata: The env's ``metadata``.
+        render_mode: The env's ``render_mode``.
+    """
+
+    observation_space: Any
+    action_space: Any
+    metadata: dict[str, Any]
+    render_mode: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """What is known of the end of a host.
+
+    Attributes:
+        pid: Process id, if known.
+        exitcode: Exit code, negative for a signal, if known.
+        detail: What else was learnt, one sentence or empty.
+    """
+
+    pid: int | None = None
+    exitcode: int | None = None
+    detail: str = ""
+
+    def __str__(self) -> str:
+        """Say what happened and the likely cause, one or two sentences."""
+        return f"{_describe_exit(self.exitcode)} {self.detail}".strip()
+
+
+def _describe_exit(exitcode: int | None) -> str:
+    if exitcode is None:
+        return "How it ended is not known."
+    if exitcode >= 0:
+        return f"It ended with exit code {exitcode}; most likely an env, or a library that it uses, ended the process."
+    try:
+        name = signal.Signals(-exitcode).name
+    except ValueError:
+        name = f"signal {-exitcode}"
+    causes = {
+        "SIGKILL": "; often the system's out-of-memory killer, or kill -9",
+        "SIGSEGV": "; a crash in compiled code that an env uses",
+        "SIGABRT": "; compiled code that an env uses gave up",
+        "SIGTERM": "; somebody asked it to end",
+    }
+    return f"It was killed by {name}{causes.get(name, '')}."
+
+
+class Channel(Protocol):
+    """How the caller reaches one host, wherever it lives."""
+
+    def pack(self, command: Command) -> Any:
+        """Return a command in the form in which it travels; nothing is sent yet.
+
+        A call packs for all hosts before it sends to the first, so that an argument that
+        cannot be copied harms nobody.
+
+        Raises:
+            UnpicklableError: If an argument cannot be copied to the host.
+        """
+        ...
+
+    def send(self, packed: Any) -> None:
+        """Send a packed command and return at once.
+
+        Raises:
+            HostDied: If the host is gone; the command was not executed.
+        """
+        ...
+
+    def receive(self) -> Reply:
+        """Return the next reply. Called only after `Backend.wait` named this channel.
+
+        Raises:
+            HostDied: If the host is gone and has no reply left.
+        """
+        ...
+
+    def attach(self, batch: Batch) -> None:
+        """Hand the batch to the host. Later commands find their rows there."""
+        ...
+
+    def cause_of_death(self) -> Death:
+        """Return what is known of the end of a host for which `HostDied` was raised."""
+        ...
+
+    def kill(self) -> None:
+        """End the host at once, whatever it is doing, and release what it held."""
+        ...
+
+
+class Backend(Protocol):
+    """Places hosts and waits for them. It gives no meaning to any command.
+
+    The keyword-only arguments of its constructor are its options in ``ParallelEnv(...)``.
+    """
+
+    def plan(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> Plan:
+        """Return how many hosts to use for ``num_envs`` envs.
+
+        Args:
+            num_envs: Number of envs, at least 1.
+            num_cpus: Cores the envs may use; ``None`` means all usable ones.
+            num_gpus: GPUs to share out over the hosts, for backends that reserve them.
+        """
+        ...
+
+    def launch(self, recipes: Sequence[HostRecipe]) -> list[Channel]:
+        """Start one host per recipe, all at once.
+
+        Raises:
+            UnpicklableError: If an env cannot move to its host; nothing was started.
+        """
+        ...
+
+    def allocate(self, layout: Layout) -> Batch:
+        """Return a new batch in memory that suits this backend's hosts."""
+        ...
+
+    def wait(self, channels: Sequence[Channel], timeout: float | None) -> Sequence[Channel]:
+        """Wait until a host has a reply or is dead.
+
+        Args:
+            channels: Those with a command in flight, at least one.
+            timeout: Seconds; ``None`` means for ever.
+
+        Returns:
+            The channels whose `Channel.receive` will not block; empty after ``timeout``.
+        """
+        ...
+
+    def close(self, channels: Sequence[Channel], timeout: float) -> None:
+        """Close all envs and end all hosts: ask, then terminate, then kill.
+
+        Args:
+            channels: All that were launched and not killed.
+            timeout: Seconds before hosts that do not end by themselves are ended.
+        """
+        ...

@@ -1,0 +1,230 @@
+"""What a user may give as an env, and how it is built where it runs."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+import gymnasium
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.utils import EzPickle
+
+from parallelenv.errors import InvalidEnvError, UnpicklableError
+
+_ACCEPTED = "a Gymnasium env, an env fn (a callable without arguments that makes one), a registered id or an EnvSpec"
+
+
+@dataclass(frozen=True, slots=True)
+class EnvRecipe:
+    """How to get one env.
+
+    Attributes:
+        env_id: Its env id.
+        source: A live env, an env fn or an `EnvSpec`.
+        is_live: Whether ``source`` is the env itself.
+    """
+
+    env_id: int
+    source: Any
+    is_live: bool
+
+    def build(self) -> Any:
+        """Return the env.
+
+        Raises:
+            InvalidEnvError: If an env fn returns something that is no env.
+        """
+        if self.is_live:
+            return self.source
+        if isinstance(self.source, EnvSpec):
+            return gymnasium.make(self.source)
+        env = self.source()
+        if not is_env(env):
+            raise InvalidEnvError(
+                f"The env fn of env {self.env_id} returned {_show(env)}, which has no reset() and step(). "
+                "An env fn must return a new env."
+            )
+        refuse_foreign(env, self.env_id)
+        return env
+
+
+def make_recipes(envs: Sequence[Any]) -> tuple[EnvRecipe, ...]:
+    """Return one recipe per item of a user's list, in order.
+
+    Raises:
+        InvalidEnvError: If the list is empty, an item is no env, or an instance comes twice.
+    """
+    items = _listed(envs)
+    recipes = tuple(_recipe(env_id, item) for env_id, item in enumerate(items))
+    _refuse_twins(recipes)
+    return recipes
+
+
+def pack(recipes: Sequence[EnvRecipe]) -> list[bytes]:
+    """Pickle recipes for another process, each by itself, so that envs share nothing.
+
+    Raises:
+        UnpicklableError: If one cannot be pickled; it names the env id and what is to blame.
+    """
+    packed: dict[int, bytes] = {}  # the same env fn many times over is pickled once
+    for recipe in recipes:
+        if id(recipe.source) not in packed:
+            packed[id(recipe.source)] = _pack_source(recipe)
+    return [packed[id(recipe.source)] for recipe in recipes]
+
+
+def unpack(packed: bytes, env_id: int, is_live: bool) -> EnvRecipe:
+    """Return the recipe that `pack` put into bytes."""
+    return EnvRecipe(env_id, pickle.loads(packed), is_live)
+
+
+def is_env(candidate: Any) -> bool:
+    """Whether an object can be used as an env: it has callable ``reset`` and ``step``."""
+    return (
+        not isinstance(candidate, type)
+        and callable(getattr(candidate, "reset", None))
+        and callable(getattr(candidate, "step", None))
+    )
+
+
+def refuse_foreign(env: Any, env_id: int) -> None:
+    """Refuse what has ``reset`` and ``step`` but another contract.
+
+    Raises:
+        InvalidEnvError: For multi-agent envs of PettingZoo, vector envs and env pools.
+    """
+    for kind in type(env).__mro__:
+        if kind.__module__.partition(".")[0] == "pettingzoo":
+            raise InvalidEnvError(
+                f"env {env_id} is {_show(env)}, a PettingZoo multi-agent env. ParallelEnv runs single-agent envs side "
+                "by side and is not PettingZoo's ParallelEnv. Wrap it into a gymnasium.Env first, for example with supersuit."
+            )
+    if isinstance(env, gymnasium.vector.VectorEnv):
+        raise InvalidEnvError(f"env {env_id} is {_show(env)}, already a batch of envs. Give the single envs instead.")
+
+
+def _listed(envs: Any) -> list[Any]:
+    if isinstance(envs, (str, EnvSpec)) or is_env(envs) or callable(envs):
+        raise InvalidEnvError(
+            f"envs={_show(envs)} is a single env. Give a list, [{_show(envs)}, ...], "
+            "or use ParallelEnv.make(id, num_envs=...)."
+        )
+    try:
+        items = list(envs)
+    except TypeError:
+        raise InvalidEnvError(f"envs={_show(envs)} is no list. Give a list with {_ACCEPTED} each.") from None
+    if not items:
+        raise InvalidEnvError(f"envs is empty. Give at least one of: {_ACCEPTED}.")
+    return items
+
+
+def _recipe(env_id: int, item: Any) -> EnvRecipe:
+    if isinstance(item, str):
+        return EnvRecipe(env_id, _spec(env_id, item), is_live=False)
+    if isinstance(item, EnvSpec):
+        return EnvRecipe(env_id, item, is_live=False)
+    if is_env(item):
+        refuse_foreign(item, env_id)
+        return EnvRecipe(env_id, item, is_live=True)
+    if callable(item):
+        return EnvRecipe(env_id, item, is_live=False)
+    raise InvalidEnvError(f"envs[{env_id}] is {_show(item)}, which is no env. Give {_ACCEPTED}.")
+
+
+def _spec(env_id: int, word: str) -> EnvSpec:
+    """Look an id up here, where the user may have registered it, not in the worker."""
+    try:
+        return gymnasium.spec(word)
+    except (gymnasium.error.Error, ModuleNotFoundError) as error:
+        raise InvalidEnvError(f"envs[{env_id}] is {word!r}, which Gymnasium does not know: {error}") from error
+
+
+def _refuse_twins(recipes: Sequence[EnvRecipe]) -> None:
+    seen: dict[int, int] = {}
+    for recipe in recipes:
+        if not recipe.is_live:
+            continue
+        first = seen.setdefault(id(recipe.source), recipe.env_id)
+        if first != recipe.env_id:
+            raise InvalidEnvError(
+                f"envs[{first}] and envs[{recipe.env_id}] are the same instance, {_show(recipe.source)}. Two env ids cannot "
+                "share one env. Make one each: [make() for _ in range(n)], or give env fns: [make] * n."
+            )
+
+
+def was_reset(env: Any) -> bool:
+    """Whether a live env that `EzPickle` would rebuild from scratch has been reset already."""
+    base = getattr(env, "unwrapped", env)
+    if not isinstance(base, EzPickle):
+        return False
+    layer = env
+    while layer is not None:
+        if getattr(layer, "_has_reset", False) is True:
+            return True
+        layer = getattr(layer, "env", None)
+    return getattr(base, "_np_random", None) is not None
+
+
+def _pack_source(recipe: EnvRecipe) -> bytes:
+    try:
+        packed: bytes = cloudpickle.dumps(recipe.source)
+    except Exception as error:  # pickling runs user code: anything may come
+        kind = "instance" if recipe.is_live else "env fn"
+        raise UnpicklableError(
+            f"env {recipe.env_id} cannot move to its worker: its {kind} {_show(recipe.source)} does not pickle "
+            f"({type(error).__name__}: {error}). {_blame(recipe.source)}"
+            "Give an env fn that makes such things where it runs, or use para_mode='dummy' or 'thread'."
+        ) from error
+    return packed
+
+
+def _blame(source: Any) -> str:
+    """Name the attributes that do not pickle, one sentence or nothing."""
+    attributes = getattr(getattr(source, "unwrapped", source), "__dict__", {})
+    guilty = [f"{name} ({type(value).__name__})" for name, value in attributes.items() if not _pickles(value)]
+    return f"To blame: {', '.join(guilty)}. " if guilty else ""
+
+
+def _pickles(value: Any) -> bool:
+    try:
+        cloudpickle.dumps(value)
+    except Exception:  # noqa: BLE001 (the answer is no, whatever the reason)
+        return False
+    return True
+
+
+def _show(item: Any) -> str:
+    """A short repr that cannot fail."""
+    try:
+        text = repr(item)
+    except Exception:  # noqa: BLE001 (a broken __repr__ must not hide the message)
+        text = f"<{type(item).__name__}>"
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def registered_by_user() -> dict[str, bytes]:
+    """Return the specs that were registered beyond Gymnasium's own, pickled, by id.
+
+    What does not pickle is left out: such an env can still be given as an env fn, and an env
+    fn that asks for the id gets Gymnasium's own error.
+    """
+    foreign = {
+        name: spec
+        for name, spec in gymnasium.registry.items()
+        if not (isinstance(spec.entry_point, str) and spec.entry_point.startswith("gymnasium.envs."))
+    }
+    return {name: cloudpickle.dumps(spec) for name, spec in foreign.items() if _pickles(spec)}
+
+
+def register_again(specs: dict[str, bytes]) -> None:
+    """Register specs that were registered in the caller and are unknown here."""
+    for name, packed in specs.items():
+        if name not in gymnasium.registry:
+            gymnasium.registry[name] = pickle.loads(packed)
+
+
+Source = str | EnvSpec | gymnasium.Env[Any, Any] | Callable[[], Any]
+"""What may stand in the list of envs."""

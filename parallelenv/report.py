@@ -1,0 +1,114 @@
+"""A comparison as a table, as advice in one line, and as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from parallelenv.compare import ORACLE, Comparison, Row
+from parallelenv.errors import ArgumentError, MissingDependencyError
+from parallelenv.tables import format_table
+
+_HEADER = ("mode", "workers", "start-up s", "steps/s", "ratio", "identical", "note")
+_CHOSEN, _CORRECT, _WRONG = "#0072b2", "#a9b8c4", "#d55e00"  # told apart with any colour vision
+
+
+def describe(comparison: Comparison) -> str:
+    """Return the table of one env and, below it, which mode to use."""
+    rows = [_cells(comparison, row) for row in comparison.rows]
+    return f"{format_table(_HEADER, rows, left=('mode', 'identical', 'note'))}\n{_advice(comparison)}"
+
+
+def _cells(comparison: Comparison, row: Row) -> tuple[str, ...]:
+    if row.failure:
+        return (row.mode, "-", "-", "-", "-", "-", row.failure)
+    return (
+        row.mode,
+        str(row.workers),
+        f"{row.startup:.2f}",
+        f"{row.rate:,.0f}" if row.rate >= 100 else f"{row.rate:.3g}",
+        f"{comparison.ratio(row):.2f}",
+        "no" if row.deviation else "yes",
+        f"first differs at {row.deviation}" if row.deviation else "",
+    )
+
+
+def _advice(comparison: Comparison) -> str:
+    best = comparison.recommended()
+    if best.mode == ORACLE:
+        reason = "no other mode is clearly faster here"
+    else:
+        reason = f"{comparison.ratio(best):.1f} times as fast as {ORACLE}"
+    line = f'Recommended for {comparison.name}: para_mode="{best.mode}" ({reason}).'
+    if comparison.is_reproducible:
+        return line
+    return (
+        f"{comparison.name} is not reproducible from its seeds: already two {ORACLE} runs differ, "
+        f"so the other modes cannot be judged by it.\n{line}"
+    )
+
+
+def check_plot(path: Path) -> None:
+    """Refuse a picture that could not be written, before anything is measured.
+
+    Raises:
+        MissingDependencyError: If matplotlib is not installed.
+        ArgumentError: If the folder does not exist or the ending is no picture format.
+    """
+    if find_spec("matplotlib") is None:
+        raise MissingDependencyError(
+            f"--plot {path} needs the package 'matplotlib', which is not installed. "
+            "Install it with: pip install 'parallelenv[plot]'"
+        )
+    if not path.parent.is_dir():
+        raise ArgumentError(f"--plot {path}: the folder {path.parent} does not exist.")
+    formats = _figure(1).canvas.get_supported_filetypes()
+    if path.suffix[1:].lower() not in formats:
+        raise ArgumentError(f"--plot {path}: the name must end in one of .{', .'.join(sorted(formats))}")
+
+
+def plot(comparisons: Sequence[Comparison], path: Path) -> None:
+    """Draw steps per second of every mode, one panel per env, into a file."""
+    figure = _figure(len(comparisons), max(len(comparison.rows) for comparison in comparisons))
+    panels = figure.subplots(len(comparisons), 1, squeeze=False)[:, 0]
+    for panel, comparison in zip(panels, comparisons, strict=True):
+        _draw(panel, comparison)
+    panels[-1].set_xlabel("steps per second, all envs together (median of the rounds)")
+    figure.savefig(path)
+
+
+def _figure(panels: int, bars: int = 5) -> Any:
+    from matplotlib.figure import Figure  # without pyplot: no window, no global state
+
+    return Figure(figsize=(8, 0.7 + panels * (0.7 + 0.35 * bars)), dpi=150, layout="constrained")
+
+
+def _draw(panel: Any, comparison: Comparison) -> None:
+    best = comparison.recommended()
+    rates = [0.0 if row.failure else row.rate for row in comparison.rows]
+    bars = panel.barh(
+        [row.mode for row in comparison.rows], rates, color=[_colour(row, best) for row in comparison.rows]
+    )
+    panel.bar_label(bars, [_label(comparison, row) for row in comparison.rows], padding=4, fontsize=9)
+    panel.invert_yaxis()  # the first mode on top, as in the table
+    panel.set_xlim(0, 1.3 * max(rates))  # room for the labels
+    panel.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    panel.spines[["top", "right"]].set_visible(False)
+    panel.set_title(f"{comparison.name}: {best.mode} recommended", loc="left", fontsize=11)
+
+
+def _colour(row: Row, best: Row) -> str:
+    if row.deviation:
+        return _WRONG
+    return _CHOSEN if row is best else _CORRECT
+
+
+def _label(comparison: Comparison, row: Row) -> str:
+    if row.failure:
+        return "package not installed" if row.is_missing else "failed"
+    text = f"{row.rate:,.0f}"
+    if row.mode != ORACLE:
+        text += f" ({comparison.ratio(row):.2f} x {ORACLE})"
+    return f"{text}, results differ" if row.deviation else text

@@ -1,0 +1,135 @@
+"""Spaces as a list of leaves.
+
+A state or an action is split into the leaves of its space. Leaves of fixed shape and dtype
+(`Box`, `Discrete`, `MultiBinary`, `MultiDiscrete`) have an array with one row per env in the
+batch; all others are *loose* and travel as Python objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
+
+# Exact types: a subclass may have registered a batching of its own with Gymnasium.
+_FIXED = (spaces.Box, spaces.Discrete, spaces.MultiBinary, spaces.MultiDiscrete)
+
+
+class Structure:
+    """How values of one space split into leaves and join again.
+
+    Args:
+        space: A Gymnasium space, or ``None`` if the envs declare none or differ; then
+            there is one loose leaf, the whole value.
+    """
+
+    def __init__(self, space: spaces.Space[Any] | None) -> None:
+        self.space = space
+        self.leaves: list[spaces.Space[Any] | None] = []
+        self._paths: list[tuple[Any, ...]] = []
+        self._collect(space, ())
+        self.is_single = self._paths == [()]
+
+    def _collect(self, space: spaces.Space[Any] | None, path: tuple[Any, ...]) -> None:
+        if type(space) is spaces.Dict:
+            children: Iterable[tuple[Any, Any]] = space.spaces.items()
+        elif type(space) is spaces.Tuple:
+            children = enumerate(space.spaces)
+        else:
+            self.leaves.append(space)
+            self._paths.append(path)
+            return
+        for key, child in children:
+            self._collect(child, (*path, key))
+
+    def is_fixed(self, leaf: int) -> bool:
+        """Whether values of this leaf have a fixed shape and dtype."""
+        return type(self.leaves[leaf]) in _FIXED
+
+    def describe(self, leaf: int) -> str:
+        """Return where a leaf lies, for messages: ``""`` or ``"['camera'][0]"``."""
+        return "".join(f"[{key!r}]" for key in self._paths[leaf])
+
+    def split(self, value: Any) -> list[Any]:
+        """Return the leaves of ``value``, in order.
+
+        Raises:
+            LookupError, TypeError: If ``value`` lacks a leaf.
+        """
+        if self.is_single:
+            return [value]
+        leaves = []
+        for path in self._paths:
+            leaf = value
+            for key in path:
+                leaf = leaf[key]
+            leaves.append(leaf)
+        return leaves
+
+    def join(self, leaves: Sequence[Any]) -> Any:
+        """Return the value whose leaves these are: a dict, a tuple or the only leaf."""
+        return leaves[0] if self.is_single else self._join(self.space, iter(leaves))
+
+    def _join(self, space: spaces.Space[Any] | None, leaves: Any) -> Any:
+        if type(space) is spaces.Dict:
+            return {key: self._join(child, leaves) for key, child in space.spaces.items()}
+        if type(space) is spaces.Tuple:
+            return tuple(self._join(child, leaves) for child in space.spaces)
+        return next(leaves)
+
+    def stack(self, leaf: int, values: Sequence[Any]) -> Any:
+        """Batch the values of a loose leaf, one per env, as Gymnasium does.
+
+        Without a space: arrays of one shape are stacked, anything else becomes an object array.
+        """
+        space = self.leaves[leaf]
+        if space is None:
+            return stack_values(values)
+        return concatenate(space, values, create_empty_array(space, len(values)))
+
+
+def common_space(candidates: Iterable[spaces.Space[Any] | None]) -> spaces.Space[Any] | None:
+    """Return the space that all candidates equal, or ``None`` if they differ or lack one."""
+    found = list(candidates)
+    first = found[0]
+    same = first is not None and all(space is first or space == first for space in found)
+    return first if same else None
+
+
+def batched(space: spaces.Space[Any] | None, num_envs: int) -> spaces.Space[Any] | None:
+    """Return the batched form of a common space, ``None`` if there is none."""
+    return None if space is None else batch_space(space, num_envs)
+
+
+def stack_values(values: Sequence[Any]) -> Any:
+    """Stack arrays, tensors or numbers of one shape; put anything else into an object array."""
+    if values and all(isinstance(value, (np.ndarray, np.generic, int, float)) for value in values):
+        if len({np.shape(value) for value in values}) == 1:
+            return np.stack(values)
+    elif values and all(is_tensor(value) for value in values) and len({value.shape for value in values}) == 1:
+        return tensors().stack(list(values))
+    return object_array(values)
+
+
+def object_array(values: Sequence[Any]) -> np.ndarray[Any, Any]:
+    """Return a one-dimensional object array of exactly these objects."""
+    array = np.empty(len(values), dtype=object)
+    for index, value in enumerate(values):  # `array[:] = values` would take nested lists apart
+        array[index] = value
+    return array
+
+
+def tensors() -> Any:
+    """Return the torch module if the user has imported it, else ``None``."""
+    import sys
+
+    return sys.modules.get("torch")
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether ``value`` is a torch tensor. Never imports torch."""
+    torch = tensors()
+    return torch is not None and hasattr(torch, "Tensor") and isinstance(value, torch.Tensor)

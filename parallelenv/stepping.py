@@ -1,0 +1,240 @@
+"""Episodes and steps: who may be stepped, what is under way, what has come of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from parallelenv.actions import ActionReader
+from parallelenv.batch import Array
+from parallelenv.errors import EnvBusyError, EnvPausedError, NothingInFlightError, ResetNeededError
+from parallelenv.failures import raise_failures
+from parallelenv.flights import Flights, Landed
+from parallelenv.policy import Policy
+from parallelenv.pool import Pool, Request
+from parallelenv.protocol import NOTHING, Extra
+from parallelenv.results import Answers, StepBatch, StepResult, gather_states
+
+Align = Literal["item", "batch"]
+
+
+class Stepper:
+    """Steps and resets the envs of a pool under a policy.
+
+    Args:
+        pool: Where the envs are.
+        policy: What happens when an episode ends.
+        copy: Whether states are copied for the user.
+
+    Attributes:
+        done: ``(num_envs,)`` bool: whose last answer was done, or who was ended by the policy.
+        paused: ``(num_envs,)`` bool.
+        unpaused: Env ids that are not paused, ascending.
+        reset_infos: The info of each env's latest reset.
+    """
+
+    def __init__(self, pool: Pool, policy: Policy, copy: bool) -> None:
+        num_envs = len(pool.env_ids)
+        self._pool = pool
+        self._policy = policy
+        self._copy = copy
+        self._actions = ActionReader(pool.batch.layout)
+        self._flights = Flights()
+        # The latest step, from before its first message leaves until the user has the result.
+        # If something comes in between, the next call finds it here.
+        self._unsettled: tuple[Sequence[int], Request] | None = None
+        self._terminated = np.zeros(num_envs, dtype=bool)
+        self._truncated = np.zeros(num_envs, dtype=bool)
+        self._fresh = set(pool.env_ids)  # who was never reset, or lost its state
+        self.done = np.zeros(num_envs, dtype=bool)
+        self.paused = np.zeros(num_envs, dtype=bool)
+        self.unpaused = pool.env_ids
+        self.reset_infos: list[dict[str, Any]] = [{} for _ in range(num_envs)]
+
+    # ---------------------------------------------------------------- episodes
+
+    def reset(self, env_ids: Sequence[int], each: list[tuple[int | None, dict[str, Any] | None]]) -> Any:
+        """Begin new episodes and return the first states, batched.
+
+        Args:
+            env_ids: The envs, in the order of the answer. Undelivered steps of theirs are dropped.
+            each: Seed and options of each.
+        """
+        self._settle()
+        self._flights.forget(env_ids)
+        self._fresh.update(env_ids)  # and so they stay if anything goes wrong
+        extras = self._pool.ask("reset", env_ids, each).values
+        states = gather_states(self._pool.batch, env_ids, extras, self._copy)
+        for env_id in env_ids:
+            self.reset_infos[env_id] = extras.get(env_id, NOTHING).info or {}
+        rows = self._pool.batch.rows(env_ids)
+        for record in (self.done, self._terminated, self._truncated):
+            record[rows] = False
+        self._fresh.difference_update(env_ids)
+        return states
+
+    def restart(self, env_ids: Sequence[int]) -> tuple[int, ...]:
+        """Rebuild envs and return the ids of all that were; they need a reset."""
+        self._settle()
+        rebuilt = self._pool.restart(env_ids)
+        self._flights.forget(rebuilt)
+        self._fresh.update(rebuilt)
+        return rebuilt
+
+    def pause(self, env_ids: Sequence[int]) -> None:
+        """Leave envs out until `resume`."""
+        self.paused[list(env_ids)] = True
+        self.unpaused = tuple(np.flatnonzero(~self.paused).tolist())
+
+    def resume(self, env_ids: Sequence[int]) -> None:
+        """Take envs in again."""
+        self.paused[list(env_ids)] = False
+        everyone = self._pool.env_ids
+        self.unpaused = tuple(np.flatnonzero(~self.paused).tolist()) if self.paused.any() else everyone
+
+    # ---------------------------------------------------------------- steps
+
+    def step(self, action: Any, env_ids: Sequence[int], align: Align, timeout: float | None) -> StepResult | StepBatch:
+        """Step envs and return what they answered."""
+        stepped, request = self._launch(action, env_ids)
+        if request is None:
+            return self._deliver(Landed(env_ids, stepped), align)
+        self._pool.wait(request, timeout)
+        return self._deliver(Landed(env_ids, stepped, request.values, request.failures), align)
+
+    def send(self, action: Any, env_ids: Sequence[int]) -> None:
+        """Begin a step of envs."""
+        _, request = self._launch(action, env_ids)
+        self._unsettled = None
+        self._flights.adopt(env_ids, request)
+
+    def receive(
+        self, min_envs: int, max_envs: int | None, timeout: float | None, align: Align
+    ) -> StepResult | StepBatch:
+        """Return what envs answered that have finished their step."""
+        self._settle()
+        flights = self._flights
+        if not len(flights):
+            raise NothingInFlightError("recv() was called, but no step is in flight. Call send() first.")
+        wanted = min(min_envs, len(flights))
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while flights.num_landed < wanted:
+            if not self._pool.pump(deadline):
+                raise self._pool.late(flights.running, timeout)
+        return self._deliver(flights.landed(max_envs), align)
+
+    def _launch(self, action: Any, env_ids: Sequence[int]) -> tuple[Sequence[int], Request | None]:
+        """Send a step to the envs that take part in it; return them and their request.
+
+        Raises:
+            EnvBusyError: If one has an undelivered step.
+            EnvPausedError: If one is paused.
+            ResetNeededError: If one has no episode to step in.
+            ActionError: If the actions do not fit. In all cases nothing was sent.
+        """
+        self._settle()
+        self._check(env_ids)
+        stepped, chosen = self._choose(env_ids)
+        each = None
+        if self._actions.fills_batch:
+            self._pool.batch.put_actions(stepped, self._actions.read_rows(action, env_ids, chosen))
+        else:
+            each = self._actions.read_objects(action, env_ids, chosen)
+        if not stepped:
+            return stepped, None
+
+        def announce(request: Request) -> None:
+            self._unsettled = (env_ids, request)
+
+        return stepped, self._pool.post("step", stepped, each, self._policy.autoreset, announce)
+
+    def _settle(self) -> None:
+        """Take charge of a step whose call did not come to its end."""
+        if self._unsettled is not None:
+            env_ids, request = self._unsettled
+            self._flights.adopt(env_ids, request)
+            self._unsettled = None
+
+    def _check(self, env_ids: Sequence[int]) -> None:
+        busy = [env_id for env_id in env_ids if env_id in self._flights] if len(self._flights) else []
+        if busy:
+            raise EnvBusyError(
+                f"envs {busy} have a step under way whose result was not received (sent, or interrupted). "
+                "Get it with recv(), or drop it with reset()."
+            )
+        if env_ids is not self.unpaused and self.paused.any():
+            paused = [env_id for env_id in env_ids if self.paused[env_id]]
+            if paused:
+                raise EnvPausedError(f"envs {paused} are paused. Call resume({paused}) first, or leave them out.")
+        fresh = [env_id for env_id in env_ids if env_id in self._fresh] if self._fresh else []
+        if fresh:
+            raise ResetNeededError(f"envs {fresh} have no running episode. Call reset() or reset({fresh}) before stepping.")
+
+    def _choose(self, env_ids: Sequence[int]) -> tuple[Sequence[int], list[int] | None]:
+        """Return the envs that will be stepped, and their positions if some will not be."""
+        if not self._policy.skips_done or not self.done.any():
+            return env_ids, None
+        chosen = [position for position, env_id in enumerate(env_ids) if not self.done[env_id]]
+        return [env_ids[position] for position in chosen], chosen
+
+    # ---------------------------------------------------------------- answers
+
+    def _deliver(self, landed: Landed, align: Align) -> StepResult | StepBatch:
+        """Shape what has landed for the user, and forget it.
+
+        Raises:
+            BaseException: What an env raised; ``error.partial`` has the others' results.
+        """
+        failures = landed.failures
+        if failures:
+            env_ids = [env_id for env_id in landed.env_ids if env_id not in failures]
+            stepped = [env_id for env_id in landed.stepped if env_id not in failures]
+            result = self._shape(Landed(env_ids, stepped, landed.extras), align)
+        else:
+            result = self._shape(landed, align)
+        self._fresh.update(env_id for env_id, failure in failures.items() if failure.operation != "step")
+        # Last, so that an interrupt before these lines loses nothing.
+        self._unsettled = None
+        if len(self._flights):
+            self._flights.forget(landed.env_ids)
+        raise_failures([failures[env_id] for env_id in sorted(failures)], partial=result)
+        return result
+
+    def _shape(self, landed: Landed, align: Align) -> StepResult | StepBatch:
+        terminated, truncated = self._record(landed)
+        infos = self._infos(landed.env_ids, landed.stepped, landed.extras)
+        answers = Answers(self._pool.batch, landed, infos, terminated, truncated)
+        return answers.by_env() if align == "batch" else answers.by_item(self._copy)
+
+    def _infos(
+        self, env_ids: Sequence[int], stepped: Sequence[int], extras: Mapping[int, Extra]
+    ) -> list[dict[str, Any]]:
+        """Return the infos, each a dict of its own, also where an env had nothing to say."""
+        plain = self._policy.plain_info
+        if not extras and len(stepped) == len(env_ids):
+            return [plain.copy() for _ in env_ids]
+        infos = {env_id: plain.copy() for env_id in stepped}
+        for env_id, extra in extras.items():
+            infos[env_id] = self._policy.describe(extra.info or {}, extra.ending)
+            if extra.ending is not None:
+                self.reset_infos[env_id] = extra.ending[1]
+        return [infos.get(env_id) or {} for env_id in env_ids]
+
+    def _record(self, landed: Landed) -> tuple[Array, Array]:
+        """Bring the flags up to date and return those that the answer shows."""
+        batch = self._pool.batch
+        rows = batch.rows(landed.stepped)
+        terminated, truncated = batch.terminated[rows].copy(), batch.truncated[rows].copy()
+        self._policy.mark_done(self.done, rows, terminated | truncated)
+        if not self._policy.skips_done:  # nobody is ever absent: the flags need not be kept
+            return terminated, truncated
+        self._terminated[rows] = terminated
+        self._truncated[rows] = truncated
+        shown = batch.rows(landed.env_ids)
+        terminated, truncated = self._terminated[shown].copy(), self._truncated[shown].copy()
+        # Who is done and did not terminate was cut off, by its env or by the policy.
+        self._truncated |= self.done & ~self._terminated
+        return terminated, truncated

@@ -1,0 +1,409 @@
+"""The commands: what they print, what they refuse, and how they end."""
+
+from __future__ import annotations
+
+import io
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.spaces import Discrete
+
+from parallelenv import cli, compare, registry, report
+from parallelenv.backends.dummy import DummyBackend
+from parallelenv.cli import main
+from parallelenv.compare import Comparison, Plan, Row
+from parallelenv.errors import MissingDependencyError, SchedulingError
+from parallelenv.protocol import Plan as Placement
+from parallelenv.registry import known_modes
+from parallelenv.tables import format_table
+
+QUICK = ["--num-envs", "3", "--steps", "40", "--seconds", "0.05"]
+PLAN = Plan(num_envs=2, modes=("dummy",), num_cpus=None, steps=5, seconds=0.01, seed=0)
+
+
+class Env(gymnasium.Env[Any, Any]):
+    observation_space = Discrete(1000)
+    action_space = Discrete(2)
+
+    def __init__(self, mood: str = "good") -> None:
+        if mood == "unmade":
+            raise RuntimeError("no simulator\nat this address")
+        self.mood = mood
+        self.chance = np.random.default_rng()  # not seeded by reset: an irreproducible env draws from it
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[int, dict[str, Any]]:
+        return 0, {}
+
+    def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, Any]]:
+        if self.mood == "broken":
+            raise ZeroDivisionError("it broke")
+        return int(self.chance.integers(1000)) if self.mood == "irreproducible" else 1, 1.0, False, False, {}
+
+
+@pytest.fixture
+def registered() -> Iterator[Callable[[str], str]]:
+    """Register an env of some mood and return its id."""
+    names: list[str] = []
+
+    def register(mood: str) -> str:
+        names.append(f"test-{mood}-v0")
+        gymnasium.register(names[-1], partial(Env, mood), disable_env_checker=True)
+        return names[-1]
+
+    yield register
+    for name in names:
+        del gymnasium.registry[name]
+
+
+class WrongBackend(DummyBackend):
+    """Gives env 0 a reward that it did not earn."""
+
+    batch: Any = None
+
+    def allocate(self, layout: Any) -> Any:
+        self.batch = super().allocate(layout)
+        return self.batch
+
+    def wait(self, channels: Sequence[Any], timeout: float | None) -> Sequence[Any]:
+        ready = super().wait(channels, timeout)
+        if self.batch is not None:
+            self.batch.rewards[0] += 1
+        return ready
+
+
+class CrampedBackend(DummyBackend):
+    def plan(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> Placement:
+        raise SchedulingError("The cluster is\ntoo small.")
+
+
+class UninstalledBackend(DummyBackend):
+    def plan(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> Placement:
+        raise MissingDependencyError("It needs the package 'rocket'. Install it with: pip install rocket")
+
+
+class EntryPoint:
+    def __init__(self, kind: type[Any]) -> None:
+        self.kind = kind
+
+    def load(self) -> type[Any]:
+        return self.kind
+
+
+@pytest.fixture
+def odd_modes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pretend that other packages have added modes."""
+    kinds = {"cramped": CrampedBackend, "uninstalled": UninstalledBackend, "wrong": WrongBackend}
+    monkeypatch.setattr(
+        registry, "_foreign", lambda: {word: EntryPoint(kind) for word, kind in kinds.items()}
+    )
+
+
+def row_of(output: str, mode: str) -> list[str]:
+    """Return the cells of a mode's row in a printed table."""
+    (line,) = [line for line in output.splitlines() if line.split()[:1] == [mode]]
+    return re.split(r"\s{2,}", line)
+
+
+def is_installed(mode: str) -> bool:
+    try:
+        registry.load_backend(mode)
+    except MissingDependencyError:
+        return False
+    return True
+
+
+# ------------------------------------------------------------------ compare
+
+
+@pytest.mark.parametrize("mode", known_modes())
+def test_every_mode_gives_identical_results(mode: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["compare", "CartPole-v1", "FrozenLake-v1", "--modes", mode, "--num-cpus", "2", *QUICK])
+    output = capsys.readouterr().out
+    assert code == 0, output
+    tables = output.strip().split("\n\n")
+    assert [table.partition(":")[0] for table in tables] == ["CartPole-v1", "FrozenLake-v1"]
+    for table in tables:
+        assert row_of(table, mode)[-1] == "yes" if is_installed(mode) else "pip install ray" in table
+        assert re.search(r'^Recommended for \S+: para_mode="[a-z-]+" \(', table, re.MULTILINE)
+
+
+def test_a_mode_whose_package_is_missing_is_a_row_that_says_so(
+    odd_modes: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", "CartPole-v1", "--modes", "uninstalled", *QUICK]) == 0
+    row = row_of(capsys.readouterr().out, "uninstalled")
+    assert row[1:] == [*"-----", "It needs the package 'rocket'. Install it with: pip install rocket"]
+
+
+def test_a_mode_that_fails_does_not_stop_the_others(
+    odd_modes: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", "CartPole-v1", "--modes", "cramped,thread", *QUICK]) == 1
+    output = capsys.readouterr().out
+    assert row_of(output, "cramped")[-1] == "The cluster is too small."
+    assert row_of(output, "thread")[-1] == "yes"
+
+
+def test_a_mode_that_differs_is_found_and_never_recommended(
+    odd_modes: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", "CartPole-v1", "--modes", "wrong", *QUICK]) == 1
+    output = capsys.readouterr().out
+    assert row_of(output, "wrong")[-2] == "no"
+    assert row_of(output, "wrong")[-1].startswith("first differs at step 1['rewards'][0]: ")
+    assert 'para_mode="dummy"' in output
+
+
+def test_an_irreproducible_env_is_told_apart_from_a_wrong_mode(
+    registered: Callable[[str], str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", registered("irreproducible"), "--modes", "thread", *QUICK]) == 0
+    output = capsys.readouterr().out
+    assert row_of(output, "dummy")[-2] == "no"
+    assert "is not reproducible from its seeds" in output
+    assert "Recommended for" in output
+
+
+@pytest.mark.parametrize(
+    ("mood", "message"),
+    [
+        ("unmade", "The env 'test-unmade-v0' cannot be made: RuntimeError: no simulator at this address"),
+        (
+            "broken",
+            "The env 'test-broken-v0' fails in a plain loop: ZeroDivisionError: it broke (and 2 more)",
+        ),
+    ],
+)
+def test_an_env_that_cannot_run_is_an_error_in_one_line(
+    registered: Callable[[str], str], capsys: pytest.CaptureFixture[str], mood: str, message: str
+) -> None:
+    assert main(["compare", registered(mood), "--modes", "thread", *QUICK]) == 2
+    assert capsys.readouterr().err == f"parallelenv: {message}\n"
+
+
+@pytest.mark.parametrize("name", ["NoSuchEnv-v0", "CartPole-v77", "no_such_module:Env-v0", "", "a:b:c"])
+def test_an_unknown_env_is_an_error_in_one_line_before_anything_runs(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", "CartPole-v1", name, *QUICK]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith(f"parallelenv: The env {name!r} cannot be made: ")
+    assert printed.err.count("\n") == 1
+
+
+def test_an_unknown_mode_is_an_error_that_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "CartPole-v1", "--modes", "tread"]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert re.fullmatch(
+        r"parallelenv: --modes tread is not known; expected some of dummy, .*\. Did you mean 'thread'\?\n",
+        printed.err,
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--num-envs", "0"],
+        ["--num-envs", "two"],
+        ["--num-cpus", "-1"],
+        ["--steps", "1.5"],
+        ["--seconds", "0"],
+        ["--seconds", "nan"],
+        ["--seconds", "soon"],
+        ["--seed", "-3"],
+    ],
+)
+def test_a_number_that_makes_no_sense_is_refused(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["compare", "CartPole-v1", *words])
+    assert ended.value.code == 2
+    assert f"argument {words[0]}" in capsys.readouterr().err
+
+
+def test_modes_come_once_in_the_order_asked_after_the_oracle() -> None:
+    assert cli._modes(["thread,dummy", "thread"]) == ("dummy", "thread")
+    assert cli._modes([]) == known_modes()
+
+
+def test_an_interrupt_ends_quietly(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: Any) -> Comparison:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(compare, "compare", interrupted)
+    assert main(["compare", "CartPole-v1"]) == 130
+    assert capsys.readouterr().err.endswith("parallelenv: interrupted\n")
+
+
+class Steps:
+    """Stands for a progress bar and remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.count = 0.0
+        self.said: list[str | None] = []
+
+    def update(self, n: float | None = 1) -> bool | None:
+        self.count += n or 0.0
+        return None
+
+    def set_description_str(self, desc: str | None = None, refresh: bool | None = True) -> None:
+        self.said.append(desc)
+
+
+def test_the_progress_bar_ends_full_and_says_what_is_done() -> None:
+    progress = Steps()
+    compare.compare("CartPole-v1", PLAN, progress)
+    assert progress.count == pytest.approx(compare.PHASES)
+    assert progress.said == [
+        f"CartPole-v1: {what}" for what in ("starting dummy", "comparing results", "timing")
+    ]
+
+
+def test_a_terminal_shows_a_progress_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    assert main(["compare", "CartPole-v1", "--modes", "dummy", *QUICK]) == 0
+    assert "CartPole-v1: comparing results" in terminal.getvalue()
+
+
+def test_modes_are_timed_in_turns_and_each_round_starts_with_another() -> None:
+    order: list[str] = []
+
+    class Run(compare._Run):
+        def time(self, actions: Sequence[Any], seconds: float) -> None:
+            order.append(self.row.mode)
+
+    compare._time([Run("a"), Run("b"), Run("c")], [], 1.0, Steps())
+    assert order == list("abcbcacababcbca")
+
+
+def test_the_reference_and_every_mode_meet_the_same_seed() -> None:
+    first, again = (compare.compare("CartPole-v1", PLAN, Steps()) for _ in range(2))
+    assert first.is_reproducible
+    assert again.is_sound
+
+
+# ------------------------------------------------------------------ what follows from the numbers
+
+
+def row(mode: str, *rates: float, **findings: Any) -> Row:
+    return Row(mode, workers=2, startup=0.5, rates=list(rates), **findings)
+
+
+def test_ratio_is_taken_within_rounds_so_that_a_slow_round_does_not_count() -> None:
+    compared = Comparison("Env-v0", (row("dummy", 100, 10, 100), row("thread", 200, 20, 1)))
+    assert compared.ratio(compared.rows[1]) == 2.0
+
+
+@pytest.mark.parametrize(
+    ("rows", "best"),
+    [
+        ([row("dummy", 100), row("thread", 104)], "dummy"),
+        ([row("dummy", 100), row("thread", 106)], "thread"),
+        ([row("dummy", 100), row("thread", 196), row("subproc", 200)], "thread"),
+        ([row("dummy", 100), row("thread", 900, deviation="step 1"), row("subproc", 200)], "subproc"),
+        ([row("dummy", 100), row("thread", failure="no")], "dummy"),
+        ([row("dummy", 100, deviation="step 1"), row("thread", 300, deviation="step 1")], "thread"),
+    ],
+)
+def test_the_simplest_of_the_fastest_correct_modes_is_recommended(rows: list[Row], best: str) -> None:
+    assert Comparison("Env-v0", tuple(rows)).recommended().mode == best
+
+
+def test_the_advice_says_how_much_is_gained() -> None:
+    compared = Comparison("Env-v0", (row("dummy", 100), row("thread", 250)))
+    assert report.describe(compared).endswith(
+        'Recommended for Env-v0: para_mode="thread" (2.5 times as fast as dummy).'
+    )
+
+
+def test_a_table_aligns_its_columns_and_leaves_out_empty_ones() -> None:
+    table = format_table(("mode", "n", "note"), [("a", "1", ""), ("long", "100", "")], left=("mode",))
+    assert table == "mode    n\na       1\nlong  100"
+
+
+# ------------------------------------------------------------------ pictures
+
+
+def test_a_picture_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "out.png"
+    assert main(["compare", "CartPole-v1", "--modes", "thread", "--plot", str(path), *QUICK]) == 0
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert f"Picture: {path}" in capsys.readouterr().out
+
+
+def test_a_picture_shows_modes_that_failed_or_differ(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    rows = (
+        row("dummy", 100),
+        row("thread", 300),
+        row("subproc", 90, deviation="step 1"),
+        row("ray", failure="no", is_missing=True),
+        row("ray-subproc", failure="no"),
+    )
+    report.plot([Comparison("Env-v0", rows)] * 2, tmp_path / "out.svg")
+    assert "<svg" in (tmp_path / "out.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("nowhere/out.png", "the folder nowhere does not exist"),
+        ("out.exe", r"must end in one of \..*, \.png, \."),
+    ],
+)
+def test_a_picture_that_cannot_be_written_is_refused_at_once(
+    path: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    assert main(["compare", "CartPole-v1", "--plot", path]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert re.search(message, printed.err)
+
+
+def test_a_picture_without_matplotlib_is_refused_with_the_way_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(report, "find_spec", lambda _: None)
+    assert main(["compare", "CartPole-v1", "--plot", "out.png"]) == 2
+    assert "pip install 'parallelenv[plot]'" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------ the commands themselves
+
+
+@pytest.mark.parametrize("words", [["--help"], ["compare", "--help"], ["doctor", "--help"]])
+def test_help_is_there(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 0
+    assert "usage: parallelenv" in capsys.readouterr().out
+
+
+def test_no_command_is_an_error() -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([])
+    assert ended.value.code == 2
+
+
+def test_the_module_runs_the_command_and_returns_its_code() -> None:
+    words = [sys.executable, "-m", "parallelenv", "compare", "NoSuchEnv-v0"]
+    ended = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "NoSuchEnv" in ended.stderr
