@@ -61,7 +61,9 @@ class Legacy(Resettable):
             self._seed(seed, arguments)
         if options is not None:
             if not self._takes_options:
-                raise EnvContractError(f"reset() of {type(self.env).__name__} takes no options; it was given {options!r}.")
+                raise EnvContractError(
+                    f"reset() of {type(self.env).__name__} takes no options; it was given {options!r}."
+                )
             arguments["options"] = options
         result = self.env.reset(**arguments)
         if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict):

@@ -55,7 +55,7 @@ def encode_reply(reply: Reply) -> Message:
     for pickler in (pickle.Pickler, cloudpickle.Pickler):
         try:
             return Message(_PICKLED, reply.number, _dump(pickler, reply))
-        except Exception:  # noqa: BLE001, S112, PERF203 (user code again; the next way, then one by one)
+        except Exception:  # noqa: BLE001 (user code again; the next way, then one by one)
             continue
     for env_id, value in list(reply.values.items()):
         try:
@@ -105,7 +105,9 @@ def _blamed(command: Command, error: Exception) -> UnpicklableError:
             _dump(cloudpickle.Pickler, argument)
         except Exception as reason:  # noqa: BLE001 (this is the one)
             return UnpicklableError(
-                f"What {command.name} was given for env {env_id} is of type {type(argument).__name__} and cannot be copied "
-                f"to its worker ({type(reason).__name__}: {reason}). Nothing was sent. Give plain data."
+                f"What {command.name} was given for env {env_id} is of type {type(argument).__name__} and cannot be "
+                f"copied to its worker ({type(reason).__name__}: {reason}). Nothing was sent. Give plain data."
             )
-    return UnpicklableError(f"The arguments of {command.name} cannot be copied to a worker ({error}). Nothing was sent.")
+    return UnpicklableError(
+        f"The arguments of {command.name} cannot be copied to a worker ({error}). Nothing was sent."
+    )

@@ -63,7 +63,7 @@ class Host:
             try:
                 if env is not None:
                     getattr(env.env, "close", _nothing)()
-            except Exception:  # noqa: BLE001, S110, PERF203 (the env is gone either way)
+            except Exception:  # noqa: BLE001 (the env is gone either way)
                 pass
 
     # ---------------------------------------------------------------- operations
@@ -78,8 +78,8 @@ class Host:
             if recipe.is_live:
                 self._envs[slot], self._steps[slot] = old, old.step
                 raise InvalidEnvError(
-                    f"env {env_id} was given as a live instance and lives in the caller's process, so it cannot be rebuilt. "
-                    "Give an env fn instead."
+                    f"env {env_id} was given as a live instance and lives in the caller's process, so it cannot be "
+                    "rebuilt. Give an env fn instead."
                 )
             getattr(old.env, "close", _nothing)()
         env = recipe.build()
@@ -96,31 +96,21 @@ class Host:
         """Begin an episode."""
         seed, options = each
         state, info = self._env(env_id).reset(seed, own(options))
-        loose = self._store_state(env_id, state)
+        loose = self._store_state(env_id - self._offset, state)
         return Extra(info or None, loose) if info or loose else None
 
     def step(self, env_id: int, action: Any, autoreset: bool) -> Extra | None:
         """Step an env, and begin its next episode if it ended and that is wanted."""
         row = env_id - self._offset
-        actions = self._plain_actions
-        if actions is not None:  # most spaces are one array of numbers
-            action = actions[row]
-        elif self._batch.actions:
-            action = self._read_action(row)
-        else:
-            action = own(action)
+        actions = self._plain_actions  # most spaces are one array of numbers
+        action = self._read_action(row, action) if actions is None else actions[row]
         result = self._steps[env_id - self._first](action)
+        if type(result) is not tuple or len(result) != 5:
+            raise EnvContractError(_not_five(result))
+        state, reward, terminated, truncated, info = result
+        loose = self._store_state(row, state)
         batch = self._batch  # not before the step: a host given up meanwhile writes elsewhere
-        try:
-            state, reward, terminated, truncated, info = result
-        except (TypeError, ValueError):
-            raise EnvContractError(_not_five(result)) from None
-        plain = self._plain_state
-        loose = loose_reward = None
-        if type(state) is np.ndarray and state.dtype == self._plain_dtype and state.shape == self._plain_shape:
-            plain[row] = state
-        else:
-            loose = self._store_state(env_id, state)
+        loose_reward = None
         if type(reward) in _NUMBERS:
             batch.rewards[row] = reward
         else:
@@ -158,7 +148,9 @@ class Host:
             _not_built()
         return env
 
-    def _read_action(self, row: int) -> Any:
+    def _read_action(self, row: int, loose: Any) -> Any:
+        if not self._batch.actions:
+            return own(loose)
         leaves = [array[row] for array in self._batch.actions]
         # A row is a view of memory that the next step overwrites, and the env may keep it.
         owned = [leaf.copy() if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]
@@ -173,18 +165,21 @@ class Host:
         ended_state = self._state_of(env_id, own(loose))
         self.doing = "reset"
         state, reset_info = self._env(env_id).reset(None, None)
-        loose = self._store_state(env_id, state)
+        loose = self._store_state(env_id - self._offset, state)
         self.doing = "step"
         return Extra(info or None, loose, reward, (ended_state, reset_info))
 
-    def _store_state(self, env_id: int, state: Any) -> list[Any] | None:
+    def _store_state(self, row: int, state: Any) -> list[Any] | None:
         """Write a state into the batch and return its loose leaves, if it has any."""
-        row = env_id - self._offset
+        if type(state) is np.ndarray and state.dtype == self._plain_dtype and state.shape == self._plain_shape:
+            self._plain_state[row] = state
+            return None
         try:
             leaves = self._batch.layout.states.split(state)
         except (LookupError, TypeError) as error:
             raise EnvContractError(
-                f"The state returned lacks a part of {self._batch.layout.observation_space}: {type(error).__name__}: {error}."
+                f"The state returned lacks a part of {self._batch.layout.observation_space}: "
+                f"{type(error).__name__}: {error}."
             ) from None
         loose = []
         for index, (array, leaf) in enumerate(zip(self._batch.states, leaves, strict=True)):
@@ -252,7 +247,7 @@ class Execution:
         while True:
             host.doing = self._command.name
             try:
-                for env_id, argument in self._rest:  # noqa: B007 (looked at below)
+                for env_id, argument in self._rest:
                     value = operation(env_id, argument, common)
                     if value is not None:
                         values[env_id] = value
@@ -266,7 +261,8 @@ class Execution:
     def _failure(self, error: BaseException, env_id: int) -> Failure:
         if isinstance(error, KeyboardInterrupt) and self._host.in_caller:
             interrupted = EnvInterruptedError(
-                f"env {env_id} was interrupted in the middle of {self._host.doing}; its state is uncertain. Call reset({env_id})."
+                f"env {env_id} was interrupted in the middle of {self._host.doing}; its state is uncertain. "
+                f"Call reset({env_id})."
             )
             return Failure(interrupted, env_id, f"interrupted {self._host.doing}")
         return Failure(error, env_id, self._host.doing)

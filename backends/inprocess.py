@@ -18,7 +18,7 @@ def detach(reply: Reply) -> Reply:
     for env_id, value in list(reply.values.items()):
         try:
             reply.values[env_id] = _detached(value)
-        except Exception as error:  # copying runs user code: anything may come
+        except Exception as error:  # noqa: BLE001 (copying runs user code: anything may come)
             del reply.values[env_id]
             reply.failures[env_id] = Failure(cannot_travel(value, error), env_id, "the copying of its result")
     return reply

@@ -67,6 +67,7 @@ def get_method(env: Any, key: str) -> Any:
         raise AbsentMethodError(f"{type(base).__name__} has no method {key!r}, and no wrapper around it has.")
     if not callable(found[0]):
         raise AbsentMethodError(
-            f"{key!r} of {type(base).__name__} is {type(found[0]).__name__}, no method. Read it with get_env_attr({key!r})."
+            f"{key!r} of {type(base).__name__} is {type(found[0]).__name__}, no method. "
+            f"Read it with get_env_attr({key!r})."
         )
     return found[0]

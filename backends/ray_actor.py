@@ -26,6 +26,9 @@ START_TIMEOUT = 10.0
 """Seconds after which an actor that could not be placed is an error, if resources are lacking."""
 
 
+_SLICE = 0.1
+
+
 class RayHost:
     """A host as a Ray actor. Its batch is its own; rows travel with commands and replies.
 
@@ -180,9 +183,9 @@ class RayBackend:
             lacking = missing_resources(options) if waiting and time.monotonic() >= deadline else ""
             if lacking:
                 raise SchedulingError(
-                    f"{len(channels)} Ray actors with {_describe(options)} each were asked for, but {len(waiting)} of them found "
-                    f"no place within {START_TIMEOUT:.0f} s: {lacking} Give a smaller num_cpus or num_gpus, close what holds "
-                    "the resources, or ask for less per actor with ray_options={'num_cpus': 0}."
+                    f"{len(channels)} Ray actors with {_describe(options)} each were asked for, but {len(waiting)} of "
+                    f"them found no place within {START_TIMEOUT:.0f} s: {lacking} Give a smaller num_cpus or num_gpus, "
+                    "close what holds the resources, or ask for less with ray_options={'num_cpus': 0}."
                 )
         for channel, call in zip(channels, calls, strict=True):
             channel.pid = ray.get(call)
@@ -194,7 +197,11 @@ class RayBackend:
         import ray
 
         first = {channel.answers[0]: channel for channel in channels}
-        ready, _ = ray.wait(list(first), num_returns=1, timeout=timeout, fetch_local=True)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        ready: list[Any] = []
+        while not ready and (deadline is None or time.monotonic() < deadline):
+            # In slices: an interrupt is seen between two waits, not within one.
+            ready, _ = ray.wait(list(first), num_returns=1, timeout=_left(deadline))
         if len(channels) > 1 and ready:  # whoever else is ready costs no further round of waiting
             ready, _ = ray.wait(list(first), num_returns=len(first), timeout=0)
         return [first[answer] for answer in ready]
@@ -209,6 +216,10 @@ class RayBackend:
                 channel.kill()
         if self._cluster is not None:
             self._cluster.leave()
+
+
+def _left(deadline: float | None) -> float:
+    return _SLICE if deadline is None else min(_SLICE, max(0.0, deadline - time.monotonic()))
 
 
 def _writable(message: Any) -> Message:

@@ -37,7 +37,7 @@ class Cluster:
                 cls._started_here = True
                 cls._members = 0
             cls._members += 1
-        return cls(max(1, int(ray.cluster_resources().get("CPU", 1))))
+        return cls(max(1, int(resources("cluster_resources").get("CPU", 1))))
 
     def leave(self) -> None:
         """Give the share back. Safe to call twice."""
@@ -70,12 +70,30 @@ def _init_quietly(arguments: dict[str, Any]) -> None:
             signal.signal(signal.SIGTERM, handler)
 
 
-def missing_resources(options: dict[str, Any]) -> str:
-    """Say what an actor with these options lacks; empty if it has all and is only slow to start."""
+def resources(kind: str) -> dict[str, float]:
+    """Return ``ray.cluster_resources()`` or ``ray.available_resources()``, with a type."""
     import ray
 
-    total, free = ray.cluster_resources(), ray.available_resources()
-    wanted = {"CPU": options.get("num_cpus") or 0, "GPU": options.get("num_gpus") or 0, **(options.get("resources") or {})}
+    found: dict[str, float] = getattr(ray, kind)()
+    return found
+
+
+def num_nodes() -> int:
+    """Return how many nodes of the cluster are alive and have cores."""
+    import ray
+
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return sum(1 for node in nodes if node["Alive"] and node["Resources"].get("CPU"))
+
+
+def missing_resources(options: dict[str, Any]) -> str:
+    """Say what an actor with these options lacks; empty if it has all and is only slow to start."""
+    total, free = resources("cluster_resources"), resources("available_resources")
+    wanted = {
+        "CPU": options.get("num_cpus") or 0,
+        "GPU": options.get("num_gpus") or 0,
+        **(options.get("resources") or {}),
+    }
     if options.get("memory"):
         wanted["memory"] = options["memory"]
     lacking = [

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from parallelenv.backends.ray_actor import RayBackend, RayHost
+from parallelenv.backends.ray_cluster import num_nodes
 from parallelenv.backends.subproc import SubprocBackend
 from parallelenv.batch import Batch, Layout
 from parallelenv.errors import ArgumentError
@@ -65,7 +66,11 @@ class RaySubprocBackend(RayBackend):
     host_class = RaySubprocHost
 
     def __init__(
-        self, *, hosts_per_node: int = 1, ray_init: dict[str, Any] | None = None, ray_options: dict[str, Any] | None = None
+        self,
+        *,
+        hosts_per_node: int = 1,
+        ray_init: dict[str, Any] | None = None,
+        ray_options: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(ray_init=ray_init, ray_options=ray_options)
         if not isinstance(hosts_per_node, int) or hosts_per_node < 1:
@@ -73,8 +78,5 @@ class RaySubprocBackend(RayBackend):
         self._hosts_per_node = hosts_per_node
 
     def place(self, num_envs: int, num_cpus: int) -> Plan:  # noqa: D102 (see RayBackend)
-        import ray
-
-        nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
-        hosts = min(max(1, len(nodes)) * self._hosts_per_node, num_cpus, num_envs)
+        hosts = min(max(1, num_nodes()) * self._hosts_per_node, num_cpus, num_envs)
         return Plan(hosts, cpus_per_host=num_cpus // hosts)

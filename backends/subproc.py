@@ -21,8 +21,8 @@ from typing import Any
 
 from parallelenv.backends.codec import decode_reply, encode, encode_command
 from parallelenv.backends.memory import SharedMemory
-from parallelenv.backends.worker import Attach, PackedRecipe, serve
 from parallelenv.backends.wire import Message, Wire, spin
+from parallelenv.backends.worker import Attach, PackedRecipe, serve
 from parallelenv.batch import Batch, Layout
 from parallelenv.cores import usable_cores
 from parallelenv.errors import ArgumentError, ParallelEnvError
@@ -157,7 +157,7 @@ class SubprocBackend:
         channels: list[SubprocChannel] = []
         try:
             for recipe in packed:
-                channels.append(self._start(recipe.env_ids, len(packed)))
+                channels.append(self._start(recipe.env_ids, len(packed)))  # noqa: PERF401 (those started must be known)
         except BaseException:
             for channel in channels:
                 channel.kill()
@@ -179,8 +179,8 @@ class SubprocBackend:
         except OSError as error:
             ours.close()
             raise WorkerStartError(
-                f"A worker process could not be started ({error}); {wanted} were wanted. Give a smaller num_cpus, or raise "
-                "the limit on processes (ulimit -u), open files (ulimit -n) or memory."
+                f"A worker process could not be started ({error}); {wanted} were wanted. Give a smaller num_cpus, or "
+                "raise the limit on processes (ulimit -u), open files (ulimit -n) or memory."
             ) from error
         finally:
             theirs.close()
@@ -228,7 +228,7 @@ def _preload(method: str) -> None:
 
     Workers are then ready after 0.04 s instead of 0.3 s.
     """
-    server = forkserver._forkserver  # type: ignore[attr-defined]
+    server: Any = forkserver._forkserver
     if method == "forkserver" and server._preload_modules == ["__main__"]:  # else it is the user's own choice
         forkserver.set_forkserver_preload(_PRELOADED)
 
@@ -240,7 +240,7 @@ def _hidden_main() -> Iterator[None]:
     It need not be importable, nor guarded: what is needed of it travels by cloudpickle.
     """
     main = sys.modules["__main__"]
-    hidden = {name: main.__dict__[name] for name in ("__file__", "__spec__") if name in main.__dict__}
+    hidden: dict[str, Any] = {name: main.__dict__[name] for name in ("__file__", "__spec__") if name in main.__dict__}
     main.__dict__.pop("__file__", None)
     main.__spec__ = None
     try:

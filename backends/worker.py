@@ -62,7 +62,16 @@ class PackedRecipe:
             UnpicklableError: If an env cannot be pickled.
         """
         live = tuple(env.is_live for env in recipe.envs)
-        return cls(recipe.env_ids, tuple(pack(recipe.envs)), live, recipe.settings, recipe.num_cpus, dict(environment), tuple(sys.path), registered)
+        return cls(
+            recipe.env_ids,
+            tuple(pack(recipe.envs)),
+            live,
+            recipe.settings,
+            recipe.num_cpus,
+            dict(environment),
+            tuple(sys.path),
+            registered,
+        )
 
     def unpack(self) -> HostRecipe:
         """Return the recipe; its envs are unpickled when they are built, each time anew."""

@@ -65,7 +65,7 @@ class ActionReader:
     def _batched_leaves(self, action: Any) -> list[Any] | None:
         """Split a batch into leaves; ``None`` if it is a list of single actions."""
         if self._structure.is_single:
-            is_array = hasattr(action, "__array__") and getattr(action, "dtype", None) != object
+            is_array = hasattr(action, "__array__") and getattr(action.dtype, "kind", "") != "O"
             return [action] if is_array else None
         is_batch = isinstance(action, (dict, tuple))
         if not is_batch:
@@ -99,7 +99,9 @@ class ActionReader:
             split = [self._structure.split(single) for single in listed]
         except (LookupError, TypeError) as error:
             raise ActionError(f"An action lacks a part of {self._space}: {type(error).__name__}: {error}.") from None
-        return [self._checked(index, [leaves[index] for leaves in split], len(listed)) for index in range(len(self._fields))]
+        return [
+            self._checked(index, [leaves[index] for leaves in split], len(listed)) for index in range(len(self._fields))
+        ]
 
     def _check_count(self, action: Any, env_ids: Sequence[int]) -> None:
         try:
@@ -111,8 +113,8 @@ class ActionReader:
             ) from None
         if count != len(env_ids):
             raise ActionError(
-                f"{count} actions were given for {len(env_ids)} envs. Give one per env asked to step, in the order of id "
-                "(without id: of all envs that are not paused)."
+                f"{count} actions were given for {len(env_ids)} envs. Give one per env asked to step, in the order of "
+                "id (without id: of all envs that are not paused)."
             )
 
     def _checked(self, index: int, leaf: Any, count: int) -> Any:

@@ -40,7 +40,9 @@ def check_timeout(timeout: Any) -> float | None:
 def check_align(align: Any) -> None:
     """Refuse an unknown alignment."""
     if align not in ("item", "batch"):
-        raise ArgumentError(f"align={align!r} is not known; expected 'item' (four batched items) or 'batch' (one tuple per env).")
+        raise ArgumentError(
+            f"align={align!r} is not known; expected 'item' (four batched items) or 'batch' (one tuple per env)."
+        )
 
 
 def check_window(min_envs: Any, max_envs: Any) -> None:
@@ -60,7 +62,9 @@ def check_name(argument: str, name: Any) -> None:
             f"{argument}={name!r} is no name. Give a name like 'x' or 'part.x'; it is looked up, never evaluated."
         )
     if any(part.startswith("__") and part.endswith("__") for part in name.split(".")):
-        raise ArgumentError(f"{argument}={name!r} has a double-underscore name in it, which is not reachable from outside.")
+        raise ArgumentError(
+            f"{argument}={name!r} has a double-underscore name in it, which is not reachable from outside."
+        )
 
 
 def spread_seeds(seed: Any, env_ids: Sequence[int], num_envs: int, *, whole: bool) -> list[int | None]:
@@ -121,7 +125,9 @@ def _check_list(name: str, items: Any, env_ids: Sequence[int], expected: str) ->
     if isinstance(items, (str, bytes, dict, set)) or not hasattr(items, "__len__"):
         raise ArgumentError(f"{name}={items!r} cannot be spread over envs. Give {expected}.")
     if len(items) != len(env_ids):
-        raise ArgumentError(f"{name} has {len(items)} items for {len(env_ids)} envs. Give {expected}, in the order of id.")
+        raise ArgumentError(
+            f"{name} has {len(items)} items for {len(env_ids)} envs. Give {expected}, in the order of id."
+        )
 
 
 def _is_int(value: Any) -> bool:

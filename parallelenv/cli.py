@@ -91,11 +91,11 @@ def _compare(arguments: argparse.Namespace) -> int:
 def _compare_one(name: str, plan: compare.Plan) -> compare.Comparison:
     style = "{desc} {percentage:3.0f}%|{bar}| {elapsed}"
     # disable=None: no bar where the output is no terminal
-    with tqdm(total=compare.PHASES, bar_format=style, leave=False, disable=None) as progress:
+    with tqdm(total=compare.amount_of_work(plan), bar_format=style, leave=False, disable=None) as progress:
         comparison = compare.compare(name, plan, progress)
     cores = plan.num_cpus or usable_cores()
-    turns = f"{compare.ROUNDS} rounds of {plan.seconds / compare.ROUNDS:g} s timed in turns"
-    print(f"{name}: {plan.num_envs} envs, {cores} cores; {plan.steps} steps compared; {turns}")
+    rounds = f"{compare.ROUNDS} rounds of {plan.seconds / compare.ROUNDS:g} s in turns with {compare.ORACLE}"
+    print(f"{name}: {plan.num_envs} envs, {cores} cores; {plan.steps} steps compared; {rounds}, medians")
     print(f"{report.describe(comparison)}\n", flush=True)
     return comparison
 

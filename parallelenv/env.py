@@ -7,7 +7,7 @@ import functools
 import multiprocessing.util  # noqa: F401 (its exit handler joins workers: ours, registered later, runs before it)
 import weakref
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, overload
+from typing import Any, ClassVar, Literal
 
 import gymnasium
 
@@ -18,7 +18,6 @@ from parallelenv.guard import Guarded, exclusive
 from parallelenv.ids import parse_ids
 from parallelenv.policy import make_policy
 from parallelenv.pool import Pool
-from parallelenv.results import StepBatch, StepResult
 from parallelenv.spaces import batched
 from parallelenv.stepping import Align, Stepper
 from parallelenv.tiles import tile_frames
@@ -121,7 +120,15 @@ class ParallelEnv(Guarded):
         env_fn = functools.partial(gymnasium.make, spec, **make_kwargs)
         options = backend_options or {}
         return cls(
-            [env_fn] * num_envs, para_mode, asynchronous, num_cpus, num_gpus, no_warning, timeout=timeout, copy=copy, **options
+            [env_fn] * num_envs,
+            para_mode,
+            asynchronous,
+            num_cpus,
+            num_gpus,
+            no_warning,
+            timeout=timeout,
+            copy=copy,
+            **options,
         )
 
     # ---------------------------------------------------------------- episodes
@@ -172,14 +179,8 @@ class ParallelEnv(Guarded):
         self._seeds = dict(enumerate(seeds))
         return seeds
 
-    @overload
-    def step(self, action: Any, id: Any = None, align: Literal["item"] = "item") -> StepResult: ...
-
-    @overload
-    def step(self, action: Any, id: Any = None, *, align: Literal["batch"]) -> StepBatch: ...
-
     @exclusive
-    def step(self, action: Any, id: Any = None, align: Align = "item") -> StepResult | StepBatch:
+    def step(self, action: Any, id: Any = None, align: Align = "item") -> Any:
         """Step envs and wait for all of them.
 
         Args:
@@ -218,7 +219,7 @@ class ParallelEnv(Guarded):
     @exclusive
     def recv(
         self, min_envs: int = 1, max_envs: int | None = None, timeout: float | None = None, align: Align = "item"
-    ) -> StepResult | StepBatch:
+    ) -> Any:
         """Return the results of envs that have finished their step, first come, first served.
 
         Args:
@@ -289,7 +290,9 @@ class ParallelEnv(Guarded):
         return [values[env_id][0] if env_id in values else default for env_id in env_ids]
 
     @exclusive
-    def set_env_attr(self, key: str, value: Any = MISSING, id: Any = None, *, values: Sequence[Any] | None = None) -> None:
+    def set_env_attr(
+        self, key: str, value: Any = MISSING, id: Any = None, *, values: Sequence[Any] | None = None
+    ) -> None:
         """Set an attribute of each env, on the wrapper that has it, else on the innermost env.
 
         Args:
@@ -399,12 +402,12 @@ class ParallelEnv(Guarded):
     @property
     def single_observation_space(self) -> gymnasium.Space[Any] | None:
         """The observation space that all envs share; ``None`` if they differ or declare none."""
-        return self._pool.batch.layout.observation_space  # type: ignore[no-any-return]
+        return self._pool.layout.observation_space  # type: ignore[no-any-return]
 
     @property
     def single_action_space(self) -> gymnasium.Space[Any] | None:
         """The action space that all envs share; ``None`` if they differ or declare none."""
-        return self._pool.batch.layout.action_space  # type: ignore[no-any-return]
+        return self._pool.layout.action_space  # type: ignore[no-any-return]
 
     @functools.cached_property
     def observation_space(self) -> gymnasium.Space[Any] | None:

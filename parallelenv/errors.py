@@ -115,7 +115,9 @@ class WorkerDiedError(ParallelEnvError, RuntimeError):
         exitcode: Its exit code, negative for a signal, if known.
     """
 
-    def __init__(self, message: str, env_ids: tuple[int, ...] = (), pid: int | None = None, exitcode: int | None = None) -> None:
+    def __init__(
+        self, message: str, env_ids: tuple[int, ...] = (), pid: int | None = None, exitcode: int | None = None
+    ) -> None:
         super().__init__(message)
         self.env_ids = env_ids
         self.pid = pid

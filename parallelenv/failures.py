@@ -103,7 +103,7 @@ def _portable_pickle(exception: BaseException) -> bytes | None:
         try:
             pickled: bytes = cloudpickle.dumps(form)
             pickle.loads(pickled)
-        except Exception:  # noqa: BLE001, PERF203 (whatever user code raises here, try the next form)
+        except Exception:  # noqa: BLE001 (whatever user code raises here, try the next form)
             continue
         return pickled
     return None

@@ -54,7 +54,9 @@ class Flights:
             stepped = request.env_ids
             self._in_flight.update(dict.fromkeys(stepped, request))
             pending = set(request.running)
-            self._land(request, [env_id for env_id in stepped if env_id not in pending], request.values, request.failures)
+            self._land(
+                request, [env_id for env_id in stepped if env_id not in pending], request.values, request.failures
+            )
             request.landing = self._land
         for env_id in set(env_ids).difference(stepped):
             self._landed[env_id] = None

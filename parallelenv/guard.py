@@ -6,7 +6,7 @@ import functools
 import os
 import threading
 from collections.abc import Callable
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar, cast
 
 from parallelenv.errors import ClosedError, ConcurrentUseError, ForkedError
 
@@ -28,8 +28,8 @@ class Guarded:
             raise ClosedError(f"{call}() was called on a closed ParallelEnv. Make a new one.")
         if os.getpid() != self._home:
             raise ForkedError(
-                f"{call}() was called in a process forked from the one that made this ParallelEnv; its workers answer only "
-                "there. Make a ParallelEnv in this process."
+                f"{call}() was called in a process forked from the one that made this ParallelEnv; its workers answer "
+                "only there. Make a ParallelEnv in this process."
             )
         # `setdefault` is atomic, and an interrupt right after it cannot lock this thread out.
         user = self._user.setdefault("thread", threading.get_ident())
@@ -52,4 +52,4 @@ def exclusive(
         finally:
             self._user.clear()
 
-    return guarded
+    return cast("Callable[Concatenate[_Owner, _Params], _Result]", guarded)

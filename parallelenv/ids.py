@@ -62,7 +62,9 @@ def _from_sequence(argument: Any, num_envs: int) -> tuple[int, ...]:
 
 def _from_mask(mask: list[bool], num_envs: int) -> tuple[int, ...]:
     if len(mask) != num_envs:
-        raise InvalidIdError(f"id is a mask of length {len(mask)}, but there are {num_envs} envs. Give one bool per env.")
+        raise InvalidIdError(
+            f"id is a mask of length {len(mask)}, but there are {num_envs} envs. Give one bool per env."
+        )
     return tuple(index for index, chosen in enumerate(mask) if chosen)
 
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import signal
 import threading
-from types import FrameType, TracebackType
-from typing import Any
 
 # `signal.signal` spends 3 us a call on enum conversions; the C function that it wraps 0.25 us.
-from _signal import signal as _set_handler
+from _signal import signal as _set_handler  # type: ignore[import-not-found]
+from types import FrameType, TracebackType
+from typing import Any
 
 _INTERRUPT = int(signal.SIGINT)
 

@@ -37,6 +37,8 @@ def _may_share(values: Any) -> bool:
     one by one.
     """
     return not all(
-        type(value) in _IMMUTABLE or isinstance(value, np.generic) or (type(value) is np.ndarray and value.dtype != object)
+        type(value) in _IMMUTABLE
+        or isinstance(value, np.generic)
+        or (type(value) is np.ndarray and value.dtype != object)
         for value in values
     )

@@ -90,5 +90,6 @@ def make_policy(word: str | None) -> Policy:
     words = [name for name in _POLICIES if name is not None]
     near = get_close_matches(str(word), words, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
-    raise UnknownPolicyError(f"asynchronous={word!r} is not known; expected one of (None, {str(tuple(words))[1:]}.{hint}")
-
+    raise UnknownPolicyError(
+        f"asynchronous={word!r} is not known; expected one of (None, {str(tuple(words))[1:]}.{hint}"
+    )

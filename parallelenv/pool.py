@@ -86,10 +86,12 @@ class Pool:
 
     Attributes:
         env_ids: All env ids, ascending.
+        layout: What the batch holds.
         batch: The arrays that all hosts read and write.
         facts: What is known of each env, in env id order.
     """
 
+    layout: Layout
     batch: Batch
     facts: list[EnvFacts]
 
@@ -112,12 +114,14 @@ class Pool:
         self._shield = Shield()
         self._numbers = itertools.count(1)
         self._requests: dict[int, Request] = {}
+        self._has_dead = False
         plan = backend.plan(len(recipes), num_cpus, num_gpus)
         settings = Settings(silence_warnings, threads=max(1, usable_cores() // (plan.num_hosts * plan.cpus_per_host)))
         self._links = self._launch(_spread(recipes, plan, settings))
         self._link_of_channel = {link.channel: link for link in self._links}
         self._link_of_env = [link for link in self._links for _ in link.recipe.env_ids]
         self._whole = [(link, link.recipe.env_ids, slice(*_bounds(link, self._first))) for link in self._links]
+
     def _launch(self, recipes: Sequence[HostRecipe]) -> list[_Link]:
         channels = self._backend.launch(recipes)
         return [_Link(recipe, channel) for recipe, channel in zip(recipes, channels, strict=True)]
@@ -141,6 +145,7 @@ class Pool:
 
     def attach(self, layout: Layout) -> None:
         """Allocate the batch and hand it to all hosts."""
+        self.layout = layout
         self.batch = self._backend.allocate(layout)
         for link in self._links:
             link.channel.attach(self.batch)
@@ -201,11 +206,10 @@ class Pool:
             WorkerDiedError: If a worker is known to be dead; nothing was sent.
             UnpicklableError: If an argument cannot be copied; nothing was sent.
         """
+        self.refuse_dead(env_ids)
         request = Request(tuple(env_ids))
         packed = []
         for link, part, positions in self._split(env_ids):
-            if link.death:
-                raise _obituary(link, part)
             arguments = None if each is None else _pick(each, positions)
             command = Command(next(self._numbers), name, part, arguments, common)
             packed.append((link, command, link.channel.pack(command)))
@@ -222,8 +226,11 @@ class Pool:
             return self._whole
         positions: dict[_Link, list[int]] = {}
         for position, env_id in enumerate(env_ids):
-            positions.setdefault(self._link_of_env[env_id - self._first], []).append(position)
+            positions.setdefault(self._link(env_id), []).append(position)
         return [(link, tuple(env_ids[index] for index in found), found) for link, found in positions.items()]
+
+    def _link(self, env_id: int) -> _Link:
+        return self._link_of_env[env_id - self._first]
 
     def _send(self, link: _Link, command: Command, message: Any, request: Request) -> None:
         request.pending[command.number] = command.env_ids
@@ -272,8 +279,8 @@ class Pool:
         """Return the error that says who did not answer in time."""
         ids = tuple(sorted(env_ids))
         return WorkerTimeoutError(
-            f"{_envs(ids)} did not answer within {timeout} s. Wait on with recv() if it was a step, give a longer timeout, "
-            f"or rebuild {'it' if len(ids) == 1 else 'them'} with restart({list(ids)}).",
+            f"{_envs(ids)} did not answer within {timeout} s. Wait on with recv() if it was a step, give a longer "
+            f"timeout, or rebuild {'it' if len(ids) == 1 else 'them'} with restart({list(ids)}).",
             ids,
         )
 
@@ -296,9 +303,18 @@ class Pool:
 
     # ---------------------------------------------------------------- deaths
 
+    def refuse_dead(self, env_ids: Sequence[int]) -> None:
+        """Raise `WorkerDiedError` if a worker of these envs is known to be dead."""
+        if not self._has_dead:
+            return
+        dead = tuple(env_id for env_id in env_ids if self._link(env_id).death)
+        if dead:
+            raise _obituary(self._link(dead[0]), dead)
+
     def _bury(self, link: _Link) -> None:
         """Note that a host is dead and fail what it was asked for."""
         link.death = link.channel.cause_of_death()
+        self._has_dead = True
         for number in sorted(link.in_flight):
             request = self._requests.pop(number, None)
             if request is not None:
@@ -326,17 +342,17 @@ class Pool:
         """Execute a command as a host would: without raising what goes wrong in an env."""
         if command.name == "build":
             return self._rebuild(command.env_ids)
-        each = dict(zip(command.env_ids, command.each, strict=True)) if command.each is not None else None
-        living = [env_id for env_id in command.env_ids if self._link_of_env[env_id - self._first].death is None]
-        request = self.post(command.name, living, each and [each[env_id] for env_id in living], command.common)
+        positions = [position for position, env_id in enumerate(command.env_ids) if not self._link(env_id).death]
+        living = [command.env_ids[position] for position in positions]
+        each = None if command.each is None else _pick(command.each, positions)
+        request = self.post(command.name, living, each, command.common)
         self.wait(request, None)
         for env_id in set(command.env_ids).difference(living):
-            error = _obituary(self._link_of_env[env_id - self._first], (env_id,))
-            request.failures[env_id] = Failure(error, env_id, "")
+            request.failures[env_id] = Failure(_obituary(self._link(env_id), (env_id,)), env_id, "")
         return request
 
     def _rebuild(self, env_ids: Sequence[int]) -> Request:
-        links = dict.fromkeys(self._link_of_env[env_id - self._first] for env_id in env_ids)
+        links = dict.fromkeys(map(self._link, env_ids))
         broken = [link for link in links if link.death or link.in_flight]
         for link in broken:
             self._replace(link)
@@ -358,6 +374,7 @@ class Pool:
             link.channel = self._backend.launch([link.recipe])[0]
             self._link_of_channel[link.channel] = link
             link.death = None
+            self._has_dead = any(other.death for other in self._links)
 
     def close(self) -> None:
         """End all hosts. Quiet, bounded in time, harmless when repeated or after a fork."""
@@ -365,6 +382,7 @@ class Pool:
         if os.getpid() != self._pid:  # a forked child must not end its parent's workers
             return
         self._requests.clear()
+        vars(self).pop("batch", None)  # its memory goes now, not when the user lets go of the closed object
         channels = [link.channel for link in links if not link.death]
         if channels:
             self._backend.close(channels, CLOSE_TIMEOUT)

@@ -173,6 +173,8 @@ class Death:
 
     def __str__(self) -> str:
         """Say what happened and the likely cause, one or two sentences."""
+        if self.exitcode is None and self.detail:
+            return self.detail
         return f"{_describe_exit(self.exitcode)} {self.detail}".strip()
 
 

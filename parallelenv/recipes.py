@@ -100,7 +100,7 @@ def refuse_foreign(env: Any, env_id: int) -> None:
         if kind.__module__.partition(".")[0] == "pettingzoo":
             raise InvalidEnvError(
                 f"env {env_id} is {_show(env)}, a PettingZoo multi-agent env. ParallelEnv runs single-agent envs side "
-                "by side and is not PettingZoo's ParallelEnv. Wrap it into a gymnasium.Env first, for example with supersuit."
+                "by side and is not PettingZoo's ParallelEnv. Wrap it into a gymnasium.Env first."
             )
     if isinstance(env, gymnasium.vector.VectorEnv):
         raise InvalidEnvError(f"env {env_id} is {_show(env)}, already a batch of envs. Give the single envs instead.")
@@ -150,7 +150,7 @@ def _refuse_twins(recipes: Sequence[EnvRecipe]) -> None:
         first = seen.setdefault(id(recipe.source), recipe.env_id)
         if first != recipe.env_id:
             raise InvalidEnvError(
-                f"envs[{first}] and envs[{recipe.env_id}] are the same instance, {_show(recipe.source)}. Two env ids cannot "
+                f"envs[{first}] and envs[{recipe.env_id}] are the same instance, {_show(recipe.source)}. Two ids cannot "
                 "share one env. Make one each: [make() for _ in range(n)], or give env fns: [make] * n."
             )
 

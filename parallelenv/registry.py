@@ -46,10 +46,10 @@ def make_backend(para_mode: Any, options: dict[str, Any]) -> Backend:
     """
     kind = para_mode if isinstance(para_mode, type) else load_backend(para_mode)
     accepted = [name for name in inspect.signature(kind).parameters if name not in ("args", "kwargs")]
-    for name in options:
+    for name, value in options.items():
         if name not in accepted:
             raise UnknownOptionError(
-                f"{name}={options[name]!r} is no option of para_mode={_word(para_mode)!r}; it accepts "
+                f"{name}={value!r} is no option of para_mode={_word(para_mode)!r}; it accepts "
                 f"{', '.join(accepted) if accepted else 'no further options'}.{_nearest(name, accepted)}"
             )
     backend: Backend = kind(**options)

@@ -32,7 +32,15 @@ class StepResult(tuple):  # type: ignore[type-arg]
     env_ids: Array
 
     def __new__(
-        cls, states: Any, rewards: Array, dones: Array, infos: Array, *, terminated: Array, truncated: Array, env_ids: Array
+        cls,
+        states: Any,
+        rewards: Array,
+        dones: Array,
+        infos: Array,
+        *,
+        terminated: Array,
+        truncated: Array,
+        env_ids: Array,
     ) -> StepResult:
         """Return the four items as a tuple that carries the other three as attributes."""
         self = super().__new__(cls, (states, rewards, dones, infos))
@@ -169,4 +177,3 @@ def _loose_columns(batch: Batch, env_ids: Sequence[int], extras: Mapping[int, Ex
         return []
     values = [extras[env_id].loose or [] for env_id in env_ids]
     return [[leaves[index] for leaves in values] for index in range(number)]
-

@@ -88,7 +88,8 @@ class Structure:
         space = self.leaves[leaf]
         if space is None:
             return stack_values(values)
-        return concatenate(space, values, create_empty_array(space, len(values)))
+        empty: Any = create_empty_array(space, len(values))
+        return concatenate(space, values, empty)
 
 
 def common_space(candidates: Iterable[spaces.Space[Any] | None]) -> spaces.Space[Any] | None:

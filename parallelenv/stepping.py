@@ -41,7 +41,7 @@ class Stepper:
         self._pool = pool
         self._policy = policy
         self._copy = copy
-        self._actions = ActionReader(pool.batch.layout)
+        self._actions = ActionReader(pool.layout)
         self._flights = Flights()
         # The latest step, from before its first message leaves until the user has the result.
         # If something comes in between, the next call finds it here.
@@ -132,6 +132,7 @@ class Stepper:
         Raises:
             EnvBusyError: If one has an undelivered step.
             EnvPausedError: If one is paused.
+            WorkerDiedError: If one has lost its worker.
             ResetNeededError: If one has no episode to step in.
             ActionError: If the actions do not fit. In all cases nothing was sent.
         """
@@ -169,9 +170,12 @@ class Stepper:
             paused = [env_id for env_id in env_ids if self.paused[env_id]]
             if paused:
                 raise EnvPausedError(f"envs {paused} are paused. Call resume({paused}) first, or leave them out.")
+        self._pool.refuse_dead(env_ids)
         fresh = [env_id for env_id in env_ids if env_id in self._fresh] if self._fresh else []
         if fresh:
-            raise ResetNeededError(f"envs {fresh} have no running episode. Call reset() or reset({fresh}) before stepping.")
+            raise ResetNeededError(
+                f"envs {fresh} have no running episode. Call reset() or reset({fresh}) before stepping."
+            )
 
     def _choose(self, env_ids: Sequence[int]) -> tuple[Sequence[int], list[int] | None]:
         """Return the envs that will be stepped, and their positions if some will not be."""

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from parallelenv.registry import known_modes
 from parallelenv.tables import format_table
 
 QUICK = ["--num-envs", "3", "--steps", "40", "--seconds", "0.05"]
+OTHER, THIRD = known_modes()[1:3]
 PLAN = Plan(num_envs=2, modes=("dummy",), num_cpus=None, steps=5, seconds=0.01, seed=0)
 
 
@@ -101,9 +103,7 @@ class EntryPoint:
 def odd_modes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pretend that other packages have added modes."""
     kinds = {"cramped": CrampedBackend, "uninstalled": UninstalledBackend, "wrong": WrongBackend}
-    monkeypatch.setattr(
-        registry, "_foreign", lambda: {word: EntryPoint(kind) for word, kind in kinds.items()}
-    )
+    monkeypatch.setattr(registry, "_foreign", lambda: {word: EntryPoint(kind) for word, kind in kinds.items()})
 
 
 def row_of(output: str, mode: str) -> list[str]:
@@ -143,13 +143,11 @@ def test_a_mode_whose_package_is_missing_is_a_row_that_says_so(
     assert row[1:] == [*"-----", "It needs the package 'rocket'. Install it with: pip install rocket"]
 
 
-def test_a_mode_that_fails_does_not_stop_the_others(
-    odd_modes: None, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["compare", "CartPole-v1", "--modes", "cramped,thread", *QUICK]) == 1
+def test_a_mode_that_fails_does_not_stop_the_others(odd_modes: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "CartPole-v1", "--modes", f"cramped,{OTHER}", *QUICK]) == 1
     output = capsys.readouterr().out
     assert row_of(output, "cramped")[-1] == "The cluster is too small."
-    assert row_of(output, "thread")[-1] == "yes"
+    assert row_of(output, OTHER)[-1] == "yes"
 
 
 def test_a_mode_that_differs_is_found_and_never_recommended(
@@ -165,7 +163,7 @@ def test_a_mode_that_differs_is_found_and_never_recommended(
 def test_an_irreproducible_env_is_told_apart_from_a_wrong_mode(
     registered: Callable[[str], str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["compare", registered("irreproducible"), "--modes", "thread", *QUICK]) == 0
+    assert main(["compare", registered("irreproducible"), "--modes", OTHER, *QUICK]) == 0
     output = capsys.readouterr().out
     assert row_of(output, "dummy")[-2] == "no"
     assert "is not reproducible from its seeds" in output
@@ -185,7 +183,7 @@ def test_an_irreproducible_env_is_told_apart_from_a_wrong_mode(
 def test_an_env_that_cannot_run_is_an_error_in_one_line(
     registered: Callable[[str], str], capsys: pytest.CaptureFixture[str], mood: str, message: str
 ) -> None:
-    assert main(["compare", registered(mood), "--modes", "thread", *QUICK]) == 2
+    assert main(["compare", registered(mood), "--modes", OTHER, *QUICK]) == 2
     assert capsys.readouterr().err == f"parallelenv: {message}\n"
 
 
@@ -223,9 +221,7 @@ def test_an_unknown_mode_is_an_error_that_names_the_nearest(capsys: pytest.Captu
         ["--seed", "-3"],
     ],
 )
-def test_a_number_that_makes_no_sense_is_refused(
-    words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_number_that_makes_no_sense_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["compare", "CartPole-v1", *words])
     assert ended.value.code == 2
@@ -233,13 +229,11 @@ def test_a_number_that_makes_no_sense_is_refused(
 
 
 def test_modes_come_once_in_the_order_asked_after_the_oracle() -> None:
-    assert cli._modes(["thread,dummy", "thread"]) == ("dummy", "thread")
+    assert cli._modes([f"{OTHER},dummy", OTHER]) == ("dummy", OTHER)
     assert cli._modes([]) == known_modes()
 
 
-def test_an_interrupt_ends_quietly(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_interrupt_ends_quietly(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def interrupted(*_: Any) -> Comparison:
         raise KeyboardInterrupt
 
@@ -263,13 +257,14 @@ class Steps:
         self.said.append(desc)
 
 
-def test_the_progress_bar_ends_full_and_says_what_is_done() -> None:
+@pytest.mark.parametrize("modes", [("dummy",), ("dummy", OTHER)])
+def test_the_progress_bar_ends_full_and_says_what_is_done(modes: tuple[str, ...]) -> None:
     progress = Steps()
-    compare.compare("CartPole-v1", PLAN, progress)
-    assert progress.count == pytest.approx(compare.PHASES)
-    assert progress.said == [
-        f"CartPole-v1: {what}" for what in ("starting dummy", "comparing results", "timing")
-    ]
+    plan = replace(PLAN, modes=modes)
+    compare.compare("CartPole-v1", plan, progress)
+    assert progress.count == pytest.approx(compare.amount_of_work(plan))
+    for text in ("recording", f"starting {modes[-1]}", f"comparing {modes[-1]}", "timing dummy"):
+        assert f"CartPole-v1: {text}" in progress.said
 
 
 def test_a_terminal_shows_a_progress_bar(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,36 +272,55 @@ def test_a_terminal_shows_a_progress_bar(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(terminal, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stderr", terminal)
     assert main(["compare", "CartPole-v1", "--modes", "dummy", *QUICK]) == 0
-    assert "CartPole-v1: comparing results" in terminal.getvalue()
+    assert "CartPole-v1: comparing dummy" in terminal.getvalue()
 
 
-def test_modes_are_timed_in_turns_and_each_round_starts_with_another() -> None:
+class Timed(compare._Run):
+    """A mode that is so fast in each round."""
+
+    def __init__(self, mode: str, rates: Sequence[float], order: list[str]) -> None:
+        super().__init__("dummy", "CartPole-v1", PLAN, Steps())
+        self.close()
+        self.row.mode = mode
+        self.coming = iter(rates)
+        self.order = order
+
+    def time(self, actions: Sequence[Any]) -> None:
+        self.order.append(self.row.mode)
+        self.row.rates.append(next(self.coming))
+
+
+def test_a_mode_is_timed_in_turns_with_the_oracle_and_compared_within_rounds() -> None:
     order: list[str] = []
-
-    class Run(compare._Run):
-        def time(self, actions: Sequence[Any], seconds: float) -> None:
-            order.append(self.row.mode)
-
-    compare._time([Run("a"), Run("b"), Run("c")], [], 1.0, Steps())
-    assert order == list("abcbcacababcbca")
+    run, oracle = Timed("a", [200, 20, 200, 2, 1], order), Timed("o", [100, 10, 100, 1, 100], order)
+    compare._take_turns([run, oracle], [])
+    assert "".join(order) == "oaaooaaooa"
+    assert run.row.ratio == 2.0  # neither the rounds in which both were slow nor the odd last one count
 
 
-def test_the_reference_and_every_mode_meet_the_same_seed() -> None:
-    first, again = (compare.compare("CartPole-v1", PLAN, Steps()) for _ in range(2))
-    assert first.is_reproducible
-    assert again.is_sound
+def test_modes_are_open_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+
+    def noting(sign: str, method: Callable[[compare._Run], None]) -> Callable[[compare._Run], None]:
+        def noted(run: compare._Run) -> None:
+            events.append(f"{sign}{run.row.mode}")
+            method(run)
+
+        return noted
+
+    monkeypatch.setattr(compare._Run, "start", noting("+", compare._Run.start))
+    monkeypatch.setattr(compare._Run, "close", noting("-", compare._Run.close))
+    compare.compare("CartPole-v1", replace(PLAN, modes=("dummy", OTHER, THIRD)), Steps())
+    assert events == ["+dummy", f"+{OTHER}", f"-{OTHER}", f"+{THIRD}", f"-{THIRD}", "-dummy"]
 
 
 # ------------------------------------------------------------------ what follows from the numbers
 
 
 def row(mode: str, *rates: float, **findings: Any) -> Row:
-    return Row(mode, workers=2, startup=0.5, rates=list(rates), **findings)
-
-
-def test_ratio_is_taken_within_rounds_so_that_a_slow_round_does_not_count() -> None:
-    compared = Comparison("Env-v0", (row("dummy", 100, 10, 100), row("thread", 200, 20, 1)))
-    assert compared.ratio(compared.rows[1]) == 2.0
+    """Return a row with these rates, where the oracle had 100 in each round."""
+    ratios = [rate / 100 for rate in rates]
+    return Row(mode, workers=2, startup=0.5, rates=list(rates), ratios=ratios, **findings)
 
 
 @pytest.mark.parametrize(
@@ -342,7 +356,7 @@ def test_a_table_aligns_its_columns_and_leaves_out_empty_ones() -> None:
 def test_a_picture_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / "out.png"
-    assert main(["compare", "CartPole-v1", "--modes", "thread", "--plot", str(path), *QUICK]) == 0
+    assert main(["compare", "CartPole-v1", "--modes", OTHER, "--plot", str(path), *QUICK]) == 0
     assert path.read_bytes().startswith(b"\x89PNG")
     assert f"Picture: {path}" in capsys.readouterr().out
 

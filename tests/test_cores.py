@@ -79,9 +79,7 @@ def test_a_machine_without_cgroups_has_no_quota(tmp_path: Path, group: str, moun
     ("affinity", "quota", "usable"),
     [(8, None, 8), (8, 2.0, 2), (2, 8.0, 2), (8, 1.5, 2), (8, 0.1, 1), (0, None, 1)],
 )
-def test_usable_is_the_smaller_limit_and_at_least_one(
-    affinity: int, quota: float | None, usable: int
-) -> None:
+def test_usable_is_the_smaller_limit_and_at_least_one(affinity: int, quota: float | None, usable: int) -> None:
     assert Cores(machine=16, affinity=affinity, quota=quota).usable == usable
 
 

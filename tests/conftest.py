@@ -1,0 +1,166 @@
+"""What every test gets: the mode under test, envs that are closed again, and a look for leaks."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from multiprocessing import forkserver, resource_tracker
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from parallelenv import ParallelEnv, registry
+from parallelenv.errors import MissingDependencyError
+
+MakeEnv = Callable[..., ParallelEnv]
+
+PATIENCE = 2.0  # seconds that what is ending gets to be gone
+_RAY_DESCRIPTORS = 8  # connections that Ray opens and closes when it likes
+
+
+# -------------------------------------------------------------------- modes
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[None]:
+    """Ray, started once; envs of the Ray modes join it."""
+    import ray
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ray.init(num_cpus=4, include_dashboard=False, logging_level=logging.ERROR)
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ray.shutdown()
+
+
+def require_mode(word: str, request: pytest.FixtureRequest) -> str:
+    """Return a mode's word when it is ready to be used; skip the test where its package is missing."""
+    try:
+        registry.load_backend(word)
+    except MissingDependencyError as error:
+        if os.environ.get("PARALLELENV_REQUIRE_RAY") == "1":
+            pytest.fail(f"PARALLELENV_REQUIRE_RAY=1, but: {error}")
+        pytest.skip(str(error))
+    if word.startswith("ray"):
+        request.getfixturevalue("ray_cluster")
+    return word
+
+
+@pytest.fixture(params=registry.known_modes())
+def mode(request: pytest.FixtureRequest) -> str:
+    """Each mode in turn."""
+    return require_mode(request.param, request)
+
+
+@pytest.fixture
+def make_env(mode: str) -> Iterator[MakeEnv]:
+    """Make a `ParallelEnv` in the mode under test; it is closed after the test."""
+    made: list[ParallelEnv] = []
+
+    def make(envs: Any, **kwargs: Any) -> ParallelEnv:
+        made.append(ParallelEnv(envs, para_mode=mode, **kwargs))
+        return made[-1]
+
+    yield make
+    for env in made:
+        env.close()
+
+
+# -------------------------------------------------------------------- leaks
+
+
+@pytest.fixture(autouse=True)
+def no_leaks() -> Iterator[None]:
+    """Fail a test that leaves a process, a thread, a descriptor or shared memory behind."""
+    before = _Holdings()
+    yield
+    deadline = time.monotonic() + PATIENCE
+    while leaks := _Holdings().beyond(before):
+        if time.monotonic() > deadline:
+            pytest.fail(f"left behind: {'; '.join(leaks)}")
+        gc.collect()
+        time.sleep(0.05)
+
+
+class _Holdings:
+    """What this process has now."""
+
+    def __init__(self) -> None:
+        self.processes = _processes()
+        self.threads = {thread for thread in threading.enumerate() if not _is_foreign(thread)}
+        self.descriptors = _listing("/proc/self/fd")
+        self.shared = _listing("/dev/shm")
+        self.ray_runs = _ray_runs()
+        self.singletons = (self.ray_runs, *_helper_pids())
+
+    def beyond(self, before: _Holdings) -> list[str]:
+        """Return what is here that was not before, one line each."""
+        leaks = [f"process {pid} ({what})" for pid, what in self.processes.items() if pid not in before.processes]
+        leaks += [f"thread {thread.name}" for thread in self.threads - before.threads]
+        leaks += [f"/dev/shm/{name}" for name in self.shared.keys() - before.shared.keys()]
+        more = len(self.descriptors) - len(before.descriptors)
+        if self.singletons == before.singletons and more > (_RAY_DESCRIPTORS if self.ray_runs else 0):
+            new = {number: target for number, target in self.descriptors.items() if number not in before.descriptors}
+            leaks.append(f"{more} descriptors of {new}")
+        return leaks
+
+
+def _processes() -> dict[int, str]:
+    """Return our child processes, without those that serve the whole session."""
+    found = {}
+    for process in psutil.Process().children(recursive=True):
+        try:
+            command = " ".join(process.cmdline()) or process.name()
+        except psutil.ZombieProcess:
+            if process.ppid() != os.getpid():
+                continue  # its parent has yet to look at it; that is not us
+            command = "a zombie"
+        except psutil.NoSuchProcess:
+            continue
+        if process.pid not in _helper_pids() and not _belongs_to_ray(command):
+            found[process.pid] = command[:80]
+    return found
+
+
+def _belongs_to_ray(command: str) -> bool:
+    if command.startswith("ray::"):
+        return "Host" not in command  # else it is an actor of ours
+    return "/ray/" in command and "multiprocessing" not in command
+
+
+def _helper_pids() -> tuple[int | None, int | None]:
+    servers: Any = forkserver
+    trackers: Any = resource_tracker
+    return servers._forkserver._forkserver_pid, trackers._resource_tracker._pid
+
+
+def _is_foreign(thread: threading.Thread) -> bool:
+    """Whether it is one of the threads that libraries keep for the whole session."""
+    owners = {type(thread).__module__, getattr(getattr(thread, "_target", None), "__module__", None) or ""}
+    return thread.daemon and (
+        thread.name.startswith("ray") or any(owner.startswith(("ray", "grpc", "tqdm")) for owner in owners)
+    )
+
+
+def _ray_runs() -> bool:
+    return "ray" in sys.modules and bool(sys.modules["ray"].is_initialized())
+
+
+def _listing(folder: str) -> dict[str, str]:
+    found = {}
+    for path in Path(folder).glob("*"):
+        try:
+            found[path.name] = str(path.readlink()) if path.is_symlink() else ""
+        except OSError:  # the descriptor that listed the folder, or something that is just going
+            continue
+    return found

@@ -1,0 +1,394 @@
+"""Every wrong argument: a clear error, before anything was sent, and the object as it was."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.error import ResetNeeded
+
+from parallelenv import ParallelEnv, ParallelEnvError
+from parallelenv.errors import (
+    AbsentMethodError,
+    ActionError,
+    ArgumentError,
+    ClosedError,
+    EnvBusyError,
+    EnvPausedError,
+    IdRangeError,
+    IdTypeError,
+    InvalidEnvError,
+    InvalidIdError,
+    NothingInFlightError,
+    UnknownModeError,
+    UnknownOptionError,
+    UnknownPolicyError,
+    UnpicklableError,
+)
+
+MakeEnv = Callable[..., ParallelEnv]
+
+
+class Counter(gym.Env[Any, Any]):
+    """Counts its steps, so that a step that should not have been is seen."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float64)
+    action_space = gym.spaces.Discrete(3)
+
+    def __init__(self, number: int = 0) -> None:
+        self.number = number
+        self.steps = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        return np.array([self.number, self.steps], float), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        return np.array([self.number, self.steps], float), 0.0, False, False, {}
+
+    def greet(self, name: str) -> str:
+        return f"{name} {self.number}"
+
+
+COUNTERS = [partial(Counter, number) for number in range(4)]
+
+
+@pytest.fixture
+def env(make_env: MakeEnv) -> ParallelEnv:
+    """Four envs in two workers, reset."""
+    env = make_env(COUNTERS, asynchronous="idle", num_cpus=2)
+    env.reset()
+    return env
+
+
+# ---------------------------------------------------------------- construction
+
+
+def test_an_unknown_mode_names_the_nearest() -> None:
+    with pytest.raises(UnknownModeError, match=r"para_mode='subproz' is not known.*Did you mean 'subproc'\?"):
+        ParallelEnv(COUNTERS, "subproz")
+    with pytest.raises(ValueError, match="para_mode=3"):
+        ParallelEnv(COUNTERS, 3)
+
+
+def test_an_unknown_policy_names_the_nearest() -> None:
+    with pytest.raises(UnknownPolicyError, match=r"asynchronous='restrat'.*Did you mean 'restart'\?"):
+        ParallelEnv(COUNTERS, asynchronous="restrat")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("envs", "message"),
+    [
+        ([], "envs is empty"),
+        (3, "envs=3 is no list"),
+        ("CartPole-v1", "is a single env"),
+        (Counter(), "is a single env"),
+        (Counter, "is a single env"),
+        ([3], r"envs\[0\] is 3, which is no env"),
+        ([Counter, None], r"envs\[1\] is None, which is no env"),
+        (["NoSuchEnv-v0"], r"envs\[0\] is 'NoSuchEnv-v0', which Gymnasium does not know"),
+    ],
+)
+def test_what_is_no_list_of_envs_is_refused(envs: Any, message: str) -> None:
+    with pytest.raises(InvalidEnvError, match=message):
+        ParallelEnv(envs)
+
+
+def test_the_same_instance_twice_shows_the_fix() -> None:
+    twin = Counter()
+    with pytest.raises(InvalidEnvError, match=r"envs\[0\] and envs\[2\] are the same instance.*\[make\] \* n"):
+        ParallelEnv([twin, Counter(), twin])
+
+
+def test_a_vector_env_is_refused() -> None:
+    with pytest.raises(InvalidEnvError, match="already a batch"):
+        ParallelEnv([gym.make_vec("CartPole-v1", num_envs=2)])  # type: ignore[list-item]
+
+
+def test_a_pettingzoo_env_is_refused(make_env: MakeEnv) -> None:
+    with pytest.raises(InvalidEnvError, match="env 1 is .*PettingZoo multi-agent env"):
+        ParallelEnv([Counter(), _pettingzoo_like()])
+    with pytest.raises(InvalidEnvError, match="env 1 is .*PettingZoo multi-agent env"):
+        make_env([Counter, _pettingzoo_like])
+
+
+def _pettingzoo_like() -> Any:
+    """Return what `refuse_foreign` recognises: PettingZoo itself is a heavy thing to install."""
+    base = type("ParallelEnv", (), {"__module__": "pettingzoo.utils.env"})
+    methods = {"reset": lambda self: ({}, {}), "step": lambda self, actions: ({}, {}, {}, {}, {})}
+    return type("Game", (base,), methods)()
+
+
+def test_an_env_fn_that_returns_no_env_is_named(make_env: MakeEnv) -> None:
+    with pytest.raises(InvalidEnvError, match="The env fn of env 1 returned None"):
+        make_env([Counter, lambda: None])
+
+
+def test_an_env_fn_that_raises_keeps_its_error(make_env: MakeEnv) -> None:
+    def broken() -> None:
+        raise LookupError("no such level")
+
+    with pytest.raises(LookupError, match="no such level") as caught:
+        make_env([Counter, broken])
+    assert "Raised by env 1 in build" in "".join(caught.value.__notes__)
+
+
+def test_an_env_that_does_not_pickle_is_named() -> None:
+    def locked() -> Counter:
+        env = Counter()
+        env.lock = threading.Lock()  # type: ignore[attr-defined]
+        return env
+
+    with pytest.raises(UnpicklableError, match=r"env 1 cannot move to its worker.*To blame: lock"):
+        ParallelEnv([Counter(), locked()], "subproc")
+    with ParallelEnv([Counter(), locked()], "dummy") as env:
+        assert len(env) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_cpus": 0}, "num_cpus=0 must be an int of at least 1"),
+        ({"num_cpus": 1.5}, r"num_cpus=1\.5"),
+        ({"num_gpus": -1}, "num_gpus=-1 is no number of GPUs"),
+        ({"timeout": 0}, "timeout=0 must be a positive number"),
+        ({"timeout": "5"}, "timeout='5'"),
+    ],
+)
+def test_unusable_numbers_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        ParallelEnv(COUNTERS, **arguments)
+
+
+def test_an_option_of_another_backend_is_refused() -> None:
+    with pytest.raises(UnknownOptionError, match="strat_method='fork' is no option of para_mode='subproc'.*start_method"):
+        ParallelEnv(COUNTERS, "subproc", strat_method="fork")
+    with pytest.raises(TypeError, match="accepts no further options"):
+        ParallelEnv(COUNTERS, "dummy", start_method="fork")
+    with pytest.raises(ArgumentError, match="start_method='threads' does not exist"):
+        ParallelEnv(COUNTERS, "subproc", start_method="threads")
+
+
+def test_make_checks_its_arguments() -> None:
+    with pytest.raises(ArgumentError, match="num_envs=0"):
+        ParallelEnv.make("CartPole-v1", 0)
+    with pytest.raises(InvalidEnvError, match="NoSuchEnv"):
+        ParallelEnv.make("NoSuchEnv-v0", 2)
+
+
+# ---------------------------------------------------------------- calls
+
+
+def assert_untouched(env: ParallelEnv) -> None:
+    """The envs have not been stepped, and can be."""
+    assert env.get_env_attr("steps") == [0, 0, 0, 0]
+    states, *_ = env.step([0, 0, 0, 0])
+    assert states[:, 1].tolist() == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("id", "error", "message"),
+    [
+        (4, IdRangeError, "id=4 names env 4, but ids run from 0 to 3"),
+        ([0, -1], IdRangeError, "names env -1"),
+        ([0, 1, 0], InvalidIdError, "names env 0 twice"),
+        (1.0, IdTypeError, r"id=1\.0 names no envs"),
+        ([0, 1.0], IdTypeError, r"has 1\.0 in it"),
+        (np.array([0.0]), IdTypeError, "no int"),
+        ([True, False], InvalidIdError, "mask of length 2, but there are 4 envs"),
+        (True, IdTypeError, "id=True names no envs"),
+        ("0", IdTypeError, "id='0' names no envs"),
+        ({0}, IdTypeError, "names no envs"),
+    ],
+)
+def test_wrong_ids_are_refused(env: ParallelEnv, id: Any, error: type[Exception], message: str) -> None:
+    for call in (
+        partial(env.step, [0]),
+        partial(env.send, [0]),
+        partial(env.get_env_attr, "steps"),
+        partial(env.customized_method, "greet", {"name": "x"}),
+    ):
+        with pytest.raises(error, match=message):
+            call(id=id)
+    with pytest.raises(error, match=message):
+        env.reset(id)
+    assert_untouched(env)
+
+
+@pytest.mark.parametrize(
+    ("action", "message"),
+    [
+        ([0, 0, 0], "3 actions were given for 4 envs"),
+        ([0] * 5, "5 actions were given for 4 envs"),
+        (np.zeros(3, int), "3 actions were given"),
+        (0, "is a single action"),
+        (None, "is a single action"),
+        (np.zeros((4, 1), int), r"shape \(4, 1\); expected \(4,\)"),
+        ([0.5, 0, 0, 0], "dtype float64"),
+        ([None, 0, 0, 0], "dtype object"),
+        ([[0], [0, 1], 0, 0], "do not form an array"),
+    ],
+)
+def test_wrong_actions_are_refused(env: ParallelEnv, action: Any, message: str) -> None:
+    for call in (env.step, env.send):
+        with pytest.raises(ActionError, match=message):
+            call(action)
+    assert_untouched(env)
+
+
+def test_an_unknown_align_is_refused(env: ParallelEnv) -> None:
+    with pytest.raises(ArgumentError, match="align='items' is not known"):
+        env.step([0, 0, 0, 0], align="items")  # type: ignore[arg-type]
+    assert_untouched(env)
+
+
+def test_a_step_before_the_reset_is_refused(make_env: MakeEnv) -> None:
+    env = make_env(COUNTERS)
+    with pytest.raises(ResetNeeded, match=r"envs \[0, 1, 2, 3\] have no running episode"):
+        env.step([0, 0, 0, 0])
+    env.reset([0, 2])
+    with pytest.raises(ResetNeeded, match=r"envs \[1\] have no running episode"):
+        env.send([0, 0], [0, 1])
+    assert env.step([0, 0], [0, 2])[0][:, 1].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ([{"name": "a"}], "data has 1 items for 4 envs"),
+        ([0, 1, 2, 3], "data has 0 in it.*envs are chosen with id="),
+        ("name", "data='name' cannot be spread"),
+        (3, "data=3 cannot be spread"),
+    ],
+)
+def test_wrong_data_is_refused(env: ParallelEnv, data: Any, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        env.customized_method("greet", data)
+    assert_untouched(env)
+
+
+def test_values_that_do_not_fit_are_refused(env: ParallelEnv) -> None:
+    with pytest.raises(ArgumentError, match="either value .* or values"):
+        env.set_env_attr("steps")
+    with pytest.raises(ArgumentError, match="either value .* or values"):
+        env.set_env_attr("steps", 1, values=[1, 2, 3, 4])
+    with pytest.raises(ArgumentError, match="values has 2 items for 4 envs"):
+        env.set_env_attr("steps", values=[1, 2])
+    assert_untouched(env)
+
+
+@pytest.mark.parametrize("name", ["", "a b", "steps.", "__class__", "unwrapped.__dict__", "f()", 3])
+def test_what_is_no_plain_name_is_never_evaluated(env: ParallelEnv, name: Any) -> None:
+    for call in (env.get_env_attr, env.customized_method, partial(env.set_env_attr, value=1)):
+        with pytest.raises(ArgumentError, match=r"is no name|double-underscore"):
+            call(name)
+    assert_untouched(env)
+
+
+def test_an_absent_method_names_the_env_and_harms_nobody(env: ParallelEnv) -> None:
+    with pytest.raises(AbsentMethodError, match="Counter has no method 'gret'") as caught:
+        env.customized_method("gret", {"name": "x"}, id=2)
+    assert "Raised by env 2" in "".join(caught.value.__notes__)
+    with pytest.raises(AttributeError, match="no method.*Read it with get_env_attr"):
+        env.customized_method("steps", id=1)
+    assert_untouched(env)
+
+
+@pytest.mark.parametrize(
+    ("seed", "message"),
+    [
+        ("7", "seed='7' is no seed"),
+        (1.5, r"seed=1\.5 is no seed"),
+        (-1, "Seeds are ints of 0 or more"),
+        ([1, 2], "2 seeds were given for 4 envs"),
+        ([1, 2, 3, 0.5], r"seed=0\.5"),
+    ],
+)
+def test_wrong_seeds_are_refused(env: ParallelEnv, seed: Any, message: str) -> None:
+    for call in (env.seed, lambda seed: env.reset(seed=seed)):
+        with pytest.raises(ArgumentError, match=message):
+            call(seed)
+    assert_untouched(env)
+
+
+def test_wrong_options_are_refused(env: ParallelEnv) -> None:
+    with pytest.raises(ArgumentError, match="options has 1 items for 4 envs"):
+        env.reset(options=[{}])
+    with pytest.raises(ArgumentError, match="must have a dict or None for each"):
+        env.reset(options=[1, 2, 3, 4])
+    assert_untouched(env)
+
+
+def test_recv_without_send_is_refused(env: ParallelEnv) -> None:
+    with pytest.raises(NothingInFlightError, match="no step is in flight"):
+        env.recv()
+    with pytest.raises(ArgumentError, match="max_envs=1 is less than min_envs=2"):
+        env.recv(2, 1)
+    with pytest.raises(ArgumentError, match="min_envs=0"):
+        env.recv(0)
+    assert_untouched(env)
+
+
+def test_send_to_a_busy_env_is_refused(env: ParallelEnv) -> None:
+    env.send([0, 0], [1, 2])
+    for call in (env.send, env.step):
+        with pytest.raises(EnvBusyError, match=r"envs \[2\] have a step under way"):
+            call([0, 0], [2, 3])
+    assert sorted(env.recv(min_envs=2).env_ids.tolist()) == [1, 2]
+    assert env.get_env_attr("steps") == [0, 1, 1, 0]
+
+
+def test_a_paused_env_is_not_stepped(env: ParallelEnv) -> None:
+    env.pause([1])
+    for call in (env.send, env.step):
+        with pytest.raises(EnvPausedError, match=r"envs \[1\] are paused. Call resume\(\[1\]\)"):
+            call([0, 0], [0, 1])
+    env.resume()
+    assert_untouched(env)
+
+
+def test_any_call_after_close_is_refused(env: ParallelEnv) -> None:
+    env.close()
+    env.close()
+    calls: list[Callable[[], Any]] = [
+        env.reset,
+        env.recv,
+        env.render,
+        env.resume,
+        lambda: env.step([0] * 4),
+        lambda: env.send([0] * 4),
+        lambda: env.seed(1),
+        lambda: env.pause(0),
+        lambda: env.restart(0),
+        lambda: env.get_env_attr("steps"),
+        lambda: env.set_env_attr("steps", 1),
+        lambda: env.customized_method("greet"),
+    ]
+    for call in calls:
+        with pytest.raises(ClosedError, match="on a closed ParallelEnv"):
+            call()
+    assert env.closed
+
+
+def test_every_error_is_one_of_ours() -> None:
+    from parallelenv import errors
+
+    found = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, Exception)]
+    assert len(found) > 20
+    assert all(issubclass(error, ParallelEnvError) for error in found)
+
+
+def test_a_missing_package_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    from parallelenv.errors import MissingDependencyError
+
+    monkeypatch.setitem(sys.modules, "ray", None)  # what the import system says of an absent package
+    with pytest.raises(MissingDependencyError, match="pip install ray"):
+        ParallelEnv(COUNTERS, "ray")
