@@ -12,7 +12,7 @@ from typing import Any
 
 import cloudpickle
 
-from parallelenv.backends.inprocess import cannot_travel
+from parallelenv.backends.inprocess import cannot_be_given, cannot_travel
 from parallelenv.backends.wire import Message
 from parallelenv.errors import UnpicklableError
 from parallelenv.failures import Failure
@@ -104,10 +104,7 @@ def _blamed(command: Command, error: Exception) -> UnpicklableError:
         try:
             _dump(cloudpickle.Pickler, argument)
         except Exception as reason:  # noqa: BLE001 (this is the one)
-            return UnpicklableError(
-                f"What {command.name} was given for env {env_id} is of type {type(argument).__name__} and cannot be "
-                f"copied to its worker ({type(reason).__name__}: {reason}). Nothing was sent. Give plain data."
-            )
+            return cannot_be_given(command.name, env_id, argument, reason)
     return UnpicklableError(
         f"The arguments of {command.name} cannot be copied to a worker ({error}). Nothing was sent."
     )

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from parallelenv.backends.host import Execution, Host
-from parallelenv.backends.inprocess import detach
+from parallelenv.backends.inprocess import detach, take_over
 from parallelenv.batch import Batch, Layout
 from parallelenv.protocol import Channel, Command, Death, HostRecipe, Plan, Reply
 
@@ -25,7 +25,7 @@ class DummyChannel:
         self._replies: deque[Reply] = deque()
 
     def pack(self, command: Command) -> Command:  # noqa: D102 (see Channel)
-        return command
+        return take_over(command)
 
     def send(self, packed: Command) -> None:  # noqa: D102 (see Channel)
         self._queue.append(Execution(self._host, packed))

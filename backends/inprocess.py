@@ -7,7 +7,33 @@ from typing import Any
 from parallelenv.errors import UnpicklableError
 from parallelenv.failures import Failure
 from parallelenv.ownership import own
-from parallelenv.protocol import EnvFacts, Extra, Reply
+from parallelenv.protocol import Command, EnvFacts, Extra, Reply
+
+
+def take_over(command: Command) -> Command:
+    """Cut every tie between a command's arguments and what the user may go on to change.
+
+    Raises:
+        UnpicklableError: If an argument cannot be copied, as between processes.
+    """
+    if command.each is None:
+        return command
+    copies = []
+    for env_id, argument in zip(command.env_ids, command.each, strict=True):
+        try:
+            copies.append(own(argument))
+        except Exception as error:
+            raise cannot_be_given(command.name, env_id, argument, error) from error
+    command.each = copies
+    return command
+
+
+def cannot_be_given(operation: str, env_id: int, argument: Any, error: Exception) -> UnpicklableError:
+    """Return the error for an argument that cannot be copied to its env."""
+    return UnpicklableError(
+        f"What {operation} was given for env {env_id} is of type {type(argument).__name__} and cannot be copied to the "
+        f"env ({type(error).__name__}: {error}). Nothing was sent. Give plain data."
+    )
 
 
 def detach(reply: Reply) -> Reply:

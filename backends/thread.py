@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from parallelenv.backends.host import Host
-from parallelenv.backends.inprocess import detach
+from parallelenv.backends.inprocess import detach, take_over
 from parallelenv.batch import Batch, Layout
 from parallelenv.cores import usable_cores
 from parallelenv.protocol import Channel, Command, Death, HostRecipe, Plan, Reply
@@ -45,7 +45,7 @@ class ThreadChannel:
         self._host.close()
 
     def pack(self, command: Command) -> Command:  # noqa: D102 (see Channel)
-        return command
+        return take_over(command)
 
     def send(self, packed: Command) -> None:  # noqa: D102 (see Channel)
         self._commands.put(packed)

@@ -19,6 +19,10 @@ from tblib import Traceback as PortableTraceback
 from parallelenv.errors import EnvError, ParallelEnvError
 
 
+_SHOWN_FRAMES = 50
+"""So many of the outermost and of the innermost frames of a traceback travel."""
+
+
 class Failure:
     """An exception raised for one env.
 
@@ -86,14 +90,14 @@ def _identity(exception: BaseException) -> Any:
 
 def _pack(exception: BaseException) -> dict[str, Any]:
     text = "".join(traceback.format_exception(exception)).rstrip()
-    chained = exception.__cause__ is not None or exception.__context__ is not None
+    has_context = exception.__context__ is not None and not exception.__suppress_context__
     return {
         "pickled": _portable_pickle(exception),
         "name": f"{type(exception).__module__}.{type(exception).__qualname__}",
         "message": _safe_str(exception),
         "text": text,
         "frames": _pack_traceback(exception.__traceback__),
-        "chained": chained and not exception.__suppress_context__,
+        "chained": exception.__cause__ is not None or has_context,
     }
 
 
@@ -135,7 +139,20 @@ def _safe_str(exception: BaseException) -> str:
 
 
 def _pack_traceback(frames: TracebackType | None) -> dict[str, Any] | None:
-    return None if frames is None else PortableTraceback(frames).to_dict()
+    if frames is None:
+        return None
+    _cut_middle(frames)
+    packed: dict[str, Any] = PortableTraceback(frames).to_dict()
+    return packed
+
+
+def _cut_middle(frames: TracebackType) -> None:
+    """Leave out the middle of a very long traceback: packing is recursive, and nobody reads it."""
+    chain = [frames]
+    while chain[-1].tb_next is not None:
+        chain.append(chain[-1].tb_next)
+    if len(chain) > 2 * _SHOWN_FRAMES:
+        chain[_SHOWN_FRAMES - 1].tb_next = chain[-_SHOWN_FRAMES]
 
 
 def _rebuild(packed: dict[str, Any], env_id: int, operation: str, pid: int) -> Failure:

@@ -114,7 +114,7 @@ class Pool:
         self._shield = Shield()
         self._numbers = itertools.count(1)
         self._requests: dict[int, Request] = {}
-        self._has_dead = False
+        self._lost: dict[int, WorkerDiedError] = {}  # envs whose worker is dead, also one behind a host of ours
         plan = backend.plan(len(recipes), num_cpus, num_gpus)
         settings = Settings(silence_warnings, threads=max(1, usable_cores() // (plan.num_hosts * plan.cpus_per_host)))
         self._links = self._launch(_spread(recipes, plan, settings))
@@ -299,22 +299,25 @@ class Pool:
             return
         if reply.rows is not None:
             self.batch.put_results(request.pending[reply.number], reply.rows)
+        for env_id, failure in reply.failures.items():
+            if isinstance(failure.exception, WorkerDiedError):
+                self._lost[env_id] = failure.exception
         request.answer(reply.number, reply.values, reply.failures)
 
     # ---------------------------------------------------------------- deaths
 
     def refuse_dead(self, env_ids: Sequence[int]) -> None:
         """Raise `WorkerDiedError` if a worker of these envs is known to be dead."""
-        if not self._has_dead:
-            return
-        dead = tuple(env_id for env_id in env_ids if self._link(env_id).death)
-        if dead:
-            raise _obituary(self._link(dead[0]), dead)
+        lost = tuple(env_id for env_id in env_ids if env_id in self._lost) if self._lost else ()
+        if lost:
+            error = self._lost[lost[0]]
+            raise WorkerDiedError(str(error), lost, error.pid, error.exitcode)
 
     def _bury(self, link: _Link) -> None:
         """Note that a host is dead and fail what it was asked for."""
         link.death = link.channel.cause_of_death()
-        self._has_dead = True
+        owned = link.recipe.env_ids
+        self._lost.update(dict.fromkeys(owned, _obituary(link, owned)))
         for number in sorted(link.in_flight):
             request = self._requests.pop(number, None)
             if request is not None:
@@ -357,10 +360,14 @@ class Pool:
         for link in broken:
             self._replace(link)
         rebuilt = set(env_ids).union(*(link.recipe.env_ids for link in broken))
+        for env_id in rebuilt:
+            self._lost.pop(env_id, None)
         request = self.post("build", sorted(rebuilt))
         self.wait(request, None)
         for link in broken:
             link.channel.attach(self.batch)
+        for env_id in request.values:  # a host of ours may have rebuilt more than it was asked to
+            self._lost.pop(env_id, None)
         return request
 
     def _replace(self, link: _Link) -> None:
@@ -374,7 +381,6 @@ class Pool:
             link.channel = self._backend.launch([link.recipe])[0]
             self._link_of_channel[link.channel] = link
             link.death = None
-            self._has_dead = any(other.death for other in self._links)
 
     def close(self) -> None:
         """End all hosts. Quiet, bounded in time, harmless when repeated or after a fork."""

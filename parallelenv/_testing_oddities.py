@@ -1,0 +1,229 @@
+"""Envs of the contract suite that have methods, share objects, raise, sleep or keep a record."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from parallelenv._testing_envs import Counter, Stepped
+
+SHARED_INFO: dict[str, Any] = {"list": [1, 2], "array": np.zeros(2)}
+"""What all envs of one process put into their infos."""
+
+
+class Toolbox(Counter):
+    """Methods of every kind."""
+
+    def __init__(self, number: int = 0, length: int = 4) -> None:
+        super().__init__(number, length)
+        self.part = Part(number)
+        self.notes: list[Any] = []
+        self.box: Any = None
+
+    def name(self, sleep: float = 0.0, prefix: str = "env") -> str:
+        """Return the env's name after some time."""
+        time.sleep(sleep)
+        self.notes.append("name")
+        return f"{prefix}{self.number}"
+
+    def nothing(self) -> None:
+        """Return nothing."""
+
+    def spoil(self, items: list[Any], array: Any) -> int:
+        """Change what was given, and keep it."""
+        items.append(self.number)
+        array[:] = self.number
+        self.box = items
+        return len(items)
+
+    def shared(self) -> dict[str, Any]:
+        """Return an object that other envs return too."""
+        return SHARED_INFO
+
+    def own_notes(self) -> list[Any]:
+        """Return a list that the env keeps."""
+        return self.notes
+
+    def uncopyable(self, only: int = 0) -> Any:
+        """Return something that cannot be copied, if this is the env ``only``."""
+        return (item for item in ()) if self.number == only else self.number
+
+    def grow(self, size: int) -> Any:
+        """Return an array of ``size`` numbers."""
+        return np.full(size, float(self.number))
+
+
+class SharedInfo(Counter):
+    """Every info is one and the same object, whichever env it comes from."""
+
+    def step(self, action: int) -> Stepped:
+        """Give the shared info."""
+        state, reward, terminated, truncated, _ = super().step(action)
+        return state, reward, terminated, truncated, SHARED_INFO
+
+
+class OnlySome(Counter):
+    """A method and an attribute that only some envs have."""
+
+    def __init__(self, number: int = 0, length: int = 4) -> None:
+        super().__init__(number, length)
+        self.calls = 0
+        if number % 2:
+            self.extra = f"extra{number}"
+            self.rare = self._rare
+
+    def _rare(self) -> int:
+        self.calls += 1
+        return self.number
+
+
+class Part:
+    """An object inside an env."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.level = number * 10
+
+    def double(self, by: int = 2) -> int:
+        """Return a multiple of the number."""
+        return self.number * by
+
+
+class Wrapped(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """A wrapper that has an attribute and a method of its own and changes the reward."""
+
+    def __init__(self, env: Any, label: str = "outer") -> None:
+        super().__init__(env)
+        self.label = label
+        self.steps = 0
+
+    def step(self, action: Any) -> Stepped:
+        """Count the steps and halve the reward."""
+        self.steps += 1
+        state, reward, terminated, truncated, info = self.env.step(action)
+        return state, float(reward) / 2, terminated, truncated, info
+
+    def shout(self) -> str:
+        """Return the label in capitals."""
+        return self.label.upper()
+
+
+class Trouble(Exception):
+    """An exception of a user, whose constructor wants two arguments."""
+
+    def __init__(self, number: int, where: str) -> None:
+        super().__init__(f"{where} of {number}")
+        self.number = number
+
+
+class KeywordTrouble(Exception):
+    """An exception of a user, whose constructor wants keywords."""
+
+    def __init__(self, *, number: int) -> None:
+        super().__init__("keywords")
+        self.number = number
+
+
+class Uncopyable(Exception):
+    """An exception that does not pickle."""
+
+    def __init__(self) -> None:
+        super().__init__("cannot be copied")
+        self.guilty = (item for item in ())
+
+
+class Troubled(Counter):
+    """Raises where it is told to.
+
+    Args:
+        number: Which env it is.
+        where: ``"init"``, ``"reset"``, ``"step"`` (the second) or ``"method"``.
+    """
+
+    def __init__(self, number: int = 0, where: str = "", length: int = 50) -> None:
+        super().__init__(number, length)
+        self.where = where
+        if where == "init":
+            raise Trouble(number, "init")
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode, or raise."""
+        if self.where == "reset":
+            raise Trouble(self.number, "reset")
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action: int) -> Stepped:
+        """Step, or raise."""
+        if self.where == "step" and self.count == 1:
+            self.where = ""
+            raise Trouble(self.number, "step")
+        return super().step(action)
+
+    def method(self, kind: str = "plain") -> int:
+        """Return the number, or raise an exception of some kind."""
+        if self.where == "method":
+            kinds: dict[str, Any] = {"keyword": KeywordTrouble(number=self.number), "uncopyable": Uncopyable()}
+            raise kinds.get(kind) or Trouble(self.number, "method")
+        return self.number
+
+
+class Witness(Counter):
+    """Writes a line into a file whenever it is made, reset, stepped or closed.
+
+    Args:
+        number: Which env it is.
+        folder: Where its file ``<number>`` lies.
+        length: Steps of an episode.
+    """
+
+    def __init__(self, number: int, folder: str, length: int = 50) -> None:
+        super().__init__(number, length)
+        self.path = Path(folder) / str(number)
+        self._write("made")
+
+    def _write(self, word: str) -> None:
+        with self.path.open("a") as file:
+            file.write(f"{word}\n")
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode."""
+        self._write("reset")
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action: int) -> Stepped:
+        """Step."""
+        self._write("stepped")
+        return super().step(action)
+
+    def close(self) -> None:
+        """Close, which can fail without anybody minding."""
+        self._write("closed")
+        raise RuntimeError("close() fails")
+
+
+class Sleeper(Counter):
+    """Sleeps during a step or method as long as it is told to.
+
+    The action is in hundredths of seconds.
+    """
+
+    action_space = Discrete(1000)
+
+    def step(self, action: int) -> Stepped:
+        """Sleep and step."""
+        time.sleep(int(action) / 100)
+        return super().step(action)
+
+    def nap(self, sleep: float, answer: str) -> str:
+        """Sleep and return the answer."""
+        time.sleep(sleep)
+        return f"{answer}{self.number}"
+
+    def process(self) -> int:
+        """Return the id of the process that it lives in."""
+        return os.getpid()

@@ -1,0 +1,208 @@
+"""Plays a fixed course of calls and records every answer, so that two modes can be compared."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector.utils import concatenate, create_empty_array
+
+from parallelenv import ParallelEnv, StepBatch, StepResult
+from parallelenv import _testing_envs as zoo
+from parallelenv.errors import NothingInFlightError
+from parallelenv.identity import difference
+
+NUM_ENVS = 5
+POLICIES = (None, "idle", "restart", "continue")
+LENGTHS = (4, 7, 3, 6, 4)  # two end at the same time
+_TURNS = 13
+
+
+def fleet(kind: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """Return an env fn for each of five envs of a kind, whose episodes differ in length."""
+    return [partial(kind, number, *arguments, length=length) for number, length in enumerate(LENGTHS)]
+
+
+def _instances() -> list[Any]:
+    return [gymnasium.wrappers.TransformReward(env_fn(), _half) for env_fn in fleet(zoo.Counter)]
+
+
+def _half(reward: float) -> float:
+    return reward / 2
+
+
+def _mixed() -> list[Any]:
+    kinds = (zoo.Counter, zoo.Old, zoo.Words, zoo.Sheet, zoo.Ragged)
+    return [fleet(kind)[number] for number, kind in enumerate(kinds)]
+
+
+KINDS: dict[str, Callable[[], list[Any]]] = {
+    "array": partial(fleet, zoo.Counter),
+    "dict": partial(fleet, zoo.Sheet),
+    "tuple": partial(fleet, zoo.Pair),
+    "text": partial(fleet, zoo.Words),
+    "sequence": partial(fleet, zoo.Chain),
+    "graph": partial(fleet, zoo.Net),
+    "old": partial(fleet, zoo.Old),
+    "ragged": partial(fleet, zoo.Ragged),
+    "tensor": partial(fleet, zoo.Tensors),
+    "mixed": _mixed,
+    "instances": _instances,
+    "registered": lambda: ["CartPole-v1"] * NUM_ENVS,
+}
+"""Lists of envs, by what is special about them."""
+
+ID_FORMS: tuple[Any, ...] = (
+    None,
+    3,
+    [4, 0],
+    None,
+    (1, 2, 3),
+    np.array([2, 0, 4]),
+    np.int64(2),
+    slice(1, None, 2),
+    None,
+    np.array([False, True, True, False, True]),
+    slice(None, None, -1),
+    [],
+    None,
+)
+"""Every form of ``id``, in an order in which all envs get on."""
+
+
+class Actions:
+    """Deterministic actions for any envs.
+
+    Args:
+        env: What they are for.
+        seed: Where they begin.
+    """
+
+    def __init__(self, env: ParallelEnv, seed: int) -> None:
+        self._spaces = [copy.deepcopy(space) for space in env.action_spaces]
+        self._common = env.single_action_space
+        self._chance = np.random.default_rng(seed)
+        for space in self._spaces:
+            if space is not None:
+                space.seed(int(self._chance.integers(1000)))
+
+    def draw(self, env_ids: Sequence[int], *, batched: bool = False) -> Any:
+        """Return one action per env: as a list, or batched as Gymnasium does if they have one space."""
+        drawn = [self._one(self._spaces[env_id]) for env_id in env_ids]
+        space = self._common
+        if batched and drawn and space is not None and not isinstance(space, gymnasium.spaces.Text):
+            return concatenate(space, drawn, create_empty_array(space, len(drawn)))
+        return drawn
+
+    def _one(self, space: Any) -> Any:
+        return float(self._chance.normal()) if space is None else space.sample()
+
+
+class Record:
+    """Answers as they were given, and copies made at once."""
+
+    def __init__(self) -> None:
+        self._answers: dict[str, Any] = {}
+        self._copies: dict[str, Any] = {}
+
+    def add(self, label: str, answer: Any) -> None:
+        """Note an answer under a label that says what was asked."""
+        label = f"{len(self._answers)}: {label}"
+        self._answers[label] = items(answer)
+        self._copies[label] = copy.deepcopy(self._answers[label])
+
+    def check_unchanged(self) -> None:
+        """Fail if an answer has changed since it was given."""
+        assert_same(self._copies, self._answers, "an answer given earlier, ")
+
+    def assert_equals(self, expected: Record) -> None:
+        """Fail if the answers differ from those expected."""
+        assert_same(expected._copies, self._copies, "answer ")
+
+
+def items(answer: Any) -> Any:
+    """Return an answer with everything it carries as plain values."""
+    if isinstance(answer, StepResult):
+        return {"states": answer.states, "rewards": answer.rewards, "infos": answer.infos, **_flags(answer)}
+    if isinstance(answer, StepBatch):
+        return {"batch": list(answer), **_flags(answer)}
+    return answer
+
+
+def _flags(answer: Any) -> dict[str, Any]:
+    names = ("terminated", "truncated", "env_ids")
+    return {
+        "dones": answer.dones if isinstance(answer, StepResult) else None,
+        **{name: getattr(answer, name) for name in names},
+    }
+
+
+def assert_same(expected: Any, found: Any, where: str = "") -> None:
+    """Fail, saying where two values first differ, unless they are the same bit for bit."""
+    first = difference(expected, found, where)
+    if first is not None:
+        raise AssertionError(f"{first} (expected against found)")
+
+
+def asked(env: ParallelEnv, form: Any) -> list[int]:
+    """Return the env ids that a form of ``id`` stands for while nobody is paused."""
+    if form is None:
+        return list(range(len(env)))
+    if isinstance(form, slice):
+        return list(range(len(env)))[form]
+    array = np.atleast_1d(np.asarray(form))
+    return np.flatnonzero(array).tolist() if array.dtype == bool else array.astype(int).tolist()
+
+
+def play(env: ParallelEnv, seed: int = 3) -> Record:
+    """Play the course and return what was answered."""
+    record = Record()
+    actions = Actions(env, seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Gymnasium's own envs warn when they are stepped after their end
+        record.add("reset", env.reset(seed=seed))
+        record.add("reset_infos", env.reset_infos)
+        for turn in range(_TURNS):
+            _take_turn(env, record, actions, turn)
+        _send_and_receive(env, record, actions)
+    record.add("number", env.get_env_attr("number", default="absent"))
+    return record
+
+
+def _take_turn(env: ParallelEnv, record: Record, actions: Actions, turn: int) -> None:
+    form = ID_FORMS[turn % len(ID_FORMS)]
+    action = actions.draw(asked(env, form), batched=turn % 3 == 1)
+    if turn % 2:
+        record.add(f"step, id={form}", env.step(action, form))
+    else:
+        record.add(f"step, id={form}, align=batch", env.step(action, form, align="batch"))
+    record.add("done", [env.done, env.has_done(), env.all_done()])
+    if turn % 5 == 4:
+        over = np.flatnonzero(env.done)[::-1].tolist()
+        record.add(f"reset, id={over}", env.reset(over, seed=[turn + env_id for env_id in over]))
+        record.add("reset_infos", [env.reset_infos, env.done])
+
+
+def _send_and_receive(env: ParallelEnv, record: Record, actions: Actions) -> None:
+    record.add("reset", env.reset(seed=[5, None, 7, 8, 9]))
+    for form in ([1, 3], [4, 0, 2]):
+        env.send(actions.draw(form), form)
+    landed = drain(env)
+    record.add("send and recv", {env_id: landed[env_id] for env_id in sorted(landed)})
+
+
+def drain(env: ParallelEnv, **arguments: Any) -> dict[int, Any]:
+    """Receive until nothing is in flight; return state, reward, flags and info by env id."""
+    landed: dict[int, Any] = {}
+    while True:
+        try:
+            batch = env.recv(align="batch", **arguments)
+        except NothingInFlightError:
+            return landed
+        for row, env_id in enumerate(batch.env_ids.tolist()):
+            landed[env_id] = (*batch[row], bool(batch.terminated[row]), bool(batch.truncated[row]))

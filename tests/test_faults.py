@@ -1,0 +1,435 @@
+"""What users meet when an env raises, a worker dies, or they press Ctrl-C. In every mode."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from parallelenv import ParallelEnv
+from parallelenv.errors import (
+    ConcurrentUseError,
+    EnvBusyError,
+    EnvContractError,
+    EnvError,
+    EnvInterruptedError,
+    ForkedError,
+    UnpicklableError,
+    WorkerDiedError,
+    WorkerTimeoutError,
+)
+
+MakeEnv = Callable[..., ParallelEnv]
+
+GO_ON, RAISE, WAIT, EXIT = range(4)
+CAN_DIE = {"subproc", "ray", "ray-subproc"}  # modes whose workers are processes
+IN_CALLER = {"dummy"}  # where nobody else can go on with a step that was interrupted
+
+
+class TwoArguments(Exception):
+    """Does not unpickle as exceptions do by default."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(f"{first}-{second}")
+        self.second = second
+
+
+class OnlyKeywords(Exception):
+    def __init__(self, *, code: int) -> None:
+        super().__init__(f"code {code}")
+        self.code = code
+
+
+class Holding(Exception):
+    """Cannot travel at all."""
+
+    def __init__(self) -> None:
+        super().__init__("held")
+        self.lock = threading.Lock()
+
+
+class Fragile(gym.Env[Any, Any]):
+    """Does what its action says; its state tells which env it is and how often it was stepped."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float64)
+    action_space = gym.spaces.Discrete(4)
+
+    def __init__(self, number: int, folder: str = "") -> None:
+        self.number = number
+        self.folder = folder
+        self.steps = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.steps = 0
+        return self._state(), {}
+
+    def _state(self) -> Any:
+        return np.array([self.number, self.steps], float)
+
+    def step(self, action: Any) -> Any:
+        if action == WAIT:
+            self.wait()
+        self.steps += 1
+        if action == RAISE:
+            raise ZeroDivisionError(f"env {self.number} fell over")
+        if action == EXIT:
+            os._exit(7)
+        return self._state(), 1.0, False, False, {}
+
+    def wait(self) -> None:
+        """Say that it began, and go on when told to."""
+        Path(self.folder, f"began-{self.number}").touch()
+        deadline = time.monotonic() + 30
+        while not Path(self.folder, "go").exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def raise_this(self, kind: str) -> None:
+        errors: dict[str, BaseException] = {
+            "two": TwoArguments("a", "b"),
+            "keyword": OnlyKeywords(code=4),
+            "holding": Holding(),
+            "exit": SystemExit(3),
+            "os": FileNotFoundError(2, "gone", "level.txt"),
+        }
+        raise errors[kind]
+
+    def chain(self) -> None:
+        try:
+            self.raise_this("os")
+        except FileNotFoundError as error:
+            raise RuntimeError("no level") from error
+
+    def lock(self) -> Any:
+        return threading.Lock()
+
+    def recurse(self) -> None:
+        self.recurse()
+
+
+def fragile(folder: Path) -> list[Any]:
+    return [partial(Fragile, number, str(folder)) for number in range(4)]
+
+
+def two_hosts(mode: str) -> dict[str, Any]:
+    """Options with which two workers answer on their own; else the workers of a node answer together."""
+    return {"hosts_per_node": 2} if mode == "ray-subproc" else {}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+@pytest.fixture
+def env(make_env: MakeEnv, folder: Path, mode: str) -> ParallelEnv:
+    """Four envs in two workers, reset."""
+    env = make_env(fragile(folder), num_cpus=2, **two_hosts(mode))
+    env.reset()
+    return env
+
+
+def steps_of(env: ParallelEnv) -> list[int]:
+    steps: list[int] = env.get_env_attr("steps")
+    return steps
+
+
+@contextmanager
+def when_begun(folder: Path, number: int, act: Callable[[], None]) -> Iterator[None]:
+    """Run ``act`` in a thread as soon as env ``number`` waits in its step."""
+    begun = folder / f"began-{number}"
+    begun.unlink(missing_ok=True)
+
+    def watch() -> None:
+        deadline = time.monotonic() + 30
+        while not begun.exists() and time.monotonic() < deadline:
+            time.sleep(0.005)
+        act()
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
+def interrupt() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+# ---------------------------------------------------------------- exceptions
+
+
+def test_an_exception_keeps_its_type_line_and_neighbours(env: ParallelEnv) -> None:
+    with pytest.raises(ZeroDivisionError, match="env 1 fell over") as caught:
+        env.step([GO_ON, RAISE, GO_ON, GO_ON])
+    text = "".join(traceback.format_exception(caught.value))
+    assert 'raise ZeroDivisionError(f"env {self.number} fell over")' in text
+    assert "Raised by env 1 in step, process " in text
+    partial_result: Any = getattr(caught.value, "partial")  # noqa: B009 (no exception declares it)
+    assert partial_result.env_ids.tolist() == [0, 2, 3]
+    assert partial_result.states[:, 1].tolist() == [1, 1, 1]
+    assert env.step([GO_ON] * 4)[0][:, 1].tolist() == [2, 2, 2, 2]
+
+
+def test_several_failures_make_a_group(env: ParallelEnv) -> None:
+    with pytest.raises(ExceptionGroup, match=r"2 envs failed: \(0, 3\)") as caught:
+        env.step([RAISE, GO_ON, GO_ON, RAISE])
+    assert [str(error) for error in caught.value.exceptions] == ["env 0 fell over", "env 3 fell over"]
+    assert getattr(caught.value, "partial").env_ids.tolist() == [1, 2]  # noqa: B009
+    assert steps_of(env) == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected", "attributes"),
+    [
+        ("two", TwoArguments, {"second": "b"}),
+        ("keyword", OnlyKeywords, {"code": 4}),
+        ("os", FileNotFoundError, {"errno": 2, "filename": "level.txt"}),
+        ("exit", SystemExit, {"code": 3}),
+    ],
+)
+def test_awkward_exceptions_keep_their_type(
+    env: ParallelEnv, kind: str, expected: type[BaseException], attributes: dict[str, Any]
+) -> None:
+    with pytest.raises(expected) as caught:
+        env.customized_method("raise_this", {"kind": kind}, id=2)
+    assert {name: getattr(caught.value, name) for name in attributes} == attributes
+    assert steps_of(env) == [0, 0, 0, 0]
+
+
+def test_an_exception_that_cannot_travel_is_told(env: ParallelEnv, mode: str) -> None:
+    with pytest.raises(EnvError if mode in CAN_DIE else Holding, match="held") as caught:
+        env.customized_method("raise_this", {"kind": "holding"}, id=2)
+    assert "raise errors[kind]" in "".join(traceback.format_exception(caught.value))
+    assert steps_of(env) == [0, 0, 0, 0]
+
+
+def test_the_causes_of_an_exception_are_not_lost(env: ParallelEnv) -> None:
+    with pytest.raises(RuntimeError, match="no level") as caught:
+        env.customized_method("chain", id=0)
+    assert "FileNotFoundError" in "".join(traceback.format_exception(caught.value))
+
+
+def test_endless_recursion_is_an_exception_like_others(env: ParallelEnv) -> None:
+    with pytest.raises(RecursionError):
+        env.customized_method("recurse", id=3)
+    assert steps_of(env) == [0, 0, 0, 0]
+
+
+def test_a_result_that_cannot_be_copied_concerns_its_env_alone(env: ParallelEnv) -> None:
+    with pytest.raises(UnpicklableError, match="of type lock, which cannot be copied") as caught:
+        env.customized_method("lock", id=1)
+    assert "Raised by env 1" in "".join(caught.value.__notes__)
+    with pytest.raises(TypeError, match="cannot be copied"):
+        env.set_env_attr("thing", values=[1, 2, threading.Lock(), 4])
+    assert env.step([GO_ON] * 4)[0][:, 1].tolist() == [1, 1, 1, 1]
+
+
+def test_a_state_that_contradicts_its_space_is_told(make_env: MakeEnv) -> None:
+    class Liar(Fragile):
+        def step(self, action: Any) -> Any:
+            state = np.zeros(3) if action == GO_ON else np.zeros(2, complex)
+            return state, 0.0, False, False, {}
+
+    class Old(Fragile):
+        def step(self, action: Any) -> Any:
+            return np.zeros(2), 0.0, False, {}
+
+    env = make_env([partial(Liar, 0), partial(Old, 1)])
+    env.reset()
+    with pytest.raises(EnvContractError, match=r"shape \(3,\) and dtype float64, but the observation space says Box"):
+        env.step([GO_ON], 0)
+    with pytest.raises(EnvContractError, match="dtype complex128"):
+        env.step([RAISE], 0)
+    with pytest.raises(EnvContractError, match=r"tuple of 4; a gymnasium.Env returns"):
+        env.step([GO_ON], 1)
+
+
+# ---------------------------------------------------------------- interrupts
+
+
+def test_ctrl_c_in_a_step_leaves_it_to_recv(env: ParallelEnv, folder: Path, mode: str) -> None:
+    with when_begun(folder, 0, interrupt), pytest.raises(KeyboardInterrupt):
+        env.step([WAIT, GO_ON, GO_ON, GO_ON])
+    with pytest.raises(EnvBusyError, match=r"was not received \(sent, or interrupted\).*recv\(\).*reset\(\)"):
+        env.step([GO_ON] * 4)
+    (folder / "go").touch()
+    if mode in IN_CALLER:  # nobody else could go on with what the interrupt broke off
+        with pytest.raises(EnvInterruptedError, match="env 0 was interrupted in the middle of step") as caught:
+            env.recv(min_envs=4)
+        assert getattr(caught.value, "partial").env_ids.tolist() == [1, 2, 3]  # noqa: B009
+        env.reset(0)
+        return
+    result = env.recv(min_envs=4)
+    assert sorted(result.env_ids.tolist()) == [0, 1, 2, 3]
+    assert result.states[:, 1].tolist() == [1, 1, 1, 1]
+    assert env.step([GO_ON] * 4)[0][:, 1].tolist() == [2, 2, 2, 2]
+
+
+def test_ctrl_c_in_a_step_then_reset_starts_afresh(env: ParallelEnv, folder: Path) -> None:
+    with when_begun(folder, 0, interrupt), pytest.raises(KeyboardInterrupt):
+        env.step([WAIT, GO_ON, GO_ON, GO_ON])
+    (folder / "go").touch()
+    assert env.reset()[:, 1].tolist() == [0, 0, 0, 0]
+    assert env.step([GO_ON] * 4)[0][:, 1].tolist() == [1, 1, 1, 1]
+
+
+def test_ctrl_c_in_a_method_drops_its_answer(env: ParallelEnv, folder: Path) -> None:
+    with when_begun(folder, 1, interrupt), pytest.raises(KeyboardInterrupt):
+        env.customized_method("wait")
+    (folder / "go").touch()
+    assert env.get_env_attr("number") == [0, 1, 2, 3]
+    assert env.step([GO_ON] * 4)[0][:, 1].tolist() == [1, 1, 1, 1]
+
+
+def test_the_signal_handler_is_as_found(env: ParallelEnv) -> None:
+    seen: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda signum, frame: seen.append(signum))
+    try:
+        ours = signal.getsignal(signal.SIGINT)
+        env.step([GO_ON] * 4)
+        assert signal.getsignal(signal.SIGINT) is ours
+        interrupt()
+        assert seen == [signal.SIGINT]
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+# ---------------------------------------------------------------- time
+
+
+def test_a_late_answer_is_never_handed_to_a_later_call(make_env: MakeEnv, folder: Path, mode: str) -> None:
+    if mode in IN_CALLER:
+        pytest.skip("a call in the caller's own thread cannot be given up")
+    env = make_env(fragile(folder), num_cpus=2, timeout=0.5, **two_hosts(mode))
+    env.reset()
+    with pytest.raises(WorkerTimeoutError, match=r"envs 0, 1 did not answer within 0\.5 s.*restart\(\[0, 1\]\)") as caught:
+        env.step([WAIT, GO_ON, GO_ON, GO_ON])
+    assert caught.value.env_ids == (0, 1)
+    assert sorted(env.recv(min_envs=2).env_ids.tolist()) == [2, 3]
+    with pytest.raises(TimeoutError):
+        env.get_env_attr("steps", id=0)
+    (folder / "go").touch()
+    assert env.recv(min_envs=2, timeout=20).states[:, 1].tolist() == [1, 1]
+    assert env.get_env_attr("number") == [0, 1, 2, 3]
+    assert env.step([GO_ON] * 4)[0][:, 1].tolist() == [2, 2, 2, 2]
+
+
+def test_recv_in_vain_loses_nothing(env: ParallelEnv, folder: Path, mode: str) -> None:
+    if mode in IN_CALLER:
+        pytest.skip("a call in the caller's own thread cannot be given up")
+    env.send([WAIT, GO_ON], [0, 2])
+    with pytest.raises(WorkerTimeoutError, match="env 0 did not answer"):
+        env.recv(min_envs=2, timeout=0.5)
+    assert env.recv().env_ids.tolist() == [2]
+    (folder / "go").touch()
+    assert env.recv().env_ids.tolist() == [0]
+
+
+# ---------------------------------------------------------------- deaths
+
+
+def test_a_killed_worker_is_an_error_and_can_be_rebuilt(env: ParallelEnv, folder: Path, mode: str) -> None:
+    if mode not in CAN_DIE:
+        pytest.skip("its workers are not processes")
+    victim = env.customized_method("pid", id=0)[0]
+    killed: list[float] = []
+
+    def kill() -> None:
+        os.kill(victim, signal.SIGKILL)
+        killed.append(time.monotonic())
+
+    with when_begun(folder, 0, kill), pytest.raises(WorkerDiedError, match=r"restart\(\[0, 1\]\)") as caught:
+        env.step([WAIT, GO_ON, GO_ON, GO_ON])
+    assert time.monotonic() - killed[0] < 5  # the promise is 1 s, on a machine that has time
+    assert caught.value.env_ids == (0, 1)
+    assert getattr(caught.value, "partial").env_ids.tolist() == [2, 3]  # noqa: B009
+    with pytest.raises(WorkerDiedError, match="is dead"):
+        env.step([GO_ON] * 4)
+    assert env.step([GO_ON] * 2, [2, 3])[0].tolist() == [[2, 2], [3, 2]]
+    assert env.restart(0) == (0, 1)
+    env.reset([0, 1])
+    assert env.step([GO_ON] * 4)[0].tolist() == [[0, 1], [1, 1], [2, 3], [3, 3]]
+
+
+def test_a_worker_that_ends_itself_is_told(env: ParallelEnv, mode: str) -> None:
+    if mode not in CAN_DIE:
+        pytest.skip("its workers are not processes")
+    with pytest.raises(WorkerDiedError, match="The worker of envs 2, 3 .* is dead"):
+        env.step([GO_ON, GO_ON, GO_ON, EXIT])
+    env.pause([2, 3])
+    assert env.step([GO_ON] * 2)[0][:, 1].tolist() == [2, 2]
+
+
+def test_a_hung_env_can_be_rebuilt(make_env: MakeEnv, folder: Path, mode: str) -> None:
+    if mode in IN_CALLER:
+        pytest.skip("a call in the caller's own thread cannot be given up")
+    env = make_env(fragile(folder), num_cpus=2, timeout=0.5, **two_hosts(mode))
+    env.reset()
+    with pytest.raises(WorkerTimeoutError):
+        env.step([WAIT, GO_ON, GO_ON, GO_ON])
+    assert env.restart(0) in {(0, 1), (0,)}
+    env.reset()
+    assert env.step([GO_ON] * 4)[0].tolist() == [[0, 1], [1, 1], [2, 1], [3, 1]]
+    (folder / "go").touch()
+
+
+def test_restart_of_a_healthy_env_rebuilds_it_alone(env: ParallelEnv) -> None:
+    env.set_env_attr("steps", 5)
+    assert env.restart([3, 1]) == (1, 3)
+    assert steps_of(env) == [5, 0, 5, 0]
+    env.reset([1, 3])
+    assert env.step([GO_ON] * 4)[0][:, 1].tolist() == [6, 1, 6, 1]
+
+
+# ---------------------------------------------------------------- wrong use
+
+
+def test_a_second_thread_is_refused(env: ParallelEnv, folder: Path) -> None:
+    caught: list[BaseException] = []
+
+    def intrude() -> None:
+        try:
+            env.get_env_attr("steps")
+        except ConcurrentUseError as error:
+            caught.append(error)
+        (folder / "go").touch()
+
+    with when_begun(folder, 0, intrude):
+        env.step([WAIT, GO_ON, GO_ON, GO_ON])
+    assert "another thread is using this ParallelEnv" in str(caught[0])
+    assert steps_of(env) == [1, 1, 1, 1]
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")  # newer Pythons, of fork
+def test_a_forked_child_is_refused_and_harms_nobody(env: ParallelEnv) -> None:
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            env.step([GO_ON] * 4)
+        except ForkedError as error:
+            os.write(writer, str(error).encode())
+        env.close()
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(writer)
+    assert b"in a process forked from the one that made this ParallelEnv" in os.read(reader, 1000)
+    os.close(reader)
+    assert env.step([GO_ON] * 4)[0][:, 1].tolist() == [1, 1, 1, 1]
