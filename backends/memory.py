@@ -5,11 +5,14 @@ No name, so nothing can be left behind: the last process that has it open frees 
 
 from __future__ import annotations
 
+import errno
+import math
 import mmap
 import os
 import tempfile
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 from parallelenv.errors import ParallelEnvError
 
@@ -69,8 +72,20 @@ def _open_nameless() -> int:
         return os.dup(file.fileno())
 
 
+def _available() -> float:
+    """Return how many bytes of memory the system can give; infinitely many where it does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:  # not Linux
+        return math.inf
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), math.inf)
+
+
 def _reserve(fileno: int, nbytes: int) -> None:
     """Give the file its size, and its pages where possible: a lack shows now, not as SIGBUS."""
+    available = _available()
+    if nbytes > available:  # to be asked for more, the system would rather kill a process than say no
+        raise OSError(errno.ENOMEM, f"{available:,} bytes of memory are available")
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(fileno, 0, nbytes)
     else:

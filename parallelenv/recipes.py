@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import pickle
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +17,11 @@ from gymnasium.utils import EzPickle
 from parallelenv.errors import InvalidEnvError, UnpicklableError
 
 _ACCEPTED = "a Gymnasium env, an env fn (a callable without arguments that makes one), a registered id or an EnvSpec"
+
+_LOST_STATE = (
+    "env {env_id}, {env}, was reset and then given to a worker process, but its class is an EzPickle: it travels as its "
+    "constructor's arguments, so its state is lost. Reset it again, or give an env fn."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +73,15 @@ def make_recipes(envs: Sequence[Any]) -> tuple[EnvRecipe, ...]:
 def pack(recipes: Sequence[EnvRecipe]) -> list[bytes]:
     """Pickle recipes for another process, each by itself, so that envs share nothing.
 
+    Warns of envs that pickle would rebuild from scratch after they were reset.
+
     Raises:
         UnpicklableError: If one cannot be pickled; it names the env id and what is to blame.
     """
     packed: dict[int, bytes] = {}  # the same env fn many times over is pickled once
     for recipe in recipes:
+        if recipe.is_live and _was_reset(recipe.source):
+            warnings.warn(_LOST_STATE.format(env_id=recipe.env_id, env=_show(recipe.source)), stacklevel=2)
         if id(recipe.source) not in packed:
             packed[id(recipe.source)] = _pack_source(recipe)
     return [packed[id(recipe.source)] for recipe in recipes]
@@ -137,7 +148,10 @@ def _recipe(env_id: int, item: Any) -> EnvRecipe:
 def _spec(env_id: int, word: str) -> EnvSpec:
     """Look an id up here, where the user may have registered it, not in the worker."""
     try:
-        return gymnasium.spec(word)
+        module, colon, name = word.rpartition(":")
+        if colon:  # as in gymnasium.make: importing the module registers the env
+            importlib.import_module(module)
+        return gymnasium.spec(name)
     except (gymnasium.error.Error, ModuleNotFoundError) as error:
         raise InvalidEnvError(f"envs[{env_id}] is {word!r}, which Gymnasium does not know: {error}") from error
 
@@ -150,12 +164,12 @@ def _refuse_twins(recipes: Sequence[EnvRecipe]) -> None:
         first = seen.setdefault(id(recipe.source), recipe.env_id)
         if first != recipe.env_id:
             raise InvalidEnvError(
-                f"envs[{first}] and envs[{recipe.env_id}] are the same instance, {_show(recipe.source)}. Two ids cannot "
-                "share one env. Make one each: [make() for _ in range(n)], or give env fns: [make] * n."
+                f"envs[{first}] and envs[{recipe.env_id}] are the same instance, {_show(recipe.source)}. Two ids "
+                "cannot share one env. Make one each: [make() for _ in range(n)], or give env fns: [make] * n."
             )
 
 
-def was_reset(env: Any) -> bool:
+def _was_reset(env: Any) -> bool:
     """Whether a live env that `EzPickle` would rebuild from scratch has been reset already."""
     base = getattr(env, "unwrapped", env)
     if not isinstance(base, EzPickle):

@@ -291,7 +291,7 @@ def test_ctrl_c_in_a_step_then_reset_starts_afresh(env: ParallelEnv, folder: Pat
 
 
 def test_ctrl_c_in_a_method_drops_its_answer(env: ParallelEnv, folder: Path) -> None:
-    with when_begun(folder, 1, interrupt), pytest.raises(KeyboardInterrupt):
+    with when_begun(folder, 0, interrupt), pytest.raises(KeyboardInterrupt):
         env.customized_method("wait")
     (folder / "go").touch()
     assert env.get_env_attr("number") == [0, 1, 2, 3]

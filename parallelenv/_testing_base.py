@@ -1,0 +1,62 @@
+"""What the parts of the contract suite have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+import pytest
+
+from parallelenv import ParallelEnv
+from parallelenv._testing_play import ID_FORMS
+
+ACT = 1
+"""An action that most envs of the suite understand."""
+
+
+class Make(Protocol):
+    """Makes a `ParallelEnv` that is closed after the test."""
+
+    def __call__(self, envs: Any, asynchronous: Any = None, **kwargs: Any) -> ParallelEnv:
+        """Return it."""
+        ...
+
+
+class Contract:
+    """Base of the parts of the suite.
+
+    Attributes:
+        para_mode: What is tested: a word or a backend class.
+        backend_options: Options given to it.
+    """
+
+    para_mode: Any = None
+    backend_options: Mapping[str, Any] = {}
+
+    @pytest.fixture
+    def make(self) -> Iterator[Make]:
+        """Make envs in the mode under test, with two workers unless said otherwise."""
+        yield from _maker(self.para_mode, self.backend_options)
+
+    @pytest.fixture
+    def make_oracle(self) -> Iterator[Make]:
+        """Make envs in the mode whose answers are right by definition."""
+        yield from _maker("dummy", {})
+
+
+def _maker(para_mode: Any, options: Mapping[str, Any]) -> Iterator[Make]:
+    made: list[ParallelEnv] = []
+
+    def make(envs: Any, asynchronous: Any = None, **kwargs: Any) -> ParallelEnv:
+        arguments = {"num_cpus": 2, **options, **kwargs}
+        made.append(ParallelEnv(envs, para_mode, asynchronous, **arguments))
+        return made[-1]
+
+    yield make
+    for env in made:
+        env.close()
+
+
+def all_forms() -> list[Any]:
+    """Return every form of ``id`` once."""
+    return [form for index, form in enumerate(ID_FORMS) if form is not None or index == 0]

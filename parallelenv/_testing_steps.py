@@ -1,0 +1,200 @@
+"""The contract of reset and step: whose answer it is, what it looks like, when an episode ends."""
+# ruff: noqa: S101 (a suite for pytest, which explains asserts)
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from parallelenv._testing_base import Contract, Make, all_forms
+from parallelenv._testing_envs import Counter, Sheet
+from parallelenv._testing_oddities import Witness
+from parallelenv._testing_play import KINDS, LENGTHS, NUM_ENVS, POLICIES, Actions, asked, assert_same, fleet, play
+from parallelenv.errors import ResetNeededError
+
+ONES = [1] * NUM_ENVS
+ABSENT = (None, None, True, {})
+_CASES = [(kind, policy, 1 + (row + column) % 3) for row, kind in enumerate(KINDS) for column, policy in enumerate(POLICIES)]
+
+
+def _alone(number: int, seed: int, steps: int = 0) -> Any:
+    """Return the state of a `Counter` that is used without any of this."""
+    env = Counter(number, LENGTHS[number])
+    state, _ = env.reset(seed=seed)
+    for _ in range(steps):
+        state = env.step(1)[0]
+    return state.copy()
+
+
+class StepContract(Contract):
+    """Reset and step."""
+
+    @pytest.mark.parametrize(("kind", "policy", "num_cpus"), _CASES)
+    def test_answers_are_those_of_the_oracle(
+        self, kind: str, policy: Any, num_cpus: int, make: Make, make_oracle: Make
+    ) -> None:
+        """Bit for bit, for all kinds of envs, policies, forms of ``id`` and numbers of workers."""
+        if kind == "tensor":
+            pytest.importorskip("torch")
+        found = play(make(KINDS[kind](), policy, num_cpus=num_cpus))
+        found.check_unchanged()
+        found.assert_equals(play(make_oracle(KINDS[kind](), policy)))
+
+    def test_rows_come_in_the_order_asked(self, make: Make) -> None:
+        """The first number of each state says whose it is."""
+        env = make(fleet(Counter), "continue")
+        assert env.reset()[:, 0].tolist() == [0, 1, 2, 3, 4]
+        for form in all_forms():
+            env_ids = asked(env, form)
+            result = env.step([1] * len(env_ids), form)
+            assert result.env_ids.tolist() == env_ids, f"id={form}"
+            assert result.states[:, 0].tolist() == env_ids, f"id={form}"
+            batch = env.step([1] * len(env_ids), form, align="batch")
+            assert [state[0] for state, *_ in batch] == env_ids, f"id={form}, align=batch"
+            assert env.reset(form)[:, 0].tolist() == env_ids, f"reset, id={form}"
+
+    def test_each_env_gets_its_own_action(self, make: Make) -> None:
+        """In the order of ``id``, whatever an env did not get before."""
+        env = make(fleet(Counter), "continue")
+        env.reset(seed=1)
+        plain = env.step([0, 0, 0], [4, 0, 2]).rewards
+        env.reset(seed=1)
+        assert np.allclose(env.step([3, 1, 2], [4, 0, 2]).rewards - plain, [3, 1, 2])
+
+    def test_types_are_as_promised(self, make: Make) -> None:
+        """Float64 rewards, bool flags, int64 ids, dicts in an object array, states as their space says."""
+        env = make(fleet(Sheet))
+        states = env.reset(seed=1)
+        result = env.step(env.action_space.sample())  # type: ignore[union-attr]
+        for found in (states, result.states):
+            types = (found["image"].dtype, found["inner"]["bits"].dtype, found["inner"]["level"].dtype)
+            assert types == (np.uint8, np.int8, np.int64)
+            assert found["image"].shape == (NUM_ENVS, 2, 3)
+            assert all(type(word) is str for word in found["word"])
+        assert result.rewards.dtype == np.float64
+        assert {flags.dtype for flags in (result.dones, result.terminated, result.truncated)} == {np.dtype(bool)}
+        assert result.env_ids.dtype == np.int64
+        assert result.infos.dtype == object
+        assert all(type(info) is dict for info in result.infos)
+
+    def test_only_the_envs_asked_are_touched(self, make: Make, tmp_path: Any) -> None:
+        """And each of them once."""
+        env = make(fleet(Witness, str(tmp_path)))
+        env.reset()
+        env.reset([3, 0])
+        env.step([1, 1], [1, 3])
+        words = [(tmp_path / str(number)).read_text().split() for number in range(NUM_ENVS)]
+        expected = [["reset"], ["stepped"], [], ["reset", "stepped"], []]
+        assert words == [["made", "reset", *more] for more in expected]
+
+    def test_an_env_must_be_reset_before_it_is_stepped(self, make: Make) -> None:
+        """Else nothing is stepped at all."""
+        env = make(fleet(Counter))
+        env.reset([0, 1, 2, 4])
+        with pytest.raises(ResetNeededError, match="3"):
+            env.step(ONES)
+        assert env.get_env_attr("count") == [0] * NUM_ENVS
+
+    def test_spaces_are_those_of_the_envs(self, make: Make, make_oracle: Make) -> None:
+        """Each env's own: drawing from one does not change what another gives."""
+        drawn = []
+        for env in (make(fleet(Counter)), make_oracle(fleet(Counter))):
+            assert env.observation_spaces == [Counter.observation_space] * NUM_ENVS
+            for number, space in enumerate(env.action_spaces):
+                assert space is not None
+                space.seed(number)
+            drawn.append([[space.sample() for space in env.action_spaces if space] for _ in range(5)])
+        assert_same(drawn[1], drawn[0], "actions drawn ")
+
+    # ---------------------------------------------------------------- seeds
+
+    def test_seeds_are_spread(self, make: Make) -> None:
+        """Int ``s`` gives env i the seed ``s + i``, wherever it lives and whoever else is reset."""
+        env = make(fleet(Counter))
+        expected = [_alone(number, 7 + number) for number in range(NUM_ENVS)]
+        assert_same(np.stack(expected), env.reset(seed=7))
+        assert_same(np.stack([expected[3], expected[1]]), env.reset([3, 1], seed=7))
+        assert_same(np.stack([_alone(2, 40), _alone(0, 50)]), env.reset([2, 0], seed=[40, 50]))
+
+    def test_seeds_set_beforehand_are_used_once(self, make: Make) -> None:
+        """By the next reset of each env."""
+        env = make(fleet(Counter))
+        env.seed(7)
+        first = env.reset([4, 2])
+        rest = env.reset()
+        assert_same(np.stack([_alone(4, 11), _alone(2, 9)]), first)
+        assert_same(np.stack([_alone(number, 7 + number) for number in (0, 1, 3)]), rest[[0, 1, 3]])
+        assert rest[4, 2] != first[0, 2]
+
+    def test_options_reach_the_envs(self, make: Make) -> None:
+        """One dict for all, or a list with one per env asked."""
+        env = make(fleet(Counter))
+        env.reset(options={"level": 3})
+        assert [info["options"] for info in env.reset_infos] == [{"level": 3}] * NUM_ENVS
+        env.reset([2, 0], options=[{"level": 2}, None])
+        assert [info["options"] for info in env.reset_infos] == [None, {"level": 3}, {"level": 2}] + [{"level": 3}] * 2
+
+    # ---------------------------------------------------------------- policies
+
+    def test_policy_none_stops_all(self, make: Make) -> None:
+        """The step that ends one env is given as it was; then everybody is absent and nobody is stepped."""
+        env = make(fleet(Counter))  # env 2 ends first, after three steps
+        env.reset()
+        for _ in range(3):
+            last = env.step(ONES)
+        assert last.dones.tolist() == [False, False, True, False, False]
+        assert last.states[:, 1].tolist() == [3] * NUM_ENVS
+        assert env.all_done()
+        assert env.step(ONES, align="batch") == [ABSENT] * NUM_ENVS
+        assert env.step(ONES).rewards.tolist() == [None] * NUM_ENVS
+        assert env.get_env_attr("count") == [3] * NUM_ENVS
+        env.reset(1)
+        assert [reward is None for reward in env.step(ONES).rewards] == [True, False, True, True, True]
+
+    def test_policy_idle_leaves_ended_envs_out(self, make: Make) -> None:
+        """The others go on."""
+        env = make(fleet(Counter), "idle")
+        env.reset()
+        for _ in range(5):
+            last = env.step(ONES, align="batch")
+        assert [item == ABSENT for item in last] == [True, False, True, False, True]
+        assert env.get_env_attr("count") == [4, 5, 3, 5, 4]
+        env.reset([2])
+        assert env.step([1], 2).states[0, 1] == 1
+
+    def test_policy_restart_begins_the_next_episode(self, make: Make) -> None:
+        """Within the step; the last state is that of the ended episode although the env overwrites it."""
+        env = make(fleet(Counter), "restart")
+        env.reset(seed=7)
+        for _ in range(3):
+            result = env.step(ONES)
+        info = result.infos[2]
+        assert_same(_alone(2, 9, steps=3), info["ended_state"])
+        assert result.states[2, 1] == 0
+        assert result.dones.tolist() == [number == 2 for number in range(NUM_ENVS)]
+        assert result.terminated[2]
+        assert [info["reset"] for info in result.infos] == result.dones.tolist()
+        assert (info["trace"], info["reset_info"]["trace"]) == ([0, 1, 2, 3], [0])
+        assert env.step(ONES).states[2, 1] == 1
+
+    def test_policy_continue_steps_on(self, make: Make) -> None:
+        """Whoever has ended too."""
+        env = make(fleet(Counter), "continue")
+        env.reset()
+        for _ in range(6):
+            result = env.step(ONES)
+        assert result.states[:, 1].tolist() == [6] * NUM_ENVS
+        assert result.dones.tolist() == [True, False, True, True, True]
+        assert result.truncated.tolist() == [False, False, False, True, False]
+
+    def test_actions_of_absent_envs_are_not_looked_at(self, make: Make) -> None:
+        """But they count."""
+        env = make(fleet(Counter), "idle")
+        env.reset()
+        actions = Actions(env, 0)
+        for _ in range(3):
+            env.step(actions.draw(range(NUM_ENVS)))
+        env.step([1, 1, None, 1, 1])
+        assert env.get_env_attr("count") == [4, 4, 3, 4, 4]

@@ -1,0 +1,256 @@
+"""What is peculiar to worker processes on this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import psutil
+import pytest
+
+from parallelenv import ParallelEnv
+from parallelenv.backends.memory import SharedMemory, SharedMemoryError
+
+START_METHODS = ["forkserver", "spawn", "fork"]
+
+# A script as users write it: classes in the main module, no guard.
+SCRIPT = """
+import os, signal, sys, time
+import gymnasium as gym, numpy as np
+from parallelenv import ParallelEnv
+
+print("main runs", flush=True)
+
+class Slow(gym.Env):
+    observation_space = gym.spaces.Box(0, 1, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.np_random.random(2, np.float32), {}
+    def step(self, action):
+        while action == 1:
+            pass
+        return self.np_random.random(2, np.float32), 0.0, False, False, {}
+    def pid(self):
+        return os.getpid()
+
+env = ParallelEnv([Slow, Slow, Slow], "subproc", num_cpus=2, start_method=sys.argv[1])
+env.reset(seed=1)
+pids = env.customized_method("pid")
+print("workers", *sorted(set(pids)), flush=True)
+"""
+
+BUSY = "print('busy', flush=True); env.step([1, 1, 1])"
+IDLE = "print('busy', flush=True); time.sleep(60)"
+INTERRUPTED = """
+try:
+    print('busy', flush=True)
+    env.customized_method('pid')
+    time.sleep(60)
+except KeyboardInterrupt:
+    states = env.reset(seed=1)
+    print('usable', pids == env.customized_method('pid'), flush=True)
+"""
+
+
+def start(method: str, ending: str = "", **kwargs: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", SCRIPT + ending, method],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        **kwargs,
+    )
+
+
+def read_workers(process: subprocess.Popen[str]) -> list[int]:
+    """Read up to the line that names the workers."""
+    assert process.stdout is not None
+    assert process.stdout.readline() == "main runs\n"
+    word, *pids = process.stdout.readline().split()
+    assert word == "workers", process.communicate()
+    return [int(pid) for pid in pids]
+
+
+def wait_until_gone(pids: list[int], patience: float) -> list[int]:
+    deadline = time.monotonic() + patience
+    while (alive := [pid for pid in pids if is_alive(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return alive
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.mark.parametrize("method", START_METHODS)
+def test_a_script_needs_no_guard_and_leaves_nothing_at_exit(method: str) -> None:
+    shared_before = set(os.listdir("/dev/shm"))
+    process = start(method)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert out.count("main runs") == 1  # no worker imported it again
+    assert err == ""
+    workers = [int(pid) for pid in out.splitlines()[1].split()[1:]]
+    assert len(workers) == 2
+    assert wait_until_gone(workers, patience=2) == []
+    assert set(os.listdir("/dev/shm")) <= shared_before
+
+
+@pytest.mark.parametrize("method", START_METHODS)
+@pytest.mark.parametrize("ending", [BUSY, IDLE], ids=["busy", "idle"])
+def test_no_worker_outlives_a_killed_caller(method: str, ending: str) -> None:
+    shared_before = set(os.listdir("/dev/shm"))
+    process = start(method, ending)
+    workers = read_workers(process)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "busy\n"
+    process.kill()
+    process.wait()
+    assert wait_until_gone(workers, patience=2) == []
+    process.stdout.close()
+    assert process.stderr is not None
+    process.stderr.close()
+    assert set(os.listdir("/dev/shm")) <= shared_before
+
+
+@pytest.mark.parametrize("method", START_METHODS)
+def test_ctrl_c_to_the_whole_group_spares_the_workers(method: str) -> None:
+    process = start(method, INTERRUPTED, start_new_session=True)
+    workers = read_workers(process)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "busy\n"
+    time.sleep(0.2)  # so that it sleeps, most of the time; it may also be in the call before
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert out == "usable True\n", err
+    assert err == ""
+    assert wait_until_gone(workers, patience=2) == []
+
+
+# ---------------------------------------------------------------- surroundings of an env
+
+
+class Witness(gym.Env[Any, Any]):
+    observation_space = gym.spaces.Box(0, 1, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        return np.zeros(2, np.float32), {}
+
+    def variable(self, name: str) -> str | None:
+        return os.environ.get(name)
+
+    def registered(self) -> bool:
+        return "OnlyInTheCaller-v0" in gym.registry
+
+    def warn(self) -> int:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.warn("heard", UserWarning, stacklevel=1)
+        return len(caught)
+
+    def ignores(self) -> bool:
+        return ("ignore", None, Warning, None, 0) in warnings.filters
+
+    def blas_threads(self) -> list[int]:
+        import threadpoolctl
+
+        return [library["num_threads"] for library in threadpoolctl.threadpool_info()]
+
+    def child(self) -> int:
+        """Start a process of its own: workers are not daemonic."""
+        import multiprocessing
+
+        process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(0,))
+        process.start()
+        process.join()
+        return process.exitcode or 0
+
+    def pool_in_an_env(self) -> list[int]:
+        with ParallelEnv([Witness, Witness], "subproc", num_cpus=2) as inner:
+            inner.reset()
+            return [len(inner), inner.num_hosts]
+
+
+def test_workers_know_what_the_caller_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ParallelEnv([Witness], "subproc"):
+        pass  # the fork server runs from here on, and knows the environment of this moment
+    monkeypatch.setenv("SET_LATER", "yes")
+    gym.register("OnlyInTheCaller-v0", entry_point=Witness)
+    try:
+        with ParallelEnv([Witness, "OnlyInTheCaller-v0", lambda: gym.make("OnlyInTheCaller-v0")], "subproc") as env:
+            assert env.customized_method("variable", {"name": "SET_LATER"}) == ["yes"] * 3
+            assert env.customized_method("registered") == [True] * 3
+    finally:
+        del gym.registry["OnlyInTheCaller-v0"]
+
+
+def test_warnings_are_silenced_in_workers_only() -> None:
+    before = list(warnings.filters)
+    with ParallelEnv([Witness], "subproc") as quiet, ParallelEnv([Witness], "subproc", no_warning=False) as loud:
+        assert quiet.customized_method("ignores") == [True]
+        assert loud.customized_method("ignores") == [False]
+    assert warnings.filters == before
+
+
+def test_blas_threads_are_capped_unless_the_user_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    with ParallelEnv([Witness] * 8, "subproc", num_cpus=8) as env:
+        env.reset()
+        assert all(threads == 1 for threads in env.customized_method("blas_threads", id=0)[0])
+
+
+def test_an_env_may_start_processes_and_pools() -> None:
+    with ParallelEnv([Witness], "subproc") as env:
+        assert env.customized_method("child") == [0]
+        assert env.customized_method("pool_in_an_env") == [[2, 2]]
+
+
+def test_a_live_env_that_pickles_as_its_constructor_is_warned_of() -> None:
+    fresh, used = gym.make("LunarLander-v3"), gym.make("LunarLander-v3")
+    used.reset(seed=1)
+    with pytest.warns(UserWarning, match=r"env 1, .*EzPickle.*its state is lost"), ParallelEnv([fresh, used], "subproc"):
+        pass
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with ParallelEnv([fresh], "subproc"):
+            pass
+
+
+# ---------------------------------------------------------------- memory
+
+
+def test_a_batch_that_does_not_fit_is_an_error_before_anything_hangs(tmp_path: Path) -> None:
+    with pytest.raises(SharedMemoryError, match="bytes of shared memory, which cannot be had"):
+        SharedMemory.create(1 << 60)
+
+
+def test_large_arguments_and_results_both_ways_at_once() -> None:
+    class Echo(Witness):
+        action_space = gym.spaces.Text(10)  # type: ignore[assignment]  # loose: actions go through the pipe
+
+        def step(self, action: Any) -> Any:
+            return np.zeros(2, np.float32), 0.0, False, False, {"echo": action}
+
+    with ParallelEnv([Echo] * 4, "subproc", num_cpus=1) as env:
+        env.reset()
+        big = [np.full(2_000_000, number, np.float64) for number in range(4)]
+        for number in range(4):  # each larger than a pipe holds, none received yet
+            env.send([big[number]], number)
+        result = env.recv(min_envs=4)
+        for number, info in zip(result.env_ids, result.infos, strict=True):
+            assert np.array_equal(info["echo"], big[number])
+            info["echo"][0] = 1  # writable
