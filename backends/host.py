@@ -158,16 +158,20 @@ class Host:
 
     def _next_episode(
         self, env_id: int, info: dict[str, Any], loose: list[Any] | None, reward: tuple[Any] | None
-    ) -> Extra:
-        # Taken before the reset: an env may reuse the buffers that it returned.
-        info = own(info)
-        reward = own(reward)
-        ended_state = self._state_of(env_id, own(loose))
+    ) -> Extra | None:
+        row = env_id - self._offset
+        for array, ended in zip(self._batch.states, self._batch.ended_states, strict=True):
+            if array is not None and ended is not None:
+                ended[row] = array[row]
+        # Copied before the reset: an env may reuse the buffers that it returned.
+        info, ended_loose, reward = own(info), own(loose), own(reward)
         self.doing = "reset"
         state, reset_info = self._env(env_id).reset(None, None)
-        loose = self._store_state(env_id - self._offset, state)
+        loose = self._store_state(row, state)
         self.doing = "step"
-        return Extra(info or None, loose, reward, (ended_state, reset_info))
+        if info or loose or reward or reset_info:
+            return Extra(info or None, loose, reward, ended_loose, reset_info or None)
+        return None
 
     def _store_state(self, row: int, state: Any) -> list[Any] | None:
         """Write a state into the batch and return its loose leaves, if it has any."""
@@ -209,13 +213,6 @@ class Host:
             return None
         self._batch.rewards[row] = np.nan
         return (reward,)
-
-    def _state_of(self, env_id: int, loose: list[Any] | None) -> Any:
-        """Return a copy of the state that an env has in the batch."""
-        row = env_id - self._offset
-        rest = iter(loose or ())
-        leaves = [next(rest) if array is None else array[row].copy() for array in self._batch.states]
-        return self._batch.layout.states.join(leaves)
 
     def _shared_space(self, space: Any) -> Any:
         """Return a copy of a space, one and the same for all envs whose spaces are equal.

@@ -63,11 +63,5 @@ def cannot_travel(value: Any, error: Exception) -> UnpicklableError:
 
 def _detached(value: Any) -> Any:
     if type(value) is Extra:
-        info, loose, reward, ending = value
-        return Extra(
-            None if info is None else own(info),
-            None if loose is None else own(loose),
-            None if reward is None else own(reward),
-            None if ending is None else (ending[0], own(ending[1])),  # the host has copied the state
-        )
+        return Extra(*(None if part is None else own(part) for part in value))
     return value if type(value) is EnvFacts else own(value)

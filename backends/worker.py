@@ -22,7 +22,7 @@ from parallelenv.batch import Batch, Layout
 from parallelenv.protocol import HostRecipe, Settings
 from parallelenv.recipes import EnvRecipe, pack, register_again, unpack
 
-_SPIN = 100e-6
+_SPIN = 200e-6
 """Seconds that a worker stays awake for its next command: about what a caller does between steps."""
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
 

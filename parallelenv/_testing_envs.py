@@ -78,11 +78,13 @@ class Counter(Paced):
 class Sheet(Paced):
     """Dict states, which it overwrites too, with a text among arrays, and Dict actions."""
 
-    observation_space = Dict({
-        "image": Box(0, 255, (2, 3), np.uint8),
-        "inner": Dict({"bits": MultiBinary(3), "level": Discrete(100, start=-50)}),
-        "word": Text(8, charset=LETTERS),
-    })
+    observation_space = Dict(
+        {
+            "image": Box(0, 255, (2, 3), np.uint8),
+            "inner": Dict({"bits": MultiBinary(3), "level": Discrete(100, start=-50)}),
+            "word": Text(8, charset=LETTERS),
+        }
+    )
     action_space = Dict({"force": Box(-1, 1, (2,), np.float32), "move": Discrete(3)})
 
     def __init__(self, number: int = 0, length: int = 4) -> None:
@@ -115,10 +117,12 @@ class Sheet(Paced):
 class Pair(Paced):
     """Tuple states, one of them without a dimension, and MultiDiscrete actions."""
 
-    observation_space = TupleSpace((
-        Box(-1e6, 1e6, (), np.float64),
-        TupleSpace((MultiDiscrete([50, 50]), Discrete(9))),
-    ))
+    observation_space = TupleSpace(
+        (
+            Box(-1e6, 1e6, (), np.float64),
+            TupleSpace((MultiDiscrete([50, 50]), Discrete(9))),
+        )
+    )
     action_space = MultiDiscrete([2, 7])
 
     def _show(self) -> tuple[Any, ...]:

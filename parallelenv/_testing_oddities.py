@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.spaces import Discrete
 
 from parallelenv._testing_envs import Counter, Stepped
 
@@ -24,6 +27,11 @@ class Toolbox(Counter):
         self.part = Part(number)
         self.notes: list[Any] = []
         self.box: Any = None
+
+    def step(self, action: int) -> Stepped:
+        """Give the info that all envs share."""
+        state, reward, terminated, truncated, _ = super().step(action)
+        return state, reward, terminated, truncated, SHARED_INFO
 
     def name(self, sleep: float = 0.0, prefix: str = "env") -> str:
         """Return the env's name after some time."""
@@ -53,18 +61,13 @@ class Toolbox(Counter):
         """Return something that cannot be copied, if this is the env ``only``."""
         return (item for item in ()) if self.number == only else self.number
 
+    def render(self) -> Any:
+        """Return a frame in the env's own grey."""
+        return np.full((2, 2, 3), self.number, np.uint8)
+
     def grow(self, size: int) -> Any:
         """Return an array of ``size`` numbers."""
         return np.full(size, float(self.number))
-
-
-class SharedInfo(Counter):
-    """Every info is one and the same object, whichever env it comes from."""
-
-    def step(self, action: int) -> Stepped:
-        """Give the shared info."""
-        state, reward, terminated, truncated, _ = super().step(action)
-        return state, reward, terminated, truncated, SHARED_INFO
 
 
 class OnlySome(Counter):
@@ -142,7 +145,7 @@ class Troubled(Counter):
 
     Args:
         number: Which env it is.
-        where: ``"init"``, ``"reset"``, ``"step"`` (the second) or ``"method"``.
+        where: ``"init"``, ``"reset"``, ``"step"`` (the second), ``"method"`` or ``"quiet"``.
     """
 
     def __init__(self, number: int = 0, where: str = "", length: int = 50) -> None:
@@ -167,9 +170,19 @@ class Troubled(Counter):
     def method(self, kind: str = "plain") -> int:
         """Return the number, or raise an exception of some kind."""
         if self.where == "method":
-            kinds: dict[str, Any] = {"keyword": KeywordTrouble(number=self.number), "uncopyable": Uncopyable()}
-            raise kinds.get(kind) or Trouble(self.number, "method")
+            kinds: dict[str, BaseException] = {
+                "plain": Trouble(self.number, "method"),
+                "keyword": KeywordTrouble(number=self.number),
+                "uncopyable": Uncopyable(),
+                "exit": SystemExit(3),
+            }
+            raise kinds[kind]
         return self.number
+
+    def quiet(self) -> None:
+        """Return nothing, or raise."""
+        if self.where == "quiet":
+            raise Trouble(self.number, "quiet")
 
 
 class Witness(Counter):
@@ -227,3 +240,18 @@ class Sleeper(Counter):
     def process(self) -> int:
         """Return the id of the process that it lives in."""
         return os.getpid()
+
+
+class Interrupter(Counter):
+    """Interrupts the process whose id is its action, and sleeps for a while."""
+
+    action_space = Discrete(2**31)
+
+    def step(self, action: int) -> Stepped:
+        """Step, and do as Ctrl-C would if the action is not 0."""
+        if action == os.getpid():  # a thread or the caller itself
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        elif action:
+            os.kill(int(action), signal.SIGINT)
+        time.sleep(0.3 if action else 0.0)
+        return super().step(0)

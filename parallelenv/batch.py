@@ -37,9 +37,13 @@ class Layout:
         action_space: Space that all envs share, or ``None``.
         first: Env id of row 0.
         num_envs: Number of rows.
+        keeps_ended: Whether last states of ended episodes are kept beside the first of the next.
     """
 
-    def __init__(self, observation_space: Any, action_space: Any, first: int, num_envs: int) -> None:
+    def __init__(
+        self, observation_space: Any, action_space: Any, first: int, num_envs: int, keeps_ended: bool = False
+    ) -> None:
+        self.keeps_ended = keeps_ended
         self.observation_space = observation_space
         self.action_space = action_space
         self.first = first
@@ -54,13 +58,14 @@ class Layout:
 
     def part(self, env_ids: Sequence[int]) -> Layout:
         """Return the layout of a batch for these consecutive env ids only."""
-        return Layout(self.observation_space, self.action_space, env_ids[0], len(env_ids))
+        return Layout(self.observation_space, self.action_space, env_ids[0], len(env_ids), self.keeps_ended)
 
     @property
     def fields(self) -> list[Field]:
         """Every array of the batch, in memory order."""
+        states = [field for field in self.state_fields if field]
         flags = [Field((), np.dtype(np.float64)), Field((), np.dtype(bool)), Field((), np.dtype(bool))]
-        return [*self.action_fields, *(field for field in self.state_fields if field), *flags]
+        return [*self.action_fields, *states, *(states if self.keeps_ended else []), *flags]
 
     @property
     def nbytes(self) -> int:
@@ -79,6 +84,8 @@ class Batch:
     Attributes:
         actions: One array per leaf, ``(num_envs, *shape)``; empty if actions are loose.
         states: One array per leaf, ``(num_envs, *shape)``; ``None`` for loose leaves.
+        ended_states: Likewise, the last states of the latest episodes that ended; empty unless the
+            layout keeps them.
         rewards: ``(num_envs,)`` float64.
         terminated: ``(num_envs,)`` bool.
         truncated: ``(num_envs,)`` bool.
@@ -90,10 +97,12 @@ class Batch:
         arrays = iter(_carve(layout, memory))
         self.actions: list[Array] = [next(arrays) for _ in layout.action_fields]
         self.states: list[Array | None] = [next(arrays) if field else None for field in layout.state_fields]
+        ended = layout.state_fields if layout.keeps_ended else []
+        self.ended_states: list[Array | None] = [next(arrays) if field else None for field in ended]
         self.rewards, self.terminated, self.truncated = arrays
         self._known_ids: Sequence[int] | None = None
         self._known_rows: Any = None
-        self._results = [array for array in self.states if array is not None]
+        self._results = filter_arrays(self.states)
         self._results += [self.rewards, self.terminated, self.truncated]
 
     @classmethod
@@ -134,13 +143,32 @@ class Batch:
     def take_results(self, env_ids: Sequence[int]) -> Rows:
         """Return copies of the result rows (states, rewards, flags) of these envs."""
         selected = self.rows(env_ids)
-        return [array[selected].copy() for array in self._results]
+        ended = self._ended_rows(env_ids)
+        rows = [array[selected].copy() for array in self._results]
+        return rows + [array[ended] for array in filter_arrays(self.ended_states) if len(ended)]
 
     def put_results(self, env_ids: Sequence[int], rows: Rows) -> None:
         """Write the result rows of these envs."""
         selected = self.rows(env_ids)
-        for array, row in zip(self._results, rows, strict=True):
+        count = len(self._results)
+        for array, row in zip(self._results, rows[:count], strict=True):
             array[selected] = row
+        if len(rows) > count:
+            ended = self._ended_rows(env_ids)
+            for array, row in zip(filter_arrays(self.ended_states), rows[count:], strict=True):
+                array[ended] = row
+
+    def _ended_rows(self, env_ids: Sequence[int]) -> Array:
+        """Return the rows of those envs whose flags say that an episode ended, none if that is not kept."""
+        if not self.layout.keeps_ended:
+            return np.zeros(0, dtype=np.intp)
+        rows: Array = np.asarray(env_ids, dtype=np.intp) - self.layout.first
+        return rows[self.terminated[rows] | self.truncated[rows]]
+
+
+def filter_arrays(leaves: Sequence[Array | None]) -> list[Array]:
+    """Return the leaves that are arrays."""
+    return [array for array in leaves if array is not None]
 
 
 def _is_ascending(env_ids: Sequence[int]) -> bool:

@@ -16,6 +16,7 @@ from parallelenv.arguments import MISSING
 from parallelenv.batch import Array
 from parallelenv.guard import Guarded, exclusive
 from parallelenv.ids import parse_ids
+from parallelenv.ownership import own
 from parallelenv.policy import make_policy
 from parallelenv.pool import Pool
 from parallelenv.spaces import batched
@@ -86,7 +87,7 @@ class ParallelEnv(Guarded):
             backend, env_recipes, num_cpus=num_cpus, num_gpus=num_gpus, silence_warnings=no_warning, timeout=timeout
         )
         self._finalizer = weakref.finalize(self, self._pool.close)
-        self._pool.build()
+        self._pool.build(keeps_ended=policy.autoreset)
         self._num_envs = len(env_recipes)
         self._everyone = self._pool.env_ids
         self._stepper = Stepper(self._pool, policy, copy)
@@ -372,7 +373,7 @@ class ParallelEnv(Guarded):
     @property
     def reset_infos(self) -> list[dict[str, Any]]:
         """The info of each env's latest reset, in env id order."""
-        return list(self._stepper.reset_infos)
+        return [own(info) for info in self._stepper.reset_infos]
 
     @property
     def closed(self) -> bool:

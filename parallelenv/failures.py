@@ -18,7 +18,6 @@ from tblib import Traceback as PortableTraceback
 
 from parallelenv.errors import EnvError, ParallelEnvError
 
-
 _SHOWN_FRAMES = 50
 """So many of the outermost and of the innermost frames of a traceback travel."""
 

@@ -36,15 +36,14 @@ class Policy:
         """
         done[rows] = ended
 
-    def describe(self, info: dict[str, Any], ending: tuple[Any, dict[str, Any]] | None) -> dict[str, Any]:
-        """Return the info a user gets.
+    def describe_end(self, info: dict[str, Any], ended_state: Any, reset_info: dict[str, Any]) -> None:
+        """Add to an info what a reset within the step would otherwise hide.
 
         Args:
-            info: The env's own, already the user's.
-            ending: Last state of the ended episode and the info of the reset that followed,
-                if the host has reset the env.
+            info: The user's.
+            ended_state: Last state of the episode that ended.
+            reset_info: The info of the reset that followed.
         """
-        return info
 
 
 class StopAll(Policy):
@@ -69,11 +68,8 @@ class Restart(Policy):
     autoreset = True
     plain_info: ClassVar[dict[str, Any]] = {"reset": False}
 
-    def describe(self, info: dict[str, Any], ending: tuple[Any, dict[str, Any]] | None) -> dict[str, Any]:  # noqa: D102
-        info["reset"] = ending is not None
-        if ending is not None:
-            info["ended_state"], info["reset_info"] = ending
-        return info
+    def describe_end(self, info: dict[str, Any], ended_state: Any, reset_info: dict[str, Any]) -> None:  # noqa: D102
+        info.update(reset=True, ended_state=ended_state, reset_info=reset_info)
 
 
 _POLICIES: dict[str | None, type[Policy]] = {None: StopAll, "idle": Idle, "restart": Restart, "continue": Policy}

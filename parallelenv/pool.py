@@ -126,8 +126,11 @@ class Pool:
         channels = self._backend.launch(recipes)
         return [_Link(recipe, channel) for recipe, channel in zip(recipes, channels, strict=True)]
 
-    def build(self) -> None:
+    def build(self, keeps_ended: bool) -> None:
         """Build all envs and the batch. The pool is closed if that fails.
+
+        Args:
+            keeps_ended: Whether the batch keeps last states of ended episodes.
 
         Raises:
             BaseException: What an env's constructor raised.
@@ -137,7 +140,7 @@ class Pool:
             self.facts = [facts[env_id] for env_id in self.env_ids]
             observation_space = common_space(one.observation_space for one in self.facts)
             action_space = common_space(one.action_space for one in self.facts)
-            self.attach(Layout(observation_space, action_space, self._first, len(self.facts)))
+            self.attach(Layout(observation_space, action_space, self._first, len(self.facts), keeps_ended))
         except BaseException:
             self.close()
             raise

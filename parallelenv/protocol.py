@@ -84,14 +84,16 @@ class Extra(NamedTuple):
         info: The env's info, ``None`` if it is empty.
         loose: Leaves of its state that are not in the batch, in order.
         reward: A one-tuple of its reward if that is no number.
-        ending: If the host reset the env because its episode ended: the last state of that
-            episode and the info of the reset.
+        ended_loose: Like ``loose``, of the last state of an episode that ended in this step and
+            was followed by a reset.
+        reset_info: The info of that reset, ``None`` if it is empty.
     """
 
     info: dict[str, Any] | None = None
     loose: list[Any] | None = None
     reward: tuple[Any] | None = None
-    ending: tuple[Any, dict[str, Any]] | None = None
+    ended_loose: list[Any] | None = None
+    reset_info: dict[str, Any] | None = None
 
 
 NOTHING = Extra()

@@ -19,8 +19,8 @@ from parallelenv.errors import InvalidEnvError, UnpicklableError
 _ACCEPTED = "a Gymnasium env, an env fn (a callable without arguments that makes one), a registered id or an EnvSpec"
 
 _LOST_STATE = (
-    "env {env_id}, {env}, was reset and then given to a worker process, but its class is an EzPickle: it travels as its "
-    "constructor's arguments, so its state is lost. Reset it again, or give an env fn."
+    "env {env_id}, {env}, was reset and then given to a worker process, but its class is an EzPickle: it travels as "
+    "its constructor's arguments, so its state is lost. Reset it again, or give an env fn."
 )
 
 

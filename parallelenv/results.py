@@ -161,6 +161,14 @@ def list_states(batch: Batch, env_ids: Sequence[int], extras: Mapping[int, Extra
     return [structure.join(leaves) for leaves in zip(*columns, strict=True)]
 
 
+def ended_state(batch: Batch, env_id: int, extra: Extra) -> Any:
+    """Return the last state of an env's episode that ended in its latest step."""
+    row = env_id - batch.layout.first
+    loose = iter(extra.ended_loose or ())
+    leaves = [next(loose) if array is None else array[row].copy() for array in batch.ended_states]
+    return batch.layout.states.join(leaves)
+
+
 def _selected(array: Array, rows: Any, copy: bool) -> Array:
     selected: Array = array[rows]
     if isinstance(rows, slice):  # else the selection is a copy already

@@ -16,7 +16,7 @@ from parallelenv.flights import Flights, Landed
 from parallelenv.policy import Policy
 from parallelenv.pool import Pool, Request
 from parallelenv.protocol import NOTHING, Extra
-from parallelenv.results import Answers, StepBatch, StepResult, gather_states
+from parallelenv.results import Answers, StepBatch, StepResult, ended_state, gather_states
 
 Align = Literal["item", "batch"]
 
@@ -209,23 +209,32 @@ class Stepper:
 
     def _shape(self, landed: Landed, align: Align) -> StepResult | StepBatch:
         terminated, truncated = self._record(landed)
-        infos = self._infos(landed.env_ids, landed.stepped, landed.extras)
+        infos = self._infos(landed, terminated | truncated)
         answers = Answers(self._pool.batch, landed, infos, terminated, truncated)
         return answers.by_env() if align == "batch" else answers.by_item(self._copy)
 
-    def _infos(
-        self, env_ids: Sequence[int], stepped: Sequence[int], extras: Mapping[int, Extra]
-    ) -> list[dict[str, Any]]:
+    def _infos(self, landed: Landed, dones: Array) -> list[dict[str, Any]]:
         """Return the infos, each a dict of its own, also where an env had nothing to say."""
-        plain = self._policy.plain_info
-        if not extras and len(stepped) == len(env_ids):
-            return [plain.copy() for _ in env_ids]
-        infos = {env_id: plain.copy() for env_id in stepped}
-        for env_id, extra in extras.items():
-            infos[env_id] = self._policy.describe(extra.info or {}, extra.ending)
-            if extra.ending is not None:
-                self.reset_infos[env_id] = extra.ending[1]
-        return [infos.get(env_id) or {} for env_id in env_ids]
+        plain, env_ids, extras = self._policy.plain_info, landed.env_ids, landed.extras
+        if len(landed.stepped) < len(env_ids):
+            stepped = set(landed.stepped)
+            infos = [plain.copy() if env_id in stepped else {} for env_id in env_ids]
+        else:
+            infos = [plain.copy() for _ in env_ids]
+        if extras:
+            for position, env_id in enumerate(env_ids):
+                if env_id in extras:
+                    infos[position] = {**(extras[env_id].info or {}), **plain}
+        if self._policy.autoreset:
+            for position in np.flatnonzero(dones).tolist():
+                self._describe_end(infos[position], env_ids[position], extras)
+        return infos
+
+    def _describe_end(self, info: dict[str, Any], env_id: int, extras: Mapping[int, Extra]) -> None:
+        extra = extras.get(env_id, NOTHING)
+        reset_info = extra.reset_info or {}
+        self.reset_infos[env_id] = reset_info
+        self._policy.describe_end(info, ended_state(self._pool.batch, env_id, extra), reset_info)
 
     def _record(self, landed: Landed) -> tuple[Array, Array]:
         """Bring the flags up to date and return those that the answer shows."""

@@ -108,7 +108,7 @@ def test_the_same_instance_twice_shows_the_fix() -> None:
 
 def test_a_vector_env_is_refused() -> None:
     with pytest.raises(InvalidEnvError, match="already a batch"):
-        ParallelEnv([gym.make_vec("CartPole-v1", num_envs=2)])  # type: ignore[list-item]
+        ParallelEnv([gym.make_vec("CartPole-v1", num_envs=2)])
 
 
 def test_a_pettingzoo_env_is_refused(make_env: MakeEnv) -> None:
@@ -167,7 +167,9 @@ def test_unusable_numbers_are_refused(arguments: dict[str, Any], message: str) -
 
 
 def test_an_option_of_another_backend_is_refused() -> None:
-    with pytest.raises(UnknownOptionError, match="strat_method='fork' is no option of para_mode='subproc'.*start_method"):
+    with pytest.raises(
+        UnknownOptionError, match="strat_method='fork' is no option of para_mode='subproc'.*start_method"
+    ):
         ParallelEnv(COUNTERS, "subproc", strat_method="fork")
     with pytest.raises(TypeError, match="accepts no further options"):
         ParallelEnv(COUNTERS, "dummy", start_method="fork")

@@ -319,7 +319,9 @@ def test_a_late_answer_is_never_handed_to_a_later_call(make_env: MakeEnv, folder
         pytest.skip("a call in the caller's own thread cannot be given up")
     env = make_env(fragile(folder), num_cpus=2, timeout=0.5, **two_hosts(mode))
     env.reset()
-    with pytest.raises(WorkerTimeoutError, match=r"envs 0, 1 did not answer within 0\.5 s.*restart\(\[0, 1\]\)") as caught:
+    with pytest.raises(
+        WorkerTimeoutError, match=r"envs 0, 1 did not answer within 0\.5 s.*restart\(\[0, 1\]\)"
+    ) as caught:
         env.step([WAIT, GO_ON, GO_ON, GO_ON])
     assert caught.value.env_ids == (0, 1)
     assert sorted(env.recv(min_envs=2).env_ids.tolist()) == [2, 3]

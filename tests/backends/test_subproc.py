@@ -188,7 +188,7 @@ def test_workers_know_what_the_caller_knows(monkeypatch: pytest.MonkeyPatch) -> 
     with ParallelEnv([Witness], "subproc"):
         pass  # the fork server runs from here on, and knows the environment of this moment
     monkeypatch.setenv("SET_LATER", "yes")
-    gym.register("OnlyInTheCaller-v0", entry_point=Witness)
+    gym.register("OnlyInTheCaller-v0", entry_point=lambda **kwargs: Witness())
     try:
         with ParallelEnv([Witness, "OnlyInTheCaller-v0", lambda: gym.make("OnlyInTheCaller-v0")], "subproc") as env:
             assert env.customized_method("variable", {"name": "SET_LATER"}) == ["yes"] * 3
@@ -222,7 +222,10 @@ def test_an_env_may_start_processes_and_pools() -> None:
 def test_a_live_env_that_pickles_as_its_constructor_is_warned_of() -> None:
     fresh, used = gym.make("LunarLander-v3"), gym.make("LunarLander-v3")
     used.reset(seed=1)
-    with pytest.warns(UserWarning, match=r"env 1, .*EzPickle.*its state is lost"), ParallelEnv([fresh, used], "subproc"):
+    with (
+        pytest.warns(UserWarning, match=r"env 1, .*EzPickle.*its state is lost"),
+        ParallelEnv([fresh, used], "subproc"),
+    ):
         pass
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -1,0 +1,252 @@
+"""The contract of attributes and methods, and of who owns what is given and answered."""
+# ruff: noqa: S101 (a suite for pytest, which explains asserts)
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from parallelenv._testing_base import Contract, Make
+from parallelenv._testing_envs import LARGE, Chain, Counter, Old, Sheet
+from parallelenv._testing_oddities import OnlySome, Toolbox, Wrapped
+from parallelenv._testing_play import KINDS, NUM_ENVS, Record, assert_same, fleet, items
+from parallelenv.errors import AbsentMethodError, UnpicklableError
+
+ONES = [1] * NUM_ENVS
+
+
+def _wrapped() -> list[Any]:
+    return [partial(_wrap, number) for number in range(NUM_ENVS)]
+
+
+def _wrap(number: int) -> Any:
+    return Wrapped(Wrapped(Toolbox(number), "inner"), "outer")
+
+
+def scribble(value: Any) -> None:
+    """Write over every part of an answer."""
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        value.fill(value.dtype.type(1))
+        return
+    children = list(value.values()) if isinstance(value, dict) else value
+    if isinstance(value, (dict, list, tuple, np.ndarray)):
+        for child in children:
+            scribble(child)
+    if isinstance(value, dict):
+        value["scribble"] = True
+    if isinstance(value, list):
+        value.append("scribble")
+
+
+class OwnershipContract(Contract):
+    """What is answered is the caller's, what is given stays so, and an env's own is its own."""
+
+    @pytest.mark.parametrize(("kind", "policy"), [("array", "restart"), ("dict", "idle"), ("mixed", "restart")])
+    def test_answers_are_the_callers_to_write_on(self, kind: str, policy: Any, make: Make, make_oracle: Make) -> None:
+        """Nothing that comes later is changed by it."""
+        records = []
+        for env, writes in ((make(KINDS[kind](), policy), True), (make_oracle(KINDS[kind](), policy), False)):
+            record = Record()
+            record.add("reset", env.reset(seed=3))
+            action = [0.5 if space is None else _first_action(space) for space in env.action_spaces]
+            for _ in range(8):
+                answer = env.step(action)
+                record.add("step", answer)
+                if writes:
+                    scribble(items(answer))
+                record.add("done", env.done)
+                if writes:
+                    scribble([env.done])
+            records.append(record)
+        records[0].assert_equals(records[1])
+
+    def test_reset_infos_are_the_callers_too(self, make: Make, make_oracle: Make) -> None:
+        """Those that come with a step as well as those that are asked for."""
+        env, oracle = make(fleet(Counter), "restart"), make_oracle(fleet(Counter), "restart")
+        for one in (env, oracle):
+            one.reset(seed=1)
+        scribble(env.reset_infos)
+        assert_same(oracle.reset_infos, env.reset_infos)
+        for _ in range(3):
+            oracle.step(ONES)
+            infos = env.step(ONES).infos
+        scribble(infos[2])
+        assert_same(oracle.reset_infos, env.reset_infos)
+
+    def test_no_two_envs_share_a_part_of_their_answers(self, make: Make) -> None:
+        """Though the envs themselves do."""
+        env = make(fleet(Toolbox), num_cpus=1)
+        env.reset()
+        infos = env.step(ONES).infos
+        infos[0]["list"].append(3)
+        infos[1]["array"][:] = 7
+        assert [len(info["list"]) for info in infos] == [3, 2, 2, 2, 2]
+        assert [info["array"].tolist() for info in infos[[0, 2]]] == [[0, 0]] * 2
+        answers = env.customized_method("shared")
+        answers[0]["list"].append(3)
+        assert [len(answer["list"]) for answer in answers] == [3, 2, 2, 2, 2]
+
+    def test_what_is_given_is_not_changed(self, make: Make) -> None:
+        """Envs that write on their arguments write on copies, each on its own."""
+        env = make(fleet(Toolbox))
+        options: dict[str, Any] = {"deep": [1]}
+        one: dict[str, Any] = {"items": [0], "array": np.ones(3)}
+        many = [copy.deepcopy(one) for _ in range(NUM_ENVS)]
+        seeds, actions = [1, 2, 3, 4, 5], np.array(ONES)
+        given = (options, one, many, seeds, actions)
+        before = copy.deepcopy(given)
+        env.reset(seed=seeds, options=options)
+        env.step(actions)
+        assert env.customized_method("spoil", one) == [2] * NUM_ENVS
+        assert env.customized_method("spoil", many) == [2] * NUM_ENVS
+        assert_same(before, given)
+
+    def test_what_an_env_keeps_is_its_own(self, make: Make) -> None:
+        """Whatever the caller then does with what he gave or got."""
+        env = make(fleet(Toolbox))
+        value: list[Any] = [1]
+        env.set_env_attr("box", value)
+        value.append(2)
+        env.get_env_attr("box")[0].append(3)
+        assert env.get_env_attr("box") == [[1]] * NUM_ENVS
+        env.customized_method("spoil", {"items": value, "array": np.ones(1)}, [3, 1])
+        value.append(4)
+        assert env.get_env_attr("box") == [[1], [1, 2, 1], [1], [1, 2, 3], [1]]
+        env.customized_method("own_notes")[2].append("mine")
+        assert env.get_env_attr("notes") == [[]] * NUM_ENVS
+
+    def test_an_action_that_an_env_keeps_stays_as_it_was(self, make: Make) -> None:
+        """It is no view of what the next step's actions are written into."""
+        env = make(fleet(Chain))
+        env.reset()
+        given = np.linspace(-1, 1, 3 * NUM_ENVS * 2, dtype=np.float32).reshape(3, NUM_ENVS, 2)
+        for actions in given:
+            env.step(actions.copy())
+        for number, kept in enumerate(env.get_env_attr("kept")):
+            assert_same(given[:, number], np.stack(kept))
+
+    def test_earlier_answers_stay_as_they_were(self, make: Make) -> None:
+        """Whatever the envs then do with their buffers."""
+        for kind in (Counter, Sheet, Old):
+            env = make(fleet(kind), "restart", num_cpus=1)
+            record = Record()
+            record.add("reset", env.reset(seed=1))
+            action = 0.5 if kind is Old else _first_action(env.action_spaces[0])
+            for _ in range(8):
+                record.add("step", env.step([action] * NUM_ENVS))
+                record.add("attribute", env.get_env_attr("state"))
+                record.add("reset_infos", env.reset_infos)
+            record.check_unchanged()
+
+
+def _first_action(space: Any) -> Any:
+    space = copy.deepcopy(space)
+    space.seed(1)
+    return space.sample()
+
+
+class CallContract(Contract):
+    """Attributes and methods."""
+
+    def test_methods_take_keywords(self, make: Make) -> None:
+        """None, one dict for all, or one dict per env asked."""
+        env = make(fleet(Toolbox))
+        assert env.customized_method("name") == ["env0", "env1", "env2", "env3", "env4"]
+        assert env.customized_method("name", {"prefix": "x"}, [4, 1]) == ["x4", "x1"]
+        assert env.customized_method("name", [{"prefix": "x"}, {}], [4, 1]) == ["x4", "env1"]
+        assert env.customized_method("part.double", {"by": 3}, slice(3, None)) == [9, 12]
+        assert env.customized_method("nothing") == [None] * NUM_ENVS
+
+    def test_returns_come_in_the_order_asked_not_finished(self, make: Make) -> None:
+        """The first one asked is the last one to finish."""
+        env = make(fleet(Toolbox))
+        data = [{"sleep": 0.2}, {"sleep": 0.0}, {"sleep": 0.1}]
+        assert env.customized_method("name", data, [4, 0, 2]) == ["env4", "env0", "env2"]
+        assert env.get_env_attr("notes") == [["name"], [], ["name"], [], ["name"]]
+
+    def test_large_returns_arrive_whole(self, make: Make) -> None:
+        """And writable."""
+        env = make(fleet(Toolbox))
+        for number, grown in enumerate(env.customized_method("grow", {"size": LARGE})):
+            assert_same(np.full(LARGE, float(number)), grown)
+            grown[0] = 1
+
+    def test_an_absent_method_harms_nobody(self, make: Make) -> None:
+        """The error names the method; those who have it are called, and everybody goes on."""
+        env = make(fleet(OnlySome))
+        env.reset()
+        with pytest.raises(AbsentMethodError, match="'rare'") as caught:
+            env.customized_method("rare")
+        assert caught.value.partial == {1: 1, 3: 3}  # type: ignore[attr-defined]
+        assert isinstance(caught.value, AttributeError)
+        assert env.get_env_attr("calls") == [0, 1, 0, 1, 0]
+        with pytest.raises(AbsentMethodError, match="get_env_attr"):
+            env.customized_method("number")
+        assert env.step(ONES).states[:, 1].tolist() == ONES
+
+    def test_an_absent_attribute_is_the_default(self, make: Make) -> None:
+        """For the envs that lack it; one that is there and ``None`` is not absent."""
+        env = make(fleet(OnlySome))
+        assert env.get_env_attr("extra") == [None, "extra1", None, "extra3", None]
+        assert env.get_env_attr("extra", [3, 2], default="?") == ["extra3", "?"]
+        assert env.get_env_attr("render_mode", default="?") == [None] * NUM_ENVS
+        assert env.get_env_attr("number.real.no", default=0) == [0] * NUM_ENVS
+
+    def test_wrappers_are_looked_through(self, make: Make) -> None:
+        """The outermost that has a name answers for it and is the one that is set."""
+        env = make(_wrapped())
+        env.reset()
+        env.step(ONES)
+        assert env.get_env_attr("label") == ["outer"] * NUM_ENVS
+        assert env.get_env_attr("env.label") == ["inner"] * NUM_ENVS
+        assert env.get_env_attr("number") == [0, 1, 2, 3, 4]
+        assert env.get_env_attr("part.level", [2]) == [20]
+        assert env.customized_method("shout", id=[1]) == ["OUTER"]
+        assert env.customized_method("name", id=[1]) == ["env1"]
+        env.set_env_attr("label", "set")
+        env.set_env_attr("length", 9)
+        env.set_env_attr("unheard", "of")
+        env.set_env_attr("part.level", 7, [2])
+        names = ("label", "env.label", "unwrapped.length", "unwrapped.unheard", "part.level")
+        assert [env.get_env_attr(name, 2)[0] for name in names] == ["set", "inner", 9, "of", 7]
+
+    def test_attributes_are_set_on_the_envs_asked(self, make: Make) -> None:
+        """One value for all, or one for each in the order asked."""
+        env = make(fleet(Toolbox))
+        env.set_env_attr("box", {"a": 1})
+        env.set_env_attr("box", None, [1])
+        env.set_env_attr("box", values=["four", [2]], id=[4, 2])
+        assert env.get_env_attr("box") == [{"a": 1}, None, [2], {"a": 1}, "four"]
+        assert env.get_env_attr("box", [4, 1]) == ["four", None]
+
+    def test_render_gives_a_frame_of_each(self, make: Make) -> None:
+        """In the order asked, or tiled."""
+        env = make(fleet(Toolbox))
+        env.reset()
+        assert [frame[0, 0, 0] for frame in env.render([3, 1])] == [3, 1]
+        assert env.render(tile=True).shape == (4, 6, 3)
+
+    def test_an_argument_that_cannot_be_copied_is_refused(self, make: Make) -> None:
+        """Before anything is sent."""
+        env = make(fleet(Toolbox))
+        env.set_env_attr("box", "old")
+        stream = (item for item in ())
+        with pytest.raises(UnpicklableError, match="env 1.*generator"):
+            env.set_env_attr("box", values=["new", stream, "new", "new", "new"])
+        with pytest.raises(UnpicklableError, match="env 3"):
+            env.customized_method("name", [{}, {"prefix": stream}], [0, 3])
+        assert env.get_env_attr("box") == ["old"] * NUM_ENVS
+        assert env.get_env_attr("notes") == [[]] * NUM_ENVS
+
+    def test_a_return_that_cannot_be_copied_fails_alone(self, make: Make) -> None:
+        """The others' returns are in ``error.partial``."""
+        env = make(fleet(Toolbox))
+        with pytest.raises(UnpicklableError, match="generator") as caught:
+            env.customized_method("uncopyable", {"only": 3})
+        assert "env 3" in "".join(caught.value.__notes__)
+        assert caught.value.partial == {0: 0, 1: 1, 2: 2, 4: 4}  # type: ignore[attr-defined]
+        assert env.customized_method("uncopyable", {"only": 9}) == [0, 1, 2, 3, 4]

@@ -1,0 +1,165 @@
+"""The contract of steps under way: send, recv, pause, and answers that come late."""
+# ruff: noqa: S101 (a suite for pytest, which explains asserts)
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from parallelenv._testing_base import Contract, Make
+from parallelenv._testing_envs import Counter, Ragged
+from parallelenv._testing_oddities import Interrupter, Sleeper
+from parallelenv._testing_play import NUM_ENVS, assert_same, drain, fleet
+from parallelenv.errors import (
+    EnvBusyError,
+    EnvInterruptedError,
+    EnvPausedError,
+    NothingInFlightError,
+    WorkerTimeoutError,
+)
+
+ONES = [1] * NUM_ENVS
+
+
+class FlightContract(Contract):
+    """Steps that were begun and not yet delivered."""
+
+    def test_what_was_sent_is_received_once(self, make: Make, make_oracle: Make) -> None:
+        """Each env's own answer, whoever is first; then nothing is left."""
+        env, oracle = make(fleet(Counter)), make_oracle(fleet(Counter))
+        env.reset(seed=1)
+        oracle.reset(seed=1)
+        env.send([4, 3], [2, 0])
+        env.send([2], 3)
+        received: list[int] = []
+        for _ in range(3):
+            result = env.recv(min_envs=1, max_envs=1)
+            received += result.env_ids.tolist()
+            expected = oracle.step([{2: 4, 0: 3, 3: 2}[received[-1]]], received[-1])
+            assert_same(expected.states, result.states)
+            assert_same(expected.rewards, result.rewards)
+        assert sorted(received) == [0, 2, 3]
+        with pytest.raises(NothingInFlightError):
+            env.recv()
+
+    def test_recv_keeps_to_its_bounds(self, make: Make) -> None:
+        """At least so many if they are under way, at most so many."""
+        env = make(fleet(Counter))
+        env.reset()
+        env.send(ONES)
+        assert 3 <= len(env.recv(min_envs=3, max_envs=4).env_ids) <= 4
+        rest = env.recv(min_envs=9)
+        assert 1 <= len(rest.env_ids) <= 2
+
+    def test_a_busy_env_is_refused(self, make: Make) -> None:
+        """Until its step was received; nothing is stepped meanwhile, others go on."""
+        env = make(fleet(Counter))
+        env.reset()
+        env.send([1, 1], [1, 2])
+        with pytest.raises(EnvBusyError, match=r"\[1, 2\]"):
+            env.step(ONES)
+        with pytest.raises(EnvBusyError, match=r"\[2\]"):
+            env.send([1, 1], [2, 3])
+        assert env.step([1, 1], [3, 0]).states[:, :2].tolist() == [[3, 1], [0, 1]]
+        assert sorted(drain(env)) == [1, 2]
+        assert env.get_env_attr("count") == [1, 1, 1, 1, 0]
+
+    def test_other_calls_may_come_in_between(self, make: Make) -> None:
+        """They see the env after its step, and no answer is taken for another's."""
+        env = make(fleet(Sleeper))
+        env.reset()
+        env.send([10, 0, 0, 0, 10])
+        assert env.customized_method("nap", {"sleep": 0.0, "answer": "a"}, [4, 3]) == ["a4", "a3"]
+        assert env.get_env_attr("count", [0, 2, 4]) == [1, 1, 1]
+        assert {env_id: landed[0][0] for env_id, landed in drain(env).items()} == {0: 0, 1: 1, 2: 2, 3: 3, 4: 4}
+
+    def test_reset_drops_what_is_under_way(self, make: Make) -> None:
+        """Of the envs that are reset."""
+        env = make(fleet(Counter))
+        env.reset()
+        env.send(ONES)
+        assert env.reset([0, 3])[:, 1].tolist() == [0, 0]
+        assert sorted(drain(env)) == [1, 2, 4]
+        assert env.step(ONES).states[:, 1].tolist() == [1, 2, 2, 1, 2]
+
+    def test_large_messages_do_not_block_each_other(self, make: Make) -> None:
+        """Two commands under way to one worker, with more in them than a pipe holds, and answers alike."""
+        env = make(fleet(Ragged), num_cpus=1)
+        env.reset(seed=1)
+        large = [np.full(50_000, float(number)) for number in range(NUM_ENVS)]
+        for number in range(NUM_ENVS):
+            env.send([large[number]], number)
+        landed = drain(env)
+        for number in range(NUM_ENVS):
+            assert_same(large[number], landed[number][3]["action"])
+
+    def test_paused_envs_are_left_out(self, make: Make) -> None:
+        """Of calls without ``id``; named they may not step. Ids do not shift."""
+        env = make(fleet(Counter))
+        env.reset()
+        env.pause([0, 3])
+        assert env.step([1, 1, 1]).env_ids.tolist() == [1, 2, 4]
+        with pytest.raises(EnvPausedError, match="3"):
+            env.step([1, 1], [3, 4])
+        assert env.get_env_attr("count") == [1, 1, 1]
+        assert env.get_env_attr("count", [0, 3]) == [0, 0]
+        env.resume(3)
+        assert env.step([1] * 4).states[:, :2].tolist() == [[1, 2], [2, 2], [3, 1], [4, 2]]
+        env.resume()
+        assert env.step(ONES).env_ids.tolist() == [0, 1, 2, 3, 4]
+
+    def test_a_late_step_is_received_later(self, make: Make) -> None:
+        """The time limit loses nothing."""
+        env = make(fleet(Sleeper))
+        env.reset()
+        env.send([0, 60, 0, 0, 0])
+        landed: dict[int, Any] = {}
+        try:
+            while len(landed) < NUM_ENVS:
+                batch = env.recv(timeout=0.1, align="batch")
+                landed.update(zip(batch.env_ids.tolist(), batch, strict=True))
+        except WorkerTimeoutError as error:
+            assert 1 in error.env_ids
+            landed.update(drain(env, min_envs=NUM_ENVS, timeout=30))
+        assert [landed[number][0][:2].tolist() for number in range(NUM_ENVS)] == [[n, 1] for n in range(NUM_ENVS)]
+        assert env.step([0] * NUM_ENVS).states[:, 1].tolist() == [2] * NUM_ENVS
+
+    def test_a_late_answer_is_never_given_to_a_later_call(self, make: Make) -> None:
+        """It is dropped when it comes."""
+        env = make(fleet(Sleeper), timeout=0.8)
+        naps = [{"sleep": 1.2 if number == 1 else 0.0, "answer": "late"} for number in range(NUM_ENVS)]
+        try:
+            assert env.customized_method("nap", naps) == [f"late{number}" for number in range(NUM_ENVS)]
+        except WorkerTimeoutError as error:
+            assert 1 in error.env_ids
+        for _ in range(20):
+            try:
+                answers = env.customized_method("nap", {"sleep": 0.0, "answer": "new"})
+            except WorkerTimeoutError:
+                continue
+            assert answers == [f"new{number}" for number in range(NUM_ENVS)]
+            return
+        raise AssertionError("An env that was late for 0.4 s did not come back within 16 s.")
+
+    @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="no signals between processes here")
+    def test_an_interrupt_leaves_it_usable(self, make: Make, make_oracle: Make) -> None:
+        """``step()`` says that one is under way, ``recv()`` gives it, ``reset()`` begins afresh."""
+        if threading.current_thread() is not threading.main_thread():
+            pytest.skip("interrupts come to the main thread only")
+        env, oracle = make(fleet(Interrupter)), make_oracle(fleet(Interrupter))
+        env.reset()
+        with pytest.raises(KeyboardInterrupt):
+            env.step([0, os.getpid(), 0, 0, 0])
+        with pytest.raises(EnvBusyError, match=r"recv\(\)"):
+            env.step([0] * NUM_ENVS)
+        try:
+            assert sorted(drain(env, min_envs=NUM_ENVS)) == list(range(NUM_ENVS))
+        except EnvInterruptedError as error:  # the caller itself was stepping the env
+            assert sorted(error.partial.env_ids.tolist()) == [0, 2, 3, 4]  # type: ignore[attr-defined]
+        assert_same(oracle.reset(seed=2), env.reset(seed=2))
+        assert_same(oracle.step([0] * NUM_ENVS).rewards, env.step([0] * NUM_ENVS).rewards)

@@ -1,0 +1,95 @@
+"""What is peculiar to the Ray modes: the cluster itself, and how it is left."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from parallelenv import ParallelEnv
+from parallelenv.errors import SchedulingError
+
+
+class Small(gym.Env[Any, Any]):
+    observation_space = gym.spaces.Box(0, 1, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        return np.ones(2, np.float32), 1.0, False, False, {}
+
+    def pid(self) -> int:
+        return os.getpid()
+
+
+in_ray_modes = pytest.mark.parametrize("mode", ["ray", "ray-subproc"], indirect=True)
+
+
+@in_ray_modes
+def test_a_cluster_that_was_there_stays(mode: str) -> None:
+    import ray
+
+    with ParallelEnv([Small] * 3, mode) as env:
+        assert env.reset().shape == (3, 2)
+    assert ray.is_initialized()
+
+
+@in_ray_modes
+def test_what_ray_hands_out_is_writable(mode: str) -> None:
+    with ParallelEnv([Small] * 3, mode) as env:
+        env.reset()
+        states, rewards, dones, _ = env.step([0, 0, 0])
+        for array in (states, rewards, dones):
+            array[0] = 0
+            assert array.flags.owndata
+
+
+@in_ray_modes
+def test_an_actor_that_finds_no_place_is_an_error(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from parallelenv.backends import ray_actor
+
+    monkeypatch.setattr(ray_actor, "START_TIMEOUT", 1.0)
+    with pytest.raises(SchedulingError, match=r"1000 GPU.*the cluster has 0"):
+        ParallelEnv([Small], mode, num_gpus=1000)
+
+
+@in_ray_modes
+def test_two_envs_share_an_actor(mode: str) -> None:
+    with ParallelEnv([Small] * 4, mode, num_cpus=2) as env:
+        pids = env.customized_method("pid")
+        assert env.num_hosts == 2
+    assert pids[0] == pids[1] != pids[2] == pids[3]
+
+
+SCRIPT = """
+import os, signal, sys
+import numpy as np, gymnasium as gym
+from parallelenv import ParallelEnv
+handler, environment = signal.getsignal(signal.SIGTERM), dict(os.environ)
+with ParallelEnv(["CartPole-v1"] * 4, sys.argv[1], ray_init={"num_cpus": 2}) as env:
+    import ray
+    print(env.reset(seed=1).shape, ray.is_initialized(), signal.getsignal(signal.SIGTERM) is handler)
+print(ray.is_initialized(), dict(os.environ) == environment)
+"""
+
+
+@pytest.mark.parametrize("word", ["ray", "ray-subproc"])
+def test_a_cluster_started_here_is_quiet_and_gone_at_close(word: str) -> None:
+    pytest.importorskip("ray")
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, word],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    assert done.stdout.splitlines() == ["(4, 4) True True", "False True"], done.stderr
+    assert done.stderr == ""

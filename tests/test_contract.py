@@ -1,0 +1,13 @@
+"""Every mode keeps the contract."""
+
+from __future__ import annotations
+
+import pytest
+
+from parallelenv.testing import BackendContract
+
+
+class TestContract(BackendContract):
+    @pytest.fixture(autouse=True)
+    def _choose(self, mode: str) -> None:
+        self.para_mode = mode

@@ -1,0 +1,57 @@
+"""Modes of third parties: a class, or a word that an entry point adds."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import EntryPoint
+from typing import Any
+
+import pytest
+
+from parallelenv import ParallelEnv, registry
+from parallelenv.backends.dummy import DummyBackend
+from parallelenv.errors import UnknownOptionError
+
+
+class Louder(DummyBackend):
+    """Somebody else's backend."""
+
+    def __init__(self, *, volume: int = 1) -> None:
+        self.volume = volume
+
+
+def test_a_class_is_a_mode() -> None:
+    with ParallelEnv(["CartPole-v1"] * 2, Louder, volume=3) as env:
+        assert env.reset(seed=0).shape == (2, 4)
+        assert "para_mode='Louder'" in repr(env)
+    with pytest.raises(UnknownOptionError, match="volum=3 is no option of para_mode='Louder'.*Did you mean 'volume'"):
+        ParallelEnv(["CartPole-v1"], Louder, volum=3)
+
+
+def test_an_entry_point_adds_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    point = EntryPoint("louder", f"{__name__}:Louder", registry.ENTRY_POINT_GROUP)
+
+    def entry_points(group: str) -> list[EntryPoint]:
+        return [point] if group == registry.ENTRY_POINT_GROUP else []
+
+    monkeypatch.setattr(registry, "entry_points", entry_points)
+    assert registry.known_modes() == ("dummy", "thread", "subproc", "ray", "ray-subproc", "louder")
+    with ParallelEnv(["CartPole-v1"] * 2, "louder", volume=2) as env:
+        assert env.reset(seed=0).shape == (2, 4)
+
+
+def test_a_broken_import_of_a_backend_stays_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def import_module(name: str) -> Any:
+        raise ModuleNotFoundError("No module named 'something_else'", name="something_else")
+
+    monkeypatch.setattr(registry, "import_module", import_module)
+    with pytest.raises(ModuleNotFoundError, match="something_else"):
+        registry.load_backend("ray")
+
+
+def test_ray_and_torch_are_not_imported_by_the_package() -> None:
+    import subprocess
+
+    code = "import sys, parallelenv, parallelenv.backends.subproc; print({'ray', 'torch'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
