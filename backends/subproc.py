@@ -152,6 +152,11 @@ class SubprocBackend:
         return Plan(min(num_cpus or usable_cores(), num_envs))
 
     def launch(self, recipes: Sequence[HostRecipe]) -> list[Channel]:  # noqa: D102 (see Backend)
+        if multiprocessing.current_process().daemon:
+            raise WorkerStartError(
+                "This process is a daemonic one of multiprocessing, which may not start processes. Use para_mode='dummy' or "
+                "'thread' here, or start this process with daemon=False."
+            )
         registered = registered_by_user()
         packed = [PackedRecipe.of(recipe, registered) for recipe in recipes]
         channels: list[SubprocChannel] = []
