@@ -28,10 +28,12 @@ class Contract:
     Attributes:
         para_mode: What is tested: a word or a backend class.
         backend_options: Options given to it.
+        starts_slowly: Whether starting workers takes so long that fewer combinations are tried.
     """
 
     para_mode: Any = None
     backend_options: Mapping[str, Any] = {}
+    starts_slowly: bool = False
 
     @pytest.fixture
     def make(self) -> Iterator[Make]:

@@ -116,13 +116,13 @@ class Record:
         self._answers[label] = items(answer)
         self._copies[label] = copy.deepcopy(self._answers[label])
 
-    def check_unchanged(self) -> None:
+    def check_unchanged(self, context: str = "") -> None:
         """Fail if an answer has changed since it was given."""
-        assert_same(self._copies, self._answers, "an answer given earlier, ")
+        assert_same(self._copies, self._answers, f"{context}an answer given earlier, ")
 
-    def assert_equals(self, expected: Record) -> None:
+    def assert_equals(self, expected: Record, context: str = "") -> None:
         """Fail if the answers differ from those expected."""
-        assert_same(expected._copies, self._copies, "answer ")
+        assert_same(expected._copies, self._copies, f"{context}answer ")
 
 
 def items(answer: Any) -> Any:

@@ -13,18 +13,16 @@ import gymnasium
 
 from parallelenv import arguments, recipes, registry
 from parallelenv.arguments import MISSING
-from parallelenv.batch import Array
-from parallelenv.guard import Guarded, exclusive
+from parallelenv.guard import exclusive
 from parallelenv.ids import parse_ids
-from parallelenv.ownership import own
+from parallelenv.known import Known
 from parallelenv.policy import make_policy
 from parallelenv.pool import Pool
-from parallelenv.spaces import batched
 from parallelenv.stepping import Align, Stepper
 from parallelenv.tiles import tile_frames
 
 
-class ParallelEnv(Guarded):
+class ParallelEnv(Known):
     """Runs a list of environments side by side; one word chooses how.
 
     Env ids are positions in the list, ``0 .. n-1``, and never change. Wherever an ``id`` is
@@ -349,76 +347,6 @@ class ParallelEnv(Guarded):
         values = self._pool.ask("render", env_ids).values
         frames = [values.get(env_id) for env_id in env_ids]
         return tile_frames(frames) if tile else frames
-
-    # ---------------------------------------------------------------- what is known without asking
-
-    @property
-    def done(self) -> Array:
-        """``(n,)`` bool: whose last step ended its episode, or who was ended by the policy."""
-        return self._stepper.done.copy()
-
-    def has_done(self) -> bool:
-        """Whether any env is done."""
-        return bool(self._stepper.done.any())
-
-    def all_done(self) -> bool:
-        """Whether all envs are done."""
-        return bool(self._stepper.done.all())
-
-    @property
-    def paused(self) -> Array:
-        """``(n,)`` bool: who is paused."""
-        return self._stepper.paused.copy()
-
-    @property
-    def reset_infos(self) -> list[dict[str, Any]]:
-        """The info of each env's latest reset, in env id order."""
-        return [own(info) for info in self._stepper.reset_infos]
-
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._is_closed
-
-    @property
-    def num_envs(self) -> int:
-        """Number of envs."""
-        return self._num_envs
-
-    @property
-    def num_hosts(self) -> int:
-        """Number of workers among which the envs are dealt out."""
-        return self._pool.num_hosts
-
-    @property
-    def observation_spaces(self) -> list[gymnasium.Space[Any] | None]:
-        """The observation space of each env; ``None`` where it declares none."""
-        return [facts.observation_space for facts in self._pool.facts]
-
-    @property
-    def action_spaces(self) -> list[gymnasium.Space[Any] | None]:
-        """The action space of each env; ``None`` where it declares none."""
-        return [facts.action_space for facts in self._pool.facts]
-
-    @property
-    def single_observation_space(self) -> gymnasium.Space[Any] | None:
-        """The observation space that all envs share; ``None`` if they differ or declare none."""
-        return self._pool.layout.observation_space  # type: ignore[no-any-return]
-
-    @property
-    def single_action_space(self) -> gymnasium.Space[Any] | None:
-        """The action space that all envs share; ``None`` if they differ or declare none."""
-        return self._pool.layout.action_space  # type: ignore[no-any-return]
-
-    @functools.cached_property
-    def observation_space(self) -> gymnasium.Space[Any] | None:
-        """The batch of ``n`` shared observation spaces, or ``None``."""
-        return batched(self.single_observation_space, self._num_envs)
-
-    @functools.cached_property
-    def action_space(self) -> gymnasium.Space[Any] | None:
-        """The batch of ``n`` shared action spaces, or ``None``."""
-        return batched(self.single_action_space, self._num_envs)
 
     def __len__(self) -> int:
         """Return the number of envs."""

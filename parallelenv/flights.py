@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from parallelenv.failures import Failure
-from parallelenv.pool import Request
 from parallelenv.protocol import Extra
+from parallelenv.requests import Request
 
 
 @dataclass(slots=True)

@@ -8,69 +8,21 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from parallelenv.batch import Batch, Layout
 from parallelenv.cores import usable_cores
 from parallelenv.errors import WorkerDiedError, WorkerTimeoutError
-from parallelenv.failures import Failure, raise_failures
+from parallelenv.failures import Failure
 from parallelenv.interrupts import Shield
-from parallelenv.protocol import Backend, Channel, Command, Death, EnvFacts, HostDied, HostRecipe, Plan, Reply, Settings
+from parallelenv.protocol import Backend, Command, EnvFacts, HostDied, HostRecipe, Reply, Settings
 from parallelenv.recipes import EnvRecipe
+from parallelenv.requests import Link, Request, name_envs, pick, spread
 from parallelenv.spaces import common_space
 
 CLOSE_TIMEOUT = 3.0
 """Seconds that hosts get to close their envs before they are ended."""
-
-Landing = Callable[["Request", Sequence[int], Mapping[int, Any], Mapping[int, Failure]], None]
-
-
-class Request:
-    """One call on some envs, spread over commands to several hosts.
-
-    Args:
-        env_ids: The envs.
-
-    Attributes:
-        env_ids: The envs.
-        pending: Env ids of the commands that were not answered, by number.
-        values: What was answered, by env id; envs with nothing to say are left out.
-        failures: What went wrong, by env id.
-        landing: If set, told of each further answer, which is then not kept here.
-    """
-
-    def __init__(self, env_ids: tuple[int, ...]) -> None:
-        self.env_ids = env_ids
-        self.pending: dict[int, tuple[int, ...]] = {}
-        self.values: dict[int, Any] = {}
-        self.failures: dict[int, Failure] = {}
-        self.landing: Landing | None = None
-
-    def answer(self, number: int, values: Mapping[int, Any], failures: Mapping[int, Failure]) -> None:
-        """Note the answer to one of its commands."""
-        env_ids = self.pending.pop(number)
-        if self.landing is not None:
-            self.landing(self, env_ids, values, failures)
-            return
-        self.values.update(values)
-        self.failures.update(failures)
-
-    @property
-    def running(self) -> tuple[int, ...]:
-        """Env ids that have not answered."""
-        return tuple(itertools.chain.from_iterable(self.pending.values()))
-
-
-@dataclass(eq=False)
-class _Link:
-    """What the pool knows of one host."""
-
-    recipe: HostRecipe
-    channel: Channel
-    in_flight: set[int] = field(default_factory=set)
-    death: Death | None = None
 
 
 class Pool:
@@ -117,14 +69,14 @@ class Pool:
         self._lost: dict[int, WorkerDiedError] = {}  # envs whose worker is dead, also one behind a host of ours
         plan = backend.plan(len(recipes), num_cpus, num_gpus)
         settings = Settings(silence_warnings, threads=max(1, usable_cores() // (plan.num_hosts * plan.cpus_per_host)))
-        self._links = self._launch(_spread(recipes, plan, settings))
+        self._links = self._launch(spread(recipes, plan, settings))
         self._link_of_channel = {link.channel: link for link in self._links}
         self._link_of_env = [link for link in self._links for _ in link.recipe.env_ids]
-        self._whole = [(link, link.recipe.env_ids, slice(*_bounds(link, self._first))) for link in self._links]
+        self._whole = [(link, link.recipe.env_ids, self._positions(link)) for link in self._links]
 
-    def _launch(self, recipes: Sequence[HostRecipe]) -> list[_Link]:
+    def _launch(self, recipes: Sequence[HostRecipe]) -> list[Link]:
         channels = self._backend.launch(recipes)
-        return [_Link(recipe, channel) for recipe, channel in zip(recipes, channels, strict=True)]
+        return [Link(recipe, channel) for recipe, channel in zip(recipes, channels, strict=True)]
 
     def build(self, keeps_ended: bool) -> None:
         """Build all envs and the batch. The pool is closed if that fails.
@@ -184,7 +136,7 @@ class Pool:
         except BaseException:
             self._abandon(request)
             raise
-        _raise_failures_of(request)
+        request.raise_failures()
         return request
 
     def post(
@@ -213,7 +165,7 @@ class Pool:
         request = Request(tuple(env_ids))
         packed = []
         for link, part, positions in self._split(env_ids):
-            arguments = None if each is None else _pick(each, positions)
+            arguments = None if each is None else pick(each, positions)
             command = Command(next(self._numbers), name, part, arguments, common)
             packed.append((link, command, link.channel.pack(command)))
         with self._shield:
@@ -223,19 +175,22 @@ class Pool:
                 self._send(link, command, message, request)
         return request
 
-    def _split(self, env_ids: Sequence[int]) -> Iterable[tuple[_Link, tuple[int, ...], Any]]:
+    def _split(self, env_ids: Sequence[int]) -> Iterable[tuple[Link, tuple[int, ...], Any]]:
         """Deal env ids out to their hosts: host, its ids, their positions in ``env_ids``."""
         if env_ids is self.env_ids or tuple(env_ids) == self.env_ids:
             return self._whole
-        positions: dict[_Link, list[int]] = {}
+        positions: dict[Link, list[int]] = {}
         for position, env_id in enumerate(env_ids):
             positions.setdefault(self._link(env_id), []).append(position)
         return [(link, tuple(env_ids[index] for index in found), found) for link, found in positions.items()]
 
-    def _link(self, env_id: int) -> _Link:
+    def _positions(self, link: Link) -> slice:
+        return slice(link.recipe.env_ids[0] - self._first, link.recipe.env_ids[-1] - self._first + 1)
+
+    def _link(self, env_id: int) -> Link:
         return self._link_of_env[env_id - self._first]
 
-    def _send(self, link: _Link, command: Command, message: Any, request: Request) -> None:
+    def _send(self, link: Link, command: Command, message: Any, request: Request) -> None:
         request.pending[command.number] = command.env_ids
         self._requests[command.number] = request
         link.in_flight.add(command.number)
@@ -282,12 +237,12 @@ class Pool:
         """Return the error that says who did not answer in time."""
         ids = tuple(sorted(env_ids))
         return WorkerTimeoutError(
-            f"{_envs(ids)} did not answer within {timeout} s. Wait on with recv() if it was a step, give a longer "
+            f"{name_envs(ids)} did not answer within {timeout} s. Wait on with recv() if it was a step, give a longer "
             f"timeout, or rebuild {'it' if len(ids) == 1 else 'them'} with restart({list(ids)}).",
             ids,
         )
 
-    def _receive(self, link: _Link) -> None:
+    def _receive(self, link: Link) -> None:
         try:
             reply = link.channel.receive()
         except HostDied:
@@ -295,7 +250,7 @@ class Pool:
         else:
             self._file(link, reply)
 
-    def _file(self, link: _Link, reply: Reply) -> None:
+    def _file(self, link: Link, reply: Reply) -> None:
         link.in_flight.discard(reply.number)
         request = self._requests.pop(reply.number, None)
         if request is None:  # given up by the caller, after an interrupt or a timeout
@@ -316,16 +271,16 @@ class Pool:
             error = self._lost[lost[0]]
             raise WorkerDiedError(str(error), lost, error.pid, error.exitcode)
 
-    def _bury(self, link: _Link) -> None:
+    def _bury(self, link: Link) -> None:
         """Note that a host is dead and fail what it was asked for."""
         link.death = link.channel.cause_of_death()
         owned = link.recipe.env_ids
-        self._lost.update(dict.fromkeys(owned, _obituary(link, owned)))
+        self._lost.update(dict.fromkeys(owned, link.obituary(owned)))
         for number in sorted(link.in_flight):
             request = self._requests.pop(number, None)
             if request is not None:
                 env_ids = request.pending[number]
-                error = _obituary(link, env_ids)
+                error = link.obituary(env_ids)
                 request.answer(number, {}, {env_id: Failure(error, env_id, "") for env_id in env_ids})
         link.in_flight.clear()
         link.channel.kill()
@@ -341,7 +296,7 @@ class Pool:
             BaseException: What an env's constructor raised.
         """
         request = self._rebuild(env_ids)
-        _raise_failures_of(request)
+        request.raise_failures()
         return tuple(sorted(request.values))
 
     def forward(self, command: Command) -> Request:
@@ -350,11 +305,11 @@ class Pool:
             return self._rebuild(command.env_ids)
         positions = [position for position, env_id in enumerate(command.env_ids) if not self._link(env_id).death]
         living = [command.env_ids[position] for position in positions]
-        each = None if command.each is None else _pick(command.each, positions)
+        each = None if command.each is None else pick(command.each, positions)
         request = self.post(command.name, living, each, command.common)
         self.wait(request, None)
         for env_id in set(command.env_ids).difference(living):
-            request.failures[env_id] = Failure(_obituary(self._link(env_id), (env_id,)), env_id, "")
+            request.failures[env_id] = Failure(self._link(env_id).obituary((env_id,)), env_id, "")
         return request
 
     def _rebuild(self, env_ids: Sequence[int]) -> Request:
@@ -373,7 +328,7 @@ class Pool:
             self._lost.pop(env_id, None)
         return request
 
-    def _replace(self, link: _Link) -> None:
+    def _replace(self, link: Link) -> None:
         with self._shield:
             for number in link.in_flight:
                 self._requests.pop(number, None)
@@ -395,43 +350,3 @@ class Pool:
         channels = [link.channel for link in links if not link.death]
         if channels:
             self._backend.close(channels, CLOSE_TIMEOUT)
-
-
-def _spread(recipes: Sequence[EnvRecipe], plan: Plan, settings: Settings) -> list[HostRecipe]:
-    """Deal envs out to hosts as evenly as can be, consecutive ids together."""
-    share, rest = divmod(len(recipes), plan.num_hosts)
-    hosts = []
-    start = 0
-    for index in range(plan.num_hosts):
-        stop = start + share + (index < rest)
-        part = tuple(recipes[start:stop])
-        hosts.append(HostRecipe(tuple(recipe.env_id for recipe in part), part, plan.cpus_per_host, settings))
-        start = stop
-    return hosts
-
-
-def _raise_failures_of(request: Request) -> None:
-    raise_failures([request.failures[env_id] for env_id in sorted(request.failures)], partial=request.values)
-
-
-def _obituary(link: _Link, env_ids: tuple[int, ...]) -> WorkerDiedError:
-    death = link.death or Death()
-    owned = list(link.recipe.env_ids)
-    message = (
-        f"The worker of {_envs(owned)} (process {death.pid or 'unknown'}) is dead. {death} "
-        f"All other envs go on. Rebuild with restart({owned}), or leave out with pause({owned})."
-    )
-    return WorkerDiedError(message, env_ids, death.pid, death.exitcode)
-
-
-def _bounds(link: _Link, first: int) -> tuple[int, int]:
-    env_ids = link.recipe.env_ids
-    return env_ids[0] - first, env_ids[-1] - first + 1
-
-
-def _pick(each: Sequence[Any], positions: Any) -> Sequence[Any]:
-    return each[positions] if isinstance(positions, slice) else [each[position] for position in positions]
-
-
-def _envs(env_ids: Sequence[int]) -> str:
-    return f"env {env_ids[0]}" if len(env_ids) == 1 else f"envs {', '.join(map(str, env_ids))}"

@@ -14,8 +14,9 @@ from parallelenv.errors import EnvBusyError, EnvPausedError, NothingInFlightErro
 from parallelenv.failures import raise_failures
 from parallelenv.flights import Flights, Landed
 from parallelenv.policy import Policy
-from parallelenv.pool import Pool, Request
+from parallelenv.pool import Pool
 from parallelenv.protocol import NOTHING, Extra
+from parallelenv.requests import Request
 from parallelenv.results import Answers, StepBatch, StepResult, ended_state, gather_states
 
 Align = Literal["item", "batch"]

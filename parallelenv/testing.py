@@ -33,4 +33,5 @@ class BackendContract(StepContract, FlightContract, OwnershipContract, CallContr
     Attributes:
         para_mode: What is tested: a word or a backend class.
         backend_options: Options given to it.
+        starts_slowly: Whether starting workers takes so long that fewer combinations are tried.
     """

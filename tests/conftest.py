@@ -43,6 +43,11 @@ def ray_cluster() -> Iterator[None]:
         ray.shutdown()
 
 
+def needs_ray(word: str) -> bool:
+    """Whether a mode starts Ray actors."""
+    return word.startswith("ray")
+
+
 def require_mode(word: str, request: pytest.FixtureRequest) -> str:
     """Return a mode's word when it is ready to be used; skip the test where its package is missing."""
     try:
@@ -51,7 +56,7 @@ def require_mode(word: str, request: pytest.FixtureRequest) -> str:
         if os.environ.get("PARALLELENV_REQUIRE_RAY") == "1":
             pytest.fail(f"PARALLELENV_REQUIRE_RAY=1, but: {error}")
         pytest.skip(str(error))
-    if word.startswith("ray"):
+    if needs_ray(word):
         request.getfixturevalue("ray_cluster")
     return word
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from conftest import needs_ray
 from parallelenv.testing import BackendContract
 
 
@@ -11,3 +12,4 @@ class TestContract(BackendContract):
     @pytest.fixture(autouse=True)
     def _choose(self, mode: str) -> None:
         self.para_mode = mode
+        self.starts_slowly = needs_ray(mode)

@@ -1,0 +1,91 @@
+"""What a `ParallelEnv` knows without asking a worker."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import gymnasium
+
+from parallelenv.batch import Array
+from parallelenv.guard import Guarded
+from parallelenv.ownership import own
+from parallelenv.pool import Pool
+from parallelenv.spaces import batched
+from parallelenv.stepping import Stepper
+
+
+class Known(Guarded):
+    """The attributes of a `ParallelEnv`: cheap, and there after `close` too."""
+
+    _pool: Pool
+    _stepper: Stepper
+    _num_envs: int
+
+    @property
+    def done(self) -> Array:
+        """``(n,)`` bool: whose last step ended its episode, or who was ended by the policy."""
+        return self._stepper.done.copy()
+
+    def has_done(self) -> bool:
+        """Whether any env is done."""
+        return bool(self._stepper.done.any())
+
+    def all_done(self) -> bool:
+        """Whether all envs are done."""
+        return bool(self._stepper.done.all())
+
+    @property
+    def paused(self) -> Array:
+        """``(n,)`` bool: who is paused."""
+        return self._stepper.paused.copy()
+
+    @property
+    def reset_infos(self) -> list[dict[str, Any]]:
+        """The info of each env's latest reset, in env id order."""
+        return [own(info) for info in self._stepper.reset_infos]
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._is_closed
+
+    @property
+    def num_envs(self) -> int:
+        """Number of envs."""
+        return self._num_envs
+
+    @property
+    def num_hosts(self) -> int:
+        """Number of workers among which the envs are dealt out."""
+        return self._pool.num_hosts
+
+    @property
+    def observation_spaces(self) -> list[gymnasium.Space[Any] | None]:
+        """The observation space of each env; ``None`` where it declares none."""
+        return [facts.observation_space for facts in self._pool.facts]
+
+    @property
+    def action_spaces(self) -> list[gymnasium.Space[Any] | None]:
+        """The action space of each env; ``None`` where it declares none."""
+        return [facts.action_space for facts in self._pool.facts]
+
+    @property
+    def single_observation_space(self) -> gymnasium.Space[Any] | None:
+        """The observation space that all envs share; ``None`` if they differ or declare none."""
+        return self._pool.layout.observation_space  # type: ignore[no-any-return]
+
+    @property
+    def single_action_space(self) -> gymnasium.Space[Any] | None:
+        """The action space that all envs share; ``None`` if they differ or declare none."""
+        return self._pool.layout.action_space  # type: ignore[no-any-return]
+
+    @functools.cached_property
+    def observation_space(self) -> gymnasium.Space[Any] | None:
+        """The batch of ``n`` shared observation spaces, or ``None``."""
+        return batched(self.single_observation_space, self._num_envs)
+
+    @functools.cached_property
+    def action_space(self) -> gymnasium.Space[Any] | None:
+        """The batch of ``n`` shared action spaces, or ``None``."""
+        return batched(self.single_action_space, self._num_envs)

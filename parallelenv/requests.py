@@ -1,0 +1,98 @@
+"""A call on its way: what is asked of which host, and what has come back."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from parallelenv.errors import WorkerDiedError
+from parallelenv.failures import Failure, raise_failures
+from parallelenv.protocol import Channel, Death, HostRecipe, Plan, Settings
+from parallelenv.recipes import EnvRecipe
+
+Landing = Callable[["Request", Sequence[int], Mapping[int, Any], Mapping[int, Failure]], None]
+
+
+class Request:
+    """One call on some envs, spread over commands to several hosts.
+
+    Args:
+        env_ids: The envs.
+
+    Attributes:
+        env_ids: The envs.
+        pending: Env ids of the commands that were not answered, by number.
+        values: What was answered, by env id; envs with nothing to say are left out.
+        failures: What went wrong, by env id.
+        landing: If set, told of each further answer, which is then not kept here.
+    """
+
+    def __init__(self, env_ids: tuple[int, ...]) -> None:
+        self.env_ids = env_ids
+        self.pending: dict[int, tuple[int, ...]] = {}
+        self.values: dict[int, Any] = {}
+        self.failures: dict[int, Failure] = {}
+        self.landing: Landing | None = None
+
+    def answer(self, number: int, values: Mapping[int, Any], failures: Mapping[int, Failure]) -> None:
+        """Note the answer to one of its commands."""
+        env_ids = self.pending.pop(number)
+        if self.landing is not None:
+            self.landing(self, env_ids, values, failures)
+            return
+        self.values.update(values)
+        self.failures.update(failures)
+
+    def raise_failures(self) -> None:
+        """Raise what went wrong, if anything did; ``error.partial`` has the other envs' values."""
+        raise_failures([self.failures[env_id] for env_id in sorted(self.failures)], partial=self.values)
+
+    @property
+    def running(self) -> tuple[int, ...]:
+        """Env ids that have not answered."""
+        return tuple(itertools.chain.from_iterable(self.pending.values()))
+
+
+@dataclass(eq=False)
+class Link:
+    """What the pool knows of one host."""
+
+    recipe: HostRecipe
+    channel: Channel
+    in_flight: set[int] = field(default_factory=set)
+    death: Death | None = None
+
+    def obituary(self, env_ids: tuple[int, ...]) -> WorkerDiedError:
+        """Return the error for a call that needed these envs of a dead host."""
+        death = self.death or Death()
+        owned = list(self.recipe.env_ids)
+        message = (
+            f"The worker of {name_envs(owned)} (process {death.pid or 'unknown'}) is dead. {death} "
+            f"All other envs go on. Rebuild with restart({owned}), or leave out with pause({owned})."
+        )
+        return WorkerDiedError(message, env_ids, death.pid, death.exitcode)
+
+
+def spread(recipes: Sequence[EnvRecipe], plan: Plan, settings: Settings) -> list[HostRecipe]:
+    """Deal envs out to hosts as evenly as can be, consecutive ids together."""
+    share, rest = divmod(len(recipes), plan.num_hosts)
+    hosts = []
+    start = 0
+    for index in range(plan.num_hosts):
+        stop = start + share + (index < rest)
+        part = tuple(recipes[start:stop])
+        hosts.append(HostRecipe(tuple(recipe.env_id for recipe in part), part, plan.cpus_per_host, settings))
+        start = stop
+    return hosts
+
+
+def pick(each: Sequence[Any], positions: Any) -> Sequence[Any]:
+    """Return the items at these positions, a slice or a list of indices."""
+    return each[positions] if isinstance(positions, slice) else [each[position] for position in positions]
+
+
+def name_envs(env_ids: Sequence[int]) -> str:
+    """Return ``"env 3"`` or ``"envs 3, 4"``."""
+    return f"env {env_ids[0]}" if len(env_ids) == 1 else f"envs {', '.join(map(str, env_ids))}"
