@@ -16,7 +16,7 @@ from parallelenv.backends.inprocess import cannot_be_given, cannot_travel
 from parallelenv.backends.wire import Message
 from parallelenv.errors import UnpicklableError
 from parallelenv.failures import Failure
-from parallelenv.protocol import Command, Reply
+from parallelenv.protocol import Command, EnvFacts, Reply
 
 _OUT_OF_BAND = 65536
 
@@ -54,7 +54,7 @@ def encode_reply(reply: Reply) -> Message:
         return Message(_DONE, reply.number)
     for pickler in (pickle.Pickler, cloudpickle.Pickler):
         try:
-            return Message(_PICKLED, reply.number, _dump(pickler, reply))
+            return Message(_PICKLED, reply.number, _dump_reply(pickler, reply))
         except Exception:  # noqa: BLE001 (user code again; the next way, then one by one)
             continue
     for env_id, value in list(reply.values.items()):
@@ -63,14 +63,19 @@ def encode_reply(reply: Reply) -> Message:
         except Exception as error:  # noqa: BLE001 (told to the user as a failure of this env)
             del reply.values[env_id]
             reply.failures[env_id] = Failure(cannot_travel(value, error), env_id, "the copying of its result")
-    return Message(_PICKLED, reply.number, _dump(cloudpickle.Pickler, reply))
+    return Message(_PICKLED, reply.number, _dump_reply(cloudpickle.Pickler, reply))
 
 
 def decode_reply(message: Message) -> Reply:
     """Return the reply."""
     if message.tag == _DONE:
         return Reply(message.number)
-    reply: Reply = decode(message)
+    head, buffers = io.BytesIO(message.frames[0]), iter(message.frames[1:])
+    reply: Reply
+    env_ids: list[int]
+    reply, env_ids = pickle.load(head, buffers=buffers)
+    for env_id in env_ids:
+        reply.values[env_id] = pickle.load(head, buffers=buffers)
     return reply
 
 
@@ -84,7 +89,11 @@ def decode(message: Message) -> Any:
     return pickle.loads(message.frames[0], buffers=message.frames[1:])
 
 
-def _dump(pickler: Any, anything: Any) -> list[Any]:
+def _dump(pickler: Any, *parts: Any) -> list[Any]:
+    """Return the pickles of the parts, one after the other, and their large buffers.
+
+    Nothing is shared between parts, as nothing may be between the answers of two envs.
+    """
     buffers: list[Any] = []
 
     def stays_in_band(buffer: pickle.PickleBuffer) -> bool:
@@ -95,8 +104,19 @@ def _dump(pickler: Any, anything: Any) -> list[Any]:
         return False
 
     head = io.BytesIO()
-    pickler(head, protocol=5, buffer_callback=stays_in_band).dump(anything)
+    writer = pickler(head, protocol=5, buffer_callback=stays_in_band)
+    for part in parts:
+        writer.clear_memo()
+        writer.dump(part)
     return [head.getbuffer(), *buffers]
+
+
+def _dump_reply(pickler: Any, reply: Reply) -> list[Any]:
+    values = reply.values
+    if values and type(next(iter(values.values()))) is EnvFacts:  # they share their spaces on purpose
+        return _dump(pickler, (reply, []))
+    rest = Reply(reply.number, {}, reply.failures, reply.rows)
+    return _dump(pickler, (rest, list(values)), *values.values())
 
 
 def _blamed(command: Command, error: Exception) -> UnpicklableError:

@@ -119,9 +119,7 @@ class Host:
         batch.truncated[row] = truncated
         if autoreset and (terminated or truncated):
             return self._next_episode(env_id, info, loose, loose_reward)
-        if info or loose or loose_reward:
-            return Extra(info or None, loose, loose_reward)
-        return None
+        return _extra(info, loose, loose_reward) if info or loose or loose_reward else None
 
     def get(self, env_id: int, argument: Any, key: str) -> tuple[Any] | None:
         """Return an attribute in a one-tuple; nothing if it is absent."""
@@ -170,7 +168,7 @@ class Host:
         loose = self._store_state(row, state)
         self.doing = "step"
         if info or loose or reward or reset_info:
-            return Extra(info or None, loose, reward, ended_loose, reset_info or None)
+            return _extra(info, loose, reward, ended_loose, reset_info or None)
         return None
 
     def _store_state(self, row: int, state: Any) -> list[Any] | None:
@@ -263,6 +261,12 @@ class Execution:
             )
             return Failure(interrupted, env_id, f"interrupted {self._host.doing}")
         return Failure(error, env_id, self._host.doing)
+
+
+def _extra(info: Any, *others: Any) -> Extra:
+    if not isinstance(info, dict) and info is not None:
+        raise EnvContractError(f"step() returned the info {info!r}; an info is a dict.")
+    return Extra(info or None, *others)
 
 
 def _not_five(result: Any) -> str:

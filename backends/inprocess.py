@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import cloudpickle
+
 from parallelenv.errors import UnpicklableError
 from parallelenv.failures import Failure
 from parallelenv.ownership import own
@@ -52,13 +54,24 @@ def detach(reply: Reply) -> Reply:
 
 def cannot_travel(value: Any, error: Exception) -> UnpicklableError:
     """Return the error for a result that cannot be copied out of its env."""
-    shown = value[0] if isinstance(value, tuple) and len(value) == 1 else value
+    shown = _guilty(value)
     failure = UnpicklableError(
-        f"The result is of type {type(shown).__name__}, which cannot be copied to the caller "
+        f"The result has a {type(shown).__name__} in it, which cannot be copied to the caller "
         f"({type(error).__name__}: {error}). Return plain data, or ask for a part of it with a dotted name."
     )
     failure.__cause__ = error
     return failure
+
+
+def _guilty(value: Any) -> Any:
+    """Return what of a host's answer is likely to blame: the innermost part that does not pickle."""
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, (tuple, list)) else ()
+    for part in parts:
+        try:
+            cloudpickle.dumps(part)
+        except Exception:  # noqa: BLE001 (that one)
+            return _guilty(part)
+    return value
 
 
 def _detached(value: Any) -> Any:

@@ -18,7 +18,7 @@ from parallelenv.backends.ray_cluster import Cluster, missing_resources
 from parallelenv.backends.wire import Message
 from parallelenv.backends.worker import PackedRecipe, prepare_worker
 from parallelenv.batch import Batch, Layout
-from parallelenv.errors import SchedulingError
+from parallelenv.errors import ArgumentError, SchedulingError
 from parallelenv.protocol import Channel, Command, Death, HostDied, HostRecipe, Plan, Reply
 from parallelenv.recipes import registered_by_user
 
@@ -153,7 +153,10 @@ class RayBackend:
         registered = registered_by_user()
         packed = [encode(PackedRecipe.of(recipe, registered, environment={})) for recipe in recipes]
         options = self._resources(recipes)
-        kind = ray.remote(**options)(self.host_class)
+        try:
+            kind = ray.remote(**options)(self.host_class)
+        except ValueError as error:
+            raise ArgumentError(f"ray_options={self._options!r} are not what Ray accepts: {error}.") from error
         channels = [RayChannel(kind.remote(message), recipe) for message, recipe in zip(packed, recipes, strict=True)]
         try:
             self._await_start(channels, options)
@@ -164,13 +167,20 @@ class RayBackend:
         return list(channels)
 
     def _resources(self, recipes: Sequence[HostRecipe]) -> dict[str, Any]:
-        """Return the options of the actors: a core for each of their workers, or a fair share."""
+        """Return the options of the actors: a core for each of their workers, or a fair share.
+
+        In a cluster that was started here nobody else asks for cores, so none are reserved: else a
+        cell that makes a `ParallelEnv` could not run twice, while the first still has the cores.
+        """
+        gpus = {"num_gpus": self._gpus_per_host, "max_restarts": 0}
+        if self._cluster is not None and self._cluster.is_own:
+            return {"num_cpus": 0, **gpus, **self._options}
         wanted = sum(recipe.num_cpus for recipe in recipes)
         available = self._cluster.num_cpus if self._cluster else wanted
         share = min(1.0, available / wanted) * recipes[0].num_cpus
         # A whole number or a fraction below 1 is what Ray takes for cores.
         cores = int(share) if share >= 1 else int(share * 1e4) / 1e4
-        return {"num_cpus": cores, "num_gpus": self._gpus_per_host, "max_restarts": 0, **self._options}
+        return {"num_cpus": cores, **gpus, **self._options}
 
     def _await_start(self, channels: Sequence[RayChannel], options: dict[str, Any]) -> None:
         import ray

@@ -39,6 +39,11 @@ class Cluster:
             cls._members += 1
         return cls(max(1, int(resources("cluster_resources").get("CPU", 1))))
 
+    @property
+    def is_own(self) -> bool:
+        """Whether the cluster was started here."""
+        return self._started_here
+
     def leave(self) -> None:
         """Give the share back. Safe to call twice."""
         import ray

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import multiprocessing
+import os
 import select
 import sys
 import threading
@@ -41,6 +42,7 @@ blocked in sending."""
 
 _OPEN: weakref.WeakSet[Any] = weakref.WeakSet()  # the caller's ends of all pipes
 _STARTING = threading.Lock()
+_HIDDEN: dict[str, Any] = {}  # what is missing of the main module while a worker is being started
 
 
 class Poller:
@@ -154,8 +156,8 @@ class SubprocBackend:
     def launch(self, recipes: Sequence[HostRecipe]) -> list[Channel]:  # noqa: D102 (see Backend)
         if multiprocessing.current_process().daemon:
             raise WorkerStartError(
-                "This process is a daemonic one of multiprocessing, which may not start processes. Use para_mode='dummy' or "
-                "'thread' here, or start this process with daemon=False."
+                "This process is a daemonic one of multiprocessing, which may not start processes. Use "
+                "para_mode='dummy' or 'thread' here, or start this process with daemon=False."
             )
         registered = registered_by_user()
         packed = [PackedRecipe.of(recipe, registered) for recipe in recipes]
@@ -245,10 +247,26 @@ def _hidden_main() -> Iterator[None]:
     It need not be importable, nor guarded: what is needed of it travels by cloudpickle.
     """
     main = sys.modules["__main__"]
-    hidden: dict[str, Any] = {name: main.__dict__[name] for name in ("__file__", "__spec__") if name in main.__dict__}
+    _HIDDEN.update({name: main.__dict__[name] for name in ("__file__", "__spec__") if name in main.__dict__})
     main.__dict__.pop("__file__", None)
     main.__spec__ = None
     try:
         yield
     finally:
-        main.__dict__.update(hidden)
+        _show_main()
+
+
+def _show_main() -> None:
+    sys.modules["__main__"].__dict__.update(_HIDDEN)
+    _HIDDEN.clear()
+
+
+def _begin_anew() -> None:
+    """Let a forked child, born while its worker was being started, start workers itself."""
+    global _STARTING  # noqa: PLW0603 (the parent's lock, locked by a thread that is not here, cannot be had)
+    _STARTING = threading.Lock()
+    _show_main()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_anew)

@@ -234,8 +234,8 @@ class CallContract(Contract):
         """Before anything is sent."""
         env = make(fleet(Toolbox))
         env.set_env_attr("box", "old")
-        stream = (item for item in ())
-        with pytest.raises(UnpicklableError, match="env 1.*generator"):
+        stream = (item for item in range(1))
+        with pytest.raises(UnpicklableError, match=r"env 1.*generator"):
             env.set_env_attr("box", values=["new", stream, "new", "new", "new"])
         with pytest.raises(UnpicklableError, match="env 3"):
             env.customized_method("name", [{}, {"prefix": stream}], [0, 3])

@@ -18,7 +18,7 @@ import pytest
 from parallelenv import ParallelEnv
 from parallelenv._testing_base import Contract, Make
 from parallelenv._testing_envs import Counter
-from parallelenv._testing_oddities import KeywordTrouble, Sleeper, Trouble, Troubled, Uncopyable, Witness
+from parallelenv._testing_oddities import KeywordTroubleError, Sleeper, Troubled, TroubleError, UncopyableError, Witness
 from parallelenv._testing_play import NUM_ENVS, assert_same, fleet
 from parallelenv.errors import ClosedError, EnvError, WorkerDiedError
 
@@ -44,11 +44,11 @@ class FaultContract(Contract):
         for one in (env, oracle):
             one.reset(seed=1)
             one.step(ONES)
-        with pytest.raises(Trouble) as caught:
+        with pytest.raises(TroubleError) as caught:
             env.step(ONES)
         assert caught.value.number == 2
         assert "env 2 in step" in _notes(caught.value)
-        assert 'raise Trouble(self.number, "step")' in "".join(traceback.format_exception(caught.value))
+        assert 'raise TroubleError(self.number, "step")' in "".join(traceback.format_exception(caught.value))
         expected, found = oracle.step(ONES), caught.value.partial  # type: ignore[attr-defined]
         assert found.env_ids.tolist() == [0, 1, 3, 4]
         assert_same(expected.states[[0, 1, 3, 4]], found.states)
@@ -63,14 +63,15 @@ class FaultContract(Contract):
         env.send(ONES)
         with pytest.raises(BaseExceptionGroup) as caught:
             env.recv(min_envs=NUM_ENVS)
-        assert sorted(error.number for error in caught.value.exceptions) == [0, 3]  # type: ignore[attr-defined]
+        errors: Any = caught.value.exceptions
+        assert sorted(error.number for error in errors) == [0, 3]
         assert sorted(caught.value.partial.env_ids.tolist()) == [1, 2, 4]  # type: ignore[attr-defined]
         assert env.get_env_attr("count") == [1, 2, 2, 1, 2]
 
     def test_a_failed_reset_fails_alone(self, make: Make) -> None:
         """The others can be reset and stepped."""
         env = make(troubled("reset", [1]))
-        with pytest.raises(Trouble) as caught:
+        with pytest.raises(TroubleError) as caught:
             env.reset()
         assert "env 1 in reset" in _notes(caught.value)
         env.reset([0, 2, 3, 4])
@@ -82,27 +83,32 @@ class FaultContract(Contract):
     @pytest.mark.parametrize("kind", ["plain", "keyword", "uncopyable", "exit"])
     def test_a_failed_method_fails_alone(self, kind: str, make: Make) -> None:
         """Its exception keeps its type; one that cannot be copied is described."""
-        types = {"plain": Trouble, "keyword": KeywordTrouble, "exit": SystemExit, "uncopyable": (Uncopyable, EnvError)}
+        types: dict[str, Any] = {
+            "plain": TroubleError,
+            "keyword": KeywordTroubleError,
+            "exit": SystemExit,
+            "uncopyable": (UncopyableError, EnvError),
+        }
         env = make(troubled("method", [3]))
         with pytest.raises(types[kind]) as caught:
             env.customized_method("method", {"kind": kind})
         assert "env 3 in method()" in _notes(caught.value)
         if kind == "uncopyable":
-            assert "Uncopyable" in repr(caught.value)
-        assert caught.value.partial == {0: 0, 1: 1, 2: 2, 4: 4}  # type: ignore[union-attr]
+            assert "UncopyableError" in repr(caught.value)
+        assert caught.value.partial == {0: 0, 1: 1, 2: 2, 4: 4}
         assert env.customized_method("method", id=[4, 0]) == [4, 0]
 
     def test_what_returned_nothing_did_not_fail(self, make: Make) -> None:
         """It is in ``error.partial`` too."""
         env = make(troubled("quiet", [0]))
-        with pytest.raises(Trouble) as caught:
+        with pytest.raises(TroubleError) as caught:
             env.customized_method("quiet")
         assert caught.value.partial == {1: None, 2: None, 3: None, 4: None}  # type: ignore[attr-defined]
 
     def test_a_failed_constructor_leaves_nothing(self, make: Make, tmp_path: Path) -> None:
         """The envs that were made are closed."""
         env_fns = [partial(Witness, 0, str(tmp_path)), *troubled("init", [1])[1:4], partial(Witness, 4, str(tmp_path))]
-        with pytest.raises(Trouble) as caught:
+        with pytest.raises(TroubleError) as caught:
             make(env_fns)
         assert "env 1" in _notes(caught.value)
         for number in (0, 4):

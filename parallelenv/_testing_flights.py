@@ -119,13 +119,15 @@ class FlightContract(Contract):
         env.reset()
         env.send([0, 60, 0, 0, 0])
         landed: dict[int, Any] = {}
+        late: tuple[int, ...] = (1,)
         try:
             while len(landed) < NUM_ENVS:
                 batch = env.recv(timeout=0.1, align="batch")
                 landed.update(zip(batch.env_ids.tolist(), batch, strict=True))
         except WorkerTimeoutError as error:
-            assert 1 in error.env_ids
+            late = error.env_ids
             landed.update(drain(env, min_envs=NUM_ENVS, timeout=30))
+        assert 1 in late
         assert [landed[number][0][:2].tolist() for number in range(NUM_ENVS)] == [[n, 1] for n in range(NUM_ENVS)]
         assert env.step([0] * NUM_ENVS).states[:, 1].tolist() == [2] * NUM_ENVS
 
@@ -133,10 +135,12 @@ class FlightContract(Contract):
         """It is dropped when it comes."""
         env = make(fleet(Sleeper), timeout=0.8)
         naps = [{"sleep": 1.2 if number == 1 else 0.0, "answer": "late"} for number in range(NUM_ENVS)]
+        late: tuple[int, ...] = (1,)
         try:
             assert env.customized_method("nap", naps) == [f"late{number}" for number in range(NUM_ENVS)]
         except WorkerTimeoutError as error:
-            assert 1 in error.env_ids
+            late = error.env_ids
+        assert 1 in late
         for _ in range(20):
             try:
                 answers = env.customized_method("nap", {"sleep": 0.0, "answer": "new"})
@@ -157,9 +161,12 @@ class FlightContract(Contract):
             env.step([0, os.getpid(), 0, 0, 0])
         with pytest.raises(EnvBusyError, match=r"recv\(\)"):
             env.step([0] * NUM_ENVS)
+        expected = list(range(NUM_ENVS))
         try:
-            assert sorted(drain(env, min_envs=NUM_ENVS)) == list(range(NUM_ENVS))
+            received = list(drain(env, min_envs=NUM_ENVS))
         except EnvInterruptedError as error:  # the caller itself was stepping the env
-            assert sorted(error.partial.env_ids.tolist()) == [0, 2, 3, 4]  # type: ignore[attr-defined]
+            received = error.partial.env_ids.tolist()  # type: ignore[attr-defined]
+            expected.remove(1)
+        assert sorted(received) == expected
         assert_same(oracle.reset(seed=2), env.reset(seed=2))
         assert_same(oracle.step([0] * NUM_ENVS).rewards, env.step([0] * NUM_ENVS).rewards)

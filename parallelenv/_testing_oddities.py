@@ -16,7 +16,7 @@ from gymnasium.spaces import Discrete
 from parallelenv._testing_envs import Counter, Stepped
 
 SHARED_INFO: dict[str, Any] = {"list": [1, 2], "array": np.zeros(2)}
-"""What all envs of one process put into their infos."""
+"""What all envs of one process put into their infos. A reset makes it new, whatever was written into it."""
 
 
 class Toolbox(Counter):
@@ -27,6 +27,11 @@ class Toolbox(Counter):
         self.part = Part(number)
         self.notes: list[Any] = []
         self.box: Any = None
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode."""
+        SHARED_INFO.update(list=[1, 2], array=np.zeros(2))
+        return super().reset(seed=seed, options=options)
 
     def step(self, action: int) -> Stepped:
         """Give the info that all envs share."""
@@ -59,7 +64,7 @@ class Toolbox(Counter):
 
     def uncopyable(self, only: int = 0) -> Any:
         """Return something that cannot be copied, if this is the env ``only``."""
-        return (item for item in ()) if self.number == only else self.number
+        return (item for item in range(1)) if self.number == only else self.number
 
     def render(self) -> Any:
         """Return a frame in the env's own grey."""
@@ -116,7 +121,7 @@ class Wrapped(gymnasium.Wrapper[Any, Any, Any, Any]):
         return self.label.upper()
 
 
-class Trouble(Exception):
+class TroubleError(Exception):
     """An exception of a user, whose constructor wants two arguments."""
 
     def __init__(self, number: int, where: str) -> None:
@@ -124,7 +129,7 @@ class Trouble(Exception):
         self.number = number
 
 
-class KeywordTrouble(Exception):
+class KeywordTroubleError(Exception):
     """An exception of a user, whose constructor wants keywords."""
 
     def __init__(self, *, number: int) -> None:
@@ -132,12 +137,12 @@ class KeywordTrouble(Exception):
         self.number = number
 
 
-class Uncopyable(Exception):
+class UncopyableError(Exception):
     """An exception that does not pickle."""
 
     def __init__(self) -> None:
         super().__init__("cannot be copied")
-        self.guilty = (item for item in ())
+        self.guilty = (item for item in range(1))
 
 
 class Troubled(Counter):
@@ -152,28 +157,28 @@ class Troubled(Counter):
         super().__init__(number, length)
         self.where = where
         if where == "init":
-            raise Trouble(number, "init")
+            raise TroubleError(number, "init")
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin an episode, or raise."""
         if self.where == "reset":
-            raise Trouble(self.number, "reset")
+            raise TroubleError(self.number, "reset")
         return super().reset(seed=seed, options=options)
 
     def step(self, action: int) -> Stepped:
         """Step, or raise."""
         if self.where == "step" and self.count == 1:
             self.where = ""
-            raise Trouble(self.number, "step")
+            raise TroubleError(self.number, "step")
         return super().step(action)
 
     def method(self, kind: str = "plain") -> int:
         """Return the number, or raise an exception of some kind."""
         if self.where == "method":
             kinds: dict[str, BaseException] = {
-                "plain": Trouble(self.number, "method"),
-                "keyword": KeywordTrouble(number=self.number),
-                "uncopyable": Uncopyable(),
+                "plain": TroubleError(self.number, "method"),
+                "keyword": KeywordTroubleError(number=self.number),
+                "uncopyable": UncopyableError(),
                 "exit": SystemExit(3),
             }
             raise kinds[kind]
@@ -182,7 +187,7 @@ class Troubled(Counter):
     def quiet(self) -> None:
         """Return nothing, or raise."""
         if self.where == "quiet":
-            raise Trouble(self.number, "quiet")
+            raise TroubleError(self.number, "quiet")
 
 
 class Witness(Counter):

@@ -32,7 +32,7 @@ def _instances() -> list[Any]:
     return [gymnasium.wrappers.TransformReward(env_fn(), _half) for env_fn in fleet(zoo.Counter)]
 
 
-def _half(reward: float) -> float:
+def _half(reward: Any) -> Any:
     return reward / 2
 
 
@@ -96,7 +96,8 @@ class Actions:
         drawn = [self._one(self._spaces[env_id]) for env_id in env_ids]
         space = self._common
         if batched and drawn and space is not None and not isinstance(space, gymnasium.spaces.Text):
-            return concatenate(space, drawn, create_empty_array(space, len(drawn)))
+            empty: Any = create_empty_array(space, len(drawn))
+            return concatenate(space, drawn, empty)
         return drawn
 
     def _one(self, space: Any) -> Any:

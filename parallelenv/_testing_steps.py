@@ -16,7 +16,7 @@ from parallelenv._testing_play import KINDS, LENGTHS, NUM_ENVS, POLICIES, Action
 from parallelenv.errors import ResetNeededError
 
 ONES = [1] * NUM_ENVS
-ABSENT = (None, None, True, {})
+ABSENT: Any = (None, None, True, {})
 
 
 def _alone(number: int, seed: int, steps: int = 0) -> Any:

@@ -149,7 +149,8 @@ class ParallelEnv(Known):
 
         Raises:
             ArgumentError: If ``seed`` or ``options`` do not fit; nothing was reset.
-            BaseException: What an env raised.
+            BaseException: What an env raised; ``error.partial`` has the states of the others, whose
+                episodes have begun.
         """
         env_ids = self._ids(id)
         seeds = arguments.spread_seeds(seed, env_ids, self._num_envs, whole=False)
@@ -356,9 +357,9 @@ class ParallelEnv(Known):
         """Return one line; asks no worker."""
         if not hasattr(self, "_num_envs"):
             return "<parallelenv.ParallelEnv, not constructed>"
-        state = "closed" if self._is_closed else f"{self.num_hosts} workers"
+        state = "closed" if self._is_closed else _count(self.num_hosts, "worker")
         return (
-            f"<parallelenv.ParallelEnv of {self._num_envs} envs, para_mode={self._mode!r}, "
+            f"<parallelenv.ParallelEnv of {_count(self._num_envs, 'env')}, para_mode={self._mode!r}, "
             f"asynchronous={self._asynchronous!r}, {state}>"
         )
 
@@ -388,6 +389,10 @@ class ParallelEnv(Known):
         if id is not None:
             return parse_ids(id, self._num_envs)
         return self._everyone if everyone else self._stepper.unpaused
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
 atexit.register(ParallelEnv.close_all)

@@ -37,15 +37,6 @@ class Failure:
         self.operation = operation
         self.pid = os.getpid()
 
-    def to_exception(self) -> BaseException:
-        """Return the exception, with a note that says where it came from."""
-        if not self.operation:  # nothing that the env did: its worker died
-            return self.exception
-        note = f"Raised by env {self.env_id} in {self.operation}, process {self.pid}."
-        if note not in getattr(self.exception, "__notes__", ()):
-            self.exception.add_note(note)
-        return self.exception
-
     def __reduce__(self) -> tuple[Any, ...]:
         packed = _pack(self.exception)
         return _rebuild, (packed, self.env_id, self.operation, self.pid)
@@ -70,15 +61,32 @@ def raise_failures(failures: Sequence[Failure], partial: Any) -> None:
     """
     if not failures:
         return
-    # One dead worker fails several envs with the same error: it is shown once.
-    errors = list({_identity(failure.exception): failure.to_exception() for failure in failures}.values())
-    if len(errors) == 1:
-        error = errors[0]
-    else:
-        ids = tuple(failure.env_id for failure in failures)
-        error = BaseExceptionGroup(f"{len(errors)} envs failed: {ids}", errors)
+    # One dead worker, or one misspelt name, fails several envs with the same error: it is shown once.
+    alike: dict[Any, list[Failure]] = {}
+    for failure in failures:
+        alike.setdefault(_identity(failure.exception), []).append(failure)
+    errors = [_noted(group) for group in alike.values()]
+    error = errors[0] if len(errors) == 1 else _grouped(failures, errors)
     error.partial = partial  # type: ignore[attr-defined]
     raise error
+
+
+def _noted(failures: Sequence[Failure]) -> BaseException:
+    """Return the exception of failures that are alike, with a note that says where it came from."""
+    first = failures[0]
+    if first.operation:  # else nothing that an env did: its worker died
+        ids = [failure.env_id for failure in failures]
+        who = f"env {ids[0]}" if len(ids) == 1 else f"envs {', '.join(map(str, ids))}"
+        note = f"Raised by {who} in {first.operation}, process {first.pid}."
+        if note not in getattr(first.exception, "__notes__", ()):
+            first.exception.add_note(note)
+    return first.exception
+
+
+def _grouped(failures: Sequence[Failure], errors: Sequence[BaseException]) -> BaseException:
+    ids = tuple(failure.env_id for failure in failures)
+    sample = f"{type(errors[0]).__name__}: {_safe_str(errors[0])}"
+    return BaseExceptionGroup(f"{len(ids)} envs failed: {ids}; the first with {sample}", errors)
 
 
 def _identity(exception: BaseException) -> Any:

@@ -6,9 +6,9 @@ import functools
 import os
 import threading
 from collections.abc import Callable
-from typing import Concatenate, ParamSpec, TypeVar, cast
+from typing import Concatenate, NoReturn, ParamSpec, SupportsIndex, TypeVar, cast
 
-from parallelenv.errors import ClosedError, ConcurrentUseError, ForkedError
+from parallelenv.errors import ClosedError, ConcurrentUseError, ForkedError, UnpicklableError
 
 _Params = ParamSpec("_Params")
 _Result = TypeVar("_Result")
@@ -22,6 +22,13 @@ class Guarded:
         self._home = os.getpid()
         self._is_closed = False
         self._user: dict[str, int] = {}
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        """Refuse to be copied or pickled: two objects cannot share the workers."""
+        raise UnpicklableError(
+            "A ParallelEnv cannot be copied or pickled: its workers belong to one object in one process. Make another "
+            "one from the same list of env fns."
+        )
 
     def _enter(self, call: str) -> None:
         if self._is_closed:

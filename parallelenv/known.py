@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from typing import Any
 
@@ -60,15 +61,15 @@ class Known(Guarded):
         """Number of workers among which the envs are dealt out."""
         return self._pool.num_hosts
 
-    @property
+    @functools.cached_property
     def observation_spaces(self) -> list[gymnasium.Space[Any] | None]:
         """The observation space of each env; ``None`` where it declares none."""
-        return [facts.observation_space for facts in self._pool.facts]
+        return [copy.deepcopy(facts.observation_space) for facts in self._pool.facts]
 
-    @property
+    @functools.cached_property
     def action_spaces(self) -> list[gymnasium.Space[Any] | None]:
         """The action space of each env; ``None`` where it declares none."""
-        return [facts.action_space for facts in self._pool.facts]
+        return [copy.deepcopy(facts.action_space) for facts in self._pool.facts]
 
     @property
     def single_observation_space(self) -> gymnasium.Space[Any] | None:

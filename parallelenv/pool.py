@@ -69,7 +69,11 @@ class Pool:
         self._lost: dict[int, WorkerDiedError] = {}  # envs whose worker is dead, also one behind a host of ours
         plan = backend.plan(len(recipes), num_cpus, num_gpus)
         settings = Settings(silence_warnings, threads=max(1, usable_cores() // (plan.num_hosts * plan.cpus_per_host)))
-        self._links = self._launch(spread(recipes, plan, settings))
+        try:
+            self._links = self._launch(spread(recipes, plan, settings))
+        except BaseException:
+            backend.close([], 0)
+            raise
         self._link_of_channel = {link.channel: link for link in self._links}
         self._link_of_env = [link for link in self._links for _ in link.recipe.env_ids]
         self._whole = [(link, link.recipe.env_ids, self._positions(link)) for link in self._links]
@@ -113,7 +117,7 @@ class Pool:
     # ---------------------------------------------------------------- commands
 
     def ask(self, name: str, env_ids: Sequence[int], each: Sequence[Any] | None = None, common: Any = None) -> Request:
-        """Execute an operation on envs and wait for all of them.
+        """Execute an operation on envs, wait for all of them, and raise what went wrong.
 
         Args:
             name: Operation of `backends.host.Host`.
@@ -130,13 +134,18 @@ class Pool:
             WorkerTimeoutError: If not all answered within the pool's timeout; answers that
                 come later are dropped.
         """
+        request = self.try_asking(name, env_ids, each, common)
+        request.raise_failures()
+        return request
+
+    def try_asking(self, name: str, env_ids: Sequence[int], each: Sequence[Any] | None, common: Any) -> Request:
+        """Do as `ask`, but leave the failures of envs in the request."""
         request = self.post(name, env_ids, each, common)
         try:
             self.wait(request, self._timeout)
         except BaseException:
             self._abandon(request)
             raise
-        request.raise_failures()
         return request
 
     def post(
@@ -343,10 +352,9 @@ class Pool:
     def close(self) -> None:
         """End all hosts. Quiet, bounded in time, harmless when repeated or after a fork."""
         links, self._links = self._links, []
-        if os.getpid() != self._pid:  # a forked child must not end its parent's workers
+        if not links or os.getpid() != self._pid:  # closed already; or a forked child must not end its parent's workers
             return
         self._requests.clear()
         vars(self).pop("batch", None)  # its memory goes now, not when the user lets go of the closed object
         channels = [link.channel for link in links if not link.death]
-        if channels:
-            self._backend.close(channels, CLOSE_TIMEOUT)
+        self._backend.close(channels, CLOSE_TIMEOUT)

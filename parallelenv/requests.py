@@ -45,9 +45,17 @@ class Request:
         self.values.update(values)
         self.failures.update(failures)
 
-    def raise_failures(self) -> None:
-        """Raise what went wrong, if anything did; ``error.partial`` has the other envs' values."""
-        raise_failures([self.failures[env_id] for env_id in sorted(self.failures)], partial=self.values)
+    def raise_failures(self, partial: Any = None) -> None:
+        """Raise what went wrong, if anything did.
+
+        Args:
+            partial: The result of the others, for ``error.partial``; by default their values by id.
+        """
+        if not self.failures:
+            return
+        if partial is None:
+            partial = {env_id: self.values.get(env_id) for env_id in self.env_ids if env_id not in self.failures}
+        raise_failures([self.failures[env_id] for env_id in sorted(self.failures)], partial)
 
     @property
     def running(self) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from parallelenv.batch import Array
 from parallelenv.errors import EnvBusyError, EnvPausedError, NothingInFlightError, ResetNeededError
 from parallelenv.failures import raise_failures
 from parallelenv.flights import Flights, Landed
+from parallelenv.ownership import own
 from parallelenv.policy import Policy
 from parallelenv.pool import Pool
 from parallelenv.protocol import NOTHING, Extra
@@ -63,18 +64,25 @@ class Stepper:
         Args:
             env_ids: The envs, in the order of the answer. Undelivered steps of theirs are dropped.
             each: Seed and options of each.
+
+        Raises:
+            BaseException: What an env raised; ``error.partial`` has the states of the others, whose
+                episodes have begun.
         """
         self._settle()
         self._flights.forget(env_ids)
         self._fresh.update(env_ids)  # and so they stay if anything goes wrong
-        extras = self._pool.ask("reset", env_ids, each).values
-        states = gather_states(self._pool.batch, env_ids, extras, self._copy)
-        for env_id in env_ids:
+        request = self._pool.try_asking("reset", env_ids, each, None)
+        failures, extras = request.failures, request.values
+        good = tuple(env_id for env_id in env_ids if env_id not in failures) if failures else env_ids
+        states = gather_states(self._pool.batch, good, extras, self._copy)
+        for env_id in good:
             self.reset_infos[env_id] = extras.get(env_id, NOTHING).info or {}
-        rows = self._pool.batch.rows(env_ids)
+        rows = self._pool.batch.rows(good)
         for record in (self.done, self._terminated, self._truncated):
             record[rows] = False
-        self._fresh.difference_update(env_ids)
+        self._fresh.difference_update(good)
+        request.raise_failures(partial=states)
         return states
 
     def restart(self, env_ids: Sequence[int]) -> tuple[int, ...]:
@@ -234,7 +242,7 @@ class Stepper:
     def _describe_end(self, info: dict[str, Any], env_id: int, extras: Mapping[int, Extra]) -> None:
         extra = extras.get(env_id, NOTHING)
         reset_info = extra.reset_info or {}
-        self.reset_infos[env_id] = reset_info
+        self.reset_infos[env_id] = own(reset_info)
         self._policy.describe_end(info, ended_state(self._pool.batch, env_id, extra), reset_info)
 
     def _record(self, landed: Landed) -> tuple[Array, Array]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-
 from conftest import needs_ray
+
 from parallelenv.testing import BackendContract
 
 

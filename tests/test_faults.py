@@ -233,7 +233,7 @@ def test_endless_recursion_is_an_exception_like_others(env: ParallelEnv) -> None
 
 
 def test_a_result_that_cannot_be_copied_concerns_its_env_alone(env: ParallelEnv) -> None:
-    with pytest.raises(UnpicklableError, match="of type lock, which cannot be copied") as caught:
+    with pytest.raises(UnpicklableError, match="has a lock in it, which cannot be copied") as caught:
         env.customized_method("lock", id=1)
     assert "Raised by env 1" in "".join(caught.value.__notes__)
     with pytest.raises(TypeError, match="cannot be copied"):

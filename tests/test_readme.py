@@ -8,7 +8,6 @@ earlier one has made, as a reader would who types along. A ``text`` block right 
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -68,8 +67,6 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         timeout=100,
         check=False,
         cwd=tmp_path_factory.mktemp("elsewhere"),
-        # The package as these tests see it, whether or not it is installed.
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
     )
     assert done.returncode == 0, done.stderr
     assert not done.stderr, "a block warned, or left something behind"

@@ -1,0 +1,297 @@
+"""Backends with one fault each, and the contract suite over them. Run by `test_contract_catches`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from parallelenv.backends.dummy import DummyBackend, DummyChannel
+from parallelenv.backends.host import Execution, Host
+from parallelenv.backends.thread import ThreadBackend, ThreadChannel
+from parallelenv.batch import Batch, Layout
+from parallelenv.failures import Failure
+from parallelenv.protocol import Command, HostRecipe, Reply
+from parallelenv.testing import BackendContract
+
+# -------------------------------------------------------------------- faults
+
+
+class Channel(DummyChannel):
+    """A sound channel, with places for faults."""
+
+    host_class: ClassVar[type[Host]] = Host
+
+    def __init__(self, recipe: HostRecipe) -> None:
+        super().__init__(recipe)
+        self._host = self.host_class(recipe, in_caller=True)
+        self.recipe = recipe
+        self.batch: Any = None
+
+    def attach(self, batch: Batch) -> None:
+        super().attach(batch)
+        self.batch = batch
+
+    def send(self, packed: Command) -> None:
+        super().send(self.alter_command(packed))
+
+    def receive(self) -> Reply:
+        return self.alter_reply(super().receive())
+
+    def alter_command(self, command: Command) -> Command:
+        return command
+
+    def alter_reply(self, reply: Reply) -> Reply:
+        return reply
+
+
+class DropsFailures(Channel):
+    def alter_reply(self, reply: Reply) -> Reply:
+        reply.failures.clear()
+        return reply
+
+
+class ForgetsTypes(Channel):
+    def alter_reply(self, reply: Reply) -> Reply:
+        for env_id, failure in reply.failures.items():
+            reply.failures[env_id] = Failure(RuntimeError(str(failure.exception)), env_id, failure.operation)
+        return reply
+
+
+class BlamesTheFirst(Channel):
+    """Reports a failure for the first env of a command, whichever failed."""
+
+    def send(self, packed: Command) -> None:
+        self.latest = packed
+        super().send(packed)
+
+    def alter_reply(self, reply: Reply) -> Reply:
+        for failure in list(reply.failures.values()):
+            reply.failures = {self.latest.env_ids[0]: failure}
+        return reply
+
+
+class MixesRows(Channel):
+    def alter_reply(self, reply: Reply) -> Reply:
+        if self.batch is not None:
+            self.batch.rewards[:] = self.batch.rewards[::-1].copy()
+        return reply
+
+
+class SharesMemory(Channel):
+    def work(self) -> bool:
+        while self._queue:
+            self._replies.append(self._queue.popleft().run())  # not detached
+        return bool(self._replies)
+
+
+class SharesArguments(Channel):
+    def pack(self, command: Command) -> Command:
+        return command
+
+    class _Host(Host):
+        def set(self, env_id: int, value: Any, key: str) -> None:
+            setattr(self._env(env_id).env, key, value)
+
+    host_class = _Host
+
+
+class AnswersLate(Channel):
+    """Gives each command the values of the one before it of the same name."""
+
+    def __init__(self, recipe: HostRecipe) -> None:
+        super().__init__(recipe)
+        self.names: list[str] = []
+        self.earlier: dict[str, Reply] = {}
+
+    def send(self, packed: Command) -> None:
+        self.names.append(packed.name)
+        super().send(packed)
+
+    def alter_reply(self, reply: Reply) -> Reply:
+        name = self.names.pop(0)
+        earlier, self.earlier[name] = self.earlier.get(name, reply), reply
+        return Reply(reply.number, earlier.values, earlier.failures)
+
+
+class WrongNumbers(Channel):
+    """Loses count after the envs are built."""
+
+    def alter_reply(self, reply: Reply) -> Reply:
+        if self.batch is not None:
+            reply.number -= 1
+        return reply
+
+
+class NeverCloses(Channel):
+    def kill(self) -> None:
+        self._queue.clear()
+
+
+class ClosesTwice(Channel):
+    def kill(self) -> None:
+        super().kill()
+        super().kill()
+
+
+class ResetsTwice(Channel):
+    def send(self, packed: Command) -> None:
+        if packed.name == "reset":
+            Execution(self._host, packed).run()
+        super().send(packed)
+
+
+class StepsEverybody(Channel):
+    def alter_command(self, command: Command) -> Command:
+        if command.reads_actions:
+            command.env_ids = self.recipe.env_ids
+        return command
+
+
+class ForgetsSeeds(Channel):
+    """Gives all envs the seed of the first."""
+
+    def alter_command(self, command: Command) -> Command:
+        if command.name == "reset" and command.each is not None:
+            command.each = [(command.each[0][0], options) for _, options in command.each]
+        return command
+
+
+class ForgetsOptions(Channel):
+    def alter_command(self, command: Command) -> Command:
+        if command.name == "reset" and command.each is not None:
+            command.each = [(seed, None) for seed, _ in command.each]
+        return command
+
+
+class SortsIds(Channel):
+    def alter_command(self, command: Command) -> Command:
+        command.env_ids = tuple(sorted(command.env_ids))
+        return command
+
+
+class NeverRestarts(Channel):
+    def alter_command(self, command: Command) -> Command:
+        if command.name == "step":
+            command.common = False
+        return command
+
+
+class LosesInfos(Channel):
+    """Says nothing of the first env of every reply."""
+
+    def alter_reply(self, reply: Reply) -> Reply:
+        if self.batch is not None and reply.values:
+            del reply.values[min(reply.values)]
+        return reply
+
+
+class GivesViewsOfActions(Channel):
+    class _Host(Host):
+        def _read_action(self, row: int, loose: Any) -> Any:
+            return self._batch.layout.actions.join([array[row] for array in self._batch.actions])
+
+    host_class = _Host
+
+
+class HidesDefaults(Channel):
+    """Answers ``None`` where there is no attribute."""
+
+    class _Host(Host):
+        def get(self, env_id: int, argument: Any, key: str) -> tuple[Any] | None:
+            return super().get(env_id, argument, key) or (None,)
+
+    host_class = _Host
+
+
+class OnlyOutermost(Channel):
+    """Sets attributes on the outermost wrapper."""
+
+    class _Host(Host):
+        def set(self, env_id: int, value: Any, key: str) -> None:
+            setattr(self._env(env_id).env, key, value)
+
+    host_class = _Host
+
+
+class Backend(DummyBackend):
+    """A sound backend with two hosts and faulty channels."""
+
+    channel_class: ClassVar[type[Channel]] = Channel
+
+    def plan(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> Any:
+        return ThreadBackend().plan(num_envs, num_cpus, num_gpus)
+
+    def launch(self, recipes: Sequence[HostRecipe]) -> Any:
+        return [self.channel_class(recipe) for recipe in recipes]
+
+
+class WrongTypes(Backend):
+    def allocate(self, layout: Layout) -> Batch:
+        batch = super().allocate(layout)
+        batch.rewards = np.zeros(layout.num_envs, np.float32)
+        return batch
+
+
+class ClosesLoudly(Backend):
+    def close(self, channels: Sequence[Any], timeout: float) -> None:
+        super().close(channels, timeout)
+        raise OSError("the pipe is closed already")
+
+
+class HurriesChannel(ThreadChannel):
+    def pack(self, command: Command) -> Command:
+        super().pack(command)
+        super().send(command)
+        return command
+
+    def send(self, packed: Command) -> None:
+        pass
+
+
+class Hurries(ThreadBackend):
+    """Sends to the first host before it knows that the second can be sent to."""
+
+    def launch(self, recipes: Sequence[HostRecipe]) -> Any:
+        return [HurriesChannel(recipe, self._answered) for recipe in recipes]
+
+
+# -------------------------------------------------------------------- the suite over them
+
+
+def _contract(fault: type[Any]) -> type[BackendContract]:
+    """Return a test class over a faulty backend, or over a backend whose channels are faulty."""
+    backend = type(fault.__name__, (Backend,), {"channel_class": fault}) if issubclass(fault, Channel) else fault
+    return type(f"Test{fault.__name__}", (BackendContract,), {"para_mode": backend})
+
+
+CATCHERS: dict[type[Any], str] = {
+    DropsFailures: "test_a_failed_step_fails_alone",
+    ForgetsTypes: "test_a_failed_step_fails_alone",
+    BlamesTheFirst: "test_a_failed_step_fails_alone",
+    MixesRows: "test_answers_are_those_of_the_oracle",
+    SharesMemory: "test_earlier_answers_stay_as_they_were",
+    SharesArguments: "test_what_an_env_keeps_is_its_own",
+    AnswersLate: "test_methods_take_keywords",
+    WrongNumbers: "test_rows_come_in_the_order_asked",
+    NeverCloses: "test_close_closes_each_env_once",
+    ClosesTwice: "test_close_closes_each_env_once",
+    ResetsTwice: "test_only_the_envs_asked_are_touched",
+    StepsEverybody: "test_only_the_envs_asked_are_touched",
+    ForgetsSeeds: "test_seeds_are_spread",
+    ForgetsOptions: "test_options_reach_the_envs",
+    SortsIds: "test_seeds_are_spread",
+    NeverRestarts: "test_policy_restart_begins_the_next_episode",
+    LosesInfos: "test_answers_are_those_of_the_oracle",
+    GivesViewsOfActions: "test_an_action_that_an_env_keeps_stays_as_it_was",
+    HidesDefaults: "test_an_absent_attribute_is_the_default",
+    OnlyOutermost: "test_wrappers_are_looked_through",
+    WrongTypes: "test_types_are_as_promised",
+    ClosesLoudly: "test_close_closes_each_env_once",
+    Hurries: "test_an_argument_that_cannot_be_copied_is_refused",
+}
+"""What must catch each fault; other tests may, too."""
+
+FAULTS: list[type[Any]] = [Backend, *CATCHERS]
+globals().update({f"Test{fault.__name__}": _contract(fault) for fault in FAULTS})

@@ -1,0 +1,39 @@
+"""The contract suite is tested itself: it must catch backends that have a fault, and pass one that has none."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from broken_backends import CATCHERS
+
+_SLEEPING = "a_late_step or a_late_answer or wait_for_a_step or not_finished or in_between"  # half a second each
+_FILE = Path(__file__).with_name("broken_backends.py")
+
+
+@pytest.fixture(scope="module")
+def failed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
+    """Run the suite over all backends; return the names of the tests that failed, by backend."""
+    report = tmp_path_factory.mktemp("suite") / "report.xml"
+    options = ["-q", "--tb=no", "--timeout=30", "-p", "no:cacheprovider", f"--junitxml={report}"]
+    command = [sys.executable, "-m", "pytest", *options, "-k", f"not ({_SLEEPING})", str(_FILE)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert report.exists(), done.stdout + done.stderr
+    found: dict[str, set[str]] = {}
+    for case in ElementTree.parse(report).iter("testcase"):
+        names = found.setdefault(case.attrib["classname"].rpartition(".Test")[2], set())
+        if case.find("failure") is not None or case.find("error") is not None:
+            names.add(case.attrib["name"].partition("[")[0])
+    return found
+
+
+@pytest.mark.parametrize("fault", CATCHERS, ids=lambda fault: fault.__name__)
+def test_a_fault_is_caught(fault: type, failed: dict[str, set[str]]) -> None:
+    assert CATCHERS[fault] in failed[fault.__name__]
+
+
+def test_a_sound_backend_passes(failed: dict[str, set[str]]) -> None:
+    assert failed["Backend"] == set()

@@ -1,0 +1,186 @@
+"""Random sequences of calls: every mode answers as the oracle does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from conftest import needs_ray, require_mode
+from hypothesis import HealthCheck, Phase, seed, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
+
+from parallelenv import ParallelEnv, registry
+from parallelenv._testing_oddities import Toolbox
+from parallelenv._testing_play import LENGTHS, NUM_ENVS, POLICIES, assert_same, drain, fleet, items
+from parallelenv.errors import ParallelEnvError
+
+env_ids = st.lists(st.integers(0, NUM_ENVS - 1), min_size=1, max_size=NUM_ENVS, unique=True)
+seeds = st.none() | st.integers(0, 99)
+values = st.none() | st.integers() | st.text(max_size=3) | st.lists(st.integers(), max_size=2)
+action = st.lists(st.integers(0, 4), min_size=NUM_ENVS, max_size=NUM_ENVS)
+
+
+class Twins:
+    """The same envs in two modes, of which the second is the oracle."""
+
+    def __init__(self, mode: str, policy: Any, num_cpus: int) -> None:
+        self._arguments = (mode, policy, num_cpus)
+        self.is_sound = False
+        self._made: list[ParallelEnv] = []
+
+    def begin(self) -> None:
+        """Bring both into one and the same state; they are made anew only after a failure."""
+        if not self.is_sound:
+            mode, policy, num_cpus = self._arguments
+            self.close()
+            self._made = [ParallelEnv(fleet(Toolbox), word, policy, num_cpus=num_cpus) for word in (mode, "dummy")]
+            self.is_sound = True
+        for env in self._made:
+            drain(env)
+            env.resume()
+            env.reset(seed=0)
+            env.set_env_attr("box", None)
+            env.set_env_attr("notes", [])
+            env.set_env_attr("length", values=LENGTHS)
+
+    @property
+    def one(self) -> ParallelEnv:
+        return self._made[0]
+
+    @property
+    def oracle(self) -> ParallelEnv:
+        return self._made[1]
+
+    @contextmanager
+    def compared(self) -> Iterator[None]:
+        """Note whether what happens here fails."""
+        self.is_sound = False
+        yield
+        self.is_sound = True
+
+    def close(self) -> None:
+        for env in self._made:
+            env.close()
+
+
+def _outcome(env: ParallelEnv, call: str, *arguments: Any, **keywords: Any) -> Any:
+    """Return what a call answers, or what it raises."""
+    try:
+        return items(getattr(env, call)(*arguments, **keywords))
+    except ParallelEnvError as error:
+        return type(error).__name__, items(getattr(error, "partial", None))
+
+
+class Machine(RuleBasedStateMachine):
+    """Does the same to both twins and compares what they answer."""
+
+    twins: ClassVar[Twins]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.twins.begin()
+        self.in_flight: set[int] = set()
+        self.unpaused = set(range(NUM_ENVS))
+
+    def both(self, call: str, *arguments: Any, **keywords: Any) -> Any:
+        """Do something to both; return what was answered."""
+        with self.twins.compared():
+            expected = _outcome(self.twins.oracle, call, *arguments, **keywords)
+            found = _outcome(self.twins.one, call, *arguments, **keywords)
+            assert_same(expected, found, f"{call}{arguments}{keywords} ")
+            assert_same(self.twins.oracle.done, self.twins.one.done, "done")
+        return found
+
+    @rule(env_ids=st.none() | env_ids, seed=seeds)
+    def reset(self, env_ids: Any, seed: Any) -> None:
+        self.both("reset", env_ids, seed=seed)
+        self.in_flight -= self.unpaused if env_ids is None else set(env_ids)
+
+    @rule(seed=st.integers(0, 99))
+    def seed(self, seed: int) -> None:
+        self.both("seed", seed)
+
+    @rule(action=action, align=st.sampled_from(["item", "batch"]))
+    def step(self, action: list[int], align: str) -> None:
+        self.both("step", action[: len(self.unpaused)], align=align)
+
+    @rule(env_ids=env_ids, action=action, align=st.sampled_from(["item", "batch"]))
+    def step_some(self, env_ids: list[int], action: list[int], align: str) -> None:
+        self.both("step", np.array(action[: len(env_ids)]), env_ids, align=align)
+
+    @rule(env_ids=env_ids, action=action)
+    def send(self, env_ids: list[int], action: list[int]) -> None:
+        if self.both("send", action[: len(env_ids)], env_ids) is None:  # it was not refused
+            self.in_flight.update(env_ids)
+
+    @precondition(lambda self: self.in_flight)
+    @rule()
+    def receive(self) -> None:
+        with self.twins.compared():
+            expected, found = drain(self.twins.oracle), drain(self.twins.one, max_envs=2)
+            assert found.keys() == self.in_flight
+            assert_same(expected, found, "received ")
+        self.in_flight.clear()
+
+    @precondition(lambda self: not self.in_flight)
+    @rule(env_ids=env_ids, seed=st.integers(0, 99))
+    def restart(self, env_ids: list[int], seed: int) -> None:
+        self.both("restart", env_ids)
+        self.both("step", [0] * len(self.unpaused))
+        self.both("reset", env_ids, seed=seed)
+
+    @rule(env_ids=env_ids)
+    def pause(self, env_ids: list[int]) -> None:
+        self.both("pause", env_ids)
+        self.unpaused.difference_update(env_ids)
+
+    @rule(env_ids=st.none() | env_ids)
+    def resume(self, env_ids: Any) -> None:
+        self.both("resume", env_ids)
+        self.unpaused.update(range(NUM_ENVS) if env_ids is None else env_ids)
+
+    @rule(key=st.sampled_from(["box", "count", "part.level", "nowhere"]), env_ids=st.none() | env_ids, default=values)
+    def get(self, key: str, env_ids: Any, default: Any) -> None:
+        self.both("get_env_attr", key, env_ids, default)
+
+    @rule(env_ids=env_ids, values=st.lists(values, min_size=NUM_ENVS, max_size=NUM_ENVS))
+    def set_each(self, env_ids: list[int], values: list[Any]) -> None:
+        self.both("set_env_attr", "box", id=env_ids, values=values[: len(env_ids)])
+
+    @rule(env_ids=st.none() | env_ids, length=st.integers(1, 6))
+    def set_all(self, env_ids: Any, length: int) -> None:
+        self.both("set_env_attr", "length", length, env_ids)
+
+    @rule(
+        method=st.sampled_from(["name", "own_notes", "uncopyable", "part.double", "nothing", "nowhere"]),
+        env_ids=st.none() | env_ids,
+    )
+    def call(self, method: str, env_ids: Any) -> None:
+        self.both("customized_method", method, None, env_ids)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("word", [word for word in registry.known_modes() if word != "dummy"])
+def test_any_sequence_of_calls_gives_what_the_oracle_gives(
+    word: str, policy: Any, request: pytest.FixtureRequest
+) -> None:
+    mode = require_mode(word, request)
+    twins = Twins(mode, policy, num_cpus=2 + POLICIES.index(policy) % 2)
+    number = registry.known_modes().index(word) * len(POLICIES) + POLICIES.index(policy)
+    machine = seed(number)(type("TwinMachine", (Machine,), {"twins": twins}))  # other sequences for each
+    with closing(twins):
+        run_state_machine_as_test(
+            machine,
+            settings=settings(
+                max_examples=15 if needs_ray(mode) else 60,
+                stateful_step_count=30,
+                database=None,
+                deadline=None,
+                phases=[Phase.generate, Phase.shrink],
+                suppress_health_check=list(HealthCheck),
+            ),
+        )
