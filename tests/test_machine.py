@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
 from parallelenv import ParallelEnv, registry
-from parallelenv._testing_oddities import Toolbox
-from parallelenv._testing_play import LENGTHS, NUM_ENVS, POLICIES, assert_same, drain, fleet, items
 from parallelenv.errors import ParallelEnvError
+from parallelenv.testing.oddities import Toolbox
+from parallelenv.testing.play import LENGTHS, NUM_ENVS, POLICIES, assert_same, drain, fleet, items
 
 env_ids = st.lists(st.integers(0, NUM_ENVS - 1), min_size=1, max_size=NUM_ENVS, unique=True)
 seeds = st.none() | st.integers(0, 99)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import pytest
 
 from parallelenv import ParallelEnv
-from parallelenv._testing_play import ID_FORMS
+from parallelenv.testing.play import ID_FORMS
 
 ACT = 1
 """An action that most envs of the suite understand."""

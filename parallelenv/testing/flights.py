@@ -1,5 +1,4 @@
 """The contract of steps under way: send, recv, pause, and answers that come late."""
-# ruff: noqa: S101 (a suite for pytest, which explains asserts)
 
 from __future__ import annotations
 
@@ -11,10 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from parallelenv._testing_base import Contract, Make
-from parallelenv._testing_envs import Counter, Ragged
-from parallelenv._testing_oddities import Interrupter, Sleeper
-from parallelenv._testing_play import NUM_ENVS, assert_same, drain, fleet
 from parallelenv.errors import (
     EnvBusyError,
     EnvInterruptedError,
@@ -22,6 +17,10 @@ from parallelenv.errors import (
     NothingInFlightError,
     WorkerTimeoutError,
 )
+from parallelenv.testing.base import Contract, Make
+from parallelenv.testing.envs import Counter, Ragged
+from parallelenv.testing.oddities import Interrupter, Sleeper
+from parallelenv.testing.play import NUM_ENVS, assert_same, drain, fleet
 
 ONES = [1] * NUM_ENVS
 

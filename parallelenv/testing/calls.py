@@ -1,5 +1,4 @@
 """The contract of attributes and methods, and of who owns what is given and answered."""
-# ruff: noqa: S101 (a suite for pytest, which explains asserts)
 
 from __future__ import annotations
 
@@ -10,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from parallelenv._testing_base import Contract, Make
-from parallelenv._testing_envs import LARGE, Chain, Counter, Old, Sheet
-from parallelenv._testing_oddities import OnlySome, Toolbox, Wrapped
-from parallelenv._testing_play import KINDS, NUM_ENVS, Record, assert_same, fleet, items
 from parallelenv.errors import AbsentMethodError, UnpicklableError
+from parallelenv.testing.base import Contract, Make
+from parallelenv.testing.envs import LARGE, Chain, Counter, Old, Sheet
+from parallelenv.testing.oddities import OnlySome, Toolbox, Wrapped
+from parallelenv.testing.play import KINDS, NUM_ENVS, Record, assert_same, fleet, items
 
 ONES = [1] * NUM_ENVS
 

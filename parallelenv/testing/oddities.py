@@ -13,7 +13,7 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Discrete
 
-from parallelenv._testing_envs import Counter, Stepped
+from parallelenv.testing.envs import Counter, Stepped
 
 SHARED_INFO: dict[str, Any] = {"list": [1, 2], "array": np.zeros(2)}
 """What all envs of one process put into their infos. A reset makes it new, whatever was written into it."""

@@ -1,5 +1,4 @@
 """The contract of what goes wrong, and of the end."""
-# ruff: noqa: S101 (a suite for pytest, which explains asserts)
 
 from __future__ import annotations
 
@@ -16,11 +15,11 @@ from typing import Any
 import pytest
 
 from parallelenv import ParallelEnv
-from parallelenv._testing_base import Contract, Make
-from parallelenv._testing_envs import Counter
-from parallelenv._testing_oddities import KeywordTroubleError, Sleeper, Troubled, TroubleError, UncopyableError, Witness
-from parallelenv._testing_play import NUM_ENVS, assert_same, fleet
 from parallelenv.errors import ClosedError, EnvError, WorkerDiedError
+from parallelenv.testing.base import Contract, Make
+from parallelenv.testing.envs import Counter
+from parallelenv.testing.oddities import KeywordTroubleError, Sleeper, Troubled, TroubleError, UncopyableError, Witness
+from parallelenv.testing.play import NUM_ENVS, assert_same, fleet
 
 ONES = [1] * NUM_ENVS
 _PATIENCE = 10.0  # seconds

@@ -1,5 +1,4 @@
 """The contract of reset and step: whose answer it is, what it looks like, when an episode ends."""
-# ruff: noqa: S101 (a suite for pytest, which explains asserts)
 
 from __future__ import annotations
 
@@ -9,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from parallelenv._testing_base import Contract, Make, all_forms
-from parallelenv._testing_envs import Counter, Sheet
-from parallelenv._testing_oddities import Witness
-from parallelenv._testing_play import KINDS, LENGTHS, NUM_ENVS, POLICIES, Actions, asked, assert_same, fleet, play
 from parallelenv.errors import ResetNeededError
+from parallelenv.testing.base import Contract, Make, all_forms
+from parallelenv.testing.envs import Counter, Sheet
+from parallelenv.testing.oddities import Witness
+from parallelenv.testing.play import KINDS, LENGTHS, NUM_ENVS, POLICIES, Actions, asked, assert_same, fleet, play
 
 ONES = [1] * NUM_ENVS
 ABSENT: Any = (None, None, True, {})

@@ -17,12 +17,12 @@ from __future__ import annotations
 import pytest
 
 _PARTS = ("base", "play", "steps", "flights", "calls", "faults")
-pytest.register_assert_rewrite(*(f"parallelenv._testing_{part}" for part in _PARTS))  # before they are imported
+pytest.register_assert_rewrite(*(f"parallelenv.testing.{part}" for part in _PARTS))  # before they are imported
 
-from parallelenv._testing_calls import CallContract, OwnershipContract  # noqa: E402
-from parallelenv._testing_faults import CloseContract, FaultContract  # noqa: E402
-from parallelenv._testing_flights import FlightContract  # noqa: E402
-from parallelenv._testing_steps import StepContract  # noqa: E402
+from parallelenv.testing.calls import CallContract, OwnershipContract  # noqa: E402
+from parallelenv.testing.faults import CloseContract, FaultContract  # noqa: E402
+from parallelenv.testing.flights import FlightContract  # noqa: E402
+from parallelenv.testing.steps import StepContract  # noqa: E402
 
 __all__ = ["BackendContract"]
 

@@ -13,9 +13,9 @@ import numpy as np
 from gymnasium.vector.utils import concatenate, create_empty_array
 
 from parallelenv import ParallelEnv, StepBatch, StepResult
-from parallelenv import _testing_envs as zoo
 from parallelenv.errors import NothingInFlightError
 from parallelenv.identity import difference
+from parallelenv.testing import envs as zoo
 
 NUM_ENVS = 5
 POLICIES = (None, "idle", "restart", "continue")
