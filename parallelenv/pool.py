@@ -294,24 +294,10 @@ class Pool:
         link.in_flight.clear()
         link.channel.kill()
 
-    def restart(self, env_ids: Sequence[int]) -> tuple[int, ...]:
-        """Rebuild envs from their recipes; hosts that are dead or still busy are replaced.
-
-        Returns:
-            All env ids that were rebuilt, ascending: those asked for, and the others of
-            hosts that were replaced.
-
-        Raises:
-            BaseException: What an env's constructor raised.
-        """
-        request = self._rebuild(env_ids)
-        request.raise_failures()
-        return tuple(sorted(request.values))
-
     def forward(self, command: Command) -> Request:
         """Execute a command as a host would: without raising what goes wrong in an env."""
         if command.name == "build":
-            return self._rebuild(command.env_ids)
+            return self.rebuild(command.env_ids)
         positions = [position for position, env_id in enumerate(command.env_ids) if not self._link(env_id).death]
         living = [command.env_ids[position] for position in positions]
         each = None if command.each is None else pick(command.each, positions)
@@ -321,7 +307,13 @@ class Pool:
             request.failures[env_id] = Failure(self._link(env_id).obituary((env_id,)), env_id, "")
         return request
 
-    def _rebuild(self, env_ids: Sequence[int]) -> Request:
+    def rebuild(self, env_ids: Sequence[int]) -> Request:
+        """Build envs from their recipes; hosts that are dead or still busy are replaced.
+
+        Returns:
+            The finished request. It concerns the envs asked for and the others of hosts that were
+            replaced, here or behind a host.
+        """
         links = dict.fromkeys(map(self._link, env_ids))
         broken = [link for link in links if link.death or link.in_flight]
         for link in broken:

@@ -88,9 +88,11 @@ class Stepper:
     def restart(self, env_ids: Sequence[int]) -> tuple[int, ...]:
         """Rebuild envs and return the ids of all that were; they need a reset."""
         self._settle()
-        rebuilt = self._pool.restart(env_ids)
+        request = self._pool.rebuild(env_ids)
+        rebuilt = tuple(sorted({*request.env_ids, *request.values}))
         self._flights.forget(rebuilt)
         self._fresh.update(rebuilt)
+        request.raise_failures(partial=rebuilt)
         return rebuilt
 
     def pause(self, env_ids: Sequence[int]) -> None:

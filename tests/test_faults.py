@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 import signal
 import threading
 import time
@@ -16,6 +18,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.error import ResetNeeded
 
 from parallelenv import ParallelEnv
 from parallelenv.errors import (
@@ -400,7 +403,66 @@ def test_restart_of_a_healthy_env_rebuilds_it_alone(env: ParallelEnv) -> None:
     assert env.step([GO_ON] * 4)[0][:, 1].tolist() == [6, 1, 6, 1]
 
 
+def test_an_env_that_cannot_be_rebuilt_is_told_and_can_be_tried_again(make_env: MakeEnv, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+
+    def make(number: int) -> Fragile:
+        if number == 1 and broken.exists():
+            raise OSError("no such level")
+        return Fragile(number)
+
+    env = make_env([partial(make, number) for number in range(2)], num_cpus=1)
+    env.reset()
+    broken.touch()
+    with pytest.raises(OSError, match="no such level"):
+        env.restart([0, 1])
+    with pytest.raises(ResetNeeded, match=r"envs \[0, 1\]"):
+        env.step([GO_ON] * 2)
+    env.reset(0)
+    assert env.step([GO_ON], 0)[0].tolist() == [[0, 1]]
+    with pytest.raises(TypeError, match=r"could not be rebuilt. Try restart\(\) again"):
+        env.reset(1)
+    broken.unlink()
+    assert env.restart(1) == (1,)
+    assert env.reset().tolist() == [[0, 0], [1, 0]]
+
+
+def test_a_reset_that_fails_in_one_env_begins_the_others(make_env: MakeEnv) -> None:
+    class Moody(Fragile):
+        def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+            if options == {"fail": True}:
+                raise LookupError("no such start")
+            return super().reset(seed=seed)
+
+    env = make_env([partial(Moody, number) for number in range(3)], num_cpus=2)
+    with pytest.raises(LookupError, match="no such start") as caught:
+        env.reset(options=[None, {"fail": True}, None])
+    assert getattr(caught.value, "partial").tolist() == [[0, 0], [2, 0]]  # noqa: B009
+    with pytest.raises(ResetNeeded, match=r"envs \[1\]"):
+        env.step([GO_ON] * 3)
+    assert env.step([GO_ON] * 2, [0, 2])[0].tolist() == [[0, 1], [2, 1]]
+
+
+def test_an_info_that_is_no_dict_is_told(make_env: MakeEnv) -> None:
+    class Chatty(Fragile):
+        def step(self, action: Any) -> Any:
+            return self._state(), 0.0, action == RAISE, False, "all is well"
+
+    for policy in (None, "restart"):
+        env = make_env([partial(Chatty, 0)], asynchronous=policy)
+        env.reset()
+        with pytest.raises(EnvContractError, match="returned the info 'all is well'; an info is a dict"):
+            env.step([RAISE])
+        env.close()
+
+
 # ---------------------------------------------------------------- wrong use
+
+
+def test_the_object_cannot_be_copied(env: ParallelEnv) -> None:
+    for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(UnpicklableError, match="cannot be copied or pickled"):
+            copied(env)
 
 
 def test_a_second_thread_is_refused(env: ParallelEnv, folder: Path) -> None:

@@ -178,6 +178,10 @@ class Witness(gym.Env[Any, Any]):
         process.join()
         return process.exitcode or 0
 
+    def forked_pool_in_an_env(self) -> int:
+        with ParallelEnv([Witness, Witness], "subproc", num_cpus=2, start_method="fork") as inner:
+            return inner.num_hosts
+
     def pool_in_an_env(self) -> list[int]:
         with ParallelEnv([Witness, Witness], "subproc", num_cpus=2) as inner:
             inner.reset()
@@ -217,6 +221,11 @@ def test_an_env_may_start_processes_and_pools() -> None:
     with ParallelEnv([Witness], "subproc") as env:
         assert env.customized_method("child") == [0]
         assert env.customized_method("pool_in_an_env") == [[2, 2]]
+
+
+def test_pools_in_envs_whose_workers_are_forked() -> None:
+    with ParallelEnv([Witness], "subproc", start_method="fork") as env:
+        assert env.customized_method("forked_pool_in_an_env") == [2]
 
 
 def test_a_live_env_that_pickles_as_its_constructor_is_warned_of() -> None:
