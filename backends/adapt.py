@@ -78,10 +78,10 @@ class Legacy(Resettable):
 
     def _step(self, action: Any) -> Stepped:
         result = self.env.step(action)
-        if len(result) != 4:
-            return result  # type: ignore[no-any-return]
+        if not isinstance(result, tuple) or len(result) != 4:
+            return result
         state, reward, done, info = result
-        cut_off = bool(done) and bool(info.get("TimeLimit.truncated", False))
+        cut_off = bool(done) and isinstance(info, dict) and bool(info.get("TimeLimit.truncated", False))
         return state, reward, bool(done) and not cut_off, cut_off, info
 
 

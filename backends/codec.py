@@ -6,17 +6,21 @@ against 3.9 ms) follow beside it, uncopied.
 
 from __future__ import annotations
 
+import copyreg
 import io
 import pickle
+from collections import ChainMap
 from typing import Any
 
 import cloudpickle
+import numpy as np
 
 from parallelenv.backends.inprocess import cannot_be_given, cannot_travel
 from parallelenv.backends.wire import Message
 from parallelenv.errors import UnpicklableError
 from parallelenv.failures import Failure
-from parallelenv.protocol import Command, EnvFacts, Reply
+from parallelenv.ownership import own
+from parallelenv.protocol import Command, EnvFacts, Extra, Reply
 
 _OUT_OF_BAND = 65536
 
@@ -105,10 +109,17 @@ def _dump(pickler: Any, *parts: Any) -> list[Any]:
 
     head = io.BytesIO()
     writer = pickler(head, protocol=5, buffer_callback=stays_in_band)
+    table = getattr(writer, "dispatch_table", copyreg.dispatch_table)
+    writer.dispatch_table = ChainMap({np.ndarray: _reduce_array}, table)
     for part in parts:
         writer.clear_memo()
         writer.dump(part)
     return [head.getbuffer(), *buffers]
+
+
+def _reduce_array(array: Any) -> Any:
+    """Reduce an array so that it is writable at the other end: a read-only one would stay so."""
+    return (array if array.flags.writeable else array.copy()).__reduce_ex__(5)
 
 
 def _dump_reply(pickler: Any, reply: Reply) -> list[Any]:
@@ -116,7 +127,14 @@ def _dump_reply(pickler: Any, reply: Reply) -> list[Any]:
     if values and type(next(iter(values.values()))) is EnvFacts:  # they share their spaces on purpose
         return _dump(pickler, (reply, []))
     rest = Reply(reply.number, {}, reply.failures, reply.rows)
-    return _dump(pickler, (rest, list(values)), *values.values())
+    return _dump(pickler, (rest, list(values)), *map(_untangled, values.values()))
+
+
+def _untangled(value: Any) -> Any:
+    """Return a value whose parts share nothing, as a state and an info might."""
+    if type(value) is Extra and sum(part is not None for part in value) > 1:
+        return Extra(*map(own, value))
+    return value
 
 
 def _blamed(command: Command, error: Exception) -> UnpicklableError:

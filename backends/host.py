@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 from typing import Any, NoReturn
@@ -15,8 +16,10 @@ from parallelenv.errors import EnvContractError, EnvInterruptedError, InvalidEnv
 from parallelenv.failures import Failure
 from parallelenv.ownership import own
 from parallelenv.protocol import Command, EnvFacts, Extra, HostRecipe, Reply
+from parallelenv.spaces import as_array, describe_value, fits
 
-_NUMBERS = frozenset({float, int, bool, np.float64, np.float32, np.int64, np.int32, np.bool_})
+_FLAGS = frozenset({bool, np.bool_})
+_NUMBERS = frozenset({float, bool, np.float64, np.float32, np.int64, np.int32, np.bool_})
 
 
 class Host:
@@ -58,13 +61,9 @@ class Host:
         return Execution(self, command).run()
 
     def close(self) -> None:
-        """Close all envs. What they raise concerns nobody any more."""
+        """Close all envs."""
         for env in self._envs:
-            try:
-                if env is not None:
-                    getattr(env.env, "close", _nothing)()
-            except Exception:  # noqa: BLE001 (the env is gone either way)
-                pass
+            _close(env)
 
     # ---------------------------------------------------------------- operations
 
@@ -74,14 +73,7 @@ class Host:
         recipe = self._recipe.envs[slot]
         old, self._envs[slot] = self._envs[slot], None
         self._steps[slot] = _not_built
-        if old is not None:
-            if recipe.is_live:
-                self._envs[slot], self._steps[slot] = old, old.step
-                raise InvalidEnvError(
-                    f"env {env_id} was given as a live instance and lives in the caller's process, so it cannot be "
-                    "rebuilt. Give an env fn instead."
-                )
-            getattr(old.env, "close", _nothing)()
+        _close(old)
         env = recipe.build()
         self._envs[slot] = adapted = adapt(env)
         self._steps[slot] = adapted.step
@@ -115,8 +107,8 @@ class Host:
             batch.rewards[row] = reward
         else:
             loose_reward = self._store_reward(row, reward)
-        batch.terminated[row] = terminated
-        batch.truncated[row] = truncated
+        batch.terminated[row] = terminated if type(terminated) in _FLAGS else _as_flag(terminated)
+        batch.truncated[row] = truncated if type(truncated) in _FLAGS else _as_flag(truncated)
         if autoreset and (terminated or truncated):
             return self._next_episode(env_id, info, loose, loose_reward)
         return _extra(info, loose, loose_reward) if info or loose or loose_reward else None
@@ -186,20 +178,28 @@ class Host:
         loose = []
         for index, (array, leaf) in enumerate(zip(self._batch.states, leaves, strict=True)):
             if array is None:
+                self._check_loose(index, leaf)
                 loose.append(leaf)
             else:
                 self._store_leaf(index, array, row, leaf)
         return loose or None
 
+    def _check_loose(self, index: int, value: Any) -> None:
+        """Refuse a value that would not fit beside those of other envs."""
+        space = self._batch.layout.states.leaves[index]
+        if space is None or space.shape is None or space.dtype is None:
+            return
+        if not fits(value, space.shape, np.dtype(space.dtype)):
+            raise EnvContractError(f"the state is {describe_value(value)}, but the observation space says {space}.")
+
     def _store_leaf(self, index: int, array: Array, row: int, value: Any) -> None:
-        converted = np.asarray(value)
-        if converted.shape != array.shape[1:] or not np.can_cast(converted.dtype, array.dtype, "same_kind"):
+        if not fits(value, array.shape[1:], array.dtype):
             structure = self._batch.layout.states
             raise EnvContractError(
-                f"state{structure.describe(index)} has shape {converted.shape} and dtype {converted.dtype}, but the "
-                f"observation space says {structure.leaves[index]}. Declare the space that the env really has."
+                f"state{structure.describe(index)} is {describe_value(value)}, but the observation space says "
+                f"{structure.leaves[index]}. Declare the space that the env really has."
             )
-        array[row] = converted
+        array[row] = as_array(value)
 
     def _store_reward(self, row: int, reward: Any) -> tuple[Any] | None:
         """Write a reward of an unusual type; return it in a one-tuple if it is no number."""
@@ -207,8 +207,9 @@ class Host:
         if shape is not None and all(length == 1 for length in shape) and hasattr(reward, "item"):
             reward = reward.item()
         if isinstance(reward, (float, int, np.number, np.bool_)):
-            self._batch.rewards[row] = reward
-            return None
+            with contextlib.suppress(OverflowError):  # an int beyond what a float holds stays what it is
+                self._batch.rewards[row] = reward
+                return None
         self._batch.rewards[row] = np.nan
         return (reward,)
 
@@ -269,6 +270,13 @@ def _extra(info: Any, *others: Any) -> Extra:
     return Extra(info or None, *others)
 
 
+def _as_flag(value: Any) -> bool:
+    """Return a flag of an unusual type: an int, or an array or tensor of one element."""
+    if value is None or isinstance(value, str) or np.size(value) != 1:
+        raise EnvContractError(f"terminated and truncated are bools; step() returned {describe_value(value)}.")
+    return bool(value)
+
+
 def _not_five(result: Any) -> str:
     size = f" of {len(result)}" if hasattr(result, "__len__") else ""
     return (
@@ -281,5 +289,9 @@ def _not_built(*_: Any) -> NoReturn:
     raise InvalidEnvError("This env could not be rebuilt. Try restart() again.")
 
 
-def _nothing() -> None:
-    """Stand for the close() of an env that has none."""
+def _close(env: Resettable | None) -> None:
+    """Close an env that is not used any more, whatever it raises: it is gone either way."""
+    close = getattr(env.env, "close", None) if env is not None else None
+    if callable(close):
+        with contextlib.suppress(BaseException):
+            close()

@@ -128,6 +128,7 @@ class RayBackend:
         ray_options: Options of the actors, as in ``actor.options(...)``.
     """
 
+    uses_live_envs = False
     host_class: type[RayHost] = RayHost
 
     def __init__(self, *, ray_init: dict[str, Any] | None = None, ray_options: dict[str, Any] | None = None) -> None:

@@ -143,6 +143,8 @@ class SubprocBackend:
             ``if __name__ == "__main__"`` guard: the caller's main module is not imported again.
     """
 
+    uses_live_envs = False
+
     def __init__(self, *, start_method: str | None = None) -> None:
         methods = multiprocessing.get_all_start_methods()
         if start_method is not None and start_method not in methods:

@@ -78,6 +78,8 @@ class ThreadChannel:
 class ThreadBackend:
     """One thread per usable core, several envs each."""
 
+    uses_live_envs = True
+
     def __init__(self) -> None:
         self._answered: queue.SimpleQueue[ThreadChannel] = queue.SimpleQueue()
 

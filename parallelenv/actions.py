@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ from gymnasium.vector.utils import batch_space, iterate
 
 from parallelenv.batch import Layout, Rows
 from parallelenv.errors import ActionError
-from parallelenv.spaces import is_tensor, tensors
+from parallelenv.spaces import becomes, is_tensor, tensors
 
 
 class ActionReader:
@@ -49,7 +49,7 @@ class ActionReader:
         rows = []
         for index, leaf in enumerate(leaves):
             self._check_count(leaf, env_ids)
-            kept = leaf if chosen is None else np.asarray(leaf)[list(chosen)]
+            kept = leaf if chosen is None else np.asarray(_without_tensors(leaf))[list(chosen)]
             rows.append(self._checked(index, kept, len(env_ids) if chosen is None else len(chosen)))
         return rows
 
@@ -65,7 +65,7 @@ class ActionReader:
     def _batched_leaves(self, action: Any) -> list[Any] | None:
         """Split a batch into leaves; ``None`` if it is a list of single actions."""
         if self._structure.is_single:
-            is_array = hasattr(action, "__array__") and getattr(action.dtype, "kind", "") != "O"
+            is_array = hasattr(action, "__array__") and getattr(getattr(action, "dtype", None), "kind", "") != "O"
             return [action] if is_array else None
         is_batch = isinstance(action, (dict, tuple))
         if not is_batch:
@@ -81,6 +81,10 @@ class ActionReader:
     def _listed(self, action: Any, env_ids: Sequence[int]) -> list[Any]:
         if isinstance(action, (dict, tuple)) and self._space is not None and not self._structure.is_single:
             action = self._iterated(action)
+        if isinstance(action, (Mapping, Set, str, bytes)):
+            raise ActionError(
+                f"action is a {type(action).__name__}, which is no batch of actions here. Give a list or an array."
+            )
         self._check_count(action, env_ids)
         return list(action)
 
@@ -126,7 +130,7 @@ class ActionReader:
                 f"action{where} has shape {array.shape}; expected {(count, *field.shape)}: one row per env, each in "
                 f"{self._structure.leaves[index]}."
             )
-        if array.dtype != field.dtype and not np.can_cast(array.dtype, field.dtype, "same_kind"):
+        if not becomes(array, field.dtype):
             raise ActionError(
                 f"action{where} has dtype {array.dtype}, which does not become {field.dtype} without loss of meaning. "
                 f"Each action must be in {self._structure.leaves[index]}."
@@ -147,7 +151,8 @@ def _as_array(leaf: Any, shape: tuple[int, ...], count: int) -> Any:
 
 def _without_tensors(leaf: Any) -> Any:
     if is_tensor(leaf):
-        return leaf.detach().cpu().numpy()
+        leaf = leaf.detach().cpu()
+        return leaf.numpy() if leaf.dtype != tensors().bfloat16 else leaf.float().numpy()
     if isinstance(leaf, (list, tuple)):
         return [_without_tensors(item) for item in leaf]
     return leaf

@@ -10,6 +10,8 @@ import numpy as np
 
 from parallelenv.errors import ArgumentError
 
+_LONGEST = 1e8
+"""Seconds, three years: the system's own waiting calls overflow at some 1e10."""
 MISSING: Any = type("MISSING", (), {"__repr__": lambda self: "<not given>"})()
 """Default of arguments for which ``None`` is a value."""
 
@@ -34,7 +36,7 @@ def check_timeout(timeout: Any) -> float | None:
         return None
     if not isinstance(timeout, (int, float)) or isinstance(timeout, bool) or not timeout > 0:
         raise ArgumentError(f"timeout={timeout!r} must be a positive number of seconds, or None to wait for ever.")
-    return float(timeout)
+    return None if timeout == math.inf else min(float(timeout), _LONGEST)
 
 
 def check_align(align: Any) -> None:
@@ -74,7 +76,7 @@ def spread_seeds(seed: Any, env_ids: Sequence[int], num_envs: int, *, whole: boo
     if _is_int(seed):
         _check_seed(seed)
         return [int(seed) + env_id for env_id in env_ids]
-    if seed is None or isinstance(seed, (str, bytes, bool, dict)) or not hasattr(seed, "__len__"):
+    if seed is None or isinstance(seed, (str, bytes, bool, dict, set)) or not _is_sized(seed):
         raise ArgumentError(f"seed={seed!r} is no seed. Give an int, or a list with one int or None per env.")
     if len(seed) != len(env_ids):
         raise ArgumentError(f"{len(seed)} seeds were given for {len(env_ids)} envs. Give one each, or an int for all.")
@@ -122,12 +124,17 @@ def spread_values(value: Any, values: Any, env_ids: Sequence[int]) -> list[Any]:
 
 
 def _check_list(name: str, items: Any, env_ids: Sequence[int], expected: str) -> None:
-    if isinstance(items, (str, bytes, dict, set)) or not hasattr(items, "__len__"):
+    if isinstance(items, (str, bytes, dict, set)) or not _is_sized(items):
         raise ArgumentError(f"{name}={items!r} cannot be spread over envs. Give {expected}.")
     if len(items) != len(env_ids):
         raise ArgumentError(
             f"{name} has {len(items)} items for {len(env_ids)} envs. Give {expected}, in the order of id."
         )
+
+
+def _is_sized(items: Any) -> bool:
+    """Whether it has a length: an array or a tensor without axes has none."""
+    return hasattr(items, "__len__") and getattr(items, "ndim", 1) > 0
 
 
 def _is_int(value: Any) -> bool:

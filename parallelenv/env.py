@@ -82,7 +82,12 @@ class ParallelEnv(Known):
         env_recipes = recipes.make_recipes(envs)
         backend = registry.make_backend(para_mode, backend_options)
         self._pool = Pool(
-            backend, env_recipes, num_cpus=num_cpus, num_gpus=num_gpus, silence_warnings=no_warning, timeout=timeout
+            backend,
+            env_recipes,
+            num_cpus=num_cpus,
+            num_gpus=num_gpus,
+            silence_warnings=no_warning,
+            timeout=self._timeout,
         )
         self._finalizer = weakref.finalize(self, self._pool.close)
         self._pool.build(keeps_ended=policy.autoreset)

@@ -64,10 +64,10 @@ def raise_failures(failures: Sequence[Failure], partial: Any) -> None:
     # One dead worker, or one misspelt name, fails several envs with the same error: it is shown once.
     alike: dict[Any, list[Failure]] = {}
     for failure in failures:
-        alike.setdefault(_identity(failure.exception), []).append(failure)
+        alike.setdefault(_identity(failure), []).append(failure)
     errors = [_noted(group) for group in alike.values()]
     error = errors[0] if len(errors) == 1 else _grouped(failures, errors)
-    error.partial = partial  # type: ignore[attr-defined]
+    _put(error, "partial", partial)
     raise error
 
 
@@ -78,9 +78,15 @@ def _noted(failures: Sequence[Failure]) -> BaseException:
         ids = [failure.env_id for failure in failures]
         who = f"env {ids[0]}" if len(ids) == 1 else f"envs {', '.join(map(str, ids))}"
         note = f"Raised by {who} in {first.operation}, process {first.pid}."
-        if note not in getattr(first.exception, "__notes__", ()):
-            first.exception.add_note(note)
+        notes = getattr(first.exception, "__notes__", [])
+        if note not in notes:
+            _put(first.exception, "__notes__", [*notes, note])
     return first.exception
+
+
+def _put(exception: BaseException, name: str, value: Any) -> None:
+    """Set an attribute, also of an exception whose class refuses, as a frozen dataclass does."""
+    object.__setattr__(exception, name, value)
 
 
 def _grouped(failures: Sequence[Failure], errors: Sequence[BaseException]) -> BaseException:
@@ -89,10 +95,11 @@ def _grouped(failures: Sequence[Failure], errors: Sequence[BaseException]) -> Ba
     return BaseExceptionGroup(f"{len(ids)} envs failed: {ids}; the first with {sample}", errors)
 
 
-def _identity(exception: BaseException) -> Any:
-    """What tells two errors apart: of our own a copy that travelled is the same."""
+def _identity(failure: Failure) -> Any:
+    """What tells two failures apart: errors of our own are the same if they say the same."""
+    exception = failure.exception
     is_ours = isinstance(exception, ParallelEnvError) and not isinstance(exception, EnvError)
-    return (type(exception), str(exception)) if is_ours else id(exception)
+    return (type(exception), str(exception)) if is_ours else id(failure)
 
 
 def _pack(exception: BaseException) -> dict[str, Any]:
@@ -133,7 +140,7 @@ class _Parts:
 
 def _assemble(kind: type[BaseException], args: tuple[Any, ...], attributes: dict[str, Any]) -> BaseException:
     exception = kind.__new__(kind, *args)
-    exception.args = args
+    _put(exception, "args", args)
     exception.__dict__.update(attributes)
     return exception
 
@@ -173,10 +180,10 @@ def _unpack(packed: dict[str, Any]) -> BaseException:
     exception = _load(packed)
     cause = RemoteTraceback(packed["text"])
     if packed["chained"] or isinstance(exception, EnvError):
-        exception.__cause__ = cause
+        _put(exception, "__cause__", cause)
     frames = _unpack_traceback(packed["frames"])
     if frames is None:
-        exception.__cause__ = cause
+        _put(exception, "__cause__", cause)
     return exception.with_traceback(frames)
 
 

@@ -56,6 +56,10 @@ def exclusive(
         self._enter(method.__name__)
         try:
             return method(self, *args, **kwargs)
+        except Exception as error:
+            if self._is_closed and not isinstance(error, ClosedError):  # what it used was taken away under it
+                raise ClosedError(f"This ParallelEnv was closed while {method.__name__}() was running.") from error
+            raise
         finally:
             self._user.clear()
 

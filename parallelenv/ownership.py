@@ -7,8 +7,10 @@ one process nothing but a copy keeps the two apart; between processes pickling d
 from __future__ import annotations
 
 import copy
+import pickle
 from typing import Any
 
+import cloudpickle
 import numpy as np
 
 _IMMUTABLE = frozenset({bool, int, float, complex, str, bytes, type(None)})
@@ -27,7 +29,10 @@ def own(value: Any) -> Any:
         return value.copy()
     if kind is dict and not _may_share(value.values()):
         return {key: own(item) for key, item in value.items()}
-    return copy.deepcopy(value)
+    try:
+        return copy.deepcopy(value)
+    except Exception:  # noqa: BLE001 (user code; what travels between processes can be copied here too)
+        return pickle.loads(cloudpickle.dumps(value))
 
 
 def _may_share(values: Any) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 from parallelenv.batch import Batch, Layout
 from parallelenv.cores import usable_cores
-from parallelenv.errors import WorkerDiedError, WorkerTimeoutError
+from parallelenv.errors import ClosedError, InvalidEnvError, WorkerDiedError, WorkerTimeoutError
 from parallelenv.failures import Failure
 from parallelenv.interrupts import Shield
 from parallelenv.protocol import Backend, Command, EnvFacts, HostDied, HostRecipe, Reply, Settings
@@ -234,7 +234,12 @@ class Pool:
 
         Returns:
             Whether anything came before the deadline.
+
+        Raises:
+            ClosedError: If another thread has closed the pool.
         """
+        if not self._links:
+            raise ClosedError("This ParallelEnv was closed while a call was waiting for its envs.")
         timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
         ready = self._backend.wait([link.channel for link in self._links if link.in_flight], timeout)
         with self._shield:
@@ -313,12 +318,17 @@ class Pool:
         Returns:
             The finished request. It concerns the envs asked for and the others of hosts that were
             replaced, here or behind a host.
+
+        Raises:
+            InvalidEnvError: If one was given as a live instance that never left this process;
+                nothing was touched.
         """
         links = dict.fromkeys(map(self._link, env_ids))
         broken = [link for link in links if link.death or link.in_flight]
+        rebuilt = set(env_ids).union(*(link.recipe.env_ids for link in broken))
+        self._refuse_live(sorted(rebuilt))
         for link in broken:
             self._replace(link)
-        rebuilt = set(env_ids).union(*(link.recipe.env_ids for link in broken))
         for env_id in rebuilt:
             self._lost.pop(env_id, None)
         request = self.post("build", sorted(rebuilt))
@@ -328,6 +338,17 @@ class Pool:
         for env_id in request.values:  # a host of ours may have rebuilt more than it was asked to
             self._lost.pop(env_id, None)
         return request
+
+    def _refuse_live(self, env_ids: Sequence[int]) -> None:
+        if not self._backend.uses_live_envs:
+            return
+        for env_id in env_ids:
+            link = self._link(env_id)
+            if link.recipe.envs[env_id - link.recipe.env_ids[0]].is_live:
+                raise InvalidEnvError(
+                    f"env {env_id} was given as a live instance and lives in this process, so it cannot be rebuilt. "
+                    "Give an env fn instead."
+                )
 
     def _replace(self, link: Link) -> None:
         with self._shield:

@@ -245,7 +245,12 @@ class Backend(Protocol):
     """Places hosts and waits for them. It gives no meaning to any command.
 
     The keyword-only arguments of its constructor are its options in ``ParallelEnv(...)``.
+
+    Attributes:
+        uses_live_envs: Whether envs given as instances are used themselves, not as copies.
     """
+
+    uses_live_envs: bool
 
     def plan(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> Plan:
         """Return how many hosts to use for ``num_envs`` envs.

@@ -134,3 +134,39 @@ def is_tensor(value: Any) -> bool:
     """Whether ``value`` is a torch tensor. Never imports torch."""
     torch = tensors()
     return torch is not None and hasattr(torch, "Tensor") and isinstance(value, torch.Tensor)
+
+
+def as_array(value: Any) -> np.ndarray[Any, Any]:
+    """Return a value, a tensor also with its gradient, as an array."""
+    return np.asarray(value.detach().cpu() if is_tensor(value) else value)
+
+
+def fits(value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
+    """Whether a value has a shape and becomes a dtype without loss of meaning.
+
+    A float may become a shorter float, as in Gymnasium; an int keeps its value.
+    """
+    try:
+        array = as_array(value)
+    except (ValueError, TypeError, RuntimeError):  # ragged lists; tensors of types that numpy has not
+        return False
+    return array.shape == shape and becomes(array, dtype)
+
+
+def becomes(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> bool:
+    """Whether an array can be cast to a dtype without loss of meaning."""
+    if array.dtype == dtype:
+        return True
+    if not np.can_cast(array.dtype, dtype, "same_kind"):
+        return False
+    may_wrap = dtype.kind in "iu" and not np.can_cast(array.dtype, dtype, "safe")
+    return not may_wrap or bool((array.astype(dtype) == array).all())
+
+
+def describe_value(value: Any) -> str:
+    """Return what kind of value it is, for messages."""
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    if shape is None or dtype is None:
+        text = repr(value)
+        return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
+    return f"of shape {tuple(shape)} and dtype {dtype}"

@@ -10,7 +10,7 @@ import numpy as np
 
 from parallelenv.actions import ActionReader
 from parallelenv.batch import Array
-from parallelenv.errors import EnvBusyError, EnvPausedError, NothingInFlightError, ResetNeededError
+from parallelenv.errors import EnvBusyError, EnvContractError, EnvPausedError, NothingInFlightError, ResetNeededError
 from parallelenv.failures import raise_failures
 from parallelenv.flights import Flights, Landed
 from parallelenv.ownership import own
@@ -92,7 +92,7 @@ class Stepper:
         rebuilt = tuple(sorted({*request.env_ids, *request.values}))
         self._flights.forget(rebuilt)
         self._fresh.update(rebuilt)
-        request.raise_failures(partial=rebuilt)
+        request.raise_failures(partial=tuple(env_id for env_id in rebuilt if env_id not in request.failures))
         return rebuilt
 
     def pause(self, env_ids: Sequence[int]) -> None:
@@ -207,14 +207,18 @@ class Stepper:
         if failures:
             env_ids = [env_id for env_id in landed.env_ids if env_id not in failures]
             stepped = [env_id for env_id in landed.stepped if env_id not in failures]
-            result = self._shape(Landed(env_ids, stepped, landed.extras), align)
-        else:
+            landed = Landed(env_ids, stepped, landed.extras, failures)
+        try:
             result = self._shape(landed, align)
+        except (ValueError, TypeError) as error:  # from a user's own space, say
+            self._settle()
+            self._flights.forget([*landed.env_ids, *failures])
+            raise EnvContractError(f"What the envs answered cannot be batched: {error}.") from error
         self._fresh.update(env_id for env_id, failure in failures.items() if failure.operation != "step")
         # Last, so that an interrupt before these lines loses nothing.
         self._unsettled = None
         if len(self._flights):
-            self._flights.forget(landed.env_ids)
+            self._flights.forget([*landed.env_ids, *failures])
         raise_failures([failures[env_id] for env_id in sorted(failures)], partial=result)
         return result
 

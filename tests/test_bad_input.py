@@ -19,6 +19,7 @@ from parallelenv.errors import (
     ArgumentError,
     ClosedError,
     EnvBusyError,
+    EnvContractError,
     EnvPausedError,
     IdRangeError,
     IdTypeError,
@@ -235,6 +236,8 @@ def test_wrong_ids_are_refused(env: ParallelEnv, id: Any, error: type[Exception]
         ([0.5, 0, 0, 0], "dtype float64"),
         ([None, 0, 0, 0], "dtype object"),
         ([[0], [0, 1], 0, 0], "do not form an array"),
+        ({0: 1, 1: 1, 2: 1, 3: 1}, "action is a dict, which is no batch"),
+        ({0, 1, 2, 3}, "action is a set"),
     ],
 )
 def test_wrong_actions_are_refused(env: ParallelEnv, action: Any, message: str) -> None:
@@ -242,6 +245,33 @@ def test_wrong_actions_are_refused(env: ParallelEnv, action: Any, message: str) 
         with pytest.raises(ActionError, match=message):
             call(action)
     assert_untouched(env)
+
+
+def test_a_number_that_would_wrap_is_refused(make_env: MakeEnv) -> None:
+    class Short(Counter):
+        action_space = gym.spaces.Box(-100, 100, (1,), np.int8)  # type: ignore[assignment]
+        observation_space = gym.spaces.Box(-100, 100, (1,), np.int8)
+
+        def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+            return np.array([5]), {}
+
+        def step(self, action: Any) -> Any:
+            return np.array([300 if action[0] == 1 else action[0]]), 0.0, False, False, {}
+
+    env = make_env([Short])
+    env.reset()
+    with pytest.raises(ActionError, match="dtype int64, which does not become int8 without loss"):
+        env.step([[300]])
+    with pytest.raises(EnvContractError, match=r"shape \(1,\) and dtype int64, but the observation space says Box"):
+        env.step([[1]])
+    assert env.step([[-7]])[0].tolist() == [[-7]]
+
+
+def test_an_endless_timeout_is_no_timeout(make_env: MakeEnv) -> None:
+    for timeout in (float("inf"), 1e30):
+        env = make_env([Counter], timeout=timeout)
+        assert env.reset().shape == (1, 2)
+        env.close()
 
 
 def test_an_unknown_align_is_refused(env: ParallelEnv) -> None:
@@ -310,6 +340,8 @@ def test_an_absent_method_names_the_env_and_harms_nobody(env: ParallelEnv) -> No
         (-1, "Seeds are ints of 0 or more"),
         ([1, 2], "2 seeds were given for 4 envs"),
         ([1, 2, 3, 0.5], r"seed=0\.5"),
+        ({1, 2, 3, 4}, "is no seed"),
+        (np.array(5.0), "is no seed"),
     ],
 )
 def test_wrong_seeds_are_refused(env: ParallelEnv, seed: Any, message: str) -> None:

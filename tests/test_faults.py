@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,14 @@ from gymnasium.error import ResetNeeded
 
 from parallelenv import ParallelEnv
 from parallelenv.errors import (
+    ClosedError,
     ConcurrentUseError,
     EnvBusyError,
     EnvContractError,
     EnvError,
     EnvInterruptedError,
     ForkedError,
+    InvalidEnvError,
     UnpicklableError,
     WorkerDiedError,
     WorkerTimeoutError,
@@ -454,6 +457,119 @@ def test_an_info_that_is_no_dict_is_told(make_env: MakeEnv) -> None:
         with pytest.raises(EnvContractError, match="returned the info 'all is well'; an info is a dict"):
             env.step([RAISE])
         env.close()
+
+
+def test_a_live_instance_of_this_process_cannot_be_rebuilt_and_stays(mode: str) -> None:
+    if mode in CAN_DIE:
+        pytest.skip("its envs are copies, which can be made again")
+    with ParallelEnv([Fragile(0), Fragile(1)], mode) as env:
+        env.reset()
+        env.send([GO_ON], 0)
+        with pytest.raises(InvalidEnvError, match="env 0 was given as a live instance.*Give an env fn"):
+            env.restart(0)
+        assert env.recv().states.tolist() == [[0, 1]]
+        assert env.step([GO_ON] * 2)[0].tolist() == [[0, 2], [1, 1]]
+
+
+def test_flags_and_rewards_of_other_types(make_env: MakeEnv) -> None:
+    class Odd(Fragile):
+        def step(self, action: Any) -> Any:
+            flags: list[Any] = [1, np.array([True]), np.array([True, False]), "yes"]
+            rewards: list[Any] = [10**400, np.float32(0.5), 1, 1]
+            return self._state(), rewards[action], flags[action], False, None
+
+    env = make_env([partial(Odd, number) for number in range(4)], asynchronous="continue")
+    env.reset()
+    with pytest.raises(ExceptionGroup, match="terminated and truncated are bools") as caught:
+        env.step([0, 1, 2, 3])
+    assert getattr(caught.value, "partial").rewards.tolist() == [10**400, 0.5]  # noqa: B009
+    assert env.done.tolist() == [True, True, False, False]
+
+
+def test_a_state_that_would_not_batch_concerns_its_env_alone(make_env: MakeEnv) -> None:
+    class Own(gym.spaces.Box):
+        pass
+
+    class Ragged(Fragile):
+        observation_space = Own(-1, 1, (2,), np.float64)
+
+        def step(self, action: Any) -> Any:
+            return np.zeros(3 if action == RAISE else 2), 0.0, False, False, {}
+
+    env = make_env([partial(Ragged, number) for number in range(3)], num_cpus=1)
+    env.reset()
+    with pytest.raises(EnvContractError, match=r"the state is of shape \(3,\)"):
+        env.step([GO_ON, RAISE, GO_ON])
+    assert env.step([GO_ON] * 3)[0].shape == (3, 2)
+
+
+@dataclass(frozen=True)
+class Frozen(Exception):
+    code: int = 3
+
+
+SHARED = ValueError("one object, raised by many")
+
+
+def test_exceptions_that_refuse_attributes_or_are_shared(make_env: MakeEnv) -> None:
+    class Strict(Fragile):
+        def step(self, action: Any) -> Any:
+            raise SHARED if action == GO_ON else Frozen(self.number)
+
+    env = make_env([partial(Strict, number) for number in range(2)], num_cpus=2)
+    env.reset()
+    with pytest.raises(Frozen) as caught:
+        env.step([RAISE], 1)
+    assert caught.value.code == 1
+    assert "Raised by env 1" in "".join(caught.value.__notes__)
+    with pytest.raises(ExceptionGroup, match="2 envs failed"):
+        env.step([GO_ON, GO_ON])
+
+
+def test_an_env_that_fails_to_close_hinders_nobody(make_env: MakeEnv) -> None:
+    class Stuck(Fragile):
+        def close(self) -> None:
+            raise SystemExit("not today")
+
+    env = make_env([partial(Stuck, number) for number in range(2)])
+    env.reset()
+    assert env.restart(1) == (1,)
+    env.close()
+
+
+def test_close_under_a_running_step_is_told(env: ParallelEnv, folder: Path) -> None:
+    def close() -> None:
+        (folder / "go").touch()
+        env.close()
+
+    def step_on() -> None:
+        for _ in range(1000):
+            env.step([WAIT, GO_ON, GO_ON, GO_ON])
+            (folder / "go").unlink(missing_ok=True)
+
+    with when_begun(folder, 0, close), pytest.raises(ClosedError, match="closed"):
+        step_on()
+    assert env.closed
+
+
+def test_what_comes_back_is_writable_and_shares_nothing(make_env: MakeEnv) -> None:
+    class Sharing:
+        def __init__(self) -> None:
+            self.constant = np.arange(3.0)
+            self.constant.flags.writeable = False
+
+        def reset(self) -> Any:
+            return self.constant
+
+        def step(self, action: Any) -> Any:
+            return self.constant, 0.0, False, {"same": self.constant}
+
+    env = make_env([Sharing, Sharing])
+    env.reset()
+    for state, _, _, info in env.step([0, 0], align="batch"):
+        info["same"][0] = 7
+        state[1] = 5
+        assert state.tolist() == [0, 5, 2]
 
 
 # ---------------------------------------------------------------- wrong use

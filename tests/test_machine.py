@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_s
 
 from parallelenv import ParallelEnv, registry
 from parallelenv.errors import ParallelEnvError
-from parallelenv.testing.oddities import Toolbox
+from parallelenv.testing.oddities import Spaceless, Toolbox
 from parallelenv.testing.play import LENGTHS, NUM_ENVS, POLICIES, assert_same, drain, fleet, items
 
 env_ids = st.lists(st.integers(0, NUM_ENVS - 1), min_size=1, max_size=NUM_ENVS, unique=True)
@@ -27,17 +27,17 @@ action = st.lists(st.integers(0, 4), min_size=NUM_ENVS, max_size=NUM_ENVS)
 class Twins:
     """The same envs in two modes, of which the second is the oracle."""
 
-    def __init__(self, mode: str, policy: Any, num_cpus: int) -> None:
-        self._arguments = (mode, policy, num_cpus)
+    def __init__(self, kind: type[Toolbox], mode: str, policy: Any, num_cpus: int) -> None:
+        self._arguments = (kind, mode, policy, num_cpus)
         self.is_sound = False
         self._made: list[ParallelEnv] = []
 
     def begin(self) -> None:
         """Bring both into one and the same state; they are made anew only after a failure."""
         if not self.is_sound:
-            mode, policy, num_cpus = self._arguments
+            kind, mode, policy, num_cpus = self._arguments
             self.close()
-            self._made = [ParallelEnv(fleet(Toolbox), word, policy, num_cpus=num_cpus) for word in (mode, "dummy")]
+            self._made = [ParallelEnv(fleet(kind), word, policy, num_cpus=num_cpus) for word in (mode, "dummy")]
             self.is_sound = True
         for env in self._made:
             drain(env)
@@ -169,8 +169,9 @@ def test_any_sequence_of_calls_gives_what_the_oracle_gives(
     word: str, policy: Any, request: pytest.FixtureRequest
 ) -> None:
     mode = require_mode(word, request)
-    twins = Twins(mode, policy, num_cpus=2 + POLICIES.index(policy) % 2)
-    number = registry.known_modes().index(word) * len(POLICIES) + POLICIES.index(policy)
+    row, column = registry.known_modes().index(word), POLICIES.index(policy)
+    twins = Twins((Toolbox, Spaceless)[(row + column) % 2], mode, policy, num_cpus=2 + column // 2)
+    number = row * len(POLICIES) + column
     machine = seed(number)(type("TwinMachine", (Machine,), {"twins": twins}))  # other sequences for each
     with closing(twins):
         run_state_machine_as_test(

@@ -14,24 +14,18 @@ envs need two workers at the same time; they write files into ``tmp_path``. Need
 
 from __future__ import annotations
 
-import pytest
+from typing import TYPE_CHECKING, Any
 
-_PARTS = ("base", "play", "steps", "flights", "calls", "faults")
-pytest.register_assert_rewrite(*(f"parallelenv.testing.{part}" for part in _PARTS))  # before they are imported
-
-from parallelenv.testing.calls import CallContract, OwnershipContract  # noqa: E402
-from parallelenv.testing.faults import CloseContract, FaultContract  # noqa: E402
-from parallelenv.testing.flights import FlightContract  # noqa: E402
-from parallelenv.testing.steps import StepContract  # noqa: E402
+if TYPE_CHECKING:
+    from parallelenv.testing.contract import BackendContract
 
 __all__ = ["BackendContract"]
 
 
-class BackendContract(StepContract, FlightContract, OwnershipContract, CallContract, FaultContract, CloseContract):
-    """All of it. Subclass it with a name that pytest collects.
+def __getattr__(name: str) -> Any:
+    """Import the suite when it is asked for: workers import the envs from here, and need no pytest (0.15 s)."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from parallelenv.testing.contract import BackendContract
 
-    Attributes:
-        para_mode: What is tested: a word or a backend class.
-        backend_options: Options given to it.
-        starts_slowly: Whether starting workers takes so long that fewer combinations are tried.
-    """
+    return BackendContract

@@ -76,6 +76,17 @@ class OwnershipContract(Contract):
         scribble(infos[2])
         assert_same(oracle.reset_infos, env.reset_infos)
 
+    def test_views_show_the_same(self, make: Make, make_oracle: Make) -> None:
+        """With ``copy=False`` states may not be written on, and are right until the next call."""
+        env, oracle = make(fleet(Counter), "restart", copy=False), make_oracle(fleet(Counter), "restart")
+        states = env.reset(seed=1)
+        assert not states.flags.writeable
+        assert (states == oracle.reset(seed=1)).all()
+        for _ in range(5):
+            expected, found = oracle.step(ONES), env.step(ONES)
+            assert_same(expected.states, found.states)
+            assert_same(expected.infos, found.infos)
+
     def test_no_two_envs_share_a_part_of_their_answers(self, make: Make) -> None:
         """Though the envs themselves do."""
         env = make(fleet(Toolbox), num_cpus=1)
@@ -173,6 +184,8 @@ class CallContract(Contract):
         for number, grown in enumerate(env.customized_method("grow", {"size": LARGE})):
             assert_same(np.full(LARGE, float(number)), grown)
             grown[0] = 1
+        text = "x" * 300_000
+        assert env.customized_method("name", {"prefix": text}, [4, 1]) == [f"{text}4", f"{text}1"]
 
     def test_an_absent_method_harms_nobody(self, make: Make) -> None:
         """The error names the method; those who have it are called, and everybody goes on."""

@@ -97,6 +97,19 @@ class FlightContract(Contract):
         for number in range(NUM_ENVS):
             assert_same(large[number], landed[number][3]["action"])
 
+    def test_absent_envs_answer_at_once(self, make: Make) -> None:
+        """Envs whose episode is over are not sent to, and are received as absent."""
+        env = make(fleet(Counter), "idle")
+        env.reset()
+        for _ in range(3):
+            env.step(ONES)
+        env.send([1, 1, 1], [3, 2, 0])
+        landed = drain(env)
+        assert landed[2] == (None, None, True, {}, True, False)
+        assert [landed[number][0][:2].tolist() for number in (0, 3)] == [[0, 4], [3, 4]]
+        env.send([1, 1], [0, 2])
+        assert env.recv(min_envs=2).rewards.tolist() == [None, None]
+
     def test_paused_envs_are_left_out(self, make: Make) -> None:
         """Of calls without ``id``; named they may not step. Ids do not shift."""
         env = make(fleet(Counter))

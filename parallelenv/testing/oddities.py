@@ -75,6 +75,13 @@ class Toolbox(Counter):
         return np.full(size, float(self.number))
 
 
+class Spaceless(Toolbox):
+    """Declares no spaces: its states and actions travel as objects."""
+
+    observation_space: Any = None
+    action_space: Any = None
+
+
 class OnlySome(Counter):
     """A method and an attribute that only some envs have."""
 

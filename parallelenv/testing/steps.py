@@ -10,7 +10,7 @@ import pytest
 
 from parallelenv.errors import ResetNeededError
 from parallelenv.testing.base import Contract, Make, all_forms
-from parallelenv.testing.envs import Counter, Sheet
+from parallelenv.testing.envs import Counter, Old, Sheet
 from parallelenv.testing.oddities import Witness
 from parallelenv.testing.play import KINDS, LENGTHS, NUM_ENVS, POLICIES, Actions, asked, assert_same, fleet, play
 
@@ -46,7 +46,7 @@ class StepContract(Contract):
         """Return policies and numbers of workers to try: the envs of one or two workers are few or uneven."""
         row = list(KINDS).index(kind)
         every = [(policy, 1 + (row + column) % 3) for column, policy in enumerate(POLICIES)]
-        if not self.starts_slowly:
+        if not self.starts_slowly and kind != "tensor":  # whose workers import torch
             return every
         others = [one for one in every if one[0] != "restart"]
         return [every[POLICIES.index("restart")], others[row % len(others)]]
@@ -172,6 +172,7 @@ class StepContract(Contract):
         assert [item[0] is None for item in last] == [True, False, True, False, True]
         assert [last[number] for number in (0, 2, 4)] == [ABSENT] * 3
         assert env.get_env_attr("count") == [4, 5, 3, 5, 4]
+        assert env.step([1] * 3, [3, 4, 0]).states[0].tolist()[:2] == [3, 6]
         env.reset([2])
         assert env.step([1], 2).states[0, 1] == 1
 
@@ -189,6 +190,20 @@ class StepContract(Contract):
         assert [info["reset"] for info in result.infos] == result.dones.tolist()
         assert (info["trace"], info["reset_info"]["trace"]) == ([0, 1, 2, 3], [0])
         assert env.step(ONES).states[2, 1] == 1
+        assert env.done.tolist() == [True, False, False, False, True]
+
+    def test_policy_restart_keeps_last_states_of_any_kind(self, make: Make) -> None:
+        """Also of envs that declare no space, and overwrite what they returned."""
+        env = make(fleet(Old), "restart")
+        env.reset(seed=7)
+        for _ in range(3):
+            result = env.step([0.5] * NUM_ENVS)
+        alone = Old(2)
+        alone.seed(9)
+        alone.reset()
+        ended = [alone.step(0.5)[0].copy() for _ in range(3)][-1]
+        assert_same(ended, result.infos[2]["ended_state"])
+        assert_same(alone.reset(), result.states[2])
 
     def test_policy_continue_steps_on(self, make: Make) -> None:
         """Whoever has ended too."""

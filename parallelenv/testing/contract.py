@@ -1,0 +1,23 @@
+"""The whole suite as one class."""
+
+from __future__ import annotations
+
+import pytest
+
+_PARTS = ("base", "play", "steps", "flights", "calls", "faults")
+pytest.register_assert_rewrite(*(f"parallelenv.testing.{part}" for part in _PARTS))  # before they are imported
+
+from parallelenv.testing.calls import CallContract, OwnershipContract  # noqa: E402
+from parallelenv.testing.faults import CloseContract, FaultContract  # noqa: E402
+from parallelenv.testing.flights import FlightContract  # noqa: E402
+from parallelenv.testing.steps import StepContract  # noqa: E402
+
+
+class BackendContract(StepContract, FlightContract, OwnershipContract, CallContract, FaultContract, CloseContract):
+    """All that a backend must keep to. Subclass it with a name that pytest collects.
+
+    Attributes:
+        para_mode: What is tested: a word or a backend class.
+        backend_options: Options given to it.
+        starts_slowly: Whether starting workers takes so long that fewer combinations are tried.
+    """
