@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
@@ -124,17 +125,21 @@ def _processes() -> dict[int, str]:
     """Return our child processes, without those that serve the whole session."""
     found = {}
     for process in psutil.Process().children(recursive=True):
-        try:
-            command = " ".join(process.cmdline()) or process.name()
-        except psutil.ZombieProcess:
-            if process.ppid() != os.getpid():
-                continue  # its parent has yet to look at it; that is not us
-            command = "a zombie"
-        except psutil.NoSuchProcess:
-            continue
-        if process.pid not in _helper_pids() and not _belongs_to_ray(command):
-            found[process.pid] = command[:80]
+        with contextlib.suppress(psutil.NoSuchProcess):  # gone meanwhile
+            command = _command(process)
+            if command and process.pid not in _helper_pids() and not _belongs_to_ray(command):
+                found[process.pid] = command[:80]
     return found
+
+
+def _command(process: psutil.Process) -> str:
+    """Return a process's command line; of a dead child of another process nothing, for that is not ours."""
+    if process.status() == psutil.STATUS_ZOMBIE:
+        return "a zombie" if process.ppid() == os.getpid() else ""
+    try:
+        return " ".join(process.cmdline()) or process.name()
+    except psutil.ZombieProcess:  # since a moment: the next look tells whose it is
+        return "dying"
 
 
 def _belongs_to_ray(command: str) -> bool:

@@ -10,9 +10,6 @@ import pytest
 from parallelenv import ParallelEnv
 from parallelenv.testing.play import ID_FORMS
 
-ACT = 1
-"""An action that most envs of the suite understand."""
-
 
 class Make(Protocol):
     """Makes a `ParallelEnv` that is closed after the test."""
