@@ -2,8 +2,8 @@
 
 A message is a header of fixed size and, if it has more to say, a pickle and its buffers. The
 two commonest messages, "all your envs: step" and "done, nothing to add", are the header alone:
-one write and one read of 17 bytes, where pickling them and going through
-`multiprocessing.Connection` took 40 us a step and worker.
+one write and one read of 17 bytes. Pickled, and sent by `multiprocessing.Connection`, they made
+a step of 16 envs in two workers 100 us longer (413 us against 308 us).
 """
 
 from __future__ import annotations

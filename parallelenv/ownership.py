@@ -19,8 +19,7 @@ _IMMUTABLE = frozenset({bool, int, float, complex, str, bytes, type(None)})
 def own(value: Any) -> Any:
     """Return a copy of ``value`` that shares no mutable part with it.
 
-    The common cases are written out: for ``{"a": 1.0, "b": array}`` this takes 0.6 us where
-    `copy.deepcopy` takes 6 us.
+    The common cases are written out: ``{"a": 1.0, "b": array}`` takes 1.3 us, by `copy.deepcopy` 1.9 us.
     """
     kind = type(value)
     if kind in _IMMUTABLE or isinstance(value, np.generic):
@@ -38,12 +37,13 @@ def own(value: Any) -> Any:
 def _may_share(values: Any) -> bool:
     """Whether two of the values could be, or hold, one and the same object.
 
-    Only `copy.deepcopy` and pickle keep such identities, so only plain values are copied
-    one by one.
+    Only `copy.deepcopy` and pickle keep such identities, so only plain values, each another
+    object, are copied one by one.
     """
-    return not all(
-        type(value) in _IMMUTABLE
-        or isinstance(value, np.generic)
-        or (type(value) is np.ndarray and value.dtype != object)
-        for value in values
-    )
+    arrays = []
+    for value in values:
+        if type(value) is np.ndarray and value.dtype != object:
+            arrays.append(id(value))
+        elif type(value) not in _IMMUTABLE and not isinstance(value, np.generic):
+            return True
+    return len(set(arrays)) < len(arrays)
