@@ -146,10 +146,10 @@ class SubprocBackend:
     uses_live_envs = False
 
     def __init__(self, *, start_method: str | None = None) -> None:
-        methods = multiprocessing.get_all_start_methods()
+        methods = start_methods()
         if start_method is not None and start_method not in methods:
             raise ArgumentError(f"start_method={start_method!r} does not exist here; expected one of {tuple(methods)}.")
-        self._method = start_method or ("forkserver" if "forkserver" in methods else "spawn")
+        self._method = start_method or methods[0]
         self._poller = Poller()
 
     def plan(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> Plan:  # noqa: D102 (see Backend)
@@ -230,6 +230,13 @@ class SubprocBackend:
 
 class WorkerStartError(ParallelEnvError, OSError):
     """The system does not let another worker process start."""
+
+
+def start_methods() -> list[str]:
+    """Return the start methods of this system, the default one first."""
+    methods = multiprocessing.get_all_start_methods()
+    default = "forkserver" if "forkserver" in methods else "spawn"
+    return [default, *(method for method in methods if method != default)]
 
 
 def _preload(method: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import platform
 import shutil
@@ -13,6 +12,7 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from parallelenv.backends.subproc import start_methods
 from parallelenv.cores import describe_cores
 
 _PACKAGES = ("gymnasium", "numpy", "cloudpickle", "tblib", "threadpoolctl", "tqdm", "ray")
@@ -46,9 +46,8 @@ def _cores() -> Lines:
 
 
 def _workers() -> Lines:
-    methods = multiprocessing.get_all_start_methods()
-    default = "forkserver" if "forkserver" in methods else "spawn"
-    yield "start method", f"{default}; available: {', '.join(methods)}"
+    methods = start_methods()
+    yield "start method", f"{methods[0]}; available: {', '.join(methods)}"
     if sys.platform == "win32":
         return
     import resource

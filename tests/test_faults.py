@@ -267,6 +267,20 @@ def test_a_state_that_contradicts_its_space_is_told(make_env: MakeEnv) -> None:
         env.step([GO_ON], 1)
 
 
+def test_an_old_env_that_returns_nothing_is_told(make_env: MakeEnv) -> None:
+    class Silent:
+        def reset(self) -> Any:
+            return 0
+
+        def step(self, action: Any) -> Any:
+            return None
+
+    env = make_env([Silent])
+    env.reset()
+    with pytest.raises(EnvContractError, match="returned a NoneType"):
+        env.step([GO_ON])
+
+
 # ---------------------------------------------------------------- interrupts
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from parallelenv import ParallelEnv
-from parallelenv.errors import SchedulingError
+from parallelenv.errors import ArgumentError, SchedulingError
 
 
 class Small(gym.Env[Any, Any]):
@@ -58,6 +58,18 @@ def test_an_actor_that_finds_no_place_is_an_error(mode: str, monkeypatch: pytest
     monkeypatch.setattr(ray_actor, "START_TIMEOUT", 1.0)
     with pytest.raises(SchedulingError, match=r"1000 GPU.*the cluster has 0"):
         ParallelEnv([Small], mode, num_gpus=1000)
+
+
+@in_ray_modes
+def test_a_failed_start_gives_its_place_in_the_cluster_back(mode: str) -> None:
+    from parallelenv.backends.ray_cluster import Cluster
+
+    before = Cluster._members
+    with pytest.raises(ArgumentError, match="ray_options=.*are not what Ray accepts"):
+        ParallelEnv([Small], mode, ray_options={"no_such_option": 1})
+    with pytest.raises(ZeroDivisionError):
+        ParallelEnv([lambda: 1 // 0], mode)
+    assert Cluster._members == before
 
 
 @in_ray_modes
