@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import itertools
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
-
-import numpy as np
 
 from parallelenv.backends.adapt import Resettable, adapt
 from parallelenv.backends.lookup import get_attribute, get_method, set_attribute
-from parallelenv.batch import Array, Batch
+from parallelenv.backends.writer import Writer
+from parallelenv.batch import Batch
 from parallelenv.errors import EnvContractError, EnvInterruptedError, InvalidEnvError
 from parallelenv.failures import Failure
 from parallelenv.ownership import own
 from parallelenv.protocol import Command, EnvFacts, Extra, HostRecipe, Reply
-from parallelenv.spaces import as_array, describe_value, fits
 
-_FLAGS = frozenset({bool, np.bool_})
-_NUMBERS = frozenset({float, bool, np.float64, np.float32, np.int64, np.int32, np.bool_})
+Walk = Callable[[Iterator[Any], Any, dict[int, Any]], None]
 
 
 class Host:
@@ -27,43 +25,133 @@ class Host:
 
     Each public method below `execute` is an operation: it takes an env id, what the command
     has for that env, and the command's common arguments; it returns the env's value, or
-    ``None`` if there is nothing to say.
+    ``None`` if there is nothing to say. Only `step` is done for all envs of a command at once:
+    calls and look-ups per env would cost it a tenth of its speed.
 
     Args:
         recipe: What to own.
         in_caller: Whether it runs in the caller's main thread, where Ctrl-C arrives.
+
+    Attributes:
+        doing: What it is doing now, for messages.
+        at: The env at which the latest walk over envs broke off, ``None`` if before the first.
     """
 
     def __init__(self, recipe: HostRecipe, *, in_caller: bool = False) -> None:
         self.in_caller = in_caller
         self.doing = ""
+        self.at: int | None = None
         self._recipe = recipe
+        self._everyone = recipe.env_ids
         self._first = recipe.env_ids[0]
         self._envs: list[Resettable | None] = [None] * len(recipe.env_ids)
         self._steps: list[Any] = [_not_built] * len(recipe.env_ids)
         self._spaces: list[Any] = []
-        self._batch: Batch
+        self._writer: Writer
 
     def attach(self, batch: Batch) -> None:
         """Take the batch whose rows its envs write."""
-        self._batch = batch
-        self._offset = batch.layout.first
-        structure = batch.layout.states
-        self._plain_state: Any = batch.states[0] if structure.is_single else None
-        self._plain_shape = None if self._plain_state is None else self._plain_state.shape[1:]
-        self._plain_dtype = None if self._plain_state is None else self._plain_state.dtype
-        # Reading a number out of an array gives a new object, a row of more would be a view.
-        is_number = len(batch.actions) == 1 and batch.layout.actions.is_single and batch.actions[0].ndim == 1
-        self._plain_actions = batch.actions[0] if is_number else None
+        self._writer = writer = Writer(batch)
+        # What a step of all envs walks over, made once.
+        rows = writer.rows(self._everyone)
+        self._whole = rows, range(rows.start, rows.stop), writer.cells(rows)
 
     def execute(self, command: Command) -> Reply:
         """Execute a command on each of its envs; an exception concerns its env alone."""
         return Execution(self, command).run()
 
+    def begin(self, command: Command) -> tuple[Walk, Iterator[Any]]:
+        """Return how to walk over the envs of a command, and what to walk over."""
+        if command.name == "step":
+            return self._step_all, self._ready_to_step(command)
+        operation = getattr(self, command.name)
+
+        def walk(rest: Iterator[Any], common: Any, values: dict[int, Any]) -> None:
+            env_id = None
+            try:
+                for env_id, argument in rest:  # noqa: B007 (after an exception it says where)
+                    value = operation(env_id, argument, common)
+                    if value is not None:
+                        values[env_id] = value
+            except BaseException:
+                self.at = env_id
+                raise
+
+        each = [None] * len(command.env_ids) if command.each is None else command.each
+        return walk, zip(command.env_ids, each, strict=True)
+
     def close(self) -> None:
         """Close all envs."""
         for env in self._envs:
             _close(env)
+
+    # ---------------------------------------------------------------- steps
+
+    def _ready_to_step(self, command: Command) -> Iterator[Any]:
+        """Return what `_step_all` needs of each env: row, place of the state, ``step`` and action."""
+        writer, steps = self._writer, self._steps
+        rows, numbers, cells = self._whole
+        if command.env_ids is not self._everyone:
+            numbers = [env_id - writer.first for env_id in command.env_ids]
+            rows, cells = numbers, writer.cells(numbers)
+            steps = [steps[env_id - self._first] for env_id in command.env_ids]
+        writer.clear_flags(rows)
+        if command.each is None:
+            return zip(numbers, cells, steps, writer.actions(rows), strict=True)
+        # These are copied one by one, within the walk: to copy runs user code.
+        steps = [functools.partial(_step_with_copy, step) for step in steps]
+        return zip(numbers, cells, steps, command.each, strict=True)
+
+    def _step_all(self, rest: Iterator[Any], autoreset: bool, values: dict[int, Any]) -> None:
+        """Step envs, and begin the next episode of those that ended if that is wanted.
+
+        What costs time here is paid for every env and step: 0.2 us of CartPole's 5.5 us.
+        """
+        row = None
+        try:
+            for row, cell, step, action in rest:
+                result = step(action)
+                writer = self._writer  # not before the step: a host given up meanwhile writes elsewhere
+                if type(result) is not tuple or len(result) != 5:
+                    raise EnvContractError(_not_five(result))
+                state, reward, terminated, truncated, info = result
+                loose = loose_reward = None
+                if writer.flat is None:
+                    loose = writer.store_state(row, state)
+                else:
+                    try:
+                        writer.flat[cell] = state
+                    except (TypeError, ValueError):  # not of the shape and dtype declared
+                        loose = writer.store_state(row, state)
+                if type(reward) is float:
+                    writer.rewards[row] = reward
+                else:
+                    loose_reward = writer.store_reward(row, reward)
+                if terminated is not False or truncated is not False:
+                    writer.store_flags(row, terminated, truncated)
+                    if autoreset and (terminated or truncated):
+                        self._next_episode(row, info, loose, loose_reward, values)
+                        continue
+                if info or loose or loose_reward:
+                    values[row + writer.first] = _extra(info, loose, loose_reward)
+        except BaseException:
+            self.at = None if row is None else row + self._writer.first
+            raise
+
+    def _next_episode(
+        self, row: int, info: dict[str, Any], loose: list[Any] | None, reward: tuple[Any] | None, values: dict[int, Any]
+    ) -> None:
+        writer = self._writer
+        env_id = row + writer.first
+        writer.keep_ended(row)
+        if info or loose or reward:  # copied before the reset: an env may reuse the buffers that it returned
+            info, loose, reward = own(info), own(loose), own(reward)
+        self.doing = "reset"
+        state, reset_info = self._env(env_id).reset(None, None)
+        first_loose = writer.store_state(row, state)
+        self.doing = "step"
+        if info or first_loose or reward or reset_info:
+            values[env_id] = _extra(info, first_loose, reward, loose, reset_info or None)
 
     # ---------------------------------------------------------------- operations
 
@@ -88,30 +176,8 @@ class Host:
         """Begin an episode."""
         seed, options = each
         state, info = self._env(env_id).reset(seed, own(options))
-        loose = self._store_state(env_id - self._offset, state)
+        loose = self._writer.store_state(env_id - self._writer.first, state)
         return Extra(info or None, loose) if info or loose else None
-
-    def step(self, env_id: int, action: Any, autoreset: bool) -> Extra | None:
-        """Step an env, and begin its next episode if it ended and that is wanted."""
-        row = env_id - self._offset
-        actions = self._plain_actions  # most spaces are one array of numbers
-        action = self._read_action(row, action) if actions is None else actions[row]
-        result = self._steps[env_id - self._first](action)
-        if type(result) is not tuple or len(result) != 5:
-            raise EnvContractError(_not_five(result))
-        state, reward, terminated, truncated, info = result
-        loose = self._store_state(row, state)
-        batch = self._batch  # not before the step: a host given up meanwhile writes elsewhere
-        loose_reward = None
-        if type(reward) in _NUMBERS:
-            batch.rewards[row] = reward
-        else:
-            loose_reward = self._store_reward(row, reward)
-        batch.terminated[row] = terminated if type(terminated) in _FLAGS else _as_flag(terminated)
-        batch.truncated[row] = truncated if type(truncated) in _FLAGS else _as_flag(truncated)
-        if autoreset and (terminated or truncated):
-            return self._next_episode(env_id, info, loose, loose_reward)
-        return _extra(info, loose, loose_reward) if info or loose or loose_reward else None
 
     def get(self, env_id: int, argument: Any, key: str) -> tuple[Any] | None:
         """Return an attribute in a one-tuple; nothing if it is absent."""
@@ -130,88 +196,11 @@ class Host:
         """Render an env."""
         return self._env(env_id).env.render()
 
-    # ---------------------------------------------------------------- parts of a step
-
     def _env(self, env_id: int) -> Resettable:
         env = self._envs[env_id - self._first]
         if env is None:
             _not_built()
         return env
-
-    def _read_action(self, row: int, loose: Any) -> Any:
-        if not self._batch.actions:
-            return own(loose)
-        leaves = [array[row] for array in self._batch.actions]
-        # A row is a view of memory that the next step overwrites, and the env may keep it.
-        owned = [leaf.copy() if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]
-        return self._batch.layout.actions.join(owned)
-
-    def _next_episode(
-        self, env_id: int, info: dict[str, Any], loose: list[Any] | None, reward: tuple[Any] | None
-    ) -> Extra | None:
-        row = env_id - self._offset
-        for array, ended in zip(self._batch.states, self._batch.ended_states, strict=True):
-            if array is not None and ended is not None:
-                ended[row] = array[row]
-        # Copied before the reset: an env may reuse the buffers that it returned.
-        info, ended_loose, reward = own(info), own(loose), own(reward)
-        self.doing = "reset"
-        state, reset_info = self._env(env_id).reset(None, None)
-        loose = self._store_state(row, state)
-        self.doing = "step"
-        if info or loose or reward or reset_info:
-            return _extra(info, loose, reward, ended_loose, reset_info or None)
-        return None
-
-    def _store_state(self, row: int, state: Any) -> list[Any] | None:
-        """Write a state into the batch and return its loose leaves, if it has any."""
-        if type(state) is np.ndarray and state.dtype == self._plain_dtype and state.shape == self._plain_shape:
-            self._plain_state[row] = state
-            return None
-        try:
-            leaves = self._batch.layout.states.split(state)
-        except (LookupError, TypeError) as error:
-            raise EnvContractError(
-                f"The state returned lacks a part of {self._batch.layout.observation_space}: "
-                f"{type(error).__name__}: {error}."
-            ) from None
-        loose = []
-        for index, (array, leaf) in enumerate(zip(self._batch.states, leaves, strict=True)):
-            if array is None:
-                self._check_loose(index, leaf)
-                loose.append(leaf)
-            else:
-                self._store_leaf(index, array, row, leaf)
-        return loose or None
-
-    def _check_loose(self, index: int, value: Any) -> None:
-        """Refuse a value that would not fit beside those of other envs."""
-        space = self._batch.layout.states.leaves[index]
-        if space is None or space.shape is None or space.dtype is None:
-            return
-        if not fits(value, space.shape, np.dtype(space.dtype)):
-            raise EnvContractError(f"the state is {describe_value(value)}, but the observation space says {space}.")
-
-    def _store_leaf(self, index: int, array: Array, row: int, value: Any) -> None:
-        if not fits(value, array.shape[1:], array.dtype):
-            structure = self._batch.layout.states
-            raise EnvContractError(
-                f"state{structure.describe(index)} is {describe_value(value)}, but the observation space says "
-                f"{structure.leaves[index]}. Declare the space that the env really has."
-            )
-        array[row] = as_array(value)
-
-    def _store_reward(self, row: int, reward: Any) -> tuple[Any] | None:
-        """Write a reward of an unusual type; return it in a one-tuple if it is no number."""
-        shape = getattr(reward, "shape", None)
-        if shape is not None and all(length == 1 for length in shape) and hasattr(reward, "item"):
-            reward = reward.item()
-        if isinstance(reward, (float, int, np.number, np.bool_)):
-            with contextlib.suppress(OverflowError):  # an int beyond what a float holds stays what it is
-                self._batch.rewards[row] = reward
-                return None
-        self._batch.rewards[row] = np.nan
-        return (reward,)
 
     def _shared_space(self, space: Any) -> Any:
         """Return a copy of a space, one and the same for all envs whose spaces are equal.
@@ -233,26 +222,28 @@ class Execution:
         self._host = host
         self._command = command
         self._reply = Reply(command.number)
-        each = itertools.repeat(None) if command.each is None else command.each
-        self._rest = iter(zip(command.env_ids, each, strict=False))
+        self._walk, self._rest = host.begin(command)
 
     def run(self) -> Reply:
         """Execute what is left of the command and return its reply."""
-        host, reply, common, values = self._host, self._reply, self._command.common, self._reply.values
-        operation = getattr(host, self._command.name)
+        host, reply = self._host, self._reply
         while True:
-            host.doing = self._command.name
+            host.doing, host.at = self._command.name, None
             try:
-                for env_id, argument in self._rest:
-                    value = operation(env_id, argument, common)
-                    if value is not None:
-                        values[env_id] = value
+                self._walk(self._rest, self._command.common, reply.values)
             except BaseException as error:
-                reply.failures[env_id] = self._failure(error, env_id)
-                if isinstance(error, KeyboardInterrupt) and host.in_caller:
-                    raise
+                self._note(error)
             else:
                 return reply
+
+    def _note(self, error: BaseException) -> None:
+        """Note what went wrong in one env; an interrupt is raised again."""
+        env_id = self._host.at
+        if env_id is None:
+            raise error
+        self._reply.failures[env_id] = self._failure(error, env_id)
+        if isinstance(error, KeyboardInterrupt) and self._host.in_caller:
+            raise error
 
     def _failure(self, error: BaseException, env_id: int) -> Failure:
         if isinstance(error, KeyboardInterrupt) and self._host.in_caller:
@@ -264,17 +255,14 @@ class Execution:
         return Failure(error, env_id, self._host.doing)
 
 
+def _step_with_copy(step: Callable[[Any], Any], action: Any) -> Any:
+    return step(own(action))
+
+
 def _extra(info: Any, *others: Any) -> Extra:
     if not isinstance(info, dict) and info is not None:
         raise EnvContractError(f"step() returned the info {info!r}; an info is a dict.")
     return Extra(info or None, *others)
-
-
-def _as_flag(value: Any) -> bool:
-    """Return a flag of an unusual type: an int, or an array or tensor of one element."""
-    if value is None or isinstance(value, str) or np.size(value) != 1:
-        raise EnvContractError(f"terminated and truncated are bools; step() returned {describe_value(value)}.")
-    return bool(value)
 
 
 def _not_five(result: Any) -> str:

@@ -84,11 +84,13 @@ class Batch:
     Attributes:
         actions: One array per leaf, ``(num_envs, *shape)``; empty if actions are loose.
         states: One array per leaf, ``(num_envs, *shape)``; ``None`` for loose leaves.
+        single_state: The only one of ``states``, if a state is a single array.
         ended_states: Likewise, the last states of the latest episodes that ended; empty unless the
             layout keeps them.
         rewards: ``(num_envs,)`` float64.
         terminated: ``(num_envs,)`` bool.
         truncated: ``(num_envs,)`` bool.
+        env_ids: ``(num_envs,)`` int64: who has which row.
     """
 
     def __init__(self, layout: Layout, memory: Any, owner: Any = None) -> None:
@@ -97,11 +99,12 @@ class Batch:
         arrays = iter(_carve(layout, memory))
         self.actions: list[Array] = [next(arrays) for _ in layout.action_fields]
         self.states: list[Array | None] = [next(arrays) if field else None for field in layout.state_fields]
+        self.single_state = self.states[0] if layout.states.is_single else None
         ended = layout.state_fields if layout.keeps_ended else []
         self.ended_states: list[Array | None] = [next(arrays) if field else None for field in ended]
         self.rewards, self.terminated, self.truncated = arrays
-        self._known_ids: Sequence[int] | None = None
-        self._known_rows: Any = None
+        self.env_ids: Array = np.arange(layout.first, layout.first + layout.num_envs, dtype=np.int64)
+        self._known: tuple[Sequence[int], Any] = ((), slice(0, 0))  # in one piece: threads read and write it
         self._results = filter_arrays(self.states)
         self._results += [self.rewards, self.terminated, self.truncated]
 
@@ -115,11 +118,12 @@ class Batch:
 
         A slice is read in 0.3 us, a list of 16 indices in 1.8 us.
         """
-        if env_ids is self._known_ids:
-            return self._known_rows
+        known_ids, rows = self._known
+        if env_ids is known_ids:
+            return rows
         rows = self._find_rows(env_ids)
         if type(env_ids) is tuple:  # which cannot change; mostly it is the same one, of all envs
-            self._known_ids, self._known_rows = env_ids, rows
+            self._known = env_ids, rows
         return rows
 
     def _find_rows(self, env_ids: Sequence[int]) -> Any:

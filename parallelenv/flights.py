@@ -7,7 +7,7 @@ interrupts the caller in between, the step is still here, and ``recv()`` gives i
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
 
 from parallelenv.failures import Failure
@@ -28,8 +28,14 @@ class Landed:
 
     env_ids: Sequence[int]
     stepped: Sequence[int]
-    extras: Mapping[int, Extra] = field(default_factory=dict)
-    failures: Mapping[int, Failure] = field(default_factory=dict)
+    extras: Mapping[int, Extra]
+    failures: Mapping[int, Failure]
+
+    def without_failures(self) -> Landed:
+        """Return this without the envs that failed."""
+        env_ids = [env_id for env_id in self.env_ids if env_id not in self.failures]
+        stepped = [env_id for env_id in self.stepped if env_id not in self.failures]
+        return Landed(env_ids, stepped, self.extras, self.failures)
 
 
 class Flights:
@@ -89,6 +95,10 @@ class Flights:
             self._extras.pop(env_id, None)
             self._failures.pop(env_id, None)
             self._absent.discard(env_id)
+
+    def __bool__(self) -> bool:
+        """Whether any env has an undelivered step."""
+        return bool(self._in_flight or self._landed)
 
     def __len__(self) -> int:
         """Return the number of envs with an undelivered step."""

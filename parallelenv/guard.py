@@ -30,7 +30,7 @@ class Guarded:
             "one from the same list of env fns."
         )
 
-    def _enter(self, call: str) -> None:
+    def _refuse(self, call: str) -> NoReturn:
         if self._is_closed:
             raise ClosedError(f"{call}() was called on a closed ParallelEnv. Make a new one.")
         if os.getpid() != self._home:
@@ -38,12 +38,9 @@ class Guarded:
                 f"{call}() was called in a process forked from the one that made this ParallelEnv; its workers answer "
                 "only there. Make a ParallelEnv in this process."
             )
-        # `setdefault` is atomic, and an interrupt right after it cannot lock this thread out.
-        user = self._user.setdefault("thread", threading.get_ident())
-        if user != threading.get_ident():
-            raise ConcurrentUseError(
-                f"{call}() was called while another thread is using this ParallelEnv. Use one per thread, or a lock."
-            )
+        raise ConcurrentUseError(
+            f"{call}() was called while another thread is using this ParallelEnv. Use one per thread, or a lock."
+        )
 
 
 def exclusive(
@@ -53,7 +50,12 @@ def exclusive(
 
     @functools.wraps(method)
     def guarded(self: _Owner, *args: _Params.args, **kwargs: _Params.kwargs) -> _Result:
-        self._enter(method.__name__)
+        thread = threading.get_ident()
+        if self._is_closed or os.getpid() != self._home:
+            self._refuse(method.__name__)
+        # `setdefault` is atomic, and an interrupt right after it cannot lock this thread out.
+        if self._user.setdefault("thread", thread) != thread:
+            self._refuse(method.__name__)
         try:
             return method(self, *args, **kwargs)
         except Exception as error:

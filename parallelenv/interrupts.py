@@ -29,11 +29,13 @@ class Shield:
     def __init__(self) -> None:
         self._noted = False
         self._previous: Any = None
+        self._main = threading.main_thread().ident
+        self._handler = self._note  # bound once
 
     def __enter__(self) -> None:
         self._previous = None
-        if threading.current_thread() is threading.main_thread():
-            self._previous = _set_handler(_INTERRUPT, self._note)
+        if threading.get_ident() == self._main:
+            self._previous = _set_handler(_INTERRUPT, self._handler)
 
     def _note(self, signum: int, frame: FrameType | None) -> None:
         self._noted = True

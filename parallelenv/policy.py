@@ -69,7 +69,9 @@ class Restart(Policy):
     plain_info: ClassVar[dict[str, Any]] = {"reset": False}
 
     def describe_end(self, info: dict[str, Any], ended_state: Any, reset_info: dict[str, Any]) -> None:  # noqa: D102
-        info.update(reset=True, ended_state=ended_state, reset_info=reset_info)
+        info["reset"] = True
+        info["ended_state"] = ended_state
+        info["reset_info"] = reset_info
 
 
 _POLICIES: dict[str | None, type[Policy]] = {None: StopAll, "idle": Idle, "restart": Restart, "continue": Policy}

@@ -170,7 +170,8 @@ class Pool:
             WorkerDiedError: If a worker is known to be dead; nothing was sent.
             UnpicklableError: If an argument cannot be copied; nothing was sent.
         """
-        self.refuse_dead(env_ids)
+        if self._lost:
+            self.refuse_dead(env_ids)
         request = Request(tuple(env_ids))
         packed = []
         for link, part, positions in self._split(env_ids):
@@ -271,12 +272,17 @@ class Pool:
             return
         if reply.rows is not None:
             self.batch.put_results(request.pending[reply.number], reply.rows)
-        for env_id, failure in reply.failures.items():
-            if isinstance(failure.exception, WorkerDiedError):
-                self._lost[env_id] = failure.exception
+        if reply.failures:
+            self._note_deaths(reply)
         request.answer(reply.number, reply.values, reply.failures)
 
     # ---------------------------------------------------------------- deaths
+
+    def _note_deaths(self, reply: Reply) -> None:
+        """Note which envs have lost the worker that they had behind a host of ours."""
+        for env_id, failure in reply.failures.items():
+            if isinstance(failure.exception, WorkerDiedError):
+                self._lost[env_id] = failure.exception
 
     def refuse_dead(self, env_ids: Sequence[int]) -> None:
         """Raise `WorkerDiedError` if a worker of these envs is known to be dead."""

@@ -29,6 +29,8 @@ class Request:
         landing: If set, told of each further answer, which is then not kept here.
     """
 
+    __slots__ = ("env_ids", "failures", "landing", "pending", "values")
+
     def __init__(self, env_ids: tuple[int, ...]) -> None:
         self.env_ids = env_ids
         self.pending: dict[int, tuple[int, ...]] = {}
@@ -42,8 +44,10 @@ class Request:
         if self.landing is not None:
             self.landing(self, env_ids, values, failures)
             return
-        self.values.update(values)
-        self.failures.update(failures)
+        if values:
+            self.values.update(values)
+        if failures:
+            self.failures.update(failures)
 
     def raise_failures(self, partial: Any = None) -> None:
         """Raise what went wrong, if anything did.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -37,21 +37,20 @@ class StepResult(tuple):  # type: ignore[type-arg]
         rewards: Array,
         dones: Array,
         infos: Array,
-        *,
         terminated: Array,
         truncated: Array,
         env_ids: Array,
     ) -> StepResult:
         """Return the four items as a tuple that carries the other three as attributes."""
-        self = super().__new__(cls, (states, rewards, dones, infos))
+        self = tuple.__new__(cls, (states, rewards, dones, infos))
         self.terminated = terminated
         self.truncated = truncated
         self.env_ids = env_ids
         return self
 
-    def __getnewargs_ex__(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def __getnewargs__(self) -> tuple[Any, ...]:
         """Let a result be pickled and copied."""
-        return tuple(self), {"terminated": self.terminated, "truncated": self.truncated, "env_ids": self.env_ids}
+        return (*self, self.terminated, self.truncated, self.env_ids)
 
     states: Any = property(itemgetter(0))
     rewards: Any = property(itemgetter(1))
@@ -75,73 +74,79 @@ class StepBatch(list):  # type: ignore[type-arg]
         self.env_ids = env_ids
 
 
-class Answers:
-    """What some envs answered, before it is aligned.
+class Flags(NamedTuple):
+    """How a step left episodes, one row per env of the answer, each the user's own.
+
+    Attributes:
+        terminated: ``(k,)`` bool.
+        truncated: ``(k,)`` bool.
+        dones: ``(k,)`` bool, either of them.
+    """
+
+    terminated: Array
+    truncated: Array
+    dones: Array
+
+
+def by_item(batch: Batch, landed: Landed, flags: Flags, infos: list[dict[str, Any]], copy: bool) -> StepResult:
+    """Return an answer as four batched items; with ``copy=False`` states may be read-only views.
 
     Args:
         batch: The pool's batch.
         landed: Who answered what beside the batch.
+        flags: How the step left episodes.
         infos: One per env of the answer, already the user's.
-        terminated: ``(k,)`` bool, one per env of the answer.
-        truncated: ``(k,)`` bool.
+        copy: Whether states are copied.
     """
+    states: Any
+    if len(landed.stepped) == len(landed.env_ids):
+        states = gather_states(batch, landed.stepped, landed.extras, copy)
+        rewards = _rewards(batch, landed)
+    else:
+        states = object_array(_completed(landed, list_states(batch, landed.stepped, landed.extras)))
+        rewards = object_array(_completed(landed, _rewards(batch, landed).tolist()))
+    env_ids = batch.env_ids[batch.rows(landed.env_ids)].copy()
+    objects = np.fromiter(infos, dtype=object, count=len(infos))  # dicts are not taken apart
+    return StepResult(states, rewards, flags.dones, objects, flags.terminated, flags.truncated, env_ids)
 
-    def __init__(
-        self, batch: Batch, landed: Landed, infos: list[dict[str, Any]], terminated: Array, truncated: Array
-    ) -> None:
-        self._batch = batch
-        self._env_ids = landed.env_ids
-        self._stepped = landed.stepped
-        self._extras = landed.extras
-        self._infos = infos
-        self._attributes = {
-            "terminated": terminated,
-            "truncated": truncated,
-            "env_ids": np.array(landed.env_ids, dtype=np.int64),
-        }
-        self._dones = terminated | truncated
 
-    def by_item(self, copy: bool) -> StepResult:
-        """Return four batched items; with ``copy=False`` states may be read-only views."""
-        infos = np.empty(len(self._infos), dtype=object)
-        infos[:] = self._infos  # dicts are not taken apart
-        if len(self._stepped) == len(self._env_ids):
-            states = gather_states(self._batch, self._env_ids, self._extras, copy)
-            return StepResult(states, self._rewards(), self._dones, infos, **self._attributes)
-        states = object_array(self._completed(list_states(self._batch, self._stepped, self._extras)))
-        rewards = object_array(self._completed(self._rewards().tolist()))
-        return StepResult(states, rewards, self._dones, infos, **self._attributes)
+def by_env(batch: Batch, landed: Landed, flags: Flags, infos: list[dict[str, Any]]) -> StepBatch:
+    """Return an answer as one 4-tuple per env. Arguments as in `by_item`."""
+    states = _completed(landed, list_states(batch, landed.stepped, landed.extras))
+    rewards = _completed(landed, _rewards(batch, landed).tolist())
+    env_ids = batch.env_ids[batch.rows(landed.env_ids)].copy()
+    items = list(zip(states, rewards, flags.dones.tolist(), infos, strict=True))
+    return StepBatch(items, terminated=flags.terminated, truncated=flags.truncated, env_ids=env_ids)
 
-    def by_env(self) -> StepBatch:
-        """Return one 4-tuple per env."""
-        states = self._completed(list_states(self._batch, self._stepped, self._extras))
-        rewards = self._completed(self._rewards().tolist())
-        items = list(zip(states, rewards, self._dones.tolist(), self._infos, strict=True))
-        return StepBatch(items, **self._attributes)
 
-    def _rewards(self) -> Array:
-        """Return the rewards of the envs that were stepped."""
-        rewards: Array = self._batch.rewards[self._batch.rows(self._stepped)].copy()
-        loose = {env_id: extra.reward for env_id, extra in self._extras.items() if extra.reward is not None}
-        if not loose:
-            return rewards
-        plain = rewards.tolist()
-        return object_array(
-            [loose[env_id][0] if env_id in loose else plain[index] for index, env_id in enumerate(self._stepped)]
-        )
+def _rewards(batch: Batch, landed: Landed) -> Array:
+    """Return the rewards of the envs that were stepped."""
+    rewards: Array = batch.rewards[batch.rows(landed.stepped)].copy()
+    if not landed.extras:
+        return rewards
+    loose = {env_id: extra.reward for env_id, extra in landed.extras.items() if extra.reward is not None}
+    if not loose:
+        return rewards
+    plain = rewards.tolist()
+    return object_array(
+        [loose[env_id][0] if env_id in loose else plain[index] for index, env_id in enumerate(landed.stepped)]
+    )
 
-    def _completed(self, values: list[Any]) -> list[Any]:
-        """Put ``None`` where an env is absent."""
-        if len(values) == len(self._env_ids):
-            return values
-        found = dict(zip(self._stepped, values, strict=True))
-        return [found.get(env_id) for env_id in self._env_ids]
+
+def _completed(landed: Landed, values: list[Any]) -> list[Any]:
+    """Put ``None`` where an env is absent."""
+    if len(values) == len(landed.env_ids):
+        return values
+    found = dict(zip(landed.stepped, values, strict=True))
+    return [found.get(env_id) for env_id in landed.env_ids]
 
 
 def gather_states(batch: Batch, env_ids: Sequence[int], extras: Mapping[int, Extra], copy: bool) -> Any:
     """Return the states of these envs, batched, in the order of ``env_ids``."""
     structure = batch.layout.states
     rows = batch.rows(env_ids)
+    if batch.single_state is not None:  # what most envs have
+        return _selected(batch.single_state, rows, copy)
     loose = iter(_loose_columns(batch, env_ids, extras))
     leaves = [
         structure.stack(index, next(loose)) if array is None else _selected(array, rows, copy)
@@ -164,6 +169,9 @@ def list_states(batch: Batch, env_ids: Sequence[int], extras: Mapping[int, Extra
 def ended_state(batch: Batch, env_id: int, extra: Extra) -> Any:
     """Return the last state of an env's episode that ended in its latest step."""
     row = env_id - batch.layout.first
+    if batch.single_state is not None:
+        single: Any = batch.ended_states[0]
+        return single[row].copy()
     loose = iter(extra.ended_loose or ())
     leaves = [next(loose) if array is None else array[row].copy() for array in batch.ended_states]
     return batch.layout.states.join(leaves)
@@ -171,7 +179,7 @@ def ended_state(batch: Batch, env_id: int, extra: Extra) -> Any:
 
 def _selected(array: Array, rows: Any, copy: bool) -> Array:
     selected: Array = array[rows]
-    if isinstance(rows, slice):  # else the selection is a copy already
+    if type(rows) is slice:  # else the selection is a copy already
         if copy:
             return selected.copy()
         selected.flags.writeable = False

@@ -18,7 +18,7 @@ from parallelenv.policy import Policy
 from parallelenv.pool import Pool
 from parallelenv.protocol import NOTHING, Extra
 from parallelenv.requests import Request
-from parallelenv.results import Answers, StepBatch, StepResult, ended_state, gather_states
+from parallelenv.results import Flags, StepBatch, StepResult, by_env, by_item, ended_state, gather_states
 
 Align = Literal["item", "batch"]
 
@@ -48,6 +48,9 @@ class Stepper:
         # The latest step, from before its first message leaves until the user has the result.
         # If something comes in between, the next call finds it here.
         self._unsettled: tuple[Sequence[int], Request] | None = None
+        # Envs whose latest call was a step that came to its end: nothing is to be looked into before the
+        # next. Every other call unsets it.
+        self._proven: Sequence[int] | None = None
         self._terminated = np.zeros(num_envs, dtype=bool)
         self._truncated = np.zeros(num_envs, dtype=bool)
         self._fresh = set(pool.env_ids)  # who was never reset, or lost its state
@@ -97,6 +100,7 @@ class Stepper:
 
     def pause(self, env_ids: Sequence[int]) -> None:
         """Leave envs out until `resume`."""
+        self._proven = None
         self.paused[list(env_ids)] = True
         self.unpaused = tuple(np.flatnonzero(~self.paused).tolist())
 
@@ -112,9 +116,11 @@ class Stepper:
         """Step envs and return what they answered."""
         stepped, request = self._launch(action, env_ids)
         if request is None:
-            return self._deliver(Landed(env_ids, stepped), align)
+            return self._deliver(Landed(env_ids, stepped, {}, {}), align)
         self._pool.wait(request, timeout)
-        return self._deliver(Landed(env_ids, stepped, request.values, request.failures), align)
+        result = self._deliver(Landed(env_ids, stepped, request.values, request.failures), align)
+        self._proven = env_ids
+        return result
 
     def send(self, action: Any, env_ids: Sequence[int]) -> None:
         """Begin a step of envs."""
@@ -128,7 +134,7 @@ class Stepper:
         """Return what envs answered that have finished their step."""
         self._settle()
         flights = self._flights
-        if not len(flights):
+        if not flights:
             raise NothingInFlightError("recv() was called, but no step is in flight. Call send() first.")
         wanted = min(min_envs, len(flights))
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -147,12 +153,14 @@ class Stepper:
             ResetNeededError: If one has no episode to step in.
             ActionError: If the actions do not fit. In all cases nothing was sent.
         """
-        self._settle()
-        self._check(env_ids)
-        stepped, chosen = self._choose(env_ids)
+        if env_ids is not self._proven:
+            self._settle()
+            self._check(env_ids)
+        self._proven = None
+        stepped, chosen = self._choose(env_ids) if self._policy.skips_done else (env_ids, None)
         each = None
         if self._actions.fills_batch:
-            self._pool.batch.put_actions(stepped, self._actions.read_rows(action, env_ids, chosen))
+            self._actions.put_rows(self._pool.batch, action, env_ids, stepped, chosen)
         else:
             each = self._actions.read_objects(action, env_ids, chosen)
         if not stepped:
@@ -165,13 +173,14 @@ class Stepper:
 
     def _settle(self) -> None:
         """Take charge of a step whose call did not come to its end."""
+        self._proven = None
         if self._unsettled is not None:
             env_ids, request = self._unsettled
             self._flights.adopt(env_ids, request)
             self._unsettled = None
 
     def _check(self, env_ids: Sequence[int]) -> None:
-        busy = [env_id for env_id in env_ids if env_id in self._flights] if len(self._flights) else []
+        busy = [env_id for env_id in env_ids if env_id in self._flights] if self._flights else []
         if busy:
             raise EnvBusyError(
                 f"envs {busy} have a step under way whose result was not received (sent, or interrupted). "
@@ -190,7 +199,7 @@ class Stepper:
 
     def _choose(self, env_ids: Sequence[int]) -> tuple[Sequence[int], list[int] | None]:
         """Return the envs that will be stepped, and their positions if some will not be."""
-        if not self._policy.skips_done or not self.done.any():
+        if not self.done.any():
             return env_ids, None
         chosen = [position for position, env_id in enumerate(env_ids) if not self.done[env_id]]
         return [env_ids[position] for position in chosen], chosen
@@ -205,64 +214,66 @@ class Stepper:
         """
         failures = landed.failures
         if failures:
-            env_ids = [env_id for env_id in landed.env_ids if env_id not in failures]
-            stepped = [env_id for env_id in landed.stepped if env_id not in failures]
-            landed = Landed(env_ids, stepped, landed.extras, failures)
+            landed = landed.without_failures()
         try:
             result = self._shape(landed, align)
         except (ValueError, TypeError) as error:  # from a user's own space, say
             self._settle()
             self._flights.forget([*landed.env_ids, *failures])
             raise EnvContractError(f"What the envs answered cannot be batched: {error}.") from error
-        self._fresh.update(env_id for env_id, failure in failures.items() if failure.operation != "step")
         # Last, so that an interrupt before these lines loses nothing.
         self._unsettled = None
-        if len(self._flights):
+        if self._flights:
             self._flights.forget([*landed.env_ids, *failures])
-        raise_failures([failures[env_id] for env_id in sorted(failures)], partial=result)
+        if failures:
+            self._fresh.update(env_id for env_id, failure in failures.items() if failure.operation != "step")
+            raise_failures([failures[env_id] for env_id in sorted(failures)], partial=result)
         return result
 
     def _shape(self, landed: Landed, align: Align) -> StepResult | StepBatch:
-        terminated, truncated = self._record(landed)
-        infos = self._infos(landed, terminated | truncated)
-        answers = Answers(self._pool.batch, landed, infos, terminated, truncated)
-        return answers.by_env() if align == "batch" else answers.by_item(self._copy)
+        batch = self._pool.batch
+        flags = self._record(landed)
+        infos = self._infos(landed, flags.dones)
+        if align == "batch":
+            return by_env(batch, landed, flags, infos)
+        return by_item(batch, landed, flags, infos, self._copy)
 
     def _infos(self, landed: Landed, dones: Array) -> list[dict[str, Any]]:
         """Return the infos, each a dict of its own, also where an env had nothing to say."""
         plain, env_ids, extras = self._policy.plain_info, landed.env_ids, landed.extras
-        if len(landed.stepped) < len(env_ids):
+        if len(landed.stepped) == len(env_ids):
+            infos = [plain.copy() for _ in env_ids]
+        else:
             stepped = set(landed.stepped)
             infos = [plain.copy() if env_id in stepped else {} for env_id in env_ids]
-        else:
-            infos = [plain.copy() for _ in env_ids]
         if extras:
             for position, env_id in enumerate(env_ids):
                 if env_id in extras:
                     infos[position] = {**(extras[env_id].info or {}), **plain}
         if self._policy.autoreset:
-            for position in np.flatnonzero(dones).tolist():
+            for position in dones.nonzero()[0].tolist():
                 self._describe_end(infos[position], env_ids[position], extras)
         return infos
 
     def _describe_end(self, info: dict[str, Any], env_id: int, extras: Mapping[int, Extra]) -> None:
         extra = extras.get(env_id, NOTHING)
         reset_info = extra.reset_info or {}
-        self.reset_infos[env_id] = own(reset_info)
+        self.reset_infos[env_id] = own(reset_info) if reset_info else {}
         self._policy.describe_end(info, ended_state(self._pool.batch, env_id, extra), reset_info)
 
-    def _record(self, landed: Landed) -> tuple[Array, Array]:
+    def _record(self, landed: Landed) -> Flags:
         """Bring the flags up to date and return those that the answer shows."""
         batch = self._pool.batch
         rows = batch.rows(landed.stepped)
         terminated, truncated = batch.terminated[rows].copy(), batch.truncated[rows].copy()
-        self._policy.mark_done(self.done, rows, terminated | truncated)
+        dones = terminated | truncated
+        self._policy.mark_done(self.done, rows, dones)
         if not self._policy.skips_done:  # nobody is ever absent: the flags need not be kept
-            return terminated, truncated
+            return Flags(terminated, truncated, dones)
         self._terminated[rows] = terminated
         self._truncated[rows] = truncated
         shown = batch.rows(landed.env_ids)
         terminated, truncated = self._terminated[shown].copy(), self._truncated[shown].copy()
         # Who is done and did not terminate was cut off, by its env or by the policy.
         self._truncated |= self.done & ~self._terminated
-        return terminated, truncated
+        return Flags(terminated, truncated, terminated | truncated)

@@ -10,6 +10,7 @@ import numpy as np
 from parallelenv.backends.dummy import DummyBackend, DummyChannel
 from parallelenv.backends.host import Execution, Host
 from parallelenv.backends.thread import ThreadBackend, ThreadChannel
+from parallelenv.backends.writer import Writer
 from parallelenv.batch import Batch, Layout
 from parallelenv.failures import Failure
 from parallelenv.protocol import Command, HostRecipe, Reply
@@ -188,9 +189,13 @@ class LosesInfos(Channel):
 
 
 class GivesViewsOfActions(Channel):
+    class _Writer(Writer):
+        def actions(self, rows: Any) -> Any:
+            return map(self._batch.layout.actions.join, zip(*[array[rows] for array in self._batch.actions]))
+
     class _Host(Host):
-        def _read_action(self, row: int, loose: Any) -> Any:
-            return self._batch.layout.actions.join([array[row] for array in self._batch.actions])
+        def attach(self, batch: Batch) -> None:
+            self._writer = GivesViewsOfActions._Writer(batch)
 
     host_class = _Host
 

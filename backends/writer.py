@@ -1,0 +1,138 @@
+"""What envs answer, written into the rows of a batch; and their actions, read from it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from parallelenv.batch import Array, Batch
+from parallelenv.errors import EnvContractError
+from parallelenv.requests import pick
+from parallelenv.spaces import as_array, describe_value, fits
+
+_FLAGS = frozenset({bool, np.bool_})
+
+
+class Writer:
+    """The rows of a batch as a host sees them.
+
+    Args:
+        batch: The batch.
+
+    Attributes:
+        first: Env id of row 0.
+        flat: All states in one line, if a state is one vector: `cell` says where a row lies. To assign a
+            slice of a memoryview checks shape and dtype and copies in 70 ns; with numpy that takes 180 ns.
+        rewards: ``(num_envs,)`` float64, as a memoryview: a number is set in 18 ns instead of 30 ns.
+    """
+
+    def __init__(self, batch: Batch) -> None:
+        self.first = batch.layout.first
+        self.rewards: Any = memoryview(batch.rewards)
+        self._batch = batch
+        self._structure = batch.layout.states
+        self._single = batch.single_state
+        self._single_action = batch.actions[0] if batch.actions and batch.layout.actions.is_single else None
+        is_vector = self._single is not None and self._single.ndim == 2 and self._single.size > 0
+        self.flat: Any = memoryview(self._single.reshape(-1)) if is_vector and self._single is not None else None
+        width = self._single.shape[1] if is_vector and self._single is not None else 0
+        pairs = zip(batch.states, batch.ended_states, strict=True) if batch.ended_states else ()
+        self._kept = [(array, ended) for array, ended in pairs if array is not None and ended is not None]
+        self._cells = [slice(row * width, row * width + width) for row in range(batch.layout.num_envs)]
+
+    # ---------------------------------------------------------------- actions
+
+    def rows(self, env_ids: Sequence[int]) -> Any:
+        """Return the rows of these envs: a slice if they are consecutive, else a list."""
+        return self._batch.rows(env_ids)
+
+    def cells(self, rows: Any) -> Sequence[slice]:
+        """Return where in `flat` the states of these rows lie."""
+        return pick(self._cells, rows)
+
+    def actions(self, rows: Any) -> Iterable[Any]:
+        """Return the actions in these rows: copies, for an env may keep or change what it is given."""
+        if self._single_action is not None:
+            return self._single_action[rows].copy()
+        leaves = [array[rows].copy() for array in self._batch.actions]
+        return map(self._batch.layout.actions.join, zip(*leaves, strict=True))
+
+    # ---------------------------------------------------------------- answers
+
+    def clear_flags(self, rows: Any) -> None:
+        """Say of these rows that no episode ended."""
+        self._batch.terminated[rows] = False
+        self._batch.truncated[rows] = False
+
+    def store_flags(self, row: int, terminated: Any, truncated: Any) -> None:
+        """Write whether an episode ended."""
+        self._batch.terminated[row] = terminated if type(terminated) in _FLAGS else _as_flag(terminated)
+        self._batch.truncated[row] = truncated if type(truncated) in _FLAGS else _as_flag(truncated)
+
+    def store_reward(self, row: int, reward: Any) -> tuple[Any] | None:
+        """Write a reward of any type; return it in a one-tuple if it is no number."""
+        shape = getattr(reward, "shape", None)
+        if shape is not None and all(length == 1 for length in shape) and hasattr(reward, "item"):
+            reward = reward.item()
+        if isinstance(reward, (float, int, np.number, np.bool_)):
+            with contextlib.suppress(OverflowError):  # an int beyond what a float holds stays what it is
+                self._batch.rewards[row] = reward
+                return None
+        self._batch.rewards[row] = np.nan
+        return (reward,)
+
+    def store_state(self, row: int, state: Any) -> list[Any] | None:
+        """Write a state and return its loose leaves, if it has any."""
+        single = self._single
+        if single is not None:
+            self._store_leaf(0, single, row, state)
+            return None
+        try:
+            leaves = self._structure.split(state)
+        except (LookupError, TypeError) as error:
+            raise EnvContractError(
+                f"The state returned lacks a part of {self._batch.layout.observation_space}: "
+                f"{type(error).__name__}: {error}."
+            ) from None
+        loose = []
+        for index, (array, leaf) in enumerate(zip(self._batch.states, leaves, strict=True)):
+            if array is None:
+                self._check_loose(index, leaf)
+                loose.append(leaf)
+            else:
+                self._store_leaf(index, array, row, leaf)
+        return loose or None
+
+    def keep_ended(self, row: int) -> None:
+        """Keep the state in a row as the last one of an episode."""
+        for array, ended in self._kept:
+            ended[row] = array[row]
+
+    def _check_loose(self, index: int, value: Any) -> None:
+        """Refuse a value that would not fit beside those of other envs."""
+        space = self._structure.leaves[index]
+        if space is None or space.shape is None or space.dtype is None:
+            return
+        if not fits(value, space.shape, np.dtype(space.dtype)):
+            raise EnvContractError(f"the state is {describe_value(value)}, but the observation space says {space}.")
+
+    def _store_leaf(self, index: int, array: Array, row: int, value: Any) -> None:
+        if type(value) is np.ndarray and value.dtype == array.dtype and value.shape == array.shape[1:]:
+            array[row] = value  # what most envs return, without a closer look
+            return
+        if not fits(value, array.shape[1:], array.dtype):
+            raise EnvContractError(
+                f"state{self._structure.describe(index)} is {describe_value(value)}, but the observation space says "
+                f"{self._structure.leaves[index]}. Declare the space that the env really has."
+            )
+        array[row] = as_array(value)
+
+
+def _as_flag(value: Any) -> bool:
+    """Return a flag of an unusual type: an int, or an array or tensor of one element."""
+    if value is None or isinstance(value, str) or np.size(value) != 1:
+        raise EnvContractError(f"terminated and truncated are bools; step() returned {describe_value(value)}.")
+    return bool(value)
