@@ -6,53 +6,12 @@ less time than a message, some 10 us.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from parallelenv.backends.host import Execution, Host
-from parallelenv.backends.inprocess import detach, take_over
+from parallelenv.backends.inprocess import CallerChannel
 from parallelenv.batch import Batch, Layout
-from parallelenv.protocol import Channel, Command, Death, HostRecipe, Plan, Reply
-
-
-class DummyChannel:
-    """A queue of commands to a host in this very thread."""
-
-    def __init__(self, recipe: HostRecipe) -> None:
-        self._host = Host(recipe, in_caller=True)
-        self._queue: deque[Execution] = deque()
-        self._replies: deque[Reply] = deque()
-
-    def pack(self, command: Command) -> Command:  # noqa: D102 (see Channel)
-        return take_over(command)
-
-    def send(self, packed: Command) -> None:  # noqa: D102 (see Channel)
-        self._queue.append(Execution(self._host, packed))
-
-    def work(self) -> bool:
-        """Execute the oldest command, unless there is a reply already; say if there is one.
-
-        An interrupt leaves the command in the queue, to go on with the next env.
-        """
-        if not self._replies and self._queue:
-            reply = detach(self._queue[0].run())
-            self._queue.popleft()
-            self._replies.append(reply)
-        return bool(self._replies)
-
-    def receive(self) -> Reply:  # noqa: D102 (see Channel)
-        return self._replies.popleft()
-
-    def attach(self, batch: Batch) -> None:  # noqa: D102 (see Channel)
-        self._host.attach(batch)
-
-    def cause_of_death(self) -> Death:  # noqa: D102 (see Channel)
-        return Death()
-
-    def kill(self) -> None:  # noqa: D102 (see Channel)
-        self._queue.clear()
-        self._host.close()
+from parallelenv.protocol import Channel, HostRecipe, Plan
 
 
 class DummyBackend:
@@ -64,7 +23,7 @@ class DummyBackend:
         return Plan(1)
 
     def launch(self, recipes: Sequence[HostRecipe]) -> list[Channel]:  # noqa: D102 (see Backend)
-        return [DummyChannel(recipe) for recipe in recipes]
+        return [CallerChannel(recipe) for recipe in recipes]
 
     def allocate(self, layout: Layout) -> Batch:  # noqa: D102 (see Backend)
         return Batch.private(layout)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from parallelenv.backends.adapt import Resettable, adapt
@@ -69,7 +69,7 @@ class Host:
         def walk(rest: Iterator[Any], common: Any, values: dict[int, Any]) -> None:
             env_id = None
             try:
-                for env_id, argument in rest:  # noqa: B007 (after an exception it says where)
+                for env_id, argument in rest:
                     value = operation(env_id, argument, common)
                     if value is not None:
                         values[env_id] = value
@@ -90,6 +90,7 @@ class Host:
     def _ready_to_step(self, command: Command) -> Iterator[Any]:
         """Return what `_step_all` needs of each env: row, place of the state, ``step`` and action."""
         writer, steps = self._writer, self._steps
+        numbers: Sequence[int]
         rows, numbers, cells = self._whole
         if command.env_ids is not self._everyone:
             numbers = [env_id - writer.first for env_id in command.env_ids]
@@ -115,28 +116,25 @@ class Host:
                 if type(result) is not tuple or len(result) != 5:
                     raise EnvContractError(_not_five(result))
                 state, reward, terminated, truncated, info = result
-                loose = loose_reward = None
-                if writer.flat is None:
-                    loose = writer.store_state(row, state)
+                loose = None if writer.takes_vector(cell, state) else writer.store_state(row, state)
+                if terminated is False and truncated is False and type(reward) is float and not info and not loose:
+                    writer.rewards[row] = reward  # and that is all, most often
                 else:
-                    try:
-                        writer.flat[cell] = state
-                    except (TypeError, ValueError):  # not of the shape and dtype declared
-                        loose = writer.store_state(row, state)
-                if type(reward) is float:
-                    writer.rewards[row] = reward
-                else:
-                    loose_reward = writer.store_reward(row, reward)
-                if terminated is not False or truncated is not False:
-                    writer.store_flags(row, terminated, truncated)
-                    if autoreset and (terminated or truncated):
-                        self._next_episode(row, info, loose, loose_reward, values)
-                        continue
-                if info or loose or loose_reward:
-                    values[row + writer.first] = _extra(info, loose, loose_reward)
+                    self._conclude(row, (loose, reward, terminated, truncated, info), autoreset, values)
         except BaseException:
             self.at = None if row is None else row + self._writer.first
             raise
+
+    def _conclude(self, row: int, result: tuple[Any, ...], autoreset: bool, values: dict[int, Any]) -> None:
+        """Note what else a step said, and begin the next episode if it ended this one."""
+        loose, reward, terminated, truncated, info = result
+        writer = self._writer
+        loose_reward = writer.store_reward(row, reward)
+        writer.store_flags(row, terminated, truncated)
+        if autoreset and (terminated or truncated):
+            self._next_episode(row, info, loose, loose_reward, values)
+        elif info or loose or loose_reward:
+            values[row + writer.first] = _extra(info, loose, loose_reward)
 
     def _next_episode(
         self, row: int, info: dict[str, Any], loose: list[Any] | None, reward: tuple[Any] | None, values: dict[int, Any]
@@ -231,7 +229,7 @@ class Execution:
             host.doing, host.at = self._command.name, None
             try:
                 self._walk(self._rest, self._command.common, reply.values)
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001 (told to the user as a failure of its env)
                 self._note(error)
             else:
                 return reply

@@ -2,14 +2,56 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import cloudpickle
 
+from parallelenv.backends.host import Execution, Host
+from parallelenv.batch import Batch
 from parallelenv.errors import UnpicklableError
 from parallelenv.failures import Failure
 from parallelenv.ownership import own
-from parallelenv.protocol import Command, EnvFacts, Extra, Reply
+from parallelenv.protocol import Command, Death, EnvFacts, Extra, HostRecipe, Reply
+
+
+class CallerChannel:
+    """A queue of commands to a host in the caller's very thread, which works when it would wait."""
+
+    def __init__(self, recipe: HostRecipe) -> None:
+        self._host = Host(recipe, in_caller=True)
+        self._queue: deque[Execution] = deque()
+        self._replies: deque[Reply] = deque()
+
+    def pack(self, command: Command) -> Command:  # noqa: D102 (see Channel)
+        return take_over(command)
+
+    def send(self, packed: Command) -> None:  # noqa: D102 (see Channel)
+        self._queue.append(Execution(self._host, packed))
+
+    def work(self) -> bool:
+        """Execute the oldest command, unless there is a reply already; say if there is one.
+
+        An interrupt leaves the command in the queue, to go on with the next env.
+        """
+        if not self._replies and self._queue:
+            reply = detach(self._queue[0].run())
+            self._queue.popleft()
+            self._replies.append(reply)
+        return bool(self._replies)
+
+    def receive(self) -> Reply:  # noqa: D102 (see Channel)
+        return self._replies.popleft()
+
+    def attach(self, batch: Batch) -> None:  # noqa: D102 (see Channel)
+        self._host.attach(batch)
+
+    def cause_of_death(self) -> Death:  # noqa: D102 (see Channel)
+        return Death()
+
+    def kill(self) -> None:  # noqa: D102 (see Channel)
+        self._queue.clear()
+        self._host.close()
 
 
 def take_over(command: Command) -> Command:

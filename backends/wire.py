@@ -80,6 +80,7 @@ class Wire:
         self._poll = select.poll() if hasattr(select, "poll") else None
         if self._poll is not None:
             self._poll.register(self.fileno, select.POLLIN)
+            self._glance = functools.partial(self._poll.poll, 0)
 
     def send(self, message: Message) -> None:
         """Write a message.
@@ -114,7 +115,7 @@ class Wire:
     def await_message(self, limit: float) -> None:
         """Spin until there is something to read, at most ``limit`` seconds."""
         if self._poll is not None:
-            spin(functools.partial(self._poll.poll, 0), limit)
+            spin(self._glance, limit)
 
     def close(self) -> None:
         """Close this end."""
@@ -126,12 +127,13 @@ class Wire:
         return self.connection.closed
 
     def _write(self, data: Any) -> None:
+        """Write bytes, or a buffer of bytes, completely."""
         if not _IS_POSIX:
             self.connection.send_bytes(data)
             return
         written = os.write(self.fileno, data)
-        if written < memoryview(data).nbytes:
-            rest = memoryview(data).cast("B")
+        if written < len(data):
+            rest = memoryview(data)
             while written < rest.nbytes:
                 written += os.write(self.fileno, rest[written:])
 

@@ -7,7 +7,7 @@ as done afterwards and what an info says about it. Nothing else knows which poli
 from __future__ import annotations
 
 from difflib import get_close_matches
-from typing import Any, ClassVar
+from typing import Any
 
 from parallelenv.batch import Array
 from parallelenv.errors import UnknownPolicyError
@@ -19,12 +19,14 @@ class Policy:
     Attributes:
         autoreset: Whether a host resets an env that ended within the same step.
         skips_done: Whether done envs are left out and answer ``(None, None, True, {})``.
-        plain_info: The info of an env that has nothing to say.
     """
 
     autoreset = False
     skips_done = False
-    plain_info: ClassVar[dict[str, Any]] = {}
+
+    def plain_infos(self, count: int) -> list[dict[str, Any]]:
+        """Return the infos of envs that have nothing to say themselves, each a dict of its own."""
+        return [{} for _ in range(count)]
 
     def mark_done(self, done: Array, rows: Any, ended: Array) -> None:
         """Bring the record of done envs up to date.
@@ -66,7 +68,9 @@ class Restart(Policy):
     """``"restart"``: ended envs begin their next episode within the same round trip."""
 
     autoreset = True
-    plain_info: ClassVar[dict[str, Any]] = {"reset": False}
+
+    def plain_infos(self, count: int) -> list[dict[str, Any]]:  # noqa: D102 (see Policy)
+        return [{"reset": False} for _ in range(count)]
 
     def describe_end(self, info: dict[str, Any], ended_state: Any, reset_info: dict[str, Any]) -> None:  # noqa: D102
         info["reset"] = True

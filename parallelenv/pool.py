@@ -65,7 +65,6 @@ class Pool:
         self._pid = os.getpid()
         self._shield = Shield()
         self._numbers = itertools.count(1)
-        self._requests: dict[int, Request] = {}
         self._lost: dict[int, WorkerDiedError] = {}  # envs whose worker is dead, also one behind a host of ours
         plan = backend.plan(len(recipes), num_cpus, num_gpus)
         settings = Settings(silence_warnings, threads=max(1, usable_cores() // (plan.num_hosts * plan.cpus_per_host)))
@@ -182,7 +181,12 @@ class Pool:
             if announce is not None:
                 announce(request)
             for link, command, message in packed:
-                self._send(link, command, message, request)
+                request.pending[command.number] = command.env_ids
+                link.in_flight[command.number] = request
+                try:
+                    link.channel.send(message)
+                except HostDied:
+                    self._bury(link)
         return request
 
     def _split(self, env_ids: Sequence[int]) -> Iterable[tuple[Link, tuple[int, ...], Any]]:
@@ -200,19 +204,11 @@ class Pool:
     def _link(self, env_id: int) -> Link:
         return self._link_of_env[env_id - self._first]
 
-    def _send(self, link: Link, command: Command, message: Any, request: Request) -> None:
-        request.pending[command.number] = command.env_ids
-        self._requests[command.number] = request
-        link.in_flight.add(command.number)
-        try:
-            link.channel.send(message)
-        except HostDied:
-            self._bury(link)
-
     def _abandon(self, request: Request) -> None:
         """Give a request up: answers to it are dropped when they come."""
-        for number in request.pending:
-            self._requests.pop(number, None)
+        for link in self._links:
+            for number in request.pending.keys() & link.in_flight.keys():
+                link.in_flight[number] = None
 
     # ---------------------------------------------------------------- answers
 
@@ -262,12 +258,8 @@ class Pool:
             reply = link.channel.receive()
         except HostDied:
             self._bury(link)
-        else:
-            self._file(link, reply)
-
-    def _file(self, link: Link, reply: Reply) -> None:
-        link.in_flight.discard(reply.number)
-        request = self._requests.pop(reply.number, None)
+            return
+        request = link.in_flight.pop(reply.number, None)
         if request is None:  # given up by the caller, after an interrupt or a timeout
             return
         if reply.rows is not None:
@@ -296,8 +288,7 @@ class Pool:
         link.death = link.channel.cause_of_death()
         owned = link.recipe.env_ids
         self._lost.update(dict.fromkeys(owned, link.obituary(owned)))
-        for number in sorted(link.in_flight):
-            request = self._requests.pop(number, None)
+        for number, request in sorted(link.in_flight.items()):
             if request is not None:
                 env_ids = request.pending[number]
                 error = link.obituary(env_ids)
@@ -358,8 +349,6 @@ class Pool:
 
     def _replace(self, link: Link) -> None:
         with self._shield:
-            for number in link.in_flight:
-                self._requests.pop(number, None)
             link.in_flight.clear()
             if link.death is None:
                 link.channel.kill()
@@ -373,7 +362,6 @@ class Pool:
         links, self._links = self._links, []
         if not links or os.getpid() != self._pid:  # closed already; or a forked child must not end its parent's workers
             return
-        self._requests.clear()
         vars(self).pop("batch", None)  # its memory goes now, not when the user lets go of the closed object
         channels = [link.channel for link in links if not link.death]
         self._backend.close(channels, CLOSE_TIMEOUT)

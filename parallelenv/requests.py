@@ -69,11 +69,19 @@ class Request:
 
 @dataclass(eq=False)
 class Link:
-    """What the pool knows of one host."""
+    """What the pool knows of one host.
+
+    Attributes:
+        recipe: How it was started.
+        channel: How it is reached.
+        in_flight: Numbers of the commands that it has not answered, with their requests; ``None`` where
+            nobody wants the answer any more.
+        death: Why it is dead, ``None`` while it lives.
+    """
 
     recipe: HostRecipe
     channel: Channel
-    in_flight: set[int] = field(default_factory=set)
+    in_flight: dict[int, Request | None] = field(default_factory=dict)
     death: Death | None = None
 
     def obituary(self, env_ids: tuple[int, ...]) -> WorkerDiedError:

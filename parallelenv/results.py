@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -74,56 +74,48 @@ class StepBatch(list):  # type: ignore[type-arg]
         self.env_ids = env_ids
 
 
-class Flags(NamedTuple):
-    """How a step left episodes, one row per env of the answer, each the user's own.
-
-    Attributes:
-        terminated: ``(k,)`` bool.
-        truncated: ``(k,)`` bool.
-        dones: ``(k,)`` bool, either of them.
-    """
-
-    terminated: Array
-    truncated: Array
-    dones: Array
+Flags = tuple[Array, Array, Array]
+"""How a step left episodes, one row per env of the answer: terminated, truncated, either of them."""
 
 
-def by_item(batch: Batch, landed: Landed, flags: Flags, infos: list[dict[str, Any]], copy: bool) -> StepResult:
+def by_item(
+    batch: Batch, landed: Landed, rows: Any, flags: Flags, infos: list[dict[str, Any]], copy: bool
+) -> StepResult:
     """Return an answer as four batched items; with ``copy=False`` states may be read-only views.
 
     Args:
         batch: The pool's batch.
         landed: Who answered what beside the batch.
-        flags: How the step left episodes.
+        rows: Rows of the envs that were stepped.
+        flags: How the step left episodes, already the user's.
         infos: One per env of the answer, already the user's.
         copy: Whether states are copied.
     """
     states: Any
+    rewards = _rewards(batch, landed, rows) if landed.extras else batch.rewards[rows].copy()
     if len(landed.stepped) == len(landed.env_ids):
         states = gather_states(batch, landed.stepped, landed.extras, copy)
-        rewards = _rewards(batch, landed)
+        env_ids = batch.env_ids[rows].copy()
     else:
         states = object_array(_completed(landed, list_states(batch, landed.stepped, landed.extras)))
-        rewards = object_array(_completed(landed, _rewards(batch, landed).tolist()))
-    env_ids = batch.env_ids[batch.rows(landed.env_ids)].copy()
+        rewards = object_array(_completed(landed, rewards.tolist()))
+        env_ids = np.array(landed.env_ids, dtype=np.int64)
     objects = np.fromiter(infos, dtype=object, count=len(infos))  # dicts are not taken apart
-    return StepResult(states, rewards, flags.dones, objects, flags.terminated, flags.truncated, env_ids)
+    return StepResult(states, rewards, flags[2], objects, flags[0], flags[1], env_ids)
 
 
-def by_env(batch: Batch, landed: Landed, flags: Flags, infos: list[dict[str, Any]]) -> StepBatch:
+def by_env(batch: Batch, landed: Landed, rows: Any, flags: Flags, infos: list[dict[str, Any]]) -> StepBatch:
     """Return an answer as one 4-tuple per env. Arguments as in `by_item`."""
     states = _completed(landed, list_states(batch, landed.stepped, landed.extras))
-    rewards = _completed(landed, _rewards(batch, landed).tolist())
-    env_ids = batch.env_ids[batch.rows(landed.env_ids)].copy()
-    items = list(zip(states, rewards, flags.dones.tolist(), infos, strict=True))
-    return StepBatch(items, terminated=flags.terminated, truncated=flags.truncated, env_ids=env_ids)
+    rewards = _completed(landed, _rewards(batch, landed, rows).tolist())
+    items = list(zip(states, rewards, flags[2].tolist(), infos, strict=True))
+    env_ids = np.array(landed.env_ids, dtype=np.int64)
+    return StepBatch(items, terminated=flags[0], truncated=flags[1], env_ids=env_ids)
 
 
-def _rewards(batch: Batch, landed: Landed) -> Array:
+def _rewards(batch: Batch, landed: Landed, rows: Any) -> Array:
     """Return the rewards of the envs that were stepped."""
-    rewards: Array = batch.rewards[batch.rows(landed.stepped)].copy()
-    if not landed.extras:
-        return rewards
+    rewards: Array = batch.rewards[rows].copy()
     loose = {env_id: extra.reward for env_id, extra in landed.extras.items() if extra.reward is not None}
     if not loose:
         return rewards
@@ -143,10 +135,10 @@ def _completed(landed: Landed, values: list[Any]) -> list[Any]:
 
 def gather_states(batch: Batch, env_ids: Sequence[int], extras: Mapping[int, Extra], copy: bool) -> Any:
     """Return the states of these envs, batched, in the order of ``env_ids``."""
-    structure = batch.layout.states
     rows = batch.rows(env_ids)
     if batch.single_state is not None:  # what most envs have
         return _selected(batch.single_state, rows, copy)
+    structure = batch.layout.states
     loose = iter(_loose_columns(batch, env_ids, extras))
     leaves = [
         structure.stack(index, next(loose)) if array is None else _selected(array, rows, copy)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -16,9 +16,9 @@ from parallelenv.flights import Flights, Landed
 from parallelenv.ownership import own
 from parallelenv.policy import Policy
 from parallelenv.pool import Pool
-from parallelenv.protocol import NOTHING, Extra
+from parallelenv.protocol import NOTHING
 from parallelenv.requests import Request
-from parallelenv.results import Flags, StepBatch, StepResult, by_env, by_item, ended_state, gather_states
+from parallelenv.results import StepBatch, StepResult, by_env, by_item, ended_state, gather_states
 
 Align = Literal["item", "batch"]
 
@@ -232,48 +232,45 @@ class Stepper:
 
     def _shape(self, landed: Landed, align: Align) -> StepResult | StepBatch:
         batch = self._pool.batch
-        flags = self._record(landed)
-        infos = self._infos(landed, flags.dones)
-        if align == "batch":
-            return by_env(batch, landed, flags, infos)
-        return by_item(batch, landed, flags, infos, self._copy)
-
-    def _infos(self, landed: Landed, dones: Array) -> list[dict[str, Any]]:
-        """Return the infos, each a dict of its own, also where an env had nothing to say."""
-        plain, env_ids, extras = self._policy.plain_info, landed.env_ids, landed.extras
-        if len(landed.stepped) == len(env_ids):
-            infos = [plain.copy() for _ in env_ids]
-        else:
-            stepped = set(landed.stepped)
-            infos = [plain.copy() if env_id in stepped else {} for env_id in env_ids]
-        if extras:
-            for position, env_id in enumerate(env_ids):
-                if env_id in extras:
-                    infos[position] = {**(extras[env_id].info or {}), **plain}
-        if self._policy.autoreset:
-            for position in dones.nonzero()[0].tolist():
-                self._describe_end(infos[position], env_ids[position], extras)
-        return infos
-
-    def _describe_end(self, info: dict[str, Any], env_id: int, extras: Mapping[int, Extra]) -> None:
-        extra = extras.get(env_id, NOTHING)
-        reset_info = extra.reset_info or {}
-        self.reset_infos[env_id] = own(reset_info) if reset_info else {}
-        self._policy.describe_end(info, ended_state(self._pool.batch, env_id, extra), reset_info)
-
-    def _record(self, landed: Landed) -> Flags:
-        """Bring the flags up to date and return those that the answer shows."""
-        batch = self._pool.batch
         rows = batch.rows(landed.stepped)
         terminated, truncated = batch.terminated[rows].copy(), batch.truncated[rows].copy()
         dones = terminated | truncated
         self._policy.mark_done(self.done, rows, dones)
-        if not self._policy.skips_done:  # nobody is ever absent: the flags need not be kept
-            return Flags(terminated, truncated, dones)
+        if self._policy.skips_done:  # else nobody is ever absent, and the flags need not be kept
+            terminated, truncated = self._complete(landed, rows, terminated, truncated)
+            dones = terminated | truncated
+        infos = self._infos(landed, dones)
+        if align == "batch":
+            return by_env(batch, landed, rows, (terminated, truncated, dones), infos)
+        return by_item(batch, landed, rows, (terminated, truncated, dones), infos, self._copy)
+
+    def _complete(self, landed: Landed, rows: Any, terminated: Array, truncated: Array) -> tuple[Array, Array]:
+        """Return the flags of all envs of an answer, also of those that were not stepped."""
         self._terminated[rows] = terminated
         self._truncated[rows] = truncated
-        shown = batch.rows(landed.env_ids)
+        shown = self._pool.batch.rows(landed.env_ids)
         terminated, truncated = self._terminated[shown].copy(), self._truncated[shown].copy()
         # Who is done and did not terminate was cut off, by its env or by the policy.
         self._truncated |= self.done & ~self._terminated
-        return Flags(terminated, truncated, terminated | truncated)
+        return terminated, truncated
+
+    def _infos(self, landed: Landed, dones: Array) -> list[dict[str, Any]]:
+        """Return the infos, each a dict of its own, also where an env had nothing to say."""
+        env_ids, extras = landed.env_ids, landed.extras
+        infos = self._policy.plain_infos(len(env_ids))
+        if len(landed.stepped) < len(env_ids):
+            stepped = set(landed.stepped)
+            infos = [info if env_id in stepped else {} for env_id, info in zip(env_ids, infos, strict=True)]
+        if extras:
+            for position, env_id in enumerate(env_ids):
+                said = extras[env_id].info if env_id in extras else None
+                if said:
+                    infos[position] = {**said, **infos[position]}
+        if self._policy.autoreset:
+            for position in dones.nonzero()[0].tolist():
+                env_id = env_ids[position]
+                extra = extras.get(env_id, NOTHING)
+                reset_info = extra.reset_info or {}
+                self.reset_infos[env_id] = own(reset_info) if reset_info else {}
+                self._policy.describe_end(infos[position], ended_state(self._pool.batch, env_id, extra), reset_info)
+        return infos

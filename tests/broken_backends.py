@@ -7,8 +7,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from parallelenv.backends.dummy import DummyBackend, DummyChannel
+from parallelenv.backends.dummy import DummyBackend
 from parallelenv.backends.host import Execution, Host
+from parallelenv.backends.inprocess import CallerChannel
 from parallelenv.backends.thread import ThreadBackend, ThreadChannel
 from parallelenv.backends.writer import Writer
 from parallelenv.batch import Batch, Layout
@@ -19,7 +20,7 @@ from parallelenv.testing import BackendContract
 # -------------------------------------------------------------------- faults
 
 
-class Channel(DummyChannel):
+class Channel(CallerChannel):
     """A sound channel, with places for faults."""
 
     host_class: ClassVar[type[Host]] = Host
@@ -191,7 +192,8 @@ class LosesInfos(Channel):
 class GivesViewsOfActions(Channel):
     class _Writer(Writer):
         def actions(self, rows: Any) -> Any:
-            return map(self._batch.layout.actions.join, zip(*[array[rows] for array in self._batch.actions]))
+            leaves = [array[rows] for array in self._batch.actions]
+            return map(self._batch.layout.actions.join, zip(*leaves, strict=True))
 
     class _Host(Host):
         def attach(self, batch: Batch) -> None:
