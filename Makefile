@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help demo test lint wheel-check clean
+.PHONY: help demo test lint bench wheel-check clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list.
@@ -22,6 +22,9 @@ lint: $(VENV)/.lint ## Check style, format and types.
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+bench: $(VENV)/.bench ## Measure every mode beside the peers; takes some 25 minutes, BENCH_ARGS=--quick some 4.
+	$(BIN)/python -m benchmarks $(BENCH_ARGS)
+
 wheel-check: $(VENV)/.test ## Build the wheel, use it from a folder that holds a foreign backends/.
 	BUILD_PYTHON=$(abspath $(BIN)/python) .ci/wheel-check
 
@@ -36,6 +39,6 @@ $(VENV)/.python:
 	$(PIP) install --upgrade pip
 	touch $@
 
-$(VENV)/.demo $(VENV)/.test $(VENV)/.lint: $(VENV)/.%: $(VENV)/.python pyproject.toml
+$(VENV)/.demo $(VENV)/.test $(VENV)/.lint $(VENV)/.bench: $(VENV)/.%: $(VENV)/.python pyproject.toml
 	$(PIP) install --editable '.[$*]'
 	touch $@

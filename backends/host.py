@@ -129,11 +129,17 @@ class Host:
         """Note what else a step said, and begin the next episode if it ended this one."""
         loose, reward, terminated, truncated, info = result
         writer = self._writer
-        loose_reward = writer.store_reward(row, reward)
-        writer.store_flags(row, terminated, truncated)
-        if autoreset and (terminated or truncated):
-            self._next_episode(row, info, loose, loose_reward, values)
-        elif info or loose or loose_reward:
+        loose_reward = None
+        if type(reward) is float:
+            writer.rewards[row] = reward
+        else:
+            loose_reward = writer.store_reward(row, reward)
+        if terminated is not False or truncated is not False:
+            writer.store_flags(row, terminated, truncated)
+            if autoreset and (terminated or truncated):
+                self._next_episode(row, info, loose, loose_reward, values)
+                return
+        if info or loose or loose_reward:
             values[row + writer.first] = _extra(info, loose, loose_reward)
 
     def _next_episode(

@@ -75,6 +75,9 @@ class Writer:
 
     def store_reward(self, row: int, reward: Any) -> tuple[Any] | None:
         """Write a reward of any type; return it in a one-tuple if it is no number."""
+        if isinstance(reward, (float, np.floating)):
+            self.rewards[row] = reward
+            return None
         shape = getattr(reward, "shape", None)
         if shape is not None and all(length == 1 for length in shape) and hasattr(reward, "item"):
             reward = reward.item()

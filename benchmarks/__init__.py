@@ -1,0 +1,1 @@
+"""Side-by-side benchmarks: `python -m benchmarks` in the root of a checkout. See README.md beside this file."""

@@ -1,0 +1,90 @@
+"""Steps the same envs through every mode and through the peers, and writes down how fast each was.
+
+Usage: python -m benchmarks [--only CASE...] [--rounds N] [--seconds S] [--quick] [--out DIR]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import signal
+import sys
+from pathlib import Path
+from statistics import median
+
+from benchmarks import machine, picture, report
+from benchmarks.cases import CASES, Case
+from benchmarks.processes import ROOT
+from benchmarks.runner import Pace, Results, run
+
+_COMMITTED = ROOT / "benchmarks"
+_ELSEWHERE = ROOT / "build" / "benchmarks"
+
+
+def main() -> int:
+    """Run what was asked for; return the exit code."""
+    options = _options()
+    cases = [case for case in CASES if not options.only or case.name in options.only]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as an exception, so that the children are ended
+    about, results, foreign = machine.describe(), Results(), {}
+    print(f"usable cores: {about['usable cores']}, load average {about['load average before the start']}")
+    is_interrupted = False
+    try:
+        run(cases, Pace(options.rounds, options.seconds, options.quick), results, foreign)
+    except KeyboardInterrupt:
+        is_interrupted = True
+        if results:
+            results.popitem()  # the case that was under way
+    folder = _folder(options, is_interrupted)
+    about["cores kept busy by others, before each case"] = _spread(list(foreign.values()))
+    _write(folder, cases, results, about)
+    return 130 if is_interrupted else 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="+", metavar="CASE", choices=[case.name for case in CASES], help="these cases")
+    parser.add_argument("--rounds", type=_positive_int, help="rounds of each system (default: as the case says)")
+    parser.add_argument("--seconds", type=_positive_float, help="seconds per system and round (likewise)")
+    parser.add_argument("--quick", action="store_true", help="one round and a fifth of the time: a look, no evidence")
+    parser.add_argument("--out", type=Path, help="folder of the results (default: benchmarks/ for a full run)")
+    return parser.parse_args()
+
+
+def _positive_int(text: str) -> int:
+    if int(text) < 1:
+        raise ValueError(text)
+    return int(text)
+
+
+def _positive_float(text: str) -> float:
+    if not 0 < float(text) < float("inf"):
+        raise ValueError(text)
+    return float(text)
+
+
+def _folder(options: argparse.Namespace, is_interrupted: bool) -> Path:
+    """Return where to write. Only a full run replaces the results that are committed."""
+    if options.out:
+        return options.out
+    is_full = not (options.only or options.rounds or options.seconds or options.quick or is_interrupted)
+    return _COMMITTED if is_full else _ELSEWHERE
+
+
+def _spread(values: list[float]) -> str:
+    if not values:
+        return "unknown"
+    return f"{median(values):.2f} ({min(values):.2f} .. {max(values):.2f})"
+
+
+def _write(folder: Path, cases: list[Case], results: Results, about: dict[str, str]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    command = shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]])
+    report.write(folder, cases, results, about, command)
+    picture.draw(folder / "results.png", cases, results, about)
+    print(f"written: {os.path.relpath(folder)}/RESULTS.md, results.json, results.png")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,300 @@
+"""The table of cases: which envs, which systems, and the targets that the package has set itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.envs import CARTPOLE, HIGHWAY, SLEEPER, STILL, TEXTS, EnvKind, timed
+from benchmarks.systems import BARE, BY_NAME, IN_PROCESS_PEER, OURS, PROCESS_PEER, SYSTEMS, System
+
+LIMIT = "limit"  # as many bare loops as there are usable cores: what no system can exceed
+
+# What a number means, and how it is written.
+UNITS: dict[str, tuple[str, str]] = {
+    "rate": ("env steps/s", ",.0f"),
+    "ready_s": ("s until the first states", ".2f"),
+    "pss_mb": ("MB of PSS per worker", ",.0f"),
+    "uss_mb": ("MB of USS per worker", ",.0f"),
+    "rss_mb": ("MB of RSS per worker", ",.0f"),
+    "cold_s": ("s, first pool of an interpreter", ".2f"),
+    "warm_s": ("s, a later pool", ".2f"),
+    "methods": ("method calls/s", ",.0f"),
+    "attributes": ("attribute reads/s", ",.0f"),
+    "step_rate": ("transitions/s by step", ",.0f"),
+    "recv_rate": ("transitions/s by send and recv", ",.0f"),
+    "gain": ("x as many transitions/s by send and recv", ".2f"),
+    "cpu_percent": ("% of one core", ".2f"),
+    "slope": ("log-log slope of step time against envs", ".3f"),
+    "pss_growth_mb": ("MB more PSS, caller and workers", ".2f"),
+    "rss_growth_mb": ("MB more RSS, caller and workers", ".2f"),
+    "fd_growth": ("more file descriptors", ".0f"),
+    "env_steps": ("env steps", ",.0f"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What one system is to reach in one case.
+
+    Attributes:
+        system: Its name.
+        relation: ``">="``, ``"<="`` or ``">"``.
+        bound: The number to reach.
+        against: What the number is a multiple of: a system's name, ``LIMIT``, or a kind of peer, of which the
+            fastest in the same round is meant. Empty: the bound is in the metric's own unit.
+        metric: What is looked at.
+        worst: Whether the worst round counts, not the median of all.
+    """
+
+    system: str
+    relation: str
+    bound: float
+    against: str = ""
+    metric: str = "rate"
+    worst: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is measured, and with whom.
+
+    Attributes:
+        name: What ``--only`` and ``limits.toml`` call it.
+        envs: The kind of its envs.
+        num_envs: How many.
+        systems: Names of the systems that take part.
+        targets: What is to be reached.
+        probe: How it is measured: a name in ``benchmarks.probes.PROBES``.
+        rounds: For the bare loop and `ParallelEnv`.
+        peer_rounds: For the others, which start one process per env; ratios to them are taken in these rounds.
+        seconds: For which a system is timed in each round.
+        options: Keyword arguments of `ParallelEnv`.
+        curve: Panel of the picture it belongs to, ``"cost"`` or ``"envs"``; empty: none.
+        is_fresh: Whether each round has an interpreter of its own.
+        with_memory: Whether the memory of the workers is looked at.
+        may_refuse: Whether a system that fails here is taken for one that does not accept such envs.
+    """
+
+    name: str
+    envs: EnvKind
+    num_envs: int
+    systems: tuple[str, ...]
+    targets: tuple[Target, ...] = ()
+    probe: str = "throughput"
+    rounds: int = 5
+    peer_rounds: int = 3
+    seconds: float = 0.6
+    options: dict[str, Any] = field(default_factory=dict)
+    curve: str = ""
+    is_fresh: bool = False
+    with_memory: bool = False
+    may_refuse: bool = False
+
+    def rounds_of(self, system: System) -> int:
+        """Return in how many rounds, the first ones, a system takes part."""
+        if system.uses_ray:  # a peer's workers import torch one by one: 45 s for 16 on 2 cores
+            return 2 if system.kind == OURS else 1
+        return self.rounds if system.name in ALONE else self.peer_rounds
+
+
+def _names(*kinds: str, with_ray: bool = False) -> tuple[str, ...]:
+    return tuple(system.name for system in SYSTEMS if system.kind in kinds and (with_ray or not system.uses_ray))
+
+
+ALONE = ("bare", "dummy", "thread", "subproc", "caller-steps")  # no process per env, no Ray: quick to open
+EVERYONE = (*ALONE, *_names(IN_PROCESS_PEER, PROCESS_PEER))
+EVERYONE_AND_RAY = tuple(BY_NAME)
+# One process per env, so only as far as a machine has room for them; threads and pipes are left to the cases of 16.
+CURVE = ("bare", "dummy", "thread", "subproc", "caller-steps", "gym-async", "sb3-subproc", "ts-subproc", "ts-shmem")
+
+
+def above(system: str, bound: float, against: str, metric: str = "rate") -> Target:
+    """Return the target of at least ``bound`` times as much as another."""
+    return Target(system, ">=", bound, against, metric)
+
+
+def below(system: str, metric: str, bound: float, worst: bool = False) -> Target:
+    """Return the target of at most ``bound`` in the metric's own unit."""
+    return Target(system, "<=", bound, metric=metric, worst=worst)
+
+
+CARTPOLES = (
+    Case("cartpole-1", CARTPOLE, 1, CURVE, curve="envs", rounds=3, peer_rounds=2),
+    Case("cartpole-4", CARTPOLE, 4, CURVE, curve="envs", rounds=3, peer_rounds=2),
+    Case(
+        "cartpole-16",
+        CARTPOLE,
+        16,
+        EVERYONE_AND_RAY,
+        (
+            above("dummy", 0.90, BARE),
+            Target("dummy", ">", 1.0, IN_PROCESS_PEER),
+            above("subproc", 8, PROCESS_PEER),
+            above("subproc", 0.75, BARE),
+            above("caller-steps", 1.25, BARE),
+            above("caller-steps", 15, PROCESS_PEER),
+        ),
+        rounds=9,
+        peer_rounds=4,
+        seconds=0.7,
+        curve="envs",
+    ),
+    Case(
+        "cartpole-64",
+        CARTPOLE,
+        64,
+        CURVE,
+        (above("subproc", 20, PROCESS_PEER), above("subproc", 1.1, BARE)),
+        rounds=7,
+        curve="envs",
+    ),
+    Case(
+        "cartpole-256",
+        CARTPOLE,
+        256,
+        CURVE,
+        (above("caller-steps", 1.5, BARE), above("caller-steps", 40, PROCESS_PEER)),
+        rounds=7,
+        peer_rounds=2,
+        curve="envs",
+    ),
+    Case(
+        "cartpole-1024",
+        CARTPOLE,
+        1024,
+        ALONE,
+        (above("subproc", 1.4, BARE), below("subproc", "ready_s", 3, worst=True), below("subproc", "pss_mb", 120)),
+        rounds=7,
+        curve="envs",
+        with_memory=True,
+    ),
+    Case("cartpole-4096", CARTPOLE, 4096, ALONE, rounds=3, curve="envs"),
+    Case(
+        "cartpole-10000",
+        CARTPOLE,
+        10_000,
+        ALONE,
+        (
+            Target("subproc", ">", 0),
+            above("subproc", 1.3, BARE),
+            below("subproc", "ready_s", 15, worst=True),
+        ),
+        rounds=4,
+        curve="envs",
+    ),
+)
+
+STEP_COSTS = (
+    Case("cost-1us", timed(1e-6, "1 us CPU"), 16, CURVE, curve="cost", rounds=3, peer_rounds=2),
+    Case("cost-10us", timed(1e-5, "10 us CPU"), 16, CURVE, curve="cost", rounds=3, peer_rounds=2),
+    Case(
+        "cost-100us",
+        timed(1e-4, "100 us CPU"),
+        16,
+        EVERYONE,
+        (above("subproc", 0.85, LIMIT), above("caller-steps", 0.92, LIMIT)),
+        rounds=7,
+        curve="cost",
+    ),
+    Case(
+        "cost-1ms",
+        timed(1e-3, "1 ms CPU"),
+        16,
+        EVERYONE_AND_RAY,
+        (above("subproc", 0.95, LIMIT), above("caller-steps", 0.96, LIMIT)),
+        rounds=9,
+        seconds=0.8,
+        curve="cost",
+    ),
+    Case("cost-10ms", timed(1e-2, "10 ms CPU"), 16, CURVE, curve="cost", rounds=3, peer_rounds=2, seconds=1.0),
+    Case("cost-100ms", timed(1e-1, "100 ms CPU"), 16, CURVE, curve="cost", rounds=2, peer_rounds=1, seconds=2.0),
+)
+
+FORMS = (
+    Case(
+        "pixels-84x84x4",
+        timed(3e-4, "300 us CPU, 84x84x4 uint8", shape=(84, 84, 4), dtype="uint8"),
+        16,
+        EVERYONE,
+        (above("subproc", 0.90, LIMIT),),
+        rounds=7,
+    ),
+    Case(
+        "pixels-210x160x3",
+        timed(3e-4, "300 us CPU, 210x160x3 uint8", shape=(210, 160, 3), dtype="uint8"),
+        16,
+        EVERYONE,
+        (above("subproc", 0.85, LIMIT),),
+        rounds=7,
+    ),
+    Case(
+        "infos",
+        timed(2e-5, "20 us CPU, info of two keys every step", with_info=True),
+        16,
+        EVERYONE,
+        (above("subproc", 4, PROCESS_PEER),),
+    ),
+    Case("texts", TEXTS, 16, EVERYONE, (above("subproc", 3, PROCESS_PEER),), may_refuse=True),
+    Case("highway", HIGHWAY, 16, ("bare", "subproc", "caller-steps", "gym-async"), rounds=2, peer_rounds=2, seconds=2),
+)
+
+OTHERS = (
+    Case(
+        "stragglers",
+        SLEEPER,
+        16,
+        ("subproc",),
+        (Target("subproc", ">=", 2.5, metric="gain"),),
+        probe="stragglers",
+        rounds=3,
+        seconds=4,
+        options={"num_cpus": 16},
+    ),
+    Case(
+        "calls",
+        STILL,
+        64,
+        ("subproc", "gym-async", "sb3-subproc", "ts-subproc"),
+        (above("subproc", 10, "sb3-subproc", "methods"), above("subproc", 10, "sb3-subproc", "attributes")),
+        probe="calls",
+        rounds=3,
+        seconds=0.8,
+        options={"num_cpus": 2},
+    ),
+    Case(
+        "start-up",
+        CARTPOLE,
+        64,
+        ("subproc", "gym-async"),
+        (below("subproc", "cold_s", 1.5), below("subproc", "warm_s", 0.5)),
+        probe="start_up",
+        rounds=5,
+        is_fresh=True,
+    ),
+    Case(
+        "idle",
+        CARTPOLE,
+        16,
+        ("subproc",),
+        (below("subproc", "cpu_percent", 1),),
+        probe="idle",
+        rounds=1,
+        seconds=10,
+        options={"num_cpus": 2},
+    ),
+    Case("growth", CARTPOLE, 4096, ("subproc",), (below("subproc", "slope", 1.02),), probe="growth", seconds=2.5),
+    Case(
+        "leaks",
+        CARTPOLE,
+        64,
+        ("subproc",),
+        # A megabyte is a byte per env step, less than any object would take: what the allocator sways by.
+        (below("subproc", "pss_growth_mb", 1), below("subproc", "fd_growth", 0)),
+        probe="leaks",
+        rounds=1,
+        seconds=10,
+    ),
+)
+
+CASES: tuple[Case, ...] = (*CARTPOLES, *STEP_COSTS, *FORMS, *OTHERS)

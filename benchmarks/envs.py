@@ -1,0 +1,126 @@
+"""The envs that are stepped. Each has known costs, so that what is measured is the way to them and back."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+EPISODE = 500  # steps; as long as an episode of CartPole-v1 may be
+
+
+class Timed(gymnasium.Env):
+    """Answers the same observation after each step, which costs what is asked for.
+
+    Args:
+        seconds: CPU time of a step.
+        shape: Of the observation.
+        dtype: Of the observation.
+        with_info: Whether each step has an info with two keys.
+    """
+
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(
+        self, seconds: float = 0.0, shape: tuple[int, ...] = (4,), dtype: str = "float32", with_info: bool = False
+    ) -> None:
+        high = 255 if dtype == "uint8" else np.inf
+        low = 0 if dtype == "uint8" else -np.inf
+        self.observation_space = gymnasium.spaces.Box(low, high, shape, np.dtype(dtype))
+        self.seconds = seconds
+        self.with_info = with_info
+        self.count = 0
+        self._observation: Any = np.ones(shape, dtype)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.count = 0
+        return self._observation, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.pass_time()
+        self.count += 1
+        info = {"count": self.count, "luck": 0.5} if self.with_info else {}
+        return self._observation, 1.0, False, self.count >= EPISODE, info
+
+    def pass_time(self) -> None:
+        """Keep a core busy. CPU time, because wall time would run on while another process has the core."""
+        if self.seconds:
+            end = time.thread_time() + self.seconds
+            while time.thread_time() < end:
+                pass
+
+    def total(self) -> int:
+        """Return a number: a method for calls by name."""
+        return self.count
+
+
+class Texts(Timed):
+    """Observes an array and a text whose length changes, which has no fixed place in shared memory."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(seconds)
+        array = self.observation_space
+        self.observation_space = gymnasium.spaces.Dict({"array": array, "text": gymnasium.spaces.Text(40)})
+        self._array = self._observation
+        self._observation = {"array": self._array, "text": "begin"}
+
+    def pass_time(self) -> None:
+        super().pass_time()
+        self._observation = {"array": self._array, "text": "x" * (1 + self.count % 40)}
+
+
+class Sleeper(Timed):
+    """Waits as for a remote service: exponentially distributed, so that now and then a step is slow.
+
+    Args:
+        seconds: Mean wall time of a step.
+    """
+
+    def pass_time(self) -> None:
+        time.sleep(self.np_random.exponential(self.seconds))
+
+
+def make_highway() -> gymnasium.Env:
+    """Make a real env with long steps: traffic on a motorway."""
+    import highway_env  # noqa: F401 (registers its envs in the process that makes one)
+
+    return gymnasium.make("highway-fast-v0")
+
+
+@dataclass(frozen=True, slots=True)
+class EnvKind:
+    """How to make one env.
+
+    Attributes:
+        title: What it is, for the tables.
+        make: The callable that makes one; importable, so that it travels to every kind of worker.
+        arguments: Its keyword arguments.
+        num_actions: Actions are drawn from ``0..num_actions - 1``.
+    """
+
+    title: str
+    make: Callable[..., gymnasium.Env]
+    arguments: dict[str, Any] = field(default_factory=dict)
+    num_actions: int = 2
+
+    def env_fns(self, num_envs: int) -> list[Callable[[], gymnasium.Env]]:
+        """Return one env fn per env."""
+        return [functools.partial(self.make, **self.arguments) for _ in range(num_envs)]
+
+
+def timed(seconds: float, title: str, **arguments: Any) -> EnvKind:
+    """Return the kind of a `Timed` env."""
+    return EnvKind(title, Timed, {"seconds": seconds, **arguments})
+
+
+CARTPOLE = EnvKind("CartPole-v1", gymnasium.make, {"id": "CartPole-v1"})
+HIGHWAY = EnvKind("highway-fast-v0", make_highway, num_actions=5)
+SLEEPER = EnvKind("sleep, exponential, mean 10 ms", Sleeper, {"seconds": 0.01})
+STILL = EnvKind("a step of no cost", Timed)
+TEXTS = EnvKind("100 us CPU, Dict of array and text", Texts, {"seconds": 100e-6})

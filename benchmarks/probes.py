@@ -1,0 +1,216 @@
+"""What is done with a system once it is chosen. A probe opens it, measures, closes it, and returns numbers.
+
+Probes run in the process of one system; `benchmarks.child` calls them.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from benchmarks.cases import Case
+from benchmarks.systems import Opened, System
+
+SEED = 0
+_ROWS = 1000  # batches of actions made beforehand, used in turns
+_WARM_UP = 0.2
+"""Seconds. It takes the kernel up to 0.1 s to give processes that were just started a core each; until then two
+that wait for each other may share one."""
+_GROWTH = (16, 64, 256, 1024, 4096)  # numbers of envs
+_LEAK_STEPS = 1_000_000  # of single envs
+_MB = 1e6
+
+Numbers = dict[str, float]
+Probe = Callable[[System, Case, float], Numbers]
+
+
+@contextmanager
+def opened(system: System, case: Case, num_envs: int) -> Iterator[Opened]:
+    """Open a system and reset it; close it whatever happens."""
+    running = system.opener(case.envs.env_fns(num_envs), case.options if system.kind == "ours" else {})
+    try:
+        running.reset(SEED)
+        yield running
+    finally:
+        running.close()
+        gc.collect()  # not in the next system's time
+
+
+def throughput(system: System, case: Case, seconds: float) -> Numbers:
+    """Return the rate of env steps, and the time until the first states were there."""
+    begin = time.perf_counter()
+    with opened(system, case, case.num_envs) as running:
+        numbers = {"ready_s": time.perf_counter() - begin}
+        numbers["rate"] = case.num_envs / _step_time(running, case, case.num_envs, seconds)
+        if case.with_memory and system.kind == "ours":
+            numbers |= _memory_per_worker()
+    return numbers
+
+
+def growth(system: System, case: Case, seconds: float) -> Numbers:
+    """Return how the time of a step grows with the number of envs; 1 is in proportion."""
+    times = []
+    for num_envs in _GROWTH:
+        with opened(system, case, num_envs) as running:
+            times.append(_step_time(running, case, num_envs, seconds / len(_GROWTH)))
+    slope = np.polyfit(np.log(_GROWTH), np.log(times), 1)[0]
+    return {"slope": float(slope)}
+
+
+def calls(system: System, case: Case, seconds: float) -> Numbers:
+    """Return how often per second a method of every env is called, and an attribute of every env read."""
+    numbers = {}
+    with opened(system, case, case.num_envs) as running:
+        if running.method is not None:
+            numbers["methods"] = 1 / _repeat(running.method, ["total"], seconds / 2)
+        if running.attribute is not None:
+            numbers["attributes"] = 1 / _repeat(running.attribute, ["seconds"], seconds / 2)
+    return numbers
+
+
+def stragglers(system: System, case: Case, seconds: float) -> Numbers:
+    """Return the rate of transitions when every step waits for all envs, and when nobody waits for the slowest."""
+    with opened(system, case, case.num_envs) as running:
+        by_step = case.num_envs / _step_time(running, case, case.num_envs, seconds / 2)
+        by_recv = _first_come_rate(running.env, case, seconds / 2)
+    return {"step_rate": by_step, "recv_rate": by_recv, "gain": by_recv / by_step}
+
+
+def start_up(system: System, case: Case, seconds: float) -> Numbers:
+    """Return the time until the first states, of the interpreter's first pool and of its second."""
+    times = []
+    for _ in range(2):
+        begin = time.perf_counter()
+        with opened(system, case, case.num_envs):
+            times.append(time.perf_counter() - begin)
+    return {"cold_s": times[0], "warm_s": times[1]}
+
+
+def idle(system: System, case: Case, seconds: float) -> Numbers:
+    """Return what a pool costs that is asked nothing."""
+    with opened(system, case, case.num_envs) as running:
+        _step_time(running, case, case.num_envs, 0.2)
+        time.sleep(0.5)  # whoever still spins for a moment may do so
+        before, begin = _cpu_seconds(), time.perf_counter()
+        time.sleep(seconds)
+        used, wall = _cpu_seconds() - before, time.perf_counter() - begin
+    return {"cpu_percent": 100 * used / wall}
+
+
+def leaks(system: System, case: Case, seconds: float) -> Numbers:
+    """Return what a million env steps leave behind; in a quick run fewer, as many as there is time for."""
+    rows = _actions(case, case.num_envs)
+    wanted = _LEAK_STEPS if seconds >= case.seconds else int(_LEAK_STEPS * seconds / case.seconds)
+    batches = -(-wanted // case.num_envs)
+    with opened(system, case, case.num_envs) as running:
+        _many(running.step, rows, max(200, batches // 5))  # caches and arenas are filled first
+        before = _holdings()
+        _many(running.step, rows, batches)
+        after = _holdings()
+    return {**{key: after[key] - before[key] for key in after}, "env_steps": batches * case.num_envs}
+
+
+PROBES: dict[str, Probe] = {
+    probe.__name__: probe for probe in (throughput, growth, calls, stragglers, start_up, idle, leaks)
+}
+
+
+def _step_time(running: Opened, case: Case, num_envs: int, seconds: float) -> float:
+    return _repeat(running.step, _actions(case, num_envs), seconds)
+
+
+def _actions(case: Case, num_envs: int) -> list[Any]:
+    rows = max(16, min(_ROWS, 1_000_000 // num_envs))
+    return list(np.random.default_rng(SEED).integers(0, case.envs.num_actions, (rows, num_envs)))
+
+
+def _repeat(call: Callable[[Any], Any], arguments: list[Any], seconds: float) -> float:
+    """Return the seconds that a call takes, on average, after a warm-up."""
+    _timed(call, arguments, _WARM_UP)
+    return _timed(call, arguments, seconds)
+
+
+def _timed(call: Callable[[Any], Any], arguments: list[Any], seconds: float) -> float:
+    count, length = 0, len(arguments)
+    begin = now = time.perf_counter()
+    while count == 0 or now - begin < seconds:
+        call(arguments[count % length])
+        count += 1
+        now = time.perf_counter()
+    return (now - begin) / count
+
+
+def _many(step: Callable[[Any], Any], rows: list[Any], count: int) -> None:
+    for index in range(count):
+        step(rows[index % len(rows)])
+
+
+def _first_come_rate(env: Any, case: Case, seconds: float) -> float:
+    """Return transitions/s when each env gets its next action as soon as four are ready."""
+    row = _actions(case, case.num_envs)[0]
+    received = 0
+    env.send(row)
+    begin = now = time.perf_counter()
+    while now - begin < seconds:
+        ready = env.recv(min_envs=4).env_ids
+        env.send(row[ready], id=ready)
+        received += len(ready)
+        now = time.perf_counter()
+    env.recv(min_envs=case.num_envs)
+    return received / (now - begin)
+
+
+def _family() -> tuple[Any, list[Any], list[Any]]:
+    """Return this process, those it works with, and the helpers of multiprocessing that have no envs.
+
+    Helpers are direct children of this process. Workers that a fork server made have its command line,
+    but are its children.
+    """
+    import psutil  # here, so that no worker of a peer has to import it
+
+    caller = psutil.Process()
+    family = caller.children(recursive=True)
+    helpers = [process for process in family if process.ppid() == os.getpid() and _is_helper(process)]
+    return caller, [process for process in family if process not in helpers], helpers
+
+
+def _is_helper(process: Any) -> bool:
+    command = " ".join(process.cmdline())
+    return "multiprocessing.forkserver" in command or "multiprocessing.resource_tracker" in command
+
+
+def _memory(process: Any) -> tuple[float, float, float]:
+    """Return PSS, USS and RSS in MB. Without PSS, which only Linux has, USS stands in."""
+    memory = process.memory_full_info()
+    return getattr(memory, "pss", memory.uss) / _MB, memory.uss / _MB, memory.rss / _MB
+
+
+def _memory_per_worker() -> Numbers:
+    """Return the mean over the workers; nothing where the envs are in this process."""
+    _, workers, _ = _family()
+    if not workers:
+        return {}
+    means = np.mean([_memory(worker) for worker in workers], axis=0)
+    return dict(zip(("pss_mb", "uss_mb", "rss_mb"), map(float, means), strict=True))
+
+
+def _holdings() -> Numbers:
+    """Return what the caller and its workers hold together."""
+    gc.collect()
+    caller, workers, _ = _family()
+    memory = np.sum([_memory(process) for process in (caller, *workers)], axis=0)
+    descriptors = sum(process.num_fds() for process in (caller, *workers))
+    return {"pss_growth_mb": float(memory[0]), "rss_growth_mb": float(memory[2]), "fd_growth": descriptors}
+
+
+def _cpu_seconds() -> float:
+    """Return the CPU time of the caller and of everything it started."""
+    caller, workers, helpers = _family()
+    times = [process.cpu_times() for process in (caller, *workers, *helpers)]
+    return sum(time.user + time.system for time in times)

@@ -1,0 +1,145 @@
+"""RESULTS.md and results.json."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tomllib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.cases import LIMIT, UNITS, Case
+from benchmarks.runner import Outcome, Outcomes, Results
+from benchmarks.systems import BARE, BY_NAME, PROCESS_PEER
+from benchmarks.verdicts import Verdict, ratios, verdicts, wording
+
+_LIMITS = Path(__file__).parent / "limits.toml"
+_HEAD = """# Results
+
+Written by `{command}`. How it is measured: [README.md](README.md).
+All rounds: [results.json](results.json).
+{note}
+Numbers are medians over the rounds, with the lowest and the highest round in brackets. Ratios are taken within a round.
+*Bare* is a plain loop over the same envs that stores nothing; the *limit* is as many such loops as there are usable
+cores; the *best process peer* is the fastest, in the same round, of the vector envs that run one process per env.
+"""
+
+
+def write(folder: Path, cases: Sequence[Case], results: Results, machine: dict[str, str], command: str) -> None:
+    """Write both files into a folder."""
+    ran = [case for case in cases if case.name in results]
+    judged = verdicts(ran, results)
+    folder.joinpath("results.json").write_text(_json(ran, results, machine, judged, command), encoding="utf-8")
+    note = "" if len(ran) == len(cases) else f"\n**Interrupted: {len(ran)} of {len(cases)} cases were run.**\n"
+    parts = [
+        _HEAD.format(command=command, note=note),
+        "![Rates by step cost and by number of envs](results.png)\n",
+        table(("", "machine"), machine.items()),
+        _targets(judged),
+        *(_case(case, results[case.name]) for case in ran),
+    ]
+    folder.joinpath("RESULTS.md").write_text("\n".join(parts), encoding="utf-8")
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table in Markdown."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+
+
+def _targets(judged: Sequence[Verdict]) -> str:
+    met = sum(verdict.word == "met" for verdict in judged)
+    rows = [
+        (
+            verdict.case,
+            BY_NAME[verdict.target.system].title,
+            wording(verdict.target),
+            _measured(verdict),
+            verdict.word if verdict.word == "met" else f"**{verdict.word}**",
+        )
+        for verdict in judged
+    ]
+    header = ("case", "system", "target", "measured", "")
+    return f"## Targets: {met} of {len(judged)} met\n\n{table(header, rows)}\n{_limits(judged)}"
+
+
+def _measured(verdict: Verdict) -> str:
+    if verdict.failure:
+        return f"failed: {verdict.failure}"
+    if not verdict.values:
+        return "nobody to compare with"
+    style = ".3g" if verdict.target.against else UNITS[verdict.target.metric][1]
+    style = ".3f" if verdict.target.against and verdict.target.bound < 2 else style
+    low, high = min(verdict.values), max(verdict.values)
+    return f"{verdict.measured:{style}} ({low:{style}} .. {high:{style}})"
+
+
+def _limits(judged: Sequence[Verdict]) -> str:
+    """Return what limits each case in which a target was not met, as written in limits.toml."""
+    texts = tomllib.loads(_LIMITS.read_text(encoding="utf-8"))
+    missed = dict.fromkeys(verdict.case for verdict in judged if verdict.word != "met")
+    lines = [f"* **{case}**: {texts.get(case, 'no explanation yet (limits.toml).').strip()}" for case in missed]
+    return "What limits the cases with a target that was not met:\n\n" + "\n".join(lines) + "\n" if lines else ""
+
+
+def _case(case: Case, outcomes: Outcomes) -> str:
+    metrics = [metric for metric in UNITS if any(outcome.values(metric) for outcome in outcomes.values())]
+    has_rates = "rate" in metrics
+    header = ["system", "rounds", *(UNITS[metric][0] for metric in metrics)]
+    header += ["x bare", "x limit", "x best process peer"] if has_rates else []
+    rows = []
+    for name, outcome in outcomes.items():
+        row = [BY_NAME[name].title, str(len(outcome.rounds)), *(_cell(outcome, metric) for metric in metrics)]
+        row += [_ratio(outcomes, name, other) for other in (BARE, LIMIT, PROCESS_PEER)] if has_rates else []
+        rows.append(row if outcome.failure is None and outcome.rounds else _without(case, row, outcome))
+    return f"### {case.name}\n\n{_envs(case)}\n\n{table(header, rows)}"
+
+
+def _envs(case: Case) -> str:
+    noun = "env" if case.num_envs == 1 else "envs"
+    options = "".join(f", {key}={value!r}" for key, value in case.options.items())
+    return f"{case.num_envs:,} {noun}: {case.envs.title}{options}"
+
+
+def _without(case: Case, row: list[str], outcome: Outcome) -> list[str]:
+    """Return a row with the reason why numbers are missing in place of the rounds."""
+    words = "does not accept it" if case.may_refuse else "failed"
+    reason = f"{words}: {outcome.failure}" if outcome.failure else "left out (--quick)"
+    return [row[0], f"{row[1]}; {reason}", *row[2:]]
+
+
+def _cell(outcome: Outcome, metric: str) -> str:
+    values, style = outcome.values(metric), UNITS[metric][1]
+    if not values:
+        return ""
+    spread = f" ({min(values):{style}} .. {max(values):{style}})" if len(values) > 1 else ""
+    return f"{median(values):{style}}{spread}"
+
+
+def _ratio(outcomes: Outcomes, name: str, against: str) -> str:
+    values = ratios(outcomes, name, against, "rate")
+    return f"{median(values):.2f}" if values else ""
+
+
+def _json(
+    cases: Sequence[Case], results: Results, machine: dict[str, str], judged: Sequence[Verdict], command: str
+) -> str:
+    content: dict[str, Any] = {
+        "command": command,
+        "machine": machine,
+        "targets": [
+            {**dataclasses.asdict(verdict), "verdict": verdict.word, "wording": wording(verdict.target)}
+            for verdict in judged
+        ],
+        "cases": {
+            case.name: {
+                "envs": case.envs.title,
+                "num_envs": case.num_envs,
+                "systems": {name: dataclasses.asdict(outcome) for name, outcome in results[case.name].items()},
+            }
+            for case in cases
+        },
+    }
+    return json.dumps(content, indent=1) + "\n"

@@ -1,0 +1,161 @@
+"""Runs cases: rounds of all systems in turns, one system at a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import psutil
+
+from benchmarks.cases import Case
+from benchmarks.processes import Child, SystemFailedError
+from benchmarks.systems import BY_NAME, System
+
+_PATIENCE = 90  # seconds for opening, one slow step and closing, before a system is held to hang
+_PATIENCE_WITH_RAY = 300  # Tianshou's workers import torch one by one: 45 s for 16 on 2 cores
+_LISTEN = 0.3  # seconds for which the quiet of the machine is looked at before a case
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How long is measured; ``None`` leaves it to the case.
+
+    Attributes:
+        rounds: Of every system.
+        seconds: Per system and round.
+        is_quick: Whether a look is enough: one round, a fifth of the time, nobody who starts Ray.
+    """
+
+    rounds: int | None = None
+    seconds: float | None = None
+    is_quick: bool = False
+
+    def rounds_of(self, case: Case, system: System) -> int:
+        """Return in how many rounds, the first ones, a system takes part."""
+        if self.is_quick:
+            return 0 if system.uses_ray else self.rounds or 1
+        wanted = case.rounds_of(system)
+        # Ray keeps to its own few rounds: each takes as long as all others together.
+        return wanted if self.rounds is None else min(self.rounds, wanted if system.uses_ray else self.rounds)
+
+    def seconds_of(self, case: Case) -> float:
+        """Return for how long a system is timed in a round."""
+        wanted = case.seconds / 5 if self.is_quick else case.seconds
+        return wanted if self.seconds is None else self.seconds
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What one system did in one case.
+
+    Attributes:
+        rounds: Numbers of each round that it finished.
+        failure: Why it did not finish the others; ``None`` if it did.
+    """
+
+    rounds: dict[int, dict[str, float]] = field(default_factory=dict)
+    failure: str | None = None
+
+    def values(self, metric: str) -> list[float]:
+        """Return one number of all rounds."""
+        return [numbers[metric] for numbers in self.rounds.values() if metric in numbers]
+
+
+Outcomes = dict[str, Outcome]  # by the name of the system
+Results = dict[str, Outcomes]  # by the name of the case
+
+
+class Children:
+    """The processes of all systems, started when first needed."""
+
+    def __init__(self) -> None:
+        self._running: dict[str, Child] = {}
+
+    def measure(self, system: str, case: Case, seconds: float) -> dict[str, float]:
+        """Let a system measure one round; after a failure its process is ended, for nobody knows its state.
+
+        Raises:
+            SystemFailedError: If it gave no numbers.
+        """
+        if case.is_fresh:
+            self._end(system)
+        try:
+            patience = _PATIENCE_WITH_RAY if BY_NAME[system].uses_ray else _PATIENCE
+            return self._child(system).measure(case.name, seconds, patience + 3 * seconds)
+        except BaseException:
+            self._end(system, patiently=False)
+            raise
+
+    def _child(self, system: str) -> Child:
+        if system not in self._running:
+            self._running[system] = Child(system)
+            self._running[system].start()
+        return self._running[system]
+
+    def _end(self, system: str, patiently: bool = True) -> None:
+        child = self._running.pop(system, None)
+        if child is not None:
+            child.end(patiently)
+
+    def end_all(self) -> None:
+        """End the processes of all systems."""
+        while self._running:
+            self._end(next(iter(self._running)))
+
+
+@contextmanager
+def children() -> Iterator[Children]:
+    """Give the processes of all systems, and end them whatever happens."""
+    running = Children()
+    try:
+        yield running
+    finally:
+        running.end_all()
+
+
+def run(cases: Sequence[Case], pace: Pace, results: Results, foreign: dict[str, float]) -> None:
+    """Measure cases one after the other.
+
+    Args:
+        cases: Which.
+        pace: How long.
+        results: What was found so far, at any time.
+        foreign: By case, how many cores others kept busy just before it, while nothing of ours ran.
+    """
+    begin = time.monotonic()
+    with children() as running:
+        for number, case in enumerate(cases, 1):
+            minutes = (time.monotonic() - begin) / 60
+            print(f"[{minutes:5.1f} min] case {number} of {len(cases)}: {case.name} ", end="", flush=True)
+            results[case.name] = {name: Outcome() for name in case.systems}
+            foreign[case.name] = psutil.cpu_percent(_LISTEN) / 100 * (psutil.cpu_count() or 1)
+            _run_case(case, pace, running, results[case.name])
+            failed = [name for name, outcome in results[case.name].items() if outcome.failure]
+            print(f" failed: {', '.join(failed)}" if failed else "", flush=True)
+
+
+def _run_case(case: Case, pace: Pace, running: Children, outcomes: Outcomes) -> None:
+    systems = [BY_NAME[name] for name in case.systems]
+    for turn in range(max(pace.rounds_of(case, system) for system in systems)):
+        taking_part = [system.name for system in systems if turn < pace.rounds_of(case, system)]
+        for name in rotated(taking_part, turn):
+            _run_round(name, turn, case, pace, running, outcomes[name])
+        print(".", end="", flush=True)
+
+
+def _run_round(name: str, turn: int, case: Case, pace: Pace, running: Children, outcome: Outcome) -> None:
+    if outcome.failure:
+        return
+    try:
+        outcome.rounds[turn] = running.measure(name, case, pace.seconds_of(case))
+    except SystemFailedError as failure:
+        outcome.failure = str(failure)
+
+
+def rotated(names: Sequence[str], turn: int) -> list[str]:
+    """Return the names in an order that starts elsewhere each round, so that nobody always follows the same one."""
+    start = turn * 5 % len(names)  # 5: steps that meet few lists' lengths
+    order = [*names[start:], *names[:start]]
+    return order if turn % 2 == 0 else order[::-1]

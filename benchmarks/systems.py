@@ -1,0 +1,210 @@
+"""The table of systems. A system steps a list of envs; all are driven by the same few calls.
+
+To add a peer, write one function that opens it and one line of `SYSTEMS`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+EnvFns = Sequence[Callable[[], Any]]
+
+BARE = "bare"
+OURS = "ours"
+IN_PROCESS_PEER = "in-process peer"
+PROCESS_PEER = "process peer"
+
+
+@dataclass(slots=True)
+class Opened:
+    """A system with its envs made. The calls are the system's own, bound here: nothing stands between.
+
+    Attributes:
+        reset: Takes the seed of the first env; the others get the numbers after it.
+        step: Takes one action per env, as an array; restarts the envs that ended.
+        close: Leaves nothing running.
+        method: Takes the name of a method without arguments, calls it in every env.
+        attribute: Takes the name of an attribute, reads it in every env.
+        env: The system's own object, for what only some can do.
+    """
+
+    reset: Callable[[int], Any]
+    step: Callable[[Any], Any]
+    close: Callable[[], Any]
+    method: Callable[[str], Any] | None = None
+    attribute: Callable[[str], Any] | None = None
+    env: Any = None
+
+
+Opener = Callable[[EnvFns, dict[str, Any]], Opened]
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """One row of every table.
+
+    Attributes:
+        name: What ``--only`` and the cases call it.
+        title: What the tables call it.
+        kind: ``BARE``, ``OURS``, ``IN_PROCESS_PEER`` or ``PROCESS_PEER``: what it is compared with.
+        colour: In the picture.
+        module: What is imported before anything is timed.
+        opener: Takes env fns and a case's options for `ParallelEnv`, returns it opened.
+        uses_ray: Whether it starts Ray, which takes seconds: fewer rounds.
+    """
+
+    name: str
+    title: str
+    kind: str
+    colour: str
+    module: str
+    opener: Opener
+    uses_ray: bool = False
+
+    def load(self) -> None:
+        """Import what the system needs."""
+        importlib.import_module("gymnasium")
+        importlib.import_module(self.module)
+        if self.uses_ray:
+            importlib.import_module("ray")
+
+
+def bare_loop(env_fns: EnvFns, options: dict[str, Any]) -> Opened:
+    """Step envs by hand. Nothing is stored, so nothing can be faster in one process."""
+    envs = [make() for make in env_fns]
+
+    def reset(seed: int) -> None:
+        for index, env in enumerate(envs):
+            env.reset(seed=seed + index)
+
+    def step(actions: Any) -> None:
+        for env, action in zip(envs, actions, strict=True):
+            _, _, terminated, truncated, _ = env.step(action)
+            if terminated or truncated:
+                env.reset()
+
+    def close() -> None:
+        for env in envs:
+            env.close()
+
+    return Opened(reset, step, close)
+
+
+def ours(mode: str, **extra: Any) -> Opener:
+    """Return what opens `ParallelEnv` in a mode."""
+
+    def open_it(env_fns: EnvFns, options: dict[str, Any]) -> Opened:
+        from parallelenv import ParallelEnv
+
+        env = ParallelEnv(list(env_fns), mode, "restart", **extra, **options)
+        return Opened(
+            lambda seed: env.reset(seed=seed), env.step, env.close, env.customized_method, env.get_env_attr, env
+        )
+
+    return open_it
+
+
+def gym(name: str, **extra: Any) -> Opener:
+    """Return what opens a vector env of Gymnasium.
+
+    It restarts an ended env within the step, as all others here do: its default spends the next step on that.
+    """
+
+    def open_it(env_fns: EnvFns, options: dict[str, Any]) -> Opened:
+        from gymnasium import vector
+
+        env = getattr(vector, name)(env_fns, autoreset_mode=vector.AutoresetMode.SAME_STEP, **extra)
+        return Opened(lambda seed: env.reset(seed=seed), env.step, env.close, env.call, env.get_attr, env)
+
+    return open_it
+
+
+def sb3(name: str, **extra: Any) -> Opener:
+    """Return what opens a vectorized env of Stable-Baselines3. It restarts ended envs by itself."""
+
+    def open_it(env_fns: EnvFns, options: dict[str, Any]) -> Opened:
+        from stable_baselines3.common import vec_env
+
+        env = getattr(vec_env, name)(env_fns, **extra)
+
+        def reset(seed: int) -> Any:
+            env.seed(seed)
+            return env.reset()
+
+        return Opened(reset, env.step, env.close, env.env_method, env.get_attr, env)
+
+    return open_it
+
+
+def ts(name: str) -> Opener:
+    """Return what opens a vector env of Tianshou. It leaves the restart to its user, who does it here."""
+
+    def open_it(env_fns: EnvFns, options: dict[str, Any]) -> Opened:
+        import tianshou.env
+
+        env = getattr(tianshou.env, name)(env_fns)
+
+        def reset(seed: int) -> Any:
+            env.seed(seed)  # `reset(seed=...)` would give every env the same one
+            return env.reset()
+
+        def step(actions: Any) -> Any:
+            answer = env.step(actions)
+            ended = answer[2] | answer[3]
+            if ended.any():
+                env.reset(ended.nonzero()[0])
+            return answer
+
+        return Opened(reset, step, env.close, None, env.get_env_attr, env)
+
+    return open_it
+
+
+def ts_ray(env_fns: EnvFns, options: dict[str, Any]) -> Opened:
+    """Open Tianshou's Ray vector env, with a Ray that is started and stopped with it, as ours is."""
+    import ray
+
+    ray.init(include_dashboard=False, log_to_driver=False, logging_level="error")
+    opened = ts("RayVectorEnv")(env_fns, options)
+
+    def close() -> None:
+        opened.env.close()
+        ray.shutdown()
+
+    opened.close = close
+    return opened
+
+
+_OURS = "parallelenv"
+_GYM = "gymnasium.vector"
+_SB3 = "stable_baselines3.common.vec_env"
+_TS = "tianshou.env"
+# SB3's own default, a fork server, lets each worker import torch: 16 are ready after 13 s on 2 cores, not after
+# 0.1 s, and each round would have to wait for it. Once started, both step the same way.
+_FORK = {"start_method": "fork"}
+_PIPE = {"shared_memory": False}
+_CALLER = {"caller_steps": True}
+
+SYSTEMS: tuple[System, ...] = (
+    System("bare", "bare loop", BARE, "#000000", "gymnasium", bare_loop),
+    System("dummy", "ParallelEnv dummy", OURS, "#8c564b", _OURS, ours("dummy")),
+    System("thread", "ParallelEnv thread", OURS, "#e377c2", _OURS, ours("thread")),
+    System("subproc", "ParallelEnv subproc", OURS, "#d62728", _OURS, ours("subproc")),
+    System("caller-steps", "ParallelEnv subproc caller_steps", OURS, "#ff7f0e", _OURS, ours("subproc", **_CALLER)),
+    System("ray", "ParallelEnv ray", OURS, "#bcbd22", _OURS, ours("ray"), uses_ray=True),
+    System("ray-subproc", "ParallelEnv ray-subproc", OURS, "#7f7f7f", _OURS, ours("ray-subproc"), uses_ray=True),
+    System("gym-sync", "Gymnasium SyncVectorEnv", IN_PROCESS_PEER, "#9edae5", _GYM, gym("SyncVectorEnv")),
+    System("gym-async", "Gymnasium AsyncVectorEnv", PROCESS_PEER, "#1f77b4", _GYM, gym("AsyncVectorEnv")),
+    System("gym-pipe", "Gymnasium Async, no shm", PROCESS_PEER, "#aec7e8", _GYM, gym("AsyncVectorEnv", **_PIPE)),
+    System("sb3-dummy", "SB3 DummyVecEnv", IN_PROCESS_PEER, "#98df8a", _SB3, sb3("DummyVecEnv")),
+    System("sb3-subproc", "SB3 SubprocVecEnv", PROCESS_PEER, "#2ca02c", _SB3, sb3("SubprocVecEnv", **_FORK)),
+    System("ts-dummy", "Tianshou DummyVectorEnv", IN_PROCESS_PEER, "#c5b0d5", _TS, ts("DummyVectorEnv")),
+    System("ts-subproc", "Tianshou SubprocVectorEnv", PROCESS_PEER, "#9467bd", _TS, ts("SubprocVectorEnv")),
+    System("ts-shmem", "Tianshou ShmemVectorEnv", PROCESS_PEER, "#17becf", _TS, ts("ShmemVectorEnv")),
+    System("ts-ray", "Tianshou RayVectorEnv", PROCESS_PEER, "#dbdb8d", _TS, ts_ray, uses_ray=True),
+)
+
+BY_NAME = {system.name: system for system in SYSTEMS}

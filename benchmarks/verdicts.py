@@ -1,0 +1,103 @@
+"""Ratios, and which targets were met."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from benchmarks.cases import LIMIT, UNITS, Case, Target
+from benchmarks.runner import Outcomes, Results
+from benchmarks.systems import BY_NAME, IN_PROCESS_PEER, PROCESS_PEER
+from parallelenv.cores import usable_cores
+
+_PLURALS = {IN_PROCESS_PEER: "the best in-process peer", PROCESS_PEER: "the best process peer", LIMIT: "the limit"}
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A target and what was measured.
+
+    Attributes:
+        case: Name of the case.
+        target: The target.
+        values: One per round in which both sides took part.
+        failure: Why there are none, or not all; ``None`` if there is nothing to say.
+    """
+
+    case: str
+    target: Target
+    values: tuple[float, ...]
+    failure: str | None
+
+    @property
+    def measured(self) -> float:
+        """The number that counts: the median over the rounds, or the worst round."""
+        if not self.target.worst:
+            return median(self.values)
+        return max(self.values) if self.target.relation == "<=" else min(self.values)
+
+    @property
+    def word(self) -> str:
+        """``"met"``, ``"missed"``, ``"failed"`` or, if there was nobody to compare with, ``"not measured"``."""
+        if self.failure:
+            return "failed"
+        if not self.values:
+            return "not measured"
+        return "met" if _holds(self.measured, self.target) else "missed"
+
+
+def _holds(value: float, target: Target) -> bool:
+    if target.relation == "<=":
+        return value <= target.bound
+    return value >= target.bound if target.relation == ">=" else value > target.bound
+
+
+def verdicts(cases: Sequence[Case], results: Results) -> list[Verdict]:
+    """Return one verdict per target of the cases that were run."""
+    return [
+        _verdict(case, target, results[case.name]) for case in cases if case.name in results for target in case.targets
+    ]
+
+
+def _verdict(case: Case, target: Target, outcomes: Outcomes) -> Verdict:
+    outcome = outcomes[target.system]
+    values = ratios(outcomes, target.system, target.against, target.metric)
+    return Verdict(case.name, target, tuple(values), outcome.failure)
+
+
+def ratios(outcomes: Outcomes, system: str, against: str, metric: str) -> list[float]:
+    """Return a number of one system as a multiple of another's, or of the best of a kind, round by round.
+
+    Args:
+        outcomes: Of one case.
+        system: Whose number it is.
+        against: A system's name, a kind of peer or ``LIMIT``; empty: the number itself is returned.
+        metric: Which number.
+    """
+    if not against:
+        return outcomes[system].values(metric)
+    found = []
+    for turn, numbers in outcomes[system].rounds.items():
+        other = _reference(outcomes, against, metric, turn)
+        if other and metric in numbers:
+            found.append(numbers[metric] / other)
+    return found
+
+
+def _reference(outcomes: Outcomes, against: str, metric: str, turn: int) -> float:
+    """Return what is divided by in one round; 0 if nobody to compare with took part in it."""
+    if against == LIMIT:
+        return usable_cores() * _reference(outcomes, "bare", metric, turn)
+    names = [name for name in outcomes if against in (name, BY_NAME[name].kind)]
+    numbers = [outcomes[name].rounds.get(turn, {}).get(metric, 0.0) for name in names]
+    return max(numbers, default=0.0)
+
+
+def wording(target: Target) -> str:
+    """Return a target as a table shows it."""
+    name = "" if target.against else " " + UNITS[target.metric][0]
+    other = _PLURALS.get(target.against) or (BY_NAME[target.against].title if target.against else "")
+    times = " x " if target.against else ""
+    metric = f" ({UNITS[target.metric][0]})" if target.against and target.metric != "rate" else ""
+    return f"{target.relation} {target.bound:g}{name}{times}{other}{metric}{', in every round' * target.worst}"
