@@ -19,12 +19,12 @@ from parallelenv.backends.inprocess import cannot_be_given, cannot_travel
 from parallelenv.backends.wire import Message
 from parallelenv.errors import UnpicklableError
 from parallelenv.failures import Failure
-from parallelenv.ownership import own
+from parallelenv.ownership import IMMUTABLE, own
 from parallelenv.protocol import Command, EnvFacts, Extra, Reply
 
 _OUT_OF_BAND = 65536
 
-_PICKLED, _STEP, _STEP_AUTORESET, _DONE = range(4)
+_PICKLED, _STEP, _STEP_AUTORESET, _DONE, _PLAIN = range(5)
 
 
 def encode_command(command: Command, everyone: tuple[int, ...]) -> Message:
@@ -56,6 +56,9 @@ def encode_reply(reply: Reply) -> Message:
     """Return a reply as a message; a value that does not pickle becomes a failure of its env."""
     if not (reply.values or reply.failures or reply.rows):
         return Message(_DONE, reply.number)
+    plain = None if reply.failures or reply.rows else _plain_extras(reply.values)
+    if plain is not None:
+        return Message(_PLAIN, reply.number, [pickle.dumps(plain, protocol=5)])
     for pickler in (pickle.Pickler, cloudpickle.Pickler):
         try:
             return Message(_PICKLED, reply.number, _dump_reply(pickler, reply))
@@ -74,6 +77,9 @@ def decode_reply(message: Message) -> Reply:
     """Return the reply."""
     if message.tag == _DONE:
         return Reply(message.number)
+    if message.tag == _PLAIN:
+        extras = pickle.loads(message.frames[0])
+        return Reply(message.number, {env_id: Extra(*parts) for env_id, parts in extras.items()})
     head, buffers = io.BytesIO(message.frames[0]), iter(message.frames[1:])
     reply: Reply
     env_ids: list[int]
@@ -124,10 +130,43 @@ def _reduce_array(array: Any) -> Any:
 
 def _dump_reply(pickler: Any, reply: Reply) -> list[Any]:
     values = reply.values
-    if values and type(next(iter(values.values()))) is EnvFacts:  # they share their spaces on purpose
+    if all(map(_may_be_shared, values.values())):
         return _dump(pickler, (reply, []))
     rest = Reply(reply.number, {}, reply.failures, reply.rows)
     return _dump(pickler, (rest, list(values)), *map(_untangled, values.values()))
+
+
+def _may_be_shared(value: Any) -> bool:
+    """Whether it matters not if two answers hold it: 32 numbers in one pickle take 5 us, in one each 31 us."""
+    if type(value) is tuple and len(value) == 1:  # an attribute
+        value = value[0]
+    return type(value) in IMMUTABLE or type(value) is EnvFacts  # those share their spaces on purpose
+
+
+def _plain_extras(values: dict[int, Any]) -> dict[int, tuple[Any, ...]] | None:
+    """Return what steps answered as tuples for one pickle, if nothing in them is or holds a shared object.
+
+    So most infos are: dicts of numbers and texts. For 8 envs with two numbers each, to write
+    and to read them takes 7 + 4 us, in a pickle each 26 + 14 us.
+    """
+    seen: set[int] = set()
+    for extra in values.values():
+        if type(extra) is not Extra:
+            return None
+        for part in extra:
+            if part is not None and not _is_flat(part, seen):
+                return None
+    return {env_id: tuple(extra) for env_id, extra in values.items()}
+
+
+def _is_flat(part: Any, seen: set[int]) -> bool:
+    """Whether a dict, list or tuple that was not seen before holds nothing that can change."""
+    kind = type(part)
+    if id(part) in seen or kind not in (dict, list, tuple):
+        return False
+    seen.add(id(part))
+    items = part.values() if kind is dict else part
+    return all(type(item) in IMMUTABLE or isinstance(item, np.generic) for item in items)
 
 
 def _untangled(value: Any) -> Any:

@@ -191,10 +191,11 @@ class Host:
         """Set an attribute. Each env gets a copy of its own."""
         set_attribute(self._env(env_id).env, key, own(value))
 
-    def call(self, env_id: int, arguments: dict[str, Any], method: str) -> Any:
+    def call(self, env_id: int, arguments: dict[str, Any] | None, method: str) -> Any:
         """Call a method with keyword arguments, copied for this env."""
-        self.doing = f"{method}()"
-        return get_method(self._env(env_id).env, method)(**own(arguments))
+        self.doing = method + "()"
+        bound = get_method(self._env(env_id).env, method)
+        return bound(**own(arguments)) if arguments else bound()
 
     def render(self, env_id: int, argument: Any, common: Any) -> Any:
         """Render an env."""

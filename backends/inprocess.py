@@ -35,9 +35,8 @@ class CallerChannel:
         An interrupt leaves the command in the queue, to go on with the next env.
         """
         if not self._replies and self._queue:
-            reply = detach(self._queue[0].run())
-            self._queue.popleft()
-            self._replies.append(reply)
+            self._replies.append(detach(self._queue[0].run()))
+            self._queue.popleft()  # not before: an interrupt in between would lose the reply; so it comes twice at worst
         return bool(self._replies)
 
     def receive(self) -> Reply:  # noqa: D102 (see Channel)
@@ -52,6 +51,7 @@ class CallerChannel:
     def kill(self) -> None:  # noqa: D102 (see Channel)
         self._queue.clear()
         self._host.close()
+        vars(self._host).pop("_writer", None)  # its memory goes now, not when the user lets go of the closed object
 
 
 def take_over(command: Command) -> Command:

@@ -31,7 +31,10 @@ def get_attribute(env: Any, key: str) -> tuple[Any] | None:
         key: A name, or several joined by dots; only the first is looked for in every layer.
     """
     first, *rest = key.split(".")
-    value = next((getattr(layer, first) for layer in layers(env) if hasattr(layer, first)), _ABSENT)
+    value = getattr(env, first, _ABSENT)
+    if value is _ABSENT:
+        found = (getattr(layer, first, _ABSENT) for layer in layers(env))
+        value = next((value for value in found if value is not _ABSENT), _ABSENT)
     for name in rest:
         value = getattr(value, name, _ABSENT)
     return None if value is _ABSENT else (value,)
@@ -62,12 +65,11 @@ def get_method(env: Any, key: str) -> Any:
         AbsentMethodError: If there is none of that name, or it cannot be called.
     """
     found = get_attribute(env, key)
-    base = list(layers(env))[-1]
+    if found is not None and callable(found[0]):
+        return found[0]
+    name = type(list(layers(env))[-1]).__name__
     if found is None:
-        raise AbsentMethodError(f"{type(base).__name__} has no method {key!r}, and no wrapper around it has.")
-    if not callable(found[0]):
-        raise AbsentMethodError(
-            f"{key!r} of {type(base).__name__} is {type(found[0]).__name__}, no method. "
-            f"Read it with get_env_attr({key!r})."
-        )
-    return found[0]
+        raise AbsentMethodError(f"{name} has no method {key!r}, and no wrapper around it has.")
+    raise AbsentMethodError(
+        f"{key!r} of {name} is {type(found[0]).__name__}, no method. Read it with get_env_attr({key!r})."
+    )

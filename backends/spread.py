@@ -60,13 +60,22 @@ class Spreader:
 
 def _core_if_awake(pid: int) -> int | None:
     """Return the core that a process runs on or waits for, ``None`` if it sleeps."""
-    fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    fields = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
     return int(fields[_PROCESSOR]) if fields[_STATE] == b"R" else None
 
 
 def _num_runnable() -> int:
     """Return how many threads of the whole system want to run at this moment."""
-    return int(Path("/proc/loadavg").read_bytes().split()[3].partition(b"/")[0])
+    return int(_read("/proc/loadavg").split()[3].partition(b"/")[0])
+
+
+def _read(path: str) -> bytes:
+    """Return the short text of a file of the system: 10 us, with `open` 25 us."""
+    fileno = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(fileno, 4096)
+    finally:
+        os.close(fileno)
 
 
 def _move(pid: int, taken: set[int]) -> None:

@@ -37,7 +37,9 @@ _HEARTBEAT = 0.25
 """Seconds between looks at whether workers live, for deaths that a pipe does not show: an env's
 own child process may hold the pipe open."""
 _SPIN = 200e-6
-"""Seconds that the caller stays awake for an answer before it sleeps."""
+"""Seconds that the caller stays awake for an answer before it sleeps, if the latest ones came so quickly.
+
+Else it would only be in the workers' way: on 2 cores it cost 2 workers 10 % of steps of 2.4 ms."""
 _BLAS_TIMEOUT = "OPENBLAS_THREAD_TIMEOUT"
 _SAFE_BYTES = 65536
 """A pipe takes so much at least, so that sending it cannot block on a worker that is itself
@@ -49,12 +51,19 @@ _HIDDEN: dict[str, Any] = {}  # what is missing of the main module while a worke
 
 
 class Poller:
-    """Waits for any of many pipes, without making the list anew for every wait."""
+    """Waits for any of many pipes, without making the list anew for every wait.
+
+    Attributes:
+        pids: Processes at their other ends.
+        is_quick: Whether answers came within `_SPIN` lately, so that it pays to stay awake for them.
+    """
 
     def __init__(self) -> None:
         self._channels: dict[int, SubprocChannel] = {}
         self.pids: list[int] = []
-        self._poll = select.poll() if hasattr(select, "poll") else None
+        self._poll: Any = select.poll() if hasattr(select, "poll") else None
+        self.is_quick = True
+        self._awaits_first = False  # nothing was answered since the latest message left
         self._glance: Any = functools.partial(self._poll.poll, 0) if self._poll is not None else None
 
     def add(self, channel: SubprocChannel) -> None:
@@ -76,8 +85,16 @@ class Poller:
         if self._poll is None:  # Windows, and few others
             pipes = {channel.wire.connection: channel for channel in self._channels.values()}
             return [pipes[pipe] for pipe in connection.wait(list(pipes), timeout)]  # type: ignore[index]
-        found = (timeout and spin(self._glance, min(_SPIN, timeout))) or self._poll.poll(timeout * 1000)
+        begin = time.perf_counter()
+        found = spin(self._glance, min(_SPIN, timeout)) if self.is_quick else None
+        found = found or self._poll.poll(timeout * 1000)
+        if self._awaits_first and timeout:
+            self._awaits_first, self.is_quick = False, time.perf_counter() - begin < _SPIN
         return [self._channels[fileno] for fileno, _ in found]
+
+    def note_sent(self) -> None:
+        """Take note that a worker has something to do."""
+        self._awaits_first = True
 
 
 class SubprocChannel:
@@ -105,6 +122,7 @@ class SubprocChannel:
         except OSError as error:
             raise HostDied from error
         self._unanswered += 1
+        self._poller.note_sent()
 
     def work(self) -> bool:
         """Say if there is a reply that was read already. The counterpart of `CallerChannel.work`."""
@@ -157,9 +175,9 @@ class SubprocBackend:
             there is one, else ``"spawn"``. With none of them does a script need an
             ``if __name__ == "__main__"`` guard: the caller's main module is not imported again.
         caller_steps: Whether the caller is one of the workers: it steps its share of the envs, in this
-            process, where it would wait. Nobody is then descheduled for it: CartPole, 16 envs, 2 cores,
-            XXX. What such an env does to its process it does to the caller, and
-            no time limit interrupts it.
+            process, where it would wait, and nobody has to make room for it: 16 CartPoles on 2 cores make
+            180,000 steps/s instead of 140,000. What such an env does to its process it does to the
+            caller, and no time limit interrupts it.
     """
 
     uses_live_envs = False
@@ -237,7 +255,8 @@ class SubprocBackend:
             return [*received, *self._poller.wait(0)]
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
-            self._spreader.look(self._poller.pids)
+            if self._poller.is_quick:  # else the system has time to find a core for each
+                self._spreader.look(self._poller.pids)
             left = _HEARTBEAT if deadline is None else min(_HEARTBEAT, deadline - time.monotonic())
             ready = self._poller.wait(max(0.0, left))
             ready = ready or [channel for channel in channels if channel.is_dead()]

@@ -99,10 +99,10 @@ def spread_options(options: Any, env_ids: Sequence[int]) -> list[dict[str, Any] 
     return list(options)
 
 
-def spread_data(data: Any, env_ids: Sequence[int]) -> list[dict[str, Any]]:
-    """Return the keyword arguments of each env's method."""
+def spread_data(data: Any, env_ids: Sequence[int]) -> list[dict[str, Any]] | None:
+    """Return the keyword arguments of each env's method, ``None`` if there are none."""
     if data is None:
-        return [{}] * len(env_ids)
+        return None
     if isinstance(data, dict):
         return [data] * len(env_ids)
     expected = "a dict of keyword arguments for all envs, or a list with one dict per env"

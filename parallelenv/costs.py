@@ -1,0 +1,189 @@
+"""How long one step of all envs takes in each mode, and which mode is to be had quickest.
+
+The only place with figures about modes. All were measured on a virtual machine with 2 cores (Xeon,
+2.6 GHz, Python 3.11), by rounds of `ParallelEnv.step` with 1 to 256 envs that do nothing, keep a core
+busy for 10 to 1000 us, sleep, or are CartPole or LunarLander. Against 44 such measurements the
+estimates are up to a fifth off, and off in the same direction in all modes: what is compared is their ratio.
+``python -m benchmarks.auto`` shows whether the choice still is the right one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+MOST_WORKERS = 32
+"""More threads than that, each handed its command, take longer than the shortest wait worth it: 1 ms."""
+CLOSE_ENOUGH = 1.05
+"""A mode must be quicker than a simpler one by more than this to be chosen."""
+
+# Seconds of one call of `step`, whatever its envs do: 14 us in the loop, and for each worker what it takes to
+# send for it and to hear from it. Of 2, 4, 8, 16 workers threads take 112, 175, 310, 570 us; processes 53, 72,
+# 135, 255 us; and if the caller is one of the workers 31, 79, 125, 251 us.
+_LOOP_ROUND = 14e-6
+_THREADS_ROUND, _PER_THREAD = 50e-6, 31e-6
+_PROCESSES_ROUND, _PER_PROCESS = 20e-6, 16e-6
+_CALLER_ROUND = 15e-6
+_ENV = 0.4e-6  # seconds per env, for its rows and its info: 0.45 us in the loop, 0.35 us otherwise
+_COLD = 1.15
+"""Envs that take turns find colder caches than one by itself: CartPole 5.8 us instead of 4.7, LunarLander 28 instead of 24."""
+_AWAY = 1.08
+"""So do those that another process steps: an env of 10 us takes 11.6 us there, of 100 us 109 us."""
+_AWAKE, _SLEEPY = 200e-6, 60e-6
+"""After the first the caller sleeps, and is the second late to wake: 16 envs of 30 us in 2 processes, 360 us."""
+
+# Seconds per byte of the states: written into the batch, and from there into the result. 16 states of 84x84x4
+# and 210x160x3 bytes add 36 and 290 us in the loop, 43 and 378 us with two workers.
+_HERE_BYTE, _AWAY_BYTE = 0.12e-9, 0.17e-9
+# Seconds per env and byte of what has no row in the batch: infos, texts. An info of two numbers adds 2.5 us to
+# a step in this process, which copies it, and 6 us to one that pickles it.
+_HERE_EXTRA, _HERE_EXTRA_BYTE = 2.5e-6, 0.3e-9
+_AWAY_EXTRA, _AWAY_EXTRA_BYTE = 6e-6, 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What an env is like.
+
+    Attributes:
+        step_cost: Seconds of a step, with its share of the resets.
+        compute: The part of them in which it keeps a core busy.
+        lock_free: Share of the step, 0 to 1, in which another thread may run Python code; ``None``
+            if it was not measured.
+        state_nbytes: Bytes of a state.
+        extra_nbytes: Pickled bytes of what a step answers besides numbers and arrays of fixed form.
+    """
+
+    step_cost: float
+    compute: float
+    lock_free: float | None = None
+    state_nbytes: int = 0
+    extra_nbytes: int = 0
+
+    @property
+    def waits(self) -> bool:
+        """Whether most of a step is waiting, so that more workers than cores have something to do."""
+        return self.compute < self.step_cost / 2
+
+    @property
+    def releases_gil(self) -> bool | None:
+        """Whether threads can step such envs side by side; ``None`` if it was not measured."""
+        return None if self.lock_free is None else self.lock_free >= 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A mode that could be chosen.
+
+    Attributes:
+        mode: Its word.
+        workers: Number of hosts.
+        seconds: Estimated time of a step of all envs.
+        options: Options of its backend.
+    """
+
+    mode: str
+    workers: int
+    seconds: float
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Where envs may run.
+
+    Attributes:
+        num_envs: How many envs there are.
+        cores: How many cores they may use.
+        workers: How many workers there must be, if that is not ours to choose.
+        may_leave: Whether the envs can be stepped in another process.
+    """
+
+    num_envs: int
+    cores: int
+    workers: int | None = None
+    may_leave: bool = True
+
+
+def candidates(figures: Figures, room: Room) -> list[Candidate]:
+    """Return the modes that come into question, each with its best number of workers, simplest first.
+
+    Ray is none of them: who has a cluster knows it, and on one machine a message by Ray takes longest.
+    """
+    found = [Candidate("dummy", 1, _in_a_loop(figures, room))]
+    groups = []
+    if figures.releases_gil:
+        groups.append([Candidate("thread", n, _in_threads(figures, room, n)) for n in _counts(figures, room)])
+    if room.may_leave:
+        counts = list(_counts(figures, room, beyond_cores=not figures.releases_gil))
+        groups.append([Candidate("subproc", n, _in_processes(figures, room, n)) for n in counts])
+        caller = {"caller_steps": True}
+        groups.append([Candidate("subproc", n, _with_the_caller(figures, room, n), caller) for n in counts])
+    found += [min(group, key=lambda candidate: candidate.seconds) for group in groups if group]
+    return found
+
+
+def pick(found: list[Candidate]) -> Candidate:
+    """Return the simplest of the candidates that are about as quick as the quickest."""
+    quickest = min(candidate.seconds for candidate in found)
+    return next(candidate for candidate in found if candidate.seconds <= quickest * CLOSE_ENOUGH)
+
+
+def _counts(figures: Figures, room: Room, beyond_cores: bool = True) -> Iterator[int]:
+    """Return the numbers of workers to consider: powers of 2 and the most that make sense.
+
+    A process more than there are cores costs some 40 MB, a thread next to nothing: where
+    both would do, only threads wait side by side in greater number.
+    """
+    most = min(room.num_envs, room.cores)
+    if figures.waits and beyond_cores:
+        most = min(room.num_envs, max(room.cores, MOST_WORKERS))
+    if room.workers is not None:
+        most = min(room.num_envs, room.workers)
+    count = 2 if room.workers is None else max(2, most)
+    while count < most:
+        yield count
+        count *= 2
+    if most >= 2:  # a single worker only adds the way to it
+        yield most
+
+
+def _in_a_loop(figures: Figures, room: Room) -> float:
+    return _LOOP_ROUND + room.num_envs * (_COLD * figures.step_cost + _here(figures))
+
+
+def _in_threads(figures: Figures, room: Room, workers: int) -> float:
+    locked = room.num_envs * figures.step_cost * (1 - (figures.lock_free or 0.0))
+    work = _COLD * max(_work(figures, room, workers), locked)
+    return _THREADS_ROUND + workers * _PER_THREAD + work + room.num_envs * _here(figures)
+
+
+def _in_processes(figures: Figures, room: Room, workers: int) -> float:
+    work = _COLD * _AWAY * _work(figures, room, workers)
+    late = _SLEEPY if work > _AWAKE else 0.0
+    return _PROCESSES_ROUND + workers * _PER_PROCESS + work + late + room.num_envs * _away(figures)
+
+
+def _with_the_caller(figures: Figures, room: Room, workers: int) -> float:
+    work = _COLD * _AWAY * _work(figures, room, workers)
+    answers = room.num_envs * ((workers - 1) * _away(figures) + _here(figures)) / workers
+    return _CALLER_ROUND + (workers - 1) * _PER_PROCESS + work + answers
+
+
+def _work(figures: Figures, room: Room, workers: int) -> float:
+    """Return the seconds for which the longest share keeps its worker, or all of them the cores, busy."""
+    share = -(-room.num_envs // workers)
+    return max(share * figures.step_cost, room.num_envs * figures.compute / min(workers, room.cores))
+
+
+def _here(figures: Figures) -> float:
+    """Return the seconds per env that its answer takes in the caller's process."""
+    extra = _HERE_EXTRA + figures.extra_nbytes * _HERE_EXTRA_BYTE if figures.extra_nbytes else 0.0
+    return _ENV + figures.state_nbytes * _HERE_BYTE + extra
+
+
+def _away(figures: Figures) -> float:
+    """Return the seconds per env that its answer takes from another process."""
+    extra = _AWAY_EXTRA + figures.extra_nbytes * _AWAY_EXTRA_BYTE if figures.extra_nbytes else 0.0
+    return _ENV + figures.state_nbytes * _AWAY_BYTE + extra

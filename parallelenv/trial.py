@@ -1,0 +1,280 @@
+"""What an env costs, found by stepping one with random actions for a moment.
+
+The trial env is one more, made from what the user gave and closed afterwards. A live instance is never
+stepped: a copy is, in a process of its own, for a copy may still hold the number of a simulator or of a
+connection that the original uses.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import random
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+from parallelenv.backends.adapt import Resettable, adapt
+from parallelenv.costs import Figures
+from parallelenv.errors import EnvContractError
+from parallelenv.recipes import EnvRecipe
+from parallelenv.spaces import Structure
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
+
+SECONDS = 0.2
+"""For which envs are stepped, all of them together; a step that takes longer is done three times."""
+_PATIENCE = 20.0
+"""Seconds that a copy gets to be built and tried, in its own process, before it is held to hang."""
+_MOST = 3
+"""Env fns that are tried, if they are many: each takes its time to build."""
+_SLOW_BUILD = 1.0
+"""Seconds after which no further env is built for a trial."""
+_WORTH_THREADS = 1e-4
+"""Seconds of a step below which threads are no help: to wake one takes 30 us."""
+_TICK = 2e-4
+"""Seconds between two looks at whether the interpreter lock can be had. Far below the 5 ms after which a
+thread is made to give it up: it is ours so often only if the env lets go of it by itself."""
+
+
+def measure(recipes: Sequence[EnvRecipe]) -> Figures:
+    """Return what the envs are like, on average.
+
+    Args:
+        recipes: Of all of them. Some are tried, evenly spread, if they are of many kinds.
+
+    Raises:
+        Exception: Whatever an env raised, or why it cannot be tried.
+    """
+    chosen = _some(recipes)
+    weights = [sum(recipe.source is one.source for recipe in recipes) for one in chosen]
+    seconds = SECONDS / len(chosen)
+    if any(one.is_live for one in chosen):
+        found = _try_copies(chosen, seconds)
+    else:
+        found = _try_here(chosen, seconds)
+    return _average(found, weights[: len(found)])
+
+
+def _some(recipes: Sequence[EnvRecipe]) -> list[EnvRecipe]:
+    """Return a few recipes with different sources."""
+    different = list({id(recipe.source): recipe for recipe in recipes}.values())
+    count = min(len(different), _MOST)
+    return [different[index * len(different) // count] for index in range(count)]
+
+
+def _average(found: Sequence[Figures], weights: Sequence[int]) -> Figures:
+    def mean(values: Sequence[float]) -> float:
+        return sum(value * weight for value, weight in zip(values, weights, strict=True)) / sum(weights)
+
+    shares = [one.lock_free for one in found]
+    return Figures(
+        mean([one.step_cost for one in found]),
+        mean([one.compute for one in found]),
+        # Where one kind of env takes too little time to be looked at, the others decide.
+        min((share for share in shares if share is not None), default=None),
+        round(mean([one.state_nbytes for one in found])),
+        round(mean([one.extra_nbytes for one in found])),
+    )
+
+
+def _try_here(recipes: Sequence[EnvRecipe], seconds: float) -> list[Figures]:
+    found: list[Figures] = []
+    begin = time.perf_counter()
+    for recipe in recipes:
+        found.append(try_out(recipe, seconds))
+        if time.perf_counter() - begin > _SLOW_BUILD:
+            break
+    return found
+
+
+def _try_copies(recipes: Sequence[EnvRecipe], seconds: float) -> list[Figures]:
+    """Try copies of live envs in another process, where they can do no harm."""
+    from parallelenv.env import ParallelEnv
+
+    probes = [functools.partial(Probe, recipe) for recipe in recipes]
+    with ParallelEnv(probes, "subproc", num_cpus=1, timeout=_PATIENCE) as env:
+        return env.customized_method("measure", {"seconds": seconds})
+
+
+class Probe:
+    """Stands where an env would live and tries it there; it is itself never stepped."""
+
+    def __init__(self, recipe: EnvRecipe) -> None:
+        self._recipe = recipe
+
+    def reset(self) -> int:
+        """Return a state, as an env does."""
+        return 0
+
+    def step(self, action: Any) -> tuple[int, float, bool, dict[str, Any]]:
+        """Return what an env returns."""
+        return 0, 0.0, False, {}
+
+    def measure(self, seconds: float) -> Figures:
+        """Try the env out."""
+        return try_out(self._recipe, seconds)
+
+
+def try_out(recipe: EnvRecipe, seconds: float) -> Figures:
+    """Build one env, step it, and close it.
+
+    Args:
+        recipe: Of an env that nobody else uses.
+        seconds: For which it is stepped, at least.
+    """
+    with _undisturbed():
+        env = recipe.build()
+        try:
+            return _Trial(adapt(env)).measure(seconds)
+        finally:
+            _close(env)
+
+
+def _close(env: Any) -> None:
+    with contextlib.suppress(Exception):  # as a host does: the end of an env is nobody's failure
+        if callable(getattr(env, "close", None)):
+            env.close()
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Leave the generators that a whole process shares as they were, and keep warnings for the envs themselves."""
+    plain, numpys = random.getstate(), np.random.get_state()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        random.setstate(plain)
+        np.random.set_state(numpys)
+
+
+class _Trial:
+    """Steps one env.
+
+    Args:
+        env: How to reach it.
+
+    Raises:
+        EnvContractError: If it declares no action space.
+    """
+
+    def __init__(self, env: Resettable) -> None:
+        space = getattr(env.env, "action_space", None)
+        if space is None:
+            raise EnvContractError("it declares no action space to draw random actions from")
+        space = copy.deepcopy(space)  # the env's own, which its class may share among all, keeps its seed
+        space.seed(0)
+        self._env = env
+        self._actions = [space.sample() for _ in range(64)]
+        self._turns = 0
+        self._state: Any = None
+        self._info: Any = None
+
+    def measure(self, seconds: float) -> Figures:
+        """Return what the env is like."""
+        self._state, self._info = self._env.reset(0, None)
+        self._turn()  # not counted: whatever it does only once
+        cost, compute = self._costs(seconds * 2 / 3)
+        lock_free = self._lock_free(seconds / 3) if cost >= _WORTH_THREADS else None
+        return Figures(cost, compute, lock_free, *self._sizes())
+
+    def _turn(self) -> None:
+        """Step once, and begin the next episode if that ended one."""
+        result = self._env.step(self._actions[self._turns % 64])
+        self._state, _, terminated, truncated, self._info = result
+        if terminated or truncated:
+            self._env.reset(None, None)
+        self._turns += 1
+
+    def _step_for(self, seconds: float) -> tuple[int, float]:
+        """Step for some time, at least once; return how often, and the seconds that it took."""
+        first, begin = self._turns, time.perf_counter()
+        now = begin
+        while now - begin < seconds or self._turns == first:
+            self._turn()
+            now = time.perf_counter()
+        return self._turns - first, now - begin
+
+    def _costs(self, seconds: float) -> tuple[float, float]:
+        """Return the seconds of a step, and those of them in which it computes.
+
+        What passes while the env wants to go on but another process has the core belongs to
+        neither: it counts for nothing, as far as the system tells it from waiting.
+        """
+        busy, (waits, losses) = time.process_time(), _switches()
+        turns, wall = self._step_for(seconds)
+        compute = min(wall, time.process_time() - busy)
+        waits, losses = _switches()[0] - waits, _switches()[1] - losses
+        idle = (wall - compute) * waits / max(1, waits + losses)
+        return (compute + idle) / turns, compute / turns
+
+    def _lock_free(self, seconds: float) -> float:
+        """Return the share of a step in which another thread can run Python code."""
+        with _ticking() as count:
+            alone = _rate(count, lambda: time.sleep(10 * _TICK))
+            beside = _rate(count, lambda: self._step_for(seconds))
+        return min(1.0, beside / alone) if alone else 0.0
+
+    def _sizes(self) -> tuple[int, int]:
+        """Return the bytes of a state, and the pickled bytes of what has no fixed form."""
+        structure = Structure(getattr(self._env.env, "observation_space", None))
+        leaves = structure.split(self._state)
+        extras = [leaf for index, leaf in enumerate(leaves) if not structure.is_fixed(index)]
+        fixed = sum(
+            np.dtype(space.dtype).itemsize * int(np.prod(space.shape or ()))
+            for index, space in enumerate(structure.leaves)
+            if space is not None and structure.is_fixed(index)
+        )
+        if not extras and not self._info:
+            return fixed, 0
+        pickled = len(cloudpickle.dumps((extras, self._info)))
+        return fixed + (pickled if extras else 0), pickled
+
+
+def _switches() -> tuple[int, int]:
+    """Return how often this thread gave up its core to wait for something, and how often it was taken away.
+
+    Where the system does not tell, all that is not computing is taken for waiting.
+    """
+    if resource is None or not hasattr(resource, "RUSAGE_THREAD"):  # not Linux
+        return time.perf_counter_ns(), 0
+    usage = resource.getrusage(resource.RUSAGE_THREAD)
+    return usage.ru_nvcsw, usage.ru_nivcsw
+
+
+@contextlib.contextmanager
+def _ticking() -> Iterator[Callable[[], int]]:
+    """Let a thread count while there is room for it, and give what reads the count."""
+    ticks, is_over = 0, False
+
+    def tick() -> None:
+        nonlocal ticks
+        while not is_over:
+            time.sleep(_TICK)
+            ticks += 1
+
+    thread = threading.Thread(target=tick, name="parallelenv-trial", daemon=True)
+    thread.start()
+    try:
+        yield lambda: ticks
+    finally:
+        is_over = True
+        thread.join()
+
+
+def _rate(count: Callable[[], int], action: Callable[[], Any]) -> float:
+    """Return how much is counted in a second while something is done."""
+    before, begin = count(), time.perf_counter()
+    action()
+    return (count() - before) / (time.perf_counter() - begin)
