@@ -19,7 +19,7 @@ from parallelenv.backends.inprocess import cannot_be_given, cannot_travel
 from parallelenv.backends.wire import Message
 from parallelenv.errors import UnpicklableError
 from parallelenv.failures import Failure
-from parallelenv.ownership import IMMUTABLE, own
+from parallelenv.ownership import is_unchangeable, own
 from parallelenv.protocol import Command, EnvFacts, Extra, Reply
 
 _OUT_OF_BAND = 65536
@@ -140,7 +140,7 @@ def _may_be_shared(value: Any) -> bool:
     """Whether it matters not if two answers hold it: 32 numbers in one pickle take 5 us, in one each 31 us."""
     if type(value) is tuple and len(value) == 1:  # an attribute
         value = value[0]
-    return type(value) in IMMUTABLE or type(value) is EnvFacts  # those share their spaces on purpose
+    return is_unchangeable(value) or type(value) is EnvFacts  # those share their spaces on purpose
 
 
 def _plain_extras(values: dict[int, Any]) -> dict[int, tuple[Any, ...]] | None:
@@ -165,8 +165,8 @@ def _is_flat(part: Any, seen: set[int]) -> bool:
     if id(part) in seen or kind not in (dict, list, tuple):
         return False
     seen.add(id(part))
-    items = part.values() if kind is dict else part
-    return all(type(item) in IMMUTABLE or isinstance(item, np.generic) for item in items)
+    items = (*part, *part.values()) if kind is dict else part  # a key may be of a class in a notebook
+    return all(map(is_unchangeable, items))
 
 
 def _untangled(value: Any) -> Any:

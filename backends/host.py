@@ -92,7 +92,7 @@ class Host:
         writer, steps = self._writer, self._steps
         numbers: Sequence[int]
         rows, numbers, cells = self._whole
-        if command.env_ids is not self._everyone:
+        if command.env_ids is not self._everyone and command.env_ids != self._everyone:
             numbers = [env_id - writer.first for env_id in command.env_ids]
             rows, cells = numbers, writer.cells(numbers)
             steps = [steps[env_id - self._first] for env_id in command.env_ids]

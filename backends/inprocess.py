@@ -36,7 +36,7 @@ class CallerChannel:
         """
         if not self._replies and self._queue:
             self._replies.append(detach(self._queue[0].run()))
-            self._queue.popleft()  # not before: an interrupt in between would lose the reply; so it comes twice at worst
+            self._queue.popleft()  # last: an interrupt in between may give a reply twice, but lose none
         return bool(self._replies)
 
     def receive(self) -> Reply:  # noqa: D102 (see Channel)

@@ -83,5 +83,7 @@ def _move(pid: int, taken: set[int]) -> None:
     allowed = os.sched_getaffinity(pid)
     free = allowed - taken
     if free:
-        os.sched_setaffinity(pid, {min(free)})
-        os.sched_setaffinity(pid, allowed)
+        try:
+            os.sched_setaffinity(pid, {min(free)})
+        finally:
+            os.sched_setaffinity(pid, allowed)

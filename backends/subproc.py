@@ -7,6 +7,7 @@ form lie in shared memory. A step is one small message to each worker and one ba
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import multiprocessing
 import os
@@ -29,8 +30,9 @@ from parallelenv.backends.worker import Attach, PackedRecipe, serve
 from parallelenv.batch import Batch, Layout
 from parallelenv.cores import usable_cores
 from parallelenv.errors import ArgumentError, ParallelEnvError
+from parallelenv.ownership import own
 from parallelenv.protocol import Channel, Command, Death, HostDied, HostRecipe, Plan, Reply
-from parallelenv.recipes import registered_by_user
+from parallelenv.recipes import EnvRecipe, registered_by_user
 
 _PRELOADED = ["numpy", "gymnasium", "parallelenv.backends.worker"]
 _HEARTBEAT = 0.25
@@ -56,6 +58,7 @@ class Poller:
     Attributes:
         pids: Processes at their other ends.
         is_quick: Whether answers came within `_SPIN` lately, so that it pays to stay awake for them.
+        awaits_first: Whether nothing was looked for since the latest message left.
     """
 
     def __init__(self) -> None:
@@ -63,7 +66,7 @@ class Poller:
         self.pids: list[int] = []
         self._poll: Any = select.poll() if hasattr(select, "poll") else None
         self.is_quick = True
-        self._awaits_first = False  # nothing was answered since the latest message left
+        self.awaits_first = False
         self._glance: Any = functools.partial(self._poll.poll, 0) if self._poll is not None else None
 
     def add(self, channel: SubprocChannel) -> None:
@@ -85,16 +88,14 @@ class Poller:
         if self._poll is None:  # Windows, and few others
             pipes = {channel.wire.connection: channel for channel in self._channels.values()}
             return [pipes[pipe] for pipe in connection.wait(list(pipes), timeout)]  # type: ignore[index]
-        begin = time.perf_counter()
-        found = spin(self._glance, min(_SPIN, timeout)) if self.is_quick else None
-        found = found or self._poll.poll(timeout * 1000)
-        if self._awaits_first and timeout:
-            self._awaits_first, self.is_quick = False, time.perf_counter() - begin < _SPIN
+        found = self._glance()
+        if not found and timeout:
+            begin = time.perf_counter()
+            found = spin(self._glance, min(_SPIN, timeout)) if self.is_quick else None
+            found = found or self._poll.poll(timeout * 1000)
+            if self.awaits_first:
+                self.awaits_first, self.is_quick = False, time.perf_counter() - begin < _SPIN
         return [self._channels[fileno] for fileno, _ in found]
-
-    def note_sent(self) -> None:
-        """Take note that a worker has something to do."""
-        self._awaits_first = True
 
 
 class SubprocChannel:
@@ -122,7 +123,7 @@ class SubprocChannel:
         except OSError as error:
             raise HostDied from error
         self._unanswered += 1
-        self._poller.note_sent()
+        self._poller.awaits_first = True
 
     def work(self) -> bool:
         """Say if there is a reply that was read already. The counterpart of `CallerChannel.work`."""
@@ -202,9 +203,9 @@ class SubprocBackend:
         packed = [PackedRecipe.of(recipe, registered) for recipe in recipes]
         if self._caller_steps and not self._callers_share:
             self._callers_share = packed[-1].env_ids  # the smallest share: the caller has more to do than to step
-        ours = [recipe for recipe in packed if recipe.env_ids == self._callers_share]
+        ours = [recipe for recipe in recipes if recipe.env_ids == self._callers_share]
         workers = self._start_all([recipe for recipe in packed if recipe.env_ids != self._callers_share])
-        return [*workers, *(CallerChannel(recipe.unpack()) for recipe in ours)]
+        return [*workers, *(CallerChannel(_without_live_envs(recipe)) for recipe in ours)]
 
     def _start_all(self, packed: Sequence[PackedRecipe]) -> list[Channel]:
         if packed and multiprocessing.current_process().daemon:
@@ -278,6 +279,18 @@ class SubprocBackend:
             channel.process.join(0.3)
         for channel in channels:
             channel.kill()
+
+
+def _without_live_envs(recipe: HostRecipe) -> HostRecipe:
+    """Return a recipe for the caller whose live envs are copied each time, as workers do it.
+
+    Nothing is unpickled: that would write over classes of a notebook with what they were when pickled.
+    """
+    envs = [
+        EnvRecipe(env.env_id, functools.partial(own, own(env.source)), is_live=False) if env.is_live else env
+        for env in recipe.envs
+    ]
+    return dataclasses.replace(recipe, envs=tuple(envs))
 
 
 class WorkerStartError(ParallelEnvError, OSError):

@@ -3,7 +3,9 @@
 A message is a header of fixed size and, if it has more to say, a pickle and its buffers. The
 two commonest messages, "all your envs: step" and "done, nothing to add", are the header alone:
 one write and one read of 17 bytes. Pickled, and sent by `multiprocessing.Connection`, they made
-a step of 16 envs in two workers 100 us longer (413 us against 308 us).
+a step of 16 envs in two workers 100 us longer (413 us against 308 us). Words in shared memory that
+both ends look at, with no system call at all, made it no shorter (16 CartPoles: 113 us, by pipe
+112 us), nor did eventfd or semaphores (44 us of work in two processes: 46, 47 and, asleep, 110 us).
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 _HEADER = struct.Struct("<BQQ")  # tag, number, bytes of the pickle
+_HEADER_SIZE = _HEADER.size
 _SIZES = struct.Struct("<I")
 _IS_POSIX = sys.platform != "win32"
 
@@ -104,7 +107,7 @@ class Wire:
         Raises:
             EOFError, OSError: If the other end is gone.
         """
-        tag, number, nbytes = _HEADER.unpack(self._read(_HEADER.size))
+        tag, number, nbytes = _HEADER.unpack(self._read(_HEADER_SIZE))
         if not nbytes:
             return Message(tag, number)
         body = memoryview(self._read(nbytes))

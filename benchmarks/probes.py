@@ -20,8 +20,7 @@ from benchmarks.systems import Opened, System
 SEED = 0
 _ROWS = 1000  # batches of actions made beforehand, used in turns
 _WARM_UP = 0.2
-"""Seconds. It takes the kernel up to 0.1 s to give processes that were just started a core each; until then two
-that wait for each other may share one."""
+"""Seconds. Processes that were just started may share a core for a while though another one is free."""
 _GROWTH = (16, 64, 256, 1024, 4096)  # numbers of envs
 _LEAK_STEPS = 1_000_000  # of single envs
 _MB = 1e6

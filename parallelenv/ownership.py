@@ -13,7 +13,13 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-IMMUTABLE = frozenset({bool, int, float, complex, str, bytes, type(None)})
+_IMMUTABLE = frozenset({bool, int, float, complex, str, bytes, type(None)})
+
+
+def is_unchangeable(value: Any) -> bool:
+    """Whether a value is a plain one that nobody can change, so that it matters not who shares it."""
+    kind = type(value)
+    return kind in _IMMUTABLE or (isinstance(value, np.generic) and kind is not np.void)
 
 
 def own(value: Any) -> Any:
@@ -22,7 +28,7 @@ def own(value: Any) -> Any:
     The common cases are written out: ``{"a": 1.0, "b": array}`` takes 1.3 us, by `copy.deepcopy` 1.9 us.
     """
     kind = type(value)
-    if kind in IMMUTABLE or isinstance(value, np.generic):
+    if is_unchangeable(value):
         return value
     if kind is np.ndarray and value.dtype != object:
         return value.copy()
@@ -44,6 +50,6 @@ def _may_share(values: Any) -> bool:
     for value in values:
         if type(value) is np.ndarray and value.dtype != object:
             arrays.append(id(value))
-        elif type(value) not in IMMUTABLE and not isinstance(value, np.generic):
+        elif not is_unchangeable(value):
             return True
     return len(set(arrays)) < len(arrays)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import enum
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
 import warnings
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -17,9 +20,14 @@ import psutil
 import pytest
 
 from parallelenv import ParallelEnv
+from parallelenv.backends import subproc
 from parallelenv.backends.memory import SharedMemory, SharedMemoryError
+from parallelenv.backends.spread import Spreader
+from parallelenv.backends.subproc import WorkerStartError
+from parallelenv.errors import WorkerDiedError
 
 START_METHODS = ["forkserver", "spawn", "fork"]
+BLAS_TIMEOUT = "OPENBLAS_THREAD_TIMEOUT"
 
 # A script as users write it: classes in the main module, no guard.
 SCRIPT = """
@@ -169,6 +177,9 @@ class Witness(gym.Env[Any, Any]):
 
         return [library["num_threads"] for library in threadpoolctl.threadpool_info()]
 
+    def pid(self) -> int:
+        return os.getpid()
+
     def child(self) -> int:
         """Start a process of its own: workers are not daemonic."""
         import multiprocessing
@@ -215,6 +226,95 @@ def test_blas_threads_are_capped_unless_the_user_decides(monkeypatch: pytest.Mon
     with ParallelEnv([Witness] * 8, "subproc", num_cpus=8) as env:
         env.reset()
         assert all(threads == 1 for threads in env.customized_method("blas_threads", id=0)[0])
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="no /proc to see a process's first environment in")
+@pytest.mark.parametrize("users", [None, "20"])
+def test_idle_blas_threads_sleep_at_once_unless_the_user_decides(
+    users: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if users is None:
+        monkeypatch.delenv(BLAS_TIMEOUT, raising=False)
+    else:
+        monkeypatch.setenv(BLAS_TIMEOUT, users)
+    with ParallelEnv([Witness], "subproc", start_method="spawn") as env:  # the fork server's was decided long ago
+        (worker,) = multiprocessing.active_children()
+        assert os.environ.get(BLAS_TIMEOUT) == users
+        assert psutil.Process(worker.pid).environ()[BLAS_TIMEOUT] == (users or "4")
+        assert env.customized_method("variable", {"name": BLAS_TIMEOUT}) == [users]
+
+
+@pytest.mark.parametrize("users", [None, "20"])
+def test_a_failed_start_leaves_the_environment_as_it_was(users: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: BaseProcess) -> None:
+        seen.append(os.environ[BLAS_TIMEOUT])
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    seen: list[str] = []
+    if users is None:
+        monkeypatch.delenv(BLAS_TIMEOUT, raising=False)
+    else:
+        monkeypatch.setenv(BLAS_TIMEOUT, users)
+    monkeypatch.setattr(BaseProcess, "start", fail)
+    before = dict(os.environ)
+    with pytest.raises(WorkerStartError, match="could not be started"):
+        ParallelEnv([Witness], "subproc")
+    assert seen == [users or "4"]
+    assert dict(os.environ) == before
+
+
+def test_all_workers_are_kept_apart_also_those_that_came_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at: list[set[int]] = []
+    monkeypatch.setattr(Spreader, "look", lambda self, pids: looked_at.append(set(pids)))
+    monkeypatch.setattr(subproc, "_SPIN", 5.0)  # any answer is a quick one
+    with ParallelEnv([Witness, Witness], "subproc", num_cpus=2) as env:
+        victim, other = env.customized_method("pid")
+        assert looked_at[-1] == {victim, other}
+        os.kill(victim, signal.SIGKILL)
+        with pytest.raises(WorkerDiedError):
+            env.customized_method("pid")
+        env.restart(0)
+        assert {*env.customized_method("pid")} == looked_at[-1] != {victim, other}
+
+
+# ---------------------------------------------------------------- classes that only cloudpickle takes
+
+
+def test_infos_may_have_keys_of_a_class_of_the_users() -> None:
+    class Key(enum.Enum):
+        SPEED = 1
+
+    class Talking(Witness):
+        def step(self, action: Any) -> Any:
+            return np.zeros(2, np.float32), 0.0, False, False, {Key.SPEED: 1.5}
+
+    with ParallelEnv([Talking, Talking], "subproc", num_cpus=1) as env:
+        env.reset()
+        assert env.step([0, 0]).infos.tolist() == [{Key.SPEED: 1.5}] * 2
+
+
+@pytest.mark.xfail(strict=True, reason="to unpickle a class that was pickled by value writes over the original")
+def test_an_answer_does_not_change_the_callers_classes() -> None:
+    class Score:
+        best: ClassVar[list[int]] = []
+
+        def total(self) -> int:
+            return sum(self.best)
+
+    class Scoring(Witness):
+        def score(self) -> Score:
+            return Score()
+
+    with ParallelEnv([Scoring], "subproc") as env:
+        before = {name: vars(Score)[name] for name in ("best", "total")}
+        Score.best.append(7)
+        (score,) = env.customized_method("score")
+        assert type(score) is Score
+        assert {name: vars(Score)[name] for name in before} == before
+        assert Score.best == [7]
+
+
+# ---------------------------------------------------------------- processes of an env's own
 
 
 def test_an_env_may_start_processes_and_pools() -> None:

@@ -1,0 +1,290 @@
+"""`caller_steps=True`: the caller is one of the workers. The whole contract, and what is peculiar to it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections import deque
+from functools import partial
+from typing import Any, ClassVar
+
+import pytest
+
+from parallelenv import ParallelEnv
+from parallelenv.errors import ArgumentError, EnvBusyError, EnvInterruptedError, WorkerDiedError
+from parallelenv.testing import BackendContract
+from parallelenv.testing.base import Make
+from parallelenv.testing.envs import Counter, Stepped
+from parallelenv.testing.oddities import Interrupter, Sleeper
+from parallelenv.testing.play import KINDS, NUM_ENVS, POLICIES, assert_same, drain, fleet, play
+
+HERE = os.getpid()
+INTERRUPT = 4  # an action
+
+
+class TestCallerSteps(BackendContract):
+    """With two workers, as by default: envs 0, 1 and 2 live in a process, envs 3 and 4 in the caller."""
+
+    para_mode = "subproc"
+    backend_options = {"caller_steps": True}  # noqa: RUF012 (a `Mapping`, as in the suite)
+
+    def test_a_dead_worker_is_an_error(self, make: Make) -> None:
+        """The suite kills the worker of env 4, which would be this process."""
+        env = make(fleet(Sleeper))
+        env.reset()
+        os.kill(env.customized_method("process", id=0)[0], signal.SIGKILL)
+        with pytest.raises(WorkerDiedError, match="env") as caught:
+            env.step([0] * NUM_ENVS)
+        assert caught.value.env_ids == (0, 1, 2)
+        assert env.get_env_attr("number", [3, 4]) == [3, 4]
+        assert env.restart(0) == (0, 1, 2)
+        env.reset()
+        assert env.step([0] * NUM_ENVS).states[:, :2].tolist() == [[number, 1] for number in range(NUM_ENVS)]
+
+    def test_an_interrupt_leaves_it_usable(self, make: Make, make_oracle: Make) -> None:
+        """The suite takes the env that interrupts, here one of the worker's, for the one that is interrupted."""
+        if threading.current_thread() is not threading.main_thread():
+            pytest.skip("interrupts come to the main thread only")
+        env, oracle = make(fleet(Interrupter)), make_oracle(fleet(Interrupter))
+        env.reset()
+        with pytest.raises(KeyboardInterrupt):
+            env.step([0, HERE, 0, 0, 0])
+        with pytest.raises(EnvBusyError, match=r"recv\(\)"):
+            env.step([0] * NUM_ENVS)
+        try:
+            received = set(drain(env, min_envs=NUM_ENVS))
+            missing = 0
+        except EnvInterruptedError as error:  # it came while the caller stepped, not while it waited
+            received = set(error.partial.env_ids.tolist())  # type: ignore[attr-defined]
+            missing = 1
+        assert len(received) == NUM_ENVS - missing
+        assert received >= {0, 1, 2}
+        assert_same(oracle.reset(seed=2), env.reset(seed=2))
+        assert_same(oracle.step([0] * NUM_ENVS).rewards, env.step([0] * NUM_ENVS).rewards)
+
+
+class Home(Counter):
+    """Knows in which process it was made, and interrupts that process if it is told to."""
+
+    closed: ClassVar[list[int]] = []
+
+    def __init__(self, number: int = 0, length: int = 50) -> None:
+        super().__init__(number, length)
+        self.pid = os.getpid()
+
+    def step(self, action: int) -> Stepped:
+        if action == INTERRUPT:
+            signal.raise_signal(signal.SIGINT)  # workers ignore it
+        return super().step(action)
+
+    def close(self) -> None:
+        self.closed.append(self.number)
+
+
+def homes(num_envs: int = NUM_ENVS) -> list[Any]:
+    return [partial(Home, number) for number in range(num_envs)]
+
+
+def make(envs: Any, policy: Any = "continue", num_cpus: int = 2) -> ParallelEnv:
+    return ParallelEnv(envs, "subproc", policy, num_cpus, caller_steps=True)
+
+
+# ---------------------------------------------------------------- who lives where
+
+
+@pytest.mark.parametrize(("num_cpus", "ours"), [(1, [0, 1, 2, 3, 4]), (2, [3, 4]), (3, [4]), (5, [4])])
+def test_the_caller_has_the_last_and_smallest_share(num_cpus: int, ours: list[int]) -> None:
+    with make(homes(), num_cpus=num_cpus) as env:
+        pids = env.get_env_attr("pid")
+        assert [env_id for env_id, pid in enumerate(pids) if pid == HERE] == ours
+        assert len(set(pids)) == env.num_hosts == num_cpus
+        assert {process.pid for process in multiprocessing.active_children()} == {*pids} - {HERE}
+
+
+@pytest.mark.parametrize("num_cpus", [2, 3])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_answers_are_those_of_the_plain_loop(policy: Any, num_cpus: int) -> None:
+    for kind in ("registered", "mixed"):
+        with make(KINDS[kind](), policy, num_cpus) as env, ParallelEnv(KINDS[kind](), "dummy", policy) as oracle:
+            play(env).assert_equals(play(oracle), f"{kind}, ")
+
+
+@pytest.mark.parametrize("num_cpus", [1, 2])
+def test_live_instances_are_copied_wherever_they_go(num_cpus: int) -> None:
+    originals = [Home(number) for number in range(NUM_ENVS)]
+    for original in originals:
+        original.reset(seed=original.number)
+        original.step(1)
+    with make(originals, num_cpus=num_cpus) as env:
+        originals[4].count = 7
+        assert env.get_env_attr("count") == [1] * NUM_ENVS
+        env.reset()
+        env.step([1] * NUM_ENVS)
+        assert env.get_env_attr("episode") == [2] * NUM_ENVS
+        assert [original.episode for original in originals] == [1] * NUM_ENVS
+        env.restart([0, 4])  # as they were when they were given
+        assert env.get_env_attr("episode") == [1, 2, 2, 2, 1]
+        assert env.get_env_attr("count", [0, 4]) == [1, 1]
+
+
+def test_the_callers_own_classes_stay_as_they_are() -> None:
+    class Local(Home):
+        seen: ClassVar[list[int]] = []
+
+        def see(self) -> int:
+            return HERE
+
+    before = {name: vars(Local)[name] for name in ("seen", "see")}
+    with make([Local, Local], num_cpus=1):
+        assert all(vars(Local)[name] is value for name, value in before.items())
+
+
+def test_close_closes_the_callers_envs_too() -> None:
+    Home.closed.clear()
+    env = make(homes())
+    env.reset()
+    env.send([1] * NUM_ENVS)
+    env.close()
+    env.close()
+    assert Home.closed == [3, 4]
+
+
+@pytest.mark.parametrize("value", [1, 0, None, "yes"])
+def test_the_option_is_a_bool(value: Any) -> None:
+    with pytest.raises(ArgumentError, match=f"caller_steps={value!r} must be True or False"):
+        ParallelEnv(homes(), "subproc", caller_steps=value)
+
+
+def step_in_a_daemon(pipe: Any) -> None:
+    with make(homes(), num_cpus=1) as env:
+        env.reset()
+        pipe.send((multiprocessing.current_process().daemon, env.step([1] * NUM_ENVS).states[:, :2].tolist()))
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")  # newer Pythons, of fork
+def test_a_daemonic_process_may_step_by_itself() -> None:
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=step_in_a_daemon, args=(theirs,), daemon=True)
+    process.start()
+    theirs.close()
+    with ours:
+        assert ours.recv() == (True, [[number, 1] for number in range(NUM_ENVS)])
+    process.join()
+    process.close()
+
+
+# ---------------------------------------------------------------- send and recv
+
+
+def test_steps_under_way_are_received_once() -> None:
+    with make(homes()) as env:
+        env.reset()
+        env.send([1, 2], [4, 0])
+        assert env.step([1, 1], [1, 3]).states[:, :2].tolist() == [[1, 1], [3, 1]]  # one in each host
+        first = env.recv(max_envs=1)
+        rest = env.recv(min_envs=2)
+        assert sorted([*first.env_ids, *rest.env_ids]) == [0, 4]
+        env.send([1] * NUM_ENVS)
+        assert sorted(drain(env)) == [0, 1, 2, 3, 4]
+        assert env.get_env_attr("count") == [2, 2, 1, 2, 2]
+
+
+# ---------------------------------------------------------------- faults
+
+
+def test_a_killed_worker_leaves_the_callers_share_usable() -> None:
+    with make(homes()) as env:
+        env.reset()
+        os.kill(env.get_env_attr("pid", 0)[0], signal.SIGKILL)
+        with pytest.raises(WorkerDiedError) as caught:
+            env.step([1] * NUM_ENVS)
+        found: Any = getattr(caught.value, "partial")  # noqa: B009 (no exception declares it)
+        assert caught.value.env_ids == (0, 1, 2)
+        assert found.states[:, :2].tolist() == [[3, 1], [4, 1]]
+        assert env.step([1, 1], [4, 3]).states[:, :2].tolist() == [[4, 2], [3, 2]]
+        assert env.restart(1) == (0, 1, 2)
+        assert [pid == HERE for pid in env.get_env_attr("pid")] == [False, False, False, True, True]
+        env.reset([0, 1, 2])
+        assert env.step([1] * NUM_ENVS).states[:, 1].tolist() == [1, 1, 1, 3, 3]
+
+
+@pytest.mark.parametrize("env_ids", [[0, 2], [4], [1, 3], [0, 1, 2, 3, 4]], ids=str)
+def test_healthy_envs_are_rebuilt_where_they_were(env_ids: list[int]) -> None:
+    with make(homes()) as env:
+        pids = env.get_env_attr("pid")
+        env.reset()
+        env.set_env_attr("length", 9)
+        assert env.restart(env_ids) == tuple(env_ids)
+        assert env.get_env_attr("length") == [50 if env_id in env_ids else 9 for env_id in range(NUM_ENVS)]
+        assert env.get_env_attr("pid") == pids
+        env.reset(env_ids)
+        assert env.step([1] * NUM_ENVS).states[:, 1].tolist() == [1] * NUM_ENVS
+
+
+def test_a_busy_share_of_the_caller_is_rebuilt_whole() -> None:
+    Home.closed.clear()
+    with make(homes()) as env:
+        env.reset()
+        env.send([1, 1], [4, 0])
+        assert env.restart(4) == (3, 4)
+        assert Home.closed == [3, 4]
+        assert sorted(drain(env)) == [0]
+        env.reset([3, 4])
+        assert env.step([1] * NUM_ENVS).states[:, 1].tolist() == [2, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("interrupted", [3, 4])  # the caller's first and last
+def test_ctrl_c_in_the_callers_share_leaves_the_others_to_recv(interrupted: int) -> None:
+    others = [env_id for env_id in range(NUM_ENVS) if env_id != interrupted]
+    with make(homes()) as env:
+        env.reset()
+        with pytest.raises(KeyboardInterrupt):
+            env.step([INTERRUPT if env_id == interrupted else 1 for env_id in range(NUM_ENVS)])
+        with pytest.raises(EnvBusyError, match=r"recv\(\)"):
+            env.step([1] * NUM_ENVS)
+        with pytest.raises(EnvInterruptedError, match=f"env {interrupted} was interrupted in .* step") as caught:
+            env.recv(min_envs=NUM_ENVS)
+        found: Any = getattr(caught.value, "partial")  # noqa: B009
+        assert sorted(found.env_ids.tolist()) == others
+        assert found.states[:, 1].tolist() == [1] * 4
+        env.reset(interrupted)
+        assert env.step([1] * NUM_ENVS).states[others, 1].tolist() == [2] * 4
+
+
+def test_ctrl_c_in_a_method_of_the_callers_share_drops_its_answer() -> None:
+    with make(homes()) as env:
+        env.reset()
+        with pytest.raises(KeyboardInterrupt):
+            env.customized_method("step", [{"action": INTERRUPT if env_id == 3 else 1} for env_id in range(NUM_ENVS)])
+        assert env.get_env_attr("number") == [0, 1, 2, 3, 4]
+        env.reset()
+        assert env.step([1] * NUM_ENVS).states[:, 1].tolist() == [1] * NUM_ENVS
+
+
+class Interrupted(deque[Any]):
+    """A queue that is interrupted before or after something leaves it."""
+
+    is_left: bool
+
+    def popleft(self) -> Any:
+        if self.is_left:
+            super().popleft()
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("is_left", [False, True])
+@pytest.mark.parametrize("mode", ["dummy", "subproc"])
+def test_ctrl_c_between_a_step_and_its_reply_loses_neither(mode: str, is_left: bool) -> None:
+    with make(homes()) if mode == "subproc" else ParallelEnv(homes(), mode, "continue") as env:
+        env.reset()
+        channel: Any = env._pool._links[-1].channel
+        channel._queue = Interrupted()
+        channel._queue.is_left = is_left
+        with pytest.raises(KeyboardInterrupt):
+            env.step([1] * NUM_ENVS)
+        channel._queue = deque(channel._queue)
+        assert sorted(drain(env, timeout=5)) == [0, 1, 2, 3, 4]
+        assert env.step([1] * NUM_ENVS).states[:, 1].tolist() == [2] * NUM_ENVS

@@ -1,0 +1,214 @@
+"""Workers that share a core needlessly are moved apart, once, and nobody else is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from parallelenv.backends import spread
+from parallelenv.backends.spread import Spreader
+
+USABLE: set[int] = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+set_affinity: Any = getattr(os, "sched_setaffinity", None)  # not counted among the moves
+PATIENCE = 20.0  # seconds until a worker must have been moved; on a quiet machine it takes one look
+
+pytestmark = [
+    pytest.mark.skipif(not Path("/proc/loadavg").exists(), reason="no /proc/loadavg to see in who wants to run"),
+    pytest.mark.skipif(len(USABLE) < 2, reason="nothing can be moved apart on one core, or where cores cannot be set"),
+]
+
+# It names itself as a process might that wants to be taken for another state, and says when it is ready.
+SPIN = "open('/proc/self/comm', 'w').write('w) S 1 (x'); print(flush=True)\nwhile True: pass"
+SLEEP = "import time; print(flush=True); time.sleep(60)"
+Start = Callable[[str], int]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Start a process that runs a script, and return its id."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(script: str) -> int:
+        started.append(subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True))
+        assert started[-1].stdout is not None
+        assert started[-1].stdout.readline() == "\n"
+        return started[-1].pid
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+class Moves(list[tuple[int, set[int]]]):
+    """Every ``sched_setaffinity`` of the code under test; and where the process was right after the first."""
+
+    landed: int | None = None
+
+    def record(self, pid: int, cores: set[int]) -> None:
+        set_affinity(pid, cores)
+        if not self:
+            self.landed = spread._core_if_awake(pid)
+        self.append((pid, set(cores)))
+
+
+@pytest.fixture
+def moves(monkeypatch: pytest.MonkeyPatch) -> Moves:
+    """What is moved while nobody else seems to want to run, whatever goes on on this machine."""
+    moves = Moves()
+    monkeypatch.setattr(os, "sched_setaffinity", moves.record)
+    monkeypatch.setattr(spread, "_num_runnable", lambda: 1)
+    return moves
+
+
+def crowd(pids: list[int]) -> int:
+    """Let processes be on one core, free to leave it, and return that core; it is not ours if that can be."""
+    ours = spread._core_if_awake(os.getpid())
+    core = next(core for core in sorted(USABLE) if core != ours)
+    for cores in ({core}, USABLE):
+        for pid in pids:
+            set_affinity(pid, cores)
+    return core
+
+
+def look_until(moves: Moves, pids: list[int]) -> int:
+    """Put processes on one core and look at once, again and again until one was moved; return that core.
+
+    The system may be quicker to move one, and then there is nothing to do.
+    """
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        core = crowd(pids)
+        Spreader(caller_steps=False).look(pids)
+        if moves:
+            return core
+    pytest.fail("nobody was moved")
+
+
+def test_one_of_two_busy_workers_leaves_the_core_that_they_share(start: Start, moves: Moves) -> None:
+    pids = [start(SPIN), start(SPIN)]
+    shared = look_until(moves, pids)
+    other = min(USABLE - {shared})
+    assert moves == [(pids[1], {other}), (pids[1], USABLE)]
+    assert moves.landed == other
+    assert [os.sched_getaffinity(pid) for pid in pids] == [USABLE] * 2  # free to run on any, as before
+
+
+@pytest.mark.parametrize("caller_steps", [False, True])
+def test_a_worker_leaves_the_callers_core_if_the_caller_steps(caller_steps: bool, start: Start, moves: Moves) -> None:
+    pid = start(SPIN)
+    ours, other, *_ = sorted(USABLE)
+    set_affinity(0, {ours})
+    try:
+        deadline = time.monotonic() + (PATIENCE if caller_steps else 0.2)
+        while not moves and time.monotonic() < deadline:
+            set_affinity(pid, {ours})
+            set_affinity(pid, USABLE)
+            Spreader(caller_steps).look([pid])
+    finally:
+        set_affinity(0, USABLE)
+    assert moves == ([(pid, {other}), (pid, USABLE)] if caller_steps else [])
+    assert os.sched_getaffinity(pid) == USABLE
+
+
+def test_ctrl_c_while_a_worker_is_moved_does_not_pin_it(
+    start: Start, moves: Moves, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def move_and_interrupt(pid: int, cores: set[int]) -> None:
+        moves.record(pid, cores)
+        if len(moves) == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "sched_setaffinity", move_and_interrupt)
+    pids = [start(SPIN), start(SPIN)]
+    with pytest.raises(KeyboardInterrupt):
+        look_until(moves, pids)
+    assert [os.sched_getaffinity(pid) for pid in pids] == [USABLE] * 2
+
+
+def test_nobody_is_moved_while_others_want_to_run(start: Start, moves: Moves, monkeypatch: pytest.MonkeyPatch) -> None:
+    pids = [start(SPIN), start(SPIN)]
+    look_until(moves, pids)  # else this test would prove nothing
+    del moves[:]
+    monkeypatch.setattr(spread, "_num_runnable", lambda: 4)  # these two, this one, and another
+    for _ in range(50):
+        crowd(pids)
+        Spreader(caller_steps=False).look(pids)
+    assert moves == []
+    monkeypatch.setattr(spread, "_num_runnable", lambda: 3)
+    look_until(moves, pids)
+
+
+def test_sleeping_workers_are_left_alone(start: Start, moves: Moves) -> None:
+    pids = [start(SLEEP), start(SLEEP)]
+    deadline = time.monotonic() + PATIENCE
+    while any(psutil.Process(pid).status() != psutil.STATUS_SLEEPING for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    crowd(pids)
+    assert [spread._core_if_awake(pid) for pid in pids] == [None, None]
+    for caller_steps in (False, True):
+        Spreader(caller_steps).look(pids)
+    assert moves == []
+
+
+def test_workers_bound_to_one_core_by_the_user_stay_there(start: Start, moves: Moves) -> None:
+    pids = [start(SPIN), start(SPIN)]
+    core = max(USABLE)
+    for pid in pids:
+        set_affinity(pid, {core})
+    for _ in range(20):
+        Spreader(caller_steps=False).look(pids)
+    assert moves == []
+    assert [os.sched_getaffinity(pid) for pid in pids] == [{core}] * 2
+
+
+def test_a_dead_worker_does_no_harm(start: Start, moves: Moves) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    zombie = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
+    pids = [start(SPIN), start(SPIN)]
+    for dead in (gone.pid, zombie.pid):
+        crowd(pids)
+        Spreader(caller_steps=True).look([dead])
+        Spreader(caller_steps=False).look([dead, *pids])
+    assert {pid for pid, _ in moves} <= {*pids}
+    zombie.wait()
+
+
+def test_looks_are_rare(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(Spreader, "_spread", lambda self, pids: seen.append(pids))
+    monkeypatch.setattr(spread, "_PAUSE", 3600.0)
+    spreader = Spreader(caller_steps=False)
+    for _ in range(5):
+        spreader.look([1, 2])
+    assert seen == [[1, 2]]
+
+
+@pytest.mark.parametrize("what", ["sched_setaffinity", "/proc/loadavg"])
+def test_where_nothing_can_be_moved_nothing_is_done(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        if what == "sched_setaffinity":
+            patch.delattr(os, what)
+        else:
+            patch.setattr(Path, "exists", lambda self: str(self) != what)
+        spreader = Spreader(caller_steps=False)
+    monkeypatch.setattr(Spreader, "_spread", lambda self, pids: pytest.fail("it looked"))
+    spreader.look([os.getpid()])
+
+
+def test_the_system_says_who_wants_to_run(start: Start) -> None:
+    pid = start(SPIN)
+    core = max(USABLE)
+    set_affinity(pid, {core})
+    assert spread._core_if_awake(pid) == core
+    assert spread._num_runnable() >= 1  # this process does

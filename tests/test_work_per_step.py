@@ -1,0 +1,311 @@
+"""What a step may cost: messages, pickles, waits, copies and calls. Counted, for times differ by machine.
+
+A number here that grows is a step that got slower for everybody.
+"""
+
+from __future__ import annotations
+
+import gc
+import select
+import sys
+import time
+import tracemalloc
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import pairwise
+from types import FrameType
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
+
+from parallelenv import ParallelEnv
+from parallelenv.backends import codec, spread, subproc, wire
+
+NUM_STEPS = 10
+HEADER = 17  # bytes of a message that needs no more
+Event = tuple[str, int]
+"""A function that was called, and the bytes it moved if it moves bytes."""
+
+# ---------------------------------------------------------------- counting
+
+
+class Spy:
+    """Stands in for a module and notes the calls of some of its functions."""
+
+    def __init__(self, module: Any, names: set[str], log: list[Event]) -> None:
+        self._module = module
+        self._names = names
+        self._log = log
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._module, name)
+        return partial(self._call, name, found) if name in self._names else found
+
+    def _call(self, name: str, function: Any, *args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        moved = result if type(result) is int else len(result) if type(result) is bytes and name == "read" else 0
+        self._log.append((name, moved))
+        return result
+
+
+PICKLING = {"Pickler", "Unpickler", "dump", "dumps", "load", "loads"}
+WATCHED: list[tuple[Any, str, set[str]]] = [
+    (wire, "os", {"write", "writev", "read", "readv"}),
+    (codec, "pickle", PICKLING),
+    (codec, "cloudpickle", PICKLING),
+]
+
+
+def watch(replace: Callable[[Any, str, Any], None] = setattr) -> list[Event]:
+    """Note from now on which messages and pickles this process makes."""
+    log: list[Event] = []
+    for module, name, functions in WATCHED:
+        replace(module, name, Spy(getattr(module, name), functions, log))
+    return log
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> list[Event]:
+    """What this process, the caller, has done."""
+    return watch(monkeypatch.setattr)
+
+
+def count_calls(function: Callable[[], Any]) -> int:
+    """Return how many Python functions are called within a call."""
+    count = 0
+
+    def note(frame: FrameType, event: str, argument: Any) -> None:
+        nonlocal count
+        count += event == "call"
+
+    gc.disable()  # it calls whom it likes
+    sys.setprofile(note)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+        gc.enable()
+    return count - 1  # the function itself
+
+
+def copies_made(function: Callable[[], Any], nbytes: int) -> float:
+    """Return how much memory is had at once during a call, in units of ``nbytes``."""
+    tracemalloc.start()
+    try:
+        function()
+        before, _ = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        function()
+        return round((tracemalloc.get_traced_memory()[1] - before) / nbytes, 1)
+    finally:
+        tracemalloc.stop()
+
+
+# ---------------------------------------------------------------- envs
+
+
+class Constant(gym.Env[Any, Any]):
+    """Answers the same at every step. In a worker it knows what that process did between its steps.
+
+    Args:
+        space: Of its states.
+        actions: The other space.
+        ends: Whether every step ends an episode.
+        info: What it says.
+        naps: Seconds that a step takes.
+        watches: Whether it notes what its process does.
+    """
+
+    def __init__(
+        self,
+        space: gym.Space[Any],
+        actions: gym.Space[Any],
+        ends: bool = False,
+        info: dict[str, Any] | None = None,
+        naps: float = 0.0,
+        watches: bool = False,
+    ) -> None:
+        self.observation_space = space
+        self.action_space = actions
+        self.naps = naps
+        self.state = space.sample()
+        self.answer = (self.state, 1.0, ends, False, info or {})
+        self.log: list[Event] = watch() if watches else []
+        self.marks: list[int] = []
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        return self.state, {}
+
+    def step(self, action: Any) -> Any:
+        self.marks.append(len(self.log))
+        if self.naps:
+            time.sleep(self.naps)
+        return self.answer
+
+    def between_steps(self) -> list[list[Event]]:
+        """Return what the process did from the beginning of each of the latest steps to that of the next."""
+        return [self.log[begin:end] for begin, end in pairwise(self.marks[-NUM_STEPS:])]
+
+
+VECTOR = Box(-1, 1, (4,), np.float32)
+SPACES: dict[str, tuple[gym.Space[Any], gym.Space[Any]]] = {
+    "vector": (VECTOR, Discrete(2)),
+    "image": (Box(0, 255, (8, 8, 3), np.uint8), Box(-1, 1, (2,), np.float32)),
+    "dict": (Dict({"a": VECTOR, "b": Discrete(5)}), MultiDiscrete([2, 3])),
+}
+
+
+@contextmanager
+def settled(
+    spaces: tuple[gym.Space[Any], gym.Space[Any]] = SPACES["vector"],
+    mode: str = "subproc",
+    num_envs: int = 8,
+    num_cpus: int = 2,
+    copy: bool = True,
+    **kwargs: Any,
+) -> Iterator[tuple[ParallelEnv, Callable[[], Any]]]:
+    """Make a pool that has made some steps, and a function that makes one more."""
+    first_of_each_worker = range(0, num_envs, num_envs // num_cpus) if mode == "subproc" else ()
+    env_fns = [
+        partial(Constant, *spaces, watches=number in first_of_each_worker, **kwargs) for number in range(num_envs)
+    ]
+    with ParallelEnv(env_fns, mode, "restart", num_cpus, copy=copy) as env:
+        env.reset()
+        action = env.action_space.sample()  # type: ignore[union-attr]
+        for _ in range(5):
+            env.step(action)
+        yield env, lambda: env.step(action)
+
+
+# ---------------------------------------------------------------- messages and pickles
+
+
+@pytest.mark.parametrize("ends", [False, True])
+@pytest.mark.parametrize("spaces", SPACES.values(), ids=SPACES)
+def test_a_plain_step_is_one_small_message_each_way(spaces: Any, ends: bool, log: list[Event]) -> None:
+    with settled(spaces, ends=ends) as (env, step):
+        log.clear()
+        for _ in range(NUM_STEPS):
+            step()
+        assert Counter(log) == {("write", HEADER): 2 * NUM_STEPS, ("read", HEADER): 2 * NUM_STEPS}
+        for events in env.customized_method("between_steps", id=[0, 4]):
+            assert events == [[("write", HEADER), ("read", HEADER)]] * (NUM_STEPS - 1)
+
+
+@pytest.mark.parametrize(
+    ("info", "loads"),
+    [({"speed": 1.5, "lap": 3}, 1), ({"trace": [np.zeros(3)]}, 5)],  # of four envs: together, or a head and each
+    ids=["flat", "nested"],
+)
+def test_infos_cost_one_pickle_per_worker(info: dict[str, Any], loads: int, log: list[Event]) -> None:
+    with settled(info=info) as (env, step):
+        log.clear()
+        for _ in range(NUM_STEPS):
+            step()
+        count = Counter(name for name, _ in log)
+        count["loads"] += count.pop("load", 0)
+        assert count == {"write": 2 * NUM_STEPS, "read": 4 * NUM_STEPS, "loads": 2 * NUM_STEPS * loads}
+        assert sum(nbytes for name, nbytes in log if name == "write") == HEADER * 2 * NUM_STEPS
+        for events in env.customized_method("between_steps", id=[0, 4]):
+            names = [[name for name, _ in one] for one in events]
+            assert len(names) == NUM_STEPS - 1
+            assert all(one in (["dumps", "write", "read"], ["Pickler", "write", "read"]) for one in names)
+
+
+@pytest.mark.parametrize(("env_ids", "owners"), [([0, 1], 1), ([6], 1), ([7, 4], 1), ([3, 4], 2)], ids=str)
+def test_a_step_of_some_envs_wakes_their_workers_only(env_ids: list[int], owners: int, log: list[Event]) -> None:
+    with settled() as (env, _):
+        log.clear()
+        env.step([1] * len(env_ids), env_ids)
+        names = Counter(name for name, _ in log)
+        assert names == {"Pickler": owners, "write": owners, "read": owners}
+
+
+# ---------------------------------------------------------------- waits
+
+
+class WatchedSelect:
+    """Stands in for `select` and notes how long each `poll` would wait."""
+
+    POLLIN = select.POLLIN
+
+    def __init__(self) -> None:
+        self.waits: list[float] = []
+
+    def poll(self) -> WatchedPoll:
+        return WatchedPoll(self.waits)
+
+
+class WatchedPoll:
+    def __init__(self, waits: list[float]) -> None:
+        self._poll = select.poll()
+        self._waits = waits
+
+    def register(self, *arguments: int) -> None:
+        self._poll.register(*arguments)
+
+    def unregister(self, fileno: int) -> None:
+        self._poll.unregister(fileno)
+
+    def poll(self, timeout: float) -> list[tuple[int, int]]:
+        self._waits.append(timeout)
+        return self._poll.poll(timeout)
+
+
+@pytest.fixture
+def undisturbed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let nothing happen now and then, whatever time has passed."""
+    monkeypatch.setattr(subproc, "_HEARTBEAT", 60.0)
+    monkeypatch.setattr(spread, "_PAUSE", 3600.0)
+
+
+@pytest.mark.usefixtures("undisturbed")
+@pytest.mark.parametrize("num_cpus", [1, 2, 4])
+@pytest.mark.parametrize("naps", [0.0, 0.002])
+def test_the_caller_sleeps_at_most_once_per_worker(num_cpus: int, naps: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = WatchedSelect()
+    monkeypatch.setattr(subproc, "select", watched)
+    waits = []
+    with settled(num_cpus=num_cpus, naps=naps) as (_, step):
+        for _ in range(NUM_STEPS):
+            watched.waits.clear()
+            step()
+            waits.append([timeout > 0 for timeout in watched.waits])
+    assert max(sum(is_sleep) for is_sleep in waits) <= num_cpus
+    if (
+        naps
+    ):  # after a glance: it stays awake only for what is quick, or seems so because it was itself kept from running
+        assert sum(len(is_sleep) <= 2 * num_cpus for is_sleep in waits) > NUM_STEPS / 2
+
+
+# ---------------------------------------------------------------- copies and calls
+
+
+@pytest.mark.parametrize(("copy", "copies"), [(True, 1), (False, 0)])
+@pytest.mark.parametrize("mode", ["dummy", "subproc"])
+def test_states_are_copied_once(mode: str, copy: bool, copies: int) -> None:
+    large = Box(0, 255, (256, 256), np.uint8)
+    with settled((large, Discrete(2)), mode, copy=copy) as (_, step):
+        assert copies_made(step, 8 * 256 * 256) == copies
+
+
+CALLS = {("dummy", 1): 85, ("subproc", 1): 57, ("subproc", 2): 75}
+"""Python calls of a step of 16 envs, by mode and number of workers."""
+
+
+@pytest.mark.usefixtures("undisturbed")
+@pytest.mark.parametrize(("mode", "num_cpus"), CALLS)
+def test_a_step_needs_few_python_calls(mode: str, num_cpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wait_late(*arguments: Any) -> Any:
+        time.sleep(0.005)  # so that it finds all answers together
+        return wait(*arguments)
+
+    wait = subproc.SubprocBackend.wait
+    monkeypatch.setattr(subproc.SubprocBackend, "wait", wait_late)
+    with settled(mode=mode, num_envs=16, num_cpus=num_cpus) as (_, step):
+        assert min(count_calls(step) for _ in range(NUM_STEPS)) <= 1.1 * CALLS[mode, num_cpus]
