@@ -86,11 +86,11 @@ class Sleeper(Timed):
         time.sleep(self.np_random.exponential(self.seconds))
 
 
-def make_highway() -> gymnasium.Env:
+def make_highway(name: str = "highway-fast-v0") -> gymnasium.Env:
     """Make a real env with long steps: traffic on a motorway."""
     import highway_env  # noqa: F401 (registers its envs in the process that makes one)
 
-    return gymnasium.make("highway-fast-v0")
+    return gymnasium.make(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,9 @@ def timed(seconds: float, title: str, **arguments: Any) -> EnvKind:
 
 
 CARTPOLE = EnvKind("CartPole-v1", gymnasium.make, {"id": "CartPole-v1"})
+LUNAR_LANDER = EnvKind("LunarLander-v3", gymnasium.make, {"id": "LunarLander-v3"}, num_actions=4)
 HIGHWAY = EnvKind("highway-fast-v0", make_highway, num_actions=5)
+WHOLE_HIGHWAY = EnvKind("highway-v0", make_highway, {"name": "highway-v0"}, num_actions=5)
 SLEEPER = EnvKind("sleep, exponential, mean 10 ms", Sleeper, {"seconds": 0.01})
 STILL = EnvKind("a step of no cost", Timed)
 TEXTS = EnvKind("100 us CPU, Dict of array and text", Texts, {"seconds": 100e-6})

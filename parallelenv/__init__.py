@@ -3,9 +3,10 @@
 This `ParallelEnv` is neither TorchRL's process pool nor PettingZoo's multi-agent interface.
 """
 
+from parallelenv.choice import Recommendation, recommend
 from parallelenv.env import ParallelEnv
 from parallelenv.errors import ParallelEnvError
 from parallelenv.results import StepBatch, StepResult
 
-__all__ = ["ParallelEnv", "ParallelEnvError", "StepBatch", "StepResult"]
+__all__ = ["ParallelEnv", "ParallelEnvError", "Recommendation", "StepBatch", "StepResult", "recommend"]
 __version__ = "0.1.0"

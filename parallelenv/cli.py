@@ -1,4 +1,4 @@
-"""``parallelenv compare`` and ``parallelenv doctor``.
+"""``parallelenv compare``, ``parallelenv recommend`` and ``parallelenv doctor``.
 
 Exit codes: 0 all is well; 1 a mode failed or gave other results than the plain loop; 2 the
 command could not be carried out as written; 130 interrupted.
@@ -14,10 +14,11 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from parallelenv import compare, doctor, report
+from parallelenv import compare, doctor, recommend, report
 from parallelenv.cores import usable_cores
 from parallelenv.errors import ParallelEnvError, UnknownModeError
 from parallelenv.registry import known_modes
+from parallelenv.texts import one_line
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return command(arguments)
     except ParallelEnvError as error:
-        print(f"parallelenv: {compare.one_line(error)}", file=sys.stderr)
+        print(f"parallelenv: {one_line(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("parallelenv: interrupted", file=sys.stderr)
@@ -36,8 +37,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("parallelenv", description="Measure, compare and diagnose ParallelEnv.")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="{compare,doctor}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="{compare,recommend,doctor}")
     _add_compare(commands)
+    _add_recommend(commands)
     diagnose = commands.add_parser(
         "doctor",
         help="show what this machine offers",
@@ -66,6 +68,27 @@ def _add_compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--seed", type=_seed, default=0, help="of envs and actions (default: %(default)s)")
     add("--plot", type=Path, metavar="FILE", help="draw the result into a picture; needs matplotlib")
     parser.set_defaults(command=_compare)
+
+
+def _add_recommend(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "recommend",
+        help="try your envs for a moment and say which mode suits them",
+        description="Step one env for a moment with random actions, estimate how long all of them take in each "
+        'mode, and say in one line which is best and why. It is what para_mode="auto" goes by.',
+    )
+    add = parser.add_argument
+    add("envs", nargs="+", metavar="ENV", help="registered id, for example CartPole-v1 or module:Name-v0")
+    add("--num-envs", type=_count, default=16, metavar="N", help="how many there would be (default: %(default)s)")
+    add("--num-cpus", type=_count, metavar="K", help="cores the envs may use (default: what gives the best speed)")
+    parser.set_defaults(command=_recommend)
+
+
+def _recommend(arguments: argparse.Namespace) -> int:
+    for name in arguments.envs:
+        found = recommend([name] * arguments.num_envs, num_cpus=arguments.num_cpus)
+        print(f"{name}: {found}", flush=True)
+    return 0
 
 
 def _compare(arguments: argparse.Namespace) -> int:

@@ -18,8 +18,9 @@ from typing import Any, Protocol
 import gymnasium
 
 from parallelenv import ParallelEnv
-from parallelenv.errors import InvalidEnvError, MissingDependencyError, ParallelEnvError
+from parallelenv.errors import InvalidEnvError, MissingDependencyError
 from parallelenv.identity import difference
+from parallelenv.texts import one_line
 
 ORACLE = "dummy"  # the mode whose results are right by definition
 ROUNDS = 5
@@ -164,14 +165,6 @@ def compare(name: str, plan: Plan, progress: Progress) -> Comparison:
     if oracle.row.failure:
         raise InvalidEnvError(_broken(name, oracle.row.failure))
     return Comparison(name, tuple(rows))
-
-
-def one_line(error: BaseException) -> str:
-    """Return what an error says in one line, with its type unless it is one of ours."""
-    if isinstance(error, BaseExceptionGroup):  # several envs failed, most often in the same way
-        return f"{one_line(error.exceptions[0])} (and {len(error.exceptions) - 1} more)"
-    text = " ".join(str(error).split())
-    return text if isinstance(error, ParallelEnvError) else f"{type(error).__name__}: {text}"
 
 
 def _broken(name: str, failure: str) -> str:

@@ -2,15 +2,15 @@
 
 The only place with figures about modes. All were measured on a virtual machine with 2 cores (Xeon,
 2.6 GHz, Python 3.11), by rounds of `ParallelEnv.step` with 1 to 256 envs that do nothing, keep a core
-busy for 10 to 1000 us, sleep, or are CartPole or LunarLander. Against 44 such measurements the
-estimates are up to a fifth off, and off in the same direction in all modes: what is compared is their ratio.
-``python -m benchmarks.auto`` shows whether the choice still is the right one.
+busy for 10 to 1000 us, sleep, or are CartPole or LunarLander. Of 99 such measurements the estimates are
+0.77 to 1.22 times what was measured, but much the same in all modes, and it is modes that are compared: in
+all 33 cases the choice had at least 0.94 of the best speed. ``make bench-auto`` shows whether it still has.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 MOST_WORKERS = 32
@@ -25,9 +25,9 @@ _LOOP_ROUND = 14e-6
 _THREADS_ROUND, _PER_THREAD = 50e-6, 31e-6
 _PROCESSES_ROUND, _PER_PROCESS = 20e-6, 16e-6
 _CALLER_ROUND = 15e-6
-_ENV = 0.4e-6  # seconds per env, for its rows and its info: 0.45 us in the loop, 0.35 us otherwise
+_HERE_ENV, _AWAY_ENV = 0.33e-6, 0.24e-6  # seconds per env, for its rows and its info
 _COLD = 1.15
-"""Envs that take turns find colder caches than one by itself: CartPole 5.8 us instead of 4.7, LunarLander 28 instead of 24."""
+"""Envs that take turns find colder caches than one by itself: CartPole takes 5.8 us instead of 4.7."""
 _AWAY = 1.08
 """So do those that another process steps: an env of 10 us takes 11.6 us there, of 100 us 109 us."""
 _AWAKE, _SLEEPY = 200e-6, 60e-6
@@ -36,10 +36,11 @@ _AWAKE, _SLEEPY = 200e-6, 60e-6
 # Seconds per byte of the states: written into the batch, and from there into the result. 16 states of 84x84x4
 # and 210x160x3 bytes add 36 and 290 us in the loop, 43 and 378 us with two workers.
 _HERE_BYTE, _AWAY_BYTE = 0.12e-9, 0.17e-9
-# Seconds per env and byte of what has no row in the batch: infos, texts. An info of two numbers adds 2.5 us to
-# a step in this process, which copies it, and 6 us to one that pickles it.
-_HERE_EXTRA, _HERE_EXTRA_BYTE = 2.5e-6, 0.3e-9
-_AWAY_EXTRA, _AWAY_EXTRA_BYTE = 6e-6, 1e-9
+# Seconds per env and pickled byte of what has no row in the batch: infos, texts. An info of two numbers (47 bytes)
+# adds 2.7 us in this process, which copies it, and 2.9 us by way of another, which pickles it; one of eight numbers
+# in two dicts (181 bytes) 6.5 and 8.0 us; one with an array and a list (42 kB) 49 and 78 us.
+_HERE_EXTRA, _HERE_EXTRA_BYTE = 3e-6, 1.1e-9
+_AWAY_EXTRA, _AWAY_EXTRA_BYTE = 3.5e-6, 2e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +81,20 @@ class Candidate:
         mode: Its word.
         workers: Number of hosts.
         seconds: Estimated time of a step of all envs.
-        options: Options of its backend.
+        leaves: Whether envs leave this process.
+        caller_steps: Whether some of them stay, for the caller to step.
     """
 
     mode: str
     workers: int
     seconds: float
-    options: dict[str, Any] = field(default_factory=dict)
+    leaves: bool = False
+    caller_steps: bool = False
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Options of the mode's backend."""
+        return {"caller_steps": True} if self.caller_steps else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +125,8 @@ def candidates(figures: Figures, room: Room) -> list[Candidate]:
         groups.append([Candidate("thread", n, _in_threads(figures, room, n)) for n in _counts(figures, room)])
     if room.may_leave:
         counts = list(_counts(figures, room, beyond_cores=not figures.releases_gil))
-        groups.append([Candidate("subproc", n, _in_processes(figures, room, n)) for n in counts])
-        caller = {"caller_steps": True}
-        groups.append([Candidate("subproc", n, _with_the_caller(figures, room, n), caller) for n in counts])
+        groups.append([Candidate("subproc", n, _in_processes(figures, room, n), True) for n in counts])
+        groups.append([Candidate("subproc", n, _with_the_caller(figures, room, n), True, True) for n in counts])
     found += [min(group, key=lambda candidate: candidate.seconds) for group in groups if group]
     return found
 
@@ -180,10 +187,10 @@ def _work(figures: Figures, room: Room, workers: int) -> float:
 def _here(figures: Figures) -> float:
     """Return the seconds per env that its answer takes in the caller's process."""
     extra = _HERE_EXTRA + figures.extra_nbytes * _HERE_EXTRA_BYTE if figures.extra_nbytes else 0.0
-    return _ENV + figures.state_nbytes * _HERE_BYTE + extra
+    return _HERE_ENV + figures.state_nbytes * _HERE_BYTE + extra
 
 
 def _away(figures: Figures) -> float:
     """Return the seconds per env that its answer takes from another process."""
     extra = _AWAY_EXTRA + figures.extra_nbytes * _AWAY_EXTRA_BYTE if figures.extra_nbytes else 0.0
-    return _ENV + figures.state_nbytes * _AWAY_BYTE + extra
+    return _AWAY_ENV + figures.state_nbytes * _AWAY_BYTE + extra

@@ -19,6 +19,7 @@ from parallelenv.known import Known
 from parallelenv.policy import make_policy
 from parallelenv.pool import Pool
 from parallelenv.stepping import Align, Stepper
+from parallelenv.texts import count
 from parallelenv.tiles import tile_frames
 
 
@@ -35,8 +36,8 @@ class ParallelEnv(Known):
         envs: Envs, env fns (callables without arguments that make one), registered ids or
             `EnvSpec` objects, freely mixed. Env fns are called where the env will live. Objects
             with ``reset()`` and the old 4-tuple ``step()`` are envs too.
-        para_mode: ``"dummy"`` (a loop), ``"thread"``, ``"subproc"``, ``"ray"``,
-            ``"ray-subproc"``, a word that another package adds, or a backend class.
+        para_mode: ``"dummy"`` (a loop), ``"thread"``, ``"subproc"``, ``"ray"``, ``"ray-subproc"``, a
+            word that another package adds, a backend class, or ``"auto"``: what `recommend` says.
         asynchronous: What happens when an episode ends. ``None``: the end of one is the end of
             all; until their reset they answer ``(None, None, True, {})``. ``"idle"``: that env
             answers so, the others go on. ``"restart"``: it is reset within the same step and
@@ -74,13 +75,13 @@ class ParallelEnv(Known):
     ) -> None:
         super().__init__()
         self._is_closed = True  # until everything stands
-        self._mode = para_mode if isinstance(para_mode, str) else getattr(para_mode, "__name__", repr(para_mode))
         self._asynchronous = asynchronous
         policy = make_policy(asynchronous)
         arguments.check_counts(num_cpus, num_gpus)
         self._timeout = arguments.check_timeout(timeout)
         env_recipes = recipes.make_recipes(envs)
-        backend = registry.make_backend(para_mode, backend_options)
+        backend, num_cpus, chosen = registry.settle(para_mode, backend_options, env_recipes, num_cpus, num_gpus)
+        self._mode, self._recommendation = registry.describe(para_mode, chosen), chosen
         self._pool = Pool(
             backend,
             env_recipes,
@@ -122,7 +123,6 @@ class ParallelEnv(Known):
         arguments.check_positive("num_envs", num_envs)
         spec = recipes.make_recipes([id])[0].source
         env_fn = functools.partial(gymnasium.make, spec, **make_kwargs)
-        options = backend_options or {}
         return cls(
             [env_fn] * num_envs,
             para_mode,
@@ -132,7 +132,7 @@ class ParallelEnv(Known):
             no_warning,
             timeout=timeout,
             copy=copy,
-            **options,
+            **(backend_options or {}),
         )
 
     # ---------------------------------------------------------------- episodes
@@ -362,9 +362,9 @@ class ParallelEnv(Known):
         """Return one line; asks no worker."""
         if not hasattr(self, "_num_envs"):
             return "<parallelenv.ParallelEnv, not constructed>"
-        state = "closed" if self._is_closed else _count(self.num_hosts, "worker")
+        state = "closed" if self._is_closed else count(self.num_hosts, "worker")
         return (
-            f"<parallelenv.ParallelEnv of {_count(self._num_envs, 'env')}, para_mode={self._mode!r}, "
+            f"<parallelenv.ParallelEnv of {count(self._num_envs, 'env')}, para_mode={self._mode}, "
             f"asynchronous={self._asynchronous!r}, {state}>"
         )
 
@@ -394,10 +394,6 @@ class ParallelEnv(Known):
         if id is not None:
             return parse_ids(id, self._num_envs)
         return self._everyone if everyone else self._stepper.unpaused
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
 atexit.register(ParallelEnv.close_all)

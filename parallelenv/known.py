@@ -9,6 +9,7 @@ from typing import Any
 import gymnasium
 
 from parallelenv.batch import Array
+from parallelenv.choice import Recommendation
 from parallelenv.guard import Guarded
 from parallelenv.ownership import own
 from parallelenv.pool import Pool
@@ -22,6 +23,7 @@ class Known(Guarded):
     _pool: Pool
     _stepper: Stepper
     _num_envs: int
+    _recommendation: Recommendation | None
 
     @property
     def done(self) -> Array:
@@ -60,6 +62,11 @@ class Known(Guarded):
     def num_hosts(self) -> int:
         """Number of workers among which the envs are dealt out."""
         return self._pool.num_hosts
+
+    @property
+    def recommendation(self) -> Recommendation | None:
+        """What ``para_mode="auto"`` chose, and why; ``None`` if the mode was named."""
+        return self._recommendation
 
     @functools.cached_property
     def observation_spaces(self) -> list[gymnasium.Space[Any] | None]:

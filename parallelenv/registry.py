@@ -7,15 +7,22 @@ whose value is ``module:Class``.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from parallelenv.errors import MissingDependencyError, UnknownModeError, UnknownOptionError
+from parallelenv.errors import ArgumentError, MissingDependencyError, UnknownModeError, UnknownOptionError
 from parallelenv.protocol import Backend
 
+if TYPE_CHECKING:
+    from parallelenv.choice import Recommendation
+    from parallelenv.recipes import EnvRecipe
+
 ENTRY_POINT_GROUP = "parallelenv.backends"
+AUTO = "auto"
+"""The word that leaves the choice of a mode to us."""
 
 # word -> (module:Class, package that it needs beyond our own dependencies)
 _MODES: dict[str, tuple[str, str | None]] = {
@@ -28,8 +35,58 @@ _MODES: dict[str, tuple[str, str | None]] = {
 
 
 def known_modes() -> tuple[str, ...]:
-    """Return every word that ``para_mode`` accepts, installed or not; ours first."""
-    return (*_MODES, *sorted(set(_foreign()) - set(_MODES)))
+    """Return the word of every mode, installed or not; ours first."""
+    return (*_MODES, *sorted(set(_foreign()) - {*_MODES, AUTO}))
+
+
+def known_words() -> tuple[str, ...]:
+    """Return every word that ``para_mode`` accepts: the modes, and the one that chooses among them."""
+    return (*known_modes(), AUTO)
+
+
+def settle(
+    para_mode: Any, options: dict[str, Any], env_recipes: Sequence[EnvRecipe], num_cpus: int | None, num_gpus: float
+) -> tuple[Backend, int | None, Recommendation | None]:
+    """Return a new backend, the cores it may use, and why it was chosen if that was left to us.
+
+    Args:
+        para_mode: As for `make_backend`, or ``"auto"``.
+        options: Keyword arguments of the backend's constructor.
+        env_recipes: What the backend is for.
+        num_cpus: As given by the user.
+        num_gpus: As given by the user.
+
+    Raises:
+        As `make_backend`; and, with ``"auto"``:
+        UnknownOptionError: If there are options.
+        ArgumentError: If GPUs are asked for.
+    """
+    if not (isinstance(para_mode, str) and para_mode == AUTO):
+        return make_backend(para_mode, options), num_cpus, None
+    _refuse_details(options, num_gpus)
+    from parallelenv.choice import choose  # the words must be there before what is chosen from them
+
+    chosen = choose(env_recipes, num_cpus)
+    return make_backend(chosen.mode, chosen.options), chosen.num_cpus, chosen
+
+
+def describe(para_mode: Any, chosen: Recommendation | None) -> str:
+    """Return a mode as a user would write it, and what it stands for if the choice was left to us."""
+    return repr(_word(para_mode)) + (f" ({chosen.label})" if chosen else "")
+
+
+def _refuse_details(options: dict[str, Any], num_gpus: float) -> None:
+    """Refuse what only some of the modes know: whether it is an error must not depend on figures."""
+    for name, value in options.items():
+        raise UnknownOptionError(
+            f"{name}={value!r} is no option of para_mode={AUTO!r}, which accepts none: they differ between the modes "
+            f"that it may choose. Name the mode; recommend(envs) says which one it would be."
+        )
+    if num_gpus:
+        raise ArgumentError(
+            f"num_gpus={num_gpus!r} cannot be kept with para_mode={AUTO!r}: only Ray's workers are given GPUs, and it "
+            "never chooses Ray. Name the mode, para_mode='ray', or leave num_gpus at 0."
+        )
 
 
 def make_backend(para_mode: Any, options: dict[str, Any]) -> Backend:
@@ -63,8 +120,8 @@ def load_backend(word: Any) -> type[Any]:
         UnknownModeError: If the word is not known.
         MissingDependencyError: If a package that the mode needs is not installed.
     """
-    known = known_modes()
-    if not isinstance(word, str) or word not in known:
+    if not isinstance(word, str) or word not in known_modes():
+        known = known_words()
         raise UnknownModeError(f"para_mode={word!r} is not known; expected one of {known}.{_nearest(word, known)}")
     if word not in _MODES:
         foreign: type[Any] = _foreign()[word].load()
@@ -94,7 +151,7 @@ def _foreign() -> dict[str, Any]:
 
 
 def _word(para_mode: Any) -> str:
-    return para_mode.__name__ if isinstance(para_mode, type) else str(para_mode)
+    return str(getattr(para_mode, "__name__", para_mode))
 
 
 def _nearest(word: Any, known: Any) -> str:

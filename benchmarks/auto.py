@@ -1,0 +1,156 @@
+"""`para_mode="auto"` beside the modes that it chooses from, on the same envs and with the same actions.
+
+All are open at once and are timed in turns, each with the same number of steps, so that all of them see the
+same episodes and a slow moment of the machine meets all of them: read the ratios, not the rates.
+
+Usage: python -m benchmarks.auto [--only NAME...] [--rounds 9] [--seconds 0.3]
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from benchmarks.envs import CARTPOLE, LUNAR_LANDER, WHOLE_HIGHWAY, EnvKind, timed
+from parallelenv import ParallelEnv
+from parallelenv.cores import usable_cores
+from parallelenv.tables import format_table
+
+AUTO = "auto"
+CONTENDERS: dict[str, tuple[str, dict[str, Any]]] = {
+    AUTO: (AUTO, {}),
+    "dummy": ("dummy", {}),
+    "thread": ("thread", {}),
+    "subproc": ("subproc", {}),
+    "caller_steps": ("subproc", {"caller_steps": True}),
+}
+ENOUGH = 0.9  # of the best fixed mode's rate
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Envs to step.
+
+    Attributes:
+        name: What ``--only`` calls it.
+        kind: Which envs.
+        num_envs: How many.
+        needs: Package without which it is left out.
+        most_rounds: Where each takes long.
+    """
+
+    name: str
+    kind: EnvKind
+    num_envs: int
+    needs: str | None = None
+    most_rounds: int = 100
+
+    @property
+    def title(self) -> str:
+        """What the table calls it."""
+        return f"{self.kind.title}, {self.num_envs} envs"
+
+
+CASES = (
+    Case("cartpole", CARTPOLE, 16),
+    Case("cartpole-64", CARTPOLE, 64),
+    Case("lunar-lander", LUNAR_LANDER, 16, needs="Box2D"),
+    Case("highway", WHOLE_HIGHWAY, 16, needs="highway_env", most_rounds=3),
+    Case("1ms", timed(1e-3, "1 ms CPU"), 16),
+)
+
+
+def main() -> int:
+    """Measure what was asked for; the exit code is 1 if the choice was too slow anywhere."""
+    options = _options()
+    print(f"{usable_cores()} usable cores, {options.rounds} rounds in turns, medians; env steps/s")
+    rows, is_enough = [], True
+    for case in CASES:
+        if options.only and case.name not in options.only:
+            continue
+        if case.needs and importlib.util.find_spec(case.needs) is None:
+            print(f"{case.title}: left out, {case.needs} is not installed (it is in the extra 'bench')")
+            continue
+        load = _load()
+        rates, recommendation = _measure(case, min(options.rounds, case.most_rounds), options.seconds)
+        ratio = _ratio(rates)
+        is_enough = is_enough and ratio >= ENOUGH
+        rows.append((case.title, *(_rounded(median(rates[name])) for name in CONTENDERS), f"{ratio:.2f}"))
+        print(f"{case.title} (load average {load}): {recommendation}", flush=True)
+    print("\n" + format_table(("envs", *CONTENDERS, "auto/best"), rows, left=("envs",)))
+    return 0 if is_enough else 1
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.auto", description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="+", choices=[case.name for case in CASES], help="these cases")
+    parser.add_argument("--rounds", type=int, default=9, help="how often each is timed (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=0.3, help="for how long, about (default: %(default)s)")
+    return parser.parse_args()
+
+
+def _rounded(rate: float) -> str:
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
+
+
+def _load() -> str:
+    return f"{os.getloadavg()[0]:.2f}" if hasattr(os, "getloadavg") else "unknown"
+
+
+def _measure(case: Case, rounds: int, seconds: float) -> tuple[dict[str, list[float]], Any]:
+    """Return the rates of each contender, one per round, and what was recommended."""
+    actions = np.random.default_rng(0).integers(0, case.kind.num_actions, (256, case.num_envs))
+    rates: dict[str, list[float]] = {name: [] for name in CONTENDERS}
+    with _opened(case) as envs:
+        count = _steps_in(seconds, envs["dummy"], actions)
+        for turn in range(rounds):
+            names = list(CONTENDERS) if turn % 2 else list(reversed(CONTENDERS))
+            for name in names:
+                rates[name].append(case.num_envs * _rate(envs[name], actions, count, seed=turn))
+        return rates, envs[AUTO].recommendation
+
+
+@contextmanager
+def _opened(case: Case) -> Iterator[dict[str, ParallelEnv]]:
+    with ExitStack() as stack:
+        yield {
+            name: stack.enter_context(ParallelEnv(case.kind.env_fns(case.num_envs), mode, "restart", **options))
+            for name, (mode, options) in CONTENDERS.items()
+        }
+
+
+def _steps_in(seconds: float, env: ParallelEnv, actions: Any) -> int:
+    """Return how many steps take about so long."""
+    return max(2, round(seconds * _rate(env, actions, 2, seed=0)))
+
+
+def _rate(env: ParallelEnv, actions: Any, count: int, seed: int) -> float:
+    """Return steps per second, from the same first states as everybody's in this round."""
+    env.reset(seed=1000 * seed)
+    env.step(actions[0])  # not timed: wakes workers that slept meanwhile
+    begin = time.perf_counter()
+    for number in range(count):
+        env.step(actions[number % len(actions)])
+    return count / (time.perf_counter() - begin)
+
+
+def _ratio(rates: dict[str, list[float]]) -> float:
+    """Return how fast the choice was, beside the fixed mode that was the fastest over all rounds.
+
+    Within each round, for the machine may be shared; then the median.
+    """
+    best = max((name for name in rates if name != AUTO), key=lambda name: median(rates[name]))
+    return median(ours / theirs for ours, theirs in zip(rates[AUTO], rates[best], strict=True))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,26 @@
+"""Pieces of messages."""
+
+from __future__ import annotations
+
+from parallelenv.errors import ParallelEnvError
+
+
+def one_line(error: BaseException) -> str:
+    """Return what an error says in one line, with its type unless it is one of ours."""
+    if isinstance(error, BaseExceptionGroup):  # several envs failed, most often in the same way
+        return f"{one_line(error.exceptions[0])} (and {len(error.exceptions) - 1} more)"
+    text = " ".join(str(error).split())
+    return text if isinstance(error, ParallelEnvError) else f"{type(error).__name__}: {text}"
+
+
+def count(number: int, thing: str) -> str:
+    """Return a number of things: ``1 env``, ``2 envs``."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
+def duration(seconds: float) -> str:
+    """Return a time with three digits, in a unit that suits it."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} us"
