@@ -1,6 +1,6 @@
 """Steps the same envs through every mode and through the peers, and writes down how fast each was.
 
-Usage: python -m benchmarks [--only CASE...] [--rounds N] [--seconds S] [--quick] [--out DIR]
+Usage: python -m benchmarks [--only CASE...] [--rounds N] [--seconds S] [--quick] [--out DIR] [--again]
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ def main() -> int:
     """Run what was asked for; return the exit code."""
     options = _options()
     cases = [case for case in CASES if not options.only or case.name in options.only]
+    if options.again:
+        _write(options.out or _COMMITTED, cases, *report.read(options.out or _COMMITTED))
+        return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as an exception, so that the children are ended
     about, results, foreign = machine.describe(), Results(), {}
     print(f"usable cores: {about['usable cores']}, load average {about['load average before the start']}")
@@ -38,7 +41,7 @@ def main() -> int:
             results.popitem()  # the case that was under way
     folder = _folder(options, is_interrupted)
     about["cores kept busy by others, before each case"] = _spread(list(foreign.values()))
-    _write(folder, cases, results, about)
+    _write(folder, cases, results, about, shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]))
     return 130 if is_interrupted else 0
 
 
@@ -49,6 +52,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seconds", type=_positive_float, help="seconds per system and round (likewise)")
     parser.add_argument("--quick", action="store_true", help="one round and a fifth of the time: a look, no evidence")
     parser.add_argument("--out", type=Path, help="folder of the results (default: benchmarks/ for a full run)")
+    parser.add_argument("--again", action="store_true", help="measure nothing; write results.json's tables anew")
     return parser.parse_args()
 
 
@@ -78,9 +82,8 @@ def _spread(values: list[float]) -> str:
     return f"{median(values):.2f} ({min(values):.2f} .. {max(values):.2f})"
 
 
-def _write(folder: Path, cases: list[Case], results: Results, about: dict[str, str]) -> None:
+def _write(folder: Path, cases: list[Case], results: Results, about: dict[str, str], command: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    command = shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]])
     report.write(folder, cases, results, about, command)
     picture.draw(folder / "results.png", cases, results, about)
     print(f"written: {os.path.relpath(folder)}/RESULTS.md, results.json, results.png")

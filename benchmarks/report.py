@@ -43,6 +43,19 @@ def write(folder: Path, cases: Sequence[Case], results: Results, machine: dict[s
     folder.joinpath("RESULTS.md").write_text("\n".join(parts), encoding="utf-8")
 
 
+def read(folder: Path) -> tuple[Results, dict[str, str], str]:
+    """Return results, machine and command as `write` wrote them."""
+    content = json.loads(folder.joinpath("results.json").read_text(encoding="utf-8"))
+    results = {
+        name: {
+            system: Outcome({int(turn): numbers for turn, numbers in found["rounds"].items()}, found["failure"])
+            for system, found in case["systems"].items()
+        }
+        for name, case in content["cases"].items()
+    }
+    return results, content["machine"], content["command"]
+
+
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table in Markdown."""
     lines = [header, ["---"] * len(header), *rows]
