@@ -24,7 +24,7 @@ class CallerChannel:
         self._replies: deque[Reply] = deque()
 
     def pack(self, command: Command) -> Command:  # noqa: D102 (see Channel)
-        return take_over(command)
+        return command if command.each is None else take_over(command)
 
     def send(self, packed: Command) -> None:  # noqa: D102 (see Channel)
         self._queue.append(Execution(self._host, packed))
@@ -35,7 +35,8 @@ class CallerChannel:
         An interrupt leaves the command in the queue, to go on with the next env.
         """
         if not self._replies and self._queue:
-            self._replies.append(detach(self._queue[0].run()))
+            reply = self._queue[0].run()
+            self._replies.append(detach(reply) if reply.values else reply)
             self._queue.popleft()  # last: an interrupt in between may give a reply twice, but lose none
         return bool(self._replies)
 
@@ -60,10 +61,8 @@ def take_over(command: Command) -> Command:
     Raises:
         UnpicklableError: If an argument cannot be copied, as between processes.
     """
-    if command.each is None:
-        return command
     copies = []
-    for env_id, argument in zip(command.env_ids, command.each, strict=True):
+    for env_id, argument in zip(command.env_ids, command.each or (), strict=True):
         try:
             copies.append(own(argument))
         except Exception as error:

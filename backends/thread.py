@@ -45,7 +45,7 @@ class ThreadChannel:
         self._host.close()
 
     def pack(self, command: Command) -> Command:  # noqa: D102 (see Channel)
-        return take_over(command)
+        return command if command.each is None else take_over(command)
 
     def send(self, packed: Command) -> None:  # noqa: D102 (see Channel)
         self._commands.put(packed)

@@ -208,8 +208,8 @@ class ParallelEnv(Known):
             WorkerDiedError: If a worker died.
             WorkerTimeoutError: If the pool's timeout passed; `recv` waits on.
         """
-        env_ids = self._ids(id)
         arguments.check_align(align)
+        env_ids = self._stepper.unpaused if id is None else self._ids(id)
         return self._stepper.step(action, env_ids, align, self._timeout)
 
     @exclusive

@@ -94,7 +94,7 @@ def by_item(
     states: Any
     rewards = _rewards(batch, landed, rows) if landed.extras else batch.rewards[rows].copy()
     if len(landed.stepped) == len(landed.env_ids):
-        states = gather_states(batch, landed.stepped, landed.extras, copy)
+        states = gather_states(batch, landed.stepped, rows, landed.extras, copy)
         env_ids = batch.env_ids[rows].copy()
     else:
         states = object_array(_completed(landed, list_states(batch, landed.stepped, landed.extras)))
@@ -133,9 +133,8 @@ def _completed(landed: Landed, values: list[Any]) -> list[Any]:
     return [found.get(env_id) for env_id in landed.env_ids]
 
 
-def gather_states(batch: Batch, env_ids: Sequence[int], extras: Mapping[int, Extra], copy: bool) -> Any:
-    """Return the states of these envs, batched, in the order of ``env_ids``."""
-    rows = batch.rows(env_ids)
+def gather_states(batch: Batch, env_ids: Sequence[int], rows: Any, extras: Mapping[int, Extra], copy: bool) -> Any:
+    """Return the states of these envs, which have these rows, batched, in the order of ``env_ids``."""
     if batch.single_state is not None:  # what most envs have
         return _selected(batch.single_state, rows, copy)
     structure = batch.layout.states

@@ -78,10 +78,10 @@ class Stepper:
         request = self._pool.try_asking("reset", env_ids, each, None)
         failures, extras = request.failures, request.values
         good = tuple(env_id for env_id in env_ids if env_id not in failures) if failures else env_ids
-        states = gather_states(self._pool.batch, good, extras, self._copy)
+        rows = self._pool.batch.rows(good)
+        states = gather_states(self._pool.batch, good, rows, extras, self._copy)
         for env_id in good:
             self.reset_infos[env_id] = extras.get(env_id, NOTHING).info or {}
-        rows = self._pool.batch.rows(good)
         for record in (self.done, self._terminated, self._truncated):
             record[rows] = False
         self._fresh.difference_update(good)
