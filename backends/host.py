@@ -129,11 +129,7 @@ class Host:
         """Note what else a step said, and begin the next episode if it ended this one."""
         loose, reward, terminated, truncated, info = result
         writer = self._writer
-        loose_reward = None
-        if type(reward) is float:
-            writer.rewards[row] = reward
-        else:
-            loose_reward = writer.store_reward(row, reward)
+        loose_reward = writer.store_reward(row, reward)
         if terminated is not False or truncated is not False:
             writer.store_flags(row, terminated, truncated)
             if autoreset and (terminated or truncated):

@@ -104,8 +104,6 @@ class Writer:
 
     def store_state(self, row: int, state: Any) -> list[Any] | None:
         """Write a state and return its loose leaves, if it has any."""
-        if self.takes_vector(self._cells[row], state):
-            return None
         single = self._single
         if single is not None:
             self._store_leaf(0, single, row, state)
