@@ -106,7 +106,7 @@ class Host:
     def _step_all(self, rest: Iterator[Any], autoreset: bool, values: dict[int, Any]) -> None:
         """Step envs, and begin the next episode of those that ended if that is wanted.
 
-        What costs time here is paid for every env and step: 0.2 us of CartPole's 5.5 us.
+        What costs time here is paid for every env and step: 0.5 us, where CartPole takes 9 us.
         """
         row = None
         try:
@@ -116,42 +116,45 @@ class Host:
                 if type(result) is not tuple or len(result) != 5:
                     raise EnvContractError(_not_five(result))
                 state, reward, terminated, truncated, info = result
-                loose = None if writer.takes_vector(cell, state) else writer.store_state(row, state)
-                if terminated is False and truncated is False and type(reward) is float and not info and not loose:
-                    writer.rewards[row] = reward  # and that is all, most often
+                loose = loose_reward = None
+                try:
+                    writer.line[cell] = state
+                except (TypeError, ValueError):  # no vector, or not the one that is declared
+                    loose = writer.store_state(row, state)
+                if type(reward) is float:
+                    writer.rewards[row] = reward
                 else:
-                    self._conclude(row, (loose, reward, terminated, truncated, info), autoreset, values)
+                    loose_reward = writer.store_reward(row, reward)
+                if terminated is not False or truncated is not False:
+                    writer.store_flags(row, terminated, truncated)
+                    self._end(row, (info, loose, loose_reward), autoreset and (terminated or truncated), values)
+                elif info or loose or loose_reward:
+                    values[row + writer.first] = _extra(info, loose, loose_reward)
         except BaseException:
             self.at = None if row is None else row + self._writer.first
             raise
 
-    def _conclude(self, row: int, result: tuple[Any, ...], autoreset: bool, values: dict[int, Any]) -> None:
-        """Note what else a step said, and begin the next episode if it ended this one."""
-        loose, reward, terminated, truncated, info = result
-        writer = self._writer
-        loose_reward = writer.store_reward(row, reward)
-        if terminated is not False or truncated is not False:
-            writer.store_flags(row, terminated, truncated)
-            if autoreset and (terminated or truncated):
-                self._next_episode(row, info, loose, loose_reward, values)
-                return
-        if info or loose or loose_reward:
-            values[row + writer.first] = _extra(info, loose, loose_reward)
+    def _end(self, row: int, said: tuple[Any, Any, Any], goes_on: Any, values: dict[int, Any]) -> None:
+        """Note what the last step of an episode said, and begin the next one if that is wanted.
 
-    def _next_episode(
-        self, row: int, info: dict[str, Any], loose: list[Any] | None, reward: tuple[Any] | None, values: dict[int, Any]
-    ) -> None:
+        Args:
+            row: Of the env.
+            said: Info, loose leaves of the state and loose reward, of that step.
+            goes_on: Whether to begin the next episode.
+            values: Where to note what does not fit into the rows.
+        """
         writer = self._writer
-        env_id = row + writer.first
-        writer.keep_ended(row)
-        if info or loose or reward:  # copied before the reset: an env may reuse the buffers that it returned
-            info, loose, reward = own(info), own(loose), own(reward)
-        self.doing = "reset"
-        state, reset_info = self._env(env_id).reset(None, None)
-        first_loose = writer.store_state(row, state)
-        self.doing = "step"
-        if info or first_loose or reward or reset_info:
-            values[env_id] = _extra(info, first_loose, reward, loose, reset_info or None)
+        ended_loose = reset_info = None
+        if goes_on:
+            if any(said):  # copied before the reset: an env may reuse the buffers that it returned
+                said = own(said[0]), own(said[1]), own(said[2])
+            writer.keep_ended(row)
+            self.doing = "reset"
+            state, reset_info = self._env(row + writer.first).reset(None, None)
+            ended_loose, said = said[1], (said[0], writer.store_state(row, state), said[2])
+            self.doing = "step"
+        if reset_info or any(said):
+            values[row + writer.first] = _extra(*said, ended_loose, reset_info or None)
 
     # ---------------------------------------------------------------- operations
 
@@ -222,7 +225,7 @@ class Execution:
     def __init__(self, host: Host, command: Command) -> None:
         self._host = host
         self._command = command
-        self._reply = Reply(command.number)
+        self._reply = Reply(command.number, {}, {})
         self._walk, self._rest = host.begin(command)
 
     def run(self) -> Reply:

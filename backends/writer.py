@@ -13,8 +13,6 @@ from parallelenv.errors import EnvContractError
 from parallelenv.requests import pick
 from parallelenv.spaces import as_array, describe_value, fits
 
-_FLAGS = frozenset({bool, np.bool_})
-
 
 class Writer:
     """The rows of a batch as a host sees them.
@@ -24,6 +22,8 @@ class Writer:
 
     Attributes:
         first: Env id of row 0.
+        line: The states one after the other, as a memoryview, if each is a vector, else ``None``. To assign
+            a slice of it checks shape and dtype and copies in 70 ns; with numpy that takes 180 ns.
         rewards: ``(num_envs,)`` float64, as a memoryview: a number is set in 18 ns instead of 30 ns.
     """
 
@@ -34,10 +34,13 @@ class Writer:
         width = single.shape[1] if is_vector else 0
         self.first = batch.layout.first
         self.rewards: Any = memoryview(rewards)
+        terminated: Any = batch.terminated
+        truncated: Any = batch.truncated
+        self._terminated, self._truncated = memoryview(terminated), memoryview(truncated)
         self._batch = batch
         self._structure = batch.layout.states
         self._single = single
-        self._line: Any = memoryview(single.reshape(-1)) if is_vector else None
+        self.line: Any = memoryview(single.reshape(-1)) if is_vector else None
         self._single_action: Any = batch.actions[0] if batch.actions and batch.layout.actions.is_single else None
         pairs = zip(batch.states, batch.ended_states, strict=True) if batch.ended_states else ()
         self._kept = [(array, ended) for array, ended in pairs if array is not None and ended is not None]
@@ -50,7 +53,7 @@ class Writer:
         return self._batch.rows(env_ids)
 
     def cells(self, rows: Any) -> Sequence[slice]:
-        """Return what `takes_vector` needs to know of each of these rows."""
+        """Return where in ``line`` the states of these rows are."""
         return pick(self._cells, rows)
 
     def actions(self, rows: Any) -> Iterable[Any]:
@@ -65,13 +68,12 @@ class Writer:
 
     def clear_flags(self, rows: Any) -> None:
         """Say of these rows that no episode ended."""
-        self._batch.terminated[rows] = False
-        self._batch.truncated[rows] = False
+        self._batch.flags[rows] = False
 
     def store_flags(self, row: int, terminated: Any, truncated: Any) -> None:
         """Write whether an episode ended."""
-        self._batch.terminated[row] = terminated if type(terminated) in _FLAGS else _as_flag(terminated)
-        self._batch.truncated[row] = truncated if type(truncated) in _FLAGS else _as_flag(truncated)
+        self._terminated[row] = terminated if type(terminated) is bool else _as_flag(terminated)
+        self._truncated[row] = truncated if type(truncated) is bool else _as_flag(truncated)
 
     def store_reward(self, row: int, reward: Any) -> tuple[Any] | None:
         """Write a reward of any type; return it in a one-tuple if it is no number."""
@@ -87,20 +89,6 @@ class Writer:
                 return None
         self._batch.rewards[row] = np.nan
         return (reward,)
-
-    def takes_vector(self, cell: slice, state: Any) -> bool:
-        """Write a state if it is the vector that the space declares; say if it was.
-
-        To assign a slice of a memoryview checks shape and dtype and copies in 70 ns; with numpy that
-        takes 180 ns.
-        """
-        if self._line is None:
-            return False
-        try:
-            self._line[cell] = state
-        except (TypeError, ValueError):
-            return False
-        return True
 
     def store_state(self, row: int, state: Any) -> list[Any] | None:
         """Write a state and return its loose leaves, if it has any."""

@@ -64,8 +64,8 @@ class Layout:
     def fields(self) -> list[Field]:
         """Every array of the batch, in memory order."""
         states = [field for field in self.state_fields if field]
-        flags = [Field((), np.dtype(np.float64)), Field((), np.dtype(bool)), Field((), np.dtype(bool))]
-        return [*self.action_fields, *states, *(states if self.keeps_ended else []), *flags]
+        rewards, flags = Field((), np.dtype(np.float64)), Field((2,), np.dtype(bool))
+        return [*self.action_fields, *states, *(states if self.keeps_ended else []), rewards, flags]
 
     @property
     def nbytes(self) -> int:
@@ -88,8 +88,9 @@ class Batch:
         ended_states: Likewise, the last states of the latest episodes that ended; empty unless the
             layout keeps them.
         rewards: ``(num_envs,)`` float64.
-        terminated: ``(num_envs,)`` bool.
-        truncated: ``(num_envs,)`` bool.
+        flags: ``(num_envs, 2)`` bool: terminated, truncated.
+        terminated: ``(num_envs,)`` bool, a view of ``flags``.
+        truncated: ``(num_envs,)`` bool, a view of ``flags``.
         env_ids: ``(num_envs,)`` int64: who has which row.
     """
 
@@ -102,11 +103,12 @@ class Batch:
         self.single_state = self.states[0] if layout.states.is_single else None
         ended = layout.state_fields if layout.keeps_ended else []
         self.ended_states: list[Array | None] = [next(arrays) if field else None for field in ended]
-        self.rewards, self.terminated, self.truncated = arrays
+        self.rewards, self.flags = arrays
+        self.terminated, self.truncated = self.flags[:, 0], self.flags[:, 1]
         self.env_ids: Array = np.arange(layout.first, layout.first + layout.num_envs, dtype=np.int64)
         self._known: tuple[Sequence[int], Any] = ((), slice(0, 0))  # in one piece: threads read and write it
         self._results = filter_arrays(self.states)
-        self._results += [self.rewards, self.terminated, self.truncated]
+        self._results += [self.rewards, self.flags]
 
     @classmethod
     def private(cls, layout: Layout) -> Batch:
@@ -167,7 +169,7 @@ class Batch:
         if not self.layout.keeps_ended:
             return np.zeros(0, dtype=np.intp)
         rows: Array = np.asarray(env_ids, dtype=np.intp) - self.layout.first
-        return rows[self.terminated[rows] | self.truncated[rows]]
+        return rows[self.flags[rows].any(axis=1)]
 
 
 def filter_arrays(leaves: Sequence[Array | None]) -> list[Array]:

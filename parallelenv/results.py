@@ -78,9 +78,7 @@ Flags = tuple[Array, Array, Array]
 """How a step left episodes, one row per env of the answer: terminated, truncated, either of them."""
 
 
-def by_item(
-    batch: Batch, landed: Landed, rows: Any, flags: Flags, infos: list[dict[str, Any]], copy: bool
-) -> StepResult:
+def by_item(batch: Batch, landed: Landed, rows: Any, flags: Flags, infos: Array, copy: bool) -> StepResult:
     """Return an answer as four batched items; with ``copy=False`` states may be read-only views.
 
     Args:
@@ -100,15 +98,14 @@ def by_item(
         states = object_array(_completed(landed, list_states(batch, landed.stepped, landed.extras)))
         rewards = object_array(_completed(landed, rewards.tolist()))
         env_ids = np.array(landed.env_ids, dtype=np.int64)
-    objects = np.fromiter(infos, dtype=object, count=len(infos))  # dicts are not taken apart
-    return StepResult(states, rewards, flags[2], objects, flags[0], flags[1], env_ids)
+    return StepResult(states, rewards, flags[2], infos, flags[0], flags[1], env_ids)
 
 
-def by_env(batch: Batch, landed: Landed, rows: Any, flags: Flags, infos: list[dict[str, Any]]) -> StepBatch:
+def by_env(batch: Batch, landed: Landed, rows: Any, flags: Flags, infos: Array) -> StepBatch:
     """Return an answer as one 4-tuple per env. Arguments as in `by_item`."""
     states = _completed(landed, list_states(batch, landed.stepped, landed.extras))
     rewards = _completed(landed, _rewards(batch, landed, rows).tolist())
-    items = list(zip(states, rewards, flags[2].tolist(), infos, strict=True))
+    items = list(zip(states, rewards, flags[2].tolist(), infos.tolist(), strict=True))
     env_ids = np.array(landed.env_ids, dtype=np.int64)
     return StepBatch(items, terminated=flags[0], truncated=flags[1], env_ids=env_ids)
 

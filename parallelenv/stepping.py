@@ -254,13 +254,15 @@ class Stepper:
         self._truncated |= self.done & ~self._terminated
         return terminated, truncated
 
-    def _infos(self, landed: Landed, dones: Array) -> list[dict[str, Any]]:
+    def _infos(self, landed: Landed, dones: Array) -> Array:
         """Return the infos, each a dict of its own, also where an env had nothing to say."""
         env_ids, extras = landed.env_ids, landed.extras
         infos = self._policy.plain_infos(len(env_ids))
         if len(landed.stepped) < len(env_ids):
             stepped = set(landed.stepped)
-            infos = [info if env_id in stepped else {} for env_id, info in zip(env_ids, infos, strict=True)]
+            for position, env_id in enumerate(env_ids):
+                if env_id not in stepped:
+                    infos[position] = {}
         if extras:
             for position, env_id in enumerate(env_ids):
                 said = extras[env_id].info if env_id in extras else None
