@@ -25,6 +25,8 @@ from parallelenv.protocol import Command, EnvFacts, Extra, Reply
 _OUT_OF_BAND = 65536
 
 _PICKLED, _STEP, _STEP_AUTORESET, _DONE, _PLAIN = range(5)
+_PRINTED = 0x80
+"""Added to the tag of a reply whose host has printed something, which does not travel with it."""
 
 
 def encode_command(command: Command, everyone: tuple[int, ...]) -> Message:
@@ -54,9 +56,9 @@ def decode_command(message: Message, everyone: tuple[int, ...]) -> Any:
 
 def encode_reply(reply: Reply) -> Message:
     """Return a reply as a message; a value that does not pickle becomes a failure of its env."""
-    if not (reply.values or reply.failures or reply.rows):
+    if not (reply.values or reply.failures or reply.rows or reply.output):
         return Message(_DONE, reply.number)
-    plain = None if reply.failures or reply.rows else _plain_extras(reply.values)
+    plain = None if reply.failures or reply.rows or reply.output else _plain_extras(reply.values)
     if plain is not None:
         return Message(_PLAIN, reply.number, [pickle.dumps(plain, protocol=5)])
     for pickler in (pickle.Pickler, cloudpickle.Pickler):
@@ -71,6 +73,18 @@ def encode_reply(reply: Reply) -> Message:
             del reply.values[env_id]
             reply.failures[env_id] = Failure(cannot_travel(value, error), env_id, "the copying of its result")
     return Message(_PICKLED, reply.number, _dump_reply(cloudpickle.Pickler, reply))
+
+
+def mark_printed(message: Message) -> Message:
+    """Return a reply's message that also says that something was printed."""
+    return message._replace(tag=message.tag | _PRINTED)
+
+
+def unmark_printed(message: Message) -> tuple[Message, bool]:
+    """Return the message before `mark_printed`, and whether it was marked."""
+    if message.tag < _PRINTED:
+        return message, False
+    return message._replace(tag=message.tag & ~_PRINTED), True
 
 
 def decode_reply(message: Message) -> Reply:
@@ -132,7 +146,7 @@ def _dump_reply(pickler: Any, reply: Reply) -> list[Any]:
     values = reply.values
     if all(map(_may_be_shared, values.values())):
         return _dump(pickler, (reply, []))
-    rest = Reply(reply.number, {}, reply.failures, reply.rows)
+    rest = Reply(reply.number, {}, reply.failures, reply.rows, reply.output)
     return _dump(pickler, (rest, list(values)), *map(_untangled, values.values()))
 
 

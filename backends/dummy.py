@@ -11,7 +11,7 @@ from typing import Any
 
 from parallelenv.backends.inprocess import CallerChannel
 from parallelenv.batch import Batch, Layout
-from parallelenv.protocol import Channel, HostRecipe, Plan
+from parallelenv.protocol import Channel, HostRecipe, Plan, Printed
 
 
 class DummyBackend:
@@ -32,6 +32,7 @@ class DummyBackend:
         """Work instead of waiting; the time limit cannot be kept, nobody is there to look at it."""
         return [channel for channel in channels if channel.work()]
 
-    def close(self, channels: Sequence[Channel], timeout: float) -> None:  # noqa: D102 (see Backend)
+    def close(self, channels: Sequence[Channel], timeout: float) -> Sequence[Printed]:  # noqa: D102 (see Backend)
         for channel in channels:
             channel.kill()
+        return ()

@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import operator
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from parallelenv.backends.adapt import Resettable, adapt
 from parallelenv.backends.lookup import get_attribute, get_method, set_attribute
+from parallelenv.backends.state import load_env, save_env
 from parallelenv.backends.writer import Writer
 from parallelenv.batch import Batch
 from parallelenv.errors import EnvContractError, EnvInterruptedError, InvalidEnvError
@@ -18,6 +21,11 @@ from parallelenv.ownership import own
 from parallelenv.protocol import Command, EnvFacts, Extra, HostRecipe, Reply
 
 Walk = Callable[[Iterator[Any], Any, dict[int, Any]], None]
+
+_DRAWING = threading.RLock()
+"""Held while an env is rendered: of two threads that draw with pygame at the same time one in six frames is wrong."""
+_LONGEST_DRAWING = 10.0
+"""Seconds after which a thread that draws is taken to hang, and the others go on without waiting for it."""
 
 
 class Host:
@@ -34,13 +42,12 @@ class Host:
 
     Attributes:
         doing: What it is doing now, for messages.
-        at: The env at which the latest walk over envs broke off, ``None`` if before the first.
     """
 
     def __init__(self, recipe: HostRecipe, *, in_caller: bool = False) -> None:
         self.in_caller = in_caller
         self.doing = ""
-        self.at: int | None = None
+        self._turns: tuple[Iterator[int], Sequence[int]] = (iter(()), ())
         self._recipe = recipe
         self._everyone = recipe.env_ids
         self._first = recipe.env_ids[0]
@@ -67,18 +74,29 @@ class Host:
         operation = getattr(self, command.name)
 
         def walk(rest: Iterator[Any], common: Any, values: dict[int, Any]) -> None:
-            env_id = None
-            try:
-                for env_id, argument in rest:
-                    value = operation(env_id, argument, common)
-                    if value is not None:
-                        values[env_id] = value
-            except BaseException:
-                self.at = env_id
-                raise
+            for env_id, argument in rest:
+                value = operation(env_id, argument, common)
+                if value is not None:
+                    values[env_id] = value
 
         each = [None] * len(command.env_ids) if command.each is None else command.each
-        return walk, zip(command.env_ids, each, strict=True)
+        return walk, zip(self._in_turn(command.env_ids, command.env_ids), each, strict=True)
+
+    def _in_turn(self, env_ids: Sequence[int], items: Sequence[int]) -> Iterator[int]:
+        """Iterate over what belongs to these envs so that `current` knows where the iteration is."""
+        turns = iter(items)
+        self._turns = turns, env_ids
+        return turns
+
+    @property
+    def current(self) -> int | None:
+        """The env at which the latest walk over envs is, or broke off; ``None`` if before the first.
+
+        Found from what is left of the walk, so that walking costs nothing for it.
+        """
+        turns, env_ids = self._turns
+        index = len(env_ids) - operator.length_hint(turns) - 1
+        return env_ids[index] if index >= 0 else None
 
     def close(self) -> None:
         """Close all envs."""
@@ -97,42 +115,38 @@ class Host:
             rows, cells = numbers, writer.cells(numbers)
             steps = [steps[env_id - self._first] for env_id in command.env_ids]
         writer.clear_flags(rows)
+        turns = self._in_turn(command.env_ids, numbers)
         if command.each is None:
-            return zip(numbers, cells, steps, writer.actions(rows), strict=True)
+            return zip(turns, cells, steps, writer.actions(rows), strict=True)
         # These are copied one by one, within the walk: to copy runs user code.
         steps = [functools.partial(_step_with_copy, step) for step in steps]
-        return zip(numbers, cells, steps, command.each, strict=True)
+        return zip(turns, cells, steps, command.each, strict=True)
 
     def _step_all(self, rest: Iterator[Any], autoreset: bool, values: dict[int, Any]) -> None:
         """Step envs, and begin the next episode of those that ended if that is wanted.
 
         What costs time here is paid for every env and step: 0.5 us, where CartPole takes 9 us.
         """
-        row = None
-        try:
-            for row, cell, step, action in rest:
-                result = step(action)
-                writer = self._writer  # not before the step: a host given up meanwhile writes elsewhere
-                if type(result) is not tuple or len(result) != 5:
-                    raise EnvContractError(_not_five(result))
-                state, reward, terminated, truncated, info = result
-                loose = loose_reward = None
-                try:
-                    writer.line[cell] = state
-                except (TypeError, ValueError):  # no vector, or not the one that is declared
-                    loose = writer.store_state(row, state)
-                if type(reward) is float:
-                    writer.rewards[row] = reward
-                else:
-                    loose_reward = writer.store_reward(row, reward)
-                if terminated is not False or truncated is not False:
-                    writer.store_flags(row, terminated, truncated)
-                    self._end(row, (info, loose, loose_reward), autoreset and (terminated or truncated), values)
-                elif info or loose or loose_reward:
-                    values[row + writer.first] = _extra(info, loose, loose_reward)
-        except BaseException:
-            self.at = None if row is None else row + self._writer.first
-            raise
+        for row, cell, step, action in rest:
+            result = step(action)
+            writer = self._writer  # not before the step: a host given up meanwhile writes elsewhere
+            if type(result) is not tuple or len(result) != 5:
+                raise EnvContractError(_not_five(result))
+            state, reward, terminated, truncated, info = result
+            loose = loose_reward = None
+            try:
+                writer.line[cell] = state
+            except (TypeError, ValueError):  # no vector, or not the one that is declared
+                loose = writer.store_state(row, state)
+            if type(reward) is float:
+                writer.rewards[row] = reward
+            else:
+                loose_reward = writer.store_reward(row, reward)
+            if terminated is not False or truncated is not False:
+                writer.store_flags(row, terminated, truncated)
+                self._end(row, (info, loose, loose_reward), autoreset and (terminated or truncated), values)
+            elif info or loose or loose_reward:
+                values[row + writer.first] = _extra(info, loose, loose_reward)
 
     def _end(self, row: int, said: tuple[Any, Any, Any], goes_on: Any, values: dict[int, Any]) -> None:
         """Note what the last step of an episode said, and begin the next one if that is wanted.
@@ -196,9 +210,28 @@ class Host:
         bound = get_method(self._env(env_id).env, method)
         return bound(**own(arguments)) if arguments else bound()
 
+    def save(self, env_id: int, argument: Any, common: Any) -> bytes | None:
+        """Return the state of an env, pickled; ``None`` if there is no way to get it."""
+        return save_env(self._env(env_id).env)
+
+    def load(self, env_id: int, saved: bytes, common: Any) -> None:
+        """Bring an env into a state."""
+        slot = env_id - self._first
+        old = self._env(env_id)
+        env = load_env(old.env, saved)
+        if env is not old.env:
+            self._envs[slot] = adapted = adapt(env)
+            self._steps[slot] = adapted.step
+            _close(old)
+
     def render(self, env_id: int, argument: Any, common: Any) -> Any:
-        """Render an env."""
-        return self._env(env_id).env.render()
+        """Render an env, alone in this process."""
+        is_alone = _DRAWING.acquire(timeout=_LONGEST_DRAWING)
+        try:
+            return self._env(env_id).env.render()
+        finally:
+            if is_alone:
+                _DRAWING.release()
 
     def _env(self, env_id: int) -> Resettable:
         env = self._envs[env_id - self._first]
@@ -232,7 +265,7 @@ class Execution:
         """Execute what is left of the command and return its reply."""
         host, reply = self._host, self._reply
         while True:
-            host.doing, host.at = self._command.name, None
+            host.doing = self._command.name
             try:
                 self._walk(self._rest, self._command.common, reply.values)
             except BaseException as error:  # noqa: BLE001 (told to the user as a failure of its env)
@@ -242,7 +275,7 @@ class Execution:
 
     def _note(self, error: BaseException) -> None:
         """Note what went wrong in one env; an interrupt is raised again."""
-        env_id = self._host.at
+        env_id = self._host.current
         if env_id is None:
             raise error
         self._reply.failures[env_id] = self._failure(error, env_id)

@@ -14,12 +14,13 @@ from typing import Any
 
 from parallelenv.backends.codec import decode, decode_command, decode_reply, encode, encode_command, encode_reply
 from parallelenv.backends.host import Host
+from parallelenv.backends.log import Log, redirect_output
 from parallelenv.backends.ray_cluster import Cluster, missing_resources
 from parallelenv.backends.wire import Message
 from parallelenv.backends.worker import PackedRecipe, prepare_worker
 from parallelenv.batch import Batch, Layout
 from parallelenv.errors import ArgumentError, SchedulingError
-from parallelenv.protocol import Channel, Command, Death, HostDied, HostRecipe, Plan, Reply
+from parallelenv.protocol import Channel, Command, Death, HostDied, HostRecipe, Plan, Printed, Reply
 from parallelenv.recipes import registered_by_user
 
 START_TIMEOUT = 10.0
@@ -40,6 +41,10 @@ class RayHost:
         self._packed: PackedRecipe = decode(message)
         prepare_worker(self._packed)
         self._host = self._make_host(self._packed.unpack())
+        self._log = Log.create()
+        if self._log is not None:
+            # Python's own output alone: what C code prints goes to Ray's log files.
+            redirect_output(self._log, lambda: self._host.current, descriptors=False)
         self._batch: Batch | None = None
 
     def _make_host(self, recipe: HostRecipe) -> Any:
@@ -67,6 +72,8 @@ class RayHost:
         reply: Reply = self._host.execute(command)
         if command.writes_rows and self._batch is not None:
             reply.rows = self._batch.take_results(command.env_ids)
+        if self._log is not None:
+            reply.output = [*reply.output, *self._log.take(self._packed.env_ids, is_idle=True)]
         return encode_reply(reply)
 
     def close(self) -> None:
@@ -217,7 +224,7 @@ class RayBackend:
             ready, _ = ray.wait(list(first), num_returns=len(first), timeout=0)
         return [first[answer] for answer in ready]
 
-    def close(self, channels: Sequence[Any], timeout: float) -> None:  # noqa: D102 (see Backend)
+    def close(self, channels: Sequence[Any], timeout: float) -> Sequence[Printed]:  # noqa: D102 (see Backend)
         import ray
 
         if ray.is_initialized():
@@ -227,6 +234,7 @@ class RayBackend:
                 channel.kill()
         if self._cluster is not None:
             self._cluster.leave()
+        return ()
 
 
 def _left(deadline: float | None) -> float:

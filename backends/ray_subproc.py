@@ -14,7 +14,7 @@ from parallelenv.backends.subproc import SubprocBackend
 from parallelenv.batch import Batch, Layout
 from parallelenv.errors import ArgumentError
 from parallelenv.pool import Pool
-from parallelenv.protocol import Command, HostRecipe, Plan, Reply
+from parallelenv.protocol import Command, HostRecipe, Plan, Printed, Reply
 
 
 class PoolHost:
@@ -24,9 +24,17 @@ class PoolHost:
         recipe: What to own; its cores are those of the pool.
     """
 
+    current = None  # no env runs in this process
+
     def __init__(self, recipe: HostRecipe) -> None:
-        silence = recipe.settings.silence_warnings
-        self._pool = Pool(SubprocBackend(), recipe.envs, num_cpus=recipe.num_cpus, silence_warnings=silence)
+        self._printed: list[Printed] = []
+        self._pool = Pool(
+            SubprocBackend(),
+            recipe.envs,
+            num_cpus=recipe.num_cpus,
+            silence_warnings=recipe.settings.silence_warnings,
+            listener=self._printed.extend,
+        )
 
     def allocate(self, layout: Layout) -> Batch:
         """Make the batch in memory that the workers share, and hand it to them."""
@@ -36,7 +44,8 @@ class PoolHost:
     def execute(self, command: Command) -> Reply:
         """Execute a command; an exception concerns its env alone."""
         request = self._pool.forward(command)
-        return Reply(command.number, request.values, request.failures)
+        printed, self._printed[:] = list(self._printed), []
+        return Reply(command.number, request.values, request.failures, output=printed)
 
     def close(self) -> None:
         """Close all envs and end all workers."""

@@ -21,8 +21,9 @@ from collections.abc import Iterator, Sequence
 from multiprocessing import connection, forkserver
 from typing import Any
 
-from parallelenv.backends.codec import decode_reply, encode, encode_command
+from parallelenv.backends.codec import decode_reply, encode, encode_command, unmark_printed
 from parallelenv.backends.inprocess import CallerChannel
+from parallelenv.backends.log import Log
 from parallelenv.backends.memory import SharedMemory
 from parallelenv.backends.spread import Spreader
 from parallelenv.backends.wire import Message, Wire, spin
@@ -31,7 +32,7 @@ from parallelenv.batch import Batch, Layout
 from parallelenv.cores import usable_cores
 from parallelenv.errors import ArgumentError, ParallelEnvError
 from parallelenv.ownership import own
-from parallelenv.protocol import Channel, Command, Death, HostDied, HostRecipe, Plan, Reply
+from parallelenv.protocol import Channel, Command, Death, HostDied, HostRecipe, Plan, Printed, Reply
 from parallelenv.recipes import EnvRecipe, registered_by_user
 
 _PRELOADED = ["numpy", "gymnasium", "parallelenv.backends.worker"]
@@ -46,6 +47,9 @@ _BLAS_TIMEOUT = "OPENBLAS_THREAD_TIMEOUT"
 _SAFE_BYTES = 65536
 """A pipe takes so much at least, so that sending it cannot block on a worker that is itself
 blocked in sending."""
+
+_NO_COMMAND = 0
+"""The number of no command, as they count from 1."""
 
 _OPEN: weakref.WeakSet[Any] = weakref.WeakSet()  # the caller's ends of all pipes
 _STARTING = threading.Lock()
@@ -101,11 +105,12 @@ class Poller:
 class SubprocChannel:
     """A pipe to a host in a process of its own."""
 
-    def __init__(self, process: Any, pipe: Any, poller: Poller, env_ids: tuple[int, ...]) -> None:
+    def __init__(self, process: Any, pipe: Any, log: Log | None, poller: Poller, env_ids: tuple[int, ...]) -> None:
         self.process = process
         self.wire = Wire(pipe)
         self.inbox: deque[Reply] = deque()
         self._env_ids = env_ids
+        self._log = log
         self._poller = poller
         self._unanswered = 0
         poller.add(self)
@@ -138,7 +143,22 @@ class SubprocChannel:
         except (EOFError, OSError) as error:
             raise HostDied from error
         self._unanswered -= 1
-        return decode_reply(message)
+        message, has_printed = unmark_printed(message)
+        reply = decode_reply(message)
+        if has_printed:
+            reply.output = self.take_output(is_idle=not self._unanswered)
+        return reply
+
+    def take_output(self, *, is_idle: bool) -> list[Printed]:
+        """Return what was printed since the last time; whole lines only, unless the worker is idle."""
+        return [] if self._log is None else self._log.take(self._env_ids, is_idle=is_idle)
+
+    def overhear(self) -> bool:
+        """Look if a worker that has not answered prints something; it is received like a reply."""
+        output = self.take_output(is_idle=False)
+        if output:
+            self.inbox.append(Reply(_NO_COMMAND, output=output))
+        return bool(output)
 
     def attach(self, batch: Batch) -> None:  # noqa: D102 (see Channel)
         memory: SharedMemory = batch.owner
@@ -148,7 +168,8 @@ class SubprocChannel:
 
     def cause_of_death(self) -> Death:  # noqa: D102 (see Channel)
         self.process.join(timeout=1.0)
-        return Death(self.process.pid, self.process.exitcode)
+        last_lines = "" if self._log is None else self._log.last_lines()
+        return Death(self.process.pid, self.process.exitcode, last_lines=last_lines)
 
     def is_dead(self) -> bool:
         """Whether the process has ended."""
@@ -166,6 +187,8 @@ class SubprocChannel:
             self.process.kill()
         self.process.join()
         self.process.close()
+        if self._log is not None:
+            self._log.close()
 
 
 class SubprocBackend:
@@ -229,14 +252,17 @@ class SubprocBackend:
     def _start(self, env_ids: tuple[int, ...], wanted: int) -> SubprocChannel:
         context: Any = multiprocessing.get_context(self._method)
         ours, theirs = context.Pipe()
+        log = Log.create()
         foreign = [*_OPEN, ours] if self._method == "fork" else []
         try:
             with _STARTING, _hidden_main(), _sleepy_blas():
                 _preload(self._method)
-                process = context.Process(target=serve, args=(theirs, foreign), name="parallelenv-worker")
+                process = context.Process(target=serve, args=(theirs, log, foreign), name="parallelenv-worker")
                 process.start()
         except OSError as error:
             ours.close()
+            if log is not None:
+                log.close()
             raise WorkerStartError(
                 f"A worker process could not be started ({error}); {wanted} were wanted. Give a smaller num_cpus, or "
                 "raise the limit on processes (ulimit -u), open files (ulimit -n) or memory."
@@ -244,7 +270,7 @@ class SubprocBackend:
         finally:
             theirs.close()
         _OPEN.add(ours)
-        return SubprocChannel(process, ours, self._poller, env_ids)
+        return SubprocChannel(process, ours, log, self._poller, env_ids)
 
     def allocate(self, layout: Layout) -> Batch:  # noqa: D102 (see Backend)
         memory = SharedMemory.create(layout.nbytes)
@@ -260,11 +286,11 @@ class SubprocBackend:
                 self._spreader.look(self._poller.pids)
             left = _HEARTBEAT if deadline is None else min(_HEARTBEAT, deadline - time.monotonic())
             ready = self._poller.wait(max(0.0, left))
-            ready = ready or [channel for channel in channels if channel.is_dead()]
+            ready = ready or [channel for channel in channels if channel.overhear() or channel.is_dead()]
             if ready or left <= 0:
                 return ready
 
-    def close(self, channels: Sequence[Any], timeout: float) -> None:
+    def close(self, channels: Sequence[Any], timeout: float) -> Sequence[Printed]:
         """Close the pipes, at whose end workers close their envs and leave; end those that do not."""
         deadline = time.monotonic() + timeout
         workers = [channel for channel in channels if isinstance(channel, SubprocChannel)]
@@ -277,8 +303,10 @@ class SubprocBackend:
             channel.process.terminate()
         for channel in stubborn:
             channel.process.join(0.3)
+        printed = [piece for channel in workers for piece in channel.take_output(is_idle=True)]
         for channel in channels:
             channel.kill()
+        return printed
 
 
 def _without_live_envs(recipe: HostRecipe) -> HostRecipe:

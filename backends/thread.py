@@ -17,7 +17,7 @@ from parallelenv.backends.host import Host
 from parallelenv.backends.inprocess import detach, take_over
 from parallelenv.batch import Batch, Layout
 from parallelenv.cores import usable_cores
-from parallelenv.protocol import Channel, Command, Death, HostRecipe, Plan, Reply
+from parallelenv.protocol import Channel, Command, Death, HostRecipe, Plan, Printed, Reply
 
 
 class ThreadChannel:
@@ -103,9 +103,10 @@ class ThreadBackend:
                 self._answered.get(timeout=left)
         return ready
 
-    def close(self, channels: Sequence[Any], timeout: float) -> None:  # noqa: D102 (see Backend)
+    def close(self, channels: Sequence[Any], timeout: float) -> Sequence[Printed]:  # noqa: D102 (see Backend)
         deadline = time.monotonic() + timeout
         for channel in channels:
             channel.kill()
         for channel in channels:
             channel.thread.join(max(0.0, deadline - time.monotonic()))
+        return ()

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from parallelenv.backends.codec import decode, decode_command, encode_reply
+from parallelenv.backends.codec import decode, decode_command, encode_reply, mark_printed
 from parallelenv.backends.host import Host
+from parallelenv.backends.log import Log, redirect_output
 from parallelenv.backends.memory import SharedMemory
 from parallelenv.backends.wire import Wire
 from parallelenv.batch import Batch, Layout
@@ -101,11 +102,12 @@ class Attach:
     layout: Layout
 
 
-def serve(connection: Connection, foreign: Sequence[Connection] = ()) -> None:
+def serve(connection: Connection, log: Log | None, foreign: Sequence[Connection] = ()) -> None:
     """Run a host until the caller closes the pipe or dies.
 
     Args:
         connection: The worker's end of the pipe.
+        log: Where to print to.
         foreign: Ends of other workers' pipes that a fork has copied: kept open here they
             would hide from those workers that the caller is gone.
     """
@@ -114,13 +116,15 @@ def serve(connection: Connection, foreign: Sequence[Connection] = ()) -> None:
         other.close()
     threading.Thread(target=_die_with_caller, name="parallelenv-watchdog", daemon=True).start()
     with contextlib.suppress(EOFError, OSError):  # the caller closed the pipe, or is gone
-        _serve(Wire(connection))
+        _serve(Wire(connection), log)
 
 
-def _serve(wire: Wire) -> None:
+def _serve(wire: Wire, log: Log | None) -> None:
     packed: PackedRecipe = decode(wire.receive())
-    prepare_worker(packed)
     host = Host(packed.unpack())
+    if log is not None:
+        redirect_output(log, lambda: host.current, descriptors=True)
+    prepare_worker(packed)
     limits = None
     try:
         while True:
@@ -132,7 +136,8 @@ def _serve(wire: Wire) -> None:
                 memory = SharedMemory.receive(wire.connection, command.layout.nbytes)
                 host.attach(Batch(command.layout, memory.map))
             else:
-                wire.send(encode_reply(host.execute(command)))
+                message = encode_reply(host.execute(command))
+                wire.send(mark_printed(message) if log is not None and log.has_grown() else message)
     finally:
         host.close()
 

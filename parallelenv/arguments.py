@@ -39,6 +39,16 @@ def check_timeout(timeout: Any) -> float | None:
     return None if timeout == math.inf else min(float(timeout), _LONGEST)
 
 
+def check_failure_handling(on_failure: Any, max_restarts: Any) -> None:
+    """Refuse an unknown way to deal with failures."""
+    if on_failure not in ("raise", "restart"):
+        raise ArgumentError(
+            f"on_failure={on_failure!r} is not known; expected 'raise' (the call raises) or 'restart' (the env is "
+            "rebuilt and counts as cut off)."
+        )
+    check_positive("max_restarts", max_restarts)
+
+
 def check_align(align: Any) -> None:
     """Refuse an unknown alignment."""
     if align not in ("item", "batch"):

@@ -11,16 +11,21 @@ from typing import Any, ClassVar, Literal
 
 import gymnasium
 
-from parallelenv import arguments, recipes, registry
+from parallelenv import arguments, cells, recipes, registry
 from parallelenv.arguments import MISSING
 from parallelenv.guard import exclusive
 from parallelenv.ids import parse_ids
 from parallelenv.known import Known
+from parallelenv.output import make_listener
 from parallelenv.policy import make_policy
 from parallelenv.pool import Pool
+from parallelenv.recovery import Recovery
+from parallelenv.saving import SavedState, check_saved
 from parallelenv.stepping import Align, Stepper
 from parallelenv.texts import count
 from parallelenv.tiles import tile_frames
+
+OnFailure = Literal["raise", "restart"]
 
 
 class ParallelEnv(Known):
@@ -47,8 +52,21 @@ class ParallelEnv(Known):
         num_gpus: GPUs shared out evenly over Ray workers; fractions are allowed.
         no_warning: Whether warnings raised in worker processes are dropped there.
         timeout: Seconds a call may take before it raises `WorkerTimeoutError`; ``None``: for ever.
+        on_failure: What happens if an env raises in a step, its worker dies, or a step takes longer
+            than ``timeout``. ``"raise"``: the call raises. ``"restart"``: that env, and any that shared a
+            dead worker with it, is rebuilt and reset, and counts as cut off: its state is the first of
+            the new episode, its reward 0, it is done and truncated, ``info["failure"]`` is the
+            exception, and ``info["ended_state"]``, with policy ``"restart"``, is ``None``. If it was seeded,
+            its new seed follows from that.
+        max_restarts: So often an env is restarted within ten minutes, each time after a longer pause,
+            up to 5 s; the failure after that is raised.
+        output: ``"show"``: what envs print in worker processes appears on ``sys.stdout`` during the call
+            in which they print it, each line after ``[env 3]``. ``"quiet"``: it is dropped. Either way the
+            last lines of a worker that dies are in the error. Envs in this process print as ever.
         copy: ``False`` lets ``step`` and ``reset`` answer states as read-only views that are
             valid until the next call.
+        keep: In a notebook, what a cell has made and left open is closed when that cell is run again and
+            makes another one. ``True``: this one is not.
         **backend_options: Options of the chosen backend.
 
     Raises:
@@ -70,7 +88,11 @@ class ParallelEnv(Known):
         no_warning: bool = True,
         *,
         timeout: float | None = None,
+        on_failure: OnFailure = "raise",
+        max_restarts: int = 10,
+        output: Literal["show", "quiet"] = "show",
         copy: bool = True,
+        keep: bool = False,
         **backend_options: Any,
     ) -> None:
         super().__init__()
@@ -78,26 +100,34 @@ class ParallelEnv(Known):
         self._asynchronous = asynchronous
         policy = make_policy(asynchronous)
         arguments.check_counts(num_cpus, num_gpus)
-        self._timeout = arguments.check_timeout(timeout)
+        timeout = arguments.check_timeout(timeout)
+        arguments.check_failure_handling(on_failure, max_restarts)
         env_recipes = recipes.make_recipes(envs)
         backend, num_cpus, chosen = registry.settle(para_mode, backend_options, env_recipes, num_cpus, num_gpus)
+        if on_failure == "restart" and backend.uses_live_envs:
+            recipes.refuse_live(env_recipes)
         self._mode, self._recommendation = registry.describe(para_mode, chosen), chosen
+        cells.close_earlier()
         self._pool = Pool(
             backend,
             env_recipes,
             num_cpus=num_cpus,
             num_gpus=num_gpus,
             silence_warnings=no_warning,
-            timeout=self._timeout,
+            timeout=timeout,
+            listener=make_listener(output),
         )
         self._finalizer = weakref.finalize(self, self._pool.close)
         self._pool.build(keeps_ended=policy.autoreset)
         self._num_envs = len(env_recipes)
         self._everyone = self._pool.env_ids
-        self._stepper = Stepper(self._pool, policy, copy)
+        recovery = Recovery(self._pool, max_restarts) if on_failure == "restart" else None
+        self._stepper = Stepper(self._pool, policy, copy, timeout, recovery)
         self._seeds: dict[int, int | None] = {}
         self._is_closed = False
         self._live.add(self)
+        if not keep:
+            cells.note(self)
 
     @classmethod
     def make(
@@ -111,7 +141,11 @@ class ParallelEnv(Known):
         no_warning: bool = True,
         *,
         timeout: float | None = None,
+        on_failure: OnFailure = "raise",
+        max_restarts: int = 10,
+        output: Literal["show", "quiet"] = "show",
         copy: bool = True,
+        keep: bool = False,
         backend_options: dict[str, Any] | None = None,
         **make_kwargs: Any,
     ) -> ParallelEnv:
@@ -131,7 +165,11 @@ class ParallelEnv(Known):
             num_gpus,
             no_warning,
             timeout=timeout,
+            on_failure=on_failure,
+            max_restarts=max_restarts,
+            output=output,
             copy=copy,
+            keep=keep,
             **(backend_options or {}),
         )
 
@@ -210,7 +248,7 @@ class ParallelEnv(Known):
         """
         arguments.check_align(align)
         env_ids = self._stepper.unpaused if id is None else self._ids(id)
-        return self._stepper.step(action, env_ids, align, self._timeout)
+        return self._stepper.step(action, env_ids, align)
 
     @exclusive
     def send(self, action: Any, id: Any = None) -> None:
@@ -243,8 +281,7 @@ class ParallelEnv(Known):
         """
         arguments.check_align(align)
         arguments.check_window(min_envs, max_envs)
-        limit = self._timeout if timeout is None else arguments.check_timeout(timeout)
-        return self._stepper.receive(min_envs, max_envs, limit, align)
+        return self._stepper.receive(min_envs, max_envs, arguments.check_timeout(timeout), align)
 
     @exclusive
     def pause(self, id: Any) -> None:
@@ -353,6 +390,44 @@ class ParallelEnv(Known):
         values = self._pool.ask("render", env_ids).values
         frames = [values.get(env_id) for env_id in env_ids]
         return tile_frames(frames) if tile else frames
+
+    @exclusive
+    def save_state(self) -> SavedState:
+        """Return the state of everything: envs, episodes, seeds. Plain data that can be pickled.
+
+        An env says its state by ``get_state()``, if it also has ``set_state(state)``; any other is pickled.
+        Where neither keeps the state (`SavedState.unsaved`), the env needs a reset after `load_state`.
+
+        Raises:
+            EnvBusyError: If a step is under way.
+            BaseException: What a ``get_state`` raised.
+        """
+        progress = self._stepper.progress()
+        values = self._pool.ask("save", self._everyone).values
+        envs = tuple(values.get(env_id) for env_id in self._everyone)
+        return SavedState(envs, progress, dict(self._seeds), self._asynchronous)
+
+    @exclusive
+    def load_state(self, state: SavedState) -> tuple[int, ...]:
+        """Go on from a state, also of another `ParallelEnv` whose envs were made alike, in any mode.
+
+        Steps under way are dropped. The steps that follow are those that would have followed.
+
+        Returns:
+            Ids of envs that need a reset, as they did when it was saved or because of `SavedState.unsaved`.
+
+        Raises:
+            ArgumentError: If it is of another number of envs or policy; nothing was touched.
+            InvalidStateError: If it is of envs that were wrapped otherwise. Those need a reset.
+            BaseException: What a ``set_state`` raised. That env needs a reset.
+        """
+        state = check_saved(state, self._num_envs, self._asynchronous)
+        saved = [env_id for env_id in self._everyone if state.envs[env_id] is not None]
+        request = self._pool.try_asking("load", saved, [state.envs[env_id] for env_id in saved], None)
+        lost = self._stepper.go_on_from(state.progress, {*state.unsaved, *request.failures})
+        self._seeds = dict(state.seeds)
+        request.raise_failures(partial=lost)
+        return lost
 
     def __len__(self) -> int:
         """Return the number of envs."""

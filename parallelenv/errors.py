@@ -124,6 +124,10 @@ class WorkerDiedError(ParallelEnvError, RuntimeError):
         self.exitcode = exitcode
 
 
+class InvalidStateError(ParallelEnvError, ValueError):
+    """A saved state does not fit the env that is to take it."""
+
+
 class WorkerTimeoutError(ParallelEnvError, TimeoutError):
     """Envs did not answer in time.
 

@@ -65,13 +65,13 @@ def raise_failures(failures: Sequence[Failure], partial: Any) -> None:
     alike: dict[Any, list[Failure]] = {}
     for failure in failures:
         alike.setdefault(_identity(failure), []).append(failure)
-    errors = [_noted(group) for group in alike.values()]
+    errors = [noted(*group) for group in alike.values()]
     error = errors[0] if len(errors) == 1 else _grouped(failures, errors)
     _put(error, "partial", partial)
     raise error
 
 
-def _noted(failures: Sequence[Failure]) -> BaseException:
+def noted(*failures: Failure) -> BaseException:
     """Return the exception of failures that are alike, with a note that says where it came from."""
     first = failures[0]
     if first.operation:  # else nothing that an env did: its worker died

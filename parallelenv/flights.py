@@ -6,7 +6,7 @@ interrupts the caller in between, the step is still here, and ``recv()`` gives i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -24,18 +24,20 @@ class Landed:
         stepped: Those of them that were stepped; the others are absent, because they are done.
         extras: What was answered beside the batch, by env id.
         failures: What failed, by env id.
+        restarted: Those of ``stepped`` that failed and were restarted; their states are first ones.
     """
 
     env_ids: Sequence[int]
     stepped: Sequence[int]
     extras: Mapping[int, Extra]
     failures: Mapping[int, Failure]
+    restarted: Collection[int] = ()
 
     def without_failures(self) -> Landed:
         """Return this without the envs that failed."""
         env_ids = [env_id for env_id in self.env_ids if env_id not in self.failures]
         stepped = [env_id for env_id in self.stepped if env_id not in self.failures]
-        return Landed(env_ids, stepped, self.extras, self.failures)
+        return Landed(env_ids, stepped, self.extras, self.failures, self.restarted)
 
 
 class Flights:
@@ -112,6 +114,11 @@ class Flights:
     def num_landed(self) -> int:
         """Number of envs whose answer is here."""
         return len(self._landed)
+
+    @property
+    def requests(self) -> list[Request]:
+        """The requests that have not been answered completely."""
+        return list(dict.fromkeys(self._in_flight.values()))
 
     @property
     def running(self) -> tuple[int, ...]:

@@ -5,22 +5,27 @@ A host that failed, died or hung is dealt with in this file and nowhere else.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from parallelenv.batch import Batch, Layout
 from parallelenv.cores import usable_cores
-from parallelenv.errors import ClosedError, InvalidEnvError, WorkerDiedError, WorkerTimeoutError
+from parallelenv.errors import ClosedError, WorkerDiedError, WorkerTimeoutError
 from parallelenv.failures import Failure
 from parallelenv.interrupts import Shield
-from parallelenv.protocol import Backend, Command, EnvFacts, HostDied, HostRecipe, Reply, Settings
-from parallelenv.recipes import EnvRecipe
+from parallelenv.output import show
+from parallelenv.protocol import Backend, Command, EnvFacts, HostDied, HostRecipe, Printed, Reply, Settings
+from parallelenv.recipes import EnvRecipe, refuse_live
 from parallelenv.requests import Link, Request, name_envs, pick, spread
 from parallelenv.spaces import common_space
 
+Listener = Callable[[Sequence[Printed]], None]
+NO_FAILURES: Mapping[int, Failure] = MappingProxyType({})
 CLOSE_TIMEOUT = 3.0
 """Seconds that hosts get to close their envs before they are ended."""
 
@@ -35,6 +40,7 @@ class Pool:
         num_gpus: GPUs to share out, for backends that reserve them.
         silence_warnings: Whether worker processes ignore warnings.
         timeout: Seconds that a call may take; ``None`` means for ever.
+        listener: Told what envs print in workers, in the thread of the call that is running.
 
     Attributes:
         env_ids: All env ids, ascending.
@@ -56,8 +62,11 @@ class Pool:
         num_gpus: float = 0,
         silence_warnings: bool = True,
         timeout: float | None = None,
+        listener: Listener = show,
     ) -> None:
         self._backend = backend
+        self._listener = listener
+        self._printed: list[Printed] = []
         self.env_ids = tuple(recipe.env_id for recipe in recipes)
         self._first = self.env_ids[0]
         self._timeout: float | None = None  # building envs may take as long as it takes
@@ -154,6 +163,7 @@ class Pool:
         each: Sequence[Any] | None = None,
         common: Any = None,
         announce: Callable[[Request], None] | None = None,
+        failed: Mapping[int, Failure] = NO_FAILURES,
     ) -> Request:
         """Send an operation to the hosts and return without waiting.
 
@@ -164,14 +174,20 @@ class Pool:
             common: As in `ask`.
             announce: Called with the request when nothing can go wrong any more, just before
                 the first command leaves.
+            failed: Why some of the envs cannot be asked: the answer for these.
 
         Raises:
             WorkerDiedError: If a worker is known to be dead; nothing was sent.
             UnpicklableError: If an argument cannot be copied; nothing was sent.
         """
+        request = Request(tuple(env_ids))
+        if failed:
+            request.failures.update(failed)
+            asked = [position for position, env_id in enumerate(env_ids) if env_id not in failed]
+            env_ids = [env_ids[position] for position in asked]
+            each = None if each is None else pick(each, asked)
         if self._lost:
             self.refuse_dead(env_ids)
-        request = Request(tuple(env_ids))
         packed = []
         for link, part, positions in self._split(env_ids):
             arguments = None if each is None else pick(each, positions)
@@ -203,6 +219,17 @@ class Pool:
 
     def _link(self, env_id: int) -> Link:
         return self._link_of_env[env_id - self._first]
+
+    def give_up(self, request: Request, error: Exception) -> None:
+        """Let the envs that have not answered a request fail, and whoever else waits for their hosts."""
+        for link in self._links:
+            if not request.pending.keys() & link.in_flight.keys():
+                continue
+            for number, waiting in link.in_flight.items():
+                link.in_flight[number] = None
+                if waiting is not None:
+                    late = waiting.pending[number]
+                    waiting.answer(number, {}, {env_id: Failure(error, env_id, "") for env_id in late})
 
     def _abandon(self, request: Request) -> None:
         """Give a request up: answers to it are dropped when they come."""
@@ -242,6 +269,9 @@ class Pool:
         with self._shield:
             for channel in ready:
                 self._receive(self._link_of_channel[channel])
+        if self._printed:
+            printed, self._printed = self._printed, []
+            self._listener(printed)
         return bool(ready)
 
     def late(self, env_ids: Sequence[int], timeout: float | None) -> WorkerTimeoutError:
@@ -259,8 +289,10 @@ class Pool:
         except HostDied:
             self._bury(link)
             return
+        if reply.output:
+            self._printed += reply.output
         request = link.in_flight.pop(reply.number, None)
-        if request is None:  # given up by the caller, after an interrupt or a timeout
+        if request is None:  # given up by the caller after an interrupt or a timeout, or nothing but output
             return
         if reply.rows is not None:
             self.batch.put_results(request.pending[reply.number], reply.rows)
@@ -275,6 +307,15 @@ class Pool:
         for env_id, failure in reply.failures.items():
             if isinstance(failure.exception, WorkerDiedError):
                 self._lost[env_id] = failure.exception
+
+    @property
+    def has_dead(self) -> bool:
+        """Whether any env is known to have lost its worker."""
+        return bool(self._lost)
+
+    def obituaries(self, env_ids: Sequence[int]) -> dict[int, Failure]:
+        """Return, of these envs, those whose worker is known to be dead, each with the error that says so."""
+        return {env_id: Failure(self._lost[env_id], env_id, "") for env_id in env_ids if env_id in self._lost}
 
     def refuse_dead(self, env_ids: Sequence[int]) -> None:
         """Raise `WorkerDiedError` if a worker of these envs is known to be dead."""
@@ -337,15 +378,9 @@ class Pool:
         return request
 
     def _refuse_live(self, env_ids: Sequence[int]) -> None:
-        if not self._backend.uses_live_envs:
-            return
-        for env_id in env_ids:
-            link = self._link(env_id)
-            if link.recipe.envs[env_id - link.recipe.env_ids[0]].is_live:
-                raise InvalidEnvError(
-                    f"env {env_id} was given as a live instance and lives in this process, so it cannot be rebuilt. "
-                    "Give an env fn instead."
-                )
+        if self._backend.uses_live_envs:
+            links = [(env_id, self._link(env_id).recipe) for env_id in env_ids]
+            refuse_live(recipe.envs[env_id - recipe.env_ids[0]] for env_id, recipe in links)
 
     def _replace(self, link: Link) -> None:
         with self._shield:
@@ -364,4 +399,7 @@ class Pool:
             return
         vars(self).pop("batch", None)  # its memory goes now, not when the user lets go of the closed object
         channels = [link.channel for link in links if not link.death]
-        self._backend.close(channels, CLOSE_TIMEOUT)
+        printed = [*self._printed, *self._backend.close(channels, CLOSE_TIMEOUT)]
+        if printed:
+            with contextlib.suppress(OSError, ValueError):  # the interpreter is ending, and nobody reads any more
+                self._listener(printed)

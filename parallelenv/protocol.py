@@ -69,12 +69,26 @@ class Reply:
         failures: What went wrong, by env id.
         rows: Result rows of the command's env ids, from hosts that do not share the
             caller's batch.
+        output: What the host's envs printed where the caller does not see it.
     """
 
     number: int
     values: dict[int, Any] = field(default_factory=dict)
     failures: dict[int, Failure] = field(default_factory=dict)
     rows: Rows | None = None
+    output: Sequence[Printed] = ()
+
+
+class Printed(NamedTuple):
+    """A piece of text that was printed in a worker.
+
+    Attributes:
+        env_ids: The env that printed it; all envs of the worker if it is not known which.
+        text: The text.
+    """
+
+    env_ids: tuple[int, ...]
+    text: str
 
 
 class Extra(NamedTuple):
@@ -167,11 +181,13 @@ class Death:
         pid: Process id, if known.
         exitcode: Exit code, negative for a signal, if known.
         detail: What else was learnt, one sentence or empty.
+        last_lines: The last that it printed, a line each, or empty.
     """
 
     pid: int | None = None
     exitcode: int | None = None
     detail: str = ""
+    last_lines: str = ""
 
     def __str__(self) -> str:
         """Say what happened and the likely cause, one or two sentences."""
@@ -286,11 +302,14 @@ class Backend(Protocol):
         """
         ...
 
-    def close(self, channels: Sequence[Channel], timeout: float) -> None:
+    def close(self, channels: Sequence[Channel], timeout: float) -> Sequence[Printed]:
         """Close all envs and end all hosts: ask, then terminate, then kill.
 
         Args:
             channels: All that were launched and not killed.
             timeout: Seconds before hosts that do not end by themselves are ended.
+
+        Returns:
+            What envs printed where the caller does not see it, and no reply has told.
         """
         ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import pickle
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,6 +117,20 @@ def refuse_foreign(env: Any, env_id: int) -> None:
         raise InvalidEnvError(f"env {env_id} is {_show(env)}, already a batch of envs. Give the single envs instead.")
 
 
+def refuse_live(recipes: Iterable[EnvRecipe]) -> None:
+    """Refuse envs that nobody knows how to make again.
+
+    Raises:
+        InvalidEnvError: If one was given as a live instance.
+    """
+    for recipe in recipes:
+        if recipe.is_live:
+            raise InvalidEnvError(
+                f"env {recipe.env_id} was given as a live instance and lives in this process, so it cannot be "
+                "rebuilt. Give an env fn instead."
+            )
+
+
 def _listed(envs: Any) -> list[Any]:
     if isinstance(envs, (str, EnvSpec)) or is_env(envs) or callable(envs):
         raise InvalidEnvError(
@@ -198,11 +212,12 @@ def _pack_source(recipe: EnvRecipe) -> bytes:
 def _blame(source: Any) -> str:
     """Name the attributes that do not pickle, one sentence or nothing."""
     attributes = getattr(getattr(source, "unwrapped", source), "__dict__", {})
-    guilty = [f"{name} ({type(value).__name__})" for name, value in attributes.items() if not _pickles(value)]
+    guilty = [f"{name} ({type(value).__name__})" for name, value in attributes.items() if not pickles(value)]
     return f"To blame: {', '.join(guilty)}. " if guilty else ""
 
 
-def _pickles(value: Any) -> bool:
+def pickles(value: Any) -> bool:
+    """Whether a value can travel to another process."""
     try:
         cloudpickle.dumps(value)
     except Exception:  # noqa: BLE001 (the answer is no, whatever the reason)
@@ -230,7 +245,7 @@ def registered_by_user() -> dict[str, bytes]:
         for name, spec in gymnasium.registry.items()
         if not (isinstance(spec.entry_point, str) and spec.entry_point.startswith("gymnasium.envs."))
     }
-    return {name: cloudpickle.dumps(spec) for name, spec in foreign.items() if _pickles(spec)}
+    return {name: cloudpickle.dumps(spec) for name, spec in foreign.items() if pickles(spec)}
 
 
 def register_again(specs: dict[str, bytes]) -> None:

@@ -92,6 +92,8 @@ class Link:
             f"The worker of {name_envs(owned)} (process {death.pid or 'unknown'}) is dead. {death} "
             f"All other envs go on. Rebuild with restart({owned}), or leave out with pause({owned})."
         )
+        if death.last_lines:
+            message += f"\nThe last that it printed:\n{death.last_lines}"
         return WorkerDiedError(message, env_ids, death.pid, death.exitcode)
 
 

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
 from parallelenv.actions import ActionReader
 from parallelenv.batch import Array
-from parallelenv.errors import EnvBusyError, EnvContractError, EnvPausedError, NothingInFlightError, ResetNeededError
-from parallelenv.failures import raise_failures
+from parallelenv.errors import (
+    EnvBusyError,
+    EnvContractError,
+    EnvPausedError,
+    NothingInFlightError,
+    ResetNeededError,
+    WorkerTimeoutError,
+)
+from parallelenv.failures import Failure, noted, raise_failures
 from parallelenv.flights import Flights, Landed
 from parallelenv.ownership import own
 from parallelenv.policy import Policy
-from parallelenv.pool import Pool
-from parallelenv.protocol import NOTHING
+from parallelenv.pool import NO_FAILURES, Pool
+from parallelenv.protocol import NOTHING, Extra
+from parallelenv.recovery import Recovery
 from parallelenv.requests import Request
 from parallelenv.results import StepBatch, StepResult, by_env, by_item, ended_state, gather_states
+from parallelenv.saving import Progress
 
 Align = Literal["item", "batch"]
 
@@ -30,6 +39,8 @@ class Stepper:
         pool: Where the envs are.
         policy: What happens when an episode ends.
         copy: Whether states are copied for the user.
+        timeout: Seconds that a step may take; ``None`` means for ever.
+        recovery: What restarts envs that fail; ``None`` if nothing does.
 
     Attributes:
         done: ``(num_envs,)`` bool: whose last answer was done, or who was ended by the policy.
@@ -38,11 +49,15 @@ class Stepper:
         reset_infos: The info of each env's latest reset.
     """
 
-    def __init__(self, pool: Pool, policy: Policy, copy: bool) -> None:
+    def __init__(
+        self, pool: Pool, policy: Policy, copy: bool, timeout: float | None, recovery: Recovery | None
+    ) -> None:
         num_envs = len(pool.env_ids)
         self._pool = pool
         self._policy = policy
         self._copy = copy
+        self._timeout = timeout
+        self._recovery = recovery
         self._actions = ActionReader(pool.layout)
         self._flights = Flights()
         # The latest step, from before its first message leaves until the user has the result.
@@ -75,7 +90,7 @@ class Stepper:
         self._settle()
         self._flights.forget(env_ids)
         self._fresh.update(env_ids)  # and so they stay if anything goes wrong
-        request = self._pool.try_asking("reset", env_ids, each, None)
+        request = self._begin(env_ids, each)
         failures, extras = request.failures, request.values
         good = tuple(env_id for env_id in env_ids if env_id not in failures) if failures else env_ids
         rows = self._pool.batch.rows(good)
@@ -88,6 +103,26 @@ class Stepper:
         request.raise_failures(partial=states)
         return states
 
+    def _begin(self, env_ids: Sequence[int], each: list[tuple[int | None, dict[str, Any] | None]]) -> Request:
+        """Ask for resets; with a recovery again and again until no worker dies or hangs of it."""
+        recovery = self._recovery
+        if recovery is None:
+            return self._pool.try_asking("reset", env_ids, each, None)
+        recovery.note_seeds(env_ids, [seed for seed, _ in each])
+        lost: Mapping[int, Failure] = self._pool.obituaries(env_ids)
+        while True:
+            _, left = recovery.mend(lost)
+            recovery.forget(env_ids)
+            raise_failures([left[env_id] for env_id in sorted(left)], partial=None)
+            try:
+                request = self._pool.try_asking("reset", env_ids, each, None)
+            except WorkerTimeoutError as late:
+                lost = {env_id: Failure(late, env_id, "") for env_id in late.env_ids}
+                continue
+            lost = self._pool.obituaries(env_ids)
+            if not lost:
+                return request
+
     def restart(self, env_ids: Sequence[int]) -> tuple[int, ...]:
         """Rebuild envs and return the ids of all that were; they need a reset."""
         self._settle()
@@ -95,6 +130,8 @@ class Stepper:
         rebuilt = tuple(sorted({*request.env_ids, *request.values}))
         self._flights.forget(rebuilt)
         self._fresh.update(rebuilt)
+        if self._recovery is not None:
+            self._recovery.forget(rebuilt)
         request.raise_failures(partial=tuple(env_id for env_id in rebuilt if env_id not in request.failures))
         return rebuilt
 
@@ -110,14 +147,50 @@ class Stepper:
         everyone = self._pool.env_ids
         self.unpaused = tuple(np.flatnonzero(~self.paused).tolist()) if self.paused.any() else everyone
 
+    # ---------------------------------------------------------------- progress
+
+    def progress(self) -> Progress:
+        """Return where the episodes are.
+
+        Raises:
+            EnvBusyError: If a step is under way.
+        """
+        self._settle()
+        self._refuse_busy(self._pool.env_ids)
+        flags = self.done.copy(), self._terminated.copy(), self._truncated.copy(), self.paused.copy()
+        return Progress(*flags, tuple(sorted(self._fresh)), tuple(map(own, self.reset_infos)))
+
+    def go_on_from(self, progress: Progress, lost: Collection[int]) -> tuple[int, ...]:
+        """Take over where episodes are; ``lost`` envs have none. Undelivered steps are dropped.
+
+        Returns:
+            Ids of all envs that need a reset.
+        """
+        self._settle()
+        everyone = self._pool.env_ids
+        self._flights.forget(everyone)
+        if self._recovery is not None:
+            self._recovery.forget(everyone)
+        self.done[:], self._terminated[:], self._truncated[:] = progress.done, progress.terminated, progress.truncated
+        self._fresh = {*progress.fresh, *lost}
+        self.reset_infos = list(map(own, progress.reset_infos))
+        self.resume(everyone)
+        self.pause(np.flatnonzero(progress.paused).tolist())
+        return tuple(sorted(self._fresh))
+
     # ---------------------------------------------------------------- steps
 
-    def step(self, action: Any, env_ids: Sequence[int], align: Align, timeout: float | None) -> StepResult | StepBatch:
+    def step(self, action: Any, env_ids: Sequence[int], align: Align) -> StepResult | StepBatch:
         """Step envs and return what they answered."""
         stepped, request = self._launch(action, env_ids)
         if request is None:
             return self._deliver(Landed(env_ids, stepped, {}, {}), align)
-        self._pool.wait(request, timeout)
+        try:
+            self._pool.wait(request, self._timeout)
+        except WorkerTimeoutError as late:
+            if self._recovery is None:
+                raise
+            self._pool.give_up(request, late)
         result = self._deliver(Landed(env_ids, stepped, request.values, request.failures), align)
         self._proven = env_ids
         return result
@@ -131,16 +204,25 @@ class Stepper:
     def receive(
         self, min_envs: int, max_envs: int | None, timeout: float | None, align: Align
     ) -> StepResult | StepBatch:
-        """Return what envs answered that have finished their step."""
+        """Return what envs answered that have finished their step.
+
+        ``timeout``: as in `ParallelEnv.recv`.
+        """
         self._settle()
         flights = self._flights
         if not flights:
             raise NothingInFlightError("recv() was called, but no step is in flight. Call send() first.")
         wanted = min(min_envs, len(flights))
-        deadline = None if timeout is None else time.monotonic() + timeout
+        limit = self._timeout if timeout is None else timeout
+        deadline = None if limit is None else time.monotonic() + limit
         while flights.num_landed < wanted:
-            if not self._pool.pump(deadline):
-                raise self._pool.late(flights.running, timeout)
+            if self._pool.pump(deadline):
+                continue
+            late = self._pool.late(flights.running, limit)
+            if timeout is not None or self._recovery is None:
+                raise late
+            for request in flights.requests:
+                self._pool.give_up(request, late)
         return self._deliver(flights.landed(max_envs), align)
 
     def _launch(self, action: Any, env_ids: Sequence[int]) -> tuple[Sequence[int], Request | None]:
@@ -169,7 +251,8 @@ class Stepper:
         def announce(request: Request) -> None:
             self._unsettled = (env_ids, request)
 
-        return stepped, self._pool.post("step", stepped, each, self._policy.autoreset, announce)
+        failed = self._recovery.ailing(stepped) if self._recovery is not None else NO_FAILURES
+        return stepped, self._pool.post("step", stepped, each, self._policy.autoreset, announce, failed)
 
     def _settle(self) -> None:
         """Take charge of a step whose call did not come to its end."""
@@ -179,18 +262,22 @@ class Stepper:
             self._flights.adopt(env_ids, request)
             self._unsettled = None
 
-    def _check(self, env_ids: Sequence[int]) -> None:
+    def _refuse_busy(self, env_ids: Sequence[int]) -> None:
         busy = [env_id for env_id in env_ids if env_id in self._flights] if self._flights else []
         if busy:
             raise EnvBusyError(
                 f"envs {busy} have a step under way whose result was not received (sent, or interrupted). "
                 "Get it with recv(), or drop it with reset()."
             )
+
+    def _check(self, env_ids: Sequence[int]) -> None:
+        self._refuse_busy(env_ids)
         if env_ids is not self.unpaused and self.paused.any():
             paused = [env_id for env_id in env_ids if self.paused[env_id]]
             if paused:
                 raise EnvPausedError(f"envs {paused} are paused. Call resume({paused}) first, or leave them out.")
-        self._pool.refuse_dead(env_ids)
+        if self._recovery is None:
+            self._pool.refuse_dead(env_ids)
         fresh = [env_id for env_id in env_ids if env_id in self._fresh] if self._fresh else []
         if fresh:
             raise ResetNeededError(
@@ -212,6 +299,8 @@ class Stepper:
         Raises:
             BaseException: What an env raised; ``error.partial`` has the others' results.
         """
+        if landed.failures and self._recovery is not None:
+            landed = self._mend(landed, self._recovery)
         failures = landed.failures
         if failures:
             landed = landed.without_failures()
@@ -223,12 +312,28 @@ class Stepper:
             raise EnvContractError(f"What the envs answered cannot be batched: {error}.") from error
         # Last, so that an interrupt before these lines loses nothing.
         self._unsettled = None
+        if landed.restarted and self._recovery is not None:
+            self._recovery.forget(landed.restarted)
         if self._flights:
             self._flights.forget([*landed.env_ids, *failures])
         if failures:
             self._fresh.update(env_id for env_id, failure in failures.items() if failure.operation != "step")
             raise_failures([failures[env_id] for env_id in sorted(failures)], partial=result)
         return result
+
+    def _mend(self, landed: Landed, recovery: Recovery) -> Landed:
+        """Restart what failed: it then counts as cut off, and its state is the first of its next episode."""
+        mended, left = recovery.mend(landed.failures)
+        batch, extras = self._pool.batch, dict(landed.extras)
+        for env_id, (failure, begun) in mended.items():
+            row = env_id - batch.layout.first
+            batch.rewards[row] = 0.0
+            batch.flags[row] = False, True
+            info = {"failure": noted(failure)}
+            extras[env_id] = Extra(info, begun.loose, reset_info=begun.info)
+            self.reset_infos[env_id] = begun.info or {}
+        self._fresh.difference_update(mended)
+        return Landed(landed.env_ids, landed.stepped, extras, left, mended.keys())
 
     def _shape(self, landed: Landed, align: Align) -> StepResult | StepBatch:
         batch = self._pool.batch
@@ -274,5 +379,7 @@ class Stepper:
                 extra = extras.get(env_id, NOTHING)
                 reset_info = extra.reset_info or {}
                 self.reset_infos[env_id] = own(reset_info) if reset_info else {}
-                self._policy.describe_end(infos[position], ended_state(self._pool.batch, env_id, extra), reset_info)
+                is_known = env_id not in landed.restarted
+                ended = ended_state(self._pool.batch, env_id, extra) if is_known else None
+                self._policy.describe_end(infos[position], ended, reset_info)
         return infos

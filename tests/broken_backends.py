@@ -242,7 +242,7 @@ class WrongTypes(Backend):
 
 
 class ClosesLoudly(Backend):
-    def close(self, channels: Sequence[Any], timeout: float) -> None:
+    def close(self, channels: Sequence[Any], timeout: float) -> Sequence[Any]:
         super().close(channels, timeout)
         raise OSError("the pipe is closed already")
 

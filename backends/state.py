@@ -1,0 +1,70 @@
+"""The state of one env as bytes: what it says of itself, or all of it where pickle keeps it."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import cloudpickle
+from gymnasium.utils import EzPickle
+
+from parallelenv.backends.lookup import layers
+from parallelenv.errors import InvalidStateError
+from parallelenv.recipes import pickles
+
+_WHOLE, _SAID = "whole", "said"
+
+
+def save_env(env: Any) -> bytes | None:
+    """Return the state of an env; ``None`` if there is no way to get it.
+
+    An env that has ``get_state()`` and ``set_state(state)`` is asked; its random generator, and what its
+    wrappers know, such as the steps that a time limit has counted, are saved beside. Any other is
+    pickled, unless pickle would keep its constructor's arguments only (Gymnasium's `EzPickle`) or fails.
+    """
+    *wrappers, base = layers(env)
+    if callable(getattr(base, "get_state", None)) and callable(getattr(base, "set_state", None)):
+        said = base.get_state(), getattr(base, "_np_random", None), [_knowledge(wrapper) for wrapper in wrappers]
+        return cloudpickle.dumps((_SAID, said))  # type: ignore[no-any-return]
+    if any(_is_forgetful(layer) for layer in (*wrappers, base)):
+        return None
+    try:
+        return cloudpickle.dumps((_WHOLE, env))  # type: ignore[no-any-return]
+    except Exception:  # noqa: BLE001 (pickling runs user code; the caller is told that there is no state)
+        return None
+
+
+def load_env(env: Any, saved: bytes) -> Any:
+    """Bring an env into a state; return it, or the one that takes its place.
+
+    Raises:
+        InvalidStateError: If the state is of an env that was wrapped otherwise.
+    """
+    kind, content = pickle.loads(saved)
+    if kind == _WHOLE:
+        return content
+    state, generator, knowledge = content
+    *wrappers, base = layers(env)
+    if [type(layer).__qualname__ for layer in wrappers] != [name for name, _ in knowledge]:
+        raise InvalidStateError(
+            f"The state is of an env inside {[name for name, _ in knowledge]}, but this one is inside "
+            f"{[type(layer).__qualname__ for layer in wrappers]}. Make the envs as those that were saved."
+        )
+    base.set_state(state)
+    if generator is not None:
+        base._np_random = generator
+    for layer, (_, known) in zip(wrappers, knowledge, strict=True):
+        vars(layer).update(known)
+    return env
+
+
+def _knowledge(wrapper: Any) -> tuple[str, dict[str, Any]]:
+    """Return a wrapper's name and what it has, without the env, as far as that can be pickled."""
+    return type(wrapper).__qualname__, {
+        name: value for name, value in vars(wrapper).items() if name != "env" and pickles(value)
+    }
+
+
+def _is_forgetful(layer: Any) -> bool:
+    """Whether pickle would rebuild an object from its constructor's arguments."""
+    return isinstance(layer, EzPickle) and type(layer).__getstate__ is EzPickle.__getstate__

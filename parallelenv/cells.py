@@ -1,0 +1,74 @@
+"""Notebook cells that run again: what their earlier runs left open is closed.
+
+IPython keeps what a cell showed and what an exception's traceback refers to, so the workers of a
+`ParallelEnv` whose cell is run five times would be there five times, although no name leads to them.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from typing import Any, NamedTuple, Protocol
+
+from parallelenv.texts import count
+
+
+class Closable(Protocol):
+    """What can be closed, and is told from others by identity."""
+
+    closed: bool
+
+    def close(self) -> None:
+        """Close it."""
+        ...
+
+
+class Run(NamedTuple):
+    """One run of a notebook cell.
+
+    Attributes:
+        cell: The cell's id as the front end gives it, else its source.
+        message: Id of the request to run it.
+    """
+
+    cell: str
+    message: str
+
+
+_made: dict[str, list[tuple[str, weakref.ref[Any]]]] = {}  # by cell: in which run, and what
+
+
+def current_run() -> Run | None:
+    """Return which run of which cell this is; ``None`` outside of a notebook."""
+    ipython: Any = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    kernel = getattr(shell, "kernel", None)
+    if kernel is None:
+        return None
+    request = kernel.get_parent() or {}
+    message = request.get("header", {}).get("msg_id")
+    cell = request.get("metadata", {}).get("cellId") or request.get("content", {}).get("code")
+    return Run(str(cell), str(message)) if cell and message else None
+
+
+def close_earlier() -> None:
+    """Close what earlier runs of the cell that is running have made and left open, and say so."""
+    run = current_run()
+    if run is None:
+        return
+    made = [(message, made()) for message, made in _made.get(run.cell, ())]
+    old = [env for message, env in made if message != run.message and env is not None and not env.closed]
+    for env in old:
+        env.close()
+    _made[run.cell] = [(message, weakref.ref(env)) for message, env in made if env is not None and not env.closed]
+    if old:
+        print(
+            f"Closed {count(len(old), 'ParallelEnv')} that an earlier run of this cell had made (keep=True prevents that)."
+        )
+
+
+def note(env: Closable) -> None:
+    """Remember that the run of a cell that is going on has made something."""
+    run = current_run()
+    if run is not None:
+        _made.setdefault(run.cell, []).append((run.message, weakref.ref(env)))

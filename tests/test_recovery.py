@@ -1,0 +1,308 @@
+"""`on_failure="restart"`: envs that fail are rebuilt, and the user sees episodes that were cut off."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from conftest import MakeEnv
+from test_faults import two_hosts
+
+from parallelenv import ParallelEnv, errors, recovery
+
+GO, RAISE, EXIT, HANG = range(4)
+NUM_ENVS = 4
+
+
+class Frail(gym.Env[Any, Any]):
+    """Fails as its action says. State: its number, its steps, and what it drew at its reset."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (3,), np.float64)
+    action_space = gym.spaces.Discrete(4)
+
+    def __init__(self, number: int, folder: str) -> None:
+        self.number = number
+        self.births = Path(folder, f"births-{number}")
+        with self.births.open("a") as file:
+            file.write("x")
+        if Path(folder, f"barren-{number}").exists():
+            raise RuntimeError(f"env {number} cannot be born")
+        self.curse = Path(folder, f"cursed-{number}")
+        self.released = Path(folder, "released")
+        self.steps = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.steps = 0
+        self.drawn = self.np_random.random()
+        if options and "fail" in options:
+            raise KeyError("no such option")
+        if self.curse.exists():
+            self.curse.unlink()
+            os._exit(3)
+        return self._state(), {"drawn": self.drawn}
+
+    def step(self, action: Any) -> Any:
+        if action == RAISE:
+            raise ZeroDivisionError(f"env {self.number} fell over")
+        if action == EXIT:
+            os._exit(7)
+        if action == HANG:
+            while not self.released.exists():
+                time.sleep(0.01)
+        self.steps += 1
+        return self._state(), 1.0, False, False, {}
+
+    def _state(self) -> Any:
+        return np.array([self.number, self.steps, self.drawn])
+
+    def pid(self) -> int:
+        return os.getpid()
+
+
+def frail(folder: Path) -> list[Any]:
+    return [partial(Frail, number, str(folder)) for number in range(NUM_ENVS)]
+
+
+@pytest.fixture(params=["restart", "continue", "idle", None])
+def policy(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def _hangs_end(tmp_path: Path) -> Iterator[None]:
+    """Let threads that hang end with the test."""
+    yield
+    (tmp_path / "released").touch()
+
+
+@pytest.fixture(autouse=True)
+def _no_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery, "_FIRST_DELAY", 0.0)
+
+
+def make(make_env: MakeEnv, folder: Path, mode: str, **kwargs: Any) -> ParallelEnv:
+    kwargs = {"asynchronous": "restart", "num_cpus": 2, "on_failure": "restart", **two_hosts(mode), **kwargs}
+    return make_env(frail(folder), **kwargs)
+
+
+def actions(**of_env: int) -> np.ndarray[Any, Any]:
+    """Return actions in which some envs, ``e0=RAISE``, do something special."""
+    return np.array([of_env.get(f"e{env_id}", GO) for env_id in range(NUM_ENVS)])
+
+
+def in_process(mode: str) -> bool:
+    return mode in ("dummy", "thread")
+
+
+def births(folder: Path) -> list[int]:
+    return [len(Path(folder, f"births-{env_id}").read_text()) for env_id in range(NUM_ENVS)]
+
+
+def test_an_exception_ends_the_episode_and_begins_the_next(
+    make_env: MakeEnv, tmp_path: Path, mode: str, policy: Any
+) -> None:
+    env = make(make_env, tmp_path, mode, asynchronous=policy)
+    env.reset(seed=3)
+    env.step(actions())
+    result = env.step(actions(e1=RAISE))
+    assert result.truncated.tolist() == [False, True, False, False]
+    assert result.terminated.tolist() == [False] * NUM_ENVS
+    assert result.dones.tolist() == [False, True, False, False]
+    assert result.states[1][:2].tolist() == [1, 0]
+    assert result.states[:, 1].tolist() == [2, 0, 2, 2]
+    assert result.rewards.tolist() == [1, 0, 1, 1]
+    failure = result.infos[1]["failure"]
+    assert type(failure) is ZeroDivisionError
+    assert "env 1 in step" in failure.__notes__[0]
+    assert not any("failure" in info for info in result.infos[[0, 2, 3]])
+    assert births(tmp_path) == [1, 2, 1, 1]
+    assert env.reset_infos[1] == {"drawn": result.states[1][2]}
+    if policy == "restart":
+        assert result.infos[1]["reset"] is True
+        assert result.infos[1]["ended_state"] is None
+        assert result.infos[1]["reset_info"] == {"drawn": result.states[1][2]}
+    assert env.all_done() if policy is None else env.done.tolist() == [False, True, False, False]
+
+
+def test_what_follows_obeys_the_policy(make_env: MakeEnv, tmp_path: Path, mode: str, policy: Any) -> None:
+    env = make(make_env, tmp_path, mode, asynchronous=policy)
+    env.reset(seed=3)
+    env.step(actions(e1=RAISE))
+    states, _, dones, infos = env.step(actions())
+    stepped = {"restart": [2, 1, 2, 2], "continue": [2, 1, 2, 2], "idle": [2, None, 2, 2], None: [None] * 4}[policy]
+    assert [None if state is None else state[1] for state in states] == stepped
+    assert dones.tolist() == [steps is None for steps in stepped]
+    assert not any("failure" in info for info in infos)
+
+
+def test_a_dead_worker_takes_its_envs_along_and_nothing_else(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
+    if in_process(mode):
+        pytest.skip("its workers are not processes")
+    env = make(make_env, tmp_path, mode)
+    env.reset(seed=3)
+    pids = env.customized_method("pid")
+    result = env.step(actions(e0=EXIT))
+    lost = [pid == pids[0] for pid in pids]
+    assert lost[0]
+    assert not all(lost)
+    assert result.truncated.tolist() == lost
+    assert [isinstance(info.get("failure"), errors.WorkerDiedError) for info in result.infos] == lost
+    assert result.states[:, 1].tolist() == [0 if one else 1 for one in lost]
+    after = env.step(actions())
+    assert after.states[:, 1].tolist() == [1 if one else 2 for one in lost]
+    assert not after.dones.any()
+
+
+def test_envs_that_only_shared_the_worker_say_so_at_their_next_step(
+    make_env: MakeEnv, tmp_path: Path, mode: str
+) -> None:
+    if in_process(mode):
+        pytest.skip("its workers are not processes")
+    env = make(make_env, tmp_path, mode)
+    env.reset(seed=3)
+    env.step([EXIT], id=[0])
+    result = env.step(actions())
+    assert result.truncated.tolist() == [False, True, False, False]
+    assert isinstance(result.infos[1]["failure"], errors.WorkerDiedError)
+    assert result.states[:, 1].tolist() == [1, 0, 1, 1]
+    assert births(tmp_path) == [2, 2, 1, 1]
+
+
+def test_a_worker_killed_between_two_calls_is_restarted_by_the_next(
+    make_env: MakeEnv, tmp_path: Path, mode: str
+) -> None:
+    if in_process(mode):
+        pytest.skip("its workers are not processes")
+    env = make(make_env, tmp_path, mode)
+    env.reset(seed=3)
+    os.kill(env.customized_method("pid", id=[0])[0], signal.SIGKILL)
+    with pytest.raises(errors.WorkerDiedError):
+        env.get_env_attr("steps", id=[0])
+    result = env.step(actions())
+    assert result.truncated.tolist() == [True, True, False, False]
+    assert not env.step(actions()).dones.any()
+
+
+def test_a_worker_killed_is_no_hindrance_to_a_reset(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
+    if in_process(mode):
+        pytest.skip("its workers are not processes")
+    env = make(make_env, tmp_path, mode)
+    first = env.reset(seed=3)
+    os.kill(env.customized_method("pid", id=[0])[0], signal.SIGKILL)
+    assert env.reset(seed=3).tolist() == first.tolist()
+    assert not env.step(actions()).dones.any()
+    (tmp_path / "cursed-2").touch()  # dies of its reset, once
+    assert env.reset(seed=3).tolist() == first.tolist()
+    assert not env.step(actions()).dones.any()
+
+
+def test_an_error_of_the_users_own_reset_is_raised(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
+    env = make(make_env, tmp_path, mode)
+    with pytest.raises(KeyError):
+        env.reset(seed=3, options=[None, {"fail": 1}, None, None])
+    assert births(tmp_path) == [1] * NUM_ENVS
+
+
+def test_a_step_that_takes_too_long_is_a_failure(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
+    if mode == "dummy":
+        pytest.skip("a call in the caller's own thread cannot be given up")
+    env = make(make_env, tmp_path, mode, timeout=1.0)
+    env.reset(seed=3)
+    result = env.step(actions(e3=HANG))
+    assert result.truncated[3]
+    assert isinstance(result.infos[3]["failure"], errors.WorkerTimeoutError)
+    assert not result.truncated[:2].any()
+    assert not env.step(actions()).dones.any()
+
+
+def test_a_step_sent_that_takes_too_long_is_a_failure(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
+    if mode == "dummy":
+        pytest.skip("a call in the caller's own thread cannot be given up")
+    env = make(make_env, tmp_path, mode, timeout=1.0)
+    env.reset(seed=3)
+    env.send(actions(e3=HANG))
+    with pytest.raises(errors.WorkerTimeoutError):
+        env.recv(min_envs=NUM_ENVS, timeout=0.1)
+    result = env.recv(min_envs=NUM_ENVS)
+    assert dict(zip(result.env_ids.tolist(), result.truncated.tolist(), strict=True))[3]
+
+
+def test_a_step_sent_to_a_worker_that_dies(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
+    if in_process(mode):
+        pytest.skip("its workers are not processes")
+    env = make(make_env, tmp_path, mode)
+    env.reset(seed=3)
+    env.send(actions(e0=EXIT))
+    truncated: dict[int, bool] = {}
+    while len(truncated) < NUM_ENVS:
+        result = env.recv(max_envs=1)
+        truncated[int(result.env_ids[0])] = bool(result.truncated[0])
+    assert truncated == {0: True, 1: True, 2: False, 3: False}
+    assert births(tmp_path) == [2, 2, 1, 1]
+
+
+def test_seeds_of_restarts_follow_from_the_users(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
+    drawn = []
+    for _ in range(2):
+        env = make(make_env, tmp_path, mode)
+        env.reset(seed=3)
+        once = env.step(actions(e1=RAISE)).states[1][2]
+        twice = env.step(actions(e1=RAISE)).states[1][2]
+        drawn.append((once, twice))
+    assert drawn[0] == drawn[1]
+    assert once != twice
+
+
+def test_the_budget_ends(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
+    env = make(make_env, tmp_path, mode, max_restarts=2)
+    env.reset(seed=3)
+    for _ in range(2):
+        env.step(actions(e1=RAISE))
+    with pytest.raises(ZeroDivisionError) as caught:
+        env.step(actions(e1=RAISE))
+    assert caught.value.partial.env_ids.tolist() == [0, 2, 3]  # type: ignore[attr-defined]
+    assert births(tmp_path) == [1, 3, 1, 1]
+    assert env.step(actions()).states[:, 1].tolist() == [4, 1, 4, 4]
+
+
+def test_an_env_that_cannot_be_built_again_uses_up_the_budget(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
+    env = make(make_env, tmp_path, mode, max_restarts=3)
+    env.reset(seed=3)
+    (tmp_path / "barren-1").touch()
+    with pytest.raises(RuntimeError, match="cannot be born"):
+        env.step(actions(e1=RAISE))
+    assert births(tmp_path) == [1, 4, 1, 1]
+
+
+def test_pauses_between_restarts_grow_and_the_past_is_forgiven(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    monkeypatch.setattr(recovery, "_FIRST_DELAY", 0.1)
+    budget = recovery.Budget(8)
+    delays = [budget.spend([0])[1] for _ in range(8)]
+    assert delays == pytest.approx([0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0])
+    assert budget.spend([0, 1]) == ([0], 0.0)
+    now[0] = recovery.PERIOD + 1
+    assert budget.spend([0]) == ([], 0.0)
+
+
+def test_a_live_env_of_this_process_cannot_be_restarted(mode: str) -> None:
+    if not in_process(mode):
+        pytest.skip("its envs are copies, which can be made again")
+    with pytest.raises(errors.InvalidEnvError, match="Give an env fn"):
+        ParallelEnv([gym.make("CartPole-v1")], mode, on_failure="restart")
+
+
+@pytest.mark.parametrize("bad", [{"on_failure": "restrat"}, {"on_failure": None}, {"max_restarts": 0}])
+def test_bad_arguments(bad: dict[str, Any]) -> None:
+    with pytest.raises(errors.ArgumentError, match=next(iter(bad))):
+        ParallelEnv(["CartPole-v1"], **bad)

@@ -1,0 +1,178 @@
+"""`save_state` and `load_state`: a run goes on as if nothing had been in between."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from conftest import MakeEnv
+from gymnasium.utils import EzPickle
+from gymnasium.wrappers import TimeLimit
+
+from parallelenv import ParallelEnv, errors
+
+NUM_ENVS = 3
+
+
+class Walk(gym.Env[Any, Any]):
+    """A random walk that ends far out; pickle keeps it."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (1,), np.float64)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.place = self.np_random.normal()
+        return np.array([self.place]), {"start": self.place}
+
+    def step(self, action: Any) -> Any:
+        self.place += (2 * action - 1) * self.np_random.random()
+        return np.array([self.place]), float(self.place), abs(self.place) > 2, False, {}
+
+
+class Forgetful(Walk, EzPickle):
+    """Pickle would rebuild it from scratch."""
+
+    def __init__(self) -> None:
+        EzPickle.__init__(self)
+
+
+class Speaking(Forgetful):
+    """Says its state itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.handle = threading.Lock()  # does not pickle
+
+    def get_state(self) -> Any:
+        return {"place": self.place}
+
+    def set_state(self, state: Any) -> None:
+        if state["place"] == 1000:
+            raise RuntimeError("too far")
+        self.place = state["place"]
+
+
+def limited(kind: Any) -> Any:
+    return TimeLimit(kind(), max_episode_steps=7)
+
+
+def play(env: ParallelEnv, num_steps: int, seed: int) -> list[Any]:
+    """Return what random steps answer, in plain lists."""
+    rng = np.random.default_rng(seed)
+    played = []
+    for _ in range(num_steps):
+        result = env.step(rng.integers(0, 2, len(env)))
+        ended = [info.get("ended_state") for info in result.infos]
+        played.append((*map(np.ndarray.tolist, result[:3]), result.truncated.tolist(), str(ended)))
+    return played
+
+
+@pytest.mark.parametrize("policy", ["restart", "continue", "idle", None])
+@pytest.mark.parametrize("kind", [Walk, Speaking])
+def test_a_run_goes_on_as_if_nothing_had_been(make_env: MakeEnv, kind: Any, policy: Any) -> None:
+    envs = [partial(limited, kind)] * NUM_ENVS
+    env = make_env(envs, asynchronous=policy, num_cpus=2)
+    env.reset(seed=5)
+    play(env, 5, seed=1)
+    state = env.save_state()
+    reset_infos = env.reset_infos
+    expected = play(env, 20, seed=2)
+    other = make_env(envs, asynchronous=policy, num_cpus=2)
+    assert other.load_state(pickle.loads(pickle.dumps(state))) == ()
+    assert other.reset_infos == reset_infos
+    assert play(other, 20, seed=2) == expected
+    assert env.load_state(state) == ()
+    assert play(env, 20, seed=2) == expected
+
+
+def test_a_state_moves_between_modes(make_env: MakeEnv) -> None:
+    envs = [partial(limited, Walk)] * NUM_ENVS
+    with ParallelEnv(envs, "dummy", "restart") as env:
+        env.reset(seed=5)
+        play(env, 5, seed=1)
+        state = env.save_state()
+        expected = play(env, 20, seed=2)
+    other = make_env(envs, asynchronous="restart")
+    other.load_state(state)
+    assert play(other, 20, seed=2) == expected
+
+
+def test_registered_envs(make_env: MakeEnv) -> None:
+    env = make_env(["CartPole-v1"] * NUM_ENVS, asynchronous="restart")
+    env.reset(seed=5)
+    play(env, 30, seed=1)
+    state = env.save_state()
+    assert state.unsaved == ()
+    expected = play(env, 60, seed=2)
+    env.load_state(state)
+    assert play(env, 60, seed=2) == expected
+
+
+def test_seeds_pauses_and_envs_never_reset_are_kept(make_env: MakeEnv) -> None:
+    env = make_env([Walk] * NUM_ENVS, num_cpus=1)
+    env.seed(40)
+    env.pause(1)
+    env.reset(id=[0])
+    state = env.save_state()
+    other = make_env([Walk] * NUM_ENVS, num_cpus=1)
+    assert other.load_state(state) == (1, 2)
+    assert other.paused.tolist() == [False, True, False]
+    other.resume()
+    states = other.reset(id=[2])
+    assert states.tolist() == ParallelEnv([Walk]).reset(seed=42).tolist()
+
+
+def test_what_cannot_be_saved_is_named_and_needs_a_reset(make_env: MakeEnv) -> None:
+    env = make_env([Walk, Forgetful, Walk])
+    env.reset(seed=5)
+    state = env.save_state()
+    assert state.unsaved == (1,)
+    assert repr(state).endswith("bytes, without that of [1]>")
+    assert env.load_state(state) == (1,)
+    with pytest.raises(errors.ResetNeededError, match=r"\[1\]"):
+        env.step([0, 0, 0])
+    env.step([0, 0], id=[0, 2])
+
+
+def test_a_state_is_not_saved_under_a_step(make_env: MakeEnv) -> None:
+    env = make_env([Walk] * NUM_ENVS)
+    env.reset(seed=5)
+    state = env.save_state()
+    env.send([0] * NUM_ENVS)
+    with pytest.raises(errors.EnvBusyError):
+        env.save_state()
+    env.load_state(state)
+    with pytest.raises(errors.NothingInFlightError):
+        env.recv()
+    env.step([0] * NUM_ENVS)
+
+
+def test_a_state_that_an_env_refuses_concerns_it_alone(make_env: MakeEnv) -> None:
+    env = make_env([Speaking] * NUM_ENVS)
+    env.reset(seed=5)
+    env.set_env_attr("place", 1000, id=[1])
+    state = env.save_state()
+    with pytest.raises(RuntimeError, match="too far") as caught:
+        env.load_state(state)
+    assert caught.value.partial == (1,)  # type: ignore[attr-defined]
+    env.step([0, 0], id=[0, 2])
+
+
+def test_a_state_of_other_envs_is_refused(make_env: MakeEnv) -> None:
+    env = make_env([partial(limited, Speaking)] * NUM_ENVS, num_cpus=1)
+    env.reset(seed=5)
+    state = env.save_state()
+    with pytest.raises(errors.InvalidStateError, match=r"inside \['TimeLimit'\], but this one is inside \[\]"):
+        make_env([Speaking] * NUM_ENVS, num_cpus=1).load_state(state)
+    with pytest.raises(errors.ArgumentError, match="of 3 envs, but there are 2"):
+        make_env([Speaking] * 2, num_cpus=1).load_state(state)
+    with pytest.raises(errors.ArgumentError, match="asynchronous=None"):
+        make_env([Speaking] * NUM_ENVS, asynchronous="idle", num_cpus=1).load_state(state)
+    with pytest.raises(errors.ArgumentError, match="dict"):
+        env.load_state({})  # type: ignore[arg-type]
