@@ -10,13 +10,17 @@ import sys
 import weakref
 from typing import Any, NamedTuple, Protocol
 
+from parallelenv.output import say
 from parallelenv.texts import count
 
 
 class Closable(Protocol):
     """What can be closed, and is told from others by identity."""
 
-    closed: bool
+    @property
+    def closed(self) -> bool:
+        """Whether it is closed already."""
+        ...
 
     def close(self) -> None:
         """Close it."""
@@ -62,9 +66,8 @@ def close_earlier() -> None:
         env.close()
     _made[run.cell] = [(message, weakref.ref(env)) for message, env in made if env is not None and not env.closed]
     if old:
-        print(
-            f"Closed {count(len(old), 'ParallelEnv')} that an earlier run of this cell had made (keep=True prevents that)."
-        )
+        made_earlier = count(len(old), "ParallelEnv")
+        say(f"Closed {made_earlier} that an earlier run of this cell had made (keep=True prevents that).\n")
 
 
 def note(env: Closable) -> None:

@@ -17,8 +17,14 @@ def show(printed: Sequence[Printed]) -> None:
     for env_ids, pieces in groupby(printed, attrgetter("env_ids")):
         text = "".join(piece.text for piece in pieces)
         lines += [f"[{_name(env_ids)}] {line}\n" for line in map(_visible, text.split("\n")) if line]
-    if lines and sys.stdout is not None:
-        sys.stdout.write("".join(lines))
+    if lines:
+        say("".join(lines))
+
+
+def say(text: str) -> None:
+    """Write to the caller's standard output at once; Windows programs without a console have none."""
+    if sys.stdout is not None:
+        sys.stdout.write(text)
         sys.stdout.flush()
 
 
