@@ -15,6 +15,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
+from parallelenv import unpickling
 from parallelenv.backends.inprocess import cannot_be_given, cannot_travel
 from parallelenv.backends.wire import Message
 from parallelenv.errors import UnpicklableError
@@ -97,9 +98,9 @@ def decode_reply(message: Message) -> Reply:
     head, buffers = io.BytesIO(message.frames[0]), iter(message.frames[1:])
     reply: Reply
     env_ids: list[int]
-    reply, env_ids = pickle.load(head, buffers=buffers)
+    reply, env_ids = unpickling.Unpickler(head, buffers).load()
     for env_id in env_ids:
-        reply.values[env_id] = pickle.load(head, buffers=buffers)
+        reply.values[env_id] = unpickling.Unpickler(head, buffers).load()
     return reply
 
 
@@ -110,7 +111,7 @@ def encode(anything: Any) -> Message:
 
 def decode(message: Message) -> Any:
     """Return what a message of frames stands for. Arrays in it are writable."""
-    return pickle.loads(message.frames[0], buffers=message.frames[1:])
+    return unpickling.loads(message.frames[0], message.frames[1:])
 
 
 def _dump(pickler: Any, *parts: Any) -> list[Any]:

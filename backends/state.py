@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from typing import Any
 
 import cloudpickle
@@ -11,6 +10,7 @@ from gymnasium.utils import EzPickle
 from parallelenv.backends.lookup import layers
 from parallelenv.errors import InvalidStateError
 from parallelenv.recipes import pickles
+from parallelenv.unpickling import loads
 
 _WHOLE, _SAID = "whole", "said"
 
@@ -40,7 +40,7 @@ def load_env(env: Any, saved: bytes) -> Any:
     Raises:
         InvalidStateError: If the state is of an env that was wrapped otherwise.
     """
-    kind, content = pickle.loads(saved)
+    kind, content = loads(saved)
     if kind == _WHOLE:
         return content
     state, generator, knowledge = content

@@ -7,7 +7,6 @@ line, whichever process it was raised in.
 from __future__ import annotations
 
 import os
-import pickle
 import traceback
 from collections.abc import Sequence
 from types import TracebackType
@@ -17,6 +16,7 @@ import cloudpickle
 from tblib import Traceback as PortableTraceback
 
 from parallelenv.errors import EnvError, ParallelEnvError
+from parallelenv.unpickling import loads
 
 _SHOWN_FRAMES = 50
 """So many of the outermost and of the innermost frames of a traceback travel."""
@@ -120,7 +120,7 @@ def _portable_pickle(exception: BaseException) -> bytes | None:
     for form in (exception, _Parts(exception)):
         try:
             pickled: bytes = cloudpickle.dumps(form)
-            pickle.loads(pickled)
+            loads(pickled)
         except Exception:  # noqa: BLE001 (whatever user code raises here, try the next form)
             continue
         return pickled
@@ -190,7 +190,7 @@ def _unpack(packed: dict[str, Any]) -> BaseException:
 def _load(packed: dict[str, Any]) -> BaseException:
     if packed["pickled"] is not None:
         try:
-            exception = pickle.loads(packed["pickled"])
+            exception = loads(packed["pickled"])
         except Exception:  # noqa: BLE001 (a class that imports only there: the text below stands for it)
             exception = None
         if isinstance(exception, BaseException):

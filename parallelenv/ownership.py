@@ -7,11 +7,12 @@ one process nothing but a copy keeps the two apart; between processes pickling d
 from __future__ import annotations
 
 import copy
-import pickle
 from typing import Any
 
 import cloudpickle
 import numpy as np
+
+from parallelenv.unpickling import loads
 
 _IMMUTABLE = frozenset({bool, int, float, complex, str, bytes, type(None)})
 
@@ -37,7 +38,7 @@ def own(value: Any) -> Any:
     try:
         return copy.deepcopy(value)
     except Exception:  # noqa: BLE001 (user code; what travels between processes can be copied here too)
-        return pickle.loads(cloudpickle.dumps(value))
+        return loads(cloudpickle.dumps(value))
 
 
 def _may_share(values: Any) -> bool:

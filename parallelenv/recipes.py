@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import pickle
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils import EzPickle
 
 from parallelenv.errors import InvalidEnvError, UnpicklableError
+from parallelenv.unpickling import loads
 
 _ACCEPTED = "a Gymnasium env, an env fn (a callable without arguments that makes one), a registered id or an EnvSpec"
 
@@ -89,7 +89,7 @@ def pack(recipes: Sequence[EnvRecipe]) -> list[bytes]:
 
 def unpack(packed: bytes, env_id: int, is_live: bool) -> EnvRecipe:
     """Return the recipe that `pack` put into bytes."""
-    return EnvRecipe(env_id, pickle.loads(packed), is_live)
+    return EnvRecipe(env_id, loads(packed), is_live)
 
 
 def is_env(candidate: Any) -> bool:
@@ -252,7 +252,7 @@ def register_again(specs: dict[str, bytes]) -> None:
     """Register specs that were registered in the caller and are unknown here."""
     for name, packed in specs.items():
         if name not in gymnasium.registry:
-            gymnasium.registry[name] = pickle.loads(packed)
+            gymnasium.registry[name] = loads(packed)
 
 
 Source = str | EnvSpec | gymnasium.Env[Any, Any] | Callable[[], Any]

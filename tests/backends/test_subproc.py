@@ -293,7 +293,6 @@ def test_infos_may_have_keys_of_a_class_of_the_users() -> None:
         assert env.step([0, 0]).infos.tolist() == [{Key.SPEED: 1.5}] * 2
 
 
-@pytest.mark.xfail(strict=True, reason="to unpickle a class that was pickled by value writes over the original")
 def test_an_answer_does_not_change_the_callers_classes() -> None:
     class Score:
         best: ClassVar[list[int]] = []
