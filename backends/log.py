@@ -97,7 +97,7 @@ class Log:
 
     def last_lines(self) -> str:
         """Return the last lines that were printed, indented."""
-        lines = _without_own_frames(_MARK.sub("", self._last + self._read()).splitlines())
+        lines = _without_own_frames(_legible(_MARK.sub("", self._last + self._read())).splitlines())
         return "\n".join(f"    {line}" for line in lines[-_NUM_LAST_LINES:])
 
     def _read(self) -> str:
@@ -119,7 +119,7 @@ class EnvStream(io.TextIOWrapper):
 
     def __init__(self, log: Log, fileno: int, who: Callable[[], int | None]) -> None:
         raw: Any = io.FileIO(fileno, "w", closefd=False)
-        super().__init__(raw, encoding="utf-8", errors="surrogateescape", write_through=True)
+        super().__init__(raw, encoding="utf-8", errors="backslashreplace", write_through=True)
         self._log = log
         self._who = who
         self._is_dropping = False
@@ -153,6 +153,11 @@ def redirect_output(log: Log, who: Callable[[], int | None], *, descriptors: boo
     sys.stdout, sys.stderr = EnvStream(log, out, who), EnvStream(log, error, who)
 
 
+def _legible(text: str) -> str:
+    """Return a text that was read as UTF-8, with a sign for each byte of it that was not."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
 def _without_own_frames(lines: Sequence[str]) -> list[str]:
     """Leave out what `faulthandler` says of a crash beyond the env's frames: ours, and a forking caller's."""
     kept = []
@@ -183,5 +188,5 @@ def _attribute(text: str, env_ids: tuple[int, ...]) -> list[Printed]:
     for index in range(0, len(pieces), 2):
         if pieces[index]:
             env_id = pieces[index - 1] if index else ""
-            printed.append(Printed((int(env_id),) if env_id else env_ids, pieces[index]))
+            printed.append(Printed((int(env_id),) if env_id else env_ids, _legible(pieces[index])))
     return printed

@@ -23,9 +23,14 @@ def show(printed: Sequence[Printed]) -> None:
 
 def say(text: str) -> None:
     """Write to the caller's standard output at once; Windows programs without a console have none."""
-    if sys.stdout is not None:
+    if sys.stdout is None:
+        return
+    try:
         sys.stdout.write(text)
-        sys.stdout.flush()
+    except UnicodeEncodeError:
+        encoding = sys.stdout.encoding
+        sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
+    sys.stdout.flush()
 
 
 def make_listener(word: str) -> Callable[[Sequence[Printed]], None]:

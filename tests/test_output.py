@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import io
 import os
 import signal
 import subprocess
@@ -52,9 +53,9 @@ class Chatty(gym.Env[Any, Any]):
     def warn(self) -> None:
         warnings.warn("careful", stacklevel=1)
 
-    def write_in_c(self) -> None:
-        os.write(1, b"from C, to stdout\n")
-        os.write(2, b"from C, to stderr\n")
+    def write_in_c(self, data: bytes = b"") -> None:
+        os.write(1, data or b"from C, to stdout\n")
+        os.write(2, b"" if data else b"from C, to stderr\n")
 
     def start_process(self) -> None:
         subprocess.run(["echo", "from a child"], check=True)
@@ -169,6 +170,18 @@ def test_c_code_and_child_processes_are_heard(started: ParallelEnv, capfd: pytes
         "[envs 0-1] from a child",
     ]
     assert error == ""
+
+
+def test_what_is_no_text_is_shown_all_the_same(
+    started: ParallelEnv, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started.customized_method("write_in_c", {"data": b"\xff\x00!\n"}, id=0)
+    started.customized_method("say", {"text": "\ud800"}, id=0)
+    assert capfd.readouterr().out == "[envs 0-1] \ufffd\0!\n[env 0] \\ud800\n"
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    started.customized_method("say", {"text": "ü"}, id=0)
+    sys.stdout.seek(0)
+    assert sys.stdout.read() == "[env 0] \\xfc\n"
 
 
 def test_output_is_shown_while_the_call_goes_on(
