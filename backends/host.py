@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import operator
@@ -99,9 +98,28 @@ class Host:
         return env_ids[index] if index >= 0 else None
 
     def close(self) -> None:
-        """Close all envs."""
-        for env in self._envs:
-            _close(env)
+        """Close all envs.
+
+        Raises:
+            KeyboardInterrupt: In the caller's thread alone. The envs that come later are then let go as they are, as
+                those of a worker are that is ended: who interrupts a `close` will not wait for more of them.
+        """
+        envs, self._envs = self._envs, [None] * len(self._envs)
+        for env in envs:
+            self._close_env(env)
+
+    def _close_env(self, env: Resettable | None) -> None:
+        """Close an env that is not used any more, whatever it raises: it is gone either way."""
+        close = getattr(env.env, "close", None) if env is not None else None
+        if not callable(close):
+            return
+        try:
+            close()
+        except KeyboardInterrupt:
+            if self.in_caller:  # else it is the env that raises it
+                raise
+        except BaseException:  # noqa: BLE001 (an env that cannot close must not keep the others from it)
+            pass
 
     # ---------------------------------------------------------------- steps
 
@@ -178,7 +196,7 @@ class Host:
         recipe = self._recipe.envs[slot]
         old, self._envs[slot] = self._envs[slot], None
         self._steps[slot] = _not_built
-        _close(old)
+        self._close_env(old)
         env = recipe.build()
         self._envs[slot] = adapted = adapt(env)
         self._steps[slot] = adapted.step
@@ -222,7 +240,7 @@ class Host:
         if env is not old.env:
             self._envs[slot] = adapted = adapt(env)
             self._steps[slot] = adapted.step
-            _close(old)
+            self._close_env(old)
 
     def render(self, env_id: int, argument: Any, common: Any) -> Any:
         """Render an env, alone in this process."""
@@ -312,11 +330,3 @@ def _not_five(result: Any) -> str:
 
 def _not_built(*_: Any) -> NoReturn:
     raise InvalidEnvError("This env could not be rebuilt. Try restart() again.")
-
-
-def _close(env: Resettable | None) -> None:
-    """Close an env that is not used any more, whatever it raises: it is gone either way."""
-    close = getattr(env.env, "close", None) if env is not None else None
-    if callable(close):
-        with contextlib.suppress(BaseException):
-            close()

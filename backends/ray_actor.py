@@ -143,6 +143,7 @@ class RayBackend:
         self._options = dict(ray_options or {})
         self._cluster: Cluster | None = None
         self._gpus_per_host = 0.0
+        self._started: list[RayChannel] = []
 
     def plan(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> Plan:  # noqa: D102 (see Backend)
         self._cluster = Cluster.join(self._init)
@@ -165,7 +166,10 @@ class RayBackend:
             kind = ray.remote(**options)(self.host_class)
         except ValueError as error:
             raise ArgumentError(f"ray_options={self._options!r} are not what Ray accepts: {error}.") from error
-        channels = [RayChannel(kind.remote(message), recipe) for message, recipe in zip(packed, recipes, strict=True)]
+        channels = []
+        for message, recipe in zip(packed, recipes, strict=True):
+            channels.append(RayChannel(kind.remote(message), recipe))
+            self._started.append(channels[-1])
         try:
             self._await_start(channels, options)
         except BaseException:
@@ -230,7 +234,7 @@ class RayBackend:
         if ray.is_initialized():
             closing = [channel.actor.close.remote() for channel in channels]
             ray.wait(closing, num_returns=len(closing), timeout=timeout)
-            for channel in channels:
+            for channel in self._started:
                 channel.kill()
         if self._cluster is not None:
             self._cluster.leave()

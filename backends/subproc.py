@@ -12,13 +12,14 @@ import functools
 import multiprocessing
 import os
 import select
+import signal
 import sys
 import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
-from multiprocessing import connection, forkserver
+from multiprocessing import connection, forkserver, resource_tracker
 from typing import Any
 
 from parallelenv.backends.codec import decode_reply, encode, encode_command, unmark_printed
@@ -31,6 +32,7 @@ from parallelenv.backends.worker import Attach, PackedRecipe, serve
 from parallelenv.batch import Batch, Layout
 from parallelenv.cores import usable_cores
 from parallelenv.errors import ArgumentError, ParallelEnvError
+from parallelenv.interrupts import Shield
 from parallelenv.ownership import own
 from parallelenv.protocol import Channel, Command, Death, HostDied, HostRecipe, Plan, Printed, Reply
 from parallelenv.recipes import EnvRecipe, registered_by_user
@@ -48,6 +50,8 @@ _SAFE_BYTES = 65536
 """A pipe takes so much at least, so that sending it cannot block on a worker that is itself
 blocked in sending."""
 
+_LAST_CHANCE = 0.3
+"""Seconds from asking a worker to end until it is ended."""
 _NO_COMMAND = 0
 """The number of no command, as they count from 1."""
 
@@ -82,7 +86,8 @@ class Poller:
 
     def remove(self, channel: SubprocChannel) -> None:
         """Watch a channel no longer. To be called before its pipe is closed."""
-        del self._channels[channel.wire.fileno]
+        if self._channels.pop(channel.wire.fileno, None) is None:
+            return
         self.pids.remove(channel.process.pid)
         if self._poll is not None:
             self._poll.unregister(channel.wire.fileno)
@@ -109,14 +114,15 @@ class SubprocChannel:
         self.process = process
         self.wire = Wire(pipe)
         self.inbox: deque[Reply] = deque()
-        self._env_ids = env_ids
+        self.is_gone = False
+        self.env_ids = env_ids
         self._log = log
         self._poller = poller
         self._unanswered = 0
         poller.add(self)
 
     def pack(self, command: Command) -> Message:  # noqa: D102 (see Channel)
-        return encode_command(command, self._env_ids)
+        return encode_command(command, self.env_ids)
 
     def send(self, packed: Message) -> None:  # noqa: D102 (see Channel)
         # Two ends that both send more than the pipe holds would wait for each other for ever.
@@ -151,7 +157,7 @@ class SubprocChannel:
 
     def take_output(self, *, is_idle: bool) -> list[Printed]:
         """Return what was printed since the last time; whole lines only, unless the worker is idle."""
-        return [] if self._log is None else self._log.take(self._env_ids, is_idle=is_idle)
+        return [] if self._log is None else self._log.take(self.env_ids, is_idle=is_idle)
 
     def overhear(self) -> bool:
         """Look if a worker that has not answered prints something; it is received like a reply."""
@@ -182,11 +188,14 @@ class SubprocChannel:
             self.wire.close()
 
     def kill(self) -> None:  # noqa: D102 (see Channel)
+        if self.is_gone:
+            return
         self.hang_up()
         if self.process.exitcode is None:
             self.process.kill()
         self.process.join()
         self.process.close()
+        self.is_gone = True
         if self._log is not None:
             self._log.close()
 
@@ -217,6 +226,7 @@ class SubprocBackend:
         self._callers_share: tuple[int, ...] = ()  # env ids of the host in this process
         self._poller = Poller()
         self._spreader = Spreader(caller_steps)
+        self._started: list[SubprocChannel] = []  # all that live, also those that nobody was told of yet
 
     def plan(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> Plan:  # noqa: D102 (see Backend)
         return Plan(min(num_cpus or usable_cores(), num_envs))
@@ -236,13 +246,13 @@ class SubprocBackend:
                 "This process is a daemonic one of multiprocessing, which may not start processes. Use "
                 "para_mode='dummy' or 'thread' here, or start this process with daemon=False."
             )
-        channels: list[SubprocChannel] = []
         try:
-            for recipe in packed:
-                channels.append(self._start(recipe.env_ids, len(packed)))  # noqa: PERF401 (those started must be known)
+            channels = [self._start(recipe.env_ids, len(packed)) for recipe in packed]
         except BaseException:
-            for channel in channels:
-                channel.kill()
+            started = {recipe.env_ids for recipe in packed}
+            for channel in self._started:
+                if channel.env_ids in started:
+                    channel.kill()
             raise
         for channel, recipe in zip(channels, packed, strict=True):
             with contextlib.suppress(OSError):  # if it died already, its first command says so
@@ -255,10 +265,13 @@ class SubprocBackend:
         log = Log.create()
         foreign = [*_OPEN, ours] if self._method == "fork" else []
         try:
-            with _STARTING, _hidden_main(), _sleepy_blas():
+            with _STARTING, Shield(), _hidden_main(), _sleepy_blas(), _deaf_to_interrupts(self._method):
                 _preload(self._method)
                 process = context.Process(target=serve, args=(theirs, log, foreign), name="parallelenv-worker")
                 process.start()
+                channel = SubprocChannel(process, ours, log, self._poller, env_ids)
+                self._started = [*(known for known in self._started if not known.is_gone), channel]
+                _OPEN.add(ours)
         except OSError as error:
             ours.close()
             if log is not None:
@@ -269,8 +282,7 @@ class SubprocBackend:
             ) from error
         finally:
             theirs.close()
-        _OPEN.add(ours)
-        return SubprocChannel(process, ours, log, self._poller, env_ids)
+        return channel
 
     def allocate(self, layout: Layout) -> Batch:  # noqa: D102 (see Backend)
         memory = SharedMemory.create(layout.nbytes)
@@ -293,18 +305,22 @@ class SubprocBackend:
     def close(self, channels: Sequence[Any], timeout: float) -> Sequence[Printed]:
         """Close the pipes, at whose end workers close their envs and leave; end those that do not."""
         deadline = time.monotonic() + timeout
-        workers = [channel for channel in channels if isinstance(channel, SubprocChannel)]
+        workers = [channel for channel in self._started if not channel.is_gone]
         for channel in workers:
             channel.hang_up()
+        for channel in channels:
+            if isinstance(channel, CallerChannel):
+                channel.kill()
         for channel in workers:
             channel.process.join(max(0.0, deadline - time.monotonic()))
         stubborn = [channel for channel in workers if not channel.is_dead()]
         for channel in stubborn:
             channel.process.terminate()
+        deadline = time.monotonic() + _LAST_CHANCE
         for channel in stubborn:
-            channel.process.join(0.3)
+            channel.process.join(max(0.0, deadline - time.monotonic()))
         printed = [piece for channel in workers for piece in channel.take_output(is_idle=True)]
-        for channel in channels:
+        for channel in workers:
             channel.kill()
         return printed
 
@@ -356,6 +372,25 @@ def _hidden_main() -> Iterator[None]:
         yield
     finally:
         _show_main()
+
+
+@contextlib.contextmanager
+def _deaf_to_interrupts(method: str) -> Iterator[None]:
+    """Let processes that start meanwhile hear no Ctrl-C until they have said what they want of it.
+
+    It goes to the whole process group, and would end a worker, or the fork server, that has not come so
+    far yet as to ignore it.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    if method != "fork":
+        resource_tracker.ensure_running()  # it would begin to hear again as it starts
+    found = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, found)
 
 
 @contextlib.contextmanager

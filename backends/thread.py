@@ -9,6 +9,7 @@ import contextlib
 import queue
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -36,7 +37,6 @@ class ThreadChannel:
         self._layout: Layout | None = None
         # A daemon, so that an env which never returns cannot keep the interpreter from ending.
         self.thread = threading.Thread(target=self._serve, name=f"parallelenv-{recipe.env_ids[0]}", daemon=True)
-        self.thread.start()
 
     def _serve(self) -> None:
         while (command := self._commands.get()) is not None:
@@ -82,12 +82,19 @@ class ThreadBackend:
 
     def __init__(self) -> None:
         self._answered: queue.SimpleQueue[ThreadChannel] = queue.SimpleQueue()
+        self._started: weakref.WeakSet[ThreadChannel] = weakref.WeakSet()
 
     def plan(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> Plan:  # noqa: D102 (see Backend)
         return Plan(min(num_cpus or usable_cores(), num_envs))
 
     def launch(self, recipes: Sequence[HostRecipe]) -> list[Channel]:  # noqa: D102 (see Backend)
-        return [ThreadChannel(recipe, self._answered) for recipe in recipes]
+        return [self._start(recipe) for recipe in recipes]
+
+    def _start(self, recipe: HostRecipe) -> ThreadChannel:
+        channel = ThreadChannel(recipe, self._answered)
+        self._started.add(channel)  # before the thread runs: an interrupt may come at any time
+        channel.thread.start()
+        return channel
 
     def allocate(self, layout: Layout) -> Batch:  # noqa: D102 (see Backend)
         return Batch.private(layout)
@@ -105,8 +112,10 @@ class ThreadBackend:
 
     def close(self, channels: Sequence[Any], timeout: float) -> Sequence[Printed]:  # noqa: D102 (see Backend)
         deadline = time.monotonic() + timeout
-        for channel in channels:
+        started = list(self._started)
+        for channel in started:
             channel.kill()
-        for channel in channels:
-            channel.thread.join(max(0.0, deadline - time.monotonic()))
+        for channel in started:
+            if channel.thread.ident is not None:
+                channel.thread.join(max(0.0, deadline - time.monotonic()))
         return ()

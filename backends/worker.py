@@ -112,6 +112,8 @@ def serve(connection: Connection, log: Log | None, foreign: Sequence[Connection]
             would hide from those workers that the caller is gone.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; it is meant for the caller
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked while this process started
     for other in foreign:
         other.close()
     threading.Thread(target=_die_with_caller, name="parallelenv-watchdog", daemon=True).start()

@@ -6,7 +6,7 @@ import atexit
 import functools
 import multiprocessing.util  # noqa: F401 (its exit handler joins workers: ours, registered later, runs before it)
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal
 
 import gymnasium
@@ -19,6 +19,8 @@ from parallelenv.known import Known
 from parallelenv.output import make_listener
 from parallelenv.policy import make_policy
 from parallelenv.pool import Pool
+from parallelenv.protocol import Backend
+from parallelenv.recipes import EnvRecipe
 from parallelenv.recovery import Recovery
 from parallelenv.saving import SavedState, check_saved
 from parallelenv.stepping import Align, Stepper
@@ -107,18 +109,17 @@ class ParallelEnv(Known):
         if on_failure == "restart" and backend.uses_live_envs:
             recipes.refuse_live(env_recipes)
         self._mode, self._recommendation = registry.describe(para_mode, chosen), chosen
+        listener = make_listener(output)
         cells.close_earlier()
-        self._pool = Pool(
-            backend,
-            env_recipes,
+        start = functools.partial(
+            Pool,
             num_cpus=num_cpus,
             num_gpus=num_gpus,
             silence_warnings=no_warning,
             timeout=timeout,
-            listener=make_listener(output),
+            listener=listener,
         )
-        self._finalizer = weakref.finalize(self, self._pool.close)
-        self._pool.build(keeps_ended=policy.autoreset)
+        self._start(start, backend, env_recipes, keeps_ended=policy.autoreset)
         self._num_envs = len(env_recipes)
         self._everyone = self._pool.env_ids
         recovery = Recovery(self._pool, max_restarts) if on_failure == "restart" else None
@@ -128,6 +129,18 @@ class ParallelEnv(Known):
         self._live.add(self)
         if not keep:
             cells.note(self)
+
+    def _start(
+        self, start: Callable[..., Pool], backend: Backend, env_recipes: Sequence[EnvRecipe], keeps_ended: bool
+    ) -> None:
+        """Start hosts and build envs, or leave nothing behind."""
+        try:
+            self._pool = start(backend, env_recipes)
+            self._finalizer = weakref.finalize(self, self._pool.close)
+            self._pool.build(keeps_ended)
+        except BaseException:
+            backend.close((), 0.0)  # whatever was begun, also where an interrupt came before the pool was known
+            raise
 
     @classmethod
     def make(
@@ -449,7 +462,8 @@ class ParallelEnv(Known):
         """Close all envs and end all workers. Never raises; harmless when repeated."""
         self._is_closed = True
         if hasattr(self, "_finalizer"):
-            self._finalizer()
+            self._pool.close()
+            self._finalizer.detach()
 
     @classmethod
     def close_all(cls) -> None:

@@ -19,7 +19,7 @@ from parallelenv.errors import ClosedError, WorkerDiedError, WorkerTimeoutError
 from parallelenv.failures import Failure
 from parallelenv.interrupts import Shield
 from parallelenv.output import show
-from parallelenv.protocol import Backend, Command, EnvFacts, HostDied, HostRecipe, Printed, Reply, Settings
+from parallelenv.protocol import Backend, Channel, Command, EnvFacts, HostDied, HostRecipe, Printed, Reply, Settings
 from parallelenv.recipes import EnvRecipe, refuse_live
 from parallelenv.requests import Link, Request, name_envs, pick, spread
 from parallelenv.spaces import common_space
@@ -80,7 +80,7 @@ class Pool:
         try:
             self._links = self._launch(spread(recipes, plan, settings))
         except BaseException:
-            backend.close([], 0)
+            backend.close((), 0.0)
             raise
         self._link_of_channel = {link.channel: link for link in self._links}
         self._link_of_env = [link for link in self._links for _ in link.recipe.env_ids]
@@ -105,8 +105,8 @@ class Pool:
             observation_space = common_space(one.observation_space for one in self.facts)
             action_space = common_space(one.action_space for one in self.facts)
             self.attach(Layout(observation_space, action_space, self._first, len(self.facts), keeps_ended))
-        except BaseException:
-            self.close()
+        except BaseException as error:
+            self.close(0.0 if isinstance(error, KeyboardInterrupt) else CLOSE_TIMEOUT)
             raise
         self._timeout = self._call_timeout
 
@@ -392,14 +392,33 @@ class Pool:
             self._link_of_channel[link.channel] = link
             link.death = None
 
-    def close(self) -> None:
-        """End all hosts. Quiet, bounded in time, harmless when repeated or after a fork."""
-        links, self._links = self._links, []
+    def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
+        """End all hosts. Quiet, bounded in time, harmless when repeated or after a fork.
+
+        Args:
+            timeout: Seconds that hosts get to close their envs before they are ended.
+
+        Raises:
+            KeyboardInterrupt: When all have been ended, without further patience.
+        """
+        links = self._links
         if not links or os.getpid() != self._pid:  # closed already; or a forked child must not end its parent's workers
             return
-        vars(self).pop("batch", None)  # its memory goes now, not when the user lets go of the closed object
         channels = [link.channel for link in links if not link.death]
-        printed = [*self._printed, *self._backend.close(channels, CLOSE_TIMEOUT)]
+        try:
+            self._links = []
+            vars(self).pop("batch", None)  # its memory goes now, not when the user lets go of the closed object
+            printed = [*self._printed, *self._backend.close(channels, timeout)]
+        except KeyboardInterrupt:
+            self._close_at_once(channels)
+            raise
         if printed:
             with contextlib.suppress(OSError, ValueError):  # the interpreter is ending, and nobody reads any more
                 self._listener(printed)
+
+    def _close_at_once(self, channels: Sequence[Channel]) -> None:
+        """End hosts without patience, whatever interrupts it."""
+        while True:
+            with contextlib.suppress(KeyboardInterrupt):
+                self._backend.close(channels, 0.0)
+                return

@@ -303,10 +303,13 @@ class Backend(Protocol):
         ...
 
     def close(self, channels: Sequence[Channel], timeout: float) -> Sequence[Printed]:
-        """Close all envs and end all hosts: ask, then terminate, then kill.
+        """Close all envs and end all hosts: ask, then terminate, then kill. May be called again.
+
+        It may break off with `KeyboardInterrupt`, and is then called again without patience.
 
         Args:
-            channels: All that were launched and not killed.
+            channels: All that were launched and not killed. Hosts that `launch` had begun to start when it was
+                interrupted, or that it has started and nobody was told of, are ended as well.
             timeout: Seconds before hosts that do not end by themselves are ended.
 
         Returns:
