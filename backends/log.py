@@ -137,20 +137,22 @@ class EnvStream(io.TextIOWrapper):
         return len(text)
 
 
-def redirect_output(log: Log, who: Callable[[], int | None], *, descriptors: bool) -> None:
-    """Let this process print to a log from now on.
+def redirect_descriptors(log: Log) -> None:
+    """Let all that this process and its children print go to a log."""
+    for fileno in (1, 2):
+        os.dup2(log.fileno, fileno)
+    faulthandler.enable(2, all_threads=False)  # a crash in C code then says in which line of Python
+
+
+def redirect_streams(log: Log, who: Callable[[], int | None], filenos: tuple[int, int]) -> None:
+    """Let Python print to a log, and say who prints.
 
     Args:
         log: The log.
         who: As in `EnvStream`.
-        descriptors: Whether to redirect C code and child processes too.
+        filenos: Descriptors of standard output and error.
     """
-    if descriptors:
-        for fileno in (1, 2):
-            os.dup2(log.fileno, fileno)
-        faulthandler.enable(2, all_threads=False)  # a crash in C code then says in which line of Python
-    out, error = (1, 2) if descriptors else (log.fileno, log.fileno)
-    sys.stdout, sys.stderr = EnvStream(log, out, who), EnvStream(log, error, who)
+    sys.stdout, sys.stderr = (EnvStream(log, fileno, who) for fileno in filenos)
 
 
 def _legible(text: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 from parallelenv.backends.codec import decode, decode_command, decode_reply, encode, encode_command, encode_reply
 from parallelenv.backends.host import Host
-from parallelenv.backends.log import Log, redirect_output
+from parallelenv.backends.log import Log, redirect_streams
 from parallelenv.backends.ray_cluster import Cluster, missing_resources
 from parallelenv.backends.wire import Message
 from parallelenv.backends.worker import PackedRecipe, prepare_worker
@@ -44,7 +44,7 @@ class RayHost:
         self._log = Log.create()
         if self._log is not None:
             # Python's own output alone: what C code prints goes to Ray's log files.
-            redirect_output(self._log, lambda: self._host.current, descriptors=False)
+            redirect_streams(self._log, lambda: self._host.current, (self._log.fileno, self._log.fileno))
         self._batch: Batch | None = None
 
     def _make_host(self, recipe: HostRecipe) -> Any:

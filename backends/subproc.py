@@ -31,7 +31,7 @@ from parallelenv.backends.wire import Message, Wire, spin
 from parallelenv.backends.worker import Attach, PackedRecipe, serve
 from parallelenv.batch import Batch, Layout
 from parallelenv.cores import usable_cores
-from parallelenv.errors import ArgumentError, ParallelEnvError
+from parallelenv.errors import ArgumentError, WorkerStartError
 from parallelenv.interrupts import Shield
 from parallelenv.ownership import own
 from parallelenv.protocol import Channel, Command, Death, HostDied, HostRecipe, Plan, Printed, Reply
@@ -51,7 +51,7 @@ _SAFE_BYTES = 65536
 blocked in sending."""
 
 _LAST_CHANCE = 0.3
-"""Seconds from asking a worker to end until it is ended."""
+"""Seconds from asking a worker to end until it is ended, and for the fork server to be gone that dies."""
 _NO_COMMAND = 0
 """The number of no command, as they count from 1."""
 
@@ -260,9 +260,30 @@ class SubprocBackend:
         return list(channels)
 
     def _start(self, env_ids: tuple[int, ...], wanted: int) -> SubprocChannel:
+        deadline = time.monotonic() + _LAST_CHANCE
+        while True:
+            opened: list[Any] = []
+            try:
+                return self._start_with(opened, env_ids)
+            except (OSError, EOFError) as error:  # EOFError: the fork server could not
+                for file in opened:
+                    file.close()
+                # The fork server dies of a start that failed; soon after, the next start begins another.
+                if isinstance(error, ConnectionRefusedError) and time.monotonic() < deadline:
+                    continue
+                raise WorkerStartError(
+                    f"A worker process could not be started ({type(error).__name__}: {error}); {wanted} were wanted. "
+                    "Give a smaller num_cpus, or raise the limit on processes (ulimit -u), open files (ulimit -n) or "
+                    "memory."
+                ) from error
+
+    def _start_with(self, opened: list[Any], env_ids: tuple[int, ...]) -> SubprocChannel:
+        """Start a worker; note what was opened for it."""
         context: Any = multiprocessing.get_context(self._method)
         ours, theirs = context.Pipe()
+        opened += [ours, theirs]
         log = Log.create()
+        opened += [log] if log is not None else []
         foreign = [*_OPEN, ours] if self._method == "fork" else []
         try:
             with _STARTING, Shield(), _hidden_main(), _sleepy_blas(), _deaf_to_interrupts(self._method):
@@ -272,14 +293,6 @@ class SubprocBackend:
                 channel = SubprocChannel(process, ours, log, self._poller, env_ids)
                 self._started = [*(known for known in self._started if not known.is_gone), channel]
                 _OPEN.add(ours)
-        except OSError as error:
-            ours.close()
-            if log is not None:
-                log.close()
-            raise WorkerStartError(
-                f"A worker process could not be started ({error}); {wanted} were wanted. Give a smaller num_cpus, or "
-                "raise the limit on processes (ulimit -u), open files (ulimit -n) or memory."
-            ) from error
         finally:
             theirs.close()
         return channel
@@ -335,10 +348,6 @@ def _without_live_envs(recipe: HostRecipe) -> HostRecipe:
         for env in recipe.envs
     ]
     return dataclasses.replace(recipe, envs=tuple(envs))
-
-
-class WorkerStartError(ParallelEnvError, OSError):
-    """The system does not let another worker process start."""
 
 
 def start_methods() -> list[str]:

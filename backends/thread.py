@@ -18,6 +18,7 @@ from parallelenv.backends.host import Host
 from parallelenv.backends.inprocess import detach, take_over
 from parallelenv.batch import Batch, Layout
 from parallelenv.cores import usable_cores
+from parallelenv.errors import WorkerStartError
 from parallelenv.protocol import Channel, Command, Death, HostRecipe, Plan, Printed, Reply
 
 
@@ -93,7 +94,13 @@ class ThreadBackend:
     def _start(self, recipe: HostRecipe) -> ThreadChannel:
         channel = ThreadChannel(recipe, self._answered)
         self._started.add(channel)  # before the thread runs: an interrupt may come at any time
-        channel.thread.start()
+        try:
+            channel.thread.start()
+        except RuntimeError as error:
+            raise WorkerStartError(
+                f"A worker thread could not be started ({error}). Give a smaller num_cpus, or raise the limit on "
+                "processes (ulimit -u) or memory."
+            ) from error
         return channel
 
     def allocate(self, layout: Layout) -> Batch:  # noqa: D102 (see Backend)

@@ -16,12 +16,15 @@ from typing import Any
 
 from parallelenv.backends.codec import decode, decode_command, encode_reply, mark_printed
 from parallelenv.backends.host import Host
-from parallelenv.backends.log import Log, redirect_output
+from parallelenv.backends.log import Log, redirect_descriptors, redirect_streams
 from parallelenv.backends.memory import SharedMemory
 from parallelenv.backends.wire import Wire
 from parallelenv.batch import Batch, Layout
 from parallelenv.protocol import HostRecipe, Settings
 from parallelenv.recipes import EnvRecipe, pack, register_again, unpack
+
+if sys.platform != "win32":
+    import fcntl
 
 _SPIN = 200e-6
 """Seconds that a worker stays awake for its next command: about what a caller does between steps."""
@@ -116,7 +119,12 @@ def serve(connection: Connection, log: Log | None, foreign: Sequence[Connection]
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked while this process started
     for other in foreign:
         other.close()
-    threading.Thread(target=_die_with_caller, name="parallelenv-watchdog", daemon=True).start()
+    if log is not None:
+        redirect_descriptors(log)
+    try:
+        threading.Thread(target=_die_with_caller, name="parallelenv-watchdog", daemon=True).start()
+    except RuntimeError as error:
+        sys.exit(f"A worker could not start a thread ({error}). Raise the limit on processes (ulimit -u) or memory.")
     with contextlib.suppress(EOFError, OSError):  # the caller closed the pipe, or is gone
         _serve(Wire(connection), log)
 
@@ -125,7 +133,7 @@ def _serve(wire: Wire, log: Log | None) -> None:
     packed: PackedRecipe = decode(wire.receive())
     host = Host(packed.unpack())
     if log is not None:
-        redirect_output(log, lambda: host.current, descriptors=True)
+        redirect_streams(log, lambda: host.current, (1, 2))
     prepare_worker(packed)
     limits = None
     try:
@@ -171,6 +179,12 @@ def _die_with_caller() -> None:
     server, not of the caller.
     """
     parent = multiprocessing.parent_process()
-    if parent is not None:
-        wait([parent.sentinel])
-        os._exit(1)
+    if parent is None:
+        return
+    if sys.platform == "linux":
+        # The system does it as well, where this thread cannot: beside C code that keeps the interpreter lock.
+        fcntl.fcntl(parent.sentinel, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(parent.sentinel, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(parent.sentinel, fcntl.F_SETFL, fcntl.fcntl(parent.sentinel, fcntl.F_GETFL) | os.O_ASYNC)
+    wait([parent.sentinel])
+    os._exit(1)

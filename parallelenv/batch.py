@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from parallelenv.errors import BatchMemoryError
 from parallelenv.spaces import Structure
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
@@ -112,8 +113,19 @@ class Batch:
 
     @classmethod
     def private(cls, layout: Layout) -> Batch:
-        """Return a batch in memory of this process alone."""
-        return cls(layout, bytearray(layout.nbytes))
+        """Return a batch in memory of this process alone.
+
+        Raises:
+            BatchMemoryError: If there is not so much.
+        """
+        try:
+            memory = bytearray(layout.nbytes)
+        except (MemoryError, OverflowError) as error:
+            raise BatchMemoryError(
+                f"The batch needs {layout.nbytes:,} bytes of memory, which cannot be had. Use fewer envs or smaller "
+                "states."
+            ) from error
+        return cls(layout, memory)
 
     def rows(self, env_ids: Sequence[int]) -> Any:
         """Return what selects the rows of these envs: a slice if they are consecutive.

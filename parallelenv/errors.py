@@ -124,6 +124,14 @@ class WorkerDiedError(ParallelEnvError, RuntimeError):
         self.exitcode = exitcode
 
 
+class BatchMemoryError(ParallelEnvError, MemoryError):
+    """There is no room for the arrays of all envs."""
+
+
+class WorkerStartError(ParallelEnvError, OSError):
+    """The system does not let another worker start."""
+
+
 class InvalidStateError(ParallelEnvError, ValueError):
     """A saved state does not fit the env that is to take it."""
 

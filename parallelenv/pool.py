@@ -19,7 +19,18 @@ from parallelenv.errors import ClosedError, WorkerDiedError, WorkerTimeoutError
 from parallelenv.failures import Failure
 from parallelenv.interrupts import Shield
 from parallelenv.output import show
-from parallelenv.protocol import Backend, Channel, Command, EnvFacts, HostDied, HostRecipe, Printed, Reply, Settings
+from parallelenv.protocol import (
+    Backend,
+    Channel,
+    Command,
+    Death,
+    EnvFacts,
+    HostDied,
+    HostRecipe,
+    Printed,
+    Reply,
+    Settings,
+)
 from parallelenv.recipes import EnvRecipe, refuse_live
 from parallelenv.requests import Link, Request, name_envs, pick, spread
 from parallelenv.spaces import common_space
@@ -114,8 +125,12 @@ class Pool:
         """Allocate the batch and hand it to all hosts."""
         self.layout = layout
         self.batch = self._backend.allocate(layout)
-        for link in self._links:
+        self._attach(self._links)
+
+    def _attach(self, links: Iterable[Link]) -> None:
+        for link in links:
             link.channel.attach(self.batch)
+            link.is_attached = True
 
     @property
     def num_hosts(self) -> int:
@@ -371,8 +386,7 @@ class Pool:
             self._lost.pop(env_id, None)
         request = self.post("build", sorted(rebuilt))
         self.wait(request, None)
-        for link in broken:
-            link.channel.attach(self.batch)
+        self._attach(link for link in links if not link.is_attached)
         for env_id in request.values:  # a host of ours may have rebuilt more than it was asked to
             self._lost.pop(env_id, None)
         return request
@@ -383,14 +397,23 @@ class Pool:
             refuse_live(recipe.envs[env_id - recipe.env_ids[0]] for env_id, recipe in links)
 
     def _replace(self, link: Link) -> None:
+        """Start another host in the place of one that is dead or busy.
+
+        Raises:
+            WorkerStartError: If the system does not let it start. Its envs are then dead, and this can be tried again.
+        """
         with self._shield:
-            link.in_flight.clear()
             if link.death is None:
                 link.channel.kill()
-            del self._link_of_channel[link.channel]
-            link.channel = self._backend.launch([link.recipe])[0]
-            self._link_of_channel[link.channel] = link
-            link.death = None
+                link.death = Death(detail="It was given up because it did not answer.")
+                self._lost.update(dict.fromkeys(link.recipe.env_ids, link.obituary(link.recipe.env_ids)))
+            link.in_flight.clear()
+        (channel,) = self._backend.launch([link.recipe])
+        with self._shield:
+            self._link_of_channel.pop(link.channel, None)
+            link.channel = channel
+            self._link_of_channel[channel] = link
+            link.death, link.is_attached = None, False
 
     def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
         """End all hosts. Quiet, bounded in time, harmless when repeated or after a fork.

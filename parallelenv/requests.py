@@ -76,12 +76,14 @@ class Link:
         channel: How it is reached.
         in_flight: Numbers of the commands that it has not answered, with their requests; ``None`` where
             nobody wants the answer any more.
+        is_attached: Whether it has the batch.
         death: Why it is dead, ``None`` while it lives.
     """
 
     recipe: HostRecipe
     channel: Channel
     in_flight: dict[int, Request | None] = field(default_factory=dict)
+    is_attached: bool = False
     death: Death | None = None
 
     def obituary(self, env_ids: tuple[int, ...]) -> WorkerDiedError:

@@ -23,8 +23,7 @@ from parallelenv import ParallelEnv
 from parallelenv.backends import subproc
 from parallelenv.backends.memory import SharedMemory, SharedMemoryError
 from parallelenv.backends.spread import Spreader
-from parallelenv.backends.subproc import WorkerStartError
-from parallelenv.errors import WorkerDiedError
+from parallelenv.errors import WorkerDiedError, WorkerStartError
 
 START_METHODS = ["forkserver", "spawn", "fork"]
 BLAS_TIMEOUT = "OPENBLAS_THREAD_TIMEOUT"
