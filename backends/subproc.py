@@ -52,6 +52,8 @@ blocked in sending."""
 
 _LAST_CHANCE = 0.3
 """Seconds from asking a worker to end until it is ended, and for the fork server to be gone that dies."""
+_UNKNOWN = 255
+"""Exit code of a process whose fork server can not tell it any more."""
 _NO_COMMAND = 0
 """The number of no command, as they count from 1."""
 
@@ -115,6 +117,7 @@ class SubprocChannel:
         self.wire = Wire(pipe)
         self.inbox: deque[Reply] = deque()
         self.is_gone = False
+        self.found_dead = False
         self.env_ids = env_ids
         self._log = log
         self._poller = poller
@@ -144,6 +147,8 @@ class SubprocChannel:
         return self.inbox.popleft() if self.inbox else self._read()
 
     def _read(self) -> Reply:
+        if self.found_dead and not self.wire.connection.poll(0):  # a process of the env's own keeps the pipe open
+            raise HostDied
         try:
             message = self.wire.receive()
         except (EOFError, OSError) as error:
@@ -178,8 +183,11 @@ class SubprocChannel:
         return Death(self.process.pid, self.process.exitcode, last_lines=last_lines)
 
     def is_dead(self) -> bool:
-        """Whether the process has ended."""
-        return not self.process.is_alive()
+        """Whether the process has ended. When the fork server has, its processes seem to have ended too."""
+        if self.process.is_alive():
+            return False
+        self.found_dead = self.process.exitcode != _UNKNOWN or not _exists(self.process.pid)
+        return self.found_dead
 
     def hang_up(self) -> None:
         """Close the pipe."""
@@ -191,8 +199,9 @@ class SubprocChannel:
         if self.is_gone:
             return
         self.hang_up()
-        if self.process.exitcode is None:
-            self.process.kill()
+        if not self.is_dead():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.process.pid, getattr(signal, "SIGKILL", signal.SIGTERM))
         self.process.join()
         self.process.close()
         self.is_gone = True
@@ -348,6 +357,15 @@ def _without_live_envs(recipe: HostRecipe) -> HostRecipe:
         for env in recipe.envs
     ]
     return dataclasses.replace(recipe, envs=tuple(envs))
+
+
+def _exists(pid: int) -> bool:
+    """Whether there is such a process."""
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return False
+    return True
 
 
 def start_methods() -> list[str]:

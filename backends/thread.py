@@ -21,6 +21,9 @@ from parallelenv.cores import usable_cores
 from parallelenv.errors import WorkerStartError
 from parallelenv.protocol import Channel, Command, Death, HostRecipe, Plan, Printed, Reply
 
+_SLICE = 0.1
+"""Seconds of one wait: an interrupt that comes just before the wait begins is seen at its end."""
+
 
 class ThreadChannel:
     """A host in a thread of its own.
@@ -110,8 +113,8 @@ class ThreadBackend:
         deadline = None if timeout is None else time.monotonic() + timeout
         # The queue only wakes: what counts are the replies, so that no interrupt can lose one.
         while not (ready := [channel for channel in channels if channel.has_reply]):
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
+            left = _SLICE if deadline is None else min(_SLICE, deadline - time.monotonic())
+            if left <= 0:
                 break
             with contextlib.suppress(queue.Empty):
                 self._answered.get(timeout=left)

@@ -330,7 +330,15 @@ class Pool:
 
     def obituaries(self, env_ids: Sequence[int]) -> dict[int, Failure]:
         """Return, of these envs, those whose worker is known to be dead, each with the error that says so."""
-        return {env_id: Failure(self._lost[env_id], env_id, "") for env_id in env_ids if env_id in self._lost}
+        by_worker: dict[WorkerDiedError, list[int]] = {}
+        for env_id in env_ids:
+            if env_id in self._lost:
+                by_worker.setdefault(self._lost[env_id], []).append(env_id)
+        return {
+            env_id: Failure(WorkerDiedError(str(error), tuple(lost), error.pid, error.exitcode), env_id, "")
+            for error, lost in by_worker.items()
+            for env_id in lost
+        }
 
     def refuse_dead(self, env_ids: Sequence[int]) -> None:
         """Raise `WorkerDiedError` if a worker of these envs is known to be dead."""

@@ -70,8 +70,10 @@ class Recovery:
         self._budget = Budget(max_restarts)
         self._seeds: dict[int, int] = {}  # the latest that the user gave
         self._counts: dict[int, int] = {}  # restarts since that
-        # Envs with a new episode of which the user does not know yet: why the old one ended, and what the
-        # reset answered. Also those that only shared a worker with an env that failed.
+        # Envs that only shared a worker with one that failed: built anew, but not reset, for the user may still be
+        # owed a step of theirs, whose rows a reset would write over.
+        self._bereft: dict[int, Failure] = {}
+        # Envs with a new episode of which the user does not know yet: why the old one ended, and what the reset said.
         self._begun: dict[int, tuple[Failure, Extra]] = {}
 
     def note_seeds(self, env_ids: Sequence[int], seeds: Sequence[int | None]) -> None:
@@ -84,13 +86,15 @@ class Recovery:
         """Take note that the user begins new episodes of these envs."""
         for env_id in env_ids:
             self._begun.pop(env_id, None)
+            self._bereft.pop(env_id, None)
 
     def ailing(self, env_ids: Sequence[int]) -> Mapping[int, Failure]:
         """Return, of these envs, those that cannot go on with the episode that the user knows of, and why not."""
-        if not self._begun and not self._pool.has_dead:  # asked at every step
+        if not (self._begun or self._bereft or self._pool.has_dead):  # asked at every step
             return NO_FAILURES
+        bereft = {env_id: self._bereft[env_id] for env_id in env_ids if env_id in self._bereft}
         unseen = {env_id: self._begun[env_id][0] for env_id in env_ids if env_id in self._begun}
-        return {**self._pool.obituaries(env_ids), **unseen}
+        return {**self._pool.obituaries(env_ids), **bereft, **unseen}
 
     def mend(self, failures: Mapping[int, Failure]) -> tuple[dict[int, tuple[Failure, Extra]], dict[int, Failure]]:
         """Rebuild envs that failed and begin their next episodes.
@@ -105,23 +109,36 @@ class Recovery:
         left: dict[int, Failure] = {}
         ill = {env_id: failure for env_id, failure in failures.items() if env_id not in self._begun}
         while ill:
-            denied, delay = self._budget.spend(ill)
+            denied, delay = self._budget.spend(ill.keys() - self._bereft.keys())
             for env_id in denied:
                 left[env_id] = ill.pop(env_id)
             time.sleep(delay)
-            ill = self._begin(ill) if ill else {}
+            ill = {**self._rebuild(ill), **self._reset(ill)}
         return {env_id: self._begun[env_id] for env_id in failures if env_id in self._begun}, left
 
-    def _begin(self, ill: Mapping[int, Failure]) -> dict[int, Failure]:
-        """Rebuild and reset envs; return what goes wrong in doing so."""
-        build = self._pool.rebuild(sorted(ill))
-        rebuilt = sorted({*build.env_ids, *build.values} - build.failures.keys())
-        reset = self._pool.try_asking("reset", rebuilt, [(self._next_seed(env_id), None) for env_id in rebuilt], None)
-        cause = next(iter(ill.values()))  # of those that shared a worker with one that failed
-        for env_id in rebuilt:
-            if env_id not in reset.failures:
-                self._begun[env_id] = ill.get(env_id, cause), reset.values.get(env_id, NOTHING)
-        return {**build.failures, **reset.failures}
+    def _rebuild(self, ill: dict[int, Failure]) -> dict[int, Failure]:
+        """Rebuild envs that are not yet; take out and return those that cannot be."""
+        broken = sorted(ill.keys() - self._bereft.keys())
+        if not broken:
+            return {}
+        request = self._pool.rebuild(broken)
+        for env_id in {*request.env_ids, *request.values} - ill.keys():
+            self._bereft[env_id] = ill[broken[0]]
+        failures = {env_id: request.failures[env_id] for env_id in broken if env_id in request.failures}
+        for env_id in failures:
+            del ill[env_id]
+        return failures
+
+    def _reset(self, ill: Mapping[int, Failure]) -> dict[int, Failure]:
+        """Begin new episodes of envs that were rebuilt; return what goes wrong."""
+        env_ids = sorted(ill)
+        seeds = [(self._next_seed(env_id), None) for env_id in env_ids]
+        request = self._pool.try_asking("reset", env_ids, seeds, None)
+        for env_id in env_ids:
+            self._bereft.pop(env_id, None)
+            if env_id not in request.failures:
+                self._begun[env_id] = ill[env_id], request.values.get(env_id, NOTHING)
+        return request.failures
 
     def _next_seed(self, env_id: int) -> int | None:
         """Return a seed that follows from the one given and the number of restarts since, if one was given."""

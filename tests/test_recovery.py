@@ -250,6 +250,23 @@ def test_a_step_sent_to_a_worker_that_dies(make_env: MakeEnv, tmp_path: Path, mo
     assert births(tmp_path) == [2, 2, 1, 1]
 
 
+def test_a_step_that_has_arrived_is_not_spoilt_by_the_death_of_its_worker(
+    make_env: MakeEnv, tmp_path: Path, mode: str
+) -> None:
+    if in_process(mode):
+        pytest.skip("its workers are not processes")
+    env = make(make_env, tmp_path, mode)
+    env.reset(seed=3)
+    env.send([GO], id=[1])
+    assert env.step([EXIT], id=[0]).truncated.tolist() == [True]
+    arrived = env.recv()
+    assert arrived.env_ids.tolist() == [1]
+    assert arrived.states[0][1] == 1
+    assert not arrived.dones[0]
+    assert env.step([GO], id=[1]).truncated.tolist() == [True]
+    assert env.step([GO], id=[1]).states[0][1] == 1
+
+
 def test_seeds_of_restarts_follow_from_the_users(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
     drawn = []
     for _ in range(2):
