@@ -1,0 +1,558 @@
+"""What users of Jupyter do: interrupt a cell, run it again, restart the kernel, lose it. With real kernels."""
+
+from __future__ import annotations
+
+import ast
+import os
+import queue
+import signal
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+import pytest
+from jupyter_client.kernelspec import KernelSpecManager
+from jupyter_client.manager import KernelManager
+
+pytestmark = pytest.mark.slow
+
+Item = TypeVar("Item")
+
+MARK = "PARALLELENV_KERNEL_TEST"
+PATIENCE = 30.0  # seconds for what nobody promised to be quick
+SOON = 1.0  # seconds from the interrupt to the end of the cell
+GONE = 2.0  # seconds until workers are gone whose kernel, or whose last user in it, is no more
+NUM_WORKERS = 2
+
+START_METHODS = ["forkserver", "spawn", "fork"]
+WORDS = {
+    "dummy": "'dummy'",
+    "thread": "'thread'",
+    **{method: f"'subproc', start_method='{method}'" for method in START_METHODS},
+}
+every_way = pytest.mark.parametrize("way", WORDS)
+every_start_method = pytest.mark.parametrize("way", START_METHODS)
+
+DEFINITIONS = """
+import os, signal, threading, time
+from functools import partial
+from pathlib import Path
+import gymnasium as gym, numpy as np
+from parallelenv import ParallelEnv
+from parallelenv.errors import EnvInterruptedError
+
+GO_ON, WAIT, PRINT, INTERRUPT = range(4)
+
+def hold(sign, permission, limit=60):
+    sign.touch()
+    deadline = time.monotonic() + limit
+    while not permission.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+class Patient(gym.Env):
+    '''Waits where it is told to; its state tells which env it is and how often it was stepped.'''
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float64)
+    action_space = gym.spaces.Discrete(4)
+
+    def __init__(self, number, folder, moment=None):
+        self.number, self.folder, self.moment = number, folder, moment
+        self.steps, self.delay = 0, 0.0
+        if moment == 'construction':
+            self.wait()
+
+    def wait(self, limit=60):
+        hold(Path(self.folder, f'began-{self.number}'), Path(self.folder, 'go'), limit)
+
+    def reset(self, seed=None, options=None):
+        self.steps = 0
+        if options:
+            self.wait()
+        return np.array([self.number, self.steps], float), {}
+
+    def step(self, action):
+        if action == WAIT:
+            self.wait()
+        if action == INTERRUPT:
+            self.delay = (self.delay + 10e-6) % 500e-6  # each time a little later: the caller is about to wait
+            begin = time.perf_counter()
+            while time.perf_counter() < begin + self.delay:
+                pass
+            os.killpg(os.getpgrp(), signal.SIGINT)  # as Jupyter does
+            self.wait(limit=2)
+        if action == PRINT:
+            print('step', self.steps)
+        self.steps += 1
+        return np.array([self.number, self.steps], float), 1.0, False, False, {}
+
+    def pid(self):
+        return os.getpid()
+
+    def close(self):
+        if self.moment == 'close':
+            self.wait()
+"""
+
+RECEIVE = """
+Path(folder, 'receiving').touch()
+try:
+    received = env.recv(min_envs=4).env_ids.tolist()
+except (EnvInterruptedError, ExceptionGroup) as error:  # nobody else could go on with what was interrupted
+    received = error.partial.env_ids.tolist()
+    env.reset([env_id for env_id in range(4) if env_id not in received])
+"""
+
+INTERRUPTED_STEPS = """
+seconds = []
+for _ in range(200):
+    begin = time.monotonic()
+    try:
+        env.step([INTERRUPT, GO_ON, GO_ON, GO_ON])
+    except KeyboardInterrupt:
+        seconds.append(time.monotonic() - begin)
+    Path(folder, 'go').touch()
+    states = env.reset()
+    Path(folder, 'go').unlink()
+"""
+
+# These hold up the start of a worker, so that it is no matter of luck when the interrupt comes.
+HOLD_STARTING = """
+from multiprocessing import reduction
+send = reduction.sendfds
+
+def hold_and_send(*arguments):  # to the fork server, which waits for it now
+    reduction.sendfds = send
+    hold(Path(folder, 'held'), Path(folder, 'go'))
+    send(*arguments)
+
+reduction.sendfds = hold_and_send
+"""
+HOLD_STARTED = """
+from multiprocessing.process import BaseProcess
+start = BaseProcess.start
+
+def start_and_hold(process):
+    BaseProcess.start = start
+    start(process)
+    hold(Path(folder, 'held'), Path(folder, 'go'))
+
+BaseProcess.start = start_and_hold
+"""
+
+STEP = "env.step([WAIT, GO_ON, GO_ON, GO_ON])"
+THREADS = "[thread.name for thread in threading.enumerate() if thread.name.startswith('parallelenv-')]"
+
+
+def constructing(way: str, moment: str | None = None, *, name: str = "env", options: str = "") -> str:
+    """Return a cell that assigns four envs in two workers."""
+    envs = f"[partial(Patient, number, folder, {moment!r}) for number in range(4)]"
+    return f"{name} = ParallelEnv({envs}, {WORDS[way]}, num_cpus={NUM_WORKERS}{options})"
+
+
+# ---------------------------------------------------------------- a kernel and its user
+
+
+class Notebook:
+    """Runs cells in a kernel. A *request* is the id of the message that a cell was sent with.
+
+    Attributes:
+        manager: What interrupts and restarts the kernel, as the buttons of Jupyter do.
+        printed: What appeared below cells, by request.
+    """
+
+    def __init__(self, manager: KernelManager, client: Any, mark: str) -> None:
+        self.manager = manager
+        self.printed: defaultdict[str, str] = defaultdict(str)
+        self._client = client
+        self._mark = mark
+
+    def prepare(self, folder: Path) -> None:
+        """Make a new kernel know what cells use."""
+        self._client.wait_for_ready(timeout=PATIENCE)
+        self.run(DEFINITIONS)
+        self.enter(folder)
+
+    def enter(self, folder: Path) -> None:
+        """Let envs made from now on give their signs in this folder."""
+        self.run(f"folder = {str(folder)!r}")
+
+    def send(self, code: str, cell_id: str | None = None, **expressions: str) -> str:
+        """Send a cell, as JupyterLab does, and return its request. Without an id it is a cell of its own."""
+        content = {
+            "code": code,
+            "silent": False,
+            "store_history": True,
+            "user_expressions": expressions,
+            "allow_stdin": False,
+            "stop_on_error": False,  # else a cell that is sent right after an error may be dropped
+        }
+        metadata = {"cellId": cell_id or uuid.uuid4().hex}
+        message = self._client.session.msg("execute_request", content, metadata=metadata)
+        self._client.shell_channel.send(message)
+        return str(message["header"]["msg_id"])
+
+    def finish(self, request: str, patience: float = PATIENCE) -> dict[str, Any]:
+        """Wait for the end of a cell and return what its reply says."""
+        try:
+            reply: dict[str, Any] = {"parent_header": {}}
+            while reply["parent_header"].get("msg_id") != request:
+                reply = self._client.get_shell_msg(timeout=patience)
+            while not self._read_output(request):
+                pass
+        except queue.Empty:
+            raise AssertionError(f"the cell did not end within {patience} s") from None
+        content: dict[str, Any] = reply["content"]
+        return content
+
+    def _read_output(self, request: str) -> bool:
+        """Note one message about outputs; return whether it is the last of a cell."""
+        message = self._client.get_iopub_msg(timeout=PATIENCE)
+        cell = message["parent_header"].get("msg_id", "")
+        if message["msg_type"] == "stream":
+            self.printed[cell] += message["content"]["text"]
+        return bool(cell == request and message["content"].get("execution_state") == "idle")
+
+    def run(self, code: str) -> str:
+        """Run a cell that is expected to succeed and return its request."""
+        request = self.send(code)
+        reply = self.finish(request)
+        assert reply["status"] == "ok", "\n".join(reply["traceback"])
+        return request
+
+    def evaluate(self, expression: str) -> Any:
+        """Return the value of an expression that is plain data."""
+        answer = self.finish(self.send("", value=expression))["user_expressions"]["value"]
+        assert answer["status"] == "ok", "\n".join(answer["traceback"])
+        return ast.literal_eval(answer["data"]["text/plain"])
+
+    def interrupt(self, request: str) -> tuple[str, float]:
+        """Press the stop button; return the name of the error that ends the cell, and after how many seconds."""
+        begin = time.monotonic()
+        self.manager.interrupt_kernel()
+        error = str(self.finish(request, patience=5 * SOON).get("ename", "no error"))
+        return error, time.monotonic() - begin
+
+    def processes(self) -> set[psutil.Process]:
+        """Return the kernel and whatever lives of the processes that come from it, whoever is their parent now."""
+        return {process for process in psutil.process_iter() if _has_mark(process, self._mark)}
+
+
+def _has_mark(process: psutil.Process, mark: str) -> bool:
+    try:
+        return process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:  # gone meanwhile, or somebody else's
+        return False
+
+
+@contextmanager
+def open_notebook(folder: Path) -> Iterator[Notebook]:
+    """Start a kernel of this very interpreter, whatever kernels are installed; end it afterwards."""
+    mark = uuid.uuid4().hex
+    own = KernelSpecManager(kernel_dirs=[])
+    manager = KernelManager(kernel_spec_manager=own, connection_file=str(folder / "connection.json"))
+    # Under pytest, of which these variables tell, a kernel does not capture what other processes print.
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    nobodys_settings = str(folder / "ipython")
+    manager.start_kernel(cwd=str(folder), env={**inherited, MARK: mark, "IPYTHONDIR": nobodys_settings})
+    client: Any = manager.client()
+    try:
+        client.start_channels(stdin=False, hb=False, control=False)
+        notebook = Notebook(manager, client, mark)
+        notebook.prepare(folder)
+        yield notebook
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+
+
+@pytest.fixture(scope="module")
+def shared_notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    """A notebook whose kernel serves for the whole file: starting one takes a second."""
+    with open_notebook(tmp_path_factory.mktemp("notebook")) as notebook:
+        start_helpers(notebook)
+        yield notebook
+
+
+def start_helpers(notebook: Notebook) -> None:
+    """Start what a kernel keeps for all workers to come, the fork server and the resource tracker: it is no leak."""
+    for way in START_METHODS:
+        notebook.run(constructing(way))
+    notebook.run("env.close()")
+
+
+@pytest.fixture
+def notebook(shared_notebook: Notebook, tmp_path: Path) -> Iterator[Notebook]:
+    """The shared notebook, with a folder of one's own. What is left of it after the test is a leak."""
+    shared_notebook.enter(tmp_path)
+    shared_notebook.printed.clear()
+    yield shared_notebook
+    (tmp_path / "go").touch()
+    try:
+        shared_notebook.run("ParallelEnv.close_all()")
+    except AssertionError:  # the test has failed; the next one shall not for this reason
+        shared_notebook.manager.restart_kernel(now=True)
+        shared_notebook.prepare(tmp_path)
+        start_helpers(shared_notebook)
+
+
+# ---------------------------------------------------------------- waiting
+
+
+def wait_for(file: Path) -> None:
+    """Wait until an env has given its sign."""
+    assert not wait_until_empty(lambda: [] if file.exists() else [file], PATIENCE)
+
+
+def wait_until_empty(look: Callable[[], Collection[Item]], patience: float) -> Collection[Item]:
+    """Return what is still to be seen when nothing is or ``patience`` seconds are over."""
+    deadline = time.monotonic() + patience
+    while (seen := look()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return seen
+
+
+def alive(pids: Collection[int]) -> list[int]:
+    return [pid for pid in pids if is_alive(pid)]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def assert_interrupted(notebook: Notebook, request: str) -> None:
+    error, seconds = notebook.interrupt(request)
+    assert error == "KeyboardInterrupt"
+    assert seconds < SOON
+
+
+# ---------------------------------------------------------------- interrupts
+
+
+@pytest.fixture
+def pids(notebook: Notebook, way: str) -> list[int]:
+    """The processes of the envs of a new ``env``, which was reset."""
+    notebook.run(f"{constructing(way)}\nstates = env.reset()")
+    found: list[int] = notebook.evaluate("env.customized_method('pid')")
+    assert len(set(found)) == (NUM_WORKERS if way in START_METHODS else 1)
+    return found
+
+
+def assert_unharmed(notebook: Notebook, pids: list[int]) -> None:
+    """The same workers begin new episodes."""
+    notebook.run("states = env.reset()")
+    assert notebook.evaluate("states[:, 1].tolist()") == [0, 0, 0, 0]
+    assert notebook.evaluate("env.step([GO_ON] * 4)[0].tolist()") == [[0, 1], [1, 1], [2, 1], [3, 1]]
+    assert notebook.evaluate("env.customized_method('pid')") == pids
+
+
+@every_way
+def test_an_interrupted_step_is_given_by_recv(notebook: Notebook, tmp_path: Path, way: str, pids: list[int]) -> None:
+    step = notebook.send(STEP)
+    wait_for(tmp_path / "began-0")
+    assert_interrupted(notebook, step)
+    assert alive(pids) == pids
+    (tmp_path / "go").touch()
+    notebook.run(RECEIVE)
+    assert sorted(notebook.evaluate("received")) == ([1, 2, 3] if way == "dummy" else [0, 1, 2, 3])
+    steps = [1, 2, 2, 2] if way == "dummy" else [2, 2, 2, 2]
+    assert notebook.evaluate("env.step([GO_ON] * 4)[0][:, 1].tolist()") == steps
+    assert notebook.evaluate("env.customized_method('pid')") == pids
+
+
+@every_way
+def test_an_interrupted_recv_loses_nothing_either(
+    notebook: Notebook, tmp_path: Path, way: str, pids: list[int]
+) -> None:
+    step = notebook.send("env.step([WAIT, WAIT, GO_ON, GO_ON])")
+    wait_for(tmp_path / "began-0")
+    assert_interrupted(notebook, step)
+    receive = notebook.send(RECEIVE)
+    wait_for(tmp_path / ("began-1" if way == "dummy" else "receiving"))
+    assert_interrupted(notebook, receive)
+    assert alive(pids) == pids
+    (tmp_path / "go").touch()
+    notebook.run(RECEIVE)
+    assert sorted(notebook.evaluate("received")) == ([2, 3] if way == "dummy" else [0, 1, 2, 3])
+    assert_unharmed(notebook, pids)
+
+
+@every_way
+@pytest.mark.parametrize(
+    "call",
+    [STEP, "env.reset(options={'wait': True})", "env.customized_method('wait')"],
+    ids=["step", "reset", "method"],
+)
+def test_after_an_interrupted_call_reset_starts_afresh(
+    notebook: Notebook, tmp_path: Path, call: str, pids: list[int]
+) -> None:
+    request = notebook.send(call)
+    wait_for(tmp_path / "began-0")
+    assert_interrupted(notebook, request)
+    assert alive(pids) == pids
+    (tmp_path / "go").touch()
+    assert_unharmed(notebook, pids)
+
+
+@pytest.mark.parametrize("way", ["thread", "forkserver"])
+def test_an_interrupt_as_soon_as_a_step_begins_is_not_missed(notebook: Notebook, way: str) -> None:
+    notebook.run(f"{constructing(way)}\nstates = env.reset()")
+    notebook.run(INTERRUPTED_STEPS)
+    assert notebook.evaluate("len(seconds)") == 200
+    assert notebook.evaluate("max(seconds)") < SOON
+
+
+@every_way
+def test_an_interrupted_construction_leaves_nothing(notebook: Notebook, tmp_path: Path, way: str) -> None:
+    before = notebook.processes()
+    request = notebook.send(constructing(way, "construction"))
+    wait_for(tmp_path / "began-0")
+    assert_interrupted(notebook, request)
+    assert not wait_until_empty(lambda: notebook.processes() - before, GONE)
+    (tmp_path / "go").touch()  # for threads, which nobody can end
+    assert not wait_until_empty(lambda: notebook.evaluate(THREADS), GONE)
+    notebook.run(constructing(way))
+    assert notebook.evaluate("env.reset()[:, 1].tolist()") == [0, 0, 0, 0]
+
+
+def treats_interrupts(process: psutil.Process, *ways: str) -> bool:
+    """Whether a process deals with SIGINT in one of these ways, fields of its ``/proc`` entry."""
+    status = dict(line.split(":\t", 1) for line in Path(f"/proc/{process.pid}/status").read_text().splitlines())
+    return any(int(status[way], 16) >> (signal.SIGINT - 1) & 1 for way in ways)
+
+
+@pytest.mark.parametrize(
+    ("way", "treatments"),
+    [("spawn", ["SigCgt", "SigIgn"]), *((way, ["SigIgn"]) for way in START_METHODS)],
+    ids=["spawn-booting", *START_METHODS],
+)
+def test_an_interrupt_while_a_worker_starts_leaves_nothing(
+    notebook: Notebook, tmp_path: Path, way: str, treatments: list[str]
+) -> None:
+    before = notebook.processes()
+    request = notebook.send(HOLD_STARTED + constructing(way))
+    wait_for(tmp_path / "held")
+    (worker,) = notebook.processes() - before
+    assert not wait_until_empty(lambda: [] if treats_interrupts(worker, *treatments) else [worker], PATIENCE)
+    notebook.manager.interrupt_kernel()
+    (tmp_path / "go").touch()  # for an interrupt that is held back until the worker is known
+    assert notebook.finish(request).get("ename") == "KeyboardInterrupt"
+    assert not wait_until_empty(lambda: notebook.processes() - before, GONE)
+    notebook.run(constructing(way))
+    assert not notebook.printed
+
+
+def test_an_interrupt_while_a_worker_starts_spares_the_fork_server(notebook: Notebook, tmp_path: Path) -> None:
+    before = notebook.processes()
+    request = notebook.send(HOLD_STARTING + constructing("forkserver"))
+    wait_for(tmp_path / "held")
+    notebook.manager.interrupt_kernel()
+    (tmp_path / "go").touch()
+    assert notebook.finish(request).get("ename") == "KeyboardInterrupt"
+    notebook.run(constructing("forkserver"))
+    harmed = before - notebook.processes()
+    assert not harmed
+    assert not notebook.printed
+
+
+@every_way
+def test_an_interrupted_close_leaves_nothing(notebook: Notebook, tmp_path: Path, way: str) -> None:
+    before = notebook.processes()
+    notebook.run(constructing(way, "close"))
+    request = notebook.send("env.close()")
+    wait_for(tmp_path / "began-0")
+    assert_interrupted(notebook, request)
+    assert notebook.evaluate("env.closed")
+    assert not wait_until_empty(lambda: notebook.processes() - before, GONE)
+    (tmp_path / "go").touch()  # for threads, which nobody can end
+    assert not wait_until_empty(lambda: notebook.evaluate(THREADS), GONE)
+
+
+# ---------------------------------------------------------------- cells that are run again
+
+
+def run_again_and_again(notebook: Notebook, cell: str, cell_id: str | None) -> None:
+    """Run a cell five times; workers of its earlier runs are expected to be gone after each."""
+    before = notebook.processes()
+    for _ in range(5):
+        notebook.finish(notebook.send(cell, cell_id))
+        assert len(notebook.processes() - before) >= NUM_WORKERS
+        assert not wait_until_empty(lambda: list(notebook.processes() - before)[NUM_WORKERS:], GONE)
+
+
+@every_start_method
+def test_a_name_that_is_assigned_again_lets_its_workers_go(notebook: Notebook, way: str) -> None:
+    run_again_and_again(notebook, constructing(way), cell_id=None)
+
+
+@pytest.mark.parametrize("ending", ["env", "env.step([GO_ON])"], ids=["shown", "failed"])
+def test_a_cell_that_is_run_again_replaces_what_the_kernel_keeps(notebook: Notebook, ending: str) -> None:
+    run_again_and_again(notebook, f"{constructing('forkserver')}\n{ending}", cell_id="c2")
+
+
+def test_what_other_cells_made_or_a_cell_wants_kept_is_spared(notebook: Notebook) -> None:
+    notebook.finish(notebook.send(constructing("forkserver", name="other"), "c3"))
+    notebook.finish(notebook.send(constructing("forkserver", name="kept", options=", keep=True"), "c2"))
+    notebook.finish(notebook.send(constructing("forkserver"), "c2"))
+    notebook.finish(notebook.send(constructing("forkserver"), "c2"))
+    assert notebook.evaluate("[one.closed for one in (other, kept, env)]") == [False, False, False]
+
+
+# ---------------------------------------------------------------- the end of a kernel
+
+
+def begin_step(notebook: Notebook, folder: Path, cell: str) -> None:
+    """Send a cell that waits in its last line, for the longest step of all."""
+    notebook.send(cell)
+    wait_for(folder / "began-0")
+
+
+@every_start_method
+@pytest.mark.parametrize("is_busy", [False, True], ids=["idle", "busy"])
+def test_no_worker_outlives_a_killed_kernel(tmp_path: Path, way: str, is_busy: bool) -> None:
+    shared_before = set(os.listdir("/dev/shm"))
+    with open_notebook(tmp_path) as notebook:
+        notebook.run(f"{constructing(way)}\nstates = env.reset()")
+        assert len(notebook.processes()) > NUM_WORKERS
+        kernel = notebook.evaluate("os.getpid()")
+        if is_busy:
+            begin_step(notebook, tmp_path, STEP)
+        os.kill(kernel, signal.SIGKILL)
+        assert not wait_until_empty(notebook.processes, GONE)
+        assert set(os.listdir("/dev/shm")) <= shared_before
+
+
+@pytest.mark.parametrize("now", [True, False], ids=["now", "graceful"])
+@pytest.mark.parametrize("is_busy", [False, True], ids=["idle", "busy"])
+def test_nothing_outlives_a_restart(tmp_path: Path, now: bool, is_busy: bool) -> None:
+    with open_notebook(tmp_path) as notebook:
+        for way in START_METHODS:
+            notebook.run(f"{constructing(way, name=way)}\nstates = {way}.reset()")
+        old = {process.pid for process in notebook.processes()}
+        assert len(old) > NUM_WORKERS * len(START_METHODS)
+        if is_busy:
+            sent = "".join(f"{way}.send([GO_ON, GO_ON, WAIT, WAIT])\n" for way in START_METHODS[:2])
+            begin_step(notebook, tmp_path, f"{sent}{START_METHODS[2]}.step([WAIT, GO_ON, GO_ON, WAIT])")
+        notebook.manager.restart_kernel(now=now)
+        assert not wait_until_empty(lambda: alive(old), GONE)
+
+
+# ---------------------------------------------------------------- output
+
+
+@every_start_method
+def test_output_appears_below_the_cell_whose_call_printed_it(notebook: Notebook, way: str) -> None:
+    made = notebook.run(f"{constructing(way)}\nstates = env.reset()")
+    first = notebook.run("result = env.step([GO_ON, GO_ON, GO_ON, PRINT])")
+    silent = notebook.run("result = env.step([GO_ON, GO_ON, GO_ON, GO_ON])")
+    last = notebook.run("result = env.step([PRINT, GO_ON, GO_ON, PRINT])")
+    assert notebook.printed[first] == "[env 3] step 0\n"
+    assert sorted(notebook.printed[last].splitlines()) == ["[env 0] step 2", "[env 3] step 2"]
+    assert notebook.printed[made] + notebook.printed[silent] == ""
