@@ -20,6 +20,8 @@ from parallelenv.ownership import own
 from parallelenv.protocol import Command, EnvFacts, Extra, HostRecipe, Reply
 
 Walk = Callable[[Iterator[Any], Any, dict[int, Any]], None]
+Turns = tuple[Iterator[int], Sequence[int]]
+"""An iterator over something of each env that is walked over, in step with the walk; and the envs."""
 
 _DRAWING = threading.RLock()
 """Held while an env is rendered: of two threads that draw with pygame at the same time one in six frames is wrong."""
@@ -41,12 +43,13 @@ class Host:
 
     Attributes:
         doing: What it is doing now, for messages.
+        turns: Of the latest walk over envs.
     """
 
     def __init__(self, recipe: HostRecipe, *, in_caller: bool = False) -> None:
         self.in_caller = in_caller
         self.doing = ""
-        self._turns: tuple[Iterator[int], Sequence[int]] = (iter(()), ())
+        self.turns: Turns = (iter(()), ())
         self._recipe = recipe
         self._everyone = recipe.env_ids
         self._first = recipe.env_ids[0]
@@ -66,10 +69,10 @@ class Host:
         """Execute a command on each of its envs; an exception concerns its env alone."""
         return Execution(self, command).run()
 
-    def begin(self, command: Command) -> tuple[Walk, Iterator[Any]]:
-        """Return how to walk over the envs of a command, and what to walk over."""
+    def begin(self, command: Command) -> tuple[Walk, Iterator[Any], Turns]:
+        """Return how to walk over the envs of a command, what to walk over, and what tells where the walk is."""
         if command.name == "step":
-            return self._step_all, self._ready_to_step(command)
+            return self._step_all, *self._ready_to_step(command)
         operation = getattr(self, command.name)
 
         def walk(rest: Iterator[Any], common: Any, values: dict[int, Any]) -> None:
@@ -79,13 +82,8 @@ class Host:
                     values[env_id] = value
 
         each = [None] * len(command.env_ids) if command.each is None else command.each
-        return walk, zip(self._in_turn(command.env_ids, command.env_ids), each, strict=True)
-
-    def _in_turn(self, env_ids: Sequence[int], items: Sequence[int]) -> Iterator[int]:
-        """Iterate over what belongs to these envs so that `current` knows where the iteration is."""
-        turns = iter(items)
-        self._turns = turns, env_ids
-        return turns
+        turns = iter(command.env_ids)
+        return walk, zip(turns, each, strict=True), (turns, command.env_ids)
 
     @property
     def current(self) -> int | None:
@@ -93,7 +91,7 @@ class Host:
 
         Found from what is left of the walk, so that walking costs nothing for it.
         """
-        turns, env_ids = self._turns
+        turns, env_ids = self.turns
         index = len(env_ids) - operator.length_hint(turns) - 1
         return env_ids[index] if index >= 0 else None
 
@@ -123,8 +121,8 @@ class Host:
 
     # ---------------------------------------------------------------- steps
 
-    def _ready_to_step(self, command: Command) -> Iterator[Any]:
-        """Return what `_step_all` needs of each env: row, place of the state, ``step`` and action."""
+    def _ready_to_step(self, command: Command) -> tuple[Iterator[Any], Turns]:
+        """Return what `_step_all` needs of each env: row, place of the state, ``step`` and action; and its turns."""
         writer, steps = self._writer, self._steps
         numbers: Sequence[int]
         rows, numbers, cells = self._whole
@@ -133,12 +131,12 @@ class Host:
             rows, cells = numbers, writer.cells(numbers)
             steps = [steps[env_id - self._first] for env_id in command.env_ids]
         writer.clear_flags(rows)
-        turns = self._in_turn(command.env_ids, numbers)
+        turns = iter(numbers)
         if command.each is None:
-            return zip(turns, cells, steps, writer.actions(rows), strict=True)
+            return zip(turns, cells, steps, writer.actions(rows), strict=True), (turns, command.env_ids)
         # These are copied one by one, within the walk: to copy runs user code.
         steps = [functools.partial(_step_with_copy, step) for step in steps]
-        return zip(turns, cells, steps, command.each, strict=True)
+        return zip(turns, cells, steps, command.each, strict=True), (turns, command.env_ids)
 
     def _step_all(self, rest: Iterator[Any], autoreset: bool, values: dict[int, Any]) -> None:
         """Step envs, and begin the next episode of those that ended if that is wanted.
@@ -277,11 +275,20 @@ class Execution:
         self._host = host
         self._command = command
         self._reply = Reply(command.number, {}, {})
-        self._walk, self._rest = host.begin(command)
+        self._walk, self._rest, self._turns = host.begin(command)
 
     def run(self) -> Reply:
         """Execute what is left of the command and return its reply."""
+        return next(self._running())
+
+    def _running(self) -> Iterator[Reply]:
+        """Execute what is left of the command and yield its reply.
+
+        A generator, for its frame forgets who has called it: the traceback of a failure that nobody has
+        fetched would keep the caller's `ParallelEnv` alive, when nothing else does.
+        """
         host, reply = self._host, self._reply
+        host.turns = self._turns  # not before: other commands may have been begun that are not executed yet
         while True:
             host.doing = self._command.name
             try:
@@ -289,7 +296,7 @@ class Execution:
             except BaseException as error:  # noqa: BLE001 (told to the user as a failure of its env)
                 self._note(error)
             else:
-                return reply
+                yield reply
 
     def _note(self, error: BaseException) -> None:
         """Note what went wrong in one env; an interrupt is raised again."""

@@ -63,6 +63,9 @@ class Log:
             os.close(self.fileno)
             self.fileno = -1
 
+    def __del__(self) -> None:
+        self.close()  # where an interrupt came before anybody knew of it
+
     # ---------------------------------------------------------------- the worker's end
 
     def has_grown(self) -> bool:

@@ -193,6 +193,16 @@ def test_an_exception_keeps_its_type_line_and_neighbours(env: ParallelEnv) -> No
     assert env.step([GO_ON] * 4)[0][:, 1].tolist() == [2, 2, 2, 2]
 
 
+def test_a_failure_is_its_envs_own_also_when_other_commands_wait(env: ParallelEnv) -> None:
+    env.send([RAISE, GO_ON], id=[0, 1])
+    env.send([GO_ON], id=[3])
+    assert env.step([GO_ON], id=[2]).states[0].tolist() == [2, 1]
+    with pytest.raises(ZeroDivisionError, match="env 0") as caught:
+        env.recv(min_envs=3)
+    assert "Raised by env 0 in step" in caught.value.__notes__[0]
+    assert sorted(caught.value.partial.env_ids.tolist()) == [1, 3]  # type: ignore[attr-defined]
+
+
 def test_several_failures_make_a_group(env: ParallelEnv) -> None:
     with pytest.raises(ExceptionGroup, match=r"2 envs failed: \(0, 3\)") as caught:
         env.step([RAISE, GO_ON, GO_ON, RAISE])
