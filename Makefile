@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help demo test lint bench bench-auto wheel-check clean
+.PHONY: help demo test faults soak lint bench bench-auto wheel-check clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list.
@@ -16,6 +16,12 @@ demo: $(VENV)/.demo ## Measure every mode on CartPole and LunarLander; Ray is st
 
 test: $(VENV)/.test ## Run all tests.
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+faults: $(VENV)/.test ## Provoke every fault in every mode and print how long each recovery takes; some 8 minutes.
+	$(BIN)/python -m tests.faults $(FAULTS_ARGS)
+
+soak: $(VENV)/.test ## Disturb every mode for ten minutes in all, and account for every transition; SOAK_ARGS="--seed 3".
+	$(BIN)/python -m tests.soak --seconds 600 $(SOAK_ARGS)
 
 lint: $(VENV)/.lint ## Check style, format and types.
 	$(BIN)/ruff check .

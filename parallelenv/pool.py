@@ -394,7 +394,8 @@ class Pool:
             self._lost.pop(env_id, None)
         request = self.post("build", sorted(rebuilt))
         self.wait(request, None)
-        self._attach(link for link in links if not link.is_attached)
+        if "batch" in vars(self):  # a pool behind a host gets its own after the first build
+            self._attach(link for link in links if not link.is_attached)
         for env_id in request.values:  # a host of ours may have rebuilt more than it was asked to
             self._lost.pop(env_id, None)
         return request

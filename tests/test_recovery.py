@@ -13,7 +13,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from conftest import MakeEnv
+from conftest import MakeEnv, needs_ray
 from test_faults import two_hosts
 
 from parallelenv import ParallelEnv, errors, recovery
@@ -73,7 +73,9 @@ def frail(folder: Path) -> list[Any]:
 
 
 @pytest.fixture(params=["restart", "continue", "idle", None])
-def policy(request: pytest.FixtureRequest) -> Any:
+def policy(request: pytest.FixtureRequest, mode: str) -> Any:
+    if needs_ray(mode) and request.param != "restart":
+        pytest.skip("seconds each, and policies are the same code in every mode")
     return request.param
 
 

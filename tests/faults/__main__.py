@@ -1,0 +1,150 @@
+"""Provokes all faults and prints the table: ``python -m tests.faults [--mode subproc ...] [-k SIGKILL]``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from parallelenv import registry
+
+if TYPE_CHECKING:
+    from faults.columns import Column
+    from faults.context import Fault
+
+PLUGIN = "fault-table"
+"""By which the tests know that they are to fill the table."""
+_HERE = Path(__file__).parent
+_NUM_SHOWN = 12
+"""Lines that are shown of what went wrong in a cell."""
+_LEGEND = """
+Seconds from the fault until all envs were stepped again, or until what had to end was gone. SLOW: it took more than
+1 s (with Ray 5 s, as Ray starts a process in 1 to 2 s) beyond the user's timeout or that of close(), 3.3 s; or,
+where the caller was killed, more than 2 s.
+"""
+
+Cell = tuple[str, str]  # names of a fault and a column
+
+
+class Table:
+    """A plugin of pytest that keeps how each cell went.
+
+    Args:
+        modes: Words of the modes that are asked for.
+    """
+
+    def __init__(self, modes: Sequence[str]) -> None:
+        self.__name__ = PLUGIN  # what pytest calls the plugin
+        self._modes = modes
+        self.faults: dict[Fault, None] = {}
+        self.columns: dict[Column, None] = {}
+        self.failures: dict[Cell, str] = {}
+        self.skips: dict[Cell, str] = {}
+        self._seconds: dict[Cell, float] = {}
+        self._of_node: dict[str, Cell] = {}
+
+    # ---------------------------------------------------------------- called by pytest
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Tell what hinders the cells from being found."""
+        if report.failed:
+            print(report.longreprtext, file=sys.stderr)
+
+    @pytest.hookimpl(trylast=True)  # after those were left out that do not match -k
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Leave out the modes that are not asked for."""
+        items[:] = [item for item in items if self._take(item)]
+
+    def _take(self, item: pytest.Item) -> bool:
+        assert isinstance(item, pytest.Function)
+        fault: Any = item.callspec.params["fault"]
+        column: Any = item.callspec.params["column"]
+        is_wanted: bool = column.mode in self._modes
+        if is_wanted:
+            self.faults[fault] = self.columns[column] = None
+            self._of_node[item.nodeid] = fault.name, column.name
+        return is_wanted
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Note how a cell went; its end, where leaks are looked for, counts too."""
+        cell = self._of_node[report.nodeid]
+        if report.failed:
+            self.failures[cell] = f"{self.failures.get(cell, '')}{report.longreprtext}\n"
+        elif report.skipped and isinstance(report.longrepr, tuple):
+            self.skips[cell] = report.longrepr[2].removeprefix("Skipped: ")
+        if report.when == "call":
+            for _, seconds in report.user_properties:
+                self._seconds[cell] = float(str(seconds))
+        if report.when == "teardown":
+            outcome = "FAIL" if cell in self.failures else self.skips.get(cell, f"{self._seconds.get(cell)} s")
+            print(f"{cell[1]}: {cell[0]}: {outcome}", file=sys.stderr, flush=True)
+
+    # ---------------------------------------------------------------- what is printed
+
+    def text(self, fault: Fault, column: Column) -> str:
+        """Return what a cell shows."""
+        cell = fault.name, column.name
+        if column.mode in fault.impossible or cell in self.skips:
+            return "-"
+        if cell in self.failures or cell not in self._seconds:
+            return "FAIL"
+        seconds = self._seconds[cell]
+        return f"{'ok' if seconds <= fault.allowed(column) else 'SLOW'} {seconds:.2f} s"
+
+    def reasons(self) -> dict[str, list[str]]:
+        """Return where there is nothing to see, by reason."""
+        found: dict[str, list[str]] = {}
+        for fault in self.faults:
+            modes: dict[str, list[str]] = {}
+            for column in self.columns:
+                reason = fault.impossible.get(column.mode) or self.skips.get((fault.name, column.name))
+                if reason:
+                    modes.setdefault(reason, []).append(column.name)
+            for reason, names in modes.items():
+                found.setdefault(f"{', '.join(names)}: {reason}", []).append(fault.name)
+        return found
+
+
+def _print(table: Table) -> bool:
+    """Print the table; return whether all is well."""
+    from faults.cases import FAULTS  # not before pytest has: it lets their asserts say what was wrong
+
+    faults, columns = [fault for fault in FAULTS if fault in table.faults], list(table.columns)
+    rows = [["", *(column.name for column in columns)]]
+    rows += [[fault.name, *(table.text(fault, column) for column in columns)] for fault in faults]
+    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    print(_LEGEND)
+    for reason, names in table.reasons().items():
+        print(textwrap.fill(f"- {reason}. {'; '.join(names)}", 120, subsequent_indent="  "))
+    for (name, column), text in table.failures.items():
+        lines = [line for line in text.splitlines() if line.strip("E ^~")]
+        told = [line for line in lines if line.startswith("E ")] or lines
+        print(f"\nFAIL {name}, {column}", *told[-_NUM_SHOWN:], sep="\n  ")
+    return not any(cell.startswith(("FAIL", "SLOW")) for row in rows[1:] for cell in row[1:])
+
+
+def main() -> int:
+    """Run the cells and print the table; return the exit status."""
+    modes = registry.known_modes()
+    parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
+    parser.add_argument("--mode", nargs="+", choices=modes, default=modes, help="only the columns of these modes")
+    parser.add_argument("-k", dest="expression", default="", help="only the rows that match, as with pytest")
+    arguments = parser.parse_args()
+    table = Table(arguments.mode)
+    options = ["-p", "no:terminal", "-p", "no:cacheprovider", "-o", "addopts=", "--timeout=60"]
+    pytest.main([str(_HERE), "-k", arguments.expression, *options], plugins=[table])
+    if not table.faults:
+        print("There is nothing of that kind.", file=sys.stderr)
+        return 2
+    return 0 if _print(table) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,120 @@
+"""An interpreter of its own that uses a `ParallelEnv`, to be killed, interrupted or starved."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from faults.columns import Column
+
+_PATIENCE = 60.0
+"""Seconds for what nobody promised to be quick: Ray's start."""
+
+
+class Caller:
+    """Runs a program of `faults.programs`, which tells how it goes in lines of JSON.
+
+    Args:
+        program: Its name.
+        column: How it is to run envs.
+        folder: Where its envs tell what they do.
+        number: For the program.
+        prefix: A command that runs the interpreter.
+    """
+
+    def __init__(self, program: str, column: Column, folder: Path, number: int = 0, prefix: Sequence[str] = ()) -> None:
+        self.folder = folder
+        self._shared = set(os.listdir("/dev/shm"))
+        self._errors = (folder / "stderr").open("w+")
+        command = [*prefix, sys.executable, "-m", "faults.programs", program, column.mode, str(column.start_method)]
+        self.process = subprocess.Popen(
+            [*command, str(folder), str(number)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+
+    def read(self) -> dict[str, Any]:
+        """Return the next facts that it tells."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith("{"):
+                facts: dict[str, Any] = json.loads(line)
+                return facts
+        raise AssertionError(f"the program ended early:\n{self.errors()}")
+
+    def await_file(self, name: str) -> None:
+        """Wait until one of its envs has made a file."""
+        deadline = time.monotonic() + _PATIENCE
+        while not (self.folder / name).exists():
+            assert self.process.poll() is None, f"the program ended early:\n{self.errors()}"
+            assert time.monotonic() < deadline, f"no {name}"
+            time.sleep(0.002)
+
+    def interrupt(self) -> float:
+        """Do as a terminal does at Ctrl-C; return the moment."""
+        moment = time.monotonic()
+        os.killpg(self.process.pid, signal.SIGINT)
+        return moment
+
+    def kill(self) -> float:
+        """Kill it, and nothing else; return the moment."""
+        moment = time.monotonic()
+        self.process.kill()
+        self.process.wait()
+        return moment
+
+    def finish(self) -> None:
+        """Let it end; check that it ends well, silently, and that nothing of it is left."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        assert self.process.wait(_PATIENCE) == 0, self.errors()
+        assert self.errors() == ""
+        self.check_nothing_left()
+
+    def check_nothing_left(self, *, with_processes: bool = True) -> None:
+        """Check that no shared memory has a name, and that no process of its session lives 2 s later."""
+        assert set(os.listdir("/dev/shm")) <= self._shared
+        deadline = time.monotonic() + 2.0
+        while with_processes and (left := self.members()):
+            assert time.monotonic() < deadline, f"{left} live on"
+            time.sleep(0.01)
+
+    def members(self) -> list[psutil.Process]:
+        """Return the living processes of its session."""
+        return [process for process in psutil.process_iter() if _session(process) == self.process.pid]
+
+    def errors(self) -> str:
+        """Return what it wrote to standard error."""
+        self._errors.seek(0)
+        return self._errors.read()
+
+    def end(self) -> None:
+        """End it and all that it started, whatever it is doing."""
+        for process in self.members():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self.process.wait()
+        for stream in (self.process.stdin, self.process.stdout, self._errors):
+            if stream is not None:
+                stream.close()
+
+
+def _session(process: psutil.Process) -> int | None:
+    try:
+        return None if process.status() == psutil.STATUS_ZOMBIE else os.getsid(process.pid)
+    except (psutil.NoSuchProcess, ProcessLookupError):
+        return None

@@ -1,0 +1,72 @@
+"""The modes and start methods in which every fault is provoked."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from faults.envs import NUM_ENVS, actions, faulty
+from parallelenv import ParallelEnv
+
+
+@dataclass(frozen=True)
+class Column:
+    """One way to run envs.
+
+    Attributes:
+        mode: Word of the mode.
+        start_method: Of its worker processes; ``None`` where there is no choice.
+    """
+
+    mode: str
+    start_method: str | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.mode}/{self.start_method}" if self.start_method else self.mode
+
+    @property
+    def needs_ray(self) -> bool:
+        return self.mode.startswith("ray")
+
+    @property
+    def limit(self) -> float:
+        """Seconds within which all envs should step again: Ray itself takes up to 2 to start a process."""
+        return 5.0 if self.needs_ray else 1.0
+
+    def make(self, folder: Path, env_fns: list[Any] | None = None, **options: Any) -> ParallelEnv:
+        """Return envs in two workers."""
+        if self.start_method:
+            options["start_method"] = self.start_method
+        return ParallelEnv(env_fns or faulty(folder), self.mode, **{"num_cpus": 2, **options})
+
+
+COLUMNS = (
+    Column("dummy"),
+    Column("thread"),
+    Column("subproc", "forkserver"),
+    Column("subproc", "spawn"),
+    Column("subproc", "fork"),
+    Column("ray"),
+    Column("ray-subproc"),
+)
+
+
+def step_all(env: ParallelEnv) -> float:
+    """Step every env and return the moment at which all had answered."""
+    result = env.step(actions())
+    moment = time.monotonic()
+    assert result.env_ids.tolist() == list(range(NUM_ENVS))
+    assert result.states[:, 0].tolist() == list(range(NUM_ENVS))
+    assert not result.dones.any()
+    return moment
+
+
+def begin_all(env: ParallelEnv) -> float:
+    """Begin an episode of every env, step each, and return the moment at which all had answered."""
+    assert env.reset().tolist() == [[number, 0] for number in range(NUM_ENVS)]
+    moment = step_all(env)
+    assert env.get_env_attr("steps") == [1] * NUM_ENVS
+    return moment

@@ -1,0 +1,8 @@
+"""Lets the cases say what was wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+for _module in ("caller", "columns", "context", "died", "ended", "raised", "surrounded"):
+    pytest.register_assert_rewrite(f"faults.{_module}")

@@ -1,0 +1,193 @@
+"""What a case of the fault table is given, and how it is entered into the table."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import psutil
+from test_faults import when_begun
+
+from faults.caller import Caller
+from faults.columns import Column, begin_all
+from parallelenv import ParallelEnv
+from parallelenv.errors import WorkerDiedError
+
+PATIENCE = 10.0
+"""Seconds after which a fault that does not come about is given up."""
+CLOSE_PATIENCE = 3.3
+"""Seconds that `ParallelEnv.close` gives envs to close and workers to leave."""
+
+IN_CALLER = {"dummy": "its envs live in the caller", "thread": "its envs live in the caller"}
+IN_THREAD_OF_CALLER = {"dummy": "a call in the caller's own thread cannot be given up"}
+
+
+class Context:
+    """A way to run envs, and a folder; what is made is closed at the end.
+
+    Args:
+        column: How the envs are run.
+        folder: Where the envs tell what they do.
+    """
+
+    def __init__(self, column: Column, folder: Path) -> None:
+        self.column = column
+        self.mode = column.mode
+        self.folder = folder
+        self._made: list[ParallelEnv] = []
+        self._callers: list[Caller] = []
+
+    def __enter__(self) -> Context:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
+    ) -> None:
+        self.release()
+        for env in self._made:
+            env.close()
+        for caller in self._callers:
+            caller.end()
+
+    def make(self, env_fns: list[Any] | None = None, **options: Any) -> ParallelEnv:
+        """Return four envs in two workers, of which each has begun an episode."""
+        env = self.column.make(self.folder, env_fns, **options)
+        self._made.append(env)
+        env.reset()
+        return env
+
+    def make_apart(self, **options: Any) -> ParallelEnv:
+        """Do as `make`, with workers that answer on their own, where those of a Ray node answer together."""
+        if self.mode == "ray-subproc":
+            options["hosts_per_node"] = 2
+        return self.make(**options)
+
+    def call(self, program: str, number: int = 0, prefix: Sequence[str] = ()) -> Caller:
+        """Start an interpreter, with a session of its own, that is the caller of envs.
+
+        Args:
+            program: Name of a function of `faults.programs`.
+            number: For the program.
+            prefix: A command that runs it.
+        """
+        caller = Caller(program, self.column, self.folder, number, prefix)
+        self._callers.append(caller)
+        return caller
+
+    def release(self) -> None:
+        """Let envs that wait go on."""
+        (self.folder / "go").touch()
+
+    @property
+    def is_process(self) -> bool:
+        """Whether workers are processes that were started here, or by an actor of ours, whose end we see."""
+        return "subproc" in self.mode
+
+    def has(self, what: str, number: int = 0) -> bool:
+        """Whether an env told of something."""
+        return (self.folder / f"{what}-{number}").exists()
+
+    @contextmanager
+    def once_begun(self, act: Callable[[], None], number: int = 0) -> Iterator[list[float]]:
+        """Do something as soon as an env says that it has begun; give a list with the moment of that."""
+        moments: list[float] = []
+
+        def note_and_act() -> None:
+            moments.append(time.monotonic())
+            act()
+
+        with when_begun(self.folder, number, note_and_act):
+            yield moments
+
+    def check_obituary(self, error: BaseException, pid: int, ending: str, env_ids: tuple[int, ...] = (0, 1)) -> None:
+        """Check what a user is told of a dead worker that owned the first two envs."""
+        assert isinstance(error, WorkerDiedError)
+        assert error.env_ids == env_ids
+        text = str(error)
+        parts = ["The worker of envs 0, 1", f"process {pid}", "is dead", "All other envs go on", "restart([0, 1])"]
+        if self.is_process:  # of an actor Ray says what it knows
+            parts.append(ending)
+        assert [part for part in parts if part not in text] == [], text
+
+    def rebuild(self, env: ParallelEnv, env_ids: Sequence[int] = (0, 1)) -> float:
+        """Check that the envs of the other worker go on, rebuild those of the first, and step all."""
+        assert env.step([0, 0], [2, 3]).states[:, 0].tolist() == [2, 3]
+        assert env.restart(env_ids) == tuple(env_ids)
+        return begin_all(env)
+
+
+@dataclass(frozen=True, eq=False)
+class Fault:
+    """A row of the table.
+
+    Attributes:
+        name: What happens.
+        provoke: Lets it happen, checks everything that is promised for it, and returns the seconds from
+            the fault until all envs were stepped again, or whatever had to end has ended.
+        impossible: Why it cannot happen, by mode.
+        patience: Seconds that a timeout of the user's, or that of `close`, adds to the limit.
+        limit: Seconds that are promised instead of those of the column.
+        is_slow: Whether the everyday tests leave out some columns.
+    """
+
+    name: str
+    provoke: Callable[[Context], float]
+    impossible: Mapping[str, str] = field(default_factory=dict)
+    patience: float = 0.0
+    limit: float | None = None
+    is_slow: bool = False
+
+    def allowed(self, column: Column) -> float:
+        """Return the seconds within which it should be over."""
+        return (column.limit if self.limit is None else self.limit) + self.patience
+
+
+FAULTS: list[Fault] = []
+Provoke = Callable[[Context], float]
+
+
+def fault(name: str, impossible: Mapping[str, str] | None = None, **details: Any) -> Callable[[Provoke], Provoke]:
+    """Enter a function into the table."""
+
+    def enter(provoke: Provoke) -> Provoke:
+        FAULTS.append(Fault(name, provoke, impossible or {}, **details))
+        return provoke
+
+    return enter
+
+
+def poll(is_true: Callable[[], Any], patience: float = PATIENCE) -> Any:
+    """Ask until the answer is true; return the last answer."""
+    deadline = time.monotonic() + patience
+    while not (answer := is_true()) and time.monotonic() < deadline:
+        time.sleep(0.002)
+    return answer
+
+
+def alive(pids: Sequence[int]) -> list[int]:
+    """Return those processes that have not ended."""
+    return [pid for pid in pids if _is_alive(pid)]
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def check_gone(pids: Sequence[int], patience: float = PATIENCE) -> float:
+    """Wait until processes have ended, and return the moment."""
+    assert poll(lambda: not alive(pids), patience), f"of {pids} {alive(pids)} live on"
+    return time.monotonic()
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)

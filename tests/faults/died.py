@@ -1,0 +1,232 @@
+"""Workers that die or hang."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import psutil
+import pytest
+
+from faults.columns import begin_all
+from faults.context import (
+    CLOSE_PATIENCE,
+    IN_CALLER,
+    IN_THREAD_OF_CALLER,
+    Context,
+    alive,
+    check_gone,
+    fault,
+    kill,
+    poll,
+)
+from faults.envs import NUM_ENVS, actions, faulty
+from parallelenv.errors import WorkerDiedError, WorkerTimeoutError
+
+TIMEOUT = 0.5
+
+
+@fault("SIGKILL of an idle worker", IN_CALLER)
+def killed_idle(context: Context) -> float:
+    env = context.make()
+    victim = env.customized_method("pid", id=0)[0]
+    began = time.monotonic()
+    kill(victim)
+    with pytest.raises(WorkerDiedError) as caught:
+        env.step(actions())
+    context.check_obituary(caught.value, victim, "SIGKILL")
+    return context.rebuild(env) - began
+
+
+@fault("SIGKILL of a worker in a step", IN_CALLER)
+def killed_in_step(context: Context) -> float:
+    env = context.make()
+    victim = env.customized_method("pid", id=0)[0]
+    with context.once_begun(lambda: kill(victim)) as moments, pytest.raises(WorkerDiedError) as caught:
+        env.step(actions("wait"))
+    context.check_obituary(caught.value, victim, "SIGKILL")
+    assert caught.value.partial.env_ids.tolist() == [2, 3]  # type: ignore[attr-defined]
+    return context.rebuild(env) - moments[0]
+
+
+@fault("SIGKILL of a worker in a reset", IN_CALLER)
+def killed_in_reset(context: Context) -> float:
+    env = context.make()
+    victim = env.customized_method("pid", id=0)[0]
+    with context.once_begun(lambda: kill(victim)) as moments, pytest.raises(WorkerDiedError) as caught:
+        env.reset(options=[{"do": "wait"}, None, None, None])
+    context.check_obituary(caught.value, victim, "SIGKILL")
+    assert caught.value.partial[:, 0].tolist() == [2, 3]  # type: ignore[attr-defined]
+    return context.rebuild(env) - moments[0]
+
+
+@fault("SIGKILL of a worker that sends a result", IN_CALLER)
+def killed_while_sending(context: Context) -> float:
+    env = context.make()
+    victim = env.customized_method("pid", id=0)[0]
+    in_pipe = context.mode == "subproc"  # which nobody reads while nobody calls: it takes a thousandth of the result
+    env.send(actions("hand_out_much" if in_pipe else "hand_out_slowly"))
+    assert poll(lambda: context.has("began"))
+    if in_pipe:
+        _await_standstill(victim)
+    began = time.monotonic()
+    kill(victim)
+    with pytest.raises(WorkerDiedError) as caught:
+        _receive_all(env)
+    context.check_obituary(caught.value, victim, "SIGKILL")
+    assert alive([victim]) == []
+    return context.rebuild(env) - began
+
+
+def _await_standstill(pid: int) -> None:
+    """Wait until a process has not worked for as long as it takes to look at it ten times."""
+    process = psutil.Process(pid)
+    looks: list[Any] = []
+
+    def stands_still() -> bool:
+        looks.append(process.cpu_times()[:2])
+        time.sleep(0.005)
+        return process.status() == psutil.STATUS_SLEEPING and len(looks) > 10 and looks[-1] == looks[-10]
+
+    assert poll(stands_still)
+
+
+def _receive_all(env: Any) -> None:
+    """Receive until there is nothing more: the results of those that live may come first."""
+    received: list[int] = []
+    while len(received) < NUM_ENVS:
+        received += env.recv(min_envs=NUM_ENVS).env_ids.tolist()
+
+
+@fault("SIGSEGV in a step", IN_CALLER)
+def crashed(context: Context) -> float:
+    env = context.make()
+    victim = env.customized_method("pid", id=0)[0]
+    began = time.monotonic()
+    with pytest.raises(WorkerDiedError) as caught:
+        env.step(actions("crash"))
+    context.check_obituary(caught.value, victim, "SIGSEGV")
+    if context.is_process:  # where compiled code crashed, in terms of Python
+        assert "in crash" in str(caught.value)
+    assert caught.value.partial.env_ids.tolist() == [2, 3]  # type: ignore[attr-defined]
+    return context.rebuild(env) - began
+
+
+@fault("os._exit in a step", IN_CALLER)
+def left(context: Context) -> float:
+    env = context.make()
+    victim = env.customized_method("pid", id=0)[0]
+    began = time.monotonic()
+    with pytest.raises(WorkerDiedError) as caught:
+        env.step(actions("leave"))
+    context.check_obituary(caught.value, victim, "exit code 7")
+    assert caught.value.partial.env_ids.tolist() == [2, 3]  # type: ignore[attr-defined]
+    return context.rebuild(env) - began
+
+
+@fault("os._exit in __init__", IN_CALLER)
+def left_at_birth(context: Context) -> float:
+    began = time.monotonic()
+    with pytest.raises(WorkerDiedError, match="The worker of envs 0, 1 .* is dead") as caught:
+        context.make(faulty(context.folder, number=1, birth="leave"))
+    if context.is_process:
+        assert "exit code 7" in str(caught.value)
+    told = time.monotonic()
+    return max(told - began, begin_all(context.make()) - told)
+
+
+@fault(
+    "SIGKILL of the actor that owns workers",
+    {**IN_CALLER, "subproc": "workers belong to the caller", "ray": "the actor is the worker"},
+)
+def actor_killed(context: Context) -> float:
+    env = context.make()
+    workers = sorted(set(env.customized_method("pid")))
+    victim = _actor_of(workers[0])
+    with context.once_begun(lambda: kill(victim)) as moments, pytest.raises(WorkerDiedError) as caught:
+        env.step(actions("wait"))
+    assert caught.value.env_ids == tuple(range(NUM_ENVS))
+    assert f"process {victim}" in str(caught.value)
+    assert check_gone(workers) - moments[0] < 2.0
+    assert env.restart(0) == tuple(range(NUM_ENVS))
+    return begin_all(env) - moments[0]
+
+
+def _actor_of(worker: int) -> int:
+    """Return the Ray actor above a worker, which a fork server may stand between."""
+    above = psutil.Process(worker).parents()
+    return next(process.pid for process in above if "Host" in " ".join(process.cmdline()))
+
+
+@fault("an env sleeps for ever", IN_THREAD_OF_CALLER, patience=TIMEOUT)
+def hung(context: Context) -> float:
+    env = context.make_apart(timeout=TIMEOUT)
+    with context.once_begun(lambda: None) as moments, pytest.raises(WorkerTimeoutError) as caught:
+        env.step(actions("hang"))
+    assert caught.value.env_ids == (0, 1)
+    assert "envs 0, 1 did not answer within 0.5 s" in str(caught.value)
+    assert "restart([0, 1])" in str(caught.value)
+    assert sorted(env.recv(min_envs=2).env_ids.tolist()) == [2, 3]
+    rebuilt = env.restart(0)
+    assert rebuilt == (0, 1)
+    return begin_all(env) - moments[0]
+
+
+@fault("an env ignores SIGTERM and hangs: close", IN_CALLER, patience=CLOSE_PATIENCE, is_slow=True)
+def stubborn(context: Context) -> float:
+    env = context.make_apart()
+    workers = sorted(set(env.customized_method("pid")))
+    env.send(actions("hang_stubbornly"))
+    assert poll(lambda: context.has("began"))
+    began = time.monotonic()
+    env.close()
+    gone = check_gone(workers)
+    assert context.has("closed", 2)
+    return gone - began
+
+
+@fault("on_failure='restart': SIGKILL of a worker in a step", IN_CALLER)
+def killed_and_restarted(context: Context) -> float:
+    env = context.make(on_failure="restart", asynchronous="restart")
+    victim = env.customized_method("pid", id=0)[0]
+    with context.once_begun(lambda: kill(victim)) as moments:
+        result = env.step(actions("wait"))
+    assert result.truncated.tolist() == result.dones.tolist() == [True, True, False, False]
+    assert result.states.tolist() == [[0, 0], [1, 0], [2, 1], [3, 1]]
+    for info in result.infos[:2]:
+        context.check_obituary(info["failure"], victim, "SIGKILL")
+    result = env.step(actions())
+    recovered = time.monotonic() - moments[0]
+    assert result.states.tolist() == [[0, 1], [1, 1], [2, 2], [3, 2]]
+    assert not result.dones.any()
+    return recovered
+
+
+@fault("on_failure='restart': an exception in a step")
+def failed_and_restarted(context: Context) -> float:
+    env = context.make(on_failure="restart", asynchronous="restart")
+    began = time.monotonic()
+    result = env.step(actions("go", "fall"))
+    assert result.truncated.tolist() == result.dones.tolist() == [False, True, False, False]
+    assert result.states.tolist() == [[0, 1], [1, 0], [2, 1], [3, 1]]
+    failure = result.infos[1]["failure"]
+    assert type(failure) is ZeroDivisionError
+    assert "env 1 in step" in failure.__notes__[0]
+    result = env.step(actions())
+    recovered = time.monotonic() - began
+    assert result.states.tolist() == [[0, 2], [1, 1], [2, 2], [3, 2]]
+    assert not result.dones.any()
+    return recovered
+
+
+@fault("on_failure='restart': an env sleeps for ever", IN_THREAD_OF_CALLER, patience=TIMEOUT)
+def hung_and_restarted(context: Context) -> float:
+    env = context.make_apart(on_failure="restart", asynchronous="restart", timeout=TIMEOUT)
+    with context.once_begun(lambda: None) as moments:
+        result = env.step(actions("hang"))
+    assert result.truncated.tolist() == [True, True, False, False]
+    assert isinstance(result.infos[0]["failure"], WorkerTimeoutError)
+    result = env.step(actions())
+    recovered = time.monotonic() - moments[0]
+    assert result.states.tolist() == [[0, 1], [1, 1], [2, 2], [3, 2]]
+    return recovered

@@ -1,0 +1,242 @@
+"""An env that does the fault that it is told to do."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+NUM_ENVS = 4
+ACTIONS = [
+    "go",
+    "wait",
+    "hang",
+    "hang_stubbornly",
+    "hang_with_the_lock",
+    "fall",
+    "raise_interrupt",
+    "leave",
+    "crash",
+    "hand_out_lock",
+    "hand_out_much",
+    "hand_out_slowly",
+    "print_from_c",
+    "close_stdin",
+]
+"""What a step can do: `Faulty.do`."""
+LARGE = 1 << 27
+"""Bytes of a result that is underway for a while."""
+_FOR_EVER = 60.0
+"""Seconds after which an env that waits goes on all the same, so that a test that fails leaves nothing."""
+
+
+class TwoArguments(Exception):
+    """Does not unpickle as exceptions do by default."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(f"{first}-{second}")
+        self.second = second
+
+
+class OnlyKeywords(Exception):
+    """Neither does this."""
+
+    def __init__(self, *, code: int) -> None:
+        super().__init__(f"code {code}")
+        self.code = code
+
+
+class Holding(Exception):
+    """Cannot travel at all."""
+
+    def __init__(self) -> None:
+        super().__init__("held")
+        self.lock = threading.Lock()
+
+
+class Faulty(gym.Env[Any, Any]):
+    """Does what its action, its reset's options, or a call of `do` name; it tells what happens by files.
+
+    Args:
+        number: Which env it is; its state starts with that.
+        folder: For the files ``began-0`` (it holds the process id), ``closed-0`` and ``go``.
+        birth: What to do in the constructor.
+        end: What to do in `close`.
+        picture: What to do in `render`.
+    """
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float64)
+    action_space = gym.spaces.Discrete(len(ACTIONS))
+
+    def __init__(self, number: int, folder: str, birth: str = "go", end: str = "go", picture: str = "go") -> None:
+        self.number = number
+        self.folder = Path(folder)
+        self.end = end
+        self.picture = picture
+        self.steps = 0
+        self.lock = threading.Lock()
+        self.do(birth)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        if options:
+            self.do(options["do"])
+        self.steps = 0
+        return self._state(), {}
+
+    def step(self, action: Any) -> Any:
+        said = self.do(action if isinstance(action, str) else ACTIONS[action])
+        self.steps += 1
+        return self._state(), 1.0, False, False, {} if said is None else {"said": said}
+
+    def render(self) -> Any:
+        return self.do(self.picture)
+
+    def close(self) -> None:
+        self._tell("closed")
+        self.do(self.end)
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def parent_pid(self) -> int:
+        return os.getppid()
+
+    def do(self, what: str) -> Any:
+        """Do a fault, by name."""
+        return getattr(self, what)()
+
+    def _state(self) -> Any:
+        return np.array([self.number, self.steps], float)
+
+    def _tell(self, what: str) -> None:
+        """Make a file that is complete as soon as it is there."""
+        draft = self.folder / f"{what}-{self.number}-draft"
+        draft.write_text(str(os.getpid()))
+        draft.rename(self.folder / f"{what}-{self.number}")
+
+    # ---------------------------------------------------------------- what takes long
+
+    def go(self) -> None:
+        """Nothing."""
+
+    def wait(self) -> None:
+        """Go on when told to."""
+        self._tell("began")
+        deadline = time.monotonic() + _FOR_EVER
+        while not (self.folder / "go").exists() and time.monotonic() < deadline:
+            time.sleep(0.005)
+
+    def wait_if_told(self) -> None:
+        if (self.folder / "slow").exists():
+            self.wait()
+
+    def hang(self) -> None:
+        """Sleep for ever, that is to the end of the test: a thread could not be ended otherwise."""
+        self.wait()
+
+    def hang_stubbornly(self) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        self.wait()
+
+    def hang_with_the_lock(self) -> None:
+        """Sleep in C code that keeps the interpreter lock, as most C code does."""
+        self._tell("began")
+        ctypes.PyDLL(None).sleep(int(_FOR_EVER))
+
+    # ---------------------------------------------------------------- what is raised
+
+    def fall(self) -> None:
+        raise ZeroDivisionError(f"env {self.number} fell over")
+
+    def raise_two(self) -> None:
+        raise TwoArguments("first", "second")
+
+    def raise_keyword(self) -> None:
+        raise OnlyKeywords(code=self.number)
+
+    def raise_lock(self) -> None:
+        raise Holding
+
+    def raise_exit(self) -> None:
+        raise SystemExit(3)
+
+    def raise_interrupt(self) -> None:
+        raise KeyboardInterrupt
+
+    def recurse(self) -> None:
+        self.recurse()
+
+    # ---------------------------------------------------------------- what ends the process
+
+    def leave(self) -> None:
+        os._exit(7)
+
+    def crash(self) -> None:
+        ctypes.string_at(0)
+
+    # ---------------------------------------------------------------- what is handed out
+
+    def hand_out_lock(self) -> Any:
+        return self.lock
+
+    def hand_out_much(self) -> Any:
+        much = np.zeros(LARGE, np.uint8)
+        self._tell("began")
+        return much
+
+    def hand_out_slowly(self) -> Any:
+        return _Slow(self)
+
+    def print_from_c(self) -> None:
+        os.write(1, b"a line from C\n")
+
+    def close_stdin(self) -> None:
+        if sys.stdin is not None:
+            sys.stdin.close()
+        with contextlib.suppress(OSError):  # that may have closed it already
+            os.close(0)
+
+
+class _Slow:
+    """Takes long to be pickled."""
+
+    def __init__(self, env: Faulty) -> None:
+        self._env = env
+
+    def __reduce__(self) -> Any:
+        self._env.wait()
+        return int, ()
+
+
+class Loose(Faulty):
+    """Takes actions of no fixed form."""
+
+    action_space = gym.spaces.Text(20)  # type: ignore[assignment]
+
+
+class Vast(Faulty):
+    """Has states for which no machine has the memory."""
+
+    observation_space = gym.spaces.MultiBinary(1 << 45)  # type: ignore[assignment]
+
+
+def faulty(folder: Path, kind: type[Faulty] = Faulty, number: int = -1, **keywords: Any) -> list[Any]:
+    """Return env fns, of which that of env ``number`` has these keywords."""
+    return [partial(kind, env_id, str(folder), **(keywords if env_id == number else {})) for env_id in range(NUM_ENVS)]
+
+
+def actions(*words: str) -> np.ndarray[Any, Any]:
+    """Return the actions of all envs; those for which no word is given just go on."""
+    numbers = [ACTIONS.index(word) for word in words]
+    return np.array(numbers + [0] * (NUM_ENVS - len(numbers)))

@@ -1,0 +1,48 @@
+"""The cells of the fault table as tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from conftest import require_mode
+
+from faults.cases import FAULTS
+from faults.columns import COLUMNS, Column
+from faults.context import Context, Fault
+
+pytestmark = pytest.mark.long
+
+RECOVERY = 10.0
+"""Seconds that a recovery may take here at least: other things run on the machine."""
+
+
+def _cells(*, of_all: bool) -> Iterator[tuple[Fault, Column]]:
+    """Return what can happen; those of Ray last, so that it does not take time from the others."""
+    for column in COLUMNS:
+        for fault in FAULTS:
+            is_spared = fault.is_slow and (column.needs_ray or column.start_method in ("spawn", "fork"))
+            if column.mode not in fault.impossible and (of_all or not is_spared):
+                yield fault, column
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Make a test of each cell; of all only for the table, as some are slow."""
+    of_all = metafunc.config.pluginmanager.has_plugin("fault-table")
+    cells = list(_cells(of_all=of_all))
+    metafunc.parametrize(("fault", "column"), cells, ids=[f"{fault.name}-{column.name}" for fault, column in cells])
+
+
+def test_fault(
+    fault: Fault,
+    column: Column,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    record_property: Callable[[str, object], None],
+) -> None:
+    require_mode(column.mode, request)
+    with Context(column, tmp_path) as context:
+        seconds = fault.provoke(context)
+    record_property("seconds", seconds)
+    assert seconds <= max(RECOVERY, fault.allowed(column))

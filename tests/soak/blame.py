@@ -1,0 +1,64 @@
+"""Whom an error names, and what for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from parallelenv.errors import WorkerDiedError, WorkerTimeoutError
+
+_NOTE = re.compile(r"Raised by envs? ([\d, ]+) in (.*), process \d+\.")
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """One error, without the group that it may have come in.
+
+    Attributes:
+        error: The error.
+        env_ids: The envs that it names.
+        operation: What they were doing; empty if it is not about something that an env did.
+    """
+
+    error: BaseException
+    env_ids: tuple[int, ...]
+    operation: str
+
+    @property
+    def is_of_death(self) -> bool:
+        """Whether it says that a worker is dead."""
+        return isinstance(self.error, WorkerDiedError)
+
+    @property
+    def is_of_time(self) -> bool:
+        """Whether it says that envs are late."""
+        return isinstance(self.error, WorkerTimeoutError)
+
+    @property
+    def is_of_step(self) -> bool:
+        """Whether an env raised in a step."""
+        return self.operation == "step"
+
+    @property
+    def ends_episode(self) -> bool:
+        """Whether the envs need a reset: one failed in the reset within a step, or was interrupted."""
+        return self.operation not in ("", "step")
+
+
+def blames(error: BaseException) -> Iterator[Blame]:
+    """Take an error apart."""
+    if isinstance(error, BaseExceptionGroup):
+        for part in error.exceptions:
+            yield from blames(part)
+    elif isinstance(error, WorkerDiedError | WorkerTimeoutError):
+        yield Blame(error, error.env_ids, "")
+    else:
+        notes = _NOTE.findall(" ".join(getattr(error, "__notes__", [])))
+        env_ids, operation = notes[-1] if notes else ("", "")
+        yield Blame(error, tuple(int(number) for number in env_ids.split(",") if number), operation)
+
+
+def named(error: BaseException) -> list[int]:
+    """Return all envs that an error names."""
+    return [env_id for blame in blames(error) for env_id in blame.env_ids]

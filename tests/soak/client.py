@@ -1,0 +1,242 @@
+"""Calls to a `ParallelEnv` by somebody who reads its errors and does what they say, with every answer booked."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from parallelenv import ParallelEnv
+from parallelenv.errors import NothingInFlightError, WorkerDiedError, WorkerTimeoutError
+
+from .accounts import ViolationError, demand
+from .blame import blames, named
+from .caller import Caller
+from .envs import Action
+from .ledger import Ledger
+from .signals import StopError, StuckError
+
+_MISSING: Any = object()
+_OURS = (ViolationError, StuckError, StopError)
+
+
+class Client:
+    """Uses one pool until it is closed.
+
+    Args:
+        env: The pool.
+        ledger: Its accounts.
+        caller: Makes the calls.
+    """
+
+    def __init__(self, env: ParallelEnv, ledger: Ledger, caller: Caller) -> None:
+        self.env = env
+        self.ledger = ledger
+        self.caller = caller
+        self._note = caller.note
+
+    # ---------------------------------------------------------------- steps
+
+    def step(self, actions: Sequence[Action], env_ids: list[int], named_ids: Any, align: Any) -> None:
+        """Step envs.
+
+        Args:
+            actions: One per env.
+            env_ids: The envs.
+            named_ids: The same in the form in which they are to be given, ``None`` for all.
+            align: As in `ParallelEnv.step`.
+        """
+        self.ledger.depart(env_ids, actions)
+        settled = self._settle(partial(self.env.step, np.array(actions), named_ids, align), env_ids)
+        demand(settled in (None, sorted(env_ids)), f"step of {sorted(env_ids)} answered for", settled)
+
+    def send(self, actions: Sequence[Action], env_ids: list[int], named_ids: Any) -> None:
+        """Begin a step of envs. Arguments as in `step`."""
+        self.ledger.depart(env_ids, actions)
+        self._settle(partial(self.env.send, np.array(actions), named_ids), env_ids)
+
+    def receive(self, lowest: int, highest: int | None, timeout: float | None, align: Any) -> None:
+        """Receive what has come, and see that it is neither too little nor too much."""
+        flying = self.ledger.flying
+        call = partial(self.env.recv, lowest, highest, timeout, align)
+        settled = self._settle(call, (), is_glance=timeout is not None)
+        if settled is None:
+            return
+        demand(set(settled) <= set(flying), f"recv() gave {settled}, but owed {flying}")
+        demand(len(settled) >= min(lowest, len(flying)), f"recv({lowest}) gave only", settled)
+        demand(highest is None or len(settled) <= highest, f"recv(max_envs={highest}) gave", settled)
+
+    def _settle(self, call: Callable[[], Any], asked: Sequence[int], *, is_glance: bool = False) -> list[int] | None:
+        """Make a call that is about steps, and book what comes of it.
+
+        Args:
+            call: The call.
+            asked: Envs that it asks to step.
+            is_glance: Whether it waits less than the pool's timeout, so that nobody is late for it.
+
+        Returns:
+            Whose steps came to an end; ``None`` if that is for later calls.
+        """
+        try:
+            result = self.caller.make(call)
+        except KeyboardInterrupt:
+            self._after_interrupt(asked)
+        except WorkerTimeoutError as error:
+            if hasattr(error, "partial"):
+                return self._after_error(error, asked)
+            self._after_timeout(error, is_glance)
+        except _OURS:
+            raise
+        except BaseException as error:  # noqa: BLE001 (what envs raise is of any kind)
+            return self._after_error(error, asked)
+        else:
+            return None if result is None else sorted(self.ledger.deliver(result))
+        return None
+
+    def _after_error(self, error: BaseException, asked: Sequence[int]) -> list[int] | None:
+        """Book an error, and the results of those whom it does not concern."""
+        self._note(f"  {describe(error)}")
+        result = getattr(error, "partial", _MISSING)
+        if result is _MISSING:  # nothing was sent
+            if not isinstance(error, WorkerDiedError) or not asked:
+                raise ViolationError(f"an unexpected error: {describe(error)}") from error
+            self.ledger.withdraw(asked)
+            self._bury(error)
+            return None
+        delivered = self.ledger.deliver(result)
+        lost = [env_id for blame in blames(error) for env_id in self.ledger.lose(blame)]
+        return sorted([*delivered, *lost])
+
+    def _bury(self, error: BaseException) -> None:
+        for blame in blames(error):
+            self.ledger.bury(blame)
+
+    def _after_timeout(self, error: WorkerTimeoutError, is_glance: bool) -> None:
+        """Note who is late. Their steps go on."""
+        self._note(f"  {describe(error)}")
+        strangers = set(error.env_ids) - set(self.ledger.flying)
+        demand(not strangers, f"envs {sorted(strangers)} are said to be late, but owe nothing:", error)
+        if not is_glance:
+            self._bury(error)
+
+    def _after_interrupt(self, asked: Sequence[int]) -> None:
+        """Receive all that is under way, and find out about steps that the interrupt hit at their very edges."""
+        while self.ledger.flying:
+            try:
+                result = self.caller.make(partial(self.env.recv, len(self.ledger.flying), None, 1.0))
+            except NothingInFlightError:
+                break
+            except WorkerTimeoutError as error:
+                self._note(f"  {describe(error)}")
+                self._bury(error)
+                self.restart(list(error.env_ids))
+            except _OURS:
+                raise
+            except BaseException as error:  # noqa: BLE001 (as above)
+                self._after_error(error, ())
+            else:
+                self.ledger.deliver(result)
+        self._search(asked)
+
+    def _search(self, asked: Sequence[int]) -> None:
+        """Ask the envs whose step neither came nor is under way any more whether it was made."""
+        missing = self.ledger.flying
+        demand(
+            not asked or set(missing) <= set(asked), f"of {asked} a step was interrupted, lost are those of", missing
+        )
+        for env_id in missing:
+            places = self.ask(partial(self.env.customized_method, "where", id=env_id))
+            if places:
+                self.ledger.find(env_id, places[0], may_be_unbegun=env_id in asked)
+            else:
+                self.ledger.withdraw([env_id])
+        self.ledger.follow(self.env.done)  # the end of one may be the end of all
+        if missing:
+            self._note(f"  never begun, or torn: {missing}")
+
+    # ---------------------------------------------------------------- episodes and lives
+
+    def reset(self, env_ids: list[int], seed: int | None, options: dict[str, Any] | None) -> None:
+        """Reset envs; the options are for the first."""
+        self.ledger.drop(env_ids)
+        each = [options, *[None] * (len(env_ids) - 1)]
+        states: Any = ()
+        failed: set[int] = set(env_ids)
+        try:
+            states = self.caller.make(partial(self.env.reset, env_ids, seed=seed, options=each))
+            failed = set()
+        except KeyboardInterrupt:
+            pass
+        except _OURS:
+            raise
+        except BaseException as error:  # noqa: BLE001 (as above)
+            states, failed = self._after_failed_reset(error, env_ids)
+        for env_id in failed:
+            self.ledger.accounts[env_id].is_blurred = True
+        good = [env_id for env_id in env_ids if env_id not in failed]
+        seeds = [None if seed is None else seed + env_id for env_id in good]
+        self.ledger.begin(good, states, self.env.reset_infos, seeds)
+
+    def _after_failed_reset(self, error: BaseException, env_ids: list[int]) -> tuple[Any, set[int]]:
+        """Return the states of the envs that were reset all the same, and who was not."""
+        self._note(f"  {describe(error)}")
+        demand(bool(named(error)), "an unexpected error:", describe(error))
+        self._bury(error)
+        states = getattr(error, "partial", None)
+        return ((), set(env_ids)) if states is None else (states, set(named(error)))
+
+    def restart(self, env_ids: list[int]) -> None:
+        """Rebuild envs."""
+        begin = time.monotonic()
+        try:
+            rebuilt = self.caller.make(partial(self.env.restart, env_ids))
+        except KeyboardInterrupt:  # who was rebuilt is not known
+            self.restart(list(range(len(self.env))))
+            return
+        except _OURS:
+            raise
+        except BaseException as error:  # noqa: BLE001 (as above)
+            self._note(f"  {describe(error)}")
+            rebuilt = getattr(error, "partial", ())
+            self.ledger.drop(named(error))
+            self._bury(error)
+        else:
+            demand(set(env_ids) <= set(rebuilt), f"restart({env_ids}) rebuilt only", rebuilt)
+        self.ledger.rebuild(rebuilt)
+        self._note(f"  restart({env_ids}) rebuilt {list(rebuilt)} in {time.monotonic() - begin:.2f} s")
+
+    def close(self) -> None:
+        """Close the pool, twice, for it may be interrupted."""
+        with contextlib.suppress(KeyboardInterrupt):
+            self.caller.make(self.env.close)
+        self.env.close()
+
+    # ---------------------------------------------------------------- what envs say besides
+
+    def ask(self, call: Callable[[], list[Any]]) -> list[Any]:
+        """Make a call by name and return its answer, nothing if there is none."""
+        try:
+            answer: list[Any] = self.caller.make(call)
+        except KeyboardInterrupt:
+            return []
+        except _OURS:
+            raise
+        except BaseException as error:
+            self._note(f"  {describe(error)}")
+            if not all(blame.is_of_death or blame.is_of_time for blame in blames(error)):
+                raise
+            self._bury(error)
+            return []
+        return answer
+
+
+def describe(error: BaseException) -> str:
+    """Return a line on an error."""
+    envs = sorted(named(error))
+    parts = getattr(error, "exceptions", [error])
+    kinds = ", ".join(dict.fromkeys(type(part).__name__ for part in parts))
+    return f"{type(error).__name__} ({kinds}) of envs {envs}: {str(error)[:150]!r}"

@@ -1,0 +1,211 @@
+"""The soak of one mode: turn by turn, with a new pool now and then."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+import time
+import traceback
+import weakref
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from statistics import median
+from typing import Any
+from unittest import mock
+
+from parallelenv import ParallelEnv, recovery
+
+from .accounts import ViolationError, demand
+from .adversary import Adversary
+from .caller import Caller
+from .client import Client
+from .envs import Numbered
+from .holdings import Holdings, leaks_beyond, megabytes, survivors
+from .ledger import Ledger
+from .player import Player
+from .signals import StuckError
+from .tally import Tally
+
+_TIMEOUT = 1.0
+_TIMEOUTS = {"ray": 2.0, "ray-subproc": 2.0}
+_MOST_REPORTS = 5
+_GROWTH = 1.3, 30.0
+"""What memory may grow by between the second quarter and the last: a factor, and MB."""
+_SAMPLES_EVERY = 0.5
+_LINES_EVERY = 5.0
+
+
+class Course:
+    """Soaks one mode.
+
+    Args:
+        mode: The mode.
+        seed: What the adversary does follows from it.
+        num_envs: Number of envs.
+        say: Told of progress and violations.
+    """
+
+    def __init__(self, mode: str, seed: int, num_envs: int, say: Callable[[str], None] = print) -> None:
+        self._tally = Tally(mode)
+        self._mode = mode
+        self._seed = seed
+        self._num_envs = num_envs
+        self._say = say
+        self._timeout = _TIMEOUTS.get(mode, _TIMEOUT)
+        self._adversary = Adversary(seed, mode, num_envs, self._timeout)
+        self._events: deque[str] = deque(maxlen=30)
+        self._tokens = itertools.count(1)
+        self._options = ""
+        self._is_lost = False  # after a violation, of which the ledger can make no sense
+        self._begin = time.monotonic()
+        self._samples: list[tuple[float, float]] = []
+        self._caller = Caller(self._tally, self._note)
+        self._client: Client
+        self._player: Player
+
+    def run(self, seconds: float) -> Tally:
+        """Soak for some seconds and return what was counted."""
+        self._make_pool()
+        self._client.env.close()  # what Python and Ray keep for good is there now
+        before = Holdings()
+        # The pauses before restarts, which grow up to 5 s, would take up all the time.
+        unhurried = mock.patch.multiple(recovery, _FIRST_DELAY=0.01, _LONGEST_DELAY=0.05)
+        with self._caller, unhurried:
+            self._make_pool()
+            self._begin = time.monotonic()
+            try:
+                self._take_turns(seconds)
+            finally:
+                self._let_go(is_abandoned=False)
+        self._look_for_leaks(before)
+        self._look_at_memory(seconds)
+        return self._tally
+
+    # ---------------------------------------------------------------- turns
+
+    def _take_turns(self, seconds: float) -> None:
+        sampled = shown = 0.0
+        while (elapsed := time.monotonic() - self._begin) < seconds and self._tally.wrong < _MOST_REPORTS:
+            if elapsed > sampled:
+                sampled = elapsed + _SAMPLES_EVERY
+                self._samples.append((elapsed, megabytes()))
+            if elapsed > shown:
+                shown = elapsed + _LINES_EVERY
+                where = f"[{self._mode} {elapsed:.0f}/{seconds:.0f} s] turn {self._tally.turns}"
+                self._say(f"{where}: {self._tally.line()}, {self._samples[-1][1]:.0f} MB")
+            try:
+                self._take_turn()
+            except (Exception, StuckError) as error:  # noqa: BLE001 (whatever comes here is no answer for a user)
+                self._report(error)
+                self._is_lost = True
+            self._tally.turns += 1
+
+    def _take_turn(self) -> None:
+        turn = self._adversary.plan(self._tally.turns)
+        if self._is_lost:
+            self._let_go(is_abandoned=False)
+            self._make_pool()
+            self._is_lost = False
+        self._caller.interrupt_after = None
+        if turn.call not in ("rebuild", "abandon", "make"):
+            self._player.play(turn)
+            return
+        self._note(f"turn {turn.number}: {turn.disturbance}")
+        self._caller.interrupt_after = turn.interrupt_after
+        if turn.call == "make":
+            self._make_in_vain()
+        else:
+            self._renew(is_abandoned=turn.call == "abandon")
+
+    # ---------------------------------------------------------------- pools
+
+    def _make_pool(self) -> None:
+        policy, is_tough, options = self._draw_options()
+        self._note(f"a pool with {self._options}")
+        env = self._caller.make(partial(self._make_env, options))
+        ledger = Ledger(self._num_envs, policy, is_tough, self._tally)
+        self._client = Client(env, ledger, self._caller)
+        self._player = Player(self._client, self._mode, self._timeout, self._tokens, self._tally)
+
+    def _make_env(self, options: dict[str, Any]) -> ParallelEnv:
+        env_fns = [partial(Numbered, env_id) for env_id in range(self._num_envs)]
+        return ParallelEnv(env_fns, self._mode, timeout=self._timeout, **options)
+
+    def _draw_options(self) -> tuple[str | None, bool, dict[str, Any]]:
+        """Return policy, whether the pool restarts failed envs, and all options."""
+        dice = self._adversary.dice("pool", self._tally.turns)
+        policy, on_failure = dice.choice((None, "idle", "restart", "continue")), dice.choice(("raise", "restart"))
+        options = {
+            "asynchronous": policy,
+            "on_failure": on_failure,
+            "max_restarts": dice.choice((2, 10, 1000)),
+            "copy": dice.choice((True, True, False)),
+            "num_cpus": dice.randint(2, 4),
+        }
+        if self._mode == "subproc":
+            options["caller_steps"] = dice.random() < 0.25
+        if self._mode == "ray-subproc":
+            options["hosts_per_node"] = dice.choice((1, 2))
+        self._options = str(options)
+        return policy, on_failure == "restart", options
+
+    def _make_in_vain(self) -> None:
+        """Make a second pool, which is interrupted; what it leaves shows at the end."""
+        with contextlib.suppress(KeyboardInterrupt):
+            self._caller.make(partial(self._make_env, {"num_cpus": 1})).close()
+
+    def _renew(self, *, is_abandoned: bool) -> None:
+        """Let go of the pool, see that it ends and its workers with it, and make another."""
+        pids = {account.pid for account in self._client.ledger.accounts}
+        remains = self._let_go(is_abandoned=is_abandoned)
+        gc.collect()
+        kept = remains() if remains else None
+        if kept is not None:
+            kept.close()
+        left = survivors(pids)
+        self._tally.leaks += len(left)
+        self._tally.rebuilds += 1
+        self._make_pool()
+        demand(kept is None, "a pool that nobody needs any more was kept")
+        demand(not left, "these processes outlived their pool:", left)
+
+    def _let_go(self, *, is_abandoned: bool) -> weakref.ref[ParallelEnv] | None:
+        """Close the pool unless it is to be abandoned, and forget it; return what becomes of it."""
+        if not hasattr(self, "_client"):  # making it failed
+            return None
+        remains = weakref.ref(self._client.env)
+        if not is_abandoned:
+            self._client.close()
+        del self._player, self._client
+        return remains
+
+    # ---------------------------------------------------------------- accounts
+
+    def _note(self, text: str) -> None:
+        self._events.append(f"{time.monotonic() - self._begin:8.3f} s  {text}")
+
+    def _report(self, error: BaseException) -> None:
+        self._tally.wrong += 1
+        again = f"python -m tests.soak --modes {self._mode} --seed {self._seed} --num-envs {self._num_envs}"
+        frames = "" if type(error) is ViolationError else "".join(traceback.format_exception(error))
+        events = "\n".join(self._events)
+        what = f"WRONG in turn {self._tally.turns}: {error}\n{frames}in a pool with {self._options}\nseen by: {again}"
+        self._say(f"{what}\nthe last events:\n{events}")
+
+    def _look_for_leaks(self, before: Holdings) -> None:
+        leaks = leaks_beyond(before)
+        self._tally.leaks += len(leaks)
+        if leaks:
+            self._report(ViolationError(f"left behind: {'; '.join(leaks)}"))
+
+    def _look_at_memory(self, seconds: float) -> None:
+        def typical(begin: float, end: float) -> float:
+            sizes = [size for elapsed, size in self._samples if begin * seconds <= elapsed < end * seconds]
+            return median(sizes or [self._samples[-1][1]])
+
+        before, after = self._tally.memory = typical(0.25, 0.5), typical(0.75, 1.0)
+        factor, room = _GROWTH
+        if after > before * factor + room:
+            self._report(ViolationError(f"memory grew from {before:.0f} to {after:.0f} MB"))

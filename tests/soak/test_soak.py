@@ -1,0 +1,22 @@
+"""A minute of the soak, shared out over the modes. `make soak` takes ten."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import require_mode
+
+from .__main__ import MODES
+from .course import Course
+from .tally import format_tallies
+
+_SECONDS = 60 / len(MODES)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mode", MODES)
+def test_nothing_is_lost_or_mixed_up(mode: str, request: pytest.FixtureRequest) -> None:
+    require_mode(mode, request)
+    tally = Course(mode, seed=1, num_envs=32).run(_SECONDS)
+    print(format_tallies([tally]))
+    assert (tally.wrong, tally.leaks) == (0, 0)
+    assert tally.transitions > 0
