@@ -83,6 +83,7 @@ class ThreadBackend:
     """One thread per usable core, several envs each."""
 
     uses_live_envs = True
+    channel_class: type[ThreadChannel] = ThreadChannel
 
     def __init__(self) -> None:
         self._answered: queue.SimpleQueue[ThreadChannel] = queue.SimpleQueue()
@@ -95,7 +96,7 @@ class ThreadBackend:
         return [self._start(recipe) for recipe in recipes]
 
     def _start(self, recipe: HostRecipe) -> ThreadChannel:
-        channel = ThreadChannel(recipe, self._answered)
+        channel = self.channel_class(recipe, self._answered)
         self._started.add(channel)  # before the thread runs: an interrupt may come at any time
         try:
             channel.thread.start()

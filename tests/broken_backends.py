@@ -133,8 +133,10 @@ class NeverCloses(Channel):
 
 class ClosesTwice(Channel):
     def kill(self) -> None:
+        envs = [adapted.env for adapted in self._host._envs if adapted is not None]
         super().kill()
-        super().kill()
+        for env in envs:
+            env.close()
 
 
 class ResetsTwice(Channel):
@@ -260,8 +262,7 @@ class HurriesChannel(ThreadChannel):
 class Hurries(ThreadBackend):
     """Sends to the first host before it knows that the second can be sent to."""
 
-    def launch(self, recipes: Sequence[HostRecipe]) -> Any:
-        return [HurriesChannel(recipe, self._answered) for recipe in recipes]
+    channel_class = HurriesChannel
 
 
 # -------------------------------------------------------------------- the suite over them
