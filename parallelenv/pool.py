@@ -352,13 +352,17 @@ class Pool:
         link.death = link.channel.cause_of_death()
         owned = link.recipe.env_ids
         self._lost.update(dict.fromkeys(owned, link.obituary(owned)))
+        self._fail_waiting(link)
+        link.channel.kill()
+
+    def _fail_waiting(self, link: Link) -> None:
+        """Fail what a dead host was asked for: nobody else would ever answer."""
         for number, request in sorted(link.in_flight.items()):
             if request is not None:
                 env_ids = request.pending[number]
                 error = link.obituary(env_ids)
                 request.answer(number, {}, {env_id: Failure(error, env_id, "") for env_id in env_ids})
         link.in_flight.clear()
-        link.channel.kill()
 
     def forward(self, command: Command) -> Request:
         """Execute a command as a host would: without raising what goes wrong in an env."""
@@ -414,9 +418,9 @@ class Pool:
         with self._shield:
             if link.death is None:
                 link.channel.kill()
-                link.death = Death(detail="It was given up because it did not answer.")
+                link.death = Death(detail="It was busy, and replaced because an env of it had to be rebuilt.")
                 self._lost.update(dict.fromkeys(link.recipe.env_ids, link.obituary(link.recipe.env_ids)))
-            link.in_flight.clear()
+            self._fail_waiting(link)
         (channel,) = self._backend.launch([link.recipe])
         with self._shield:
             self._link_of_channel.pop(link.channel, None)

@@ -269,6 +269,20 @@ def test_a_step_that_has_arrived_is_not_spoilt_by_the_death_of_its_worker(
     assert env.step([GO], id=[1]).states[0][1] == 1
 
 
+def test_a_restart_while_neighbours_are_under_way_leaves_nobody_waiting(
+    make_env: MakeEnv, tmp_path: Path, mode: str
+) -> None:
+    env = make_env(frail(tmp_path), asynchronous="restart", num_cpus=1, on_failure="restart")
+    env.reset(seed=3)
+    env.send([RAISE], id=[0])
+    env.send([GO, GO], id=[1, 2])
+    received = []
+    while len(received) < 3:
+        received += env.recv().env_ids.tolist()
+    assert sorted(received) == [0, 1, 2]
+    assert not env.step(actions()).dones[:3].any()
+
+
 def test_seeds_of_restarts_follow_from_the_users(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
     drawn = []
     for _ in range(2):

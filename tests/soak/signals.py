@@ -87,12 +87,17 @@ def meanwhile(delay: float | None, act: Callable[[], None]) -> Iterator[None]:
 
 
 def kill(pids: list[int]) -> int:
-    """Kill processes and return how many there were."""
+    """Kill processes that are ours and return how many there were.
+
+    The system may have given the id of one that died unnoticed to somebody else.
+    """
     count = 0
     for pid in pids:
         with contextlib.suppress(psutil.NoSuchProcess):
-            psutil.Process(pid).kill()
-            count += 1
+            process = psutil.Process(pid)
+            if any(parent.pid == os.getpid() for parent in process.parents()):
+                process.kill()
+                count += 1
     return count
 
 
