@@ -276,7 +276,7 @@ def test_a_restart_while_neighbours_are_under_way_leaves_nobody_waiting(
     env.reset(seed=3)
     env.send([RAISE], id=[0])
     env.send([GO, GO], id=[1, 2])
-    received = []
+    received: list[int] = []
     while len(received) < 3:
         received += env.recv().env_ids.tolist()
     assert sorted(received) == [0, 1, 2]
