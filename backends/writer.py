@@ -13,6 +13,8 @@ from parallelenv.errors import EnvContractError
 from parallelenv.requests import pick
 from parallelenv.spaces import as_array, describe_value, fits
 
+_FLAGS = frozenset({bool, np.bool_})
+
 
 class Writer:
     """The rows of a batch as a host sees them.
@@ -72,8 +74,8 @@ class Writer:
 
     def store_flags(self, row: int, terminated: Any, truncated: Any) -> None:
         """Write whether an episode ended."""
-        self._terminated[row] = terminated if type(terminated) is bool else _as_flag(terminated)
-        self._truncated[row] = truncated if type(truncated) is bool else _as_flag(truncated)
+        self._terminated[row] = terminated if type(terminated) in _FLAGS else _as_flag(terminated)
+        self._truncated[row] = truncated if type(truncated) in _FLAGS else _as_flag(truncated)
 
     def store_reward(self, row: int, reward: Any) -> tuple[Any] | None:
         """Write a reward of any type; return it in a one-tuple if it is no number."""

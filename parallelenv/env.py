@@ -6,7 +6,7 @@ import atexit
 import functools
 import multiprocessing.util  # noqa: F401 (its exit handler joins workers: ours, registered later, runs before it)
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import gymnasium
@@ -111,15 +111,16 @@ class ParallelEnv(Known):
         self._mode, self._recommendation = registry.describe(para_mode, chosen), chosen
         listener = make_listener(output)
         cells.close_earlier()
-        start = functools.partial(
-            Pool,
+        self._start(
+            backend,
+            env_recipes,
+            policy.autoreset,
             num_cpus=num_cpus,
             num_gpus=num_gpus,
             silence_warnings=no_warning,
             timeout=timeout,
             listener=listener,
         )
-        self._start(start, backend, env_recipes, keeps_ended=policy.autoreset)
         self._num_envs = len(env_recipes)
         self._everyone = self._pool.env_ids
         recovery = Recovery(self._pool, max_restarts) if on_failure == "restart" else None
@@ -131,11 +132,11 @@ class ParallelEnv(Known):
             cells.note(self)
 
     def _start(
-        self, start: Callable[..., Pool], backend: Backend, env_recipes: Sequence[EnvRecipe], keeps_ended: bool
+        self, backend: Backend, env_recipes: Sequence[EnvRecipe], keeps_ended: bool, **pool_arguments: Any
     ) -> None:
         """Start hosts and build envs, or leave nothing behind."""
         try:
-            self._pool = start(backend, env_recipes)
+            self._pool = Pool(backend, env_recipes, **pool_arguments)
             self._finalizer = weakref.finalize(self, self._pool.close)
             self._pool.build(keeps_ended)
         except BaseException:

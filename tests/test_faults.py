@@ -19,6 +19,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from faults.envs import Holding, OnlyKeywords, TwoArguments
 from gymnasium.error import ResetNeeded
 
 from parallelenv import ParallelEnv
@@ -41,28 +42,6 @@ MakeEnv = Callable[..., ParallelEnv]
 GO_ON, RAISE, WAIT, EXIT = range(4)
 CAN_DIE = {"subproc", "ray", "ray-subproc"}  # modes whose workers are processes
 IN_CALLER = {"dummy"}  # where nobody else can go on with a step that was interrupted
-
-
-class TwoArguments(Exception):
-    """Does not unpickle as exceptions do by default."""
-
-    def __init__(self, first: str, second: str) -> None:
-        super().__init__(f"{first}-{second}")
-        self.second = second
-
-
-class OnlyKeywords(Exception):
-    def __init__(self, *, code: int) -> None:
-        super().__init__(f"code {code}")
-        self.code = code
-
-
-class Holding(Exception):
-    """Cannot travel at all."""
-
-    def __init__(self) -> None:
-        super().__init__("held")
-        self.lock = threading.Lock()
 
 
 class Fragile(gym.Env[Any, Any]):
