@@ -18,6 +18,8 @@ from parallelenv.protocol import Command, Death, EnvFacts, Extra, HostRecipe, Re
 class CallerChannel:
     """A queue of commands to a host in the caller's very thread, which works when it would wait."""
 
+    in_caller = True
+
     def __init__(self, recipe: HostRecipe) -> None:
         self._host = Host(recipe, in_caller=True)
         self._queue: deque[Execution] = deque()

@@ -84,6 +84,8 @@ class RayHost:
 class RayChannel:
     """Calls to one actor, answered in the order in which they were made."""
 
+    in_caller = False
+
     def __init__(self, actor: Any, recipe: HostRecipe) -> None:
         self.actor = actor
         self.recipe = recipe

@@ -112,6 +112,8 @@ class Poller:
 class SubprocChannel:
     """A pipe to a host in a process of its own."""
 
+    in_caller = False
+
     def __init__(self, process: Any, pipe: Any, log: Log | None, poller: Poller, env_ids: tuple[int, ...]) -> None:
         self.process = process
         self.wire = Wire(pipe)

@@ -33,6 +33,8 @@ class ThreadChannel:
         answered: Where the thread announces each reply.
     """
 
+    in_caller = False
+
     def __init__(self, recipe: HostRecipe, answered: queue.SimpleQueue[ThreadChannel]) -> None:
         self._host = Host(recipe)
         self._answered = answered

@@ -141,12 +141,13 @@ def _serve(wire: Wire, log: Log | None) -> None:
             wire.await_message(_SPIN)
             command = decode_command(wire.receive(), packed.env_ids)
             if isinstance(command, Attach):
-                # After the envs are built: only libraries that are loaded can be limited.
-                limits = limits or _limit_threads(packed.settings.threads)
                 memory = SharedMemory.receive(wire.connection, command.layout.nbytes)
                 host.attach(Batch(command.layout, memory.map))
             else:
-                message = encode_reply(host.execute(command))
+                reply = host.execute(command)
+                if command.name == "build":  # not before: only libraries that are loaded can be limited
+                    limits = limits or _limit_threads(packed.settings.threads)
+                message = encode_reply(reply)
                 wire.send(mark_printed(message) if log is not None and log.has_grown() else message)
     finally:
         host.close()

@@ -123,6 +123,10 @@ class WorkerDiedError(ParallelEnvError, RuntimeError):
         self.pid = pid
         self.exitcode = exitcode
 
+    def about(self, env_ids: tuple[int, ...]) -> WorkerDiedError:
+        """Return the same error for a call that needed these envs."""
+        return WorkerDiedError(str(self), env_ids, self.pid, self.exitcode)
+
 
 class BatchMemoryError(ParallelEnvError, MemoryError):
     """There is no room for the arrays of all envs."""
@@ -146,3 +150,7 @@ class WorkerTimeoutError(ParallelEnvError, TimeoutError):
     def __init__(self, message: str, env_ids: tuple[int, ...] = ()) -> None:
         super().__init__(message)
         self.env_ids = env_ids
+
+    def about(self, env_ids: tuple[int, ...]) -> WorkerTimeoutError:
+        """Return the same error for some of its envs."""
+        return WorkerTimeoutError(str(self), env_ids)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Sequence
-from types import TracebackType
+from collections.abc import Iterator, Sequence
+from types import FrameType, FunctionType, TracebackType
 from typing import Any
 
 import cloudpickle
 from tblib import Traceback as PortableTraceback
 
-from parallelenv.errors import EnvError, ParallelEnvError
+from parallelenv.errors import EnvError, ParallelEnvError, WorkerDiedError, WorkerTimeoutError
 from parallelenv.unpickling import loads
 
 _SHOWN_FRAMES = 50
@@ -28,7 +28,8 @@ class Failure:
     Args:
         exception: What was raised.
         env_id: The env that it concerns.
-        operation: What the env was doing: ``"step"``, ``"reset"``, a method's name ...
+        operation: What the env was doing: ``"step"``, ``"reset"``, a method's name ... Empty if it is nothing that
+            the env did: its worker died, or did not answer in time.
     """
 
     def __init__(self, exception: BaseException, env_id: int, operation: str) -> None:
@@ -36,6 +37,11 @@ class Failure:
         self.env_id = env_id
         self.operation = operation
         self.pid = os.getpid()
+
+    @property
+    def is_of_worker(self) -> bool:
+        """Whether it is a `WorkerDiedError` or `WorkerTimeoutError` of the env's own worker."""
+        return not self.operation
 
     def __reduce__(self) -> tuple[Any, ...]:
         packed = _pack(self.exception)
@@ -74,13 +80,14 @@ def raise_failures(failures: Sequence[Failure], partial: Any) -> None:
 def noted(*failures: Failure) -> BaseException:
     """Return the exception of failures that are alike, with a note that says where it came from."""
     first = failures[0]
-    if first.operation:  # else nothing that an env did: its worker died
-        ids = [failure.env_id for failure in failures]
-        who = f"env {ids[0]}" if len(ids) == 1 else f"envs {', '.join(map(str, ids))}"
-        note = f"Raised by {who} in {first.operation}, process {first.pid}."
-        notes = getattr(first.exception, "__notes__", [])
-        if note not in notes:
-            _put(first.exception, "__notes__", [*notes, note])
+    ids = tuple(failure.env_id for failure in failures)
+    if first.is_of_worker and isinstance(first.exception, WorkerDiedError | WorkerTimeoutError):
+        return first.exception.about(ids)
+    who = f"env {ids[0]}" if len(ids) == 1 else f"envs {', '.join(map(str, ids))}"
+    note = f"Raised by {who} in {first.operation}, process {first.pid}."
+    notes = getattr(first.exception, "__notes__", [])
+    if note not in notes:
+        _put(first.exception, "__notes__", [*notes, note])
     return first.exception
 
 
@@ -199,11 +206,33 @@ def _load(packed: dict[str, Any]) -> BaseException:
 
 
 def _unpack_traceback(frames: dict[str, Any] | None) -> TracebackType | None:
-    """Rebuild a traceback; ``None`` where tblib cannot, as with another version of it."""
+    """Rebuild a traceback; ``None`` where tblib cannot, as with another version of it.
+
+    tblib's own `as_traceback` is not used: its frames lead to whoever calls it, here on to the user's function.
+    An exception in an info would then keep all variables of that function alive for ever, the `ParallelEnv` too:
+    numpy's arrays of objects are a hole in Python's garbage collection.
+    """
     if frames is None:
         return None
     try:
-        rebuilt: TracebackType | None = PortableTraceback.from_dict(frames).as_traceback()
+        portable = PortableTraceback.from_dict(frames)
+        chain = [portable]
+        while chain[-1].tb_next is not None:
+            chain.append(chain[-1].tb_next)
+        rebuilt: TracebackType | None = None
+        for one in reversed(chain):
+            rebuilt = TracebackType(rebuilt, _lone_frame(one.tb_frame), -1, one.tb_lineno)
     except Exception:  # noqa: BLE001 (the text is the fallback, and it is always there)
         return None
     return rebuilt
+
+
+def _lone_frame(like: Any) -> FrameType:
+    """Return a frame that shows the place of another one, and that nobody has called."""
+    code = like.f_code
+    shown = _never_run.__code__.replace(co_filename=code.co_filename, co_name=code.co_name, co_qualname=code.co_name)
+    return FunctionType(shown, dict(like.f_globals))().gi_frame  # type: ignore[no-any-return]
+
+
+def _never_run() -> Iterator[None]:
+    yield

@@ -9,7 +9,7 @@ import contextlib
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -36,6 +36,7 @@ from parallelenv.requests import Link, Request, name_envs, pick, spread
 from parallelenv.spaces import common_space
 
 Listener = Callable[[Sequence[Printed]], None]
+Announcement = Callable[[Request], None]
 NO_FAILURES: Mapping[int, Failure] = MappingProxyType({})
 CLOSE_TIMEOUT = 3.0
 """Seconds that hosts get to close their envs before they are ended."""
@@ -125,12 +126,8 @@ class Pool:
         """Allocate the batch and hand it to all hosts."""
         self.layout = layout
         self.batch = self._backend.allocate(layout)
-        self._attach(self._links)
-
-    def _attach(self, links: Iterable[Link]) -> None:
-        for link in links:
+        for link in self._links:
             link.channel.attach(self.batch)
-            link.is_attached = True
 
     @property
     def num_hosts(self) -> int:
@@ -161,14 +158,33 @@ class Pool:
         request.raise_failures()
         return request
 
-    def try_asking(self, name: str, env_ids: Sequence[int], each: Sequence[Any] | None, common: Any) -> Request:
-        """Do as `ask`, but leave the failures of envs in the request."""
-        request = self.post(name, env_ids, each, common)
+    def try_asking(
+        self,
+        name: str,
+        env_ids: Sequence[int],
+        each: Sequence[Any] | None,
+        common: Any,
+        announce: Announcement = lambda _: None,
+    ) -> Request:
+        """Do as `ask`, but leave the failures of envs in the request. ``announce``: as in `post`."""
+        request = self.post(name, env_ids, each, common, announce)
+        self.wait(request, self._timeout)
+        return request
+
+    def ask_in_time(
+        self,
+        name: str,
+        env_ids: Sequence[int],
+        each: Sequence[Any] | None,
+        common: Any,
+        announce: Announcement = lambda _: None,
+    ) -> Request:
+        """Do as `try_asking`; that envs are late is a failure like others, and their hosts are given up."""
+        request = self.post(name, env_ids, each, common, announce)
         try:
             self.wait(request, self._timeout)
-        except BaseException:
-            self._abandon(request)
-            raise
+        except WorkerTimeoutError as late:
+            self.give_up(request, late)
         return request
 
     def post(
@@ -177,7 +193,7 @@ class Pool:
         env_ids: Sequence[int],
         each: Sequence[Any] | None = None,
         common: Any = None,
-        announce: Callable[[Request], None] | None = None,
+        announce: Announcement = lambda _: None,
         failed: Mapping[int, Failure] = NO_FAILURES,
     ) -> Request:
         """Send an operation to the hosts and return without waiting.
@@ -192,7 +208,7 @@ class Pool:
             failed: Why some of the envs cannot be asked: the answer for these.
 
         Raises:
-            WorkerDiedError: If a worker is known to be dead; nothing was sent.
+            WorkerDiedError: If a worker is known to be dead, unless its envs are to be built; nothing was sent.
             UnpicklableError: If an argument cannot be copied; nothing was sent.
         """
         request = Request(tuple(env_ids))
@@ -201,7 +217,7 @@ class Pool:
             asked = [position for position, env_id in enumerate(env_ids) if env_id not in failed]
             env_ids = [env_ids[position] for position in asked]
             each = None if each is None else pick(each, asked)
-        if self._lost:
+        if self._lost and name != "build":
             self.refuse_dead(env_ids)
         packed = []
         for link, part, positions in self._split(env_ids):
@@ -209,8 +225,7 @@ class Pool:
             command = Command(next(self._numbers), name, part, arguments, common)
             packed.append((link, command, link.channel.pack(command)))
         with self._shield:
-            if announce is not None:
-                announce(request)
+            announce(request)
             for link, command, message in packed:
                 request.pending[command.number] = command.env_ids
                 link.in_flight[command.number] = request
@@ -245,12 +260,6 @@ class Pool:
                 if waiting is not None:
                     late = waiting.pending[number]
                     waiting.answer(number, {}, {env_id: Failure(error, env_id, "") for env_id in late})
-
-    def _abandon(self, request: Request) -> None:
-        """Give a request up: answers to it are dropped when they come."""
-        for link in self._links:
-            for number in request.pending.keys() & link.in_flight.keys():
-                link.in_flight[number] = None
 
     # ---------------------------------------------------------------- answers
 
@@ -307,7 +316,7 @@ class Pool:
         if reply.output:
             self._printed += reply.output
         request = link.in_flight.pop(reply.number, None)
-        if request is None:  # given up by the caller after an interrupt or a timeout, or nothing but output
+        if request is None:  # given up, or nothing but output
             return
         if reply.rows is not None:
             self.batch.put_results(request.pending[reply.number], reply.rows)
@@ -320,7 +329,7 @@ class Pool:
     def _note_deaths(self, reply: Reply) -> None:
         """Note which envs have lost the worker that they had behind a host of ours."""
         for env_id, failure in reply.failures.items():
-            if isinstance(failure.exception, WorkerDiedError):
+            if failure.is_of_worker and isinstance(failure.exception, WorkerDiedError):
                 self._lost[env_id] = failure.exception
 
     @property
@@ -330,22 +339,13 @@ class Pool:
 
     def obituaries(self, env_ids: Sequence[int]) -> dict[int, Failure]:
         """Return, of these envs, those whose worker is known to be dead, each with the error that says so."""
-        by_worker: dict[WorkerDiedError, list[int]] = {}
-        for env_id in env_ids:
-            if env_id in self._lost:
-                by_worker.setdefault(self._lost[env_id], []).append(env_id)
-        return {
-            env_id: Failure(WorkerDiedError(str(error), tuple(lost), error.pid, error.exitcode), env_id, "")
-            for error, lost in by_worker.items()
-            for env_id in lost
-        }
+        return {env_id: Failure(self._lost[env_id], env_id, "") for env_id in env_ids if env_id in self._lost}
 
     def refuse_dead(self, env_ids: Sequence[int]) -> None:
         """Raise `WorkerDiedError` if a worker of these envs is known to be dead."""
         lost = tuple(env_id for env_id in env_ids if env_id in self._lost) if self._lost else ()
         if lost:
-            error = self._lost[lost[0]]
-            raise WorkerDiedError(str(error), lost, error.pid, error.exitcode)
+            raise self._lost[lost[0]].about(lost)
 
     def _bury(self, link: Link) -> None:
         """Note that a host is dead and fail what it was asked for."""
@@ -377,8 +377,16 @@ class Pool:
             request.failures[env_id] = Failure(self._link(env_id).obituary((env_id,)), env_id, "")
         return request
 
-    def rebuild(self, env_ids: Sequence[int]) -> Request:
-        """Build envs from their recipes; hosts that are dead or still busy are replaced.
+    def rebuild(self, env_ids: Sequence[int], announce: Callable[[Sequence[int]], None] = lambda _: None) -> Request:
+        """Build envs from their recipes.
+
+        A host that is dead, was given up, or is busy with one of them is replaced, with all its envs. What
+        its other envs have under way is waited for; if that takes longer than the pool's timeout, it is replaced too.
+
+        Args:
+            env_ids: The envs.
+            announce: Called with the ids of all envs that are built, when nobody can break that off any more, and
+                again if there turn out to be more of them behind a host. `obituaries` still has those that were dead.
 
         Returns:
             The finished request. It concerns the envs asked for and the others of hosts that were
@@ -388,21 +396,30 @@ class Pool:
             InvalidEnvError: If one was given as a live instance that never left this process;
                 nothing was touched.
         """
+        self._refuse_live(env_ids)
         links = dict.fromkeys(map(self._link, env_ids))
+        self._let_finish([link for link in links if not link.is_stuck_for(env_ids)])
         broken = [link for link in links if link.death or link.in_flight]
-        rebuilt = set(env_ids).union(*(link.recipe.env_ids for link in broken))
-        self._refuse_live(sorted(rebuilt))
+        rebuilt = sorted(set(env_ids).union(*(link.recipe.env_ids for link in broken)))
+        self._refuse_live(rebuilt)
         for link in broken:
             self._replace(link)
-        for env_id in rebuilt:
-            self._lost.pop(env_id, None)
-        request = self.post("build", sorted(rebuilt))
+
+        def note(known: Collection[int]) -> None:
+            announce(tuple(known))
+            for env_id in known:
+                self._lost.pop(env_id, None)
+
+        request = self.post("build", rebuilt, announce=lambda _: note(rebuilt))
         self.wait(request, None)
-        if "batch" in vars(self):  # a pool behind a host gets its own after the first build
-            self._attach(link for link in links if not link.is_attached)
-        for env_id in request.values:  # a host of ours may have rebuilt more than it was asked to
-            self._lost.pop(env_id, None)
+        note(request.values.keys() - rebuilt)
         return request
+
+    def _let_finish(self, links: Sequence[Link]) -> None:
+        """Wait until hosts have done what they were asked for, no longer than a call may take."""
+        deadline = None if self._timeout is None else time.monotonic() + self._timeout
+        while any(link.in_flight for link in links) and self.pump(deadline):
+            pass
 
     def _refuse_live(self, env_ids: Sequence[int]) -> None:
         if self._backend.uses_live_envs:
@@ -422,11 +439,13 @@ class Pool:
                 self._lost.update(dict.fromkeys(link.recipe.env_ids, link.obituary(link.recipe.env_ids)))
             self._fail_waiting(link)
         (channel,) = self._backend.launch([link.recipe])
+        if "batch" in vars(self):  # a pool behind a host gets its own after the first build
+            channel.attach(self.batch)
         with self._shield:
             self._link_of_channel.pop(link.channel, None)
             link.channel = channel
             self._link_of_channel[channel] = link
-            link.death, link.is_attached = None, False
+            link.death = None
 
     def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
         """End all hosts. Quiet, bounded in time, harmless when repeated or after a fork.

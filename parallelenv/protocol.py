@@ -215,7 +215,13 @@ def _describe_exit(exitcode: int | None) -> str:
 
 
 class Channel(Protocol):
-    """How the caller reaches one host, wherever it lives."""
+    """How the caller reaches one host, wherever it lives.
+
+    Attributes:
+        in_caller: Whether the host works in the caller's thread, while the caller waits for it, and not meanwhile.
+    """
+
+    in_caller: bool
 
     def pack(self, command: Command) -> Any:
         """Return a command in the form in which it travels; nothing is sent yet.

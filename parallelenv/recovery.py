@@ -70,8 +70,8 @@ class Recovery:
         self._budget = Budget(max_restarts)
         self._seeds: dict[int, int] = {}  # the latest that the user gave
         self._counts: dict[int, int] = {}  # restarts since that
-        # Envs that only shared a worker with one that failed: built anew, but not reset, for the user may still be
-        # owed a step of theirs, whose rows a reset would write over.
+        # Envs that are built anew, but not reset, and why. Mostly they only shared a worker with one that failed: the
+        # user may still be owed a step of theirs, whose rows a reset would write over.
         self._bereft: dict[int, Failure] = {}
         # Envs with a new episode of which the user does not know yet: why the old one ended, and what the reset said.
         self._begun: dict[int, tuple[Failure, Extra]] = {}
@@ -109,31 +109,41 @@ class Recovery:
         left: dict[int, Failure] = {}
         ill = {env_id: failure for env_id, failure in failures.items() if env_id not in self._begun}
         while ill:
-            denied, delay = self._budget.spend(ill.keys() - self._bereft.keys())
+            denied, delay = self._budget.spend(self._broken(ill))
             for env_id in denied:
                 left[env_id] = ill.pop(env_id)
             time.sleep(delay)
             ill = {**self._rebuild(ill), **self._reset(ill)}
         return {env_id: self._begun[env_id] for env_id in failures if env_id in self._begun}, left
 
+    def _broken(self, ill: Mapping[int, Failure]) -> list[int]:
+        """Return which of the envs that failed have to be rebuilt: those that have not been since, or died of it."""
+        dead = self._pool.obituaries(tuple(ill))
+        return sorted(env_id for env_id in ill if env_id not in self._bereft or env_id in dead)
+
     def _rebuild(self, ill: dict[int, Failure]) -> dict[int, Failure]:
         """Rebuild envs that are not yet; take out and return those that cannot be."""
-        broken = sorted(ill.keys() - self._bereft.keys())
+        broken = self._broken(ill)
         if not broken:
             return {}
-        request = self._pool.rebuild(broken)
-        for env_id in {*request.env_ids, *request.values} - ill.keys():
-            self._bereft[env_id] = ill[broken[0]]
-        failures = {env_id: request.failures[env_id] for env_id in broken if env_id in request.failures}
+        request = self._pool.rebuild(broken, lambda env_ids: self._note_rebuilt(env_ids, ill))
+        failures = {env_id: request.failures[env_id] for env_id in ill if env_id in request.failures}
         for env_id in failures:
-            del ill[env_id]
+            del self._bereft[env_id], ill[env_id]
         return failures
+
+    def _note_rebuilt(self, env_ids: Sequence[int], ill: Mapping[int, Failure]) -> None:
+        """Note why envs were built anew: of some it is only known that another one has lost the same worker."""
+        reasons = {**self._pool.obituaries(env_ids), **ill}
+        cause = max(ill.values(), key=lambda failure: failure.is_of_worker)
+        for env_id in env_ids:
+            self._bereft[env_id] = reasons.get(env_id) or Failure(cause.exception, env_id, cause.operation)
 
     def _reset(self, ill: Mapping[int, Failure]) -> dict[int, Failure]:
         """Begin new episodes of envs that were rebuilt; return what goes wrong."""
         env_ids = sorted(ill)
         seeds = [(self._next_seed(env_id), None) for env_id in env_ids]
-        request = self._pool.try_asking("reset", env_ids, seeds, None)
+        request = self._pool.ask_in_time("reset", env_ids, seeds, None)
         for env_id in env_ids:
             self._bereft.pop(env_id, None)
             if env_id not in request.failures:

@@ -75,16 +75,26 @@ class Link:
         recipe: How it was started.
         channel: How it is reached.
         in_flight: Numbers of the commands that it has not answered, with their requests; ``None`` where
-            nobody wants the answer any more.
-        is_attached: Whether it has the batch.
+            it was given up, and whatever it answers comes too late.
         death: Why it is dead, ``None`` while it lives.
     """
 
     recipe: HostRecipe
     channel: Channel
     in_flight: dict[int, Request | None] = field(default_factory=dict)
-    is_attached: bool = False
     death: Death | None = None
+
+    def is_stuck_for(self, env_ids: Sequence[int]) -> bool:
+        """Whether there is no point in waiting until it can rebuild envs: it is dead, was given up, or busy with one.
+
+        A host in the caller's thread is neither: it goes on as soon as it is waited for.
+        """
+        if self.death is not None or self.channel.in_caller:
+            return self.death is not None
+        return any(
+            request is None or not set(env_ids).isdisjoint(request.pending[number])
+            for number, request in self.in_flight.items()
+        )
 
     def obituary(self, env_ids: tuple[int, ...]) -> WorkerDiedError:
         """Return the error for a call that needed these envs of a dead host."""

@@ -22,7 +22,7 @@ from parallelenv.failures import Failure, noted, raise_failures
 from parallelenv.flights import Flights, Landed
 from parallelenv.ownership import own
 from parallelenv.policy import Policy
-from parallelenv.pool import NO_FAILURES, Pool
+from parallelenv.pool import NO_FAILURES, Announcement, Pool
 from parallelenv.protocol import NOTHING, Extra
 from parallelenv.recovery import Recovery
 from parallelenv.requests import Request
@@ -88,9 +88,12 @@ class Stepper:
                 episodes have begun.
         """
         self._settle()
-        self._flights.forget(env_ids)
-        self._fresh.update(env_ids)  # and so they stay if anything goes wrong
-        request = self._begin(env_ids, each)
+
+        def announce(request: Request) -> None:
+            self._flights.forget(env_ids)
+            self._fresh.update(env_ids)  # and so they stay if anything goes wrong
+
+        request = self._begin(env_ids, each, announce)
         failures, extras = request.failures, request.values
         good = tuple(env_id for env_id in env_ids if env_id not in failures) if failures else env_ids
         rows = self._pool.batch.rows(good)
@@ -103,37 +106,37 @@ class Stepper:
         request.raise_failures(partial=states)
         return states
 
-    def _begin(self, env_ids: Sequence[int], each: list[tuple[int | None, dict[str, Any] | None]]) -> Request:
+    def _begin(
+        self, env_ids: Sequence[int], each: list[tuple[int | None, dict[str, Any] | None]], announce: Announcement
+    ) -> Request:
         """Ask for resets; with a recovery again and again until no worker dies or hangs of it."""
         recovery = self._recovery
         if recovery is None:
-            return self._pool.try_asking("reset", env_ids, each, None)
+            return self._pool.try_asking("reset", env_ids, each, None, announce)
         recovery.note_seeds(env_ids, [seed for seed, _ in each])
         lost: Mapping[int, Failure] = self._pool.obituaries(env_ids)
         while True:
             _, left = recovery.mend(lost)
             recovery.forget(env_ids)
             raise_failures([left[env_id] for env_id in sorted(left)], partial=None)
-            try:
-                request = self._pool.try_asking("reset", env_ids, each, None)
-            except WorkerTimeoutError as late:
-                lost = {env_id: Failure(late, env_id, "") for env_id in late.env_ids}
-                continue
-            lost = self._pool.obituaries(env_ids)
+            request = self._pool.ask_in_time("reset", env_ids, each, None, announce)
+            lost = {env_id: failure for env_id, failure in request.failures.items() if failure.is_of_worker}
             if not lost:
                 return request
 
     def restart(self, env_ids: Sequence[int]) -> tuple[int, ...]:
         """Rebuild envs and return the ids of all that were; they need a reset."""
         self._settle()
-        request = self._pool.rebuild(env_ids)
+        request = self._pool.rebuild(env_ids, self._note_rebuilt)
         rebuilt = tuple(sorted({*request.env_ids, *request.values}))
-        self._flights.forget(rebuilt)
-        self._fresh.update(rebuilt)
-        if self._recovery is not None:
-            self._recovery.forget(rebuilt)
         request.raise_failures(partial=tuple(env_id for env_id in rebuilt if env_id not in request.failures))
         return rebuilt
+
+    def _note_rebuilt(self, env_ids: Sequence[int]) -> None:
+        self._flights.forget(env_ids)
+        self._fresh.update(env_ids)
+        if self._recovery is not None:
+            self._recovery.forget(env_ids)
 
     def pause(self, env_ids: Sequence[int]) -> None:
         """Leave envs out until `resume`."""
