@@ -104,7 +104,7 @@ class Recovery:
 
         Returns:
             For those that were mended why their episode ended and what their reset answered, with its state in
-            the batch; and the failures of those that could not be.
+            the batch; and what went wrong last with those that could not be.
         """
         left: dict[int, Failure] = {}
         ill = {env_id: failure for env_id, failure in failures.items() if env_id not in self._begun}
@@ -113,7 +113,7 @@ class Recovery:
             for env_id in denied:
                 left[env_id] = ill.pop(env_id)
             time.sleep(delay)
-            ill = {**self._rebuild(ill), **self._reset(ill)}
+            ill = {**self._rebuild(ill, failures), **self._reset(ill, failures)}
         return {env_id: self._begun[env_id] for env_id in failures if env_id in self._begun}, left
 
     def _broken(self, ill: Mapping[int, Failure]) -> list[int]:
@@ -121,25 +121,25 @@ class Recovery:
         dead = self._pool.obituaries(tuple(ill))
         return sorted(env_id for env_id in ill if env_id not in self._bereft or env_id in dead)
 
-    def _rebuild(self, ill: dict[int, Failure]) -> dict[int, Failure]:
+    def _rebuild(self, ill: dict[int, Failure], reasons: Mapping[int, Failure]) -> dict[int, Failure]:
         """Rebuild envs that are not yet; take out and return those that cannot be."""
         broken = self._broken(ill)
         if not broken:
             return {}
-        request = self._pool.rebuild(broken, lambda env_ids: self._note_rebuilt(env_ids, ill))
+        request = self._pool.rebuild(broken, lambda env_ids: self._note_rebuilt(env_ids, reasons))
         failures = {env_id: request.failures[env_id] for env_id in ill if env_id in request.failures}
         for env_id in failures:
             del self._bereft[env_id], ill[env_id]
         return failures
 
-    def _note_rebuilt(self, env_ids: Sequence[int], ill: Mapping[int, Failure]) -> None:
+    def _note_rebuilt(self, env_ids: Sequence[int], reasons: Mapping[int, Failure]) -> None:
         """Note why envs were built anew: of some it is only known that another one has lost the same worker."""
-        reasons = {**self._pool.obituaries(env_ids), **ill}
-        cause = max(ill.values(), key=lambda failure: failure.is_of_worker)
+        known = {**self._pool.obituaries(env_ids), **reasons}
+        cause = max(reasons.values(), key=lambda failure: failure.is_of_worker)
         for env_id in env_ids:
-            self._bereft[env_id] = reasons.get(env_id) or Failure(cause.exception, env_id, cause.operation)
+            self._bereft[env_id] = known.get(env_id) or Failure(cause.exception, env_id, cause.operation)
 
-    def _reset(self, ill: Mapping[int, Failure]) -> dict[int, Failure]:
+    def _reset(self, ill: Mapping[int, Failure], reasons: Mapping[int, Failure]) -> dict[int, Failure]:
         """Begin new episodes of envs that were rebuilt; return what goes wrong."""
         env_ids = sorted(ill)
         seeds = [(self._next_seed(env_id), None) for env_id in env_ids]
@@ -147,7 +147,7 @@ class Recovery:
         for env_id in env_ids:
             self._bereft.pop(env_id, None)
             if env_id not in request.failures:
-                self._begun[env_id] = ill[env_id], request.values.get(env_id, NOTHING)
+                self._begun[env_id] = reasons[env_id], request.values.get(env_id, NOTHING)
         return request.failures
 
     def _next_seed(self, env_id: int) -> int | None:
