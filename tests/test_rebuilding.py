@@ -69,9 +69,8 @@ def test_a_step_of_a_neighbour_is_waited_for(make_env: MakeEnv, folder: Path) ->
     env = make_env(slow(folder), num_cpus=1)
     env.reset()
     env.send([WAIT], [1])
-    if env.get_env_attr("number", 0) == [0]:  # in every mode: what was sent before is done before
-        (folder / "go").touch()
-    assert env.restart(0) == (0,)
+    with when_begun(folder, 1, (folder / "go").touch):
+        assert env.restart(0) == (0,)
     assert env.recv().states.tolist() == [[1, 1]]
     assert lives(env) == [2, 1, 1, 1]
 
