@@ -121,8 +121,11 @@ def serve(connection: Connection, log: Log | None, foreign: Sequence[Connection]
         other.close()
     if log is not None:
         redirect_descriptors(log)
+    parent = multiprocessing.parent_process()
     try:
-        threading.Thread(target=_die_with_caller, name="parallelenv-watchdog", daemon=True).start()
+        if parent is not None:
+            # Tried for fork, forkserver and spawn; the parent's id and PR_SET_PDEATHSIG tell of the fork server.
+            die_with_caller(parent.sentinel)
     except RuntimeError as error:
         sys.exit(f"A worker could not start a thread ({error}). Raise the limit on processes (ulimit -u) or memory.")
     with contextlib.suppress(EOFError, OSError):  # the caller closed the pipe, or is gone
@@ -173,19 +176,23 @@ def _limit_threads(threads: int) -> Any:
     return threadpool_limits(threads)
 
 
-def _die_with_caller() -> None:
+def die_with_caller(sentinel: int) -> None:
     """End this process when the caller's ends, whatever the env is doing.
 
-    Tried for fork, forkserver and spawn; the parent's id and PR_SET_PDEATHSIG tell of the fork
-    server, not of the caller.
+    Args:
+        sentinel: A descriptor that can be read from then on, and of which nobody else has the same end.
+
+    Raises:
+        RuntimeError: If no thread can be started.
     """
-    parent = multiprocessing.parent_process()
-    if parent is None:
-        return
+
+    def watch() -> None:
+        wait([sentinel])
+        os._exit(1)
+
     if sys.platform == "linux":
-        # The system does it as well, where this thread cannot: beside C code that keeps the interpreter lock.
-        fcntl.fcntl(parent.sentinel, fcntl.F_SETOWN, os.getpid())
-        fcntl.fcntl(parent.sentinel, fcntl.F_SETSIG, signal.SIGKILL)
-        fcntl.fcntl(parent.sentinel, fcntl.F_SETFL, fcntl.fcntl(parent.sentinel, fcntl.F_GETFL) | os.O_ASYNC)
-    wait([parent.sentinel])
-    os._exit(1)
+        # The system does it as well, where the thread cannot: beside C code that keeps the interpreter lock.
+        fcntl.fcntl(sentinel, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(sentinel, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(sentinel, fcntl.F_SETFL, fcntl.fcntl(sentinel, fcntl.F_GETFL) | os.O_ASYNC)
+    threading.Thread(target=watch, name="parallelenv-watchdog", daemon=True).start()

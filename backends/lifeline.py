@@ -1,0 +1,98 @@
+"""How a process that was started by somebody else, as Ray does it, learns at once that the caller is gone.
+
+The caller holds the one end of a pipe as long as it lives. A process of the same user on the same machine can open
+the other end by the caller's id and the number of a descriptor, wherever it comes from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import weakref
+from pathlib import Path
+from typing import NamedTuple
+
+_OPEN: weakref.WeakSet[Lifeline] = weakref.WeakSet()
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+class Address(NamedTuple):
+    """Where a lifeline can be taken hold of.
+
+    Attributes:
+        pid: Process id of the caller.
+        fileno: Number of the descriptor there.
+        boot: What tells one machine, and one run of it, from all others.
+        pipe: What the system calls the pipe.
+    """
+
+    pid: int
+    fileno: int
+    boot: str
+    pipe: str
+
+
+class Lifeline:
+    """The caller's end, for one other process: a signal at the loss of one reader would reach the others too."""
+
+    def __init__(self) -> None:
+        self._offered, self._held = os.pipe()
+        self._pid = os.getpid()
+        _OPEN.add(self)
+
+    @classmethod
+    def create(cls) -> Lifeline | None:
+        """Return a new one; ``None`` on systems where the other end could not be opened."""
+        return cls() if sys.platform == "linux" else None
+
+    @property
+    def address(self) -> Address:
+        """Where the other end is, until `keep` was called."""
+        return Address(self._pid, self._offered, _BOOT.read_text(), os.readlink(f"/proc/self/fd/{self._offered}"))
+
+    def keep(self, *, is_held: bool) -> None:
+        """Take note of whether the other process has taken hold of it."""
+        self._offered = _close(self._offered)
+        if not is_held:
+            self.cut()
+
+    def cut(self) -> None:
+        """Let the other process think that the caller is gone."""
+        self._offered, self._held = _close(self._offered), _close(self._held)
+
+    def __del__(self) -> None:
+        self.cut()
+
+
+def take_hold(address: Address | None) -> int | None:
+    """Return a descriptor that can be read when the caller is gone; ``None`` if it is out of reach."""
+    if address is None:
+        return None
+    try:
+        if _BOOT.read_text() != address.boot:
+            return None
+        fileno = os.open(f"/proc/{address.pid}/fd/{address.fileno}", os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:  # another machine, container or user
+        return None
+    if os.readlink(f"/proc/self/fd/{fileno}") == address.pipe:
+        return fileno
+    os.close(fileno)
+    return None
+
+
+def _close(fileno: int) -> int:
+    if fileno >= 0:
+        with contextlib.suppress(OSError):
+            os.close(fileno)
+    return -1
+
+
+def _cut_in_child() -> None:
+    """Let a forked child not hold on to what is its parent's."""
+    for lifeline in list(_OPEN):
+        lifeline.cut()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_cut_in_child)
