@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import sys
 import weakref
 from pathlib import Path
@@ -56,6 +57,14 @@ class Lifeline:
         self._offered = _close(self._offered)
         if not is_held:
             self.cut()
+
+    def cut_when_free(self, timeout: float) -> None:
+        """Wait until the other process has gone, after ``timeout`` seconds no longer, and let go."""
+        if self._held >= 0 and self._offered < 0:
+            poll = select.poll()
+            poll.register(self._held, 0)  # says only that nobody can read any more
+            poll.poll(timeout * 1000)
+        self.cut()
 
     def cut(self) -> None:
         """Let the other process think that the caller is gone."""

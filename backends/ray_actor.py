@@ -29,6 +29,8 @@ START_TIMEOUT = 10.0
 
 
 _SLICE = 0.1
+_PARTING = 1.0
+"""Seconds that Ray gets to end an actor."""
 
 
 class RayHost:
@@ -135,12 +137,16 @@ class RayChannel:
         return self._death
 
     def kill(self) -> None:  # noqa: D102 (see Channel)
+        self.begin_to_kill()
+        if self._lifeline is not None:  # not at once: Ray would print that an actor died, if it was not Ray's doing
+            self._lifeline.cut_when_free(_PARTING)
+
+    def begin_to_kill(self) -> None:
+        """Let Ray end the actor, and do not wait for it."""
         import ray
 
         self.answers.clear()
         ray.kill(self.actor)
-        if self._lifeline is not None:
-            self._lifeline.cut()
 
 
 class RayBackend:
@@ -252,6 +258,8 @@ class RayBackend:
         if ray.is_initialized():
             closing = [channel.actor.close.remote() for channel in channels]
             ray.wait(closing, num_returns=len(closing), timeout=timeout)
+            for channel in self._started:
+                channel.begin_to_kill()
             for channel in self._started:
                 channel.kill()
         if self._cluster is not None:

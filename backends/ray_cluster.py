@@ -28,11 +28,12 @@ class Cluster:
         Args:
             arguments: For ``ray.init``, where they go before ours.
         """
+        environment = dict(os.environ)  # to import Ray is enough to change it
         import ray
 
         with cls._lock:
             if not ray.is_initialized():
-                cls._environment = dict(os.environ)
+                cls._environment = environment
                 _init_quietly(arguments)
                 cls._started_here = True
                 cls._members = 0

@@ -400,7 +400,7 @@ class Pool:
         links = dict.fromkeys(map(self._link, env_ids))
         self._let_finish([link for link in links if not link.is_stuck_for(env_ids)])
         broken = [link for link in links if link.death or link.in_flight]
-        rebuilt = sorted(set(env_ids).union(*(link.recipe.env_ids for link in broken)))
+        rebuilt = sorted({*env_ids, *self._lost_with(env_ids)}.union(*(link.recipe.env_ids for link in broken)))
         self._refuse_live(rebuilt)
         for link in broken:
             self._replace(link)
@@ -414,6 +414,11 @@ class Pool:
         self.wait(request, None)
         note(request.values.keys() - rebuilt)
         return request
+
+    def _lost_with(self, env_ids: Sequence[int]) -> Iterable[int]:
+        """Return the envs that are known to have lost the same workers, behind a host, as these."""
+        workers = {(self._link(env_id), self._lost[env_id].pid) for env_id in env_ids if env_id in self._lost}
+        return [env_id for env_id, error in self._lost.items() if (self._link(env_id), error.pid) in workers]
 
     def _let_finish(self, links: Sequence[Link]) -> None:
         """Wait until hosts have done what they were asked for, no longer than a call may take."""

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from parallelenv.errors import ArgumentError, MissingDependencyError, UnknownModeError, UnknownOptionError
@@ -135,15 +136,11 @@ def load_backend(word: Any) -> type[Any]:
 
 
 def _require(word: str, package: str) -> None:
-    try:
-        import_module(package)
-    except ModuleNotFoundError as error:
-        if error.name != package:
-            raise  # the package is there but broken: say so plainly
+    if find_spec(package) is None:  # not imported here: Ray changes environment variables then
         raise MissingDependencyError(
             f"para_mode={word!r} needs the package {package!r}, which is not installed. "
             f"Install it with: pip install {package}"
-        ) from error
+        )
 
 
 def _foreign() -> dict[str, Any]:
