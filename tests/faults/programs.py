@@ -346,6 +346,7 @@ def _highest_descriptor(spare: int) -> int:
 
 
 def main() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored if the tests run in the background
     program, mode, start_method, folder, number = sys.argv[1:]
     stage = Stage(Column(mode, None if start_method == "None" else start_method), Path(folder), int(number))
     globals()[program](stage)

@@ -1,0 +1,83 @@
+"""What SECURITY.md promises of worker processes: nobody else can reach them, and nothing shows from outside."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from functools import partial
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import psutil
+import pytest
+
+from parallelenv import ParallelEnv
+from parallelenv.backends.subproc import start_methods
+
+SECRET = "open-sesame-4711"
+
+
+class Discreet(gym.Env[Any, Any]):
+    observation_space = gym.spaces.Box(0, 1, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, secret: str) -> None:
+        self.secret = secret
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        return np.ones(2, np.float32), 1.0, False, False, {}
+
+    def tell(self, word: str) -> tuple[int, str]:
+        return os.getpid(), word + self.secret
+
+
+@pytest.fixture(params=start_methods())
+def processes(request: pytest.FixtureRequest) -> Iterator[list[psutil.Process]]:
+    """Workers that have been given a secret, with the fork server if they have one."""
+    with ParallelEnv([partial(Discreet, SECRET)] * 4, "subproc", num_cpus=2, start_method=request.param) as env:
+        env.reset(options={"secret": SECRET})
+        answers = env.customized_method("tell", {"word": SECRET})
+        env.step([0, 1, 0, 1])
+        pids = {pid for pid, _ in answers}
+        server: Any = forkserver
+        if request.param == "forkserver":
+            pids.add(server._forkserver._forkserver_pid)
+        assert len(pids) == (3 if request.param == "forkserver" else 2)
+        yield [psutil.Process(pid) for pid in pids]
+
+
+def test_nobody_can_connect_to_a_worker(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        assert process.net_connections("inet") == []
+        for connection in process.net_connections("unix"):
+            if connection.laddr:  # Python's fork server alone has one with a name
+                folder = Path(str(connection.laddr)).parent.stat()
+                assert stat.S_IMODE(folder.st_mode) == 0o700
+                assert folder.st_uid == os.getuid()
+
+
+def test_memory_and_output_have_no_name(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        opened = [str(path.readlink()) for path in Path(f"/proc/{process.pid}/fd").iterdir()]
+        mapped = [region.path for region in process.memory_maps()]
+        assert [path for path in opened if path.startswith("/tmp") and not path.endswith("(deleted)")] == []
+        assert [path for path in opened + mapped if path.startswith("/dev/shm")] == []
+        assert any("memfd:parallelenv" in path for path in opened) or process.pid == _server_pid()
+
+
+def test_nothing_shows_in_arguments_and_environment_variables(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        assert SECRET not in " ".join(process.cmdline())
+        assert SECRET not in str(process.environ())
+
+
+def _server_pid() -> Any:
+    server: Any = forkserver
+    return server._forkserver._forkserver_pid
