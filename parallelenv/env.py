@@ -311,7 +311,8 @@ class ParallelEnv(Known):
     def restart(self, id: Any) -> tuple[int, ...]:
         """Rebuild envs from what they were made from. They need a reset afterwards.
 
-        A worker that died or hangs is replaced, and with it all envs that it owned.
+        A worker that died, or is busy with one of them, is replaced, and with it all envs that it owned. What other
+        envs of a worker have under way is waited for, ``timeout`` seconds at most. After Ctrl-C they need a reset too.
 
         Returns:
             Ids of all envs that were rebuilt, ascending.
