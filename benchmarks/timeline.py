@@ -18,7 +18,8 @@ import numpy as np
 from benchmarks.envs import CARTPOLE
 from parallelenv import ParallelEnv
 from parallelenv.backends.host import Host
-from parallelenv.backends.subproc import SubprocBackend, SubprocChannel
+from parallelenv.backends.pipe import PipeChannel
+from parallelenv.backends.subproc import SubprocBackend
 from parallelenv.pool import Pool
 from parallelenv.stepping import Stepper
 
@@ -31,11 +32,11 @@ _MODES: dict[str, tuple[str, dict[str, Any]]] = {
 _STAMPED = (
     (Stepper, "_launch"),
     (Pool, "post"),
-    (SubprocChannel, "send"),
+    (PipeChannel, "send"),
     (Pool, "pump"),
     (SubprocBackend, "wait"),
     (Host, "_step_all"),
-    (SubprocChannel, "receive"),
+    (PipeChannel, "receive"),
     (Stepper, "_deliver"),
     (Stepper, "_infos"),
 )

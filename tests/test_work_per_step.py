@@ -24,7 +24,7 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 
 from parallelenv import ParallelEnv
-from parallelenv.backends import codec, spread, subproc, wire
+from parallelenv.backends import codec, pipe, spread, subproc, wire
 
 NUM_STEPS = 10
 HEADER = 17  # bytes of a message that needs no more
@@ -261,7 +261,7 @@ class WatchedPoll:
 @pytest.fixture
 def undisturbed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let nothing happen now and then, whatever time has passed."""
-    monkeypatch.setattr(subproc, "_HEARTBEAT", 60.0)
+    monkeypatch.setattr(pipe, "_HEARTBEAT", 60.0)
     monkeypatch.setattr(spread, "_PAUSE", 3600.0)
 
 
@@ -270,7 +270,7 @@ def undisturbed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("naps", [0.0, 0.002])
 def test_the_caller_sleeps_at_most_once_per_worker(num_cpus: int, naps: float, monkeypatch: pytest.MonkeyPatch) -> None:
     watched = WatchedSelect()
-    monkeypatch.setattr(subproc, "select", watched)
+    monkeypatch.setattr(pipe, "select", watched)
     waits = []
     with settled(num_cpus=num_cpus, naps=naps) as (_, step):
         for _ in range(NUM_STEPS):

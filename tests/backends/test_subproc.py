@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from parallelenv import ParallelEnv
-from parallelenv.backends import subproc
+from parallelenv.backends import pipe
 from parallelenv.backends.memory import SharedMemory, SharedMemoryError
 from parallelenv.backends.spread import Spreader
 from parallelenv.errors import WorkerDiedError, WorkerStartError
@@ -265,7 +265,7 @@ def test_a_failed_start_leaves_the_environment_as_it_was(users: str | None, monk
 def test_all_workers_are_kept_apart_also_those_that_came_later(monkeypatch: pytest.MonkeyPatch) -> None:
     looked_at: list[set[int]] = []
     monkeypatch.setattr(Spreader, "look", lambda self, pids: looked_at.append(set(pids)))
-    monkeypatch.setattr(subproc, "_SPIN", 5.0)  # any answer is a quick one
+    monkeypatch.setattr(pipe, "_SPIN", 5.0)  # any answer is a quick one
     with ParallelEnv([Witness, Witness], "subproc", num_cpus=2) as env:
         victim, other = env.customized_method("pid")
         assert looked_at[-1] == {victim, other}
