@@ -188,13 +188,17 @@ class PipeChannel:
             return
         self.hang_up()
         if not self.is_dead():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.process.pid, getattr(signal, "SIGKILL", signal.SIGTERM))
+            self.end_process()
         self.process.join()
         self.process.close()
         self.is_gone = True
         if self._log is not None:
             self._log.close()
+
+    def end_process(self) -> None:
+        """End the process at once."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.process.pid, getattr(signal, "SIGKILL", signal.SIGTERM))
 
 
 class Switchboard:

@@ -6,6 +6,7 @@ The envs themselves travel once, when the actor starts.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections import deque
@@ -16,9 +17,13 @@ from parallelenv.backends.codec import decode, decode_command, decode_reply, enc
 from parallelenv.backends.host import Host
 from parallelenv.backends.lifeline import Address, Lifeline, take_hold
 from parallelenv.backends.log import Log, redirect_streams
+from parallelenv.backends.memory import SharedMemory
+from parallelenv.backends.pipe import Switchboard
 from parallelenv.backends.ray_cluster import Cluster, missing_resources
-from parallelenv.backends.wire import Message
-from parallelenv.backends.worker import PackedRecipe, die_with_caller, prepare_worker
+from parallelenv.backends.ray_local import Actor, Doorway, LocalChannel, first_line, go_in, hand_over_log
+from parallelenv.backends.spread import Spreader
+from parallelenv.backends.wire import Message, Wire
+from parallelenv.backends.worker import PackedRecipe, die_with_caller, obey, prepare_worker
 from parallelenv.batch import Batch, Layout
 from parallelenv.errors import ArgumentError, SchedulingError
 from parallelenv.protocol import Channel, Command, Death, HostDied, HostRecipe, Plan, Printed, Reply
@@ -29,8 +34,9 @@ START_TIMEOUT = 10.0
 
 
 _SLICE = 0.1
-_PARTING = 1.0
-"""Seconds that Ray gets to end an actor."""
+"""Seconds of one wait: an interrupt is seen between two of them, not within one."""
+_MOMENT = 2e-3
+"""Seconds of one wait for actors elsewhere while actors on this machine are waited for too."""
 
 
 class RayHost:
@@ -66,6 +72,17 @@ class RayHost:
         """Return the id of the actor's process, and whether it has hold of the caller's lifeline."""
         return os.getpid(), self._lifeline is not None
 
+    def serve(self, path: str) -> None:
+        """Execute what comes through a door on this machine, past Ray, until the caller closes it.
+
+        Raises:
+            OSError: If the door cannot be reached; this host can still be called.
+        """
+        connection, log = go_in(path)
+        redirect_streams(log, lambda: self._host.current, (log.fileno, log.fileno))
+        with contextlib.suppress(EOFError, OSError):  # the caller closed it, or is gone
+            obey(Wire(connection), self._host, self._packed, log)
+
     def attach(self, message: Message) -> None:
         """Make the batch of this host's envs."""
         self._batch = self._make_batch(decode(message))
@@ -93,20 +110,12 @@ class RayChannel:
 
     in_caller = False
 
-    def __init__(self, actor: Any, recipe: HostRecipe, lifeline: Lifeline | None) -> None:
+    def __init__(self, actor: Actor, recipe: HostRecipe) -> None:
         self.actor = actor
-        self._lifeline = lifeline
         self.recipe = recipe
         self.answers: deque[Any] = deque()
-        self.pid: int | None = None
         self._batch: Batch | None = None
         self._death = Death()
-
-    def meet(self, pid: int, has_hold: bool) -> None:
-        """Take note of how the actor has introduced itself."""
-        self.pid = pid
-        if self._lifeline is not None:
-            self._lifeline.keep(is_held=has_hold)
 
     def pack(self, command: Command) -> Message:  # noqa: D102 (see Channel)
         if command.reads_actions and self._batch is not None:
@@ -115,7 +124,7 @@ class RayChannel:
         return encode_command(command, everyone=())
 
     def send(self, packed: Message) -> None:  # noqa: D102 (see Channel)
-        self.answers.append(self.actor.execute.remote(packed))
+        self.answers.append(self.actor.handle.execute.remote(packed))
 
     def receive(self) -> Reply:  # noqa: D102 (see Channel)
         import ray
@@ -123,7 +132,7 @@ class RayChannel:
         try:
             message = ray.get(self.answers[0])
         except ray.exceptions.RayActorError as error:
-            self._death = Death(self.pid, None, f"Ray says: {_first_line(error)}")
+            self._death = Death(self.actor.pid, None, f"Ray says: {first_line(error)}")
             raise HostDied from error
         finally:
             self.answers.popleft()
@@ -131,22 +140,15 @@ class RayChannel:
 
     def attach(self, batch: Batch) -> None:  # noqa: D102 (see Channel)
         self._batch = batch
-        self.actor.attach.remote(encode(batch.layout.part(self.recipe.env_ids)))
+        self.actor.handle.attach.remote(encode(batch.layout.part(self.recipe.env_ids)))
 
     def cause_of_death(self) -> Death:  # noqa: D102 (see Channel)
         return self._death
 
     def kill(self) -> None:  # noqa: D102 (see Channel)
-        self.begin_to_kill()
-        if self._lifeline is not None:  # not at once: Ray would print that an actor died, if it was not Ray's doing
-            self._lifeline.cut_when_free(_PARTING)
-
-    def begin_to_kill(self) -> None:
-        """Let Ray end the actor, and do not wait for it."""
-        import ray
-
         self.answers.clear()
-        ray.kill(self.actor)
+        self.actor.terminate()
+        self.actor.close()
 
 
 class RayBackend:
@@ -155,17 +157,29 @@ class RayBackend:
     Args:
         ray_init: Arguments of ``ray.init``, used if Ray is not running.
         ray_options: Options of the actors, as in ``actor.options(...)``.
+        direct: Whether actors on this machine are reached over a socket and shared memory, as workers of
+            ``subproc`` are, instead of by Ray's calls. Ray still places and ends them.
     """
 
     uses_live_envs = False
     host_class: type[RayHost] = RayHost
 
-    def __init__(self, *, ray_init: dict[str, Any] | None = None, ray_options: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        ray_init: dict[str, Any] | None = None,
+        ray_options: dict[str, Any] | None = None,
+        direct: bool = True,
+    ) -> None:
+        if not isinstance(direct, bool):
+            raise ArgumentError(f"direct={direct!r} must be True or False.")
         self._init = dict(ray_init or {})
         self._options = dict(ray_options or {})
         self._cluster: Cluster | None = None
         self._gpus_per_host = 0.0
-        self._started: list[RayChannel] = []
+        self._goes_direct = direct
+        self._switchboard = Switchboard(Spreader(caller_steps=False))
+        self._started: list[Actor] = []
 
     def plan(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> Plan:  # noqa: D102 (see Backend)
         self._cluster = Cluster.join(self._init)
@@ -188,19 +202,36 @@ class RayBackend:
             kind = ray.remote(**options)(self.host_class)
         except ValueError as error:
             raise ArgumentError(f"ray_options={self._options!r} are not what Ray accepts: {error}.") from error
-        channels = []
-        for message, recipe in zip(packed, recipes, strict=True):
+        actors = []
+        for message in packed:
             lifeline = Lifeline.create()
-            actor = kind.remote(message, lifeline and lifeline.address)
-            channels.append(RayChannel(actor, recipe, lifeline))
-            self._started.append(channels[-1])
+            actors.append(Actor(kind.remote(message, lifeline and lifeline.address), lifeline))
+            self._started.append(actors[-1])
         try:
-            self._await_start(channels, options)
+            self._await_start(actors, options)
+            return self._reach(actors, recipes)
         except BaseException:
-            for channel in channels:
-                channel.kill()
+            for actor in actors:
+                actor.terminate()
             raise
-        return list(channels)
+
+    def _reach(self, actors: Sequence[Actor], recipes: Sequence[HostRecipe]) -> list[Channel]:
+        """Return the channels to actors: those on this machine come in, the others are called."""
+        near = [actor for actor in actors if actor.is_near and self._goes_direct]
+        sockets = {}
+        if near:
+            with Doorway() as doorway:
+                sockets = doorway.admit(near)
+        channels: list[Channel] = []
+        for actor, recipe in zip(actors, recipes, strict=True):
+            if actor not in sockets:
+                channels.append(RayChannel(actor, recipe))
+                continue
+            log = hand_over_log(sockets[actor], actor.pid)
+            local = LocalChannel(actor, sockets[actor], log, self._switchboard.poller, recipe.env_ids)
+            self._switchboard.add(local)
+            channels.append(local)
+        return channels
 
     def _resources(self, recipes: Sequence[HostRecipe]) -> dict[str, Any]:
         """Return the options of the actors: a core for each of their workers, or a fair share.
@@ -218,10 +249,10 @@ class RayBackend:
         cores = int(share) if share >= 1 else int(share * 1e4) / 1e4
         return {"num_cpus": cores, **gpus, **self._options}
 
-    def _await_start(self, channels: Sequence[RayChannel], options: dict[str, Any]) -> None:
+    def _await_start(self, actors: Sequence[Actor], options: dict[str, Any]) -> None:
         import ray
 
-        calls = [channel.actor.introduce.remote() for channel in channels]
+        calls = [actor.handle.introduce.remote() for actor in actors]
         deadline = time.monotonic() + START_TIMEOUT
         waiting = calls
         while waiting:
@@ -229,42 +260,65 @@ class RayBackend:
             lacking = missing_resources(options) if waiting and time.monotonic() >= deadline else ""
             if lacking:
                 raise SchedulingError(
-                    f"{len(channels)} Ray actors with {_describe(options)} each were asked for, but {len(waiting)} of "
+                    f"{len(actors)} Ray actors with {_describe(options)} each were asked for, but {len(waiting)} of "
                     f"them found no place within {START_TIMEOUT:.0f} s: {lacking} Give a smaller num_cpus or num_gpus, "
                     "close what holds the resources, or ask for less with ray_options={'num_cpus': 0}."
                 )
-        for channel, call in zip(channels, calls, strict=True):
-            channel.meet(*ray.get(call))
+        for actor, call in zip(actors, calls, strict=True):
+            actor.meet(*ray.get(call))
 
     def allocate(self, layout: Layout) -> Batch:  # noqa: D102 (see Backend)
-        return Batch.private(layout)
+        if not self._switchboard.channels:
+            self._goes_direct = False  # who comes later could not share this memory
+            return Batch.private(layout)
+        memory = SharedMemory.create(layout.nbytes)
+        return Batch(layout, memory.map, owner=memory)
 
     def wait(self, channels: Sequence[Any], timeout: float | None) -> Sequence[Any]:  # noqa: D102 (see Backend)
-        import ray
-
-        first = {channel.answers[0]: channel for channel in channels}
+        near = [channel for channel in channels if isinstance(channel, LocalChannel)]
+        if len(near) == len(channels):
+            return self._switchboard.wait(near, timeout)
+        far = {channel.answers[0]: channel for channel in channels if isinstance(channel, RayChannel)}
         deadline = None if timeout is None else time.monotonic() + timeout
         ready: list[Any] = []
-        while not ready and (deadline is None or time.monotonic() < deadline):
-            # In slices: an interrupt is seen between two waits, not within one.
-            ready, _ = ray.wait(list(first), num_returns=1, timeout=_left(deadline))
-        if len(channels) > 1 and ready:  # whoever else is ready costs no further round of waiting
-            ready, _ = ray.wait(list(first), num_returns=len(first), timeout=0)
-        return [first[answer] for answer in ready]
+        while not ready:
+            left = _left(deadline)
+            # There is nothing that waits for both: who is near waits for who is far, a moment at a time.
+            ready = _look(far, min(left, _MOMENT) if near else left)
+            if near:
+                ready += self._switchboard.wait(near, 0.0)
+            if left <= 0:
+                break
+        return ready
 
     def close(self, channels: Sequence[Any], timeout: float) -> Sequence[Printed]:  # noqa: D102 (see Backend)
         import ray
 
+        printed: Sequence[Printed] = ()
         if ray.is_initialized():
-            closing = [channel.actor.close.remote() for channel in channels]
-            ray.wait(closing, num_returns=len(closing), timeout=timeout)
-            for channel in self._started:
-                channel.begin_to_kill()
-            for channel in self._started:
-                channel.kill()
+            self._switchboard.hang_up()
+            closing = [channel.actor.handle.close.remote() for channel in channels if isinstance(channel, RayChannel)]
+            deadline = time.monotonic() + timeout
+            if closing:
+                ray.wait(closing, num_returns=len(closing), timeout=timeout)
+            printed = self._switchboard.close(max(0.0, deadline - time.monotonic()))
+            for actor in self._started:
+                actor.terminate()
+            for actor in self._started:
+                actor.close()
         if self._cluster is not None:
             self._cluster.leave()
-        return ()
+        return printed
+
+
+def _look(calls: dict[Any, Any], timeout: float) -> list[Any]:
+    """Return the channels whose calls have been answered; wait for one of them for so long."""
+    import ray
+
+    ready, _ = ray.wait(list(calls), num_returns=1, timeout=timeout)
+    if ready and len(calls) > 1:  # whoever else is ready costs no further round of waiting
+        ready, _ = ray.wait(list(calls), num_returns=len(calls), timeout=0)
+    return [calls[answer] for answer in ready]
 
 
 def _left(deadline: float | None) -> float:
@@ -275,10 +329,6 @@ def _writable(message: Any) -> Message:
     """Return a message whose buffers may be written: Ray's own are read-only."""
     tag, number, frames = message
     return Message(tag, number, [frame if index == 0 else bytearray(frame) for index, frame in enumerate(frames)])
-
-
-def _first_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def _describe(options: dict[str, Any]) -> str:

@@ -41,6 +41,10 @@ class PoolHost:
         self._pool.attach(layout)
         return self._pool.batch
 
+    def attach(self, batch: Batch) -> None:
+        """Hand the workers a batch that the caller shares with them."""
+        self._pool.adopt(batch)
+
     def execute(self, command: Command) -> Reply:
         """Execute a command; an exception concerns its env alone."""
         request = self._pool.forward(command)
@@ -70,6 +74,7 @@ class RaySubprocBackend(RayBackend):
         hosts_per_node: Actors per node, at least 1.
         ray_init: As in `RayBackend`.
         ray_options: As in `RayBackend`.
+        direct: As in `RayBackend`.
     """
 
     host_class = RaySubprocHost
@@ -80,8 +85,9 @@ class RaySubprocBackend(RayBackend):
         hosts_per_node: int = 1,
         ray_init: dict[str, Any] | None = None,
         ray_options: dict[str, Any] | None = None,
+        direct: bool = True,
     ) -> None:
-        super().__init__(ray_init=ray_init, ray_options=ray_options)
+        super().__init__(ray_init=ray_init, ray_options=ray_options, direct=direct)
         if not isinstance(hosts_per_node, int) or hosts_per_node < 1:
             raise ArgumentError(f"hosts_per_node={hosts_per_node!r} must be an int of at least 1.")
         self._hosts_per_node = hosts_per_node

@@ -138,6 +138,21 @@ def _serve(wire: Wire, log: Log | None) -> None:
     if log is not None:
         redirect_streams(log, lambda: host.current, (1, 2))
     prepare_worker(packed)
+    obey(wire, host, packed, log)
+
+
+def obey(wire: Wire, host: Any, packed: PackedRecipe, log: Log | None) -> None:
+    """Execute what comes over a pipe until it is closed at the other end; then close the envs.
+
+    Args:
+        wire: This end of the pipe.
+        host: A `Host`, or what behaves like one.
+        packed: What it owns.
+        log: What it prints to.
+
+    Raises:
+        EOFError, OSError: At the end, always.
+    """
     limits = None
     try:
         while True:
@@ -145,7 +160,7 @@ def _serve(wire: Wire, log: Log | None) -> None:
             command = decode_command(wire.receive(), packed.env_ids)
             if isinstance(command, Attach):
                 memory = SharedMemory.receive(wire.connection, command.layout.nbytes)
-                host.attach(Batch(command.layout, memory.map))
+                host.attach(Batch(command.layout, memory.map, owner=memory))
             else:
                 reply = host.execute(command)
                 if command.name == "build":  # not before: only libraries that are loaded can be limited

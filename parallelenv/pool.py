@@ -124,8 +124,11 @@ class Pool:
 
     def attach(self, layout: Layout) -> None:
         """Allocate the batch and hand it to all hosts."""
-        self.layout = layout
-        self.batch = self._backend.allocate(layout)
+        self.adopt(self._backend.allocate(layout))
+
+    def adopt(self, batch: Batch) -> None:
+        """Take a batch that is there and hand it to all hosts."""
+        self.layout, self.batch = batch.layout, batch
         for link in self._links:
             link.channel.attach(self.batch)
 

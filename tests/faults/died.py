@@ -193,8 +193,8 @@ def killed_and_restarted(context: Context) -> float:
         result = env.step(actions("wait"))
     assert result.truncated.tolist() == result.dones.tolist() == [True, True, False, False]
     assert result.states.tolist() == [[0, 0], [1, 0], [2, 1], [3, 1]]
-    for info in result.infos[:2]:
-        context.check_obituary(info["failure"], victim, "SIGKILL")
+    for env_id, info in enumerate(result.infos[:2]):
+        context.check_obituary(info["failure"], victim, "SIGKILL", (env_id,))
     result = env.step(actions())
     recovered = time.monotonic() - moments[0]
     assert result.states.tolist() == [[0, 1], [1, 1], [2, 2], [3, 2]]
