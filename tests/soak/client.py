@@ -125,6 +125,7 @@ class Client:
 
     def _after_interrupt(self, asked: Sequence[int]) -> None:
         """Receive all that is under way, and find out about steps that the interrupt hit at their very edges."""
+        self.ledger.blur()
         while self.ledger.flying:
             try:
                 result = self.caller.make(partial(self.env.recv, len(self.ledger.flying), None, 1.0))
@@ -162,6 +163,7 @@ class Client:
 
     def reset(self, env_ids: list[int], seed: int | None, options: dict[str, Any] | None) -> None:
         """Reset envs; the options are for the first."""
+        before = self.ledger.remember(env_ids)
         self.ledger.drop(env_ids)
         each = [options, *[None] * (len(env_ids) - 1)]
         states: Any = ()
@@ -169,11 +171,14 @@ class Client:
         try:
             states = self.caller.make(partial(self.env.reset, env_ids, seed=seed, options=each))
             failed = set()
-        except KeyboardInterrupt:
-            pass
+        except KeyboardInterrupt:  # whether steps were dropped is not known
+            self.restart(env_ids)
+            return
         except _OURS:
             raise
         except BaseException as error:  # noqa: BLE001 (as above)
+            if isinstance(error, WorkerDiedError) and not hasattr(error, "partial"):  # refused
+                self.ledger.restore(before)
             states, failed = self._after_failed_reset(error, env_ids)
         for env_id in failed:
             self.ledger.accounts[env_id].is_blurred = True

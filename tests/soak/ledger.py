@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from parallelenv import StepBatch, StepResult
@@ -121,10 +122,11 @@ class Ledger:
         demand(is_own or isinstance(failure, others), f"env {row.env_id} is blamed for another's failure:", row)
         demand((row.reward, row.terminated, row.truncated) == (0, False, True), "no episode that was cut off:", row)
         demand(row.info.get("ended_state") is None, "the last state cannot be known:", row)
-        self._check_state(account, row.state, (row.state[1], 1, 0, NO_TOKEN), row)
+        episode = row.state[2] if account.is_blurred else 1
+        self._check_state(account, row.state, (row.state[1], episode, 0, NO_TOKEN), row)
         self._check_birth(account, row.state[1])
-        account.birth, account.episode, account.step, account.is_new = row.state[1], 1, 0, False
-        account.is_dead = False
+        account.birth, account.episode, account.step, account.is_new = row.state[1], int(episode), 0, False
+        account.is_dead = account.is_blurred = False
         self._tally.lost += 1
         self._tally.mended += 1
         self._end(account)
@@ -163,6 +165,20 @@ class Ledger:
                 self._tally.lost += not account.flight.is_absent
                 account.flight, account.is_blurred = None, True
             account.needs_reset = True
+
+    def remember(self, env_ids: Iterable[int]) -> list[Account]:
+        """Return copies of accounts, for `restore`."""
+        return [replace(self.accounts[env_id]) for env_id in env_ids]
+
+    def restore(self, accounts: Iterable[Account]) -> None:
+        """Note that nothing has happened to envs."""
+        for account in accounts:
+            self.accounts[account.env_id] = account
+
+    def blur(self) -> None:
+        """Note that a call was interrupted in which the pool may have begun episodes of envs that failed."""
+        for account in self.accounts:
+            account.is_blurred |= self.is_tough and account.flight is not None
 
     def begin(self, env_ids: Sequence[int], states: Any, infos: Sequence[dict[str, Any]], seeds: Sequence[Any]) -> None:
         """Check what envs answered to a reset."""
