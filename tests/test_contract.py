@@ -13,3 +13,10 @@ class TestContract(BackendContract):
     def _choose(self, mode: str) -> None:
         self.para_mode = mode
         self.starts_slowly = needs_ray(mode)
+
+
+@pytest.mark.parametrize("mode", ["ray"], indirect=True)
+class TestContractByRaysCalls(TestContract):
+    """As it is in a cluster, where actors are on other machines."""
+
+    backend_options = {"direct": False}  # noqa: RUF012 (as a third party would write it)
