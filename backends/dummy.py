@@ -18,6 +18,7 @@ class DummyBackend:
     """One host, in the caller's thread, however many cores there are."""
 
     uses_live_envs = True
+    placement = ""
 
     def plan(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> Plan:  # noqa: D102 (see Backend)
         return Plan(1)

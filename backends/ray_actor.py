@@ -188,6 +188,12 @@ class RayBackend:
         self._gpus_per_host = num_gpus / plan.num_hosts
         return plan
 
+    @property
+    def placement(self) -> str:
+        """How many of the actors that live are reached past Ray."""
+        living = [actor for actor in self._started if not actor.is_ended]
+        return f"{sum(actor.comes_in for actor in living)} of {len(living)} actors reached directly"
+
     def place(self, num_envs: int, num_cpus: int) -> Plan:
         """Return how many actors to start for so many envs on so many cores."""
         return Plan(min(num_cpus, num_envs))

@@ -40,6 +40,10 @@ class Actor:
     """
 
     exitcode = None  # Ray does not tell
+    comes_in = False
+    """Whether it has come through a `Doorway`."""
+    is_ended = False
+    """Whether Ray was told to end it."""
 
     def __init__(self, handle: Any, lifeline: Lifeline | None) -> None:
         self.handle = handle
@@ -78,6 +82,7 @@ class Actor:
         """Let Ray end it, and do not wait for that."""
         import ray
 
+        self.is_ended = True
         if ray.is_initialized():
             ray.kill(self.handle)
 
@@ -158,6 +163,7 @@ class Doorway:
                 guest, _ = self._socket.accept()
                 pid = _CREDENTIALS.unpack(guest.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[0]
                 if pid in expected:
+                    expected[pid].comes_in = True
                     admitted[expected.pop(pid)] = Connection(guest.detach())
                 guest.close()
             else:

@@ -58,6 +58,7 @@ class SubprocBackend:
     """
 
     uses_live_envs = False
+    placement = ""
 
     def __init__(self, *, start_method: str | None = None, caller_steps: bool = False) -> None:
         methods = start_methods()

@@ -85,6 +85,7 @@ class ThreadBackend:
     """One thread per usable core, several envs each."""
 
     uses_live_envs = True
+    placement = ""
     channel_class: type[ThreadChannel] = ThreadChannel
 
     def __init__(self) -> None:

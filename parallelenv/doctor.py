@@ -96,6 +96,8 @@ def _size(nbytes: int) -> str:
 
 def _ray() -> Lines:
     yield "installed", _version("ray") or "no; the Ray modes need it: pip install ray"
+    way = "a socket and shared memory, unless direct=False" if sys.platform == "linux" else "Ray's calls"
+    yield "actors here", f"are reached by {way}; those on other machines by Ray's calls"
     address, source = _ray_address()
     if address is None:
         yield "running", "no; a Ray mode starts it by itself"

@@ -452,10 +452,10 @@ class ParallelEnv(Known):
         """Return one line; asks no worker."""
         if not hasattr(self, "_num_envs"):
             return "<parallelenv.ParallelEnv, not constructed>"
-        state = "closed" if self._is_closed else count(self.num_hosts, "worker")
+        parts = ["closed"] if self._is_closed else [count(self.num_hosts, "worker"), self._pool.placement]
         return (
             f"<parallelenv.ParallelEnv of {count(self._num_envs, 'env')}, para_mode={self._mode}, "
-            f"asynchronous={self._asynchronous!r}, {state}>"
+            f"asynchronous={self._asynchronous!r}, {', '.join(filter(None, parts))}>"
         )
 
     # ---------------------------------------------------------------- the end

@@ -137,6 +137,11 @@ class Pool:
         """Number of workers: of processes, threads or actors that step envs."""
         return sum(min(link.recipe.num_cpus, len(link.recipe.env_ids)) for link in self._links)
 
+    @property
+    def placement(self) -> str:
+        """How hosts are reached, empty if there is nothing to say."""
+        return self._backend.placement
+
     # ---------------------------------------------------------------- commands
 
     def ask(self, name: str, env_ids: Sequence[int], each: Sequence[Any] | None = None, common: Any = None) -> Request:

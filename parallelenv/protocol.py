@@ -270,9 +270,11 @@ class Backend(Protocol):
 
     Attributes:
         uses_live_envs: Whether envs given as instances are used themselves, not as copies.
+        placement: What ``repr`` says on how hosts are reached; empty if there is nothing to say.
     """
 
     uses_live_envs: bool
+    placement: str
 
     def plan(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> Plan:
         """Return how many hosts to use for ``num_envs`` envs.
