@@ -13,25 +13,22 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from parallelenv.backends import ray_cluster
 from parallelenv.backends.codec import decode, decode_command, decode_reply, encode, encode_command, encode_reply
 from parallelenv.backends.host import Host
 from parallelenv.backends.lifeline import Address, Lifeline, take_hold
 from parallelenv.backends.log import Log, redirect_streams
 from parallelenv.backends.memory import SharedMemory
 from parallelenv.backends.pipe import Switchboard
-from parallelenv.backends.ray_cluster import Cluster, missing_resources
+from parallelenv.backends.ray_cluster import Cluster, missing_resources, unschedulable
 from parallelenv.backends.ray_local import Actor, Doorway, LocalChannel, first_line, go_in, hand_over_log
 from parallelenv.backends.spread import Spreader
 from parallelenv.backends.wire import Message, Wire
 from parallelenv.backends.worker import PackedRecipe, die_with_caller, obey, prepare_worker
 from parallelenv.batch import Batch, Layout
-from parallelenv.errors import ArgumentError, SchedulingError
+from parallelenv.errors import ArgumentError, WorkerStartError
 from parallelenv.protocol import Channel, Command, Death, HostDied, HostRecipe, Plan, Printed, Reply
 from parallelenv.recipes import registered_by_user
-
-START_TIMEOUT = 10.0
-"""Seconds after which an actor that could not be placed is an error, if resources are lacking."""
-
 
 _SLICE = 0.1
 """Seconds of one wait: an interrupt is seen between two of them, not within one."""
@@ -131,7 +128,9 @@ class RayChannel:
 
         try:
             message = ray.get(self.answers[0])
-        except ray.exceptions.RayActorError as error:
+        except ray.exceptions.RayTaskError:
+            raise
+        except ray.exceptions.RayError as error:  # the actor, or its node, or what held the answer
             self._death = Death(self.actor.pid, None, f"Ray says: {first_line(error)}")
             raise HostDied from error
         finally:
@@ -208,18 +207,38 @@ class RayBackend:
             kind = ray.remote(**options)(self.host_class)
         except ValueError as error:
             raise ArgumentError(f"ray_options={self._options!r} are not what Ray accepts: {error}.") from error
-        actors = []
-        for message in packed:
-            lifeline = Lifeline.create()
-            actors.append(Actor(kind.remote(message, lifeline and lifeline.address), lifeline))
-            self._started.append(actors[-1])
+        self._started = [actor for actor in self._started if not actor.is_ended]
         try:
+            return self._launch(kind, packed, recipes, options)
+        except WorkerStartError:  # Ray had not noticed that a node was gone; now it has
+            return self._launch(kind, packed, recipes, options)
+
+    def _launch(
+        self, kind: Any, packed: Sequence[Message], recipes: Sequence[HostRecipe], options: dict[str, Any]
+    ) -> list[Channel]:
+        places = self.find_places(recipes, options)
+        before = len(self._started)
+        try:
+            for message, place in zip(packed, places, strict=True):
+                lifeline = Lifeline.create()
+                handle = kind.options(**place).remote(message, lifeline and lifeline.address)
+                self._started.append(Actor(handle, lifeline))
+            actors = self._started[before:]
             self._await_start(actors, options)
             return self._reach(actors, recipes)
         except BaseException:
-            for actor in actors:
+            for actor in self._started[before:]:
                 actor.terminate()
             raise
+
+    def find_places(self, recipes: Sequence[HostRecipe], options: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return further options for each of the actors, that say where it is to be.
+
+        Args:
+            recipes: What the actors will own: all that are wanted, or later one that is to be replaced.
+            options: Of all of them.
+        """
+        return [{} for _ in recipes]
 
     def _reach(self, actors: Sequence[Actor], recipes: Sequence[HostRecipe]) -> list[Channel]:
         """Return the channels to actors: those on this machine come in, the others are called."""
@@ -259,19 +278,18 @@ class RayBackend:
         import ray
 
         calls = [actor.handle.introduce.remote() for actor in actors]
-        deadline = time.monotonic() + START_TIMEOUT
+        deadline = time.monotonic() + ray_cluster.START_TIMEOUT
         waiting = calls
         while waiting:
             _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=max(0.1, deadline - time.monotonic()))
             lacking = missing_resources(options) if waiting and time.monotonic() >= deadline else ""
             if lacking:
-                raise SchedulingError(
-                    f"{len(actors)} Ray actors with {_describe(options)} each were asked for, but {len(waiting)} of "
-                    f"them found no place within {START_TIMEOUT:.0f} s: {lacking} Give a smaller num_cpus or num_gpus, "
-                    "close what holds the resources, or ask for less with ray_options={'num_cpus': 0}."
-                )
+                raise unschedulable(len(actors), len(waiting), options, lacking)
         for actor, call in zip(actors, calls, strict=True):
-            actor.meet(*ray.get(call))
+            try:
+                actor.meet(*ray.get(call))
+            except ray.exceptions.RayError as error:
+                raise WorkerStartError(f"A Ray actor did not start. Ray says: {error}") from error
 
     def allocate(self, layout: Layout) -> Batch:  # noqa: D102 (see Backend)
         if not self._switchboard.channels:
@@ -312,9 +330,13 @@ class RayBackend:
                 actor.terminate()
             for actor in self._started:
                 actor.close()
+            self.give_places_back()
         if self._cluster is not None:
             self._cluster.leave()
         return printed
+
+    def give_places_back(self) -> None:
+        """Give back what `find_places` has reserved."""
 
 
 def _look(calls: dict[Any, Any], timeout: float) -> list[Any]:
@@ -335,8 +357,3 @@ def _writable(message: Any) -> Message:
     """Return a message whose buffers may be written: Ray's own are read-only."""
     tag, number, frames = message
     return Message(tag, number, [frame if index == 0 else bytearray(frame) for index, frame in enumerate(frames)])
-
-
-def _describe(options: dict[str, Any]) -> str:
-    wanted = {name: options[name] for name in ("num_cpus", "num_gpus", "memory", "resources") if options.get(name)}
-    return ", ".join(f"{name}={value}" for name, value in wanted.items()) or "no resources"

@@ -8,6 +8,11 @@ import signal
 import threading
 from typing import Any, ClassVar
 
+from parallelenv.errors import SchedulingError
+
+START_TIMEOUT = 10.0
+"""Seconds after which an actor that could not be placed is an error, if resources are lacking."""
+
 
 class Cluster:
     """A share in the Ray cluster of this process. The last to leave stops what was started here."""
@@ -92,19 +97,35 @@ def num_nodes() -> int:
     return sum(1 for node in nodes if node["Alive"] and node["Resources"].get("CPU"))
 
 
+def bundle_of(options: dict[str, Any]) -> dict[str, float]:
+    """Return what an actor with these options takes from the cluster, as bundles of placement groups say it."""
+    named = {"CPU": options.get("num_cpus"), "GPU": options.get("num_gpus"), "memory": options.get("memory")}
+    return {name: amount for name, amount in {**named, **(options.get("resources") or {})}.items() if amount}
+
+
 def missing_resources(options: dict[str, Any]) -> str:
     """Say what an actor with these options lacks; empty if it has all and is only slow to start."""
     total, free = resources("cluster_resources"), resources("available_resources")
-    wanted = {
-        "CPU": options.get("num_cpus") or 0,
-        "GPU": options.get("num_gpus") or 0,
-        **(options.get("resources") or {}),
-    }
-    if options.get("memory"):
-        wanted["memory"] = options["memory"]
     lacking = [
         f"{amount:g} {name} (the cluster has {total.get(name, 0):g}, of which {free.get(name, 0):g} free)"
-        for name, amount in wanted.items()
+        for name, amount in bundle_of(options).items()
         if amount > free.get(name, 0)
     ]
     return f"each needs {', '.join(lacking)}." if lacking else ""
+
+
+def unschedulable(num_wanted: int, num_waiting: int, options: dict[str, Any], lacking: str) -> SchedulingError:
+    """Return the error for actors that find no place.
+
+    Args:
+        num_wanted: Of actors.
+        num_waiting: Those of them that found none.
+        options: Of each.
+        lacking: What is missing, a sentence.
+    """
+    wanted = ", ".join(f"{name}={amount:g}" for name, amount in bundle_of(options).items()) or "no resources"
+    return SchedulingError(
+        f"{num_wanted} Ray actors with {wanted} each were asked for, but {num_waiting} of them found no place within "
+        f"{START_TIMEOUT:.0f} s: {lacking} Give a smaller num_cpus or num_gpus, close what holds the resources, or "
+        "ask for less with ray_options={'num_cpus': 0}."
+    )

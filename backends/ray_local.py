@@ -97,10 +97,10 @@ class Actor:
 
         try:
             ray.get(self._serving, timeout=_PARTING)
-        except ray.exceptions.RayActorError as error:
+        except ray.exceptions.GetTimeoutError:
+            return ""
+        except ray.exceptions.RayError as error:
             return first_line(error)
-        except ray.exceptions.RayError:
-            pass
         return ""
 
     def _await_service(self, timeout: float) -> bool:

@@ -53,9 +53,9 @@ def test_what_ray_hands_out_is_writable(mode: str) -> None:
 
 @in_ray_modes
 def test_an_actor_that_finds_no_place_is_an_error(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from parallelenv.backends import ray_actor
+    from parallelenv.backends import ray_cluster
 
-    monkeypatch.setattr(ray_actor, "START_TIMEOUT", 1.0)
+    monkeypatch.setattr(ray_cluster, "START_TIMEOUT", 1.0)
     with pytest.raises(SchedulingError, match=r"1000 GPU.*the cluster has 0"):
         ParallelEnv([Small], mode, num_gpus=1000)
 

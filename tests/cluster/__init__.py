@@ -1,0 +1,1 @@
+"""The Ray modes in clusters of several nodes."""

@@ -1,0 +1,32 @@
+"""Starts a cluster of two nodes on this machine and compares the modes on it.
+
+Usage: python -m tests.cluster [arguments of parallelenv compare]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+
+from parallelenv.backends.ray_cluster import num_nodes
+from parallelenv.cli import main
+
+from .nodes import Nodes
+
+_DEFAULTS = ("CartPole-v1", "--num-envs", "16")
+
+
+def demo() -> int:
+    """Run the comparison; return its exit status."""
+    import ray
+
+    with contextlib.closing(Nodes()) as nodes:
+        nodes.begin_anew()
+        ray.init(address=nodes.cluster.address, logging_level=logging.ERROR, log_to_driver=False)
+        print(f"A Ray cluster of a head and {num_nodes()} nodes with 2 cores each.")
+        return main(["compare", *(sys.argv[1:] or _DEFAULTS)])
+
+
+if __name__ == "__main__":
+    sys.exit(demo())

@@ -1,0 +1,58 @@
+"""Nodes that tests share, and a look at what a test leaves behind."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cluster.nodes import Nodes
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Nodes]:
+    """A cluster which this process has joined."""
+    ray = pytest.importorskip("ray")
+    with contextlib.closing(Nodes()) as nodes:
+        nodes.begin_anew()
+        ray.init(address=nodes.cluster.address, logging_level=logging.ERROR, log_to_driver=False)
+        yield nodes
+
+
+@pytest.fixture
+def nodes(cluster: Nodes) -> Nodes:
+    """A cluster of two nodes with two cores each, none of them taken."""
+    cluster.begin_anew()
+    return cluster
+
+
+@pytest.fixture(autouse=True)
+def no_leaks(cluster: Nodes) -> Iterator[None]:
+    """Fail a test that leaves an actor, a worker, or memory behind. What Ray itself keeps changes all the time."""
+    yield
+    deadline = time.monotonic() + 5.0
+    while left := [*_processes(), *_memory()]:
+        if time.monotonic() > deadline:
+            pytest.fail(f"left behind: {left}")
+        gc.collect()
+        time.sleep(0.05)
+
+
+def _processes() -> Iterator[str]:
+    for process in psutil.process_iter(["cmdline", "pid"]):
+        command = " ".join(process.info["cmdline"] or ())
+        if command.startswith(("ray::RayHost", "ray::RaySubprocHost")) or "parallelenv.backends.worker" in command:
+            yield f"process {process.info['pid']} ({command[:80]})"
+
+
+def _memory() -> Iterator[str]:
+    for path in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # the one that lists them
+            if "memfd:parallelenv" in str(path.readlink()):
+                yield str(path.readlink())
