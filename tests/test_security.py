@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import stat
 from collections.abc import Iterator
 from functools import partial
@@ -81,3 +82,26 @@ def test_nothing_shows_in_arguments_and_environment_variables(processes: list[ps
 def _server_pid() -> Any:
     server: Any = forkserver
     return server._forkserver._forkserver_pid
+
+
+@pytest.mark.parametrize("mode", ["ray", "ray-subproc"], indirect=True)
+def test_the_door_for_rays_actors_is_shut_once_they_are_in(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from parallelenv.backends import ray_local
+
+    modes: list[int] = []
+    paths: list[Path] = []
+
+    def admit(doorway: ray_local.Doorway, actors: Any) -> Any:
+        paths.append(Path(doorway.path))
+        modes.append(stat.S_IMODE(paths[0].parent.stat().st_mode))
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:  # not an actor that was started
+            stranger.connect(doorway.path)
+            return admit_actors(doorway, actors)
+
+    admit_actors = ray_local.Doorway.admit
+    monkeypatch.setattr(ray_local.Doorway, "admit", admit)
+    with ParallelEnv([partial(Discreet, SECRET)] * 4, mode, num_cpus=2) as env:
+        assert modes == [0o700]
+        assert not paths[0].parent.exists()
+        assert "actors reached directly" in repr(env)
+        assert env.reset().shape == (4, 2)
