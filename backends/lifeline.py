@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 _OPEN: weakref.WeakSet[Lifeline] = weakref.WeakSet()
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Address(NamedTuple):
@@ -24,13 +23,13 @@ class Address(NamedTuple):
     Attributes:
         pid: Process id of the caller.
         fileno: Number of the descriptor there.
-        boot: What tells one machine, and one run of it, from all others.
+        place: What tells one machine, one run of it, and one space of process ids there from all others.
         pipe: What the system calls the pipe.
     """
 
     pid: int
     fileno: int
-    boot: str
+    place: str
     pipe: str
 
 
@@ -50,7 +49,7 @@ class Lifeline:
     @property
     def address(self) -> Address:
         """Where the other end is, until `keep` was called."""
-        return Address(self._pid, self._offered, _BOOT.read_text(), os.readlink(f"/proc/self/fd/{self._offered}"))
+        return Address(self._pid, self._offered, _place(), os.readlink(f"/proc/self/fd/{self._offered}"))
 
     def keep(self, *, is_held: bool) -> None:
         """Take note of whether the other process has taken hold of it."""
@@ -74,20 +73,32 @@ class Lifeline:
         self.cut()
 
 
+class CutError(Exception):
+    """The caller is gone, or does not want this process any more."""
+
+
 def take_hold(address: Address | None) -> int | None:
-    """Return a descriptor that can be read when the caller is gone; ``None`` if it is out of reach."""
-    if address is None:
+    """Return a descriptor that can be read when the caller is gone; ``None`` if the caller is out of reach.
+
+    Raises:
+        CutError: If it is not out of reach, and not there.
+    """
+    if address is None or _place() != address.place:  # another machine or container
         return None
     try:
-        if _BOOT.read_text() != address.boot:
-            return None
         fileno = os.open(f"/proc/{address.pid}/fd/{address.fileno}", os.O_RDONLY | os.O_NONBLOCK)
-    except OSError:  # another machine, container or user
+    except PermissionError:  # another user's
         return None
+    except OSError as error:
+        raise CutError("the caller is gone") from error
     if os.readlink(f"/proc/self/fd/{fileno}") == address.pipe:
         return fileno
     os.close(fileno)
-    return None
+    raise CutError("the caller has let go")
+
+
+def _place() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text() + os.readlink("/proc/self/ns/pid")
 
 
 def _close(fileno: int) -> int:

@@ -45,7 +45,7 @@ class RayHost:
     """
 
     def __init__(self, message: Message, caller: Address | None) -> None:
-        self._lifeline = take_hold(caller)
+        self._lifeline = take_hold(caller)  # raises if the caller has given up meanwhile: Ray may still start it
         if self._lifeline is not None:
             die_with_caller(self._lifeline)
         self._packed: PackedRecipe = decode(message)

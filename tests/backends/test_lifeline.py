@@ -1,0 +1,84 @@
+"""How a process learns that the caller is gone, or that it has let go."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+from typing import Any
+
+import pytest
+
+from parallelenv.backends.lifeline import CutError, Lifeline, take_hold
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there is none")
+
+
+def is_cut(fileno: int, patience: float = 0.0) -> bool:
+    return bool(select.select([fileno], [], [], patience)[0])
+
+
+def test_it_is_cut_by_the_one_who_holds_it() -> None:
+    lifeline = Lifeline()
+    fileno: Any = take_hold(lifeline.address)
+    lifeline.keep(is_held=True)
+    assert not is_cut(fileno)
+    lifeline.cut()
+    assert is_cut(fileno)
+    os.close(fileno)
+
+
+def test_it_is_cut_with_the_object() -> None:
+    lifeline = Lifeline()
+    fileno: Any = take_hold(lifeline.address)
+    del lifeline
+    assert is_cut(fileno)
+    os.close(fileno)
+
+
+def test_a_forked_child_does_not_hold_it() -> None:
+    lifeline = Lifeline()
+    fileno: Any = take_hold(lifeline.address)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(writing)
+        os.read(reading, 1)  # lives on
+        os._exit(0)
+    lifeline.cut()
+    assert is_cut(fileno, 10.0)
+    os.close(writing)
+    os.waitpid(child, 0)
+    os.close(reading)
+    os.close(fileno)
+
+
+def test_waiting_for_the_other_end_to_go_is_bounded_and_no_longer_than_needed() -> None:
+    lifeline = Lifeline()
+    fileno: Any = take_hold(lifeline.address)
+    lifeline.keep(is_held=True)
+    os.close(fileno)
+    lifeline.cut_when_free(60.0)
+    other = Lifeline()
+    fileno = take_hold(other.address)
+    other.keep(is_held=True)
+    other.cut_when_free(0.01)
+    assert is_cut(fileno)
+    os.close(fileno)
+
+
+def test_who_comes_too_late_is_told() -> None:
+    lifeline = Lifeline()
+    address = lifeline.address
+    lifeline.cut()
+    with pytest.raises(CutError):
+        take_hold(address)
+    with pytest.raises(CutError), open(os.devnull) as file:
+        take_hold(address._replace(fileno=file.fileno()))
+
+
+def test_another_machine_is_out_of_reach() -> None:
+    lifeline = Lifeline()
+    assert take_hold(None) is None
+    assert take_hold(lifeline.address._replace(place="elsewhere")) is None
+    lifeline.cut()
