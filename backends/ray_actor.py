@@ -103,7 +103,12 @@ class RayHost:
 
 
 class RayChannel:
-    """Calls to one actor, answered in the order in which they were made."""
+    """Calls to one actor, answered in the order in which they were made.
+
+    Ray's compiled graphs were tried: a round of two actors takes 0.8 to 1.2 ms instead of 1.7 to 2.1 ms. But they
+    always ask all actors, `ray.wait` does not take what they give, a step of 10 s is an error, and envs run beside
+    the main thread.
+    """
 
     in_caller = False
 
