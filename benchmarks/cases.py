@@ -104,7 +104,7 @@ def _names(*kinds: str, with_ray: bool = False) -> tuple[str, ...]:
 
 ALONE = ("bare", "dummy", "thread", "subproc", "caller-steps")  # no process per env, no Ray: quick to open
 EVERYONE = (*ALONE, *_names(IN_PROCESS_PEER, PROCESS_PEER))
-EVERYONE_AND_RAY = tuple(BY_NAME)
+EVERYONE_AND_RAY = tuple(name for name in BY_NAME if name != "ray-calls")
 # One process per env, so only as far as a machine has room for them; threads and pipes are left to the cases of 16.
 CURVE = ("bare", "dummy", "thread", "subproc", "caller-steps", "gym-async", "sb3-subproc", "ts-subproc", "ts-shmem")
 
@@ -239,6 +239,27 @@ FORMS = (
     Case("highway", HIGHWAY, 16, ("bare", "subproc", "caller-steps", "gym-async"), rounds=2, peer_rounds=2, seconds=2),
 )
 
+_ORIGINAL = 96  # env steps/s of the class that this one is modelled on, in its Ray mode: measured once, elsewhere
+RAY = (
+    Case(
+        "ray",
+        CARTPOLE,
+        16,
+        ("bare", "subproc", "ray", "ray-subproc", "ray-calls", "ts-ray"),
+        (
+            above("ray-calls", 15, "ts-ray"),
+            Target("ray-calls", ">=", 50 * _ORIGINAL),
+            above("ray", 80, "ts-ray"),
+            above("ray", 0.5, "subproc"),
+            above("ray-subproc", 0.4, "subproc"),
+            below("ray", "ready_s", 2, worst=True),
+            below("ray-subproc", "ready_s", 2, worst=True),
+        ),
+        probe="throughput_within_ray",
+        rounds=2,
+    ),
+)
+
 OTHERS = (
     Case(
         "stragglers",
@@ -297,4 +318,4 @@ OTHERS = (
     ),
 )
 
-CASES: tuple[Case, ...] = (*CARTPOLES, *STEP_COSTS, *FORMS, *OTHERS)
+CASES: tuple[Case, ...] = (*CARTPOLES, *STEP_COSTS, *FORMS, *RAY, *OTHERS)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.cases import Case
-from benchmarks.systems import Opened, System
+from benchmarks.systems import Opened, System, start_ray
 
 SEED = 0
 _ROWS = 1000  # batches of actions made beforehand, used in turns
@@ -50,6 +50,19 @@ def throughput(system: System, case: Case, seconds: float) -> Numbers:
         if case.with_memory and system.kind == "ours":
             numbers |= _memory_per_worker()
     return numbers
+
+
+def throughput_within_ray(system: System, case: Case, seconds: float) -> Numbers:
+    """Do as `throughput`, with a Ray that runs already, if the system uses it."""
+    if not system.uses_ray:
+        return throughput(system, case, seconds)
+    import ray
+
+    start_ray()
+    try:
+        return throughput(system, case, seconds)
+    finally:
+        ray.shutdown()
 
 
 def growth(system: System, case: Case, seconds: float) -> Numbers:
@@ -116,7 +129,8 @@ def leaks(system: System, case: Case, seconds: float) -> Numbers:
 
 
 PROBES: dict[str, Probe] = {
-    probe.__name__: probe for probe in (throughput, growth, calls, stragglers, start_up, idle, leaks)
+    probe.__name__: probe
+    for probe in (throughput, throughput_within_ray, growth, calls, stragglers, start_up, idle, leaks)
 }
 
 

@@ -163,16 +163,26 @@ def ts(name: str) -> Opener:
     return open_it
 
 
-def ts_ray(env_fns: EnvFns, options: dict[str, Any]) -> Opened:
-    """Open Tianshou's Ray vector env, with a Ray that is started and stopped with it, as ours is."""
+def start_ray() -> None:
+    """Start Ray on this machine."""
     import ray
 
     ray.init(include_dashboard=False, log_to_driver=False, logging_level="error")
+
+
+def ts_ray(env_fns: EnvFns, options: dict[str, Any]) -> Opened:
+    """Open Tianshou's Ray vector env, with a Ray that is started and stopped with it, as ours is, if none runs."""
+    import ray
+
+    starts_ray = not ray.is_initialized()
+    if starts_ray:
+        start_ray()
     opened = ts("RayVectorEnv")(env_fns, options)
 
     def close() -> None:
         opened.env.close()
-        ray.shutdown()
+        if starts_ray:
+            ray.shutdown()
 
     opened.close = close
     return opened
@@ -187,6 +197,7 @@ _TS = "tianshou.env"
 _FORK = {"start_method": "fork"}
 _PIPE = {"shared_memory": False}
 _CALLER = {"caller_steps": True}
+_CALLS = {"direct": False}
 
 SYSTEMS: tuple[System, ...] = (
     System("bare", "bare loop", BARE, "#000000", "gymnasium", bare_loop),
@@ -196,6 +207,7 @@ SYSTEMS: tuple[System, ...] = (
     System("caller-steps", "ParallelEnv subproc caller_steps", OURS, "#ff7f0e", _OURS, ours("subproc", **_CALLER)),
     System("ray", "ParallelEnv ray", OURS, "#bcbd22", _OURS, ours("ray"), uses_ray=True),
     System("ray-subproc", "ParallelEnv ray-subproc", OURS, "#7f7f7f", _OURS, ours("ray-subproc"), uses_ray=True),
+    System("ray-calls", "ParallelEnv ray direct=False", OURS, "#dbdb00", _OURS, ours("ray", **_CALLS), uses_ray=True),
     System("gym-sync", "Gymnasium SyncVectorEnv", IN_PROCESS_PEER, "#9edae5", _GYM, gym("SyncVectorEnv")),
     System("gym-async", "Gymnasium AsyncVectorEnv", PROCESS_PEER, "#1f77b4", _GYM, gym("AsyncVectorEnv")),
     System("gym-pipe", "Gymnasium Async, no shm", PROCESS_PEER, "#aec7e8", _GYM, gym("AsyncVectorEnv", **_PIPE)),
