@@ -1,0 +1,117 @@
+"""What the two sides of a rollout tell each other: an order for some steps, and the chunk of them that was made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from parallelenv.batch import Array, Batch
+from parallelenv.failures import Failure
+from parallelenv.ownership import own
+from parallelenv.protocol import Extra
+
+Place = tuple[int, int]
+"""A step, counted from the beginning of what it is a part of, and an env id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What a host is to do next in a rollout. What each env may still do stands beside it in the command.
+
+    Attributes:
+        rollout: Which rollout it belongs to. A host keeps its copy of the policy until it hears of another one.
+        policy: The policy, pickled; ``None`` if every host that is asked has its copy.
+        num_steps: Steps to make, fewer if no env has any left.
+        autoreset: As in `Policy`.
+        skips_done: As in `Policy`.
+    """
+
+    rollout: int
+    policy: bytes | None
+    num_steps: int
+    autoreset: bool
+    skips_done: bool
+
+
+class Ended(NamedTuple):
+    """Episodes that ended, in the order of their steps and then of their columns.
+
+    Attributes:
+        steps: ``(m,)`` int64.
+        columns: ``(m,)`` int64, places in ``Chunk.env_ids``.
+        states: The last states, one array per leaf, ``(m, *shape)``; of objects for loose leaves.
+    """
+
+    steps: Array
+    columns: Array
+    states: list[Array]
+
+
+@dataclass(slots=True)
+class Chunk:
+    """The steps that one host has made with its envs, in ``num_steps`` rows and one column per env.
+
+    Attributes:
+        env_ids: Whose columns these are.
+        states: What the policy saw, one array per leaf, ``(num_steps, k, *shape)``; of objects for loose leaves.
+        actions: Likewise, its actions; a single array of objects if actions are loose.
+        rewards: ``(num_steps, k)`` float64.
+        flags: ``(num_steps, k, 2)`` bool: terminated, truncated.
+        valid: ``(num_steps, k)`` bool: whether the env made this step.
+        extras: What the policy said besides, ``(num_steps, k, ...)`` each.
+        ended: Episodes that ended.
+        said: What steps answered beside rows, by place.
+        loose: Loose leaves of the states after the last step, by env id, if there are any.
+        failed: In which step an env failed, and why. It made no further one.
+        broken: Why the policy has given no actions for the step after the last; ``None`` if it was not at fault.
+    """
+
+    env_ids: tuple[int, ...]
+    states: list[Array]
+    actions: list[Array]
+    rewards: Array
+    flags: Array
+    valid: Array
+    ended: Ended
+    extras: dict[str, Array] = field(default_factory=dict)
+    said: dict[Place, Extra] = field(default_factory=dict)
+    loose: dict[int, list[Any]] = field(default_factory=dict)
+    failed: Mapping[int, tuple[int, Failure]] = field(default_factory=dict)
+    broken: Failure | None = None
+
+    @property
+    def num_steps(self) -> int:
+        """Number of steps that were made."""
+        return len(self.rewards)
+
+    def __deepcopy__(self, memo: Any) -> Chunk:
+        """Return itself with what envs still have hold of copied: the arrays are nobody else's.
+
+        In the caller's process that saves a copy of all states.
+        """
+        said = {place: Extra(*map(own, extra)) for place, extra in self.said.items()}
+        return replace(self, said=said, loose=own(self.loose))
+
+
+def room(shape: tuple[int, ...], like: Array | None) -> Array:
+    """Return zeros for rows as an array of the batch has them; for a loose leaf ``None`` as many times."""
+    return np.full(shape, None, dtype=object) if like is None else np.zeros((*shape, *like.shape[1:]), like.dtype)
+
+
+def action_rooms(shape: tuple[int, ...], batch: Batch) -> list[Array]:
+    """Return `room` for each leaf of the actions; for all together, as objects, if they are not in the batch."""
+    return [room(shape, like) for like in batch.actions] or [room(shape, None)]
+
+
+def join_ends(parts: Sequence[Ended], leaves: Sequence[Array | None]) -> Ended:
+    """Return all of these as one, sorted. ``leaves``: the arrays of a batch, for their form."""
+    if not parts:
+        nothing = np.zeros(0, dtype=np.int64)
+        return Ended(nothing, nothing.copy(), [room((0,), like) for like in leaves])
+    steps, columns = (np.concatenate([part[index] for part in parts]) for index in (0, 1))
+    order = np.lexsort((columns, steps))
+    states = [np.concatenate([part.states[index] for part in parts])[order] for index in range(len(leaves))]
+    return Ended(steps[order], columns[order], states)
