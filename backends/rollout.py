@@ -57,7 +57,7 @@ class HostRollout:
         recorder.select([column for column, share in enumerate(shares) if share != 0])
         while recorder.env_ids and recorder.count < order.num_steps:
             try:
-                each, extras = self._act(host, recorder)
+                each = self._act(host, recorder)
             except BaseException as error:  # told to the user as a failure of the policy
                 if isinstance(error, KeyboardInterrupt) and host.in_caller:
                     raise
@@ -65,30 +65,31 @@ class HostRollout:
                 break
             if host.writer is not writer:  # given up meanwhile: nobody waits for this any more
                 break
-            recorder.note_decision(each, extras)
             ended = recorder.note_step(host.run_step(recorder.env_ids, each, order.autoreset))
             self._go_on(recorder, ended, shares, order)
         return recorder.chunk()
 
-    def _act(self, host: Host, recorder: Recorder) -> tuple[list[Any] | None, Extras]:
-        """Ask the policy; return the actions, unless they are in the batch, and what it said besides."""
+    def _act(self, host: Host, recorder: Recorder) -> list[Any] | None:
+        """Ask the policy, and note what it said; return the actions, unless they are in the batch."""
         host.doing, host.turns = "the policy", (iter(()), ())  # what it prints is of no env in particular
         writer, env_ids = host.writer, recorder.env_ids
         if self._player is None:  # unpickled here, so that what fails then is a failure of the policy
             self._player, self._packed = Player(loads(self._packed or b""), writer.batch.layout), None
         actions, extras = self._player.act(env_ids, recorder.states_now())
         try:
-            return self._player.give(actions, host.writer.batch, env_ids), extras
+            each = self._player.give(actions, host.writer.batch, env_ids)
         except ActionError as error:
             raise ActionError(
                 f"What the policy returned does not fit the states of {len(env_ids)} envs: {error}"
             ) from None
+        recorder.note_decision(each, extras)
+        return each
 
     def _go_on(self, recorder: Recorder, ended: Sequence[int], shares: list[int | None], order: Order) -> None:
         """Leave out of the next step who failed or has no episode left."""
-        failed = [column for column in recorder.active if recorder.all_ids[column] in recorder.failed]
-        if not (ended or failed):
+        if not (ended or recorder.failed):
             return
+        failed = [column for column in recorder.active if recorder.all_ids[column] in recorder.failed]
         if self._player is not None:
             self._player.forget([recorder.all_ids[column] for column in (*ended, *failed)])
         for column in ended:
@@ -297,20 +298,31 @@ class Recorder:
     def note_step(self, reply: Reply) -> list[int]:
         """Note what the envs answered; return the columns of those whose episode ended."""
         step, columns, rows = self.count, self._columns, self._rows
-        flags = self._flags[step]
         self._rewards[step, columns] = self._batch.rewards[rows]
-        flags[columns] = self._batch.flags[rows]
+        self._flags[step, columns] = self._batch.flags[rows]
         self._valid[step, columns] = True
         self.count += 1
-        for env_id, failure in reply.failures.items():
-            self.failed[env_id] = step, failure
-            column = self.all_ids.index(env_id)
-            self._rewards[step, column], flags[column], self._valid[step, column] = 0.0, False, False
+        for failure in reply.failures.values():
+            self._note_failure(step, failure)
         for env_id, extra in reply.values.items():
-            info, _, reward, _, reset_info = extra
-            if info or reward or reset_info:  # copied now: an env may change them in its next step
-                self._said[step, env_id] = Extra(own(info), None, own(reward), None, own(reset_info))
-        return self._note_ends(step, reply) if flags.any() else []
+            try:
+                self._note_said(step, env_id, extra)
+            except Exception as error:  # noqa: BLE001 (copying runs user code: anything may come)
+                from parallelenv.backends.inprocess import cannot_travel  # which imports hosts
+
+                self._note_failure(step, Failure(cannot_travel(extra, error), env_id, "the copying of its result"))
+        return self._note_ends(step, reply) if self._flags[step].any() else []
+
+    def _note_failure(self, step: int, failure: Failure) -> None:
+        column = self.all_ids.index(failure.env_id)
+        self.failed[failure.env_id] = step, failure
+        self._rewards[step, column], self._flags[step, column], self._valid[step, column] = 0.0, False, False
+
+    def _note_said(self, step: int, env_id: int, extra: Extra) -> None:
+        """Note what a step answered beside its row, copied now: an env may change it in its next step."""
+        info, _, reward, _, reset_info = extra
+        if info or reward or reset_info:
+            self._said[step, env_id] = Extra(own(info), None, own(reward), None, own(reset_info))
 
     def _note_ends(self, step: int, reply: Reply) -> list[int]:
         columns = np.flatnonzero(self._flags[step].any(axis=1))
