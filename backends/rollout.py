@@ -36,10 +36,10 @@ class HostRollout:
 
     Args:
         number: Of the rollout.
-        packed: The policy, pickled.
+        packed: The policy, pickled, ``(nbytes,)`` uint8.
     """
 
-    def __init__(self, number: int, packed: bytes | None) -> None:
+    def __init__(self, number: int, packed: Array | None) -> None:
         self.number = number
         self._packed = packed
         self._player: Player | None = None
@@ -74,7 +74,7 @@ class HostRollout:
         host.doing, host.turns = "the policy", (iter(()), ())  # what it prints is of no env in particular
         writer, env_ids = host.writer, recorder.env_ids
         if self._player is None:  # unpickled here, so that what fails then is a failure of the policy
-            self._player, self._packed = Player(loads(self._packed or b""), writer.batch.layout), None
+            self._player, self._packed = Player(loads(self._packed), writer.batch.layout), None
         actions, extras = self._player.act(env_ids, recorder.states_now())
         try:
             each = self._player.give(actions, host.writer.batch, env_ids)

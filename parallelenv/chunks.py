@@ -23,14 +23,14 @@ class Order:
 
     Attributes:
         rollout: Which rollout it belongs to. A host keeps its copy of the policy until it hears of another one.
-        policy: The policy, pickled; ``None`` if every host that is asked has its copy.
+        policy: The policy, pickled, ``(nbytes,)`` uint8; ``None`` if every host that is asked has its copy.
         num_steps: Steps to make, fewer if no env has any left.
         autoreset: As in `Policy`.
         skips_done: As in `Policy`.
     """
 
     rollout: int
-    policy: bytes | None
+    policy: Array | None
     num_steps: int
     autoreset: bool
     skips_done: bool

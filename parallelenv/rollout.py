@@ -134,8 +134,8 @@ class Roller:
         shares.update(dict.fromkeys(resting, 0))
 
 
-def pack_player(player: Any) -> bytes:
-    """Return a policy as it travels.
+def pack_player(player: Any) -> Array:
+    """Return a policy, pickled, in an array: such a one travels to all hosts without being copied for each.
 
     Raises:
         ArgumentError: If it cannot be called.
@@ -147,13 +147,13 @@ def pack_player(player: Any) -> bytes:
             "states of some envs and returns an action for each."
         )
     try:
-        packed: bytes = cloudpickle.dumps(player)
+        packed = cloudpickle.dumps(player)
     except Exception as error:  # pickling runs user code: anything may come
         raise UnpicklableError(
             f"The policy, a {type(player).__name__}, cannot be copied to the workers ({type(error).__name__}: "
             f"{error}). Nothing was sent. Let it hold plain data, and open what cannot travel at its first call."
         ) from error
-    return packed
+    return np.frombuffer(bytearray(packed), np.uint8)
 
 
 class _Course:
@@ -170,15 +170,15 @@ class _Course:
     def __init__(
         self,
         roller: Roller,
-        packed: bytes,
+        packed: Array,
         env_ids: Sequence[int],
         num_steps: int | None,
         left: dict[int, int | None],
     ) -> None:
         self._roller = roller
         self._number = next(_numbers)
-        self._packed: bytes | None = packed
-        self._sent: bytes | None = packed
+        self._packed = packed
+        self._sent: Array | None = packed
         self._env_ids = env_ids
         self._num_steps = num_steps
         self._left = left

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import operator
 import threading
 import time
@@ -10,11 +11,12 @@ import traceback
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
 import pytest
+import tqdm.auto
 from conftest import MakeEnv
 from gymnasium.spaces import Box, Dict, Discrete
 from hypothesis import HealthCheck, given, settings
@@ -889,3 +891,50 @@ def test_any_course_of_rollouts_and_steps(make_env: MakeEnv, mode: str, data: st
             check_same(rollout, outside, word == "restart")
             states = rollout.final_states
     env.close()
+
+
+# ---------------------------------------------------------------- the bar
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Bar(tqdm.auto.tqdm):  # type: ignore[type-arg]
+    """Remembers how far it went."""
+
+    gone: ClassVar[list[tuple[Any, Any]]] = []
+
+    def close(self) -> None:
+        if not self.disable:
+            self.gone.append((self.n, self.total))
+        super().close()
+
+
+@pytest.mark.parametrize(("arguments", "total"), [({"num_steps": 40}, 40), ({"num_episodes": 6}, 6)])
+def test_a_bar_shows_on_a_terminal(
+    make_env: MakeEnv, monkeypatch: pytest.MonkeyPatch, arguments: Any, total: int
+) -> None:
+    monkeypatch.setattr(rollouts, "_BAR_DELAY", 0.0)
+    screen = Terminal()
+    monkeypatch.setattr("sys.stderr", screen)
+    monkeypatch.setattr(tqdm.auto, "tqdm", Bar)
+    monkeypatch.setattr(Bar, "gone", [])
+    env = make_env(counts(2, 5), asynchronous="restart")
+    env.reset()
+    env.rollout(zeros, progress=False, **arguments)
+    assert not screen.getvalue()
+    env.rollout(zeros, **arguments)
+    assert f"rollout:   0%|          | 0/{total}" in screen.getvalue()
+    assert Bar.gone == [(total, total)]
+
+
+def test_no_bar_shows_elsewhere(make_env: MakeEnv, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollouts, "_BAR_DELAY", 0.0)
+    screen = io.StringIO()
+    monkeypatch.setattr("sys.stderr", screen)
+    env = make_env(counts(2, 5), asynchronous="restart")
+    env.reset()
+    env.rollout(zeros, 3)
+    assert not screen.getvalue()
