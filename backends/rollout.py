@@ -16,13 +16,13 @@ import numpy as np
 
 from parallelenv.actions import ActionReader
 from parallelenv.batch import Array, Batch, Layout
-from parallelenv.chunks import Chunk, Ended, Order, Place, action_rooms, join_ends, room
+from parallelenv.chunks import Chunk, Ended, Memory, Order, Place, action_rooms, check_rows, join_ends, map_leaves, room
 from parallelenv.errors import ActionError, ArgumentError
 from parallelenv.failures import Failure
 from parallelenv.ownership import own
 from parallelenv.protocol import NOTHING, Command, Extra, Reply
 from parallelenv.results import gather_states
-from parallelenv.spaces import as_array, describe_value, object_array
+from parallelenv.spaces import as_array, object_array
 from parallelenv.unpickling import loads
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class HostRollout:
 
     Args:
         number: Of the rollout.
-        packed: The policy, pickled, ``(nbytes,)`` uint8.
+        packed: As in `Order`.
     """
 
     def __init__(self, number: int, packed: Array | None) -> None:
@@ -68,14 +68,15 @@ class HostRollout:
                 break
             ended = recorder.note_step(host.run_step(recorder.env_ids, each, order.autoreset))
             self._go_on(recorder, ended, shares, order)
-        return recorder.chunk()
+        return recorder.chunk(None if self._player is None else self._player.memory)
 
     def _act(self, host: Host, recorder: Recorder) -> list[Any] | None:
         """Ask the policy, and note what it said; return the actions, unless they are in the batch."""
         host.doing, host.turns = "the policy", (iter(()), ())  # what it prints is of no env in particular
         writer, env_ids = host.writer, recorder.env_ids
         if self._player is None:  # unpickled here, so that what fails then is a failure of the policy
-            self._player, self._packed = Player(loads(self._packed), writer.batch.layout), None
+            policy, memory = loads(self._packed)
+            self._player, self._packed = Player(policy, memory, writer.batch.layout), None
         actions, extras = self._player.act(env_ids, recorder.states_now())
         try:
             each = self._player.give(actions, host.writer.batch, env_ids)
@@ -106,18 +107,18 @@ class Player:
 
     Args:
         policy: As in `ParallelEnv.rollout`.
+        memory: What it remembers from before, also of envs of other hosts.
         layout: Of the batch.
     """
 
-    def __init__(self, policy: Any, layout: Layout) -> None:
+    def __init__(self, policy: Any, memory: Memory | None, layout: Layout) -> None:
         self._policy = policy
         self._reader = ActionReader(layout)
         self._has_tuples = not layout.actions.is_single
         self._takes = takes_memory(policy)
         self._form: dict[str, tuple[int, ...]] | None = None  # of the extras
-        self._memory: Any = None
-        self._known: tuple[int, ...] = ()  # whose rows the memory has
-        self._begun: set[int] = set()  # those of them whose episode it is of
+        self._known, self._memory, begins = memory or Memory((), None)
+        self._begun = set(self._known) - begins  # those of whose episode the memory is
 
     def act(self, env_ids: tuple[int, ...], states: Any) -> tuple[Any, Extras]:
         """Return the policy's actions for these envs, and what it said besides."""
@@ -133,7 +134,7 @@ class Player:
         if not self._is_triple(answer):
             return answer, self._read_extras({}, env_ids)
         actions, memory, extras = answer
-        map_leaves(memory, lambda leaf: _check_count("rnn_state", leaf, env_ids))
+        check_rows("The rnn_state that the policy returned", memory, len(env_ids))
         self._memory, self._known = memory, env_ids
         return actions, self._read_extras(extras or {}, env_ids)
 
@@ -141,7 +142,7 @@ class Player:
         """Return copies of what the policy said besides, as arrays that can be stacked."""
         arrays = {name: np.array(as_array(value)) for name, value in extras.items()}
         for name, array in arrays.items():
-            _check_count(f"extras[{name!r}]", array, env_ids)
+            check_rows(f"The policy's extras[{name!r}]", array, len(env_ids))
         form = {name: array.shape[1:] for name, array in arrays.items()}
         if self._form not in (None, form):
             raise ArgumentError(
@@ -157,6 +158,11 @@ class Player:
             self._reader.put_rows(batch, actions, env_ids, env_ids, None)
             return None
         return [own(action) for action in self._reader.read_objects(actions, env_ids, None)]
+
+    @property
+    def memory(self) -> Memory | None:
+        """What is remembered now, a copy."""
+        return None if self._memory is None or not self._takes else Memory(self._known, own(self._memory))
 
     def forget(self, env_ids: Sequence[int]) -> None:
         """Take note that the next call of these envs is the first of an episode."""
@@ -200,25 +206,6 @@ def takes_memory(policy: Any) -> tuple[str, ...]:
 
 _OPEN = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-
-
-def map_leaves(nest: Any, change: Any) -> Any:
-    """Return a nest of dicts, tuples and lists with each leaf changed; ``None`` stays."""
-    if isinstance(nest, dict):
-        return {key: map_leaves(part, change) for key, part in nest.items()}
-    if isinstance(nest, tuple | list):
-        parts = [map_leaves(part, change) for part in nest]
-        return type(nest)(*parts) if hasattr(nest, "_fields") else type(nest)(parts)
-    return None if nest is None else change(nest)
-
-
-def _check_count(name: str, value: Any, env_ids: Sequence[int]) -> None:
-    shape = getattr(value, "shape", None)
-    if shape is None or len(shape) == 0 or shape[0] != len(env_ids):
-        raise ArgumentError(
-            f"The policy returned {name} {describe_value(value)} for the states of {len(env_ids)} envs. Its first axis "
-            "must be that of the envs."
-        )
 
 
 class Recorder:
@@ -339,8 +326,8 @@ class Recorder:
         self._ended.append(Ended(np.full(len(columns), step), columns, states))
         return columns.tolist()
 
-    def chunk(self) -> Chunk:
-        """Return what was made."""
+    def chunk(self, memory: Memory | None) -> Chunk:
+        """Return what was made, with what the policy remembers of it."""
         count = self.count
         return Chunk(
             self.all_ids,
@@ -353,6 +340,7 @@ class Recorder:
             self._stacked_extras(),
             self._said,
             self._loose(self.all_ids),
+            memory,
             self.failed,
             self.broken,
         )

@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from parallelenv.batch import Array, Batch
+from parallelenv.errors import ArgumentError
 from parallelenv.failures import Failure
 from parallelenv.protocol import Extra
+from parallelenv.spaces import as_array, describe_value, is_tensor, stack_values
 
 Place = tuple[int, int]
 """A step, counted from the beginning of what it is a part of, and an env id."""
+
+
+class Memory(NamedTuple):
+    """What a recurrent policy remembers of some envs.
+
+    Attributes:
+        env_ids: Whose rows these are.
+        rows: A nest of dicts, tuples and lists of arrays, the first axis of each that of ``env_ids``.
+        begins: Those of the envs whose episode has not begun: nothing is to be remembered.
+    """
+
+    env_ids: tuple[int, ...]
+    rows: Any
+    begins: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +38,8 @@ class Order:
 
     Attributes:
         rollout: Which rollout it belongs to. A host keeps its copy of the policy until it hears of another one.
-        policy: The policy, pickled, ``(nbytes,)`` uint8; ``None`` if every host that is asked has its copy.
+        policy: The policy and its `Memory` or ``None``, pickled, ``(nbytes,)`` uint8; ``None`` if every host that is
+            asked has its copy.
         num_steps: Steps to make, fewer if no env has any left.
         autoreset: As in `Policy`.
         skips_done: As in `Policy`.
@@ -64,6 +81,7 @@ class Chunk:
         ended: Episodes that ended.
         said: What steps answered beside rows, by place.
         loose: Loose leaves of the states after the last step, by env id, if there are any.
+        memory: What the policy remembers after the last step; ``None`` if it remembers nothing.
         failed: In which step an env failed, and why. It made no further one.
         broken: Why the policy has given no actions for the step after the last; ``None`` if it was not at fault.
     """
@@ -78,6 +96,7 @@ class Chunk:
     extras: dict[str, Array] = field(default_factory=dict)
     said: dict[Place, Extra] = field(default_factory=dict)
     loose: dict[int, list[Any]] = field(default_factory=dict)
+    memory: Memory | None = None
     failed: Mapping[int, tuple[int, Failure]] = field(default_factory=dict)
     broken: Failure | None = None
 
@@ -110,3 +129,47 @@ def join_ends(parts: Sequence[Ended], leaves: Sequence[Array | None]) -> Ended:
     order = np.lexsort((columns, steps))
     states = [np.concatenate([part.states[index] for part in parts])[order] for index in range(len(leaves))]
     return Ended(steps[order], columns[order], states)
+
+
+def map_leaves(nest: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a nest of dicts, tuples and lists with each leaf changed; ``None`` stays."""
+    if isinstance(nest, dict):
+        return {key: map_leaves(part, change) for key, part in nest.items()}
+    if isinstance(nest, tuple | list):
+        parts = [map_leaves(part, change) for part in nest]
+        return type(nest)(*parts) if hasattr(nest, "_fields") else type(nest)(parts)
+    return None if nest is None else change(nest)
+
+
+def check_rows(name: str, nest: Any, num_envs: int) -> None:
+    """Refuse a nest in which a leaf has not one row per env.
+
+    Raises:
+        ArgumentError: If there is such a leaf.
+    """
+
+    def check(leaf: Any) -> None:
+        shape = getattr(leaf, "shape", None)
+        if not shape or shape[0] != num_envs:
+            raise ArgumentError(
+                f"{name} is {describe_value(leaf)}, for the states of {num_envs} envs. The first axis must be that of "
+                "the envs."
+            )
+
+    map_leaves(nest, check)
+
+
+def join_memories(parts: Sequence[tuple[Memory, int]]) -> Any:
+    """Return rows of memories, each given by its memory and its place there, as one nest."""
+    leaves: dict[int, list[Any]] = {}
+    for memory, _ in parts:
+        if id(memory) not in leaves:
+            map_leaves(memory.rows, leaves.setdefault(id(memory), []).append)
+    columns = zip(*([leaf[row] for leaf in leaves[id(memory)]] for memory, row in parts), strict=True)
+    joined = iter([stack_values([as_row(value) for value in column]) for column in columns])
+    return map_leaves(parts[0][0].rows, lambda _: next(joined))
+
+
+def as_row(value: Any) -> Any:
+    """Return a row that can be stacked: what is neither an array, a tensor nor a number becomes an array."""
+    return value if is_tensor(value) else as_array(value)

@@ -308,6 +308,7 @@ class ParallelEnv(Known):
         *,
         num_episodes: int | None = None,
         id: Any = None,
+        rnn_state: Any = None,
         progress: bool = True,
     ) -> Rollout:
         """Let a policy act beside the envs, and return all of their steps at once.
@@ -320,13 +321,15 @@ class ParallelEnv(Known):
                 worker that take part, and actions as it takes them. It may return ``(actions, rnn_state, extras)``:
                 ``extras`` is a dict of arrays whose first axis is that of the envs. A policy with the parameters
                 ``rnn_state`` and ``done`` gets the former back (a nest of arrays with that first axis, ``None`` at
-                first), and where an episode begins, ``done`` is ``True``, as in its first call. Every worker has a
-                copy of its own, in every mode.
+                first), and ``done`` is ``True`` where an episode begins, and where nothing is remembered of it. Every
+                worker has a copy of its own, in every mode.
             num_steps: So many steps each env makes, fewer if its policy of ended episodes lets it rest.
             num_episodes: Or so many episodes are ended, each env its share: the first envs one more if they do not
                 come out even. An episode that is under way counts. What takes longest is waited for, so short
                 episodes are not preferred.
             id: Which envs.
+            rnn_state: What the policy remembers of these envs, as `Rollout.rnn_state` of the rollout before: episodes
+                under way go on with it. ``None``: nothing.
             progress: Whether a bar shows, on a terminal or in a notebook, from the first second on.
 
         Returns:
@@ -342,7 +345,7 @@ class ParallelEnv(Known):
                 ``error.partial`` is the `Rollout` so far. Envs whose steps were lost need a reset, after Ctrl-C too.
         """
         env_ids = self._ids(id)
-        return self._roller.run(policy, env_ids, Goal.of(num_steps, num_episodes), bool(progress))
+        return self._roller.run(policy, env_ids, Goal.of(num_steps, num_episodes), rnn_state, bool(progress))
 
     @exclusive
     def pause(self, id: Any) -> None:

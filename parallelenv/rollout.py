@@ -16,7 +16,7 @@ import numpy as np
 
 from parallelenv.arguments import check_positive
 from parallelenv.batch import Array, Batch
-from parallelenv.chunks import Chunk, Ended, Order, action_rooms, join_ends, room
+from parallelenv.chunks import Chunk, Ended, Memory, Order, action_rooms, check_rows, join_ends, room
 from parallelenv.errors import ArgumentError, ParallelEnvError, ResetNeededError, UnpicklableError, WorkerTimeoutError
 from parallelenv.failures import Failure, noted, raise_failures, raise_of_policy
 from parallelenv.policy import Policy
@@ -108,15 +108,20 @@ class Roller:
         self.recovery = recovery
         self.timeout = timeout
 
-    def run(self, player: Any, env_ids: Sequence[int], goal: Goal, shows_progress: bool) -> Rollout:
+    def run(self, player: Any, env_ids: Sequence[int], goal: Goal, rnn_state: Any, shows_progress: bool) -> Rollout:
         """Make a rollout. ``player`` is the policy that acts; everything else as in `ParallelEnv.rollout`."""
         goal.check(self.policy, env_ids)
-        packed = pack_player(player)
+        check_rows("rnn_state", rnn_state, len(env_ids))
+        packed = pack_player(player, None)
         starts = self.stepper.begin_rollout(env_ids)
         shares = goal.shares(env_ids)
         if self.policy.skips_done:
             self._leave_out_done(goal, shares)
         course = _Course(self, packed, env_ids, goal.num_steps, shares)
+        if rnn_state is not None:
+            ended = self.stepper.done[list(env_ids)]
+            begins = frozenset(env_id for env_id, is_new in zip(env_ids, starts | ended, strict=True) if is_new)
+            course.sent = pack_player(player, Memory(tuple(env_ids), rnn_state, begins))
         with progress_bar(goal, shows_progress) as advance, course.ending():
             while asked := course.asked():
                 advance(course.make_chunk(asked))
@@ -134,8 +139,8 @@ class Roller:
         shares.update(dict.fromkeys(resting, 0))
 
 
-def pack_player(player: Any) -> Array:
-    """Return a policy, pickled, in an array: such a one travels to all hosts without being copied for each.
+def pack_player(player: Any, memory: Memory | None) -> Array:
+    """Return a policy and its memory, pickled, in an array: that travels to all hosts without a copy for each.
 
     Raises:
         ArgumentError: If it cannot be called.
@@ -147,7 +152,7 @@ def pack_player(player: Any) -> Array:
             "states of some envs and returns an action for each."
         )
     try:
-        packed = cloudpickle.dumps(player)
+        packed = cloudpickle.dumps((player, memory))
     except Exception as error:  # pickling runs user code: anything may come
         raise UnpicklableError(
             f"The policy, a {type(player).__name__}, cannot be copied to the workers ({type(error).__name__}: "
@@ -165,6 +170,9 @@ class _Course:
         env_ids: Its envs.
         num_steps: Steps to make, ``None`` if episodes are counted.
         left: How many episodes each env may still end; ``None``: any number.
+
+    Attributes:
+        sent: What goes with the next order: the policy, if there are hosts without it.
     """
 
     def __init__(
@@ -178,7 +186,7 @@ class _Course:
         self._roller = roller
         self._number = next(_numbers)
         self._packed = packed
-        self._sent: Array | None = packed
+        self.sent: Array | None = packed
         self._env_ids = env_ids
         self._num_steps = num_steps
         self._left = left
@@ -224,7 +232,7 @@ class _Course:
         """Send an order to the hosts of these envs and wait until it is carried out, or too late."""
         roller, stepper = self._roller, self._roller.stepper
         policy = roller.policy
-        order = Order(self._number, self._sent, self._size, policy.autoreset, policy.skips_done)
+        order = Order(self._number, self.sent, self._size, policy.autoreset, policy.skips_done)
         left = [self._left[env_id] for env_id in asked]
         each = None if all(share is None for share in left) else left
         lent = [env_id for env_id, share in zip(asked, left, strict=True) if share != 0]
@@ -261,7 +269,7 @@ class _Course:
             roller.stepper.reset_infos[env_id] = begun.info or {}
         self._note_failures(left, chunks, any(env_id in lost for env_id in left))
         episodes = self._spend(chunks)
-        self._sent = self._packed if mended else None
+        self.sent = self._packed if mended else None
         roller.stepper.take_back(env_id for env_id in asked if env_id not in left or left[env_id].operation == "step")
         if roller.recovery is not None:
             roller.recovery.forget(mended)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from parallelenv.batch import Array, Batch
-from parallelenv.chunks import Chunk, Ended, Place, join_ends, room
+from parallelenv.chunks import Chunk, Ended, Memory, Place, join_ends, join_memories, room
 from parallelenv.errors import ArgumentError
 from parallelenv.protocol import Extra
 from parallelenv.results import gather_states
@@ -43,6 +43,8 @@ class Rollout:
         reset_infos: What the reset said that followed within a step, likewise.
         env_ids: ``(num_envs,)`` int64.
         starts: ``(num_envs,)`` bool: whether the first step is the first of an episode. Else that was under way.
+        rnn_state: What a recurrent policy remembers of each env after the rollout, to be given to the next one;
+            ``None`` if it remembers nothing.
     """
 
     states: Any
@@ -58,6 +60,7 @@ class Rollout:
     reset_infos: dict[Place, dict[str, Any]]
     env_ids: Array
     starts: Array
+    rnn_state: Any
 
     @property
     def dones(self) -> Array:
@@ -120,11 +123,15 @@ class Collector:
         self._column = {env_id: column for column, env_id in enumerate(env_ids)}
         self._parts: list[tuple[int, Chunk]] = []
         self._loose: dict[int, Extra] = {}
+        self._memories: dict[int, tuple[Memory, int]] = {}  # of each env the latest, and its row there
 
     def add(self, first: int, chunk: Chunk) -> None:
         """Add a chunk whose row 0 is step ``first``."""
         self._parts.append((first, chunk))
         self._loose.update({env_id: Extra(loose=leaves) for env_id, leaves in chunk.loose.items()})
+
+        if chunk.memory is not None:
+            self._memories.update({env_id: (chunk.memory, row) for row, env_id in enumerate(chunk.memory.env_ids)})
 
     def rollout(self, num_steps: int | None, starts: Array) -> Rollout:
         """Stack what was added.
@@ -157,7 +164,15 @@ class Collector:
             self._told("reset_info"),
             np.array(self._env_ids, dtype=np.int64),
             starts,
+            self._memory(),
         )
+
+    def _memory(self) -> Any:
+        """Return what the policy remembers. Envs that were not stepped have any row: theirs is never read."""
+        if not self._memories:
+            return None
+        any_row = next(iter(self._memories.values()))
+        return join_memories([self._memories.get(env_id, any_row) for env_id in self._env_ids])
 
     def _final_states(self) -> Any:
         rows = self._batch.rows(self._env_ids)

@@ -435,6 +435,23 @@ def test_a_policy_may_remember(make_env: MakeEnv, word: str, monkeypatch: pytest
     assert (rollout.extras["wide"][..., 1, 2] == rollout.extras["count"]).all()
 
 
+def test_memory_goes_on_in_the_next_rollout(make_env: MakeEnv) -> None:
+    env = make_env(counts(4, 30, 5, 2), asynchronous="restart", num_cpus=2)
+    env.reset()
+    ids = [3, 0, 1, 2]
+    first = env.rollout(Recurrent(), 3, id=ids)
+    assert first.rnn_state["pair"][0].shape == (4, 2)
+    env.reset([1])
+    second = env.rollout(Recurrent(), 6, id=ids, rnn_state=first.rnn_state)
+    assert second.states[0, :, 1].tolist() == [1, 3, 0, 3]
+    assert second.extras["done"][0].tolist() == [False, False, True, False]
+    assert second.extras["count"].tolist() == second.states[..., 1].tolist()
+    assert env.rollout(Recurrent(), 1).extras["done"].all()
+    assert env.rollout(zeros, 1).rnn_state is None
+    with pytest.raises(ArgumentError, match=r"rnn_state is of shape \(4,\)"):
+        env.rollout(Recurrent(), 1, id=[0, 1], rnn_state=first.rnn_state)
+
+
 def by_place(states: Any, memory: Any, begins: Any) -> Any:
     return np.zeros(len(states), int), None, {"begins": begins, "has_none": np.full(len(states), memory is None)}
 
@@ -478,6 +495,9 @@ def test_a_policy_that_is_a_torch_module(make_env: MakeEnv) -> None:
     np.testing.assert_allclose(rollout.extras["scores"], expected, rtol=1e-5)
     assert (rollout.actions == rollout.extras["scores"].argmax(axis=2)).all()
     assert rollout.extras["memory"].tolist() == rollout.states[..., 1].tolist()
+    assert isinstance(rollout.rnn_state, torch.Tensor)
+    after = env.rollout(net, 7, rnn_state=rollout.rnn_state)
+    assert after.extras["memory"].tolist() == after.states[..., 1].tolist()
 
 
 def test_every_worker_has_a_policy_of_its_own(make_env: MakeEnv, mode: str) -> None:
@@ -725,8 +745,12 @@ def test_a_policy_that_cannot_be_used(make_env: MakeEnv) -> None:
         (_returns(lambda k: np.zeros((k, 2), int)), ActionError, r"shape \(2, 2\)"),
         (_returns(np.zeros), ActionError, "dtype float64"),
         (_returns(lambda k: None), ActionError, "What the policy returned"),
-        (_returns(lambda k: (np.zeros(k, int), np.zeros(3), {})), ArgumentError, "rnn_state of shape"),
-        (_returns(lambda k: (np.zeros(k, int), None, {"v": np.zeros(5)})), ArgumentError, r"extras\['v'\] of shape"),
+        (
+            _returns(lambda k: (np.zeros(k, int), np.zeros(3), {})),
+            ArgumentError,
+            r"rnn_state that the policy returned is of shape \(3,\)",
+        ),
+        (_returns(lambda k: (np.zeros(k, int), None, {"v": np.zeros(5)})), ArgumentError, r"extras\['v'\] is of shape"),
         (_returns(lambda k: (np.zeros(k, int), None, {"v": 3.0})), ArgumentError, r"extras\['v'\]"),
         (lambda: 3, TypeError, "positional argument"),
     ]
