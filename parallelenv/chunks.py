@@ -12,7 +12,7 @@ from parallelenv.batch import Array, Batch
 from parallelenv.errors import ArgumentError
 from parallelenv.failures import Failure
 from parallelenv.protocol import Extra
-from parallelenv.spaces import as_array, describe_value, is_tensor, stack_values
+from parallelenv.spaces import describe_value, is_tensor, stack_values, tensors
 
 Place = tuple[int, int]
 """A step, counted from the beginning of what it is a part of, and an env id."""
@@ -159,17 +159,22 @@ def check_rows(name: str, nest: Any, num_envs: int) -> None:
     map_leaves(nest, check)
 
 
-def join_memories(parts: Sequence[tuple[Memory, int]]) -> Any:
-    """Return rows of memories, each given by its memory and its place there, as one nest."""
+def join_memories(parts: Sequence[tuple[Memory, int] | None]) -> Any:
+    """Return rows of memories, each given by its memory and its place there, as one nest.
+
+    ``None`` stands for nothing remembered, a row of zeros. If there is nothing else, ``None`` is returned.
+    """
+    first = next((part for part in parts if part is not None), None)
+    if first is None:
+        return None
     leaves: dict[int, list[Any]] = {}
-    for memory, _ in parts:
-        if id(memory) not in leaves:
-            map_leaves(memory.rows, leaves.setdefault(id(memory), []).append)
-    columns = zip(*([leaf[row] for leaf in leaves[id(memory)]] for memory, row in parts), strict=True)
-    joined = iter([stack_values([as_row(value) for value in column]) for column in columns])
-    return map_leaves(parts[0][0].rows, lambda _: next(joined))
+    for memory in {id(part[0]): part[0] for part in parts if part is not None}.values():
+        map_leaves(memory.rows, leaves.setdefault(id(memory), []).append)
+    nothing = [_zeros_like(leaf[0]) for leaf in leaves[id(first[0])]]
+    rows = [nothing if part is None else [leaf[part[1]] for leaf in leaves[id(part[0])]] for part in parts]
+    joined = iter([stack_values(column) for column in zip(*rows, strict=True)])
+    return map_leaves(first[0].rows, lambda _: next(joined))
 
 
-def as_row(value: Any) -> Any:
-    """Return a row that can be stacked: what is neither an array, a tensor nor a number becomes an array."""
-    return value if is_tensor(value) else as_array(value)
+def _zeros_like(row: Any) -> Any:
+    return tensors().zeros_like(row) if is_tensor(row) else np.zeros_like(row)

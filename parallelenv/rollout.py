@@ -348,7 +348,9 @@ class _Course:
         Raises:
             BaseException: What an env or the policy raised; ``error.partial`` is what was made.
         """
-        rollout = self._collector.rollout(self._num_steps, starts)
+        done = self._roller.stepper.done
+        running = {env_id for env_id in self._env_ids if not done[env_id]}.difference(self._failures)
+        rollout = self._collector.rollout(self._num_steps, starts, running)
         if self._broken is not None:
             raise_of_policy(*self._broken, rollout)
         raise_failures([self._failures[env_id] for env_id in sorted(self._failures)], partial=rollout)

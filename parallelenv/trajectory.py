@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,8 +43,8 @@ class Rollout:
         reset_infos: What the reset said that followed within a step, likewise.
         env_ids: ``(num_envs,)`` int64.
         starts: ``(num_envs,)`` bool: whether the first step is the first of an episode. Else that was under way.
-        rnn_state: What a recurrent policy remembers of each env after the rollout, to be given to the next one;
-            ``None`` if it remembers nothing.
+        rnn_state: What a recurrent policy remembers of each env after the rollout, to be given to the next one: zeros
+            where no episode is under way, ``None`` if it remembers nothing.
     """
 
     states: Any
@@ -133,12 +133,13 @@ class Collector:
         if chunk.memory is not None:
             self._memories.update({env_id: (chunk.memory, row) for row, env_id in enumerate(chunk.memory.env_ids)})
 
-    def rollout(self, num_steps: int | None, starts: Array) -> Rollout:
+    def rollout(self, num_steps: int | None, starts: Array, running: Collection[int]) -> Rollout:
         """Stack what was added.
 
         Args:
             num_steps: Steps that it shall have; ``None``: as many as there are.
             starts: As in `Rollout`.
+            running: Whose episodes are under way: what the policy remembers of the others belongs to none.
         """
         if num_steps is None:
             num_steps = max((first + chunk.num_steps for first, chunk in self._parts), default=0)
@@ -164,15 +165,8 @@ class Collector:
             self._told("reset_info"),
             np.array(self._env_ids, dtype=np.int64),
             starts,
-            self._memory(),
+            join_memories([self._memories.get(env_id) if env_id in running else None for env_id in self._env_ids]),
         )
-
-    def _memory(self) -> Any:
-        """Return what the policy remembers. Envs that were not stepped have any row: theirs is never read."""
-        if not self._memories:
-            return None
-        any_row = next(iter(self._memories.values()))
-        return join_memories([self._memories.get(env_id, any_row) for env_id in self._env_ids])
 
     def _final_states(self) -> Any:
         rows = self._batch.rows(self._env_ids)
