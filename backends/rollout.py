@@ -56,36 +56,29 @@ class HostRollout:
         writer, recorder = host.writer, Recorder(host.writer, command.env_ids, order)
         shares = list(command.each or [None] * len(command.env_ids))
         recorder.select([column for column, share in enumerate(shares) if share != 0])
-        while recorder.env_ids and recorder.count < order.num_steps:
+        player, recorder.broken = self._prepare(host, command)
+        while player is not None and recorder.env_ids and recorder.count < order.num_steps:
             try:
-                each = self._act(host, recorder)
-            except BaseException as error:  # told to the user as a failure of the policy
-                if isinstance(error, KeyboardInterrupt) and host.in_caller:
-                    raise
-                recorder.broken = Failure(error, command.env_ids[0], host.doing)
+                each = _act(player, host, recorder)
+            except BaseException as error:  # noqa: BLE001 (told to the user as a failure of the policy)
+                recorder.broken = _failure_of_policy(error, host, command)
                 break
             if host.writer is not writer:  # given up meanwhile: nobody waits for this any more
                 break
             ended = recorder.note_step(host.run_step(recorder.env_ids, each, order.autoreset))
             self._go_on(recorder, ended, shares, order)
-        return recorder.chunk(None if self._player is None else self._player.memory)
+        return recorder.chunk(None if player is None else player.memory)
 
-    def _act(self, host: Host, recorder: Recorder) -> list[Any] | None:
-        """Ask the policy, and note what it said; return the actions, unless they are in the batch."""
-        host.doing, host.turns = "the policy", (iter(()), ())  # what it prints is of no env in particular
-        writer, env_ids = host.writer, recorder.env_ids
-        if self._player is None:  # unpickled here, so that what fails then is a failure of the policy
-            policy, memory = loads(self._packed)
-            self._player, self._packed = Player(policy, memory, writer.batch.layout), None
-        actions, extras = self._player.act(env_ids, recorder.states_now())
-        try:
-            each = self._player.give(actions, host.writer.batch, env_ids)
-        except ActionError as error:
-            raise ActionError(
-                f"What the policy returned does not fit the states of {len(env_ids)} envs: {error}"
-            ) from None
-        recorder.note_decision(each, extras)
-        return each
+    def _prepare(self, host: Host, command: Command) -> tuple[Player | None, Failure | None]:
+        """Return the policy, unpickled once, or what went wrong."""
+        if self._player is None:
+            host.doing = "the policy"
+            try:
+                policy, memory = loads(self._packed)
+                self._player, self._packed = Player(policy, memory, host.writer.batch.layout), None
+            except BaseException as error:  # noqa: BLE001 (unpickling runs user code)
+                return None, _failure_of_policy(error, host, command)
+        return self._player, None
 
     def _go_on(self, recorder: Recorder, ended: Sequence[int], shares: list[int | None], order: Order) -> None:
         """Leave out of the next step who failed or has no episode left."""
@@ -100,6 +93,26 @@ class HostRollout:
         out = {column for column in ended if shares[column] == 0}.union(failed)
         if out:
             recorder.select([column for column in recorder.active if column not in out])
+
+
+def _act(player: Player, host: Host, recorder: Recorder) -> list[Any] | None:
+    """Ask the policy, and note what it said; return the actions, unless they are in the batch."""
+    host.doing, host.turns = "the policy", (iter(()), ())  # what it prints is of no env in particular
+    env_ids = recorder.env_ids
+    actions, extras = player.act(env_ids, recorder.states_now())
+    try:
+        each = player.give(actions, host.writer.batch, env_ids)
+    except ActionError as error:
+        raise ActionError(f"What the policy returned does not fit the states of {len(env_ids)} envs: {error}") from None
+    recorder.note_decision(each, extras)
+    return each
+
+
+def _failure_of_policy(error: BaseException, host: Host, command: Command) -> Failure:
+    """Return what the policy raised as a failure; an interrupt of the caller is raised again."""
+    if isinstance(error, KeyboardInterrupt) and host.in_caller:
+        raise error
+    return Failure(error, command.env_ids[0], "the policy")
 
 
 class Player:

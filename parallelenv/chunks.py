@@ -40,7 +40,7 @@ class Order:
         rollout: Which rollout it belongs to. A host keeps its copy of the policy until it hears of another one.
         policy: The policy and its `Memory` or ``None``, pickled, ``(nbytes,)`` uint8; ``None`` if every host that is
             asked has its copy.
-        num_steps: Steps to make, fewer if no env has any left.
+        num_steps: Steps to make, fewer if no env has any left; 0 if the policy is to be unpickled and nothing else.
         autoreset: As in `Policy`.
         skips_done: As in `Policy`.
     """

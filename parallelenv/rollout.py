@@ -124,7 +124,7 @@ class Roller:
             course.sent = pack_player(player, Memory(tuple(env_ids), rnn_state, begins))
         with progress_bar(goal, shows_progress) as advance, course.ending():
             while asked := course.asked():
-                advance(course.make_chunk(asked))
+                advance(course.go_on(asked))
         return course.result(starts)
 
     def _leave_out_done(self, goal: Goal, shares: dict[int, int | None]) -> None:
@@ -193,6 +193,7 @@ class _Course:
         self._collector = Collector(roller.pool.batch, env_ids)
         self._has_loose = any(array is None for array in roller.pool.batch.states)
         self._count = 0
+        self._is_known = False  # to the hosts
         self._size = 0
         self._pace = 0.0
         self._seconds = CHUNK if roller.timeout is None else min(CHUNK, roller.timeout / 4)
@@ -205,21 +206,38 @@ class _Course:
         """Return the envs of the next chunk, none if the rollout is over."""
         if self._is_over or (self._num_steps is not None and self._count >= self._num_steps):
             return []
-        is_first = not self._size
-        if is_first and self._has_loose:  # only hosts have the rest of what is not stepped
+        if self._has_loose and not self._is_known:  # only hosts have the rest of what is not stepped
             return list(self._env_ids)
         return [env_id for env_id in self._env_ids if self._left[env_id] != 0]
 
-    def make_chunk(self, asked: Sequence[int]) -> int:
-        """Let envs make some steps; return by how much the goal is nearer."""
-        self._size = self._next_size()
+    def go_on(self, asked: Sequence[int]) -> int:
+        """Let envs make some steps, or hosts prepare for them; return by how much the goal is nearer."""
         before = self._states_of(asked) if self._roller.recovery is not None else []
+        if self.sent is not None:
+            self._send_policy(asked, before)
+            return 0
+        self._size = self._next_size()
         begun = time.perf_counter()
         request = self._send(asked)
         self._pace = (time.perf_counter() - begun) / self._size
-        episodes = self._land(request, asked, before)
+        episodes, _ = self._land(request, asked, before)
         self._count += self._size
         return self._size if self._num_steps is not None else episodes
+
+    def _send_policy(self, asked: Sequence[int], before: list[Array]) -> None:
+        """Let hosts unpickle the policy, however long it takes: that may import a library, and is no step.
+
+        If a worker is lost with it, no step is made in the place of that which would have been truncated.
+        """
+        roller = self._roller
+        self._is_known = True
+        ailing = roller.recovery.ailing(asked) if roller.recovery is not None else NO_FAILURES
+        places = [place for place, env_id in enumerate(asked) if env_id not in ailing]
+        well = [asked[place] for place in places]
+        request = roller.pool.post("rollout", well, None, self._order(0))
+        roller.pool.wait(request, None)
+        _, has_lost = self._land(request, well, [leaf[:, places] for leaf in before])
+        self._count += has_lost
 
     def _next_size(self) -> int:
         """Return how many steps the next chunk shall have, going by how long the last one took."""
@@ -231,12 +249,11 @@ class _Course:
     def _send(self, asked: Sequence[int]) -> Request:
         """Send an order to the hosts of these envs and wait until it is carried out, or too late."""
         roller, stepper = self._roller, self._roller.stepper
-        policy = roller.policy
-        order = Order(self._number, self.sent, self._size, policy.autoreset, policy.skips_done)
         left = [self._left[env_id] for env_id in asked]
         each = None if all(share is None for share in left) else left
         lent = [env_id for env_id, share in zip(asked, left, strict=True) if share != 0]
         failed = roller.recovery.ailing(asked) if roller.recovery is not None else NO_FAILURES
+        order = self._order(self._size)
         request = roller.pool.post("rollout", asked, each, order, lambda _: stepper.lend(lent), failed)
         try:
             roller.pool.wait(request, roller.timeout)
@@ -245,14 +262,18 @@ class _Course:
             roller.pool.give_up(request, late)
         return request
 
+    def _order(self, num_steps: int) -> Order:
+        policy = self._roller.policy
+        return Order(self._number, self.sent, num_steps, policy.autoreset, policy.skips_done)
+
     def _states_of(self, env_ids: Sequence[int]) -> list[Array]:
         """Return copies of states as rows of a chunk of one step."""
         batch = self._roller.pool.batch
         rows = [env_id - batch.layout.first for env_id in env_ids]
         return [room((1, len(rows)), None) if array is None else array[rows][None] for array in batch.states]
 
-    def _land(self, request: Request, asked: Sequence[int], before: list[Array]) -> int:
-        """Take over what a chunk has come to; return how many episodes have ended that count."""
+    def _land(self, request: Request, asked: Sequence[int], before: list[Array]) -> tuple[int, bool]:
+        """Take over what a chunk has come to; return how many episodes have ended, and whether steps were lost."""
         roller = self._roller
         chunks: list[Chunk] = list(request.values.values())
         failed = {env_id: failure for chunk in chunks for env_id, (_, failure) in chunk.failed.items()}
@@ -273,7 +294,7 @@ class _Course:
         roller.stepper.take_back(env_id for env_id in asked if env_id not in left or left[env_id].operation == "step")
         if roller.recovery is not None:
             roller.recovery.forget(mended)
-        return episodes
+        return episodes, bool(lost)
 
     def _mend(self, failures: Mapping[int, Failure]) -> tuple[dict[int, Mended], Mapping[int, Failure]]:
         """Restart what failed, if that is wanted; return what is left of it."""
@@ -333,7 +354,7 @@ class _Course:
             yield
             has_ended = not self._is_late
         finally:
-            if self._size:
+            if self._is_known:
                 pool = self._roller.pool
                 dead = pool.obituaries(self._env_ids)
                 living = [env_id for env_id in self._env_ids if env_id not in dead]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import io
 import operator
+import os
+import signal
 import threading
 import time
 import traceback
@@ -700,6 +702,59 @@ def test_a_chunk_that_takes_too_long(make_env: MakeEnv, folder: Path, mode: str)
         env.rollout(zeros, 5)
     env.reset([0, 1])
     assert env.rollout(zeros, 2).states[0, :, 1].tolist() == [0, 0, 1, 1]
+
+
+@pytest.mark.usefixtures("_no_delay")
+def test_a_worker_that_was_dead_before(make_env: MakeEnv, folder: Path, mode: str) -> None:
+    if mode not in CAN_DIE:
+        pytest.skip("its workers are not processes")
+    env = make_env(fragile(folder), asynchronous="restart", on_failure="restart", num_cpus=2, **two_hosts(mode))
+    env.reset()
+    os.kill(env.customized_method("pid", id=[0])[0], signal.SIGKILL)
+    with pytest.raises(WorkerDiedError):
+        env.get_env_attr("steps", id=[0])
+    rollout = env.rollout(zeros, 4)
+    assert rollout.valid[:, 2:].all()
+    assert rollout.truncated[0].tolist() == [True, True, False, False]
+    assert rollout.states[1:, :, 1].tolist() == [[0, 0, 1, 1], [1, 1, 2, 2], [2, 2, 3, 3]]
+
+
+class Deadly:
+    """Ends the process that unpickles it, the first time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> Any:
+        return _die_once, (str(self.folder),)
+
+    def __call__(self, states: Any) -> Any:
+        return zeros(states)
+
+
+def _die_once(folder: str) -> Any:
+    try:
+        Path(folder, "died").touch(exist_ok=False)
+    except FileExistsError:
+        return zeros
+    os._exit(7)
+
+
+@pytest.mark.usefixtures("_no_delay")
+@pytest.mark.parametrize("on_failure", ["raise", "restart"])
+def test_a_worker_that_dies_of_the_policy(make_env: MakeEnv, folder: Path, mode: str, on_failure: Any) -> None:
+    if mode not in CAN_DIE:
+        pytest.skip("its workers are not processes")
+    env = make_env(fragile(folder), asynchronous="restart", on_failure=on_failure, num_cpus=2, **two_hosts(mode))
+    env.reset()
+    if on_failure == "raise":
+        with pytest.raises(WorkerDiedError):
+            env.rollout(Deadly(folder), 4)
+        return
+    rollout = env.rollout(Deadly(folder), 4)
+    assert rollout.dones.sum(axis=0).tolist() in ([1, 1, 0, 0], [0, 0, 1, 1])
+    assert rollout.valid.tolist() == [[False] * 4, *[[True] * 4] * 3]
+    assert rollout.states[1:, :, 1].tolist() == [[0] * 4, [1] * 4, [2] * 4]
 
 
 def failing(states: Any) -> Any:
