@@ -13,6 +13,7 @@ import gymnasium
 
 from parallelenv import arguments, cells, recipes, registry
 from parallelenv.arguments import MISSING
+from parallelenv.goal import Goal
 from parallelenv.guard import exclusive
 from parallelenv.ids import parse_ids
 from parallelenv.known import Known
@@ -22,7 +23,7 @@ from parallelenv.pool import Pool
 from parallelenv.protocol import Backend
 from parallelenv.recipes import EnvRecipe
 from parallelenv.recovery import Recovery
-from parallelenv.rollout import Goal, Roller
+from parallelenv.rollout import Roller
 from parallelenv.saving import SavedState, check_saved
 from parallelenv.stepping import Align, Stepper
 from parallelenv.texts import count

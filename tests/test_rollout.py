@@ -25,7 +25,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_faults import CAN_DIE, EXIT, GO_ON, IN_CALLER, RAISE, WAIT, fragile, interrupt, two_hosts, when_begun
 
-from parallelenv import ParallelEnv, Rollout, recovery
+from parallelenv import ParallelEnv, Rollout, goal, recovery
 from parallelenv import rollout as rollouts
 from parallelenv.errors import (
     ActionError,
@@ -995,7 +995,7 @@ class Bar(tqdm.auto.tqdm):  # type: ignore[type-arg]
 def test_a_bar_shows_on_a_terminal(
     make_env: MakeEnv, monkeypatch: pytest.MonkeyPatch, arguments: Any, total: int
 ) -> None:
-    monkeypatch.setattr(rollouts, "_BAR_DELAY", 0.0)
+    monkeypatch.setattr(goal, "_BAR_DELAY", 0.0)
     screen = Terminal()
     monkeypatch.setattr("sys.stderr", screen)
     monkeypatch.setattr(tqdm.auto, "tqdm", Bar)
@@ -1010,7 +1010,7 @@ def test_a_bar_shows_on_a_terminal(
 
 
 def test_no_bar_shows_elsewhere(make_env: MakeEnv, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rollouts, "_BAR_DELAY", 0.0)
+    monkeypatch.setattr(goal, "_BAR_DELAY", 0.0)
     screen = io.StringIO()
     monkeypatch.setattr("sys.stderr", screen)
     env = make_env(counts(2, 5), asynchronous="restart")
