@@ -170,18 +170,17 @@ class _Course:
         return self._size if self._num_steps is not None else episodes
 
     def _send_policy(self, asked: Sequence[int], before: list[Array]) -> None:
-        """Let hosts unpickle the policy, however long it takes: that may import a library, and is no step.
-
-        If a worker is lost with it, no step is made in the place of that which would have been truncated.
-        """
-        roller = self._roller
+        """Let hosts unpickle the policy, however long it takes: that may import a library, and is no step."""
+        pool, recovery = self._roller.pool, self._roller.recovery
         self._is_known = True
-        ailing = roller.recovery.ailing(asked) if roller.recovery is not None else NO_FAILURES
+        ailing: Collection[int] = recovery.ailing(asked) if recovery is not None else ()
+        well = [env_id for env_id in asked if env_id not in ailing]
+        request = pool.post("rollout", well, None, self._order(0))
+        pool.wait(request, None)
+        if recovery is not None:  # whose worker is dead fails in the next step, as would have happened without this one
+            ailing = {*ailing, *pool.obituaries(well)}
         places = [place for place, env_id in enumerate(asked) if env_id not in ailing]
-        well = [asked[place] for place in places]
-        request = roller.pool.post("rollout", well, None, self._order(0))
-        roller.pool.wait(request, None)
-        _, has_lost = self._land(request, well, [leaf[:, places] for leaf in before])
+        _, has_lost = self._land(request, [asked[place] for place in places], [leaf[:, places] for leaf in before])
         self._count += has_lost
 
     def _next_size(self) -> int:
