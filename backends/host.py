@@ -11,9 +11,11 @@ from typing import Any, NoReturn
 
 from parallelenv.backends.adapt import Resettable, adapt
 from parallelenv.backends.lookup import get_attribute, get_method, set_attribute
+from parallelenv.backends.rollout import HostRollout
 from parallelenv.backends.state import load_env, save_env
 from parallelenv.backends.writer import Writer
 from parallelenv.batch import Batch
+from parallelenv.chunks import Order
 from parallelenv.errors import EnvContractError, EnvInterruptedError, InvalidEnvError
 from parallelenv.failures import Failure
 from parallelenv.ownership import own
@@ -34,8 +36,8 @@ class Host:
 
     Each public method below `execute` is an operation: it takes an env id, what the command
     has for that env, and the command's common arguments; it returns the env's value, or
-    ``None`` if there is nothing to say. Only `step` is done for all envs of a command at once:
-    calls and look-ups per env would cost it a tenth of its speed.
+    ``None`` if there is nothing to say. Only `step` and `rollout` are done for all envs of a command at once:
+    calls and look-ups per env would cost a step a tenth of its speed, and a policy is asked for all.
 
     Args:
         recipe: What to own.
@@ -57,6 +59,7 @@ class Host:
         self._steps: list[Any] = [_not_built] * len(recipe.env_ids)
         self._spaces: list[Any] = []
         self._writer: Writer
+        self._rollout: HostRollout | None = None
 
     def attach(self, batch: Batch) -> None:
         """Take the batch whose rows its envs write."""
@@ -73,6 +76,8 @@ class Host:
         """Return how to walk over the envs of a command, what to walk over, and what tells where the walk is."""
         if command.name == "step":
             return self._step_all, *self._ready_to_step(command)
+        if command.name == "rollout":
+            return self._roll_out, iter((command,)), (iter(()), ())
         operation = getattr(self, command.name)
 
         def walk(rest: Iterator[Any], common: Any, values: dict[int, Any]) -> None:
@@ -84,6 +89,11 @@ class Host:
         each = [None] * len(command.env_ids) if command.each is None else command.each
         turns = iter(command.env_ids)
         return walk, zip(turns, each, strict=True), (turns, command.env_ids)
+
+    @property
+    def writer(self) -> Writer:
+        """The rows that its envs write now: others, once it was given up."""
+        return self._writer
 
     @property
     def current(self) -> int | None:
@@ -185,6 +195,26 @@ class Host:
             self.doing = "step"
         if reset_info or any(said):
             values[row + writer.first] = _extra(*said, ended_loose, reset_info or None)
+
+    # ---------------------------------------------------------------- rollouts
+
+    def _roll_out(self, rest: Iterator[Command], common: Order, values: dict[int, Any]) -> None:
+        """Make a chunk of a rollout, unless it was interrupted before: then nobody waits for it any more.
+
+        The chunk is the value of the first env, for it is made of arrays with a column per env.
+        """
+        for command in rest:
+            if self._rollout is None or self._rollout.number != common.rollout:
+                self._rollout = HostRollout(common.rollout, common.policy)
+            values[command.env_ids[0]] = self._rollout.play(self, command)
+
+    def run_step(self, env_ids: tuple[int, ...], each: Sequence[Any] | None, autoreset: bool) -> Reply:
+        """Step envs within a rollout: as on a command of their own."""
+        return self.execute(Command(0, "step", env_ids, each, autoreset))
+
+    def end_rollout(self, env_id: int, argument: Any, common: Any) -> None:
+        """Let go of the policy."""
+        self._rollout = None
 
     # ---------------------------------------------------------------- operations
 

@@ -23,10 +23,12 @@ class Writer:
         batch: The batch.
 
     Attributes:
+        batch: The batch.
         first: Env id of row 0.
         line: The states one after the other, as a memoryview, if each is a vector, else ``None``. To assign
             a slice of it checks shape and dtype and copies in 70 ns; with numpy that takes 180 ns.
         rewards: ``(num_envs,)`` float64, as a memoryview: a number is set in 18 ns instead of 30 ns.
+        loose: Loose leaves of the latest states, by row, as the envs returned them: no array keeps these for a rollout.
     """
 
     def __init__(self, batch: Batch) -> None:
@@ -39,7 +41,8 @@ class Writer:
         terminated: Any = batch.terminated
         truncated: Any = batch.truncated
         self._terminated, self._truncated = memoryview(terminated), memoryview(truncated)
-        self._batch = batch
+        self.batch = batch
+        self.loose: dict[int, list[Any]] = {}
         self._structure = batch.layout.states
         self._single = single
         self.line: Any = memoryview(single.reshape(-1)) if is_vector else None
@@ -52,7 +55,7 @@ class Writer:
 
     def rows(self, env_ids: Sequence[int]) -> Any:
         """Return the rows of these envs: a slice if they are consecutive, else a list."""
-        return self._batch.rows(env_ids)
+        return self.batch.rows(env_ids)
 
     def cells(self, rows: Any) -> Sequence[slice]:
         """Return where in ``line`` the states of these rows are."""
@@ -63,14 +66,14 @@ class Writer:
         if self._single_action is not None:
             own_rows: Array = self._single_action[rows].copy()
             return own_rows
-        leaves = [array[rows].copy() for array in self._batch.actions]
-        return map(self._batch.layout.actions.join, zip(*leaves, strict=True))
+        leaves = [array[rows].copy() for array in self.batch.actions]
+        return map(self.batch.layout.actions.join, zip(*leaves, strict=True))
 
     # ---------------------------------------------------------------- answers
 
     def clear_flags(self, rows: Any) -> None:
         """Say of these rows that no episode ended."""
-        self._batch.flags[rows] = False
+        self.batch.flags[rows] = False
 
     def store_flags(self, row: int, terminated: Any, truncated: Any) -> None:
         """Write whether an episode ended."""
@@ -87,9 +90,9 @@ class Writer:
             reward = reward.item()
         if isinstance(reward, (float, int, np.number, np.bool_)):
             with contextlib.suppress(OverflowError):  # an int beyond what a float holds stays what it is
-                self._batch.rewards[row] = reward
+                self.batch.rewards[row] = reward
                 return None
-        self._batch.rewards[row] = np.nan
+        self.batch.rewards[row] = np.nan
         return (reward,)
 
     def store_state(self, row: int, state: Any) -> list[Any] | None:
@@ -102,16 +105,18 @@ class Writer:
             leaves = self._structure.split(state)
         except (LookupError, TypeError) as error:
             raise EnvContractError(
-                f"The state returned lacks a part of {self._batch.layout.observation_space}: "
+                f"The state returned lacks a part of {self.batch.layout.observation_space}: "
                 f"{type(error).__name__}: {error}."
             ) from None
         loose = []
-        for index, (array, leaf) in enumerate(zip(self._batch.states, leaves, strict=True)):
+        for index, (array, leaf) in enumerate(zip(self.batch.states, leaves, strict=True)):
             if array is None:
                 self._check_loose(index, leaf)
                 loose.append(leaf)
             else:
                 self._store_leaf(index, array, row, leaf)
+        if loose:
+            self.loose[row] = loose
         return loose or None
 
     def keep_ended(self, row: int) -> None:

@@ -7,6 +7,7 @@ from parallelenv.choice import Recommendation, recommend
 from parallelenv.env import ParallelEnv
 from parallelenv.errors import ParallelEnvError
 from parallelenv.results import StepBatch, StepResult
+from parallelenv.trajectory import Rollout
 
-__all__ = ["ParallelEnv", "ParallelEnvError", "Recommendation", "StepBatch", "StepResult", "recommend"]
+__all__ = ["ParallelEnv", "ParallelEnvError", "Recommendation", "Rollout", "StepBatch", "StepResult", "recommend"]
 __version__ = "0.1.0"

@@ -6,13 +6,14 @@ import atexit
 import functools
 import multiprocessing.util  # noqa: F401 (its exit handler joins workers: ours, registered later, runs before it)
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal
 
 import gymnasium
 
 from parallelenv import arguments, cells, recipes, registry
 from parallelenv.arguments import MISSING
+from parallelenv.goal import Goal
 from parallelenv.guard import exclusive
 from parallelenv.ids import parse_ids
 from parallelenv.known import Known
@@ -22,10 +23,12 @@ from parallelenv.pool import Pool
 from parallelenv.protocol import Backend
 from parallelenv.recipes import EnvRecipe
 from parallelenv.recovery import Recovery
+from parallelenv.rollout import Roller
 from parallelenv.saving import SavedState, check_saved
 from parallelenv.stepping import Align, Stepper
 from parallelenv.texts import count
 from parallelenv.tiles import tile_frames
+from parallelenv.trajectory import Rollout
 
 OnFailure = Literal["raise", "restart"]
 
@@ -125,6 +128,7 @@ class ParallelEnv(Known):
         self._everyone = self._pool.env_ids
         recovery = Recovery(self._pool, max_restarts) if on_failure == "restart" else None
         self._stepper = Stepper(self._pool, policy, copy, timeout, recovery)
+        self._roller = Roller(self._pool, policy, self._stepper, recovery, timeout)
         self._seeds: dict[int, int | None] = {}
         self._is_closed = False
         self._live.add(self)
@@ -296,6 +300,53 @@ class ParallelEnv(Known):
         arguments.check_align(align)
         arguments.check_window(min_envs, max_envs)
         return self._stepper.receive(min_envs, max_envs, arguments.check_timeout(timeout), align)
+
+    @exclusive
+    def rollout(
+        self,
+        policy: Callable[..., Any],
+        num_steps: int | None = None,
+        *,
+        num_episodes: int | None = None,
+        id: Any = None,
+        rnn_state: Any = None,
+        progress: bool = True,
+    ) -> Rollout:
+        """Let a policy act beside the envs, and return all of their steps at once.
+
+        The policy travels to the workers once, and nothing else until steps come back: the same steps as by `step`,
+        without a round trip for each. Episodes go on where they are, here and in the calls that follow.
+
+        Args:
+            policy: ``policy(states)`` returns one action per env. States are as `step` gives them, of the envs of one
+                worker that take part, and actions as it takes them. It may return ``(actions, rnn_state, extras)``:
+                ``extras`` is a dict of arrays whose first axis is that of the envs. A policy with the parameters
+                ``rnn_state`` and ``done`` gets the former back (a nest of arrays with that first axis, ``None`` at
+                first), and ``done`` is ``True`` where an episode begins, and where nothing is remembered of it. Every
+                worker has a copy of its own, in every mode.
+            num_steps: So many steps each env makes, fewer if its policy of ended episodes lets it rest.
+            num_episodes: Or so many episodes are ended, each env its share: the first envs one more if they do not
+                come out even. An episode that is under way counts. What takes longest is waited for, so short
+                episodes are not preferred.
+            id: Which envs.
+            rnn_state: What the policy remembers of these envs, as `Rollout.rnn_state` of the rollout before: episodes
+                under way go on with it. ``None``: nothing.
+            progress: Whether a bar shows, on a terminal or in a notebook, from the first second on.
+
+        Returns:
+            A `Rollout`.
+
+        Raises:
+            ArgumentError: If not exactly one of ``num_steps`` and ``num_episodes`` is given, or the policy
+                ``asynchronous`` does not allow it.
+            UnpicklableError: If the policy cannot be copied.
+            ResetNeededError, EnvBusyError, EnvPausedError: As `step`. In all these cases nothing was stepped.
+            BaseException: What an env raised, after the others have come to the end, or what the policy raised, or
+                that a worker died or a chunk of about 0.2 s took longer than ``timeout``, as soon as that is known;
+                ``error.partial`` is the `Rollout` so far. Envs whose steps were lost need a reset, after Ctrl-C too.
+        """
+        env_ids = self._ids(id)
+        return self._roller.run(policy, env_ids, Goal.of(num_steps, num_episodes), rnn_state, bool(progress))
 
     @exclusive
     def pause(self, id: Any) -> None:

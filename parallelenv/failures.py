@@ -10,7 +10,7 @@ import os
 import traceback
 from collections.abc import Iterator, Sequence
 from types import FrameType, FunctionType, TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import cloudpickle
 from tblib import Traceback as PortableTraceback
@@ -75,6 +75,15 @@ def raise_failures(failures: Sequence[Failure], partial: Any) -> None:
     error = errors[0] if len(errors) == 1 else _grouped(failures, errors)
     _put(error, "partial", partial)
     raise error
+
+
+def raise_of_policy(failure: Failure, env_ids: Sequence[int], partial: Any) -> NoReturn:
+    """Raise what the policy of a rollout raised beside these envs, with ``error.partial`` and a note."""
+    notes = getattr(failure.exception, "__notes__", [])
+    note = f"Raised by {failure.operation} beside envs {', '.join(map(str, env_ids))}, process {failure.pid}."
+    _put(failure.exception, "__notes__", [*notes, note])
+    _put(failure.exception, "partial", partial)
+    raise failure.exception
 
 
 def noted(*failures: Failure) -> BaseException:

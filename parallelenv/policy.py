@@ -6,6 +6,7 @@ as done afterwards and what an info says about it. Nothing else knows which poli
 
 from __future__ import annotations
 
+import math
 from difflib import get_close_matches
 from itertools import repeat
 from typing import Any, ClassVar
@@ -24,10 +25,14 @@ class Policy:
     Attributes:
         autoreset: Whether a host resets an env that ended within the same step.
         skips_done: Whether done envs are left out and answer ``(None, None, True, {})``.
+        is_shared: Whether the end of one env concerns others, so that no worker can act on it alone.
+        max_episodes: So many episodes an env plays, each with a beginning and an end, if nobody resets it.
     """
 
     autoreset = False
     skips_done = False
+    is_shared = False
+    max_episodes: float = 0
     _plain_info: ClassVar[dict[str, Any]] = {}
 
     def plain_infos(self, count: int) -> Array:
@@ -59,6 +64,7 @@ class StopAll(Policy):
     """``None``: the end of one env is the end of all."""
 
     skips_done = True
+    is_shared = True
 
     def mark_done(self, done: Array, rows: Any, ended: Array) -> None:  # noqa: D102 (see Policy)
         if ended.any():
@@ -69,12 +75,14 @@ class Idle(Policy):
     """``"idle"``: ended envs wait, the others go on."""
 
     skips_done = True
+    max_episodes = 1
 
 
 class Restart(Policy):
     """``"restart"``: ended envs begin their next episode within the same round trip."""
 
     autoreset = True
+    max_episodes = math.inf
     _plain_info: ClassVar[dict[str, Any]] = {"reset": False}
 
     def describe_end(self, info: dict[str, Any], ended_state: Any, reset_info: dict[str, Any]) -> None:  # noqa: D102

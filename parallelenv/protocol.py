@@ -55,7 +55,7 @@ class Command:
     @property
     def writes_rows(self) -> bool:
         """Whether the host answers by writing rows of the batch."""
-        return self.name in ("step", "reset")
+        return self.name in ("step", "reset", "rollout")
 
 
 @dataclass(slots=True)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
 from parallelenv.actions import ActionReader
 from parallelenv.batch import Array
+from parallelenv.chunks import Chunk
 from parallelenv.errors import (
     EnvBusyError,
     EnvContractError,
@@ -69,6 +70,8 @@ class Stepper:
         self._terminated = np.zeros(num_envs, dtype=bool)
         self._truncated = np.zeros(num_envs, dtype=bool)
         self._fresh = set(pool.env_ids)  # who was never reset, or lost its state
+        # Who was not stepped since it was reset, or since it was loaded, and whether its row has its state.
+        self._unstepped: dict[int, bool] = {}
         self.done = np.zeros(num_envs, dtype=bool)
         self.paused = np.zeros(num_envs, dtype=bool)
         self.unpaused = pool.env_ids
@@ -102,6 +105,7 @@ class Stepper:
             self.reset_infos[env_id] = extras.get(env_id, NOTHING).info or {}
         for record in (self.done, self._terminated, self._truncated):
             record[rows] = False
+        self._unstepped.update(dict.fromkeys(good, True))
         self._fresh.difference_update(good)
         request.raise_failures(partial=states)
         return states
@@ -176,6 +180,7 @@ class Stepper:
             self._recovery.forget(everyone)
         self.done[:], self._terminated[:], self._truncated[:] = progress.done, progress.terminated, progress.truncated
         self._fresh = {*progress.fresh, *lost}
+        self._unstepped = dict.fromkeys(everyone, False)
         self.reset_infos = list(map(own, progress.reset_infos))
         self.resume(everyone)
         self.pause(np.flatnonzero(progress.paused).tolist())
@@ -251,6 +256,9 @@ class Stepper:
         if not stepped:
             return stepped, None
 
+        if self._unstepped:
+            self._note_stepped(stepped)
+
         def announce(request: Request) -> None:
             self._unsettled = (env_ids, request)
 
@@ -293,6 +301,54 @@ class Stepper:
             return env_ids, None
         chosen = [position for position, env_id in enumerate(env_ids) if not self.done[env_id]]
         return [env_ids[position] for position in chosen], chosen
+
+    def _note_stepped(self, env_ids: Sequence[int]) -> None:
+        for env_id in env_ids:
+            self._unstepped.pop(env_id, None)
+
+    # ---------------------------------------------------------------- rollouts
+
+    def begin_rollout(self, env_ids: Sequence[int]) -> Array:
+        """Refuse envs that cannot be stepped now, as a step does, or whose states are not known.
+
+        Returns:
+            ``(k,)`` bool: which of them are at the beginning of an episode.
+        """
+        self._settle()
+        self._check(env_ids)
+        unknown = [env_id for env_id in env_ids if self._unstepped.get(env_id) is False]
+        if unknown:
+            raise ResetNeededError(
+                f"A rollout begins with the states of its envs, and those of envs {unknown} are not known since "
+                "load_state(). Step or reset them first."
+            )
+        starts: Array = np.array([env_id in self._unstepped for env_id in env_ids], dtype=bool)
+        return starts | self.done[list(env_ids)] if self._policy.autoreset else starts
+
+    def lend(self, env_ids: Sequence[int]) -> None:
+        """Let a rollout step envs. They need a reset if it does not give them back."""
+        self._fresh.update(env_ids)
+        self._note_stepped(env_ids)
+
+    def take_back(self, env_ids: Iterable[int]) -> None:
+        """Go on with envs where a rollout has brought them."""
+        self._fresh.difference_update(env_ids)
+
+    def note_chunk(self, chunk: Chunk) -> None:
+        """Take over what the steps of a rollout have come to: of each env that made any, how the last one left it."""
+        told = chunk.valid | chunk.flags.any(axis=2)
+        columns = np.flatnonzero(told.any(axis=0))
+        if not len(columns):
+            return
+        last = len(told) - 1 - told[::-1, columns].argmax(axis=0)
+        terminated, truncated = chunk.flags[last, columns].T
+        rows = np.array(chunk.env_ids)[columns] - self._pool.batch.layout.first
+        self._terminated[rows], self._truncated[rows] = terminated, truncated
+        self._policy.mark_done(self.done, rows, terminated | truncated)
+        if self._policy.autoreset:
+            for step, column in zip(chunk.ended.steps.tolist(), chunk.ended.columns.tolist(), strict=True):
+                env_id = chunk.env_ids[column]
+                self.reset_infos[env_id] = own(chunk.said.get((step, env_id), NOTHING).reset_info) or {}
 
     # ---------------------------------------------------------------- answers
 

@@ -194,8 +194,8 @@ class LosesInfos(Channel):
 class GivesViewsOfActions(Channel):
     class _Writer(Writer):
         def actions(self, rows: Any) -> Any:
-            leaves = [array[rows] for array in self._batch.actions]
-            return map(self._batch.layout.actions.join, zip(*leaves, strict=True))
+            leaves = [array[rows] for array in self.batch.actions]
+            return map(self.batch.layout.actions.join, zip(*leaves, strict=True))
 
     class _Host(Host):
         def attach(self, batch: Batch) -> None:

@@ -27,6 +27,12 @@ def _alone(number: int, seed: int, steps: int = 0) -> Any:
     return state.copy()
 
 
+def _counting(states: Any, rnn_state: Any, done: Any) -> Any:
+    """Act by the number of steps of the episode, and say it."""
+    count = np.where(done, 0, 0 if rnn_state is None else rnn_state)
+    return (count + states[:, 0].astype(np.int64)) % 5, count + 1, {"count": count}
+
+
 class StepContract(Contract):
     """Reset and step."""
 
@@ -50,6 +56,16 @@ class StepContract(Contract):
         if self.starts_slowly:
             return [("restart", 3 if row == 0 else 2), ((None, "idle", "continue")[row % 3], 1)]
         return [(policy, 1 + (row + column) % 3) for column, policy in enumerate(POLICIES)]
+
+    def test_a_rollout_is_that_of_the_oracle(self, make: Make, make_oracle: Make) -> None:
+        """Bit for bit, for a policy that remembers, and what follows too."""
+        env, oracle = make(fleet(Counter), "restart"), make_oracle(fleet(Counter), "restart")
+        for each in (env, oracle):
+            each.reset(seed=2)
+        arguments: Any
+        for arguments in ({"num_steps": 11}, {"num_episodes": 7, "id": [4, 0, 2]}):
+            assert_same(vars(oracle.rollout(_counting, **arguments)), vars(env.rollout(_counting, **arguments)))
+            assert_same(list(oracle.step(ONES)), list(env.step(ONES)))
 
     def test_rows_come_in_the_order_asked(self, make: Make) -> None:
         """The first number of each state says whose it is."""

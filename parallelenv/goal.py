@@ -1,0 +1,85 @@
+"""How long a rollout is, and the bar that shows how far it has come."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from parallelenv.arguments import check_positive
+from parallelenv.errors import ArgumentError
+from parallelenv.policy import Policy
+
+_BAR_DELAY = 1.0
+"""Seconds after which a bar appears."""
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """How long a rollout is: one of the two."""
+
+    num_steps: int | None
+    num_episodes: int | None
+
+    @classmethod
+    def of(cls, num_steps: Any, num_episodes: Any) -> Goal:
+        """Return a goal.
+
+        Raises:
+            ArgumentError: If not exactly one is given, or it is no int of at least 1.
+        """
+        if (num_steps is None) == (num_episodes is None):
+            raise ArgumentError(
+                f"num_steps={num_steps!r} and num_episodes={num_episodes!r}: give exactly one of them, "
+                "rollout(policy, 100) or rollout(policy, num_episodes=20)."
+            )
+        name, value = ("num_steps", num_steps) if num_episodes is None else ("num_episodes", num_episodes)
+        check_positive(name, value)
+        return cls(num_steps, num_episodes)
+
+    def check(self, policy: Policy, env_ids: Sequence[int]) -> None:
+        """Refuse what a policy of ended episodes makes impossible.
+
+        Raises:
+            ArgumentError: If the end of one env would have to stop the others, or there are not so many episodes.
+        """
+        if policy.is_shared:
+            raise ArgumentError(
+                "With asynchronous=None the end of one env ends all, and in a rollout no worker knows of the envs of "
+                "another. Make the ParallelEnv with asynchronous='restart' (ended envs begin anew) or 'idle' (they "
+                "rest)."
+            )
+        most = max((share or 0 for share in self.shares(env_ids).values()), default=0)
+        if most > policy.max_episodes:
+            raise ArgumentError(
+                f"num_episodes={self.num_episodes} is {most} for an env, but with this policy of ended episodes an env "
+                f"plays {policy.max_episodes:.0f}. Make the ParallelEnv with asynchronous='restart', or give num_steps."
+            )
+
+    def shares(self, env_ids: Sequence[int]) -> dict[int, int | None]:
+        """Return how many episodes each env is to end; ``None``: any number."""
+        if self.num_episodes is None:
+            return dict.fromkeys(env_ids)
+        share, rest = divmod(self.num_episodes, len(env_ids) or 1)
+        return {env_id: share + (place < rest) for place, env_id in enumerate(env_ids)}
+
+
+@contextlib.contextmanager
+def progress_bar(goal: Goal, is_wanted: bool) -> Iterator[Callable[[int], Any]]:
+    """Show a bar where somebody would see it, and yield what moves it on."""
+    if not is_wanted:
+        yield lambda _: None
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a notebook without widgets: the plain bar does
+        from tqdm.auto import tqdm
+    is_notebook = any(kind.__module__ == "tqdm.notebook" for kind in tqdm.__mro__)
+    if not is_notebook and not (sys.stderr is not None and sys.stderr.isatty()):
+        yield lambda _: None
+        return
+    total, unit = (goal.num_steps, "step") if goal.num_episodes is None else (goal.num_episodes, "episode")
+    with tqdm(total=total, unit=unit, desc="rollout", leave=False, delay=_BAR_DELAY) as bar:
+        yield bar.update

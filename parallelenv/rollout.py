@@ -1,0 +1,353 @@
+"""Rollouts: whole stretches of steps made beside the envs, chunk by chunk, and put together here."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+from parallelenv.batch import Array, Batch
+from parallelenv.chunks import Chunk, Ended, Memory, Order, action_rooms, check_rows, join_ends, room
+from parallelenv.errors import ArgumentError, ParallelEnvError, ResetNeededError, UnpicklableError, WorkerTimeoutError
+from parallelenv.failures import Failure, noted, raise_failures, raise_of_policy
+from parallelenv.goal import Goal, progress_bar
+from parallelenv.policy import Policy
+from parallelenv.pool import NO_FAILURES, Pool
+from parallelenv.protocol import Extra
+from parallelenv.recovery import Recovery
+from parallelenv.requests import Request
+from parallelenv.stepping import Stepper
+from parallelenv.trajectory import Collector, Rollout
+
+CHUNK = 0.2
+"""Seconds that a chunk should take: so soon Ctrl-C has an effect, and so often the bar moves."""
+_GROWTH = 16
+"""So many times the steps of a chunk the next may have: one alone is a poor measure, the first also warms up."""
+_numbers = itertools.count(1)
+Mended = tuple[Failure, Extra]
+"""Why an env was restarted, and what its reset answered."""
+
+
+class Roller:
+    """Makes rollouts.
+
+    Args:
+        pool: Where the envs are.
+        policy: What happens when an episode ends.
+        stepper: Who knows where the episodes are.
+        recovery: As in `Stepper`.
+        timeout: Seconds that a chunk may take; ``None`` means for ever.
+    """
+
+    def __init__(
+        self, pool: Pool, policy: Policy, stepper: Stepper, recovery: Recovery | None, timeout: float | None
+    ) -> None:
+        self.pool = pool
+        self.policy = policy
+        self.stepper = stepper
+        self.recovery = recovery
+        self.timeout = timeout
+
+    def run(self, player: Any, env_ids: Sequence[int], goal: Goal, rnn_state: Any, shows_progress: bool) -> Rollout:
+        """Make a rollout. ``player`` is the policy that acts; everything else as in `ParallelEnv.rollout`."""
+        goal.check(self.policy, env_ids)
+        check_rows("rnn_state", rnn_state, len(env_ids))
+        packed = pack_player(player, None)
+        starts = self.stepper.begin_rollout(env_ids)
+        shares = goal.shares(env_ids)
+        if self.policy.skips_done:
+            self._leave_out_done(goal, shares)
+        course = _Course(self, packed, env_ids, goal.num_steps, shares)
+        if rnn_state is not None:
+            ended = self.stepper.done[list(env_ids)]
+            begins = frozenset(env_id for env_id, is_new in zip(env_ids, starts | ended, strict=True) if is_new)
+            course.sent = pack_player(player, Memory(tuple(env_ids), rnn_state, begins))
+        with progress_bar(goal, shows_progress) as advance, course.ending():
+            while asked := course.asked():
+                advance(course.go_on(asked))
+        return course.result(starts)
+
+    def _leave_out_done(self, goal: Goal, shares: dict[int, int | None]) -> None:
+        """Give no share to envs that rest.
+
+        Raises:
+            ResetNeededError: If one of them is to play an episode.
+        """
+        resting = [env_id for env_id, share in shares.items() if self.stepper.done[env_id] and share != 0]
+        if resting and goal.num_episodes is not None:
+            raise ResetNeededError(f"envs {resting} have ended and rest. Call reset({resting}) before the rollout.")
+        shares.update(dict.fromkeys(resting, 0))
+
+
+def pack_player(player: Any, memory: Memory | None) -> Array:
+    """Return a policy and its memory, pickled, in an array: that travels to all hosts without a copy for each.
+
+    Raises:
+        ArgumentError: If it cannot be called.
+        UnpicklableError: If it cannot be pickled.
+    """
+    if not callable(player):
+        raise ArgumentError(
+            f"policy is a {type(player).__name__}, which cannot be called. Give a function or an object that takes the "
+            "states of some envs and returns an action for each."
+        )
+    try:
+        packed = cloudpickle.dumps((player, memory))
+    except Exception as error:  # pickling runs user code: anything may come
+        raise UnpicklableError(
+            f"The policy, a {type(player).__name__}, cannot be copied to the workers ({type(error).__name__}: "
+            f"{error}). Nothing was sent. Let it hold plain data, and open what cannot travel at its first call."
+        ) from error
+    return np.frombuffer(bytearray(packed), np.uint8)
+
+
+class _Course:
+    """One rollout under way.
+
+    Args:
+        roller: Who makes it.
+        packed: The policy that acts, pickled.
+        env_ids: Its envs.
+        num_steps: Steps to make, ``None`` if episodes are counted.
+        left: How many episodes each env may still end; ``None``: any number.
+
+    Attributes:
+        sent: What goes with the next order: the policy, if there are hosts without it.
+    """
+
+    def __init__(
+        self,
+        roller: Roller,
+        packed: Array,
+        env_ids: Sequence[int],
+        num_steps: int | None,
+        left: dict[int, int | None],
+    ) -> None:
+        self._roller = roller
+        self._number = next(_numbers)
+        self._packed = packed
+        self.sent: Array | None = packed
+        self._env_ids = env_ids
+        self._num_steps = num_steps
+        self._left = left
+        self._collector = Collector(roller.pool.batch, env_ids)
+        self._has_loose = any(array is None for array in roller.pool.batch.states)
+        self._count = 0
+        self._is_known = False  # to the hosts
+        self._size = 0
+        self._pace = 0.0
+        self._seconds = CHUNK if roller.timeout is None else min(CHUNK, roller.timeout / 4)
+        self._is_over = False
+        self._is_late = False
+        self._failures: dict[int, Failure] = {}
+        self._broken: tuple[Failure, tuple[int, ...]] | None = None
+
+    def asked(self) -> list[int]:
+        """Return the envs of the next chunk, none if the rollout is over."""
+        if self._is_over or (self._num_steps is not None and self._count >= self._num_steps):
+            return []
+        if self._has_loose and not self._is_known:  # only hosts have the rest of what is not stepped
+            return list(self._env_ids)
+        return [env_id for env_id in self._env_ids if self._left[env_id] != 0]
+
+    def go_on(self, asked: Sequence[int]) -> int:
+        """Let envs make some steps, or hosts prepare for them; return by how much the goal is nearer."""
+        before = self._states_of(asked) if self._roller.recovery is not None else []
+        if self.sent is not None:
+            self._send_policy(asked, before)
+            return 0
+        self._size = self._next_size()
+        begun = time.perf_counter()
+        request = self._send(asked)
+        self._pace = (time.perf_counter() - begun) / self._size
+        episodes, _ = self._land(request, asked, before)
+        self._count += self._size
+        return self._size if self._num_steps is not None else episodes
+
+    def _send_policy(self, asked: Sequence[int], before: list[Array]) -> None:
+        """Let hosts unpickle the policy, however long it takes: that may import a library, and is no step."""
+        pool, recovery = self._roller.pool, self._roller.recovery
+        self._is_known = True
+        ailing: Collection[int] = recovery.ailing(asked) if recovery is not None else ()
+        well = [env_id for env_id in asked if env_id not in ailing]
+        request = pool.post("rollout", well, None, self._order(0))
+        pool.wait(request, None)
+        if recovery is not None:  # whose worker is dead fails in the next step, as would have happened without this one
+            ailing = {*ailing, *pool.obituaries(well)}
+        places = [place for place, env_id in enumerate(asked) if env_id not in ailing]
+        _, has_lost = self._land(request, [asked[place] for place in places], [leaf[:, places] for leaf in before])
+        self._count += has_lost
+
+    def _next_size(self) -> int:
+        """Return how many steps the next chunk shall have, going by how long the last one took."""
+        if not self._size:
+            return 1
+        size = max(1, min(self._size * _GROWTH, int(self._seconds / self._pace)))
+        return size if self._num_steps is None else min(size, self._num_steps - self._count)
+
+    def _send(self, asked: Sequence[int]) -> Request:
+        """Send an order to the hosts of these envs and wait until it is carried out, or too late."""
+        roller, stepper = self._roller, self._roller.stepper
+        left = [self._left[env_id] for env_id in asked]
+        each = None if all(share is None for share in left) else left
+        lent = [env_id for env_id, share in zip(asked, left, strict=True) if share != 0]
+        failed = roller.recovery.ailing(asked) if roller.recovery is not None else NO_FAILURES
+        order = self._order(self._size)
+        request = roller.pool.post("rollout", asked, each, order, lambda _: stepper.lend(lent), failed)
+        try:
+            roller.pool.wait(request, roller.timeout)
+        except WorkerTimeoutError as late:
+            self._is_late = True
+            roller.pool.give_up(request, late)
+        return request
+
+    def _order(self, num_steps: int) -> Order:
+        policy = self._roller.policy
+        return Order(self._number, self.sent, num_steps, policy.autoreset, policy.skips_done)
+
+    def _states_of(self, env_ids: Sequence[int]) -> list[Array]:
+        """Return copies of states as rows of a chunk of one step."""
+        batch = self._roller.pool.batch
+        rows = [env_id - batch.layout.first for env_id in env_ids]
+        return [room((1, len(rows)), None) if array is None else array[rows][None] for array in batch.states]
+
+    def _land(self, request: Request, asked: Sequence[int], before: list[Array]) -> tuple[int, bool]:
+        """Take over what a chunk has come to; return how many episodes have ended, and whether steps were lost."""
+        roller = self._roller
+        chunks: list[Chunk] = list(request.values.values())
+        failed = {env_id: failure for chunk in chunks for env_id, (_, failure) in chunk.failed.items()}
+        lost = _find_lost(request, asked, chunks)
+        mended, left = self._mend({**failed, **lost})
+        if lost.keys() & mended.keys():
+            stand_ins = {env_id: failure for env_id, failure in lost.items() if env_id in mended}
+            chunks.append(_stand_in(asked, before, stand_ins, roller.pool.batch))
+        for chunk in chunks:
+            self._cut_off(chunk, mended, lost)
+            self._collector.add(self._count, chunk)
+            roller.stepper.note_chunk(chunk)
+        for env_id, (_, begun) in mended.items():
+            roller.stepper.reset_infos[env_id] = begun.info or {}
+        self._note_failures(left, chunks, any(env_id in lost for env_id in left))
+        episodes = self._spend(chunks)
+        self.sent = self._packed if mended else None
+        roller.stepper.take_back(env_id for env_id in asked if env_id not in left or left[env_id].operation == "step")
+        if roller.recovery is not None:
+            roller.recovery.forget(mended)
+        return episodes, bool(lost)
+
+    def _mend(self, failures: Mapping[int, Failure]) -> tuple[dict[int, Mended], Mapping[int, Failure]]:
+        """Restart what failed, if that is wanted; return what is left of it."""
+        if not failures or self._roller.recovery is None:
+            return {}, failures
+        return self._roller.recovery.mend(failures)
+
+    def _cut_off(self, chunk: Chunk, mended: Mapping[int, Mended], lost: Collection[int]) -> None:
+        """Say of the steps in which envs failed that were restarted what `step` says of such."""
+        ends = [chunk.ended]
+        for env_id, (step, _) in chunk.failed.items():
+            if env_id not in mended:
+                continue
+            failure, begun = mended[env_id]
+            column = chunk.env_ids.index(env_id)
+            chunk.flags[step, column] = False, True
+            chunk.valid[step, column] = env_id not in lost
+            chunk.said[step, env_id] = Extra({"failure": noted(failure)}, reset_info=begun.info)
+            if begun.loose is not None:
+                chunk.loose[env_id] = begun.loose
+            last = [leaf[step, [column]] for leaf in chunk.states]
+            ends.append(Ended(np.array([step]), np.array([column]), last))
+        if len(ends) > 1:
+            chunk.ended = join_ends(ends, self._roller.pool.batch.states)
+
+    def _note_failures(self, left: Mapping[int, Failure], chunks: Sequence[Chunk], has_lost: bool) -> None:
+        """Leave out from now on what failed for good.
+
+        The others come to the end, so that it does not depend on the clock what they have done. But where steps were
+        lost it does anyway, and the user hears of it now.
+        """
+        self._failures.update(left)
+        self._left.update(dict.fromkeys(left, 0))
+        broken = [(chunk.broken, chunk.env_ids) for chunk in chunks if chunk.broken is not None]
+        self._broken = min(broken, key=lambda one: one[1], default=None)
+        self._is_over = has_lost or self._broken is not None
+
+    def _spend(self, chunks: Sequence[Chunk]) -> int:
+        """Count the episodes that ended off the envs' shares."""
+        total = 0
+        for chunk in chunks:
+            for column in chunk.ended.columns.tolist():
+                env_id = chunk.env_ids[column]
+                left = self._left[env_id]
+                total += 1
+                if self._roller.policy.skips_done:
+                    self._left[env_id] = 0
+                elif left:
+                    self._left[env_id] = left - 1
+        return total
+
+    @contextlib.contextmanager
+    def ending(self) -> Iterator[None]:
+        """Let the hosts drop the policy at the end, whatever it is. What is under way then is not waited for."""
+        has_ended = False
+        try:
+            yield
+            has_ended = not self._is_late
+        finally:
+            if self._is_known:
+                pool = self._roller.pool
+                dead = pool.obituaries(self._env_ids)
+                living = [env_id for env_id in self._env_ids if env_id not in dead]
+                with contextlib.suppress(ParallelEnvError):  # a worker that died now: the policy is gone with it
+                    request = pool.post("end_rollout", living)
+                    if has_ended:
+                        pool.wait(request, self._roller.timeout)
+
+    def result(self, starts: Array) -> Rollout:
+        """Return all that was made.
+
+        Raises:
+            BaseException: What an env or the policy raised; ``error.partial`` is what was made.
+        """
+        done = self._roller.stepper.done
+        running = {env_id for env_id in self._env_ids if not done[env_id]}.difference(self._failures)
+        rollout = self._collector.rollout(self._num_steps, starts, running)
+        if self._broken is not None:
+            raise_of_policy(*self._broken, rollout)
+        raise_failures([self._failures[env_id] for env_id in sorted(self._failures)], partial=rollout)
+        return rollout
+
+
+def _find_lost(request: Request, asked: Sequence[int], chunks: Sequence[Chunk]) -> dict[int, Failure]:
+    """Return the envs of which no steps came back, and why."""
+    if not request.failures:
+        return {}
+    known = {env_id for chunk in chunks for env_id in chunk.env_ids}
+    # What cannot be copied to the caller stands for all envs whose steps were to come with it.
+    copying = next((failure for failure in request.failures.values() if not failure.is_of_worker), None)
+    lost = {}
+    for env_id in asked:
+        if env_id not in known:
+            cause = request.failures.get(env_id) or copying or next(iter(request.failures.values()))
+            lost[env_id] = Failure(cause.exception, env_id, cause.operation)
+    return lost
+
+
+def _stand_in(asked: Sequence[int], before: list[Array], lost: Mapping[int, Failure], batch: Batch) -> Chunk:
+    """Return a chunk of one step that nobody made, for envs whose steps are lost and that begin anew."""
+    places = [place for place, env_id in enumerate(asked) if env_id in lost]
+    shape = 1, len(places)
+    return Chunk(
+        tuple(asked[place] for place in places),
+        [array[:, places] for array in before],
+        action_rooms(shape, batch),
+        np.zeros(shape),
+        np.zeros((*shape, 2), dtype=bool),
+        np.zeros(shape, dtype=bool),
+        join_ends([], batch.states),
+        failed={env_id: (0, failure) for env_id, failure in lost.items()},
+    )

@@ -1,0 +1,1021 @@
+"""Rollouts: the same steps as from outside, made beside the envs. In every mode."""
+
+from __future__ import annotations
+
+import copy
+import io
+import operator
+import os
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import tqdm.auto
+from conftest import MakeEnv
+from gymnasium.spaces import Box, Dict, Discrete
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from test_faults import CAN_DIE, EXIT, GO_ON, IN_CALLER, RAISE, WAIT, fragile, interrupt, two_hosts, when_begun
+
+from parallelenv import ParallelEnv, Rollout, goal, recovery
+from parallelenv import rollout as rollouts
+from parallelenv.errors import (
+    ActionError,
+    ArgumentError,
+    EnvBusyError,
+    EnvPausedError,
+    ResetNeededError,
+    UnpicklableError,
+    WorkerDiedError,
+    WorkerTimeoutError,
+)
+from parallelenv.testing import envs as zoo
+from parallelenv.testing.play import KINDS, LENGTHS, NUM_ENVS, assert_same
+
+Policy = Callable[[Any], Any]
+
+# ---------------------------------------------------------------- policies that look at nothing but the states
+
+
+def _of_array(states: Any) -> Any:
+    return (states[:, 0] * 2 + states[:, 1] + np.floor(states[:, 2] * 3)).astype(np.int64) % 5
+
+
+def _of_dict(states: Any) -> Any:
+    means = states["image"].mean(axis=(1, 2)) / 255
+    moves = (states["inner"]["level"] + [len(word) for word in states["word"]]) % 3
+    return {"force": np.stack([means, -means], axis=1).astype(np.float32), "move": moves}
+
+
+def _of_tuple(states: Any) -> Any:
+    first, (numbers, third) = states
+    return np.stack([(first > 0).astype(np.int64), (numbers.sum(axis=1) + third) % 7], axis=1)
+
+
+def _of_texts(states: Any) -> Any:
+    return [zoo.LETTERS[len(text) % 8] * (1 + len(text) % 3) for text in states]
+
+
+def _of_sequences(states: Any) -> Any:
+    return np.array([[len(state) / 10, -len(state) / 10] for state in states], np.float32)
+
+
+def _of_graphs(states: Any) -> Any:
+    return np.array([[len(state.nodes) > size for size in range(3)] for state in states], np.int8)
+
+
+def _of_any(states: Any) -> Any:
+    return [float(np.sum(np.asarray(state))) % 1 for state in states]
+
+
+def _of_mixed(states: Any) -> Any:
+    return [_by_kind(state) for state in states]
+
+
+def _by_kind(state: Any) -> Any:
+    if isinstance(state, str):
+        return zoo.LETTERS[len(state) % 8]
+    if isinstance(state, dict):
+        return {"force": np.full(2, 0.5, np.float32), "move": len(state["word"]) % 3}
+    return int(abs(np.sum(state))) % 5
+
+
+POLICIES: dict[str, Policy] = {
+    "array": _of_array,
+    "dict": _of_dict,
+    "tuple": _of_tuple,
+    "text": _of_texts,
+    "sequence": _of_sequences,
+    "graph": _of_graphs,
+    "old": _of_any,
+    "ragged": _of_any,
+    "tensor": _of_any,
+    "mixed": _of_mixed,
+    "instances": _of_array,
+}
+
+# ---------------------------------------------------------------- the same from outside
+
+
+def part(states: Any, row: Any, space: Any) -> Any:
+    """Return one state of a batch of them."""
+    if type(space) is Dict:
+        return {key: part(states[key], row, child) for key, child in space.spaces.items()}
+    if type(space) is gym.spaces.Tuple:
+        return tuple(part(leaf, row, child) for leaf, child in zip(states, space.spaces, strict=True))
+    return states[row]
+
+
+def plain(action: Any) -> Any:
+    return (
+        {key: plain(item) for key, item in action.items()} if isinstance(action, dict) else np.asarray(action).tolist()
+    )
+
+
+class Outside:
+    """Steps an env as a rollout should, and notes each step by its number and env id."""
+
+    def __init__(self, env: ParallelEnv, policy: Policy) -> None:
+        self.env = env
+        self.policy = policy
+        self.space = env.single_observation_space
+        self.steps: dict[tuple[int, int], Any] = {}
+        self.last: dict[int, Any] = {}
+
+    def begin(self, seed: int) -> Any:
+        return self._note_last(range(len(self.env)), self.env.reset(seed=seed))
+
+    def _note_last(self, env_ids: Any, states: Any) -> Any:
+        self.last.update({env_id: part(states, row, self.space) for row, env_id in enumerate(env_ids)})
+        return states
+
+    def run(self, num_steps: int, states: Any, env_ids: list[int], rests: bool) -> None:
+        for number in range(num_steps):
+            if not env_ids:
+                return
+            actions = self.policy(states)
+            result = self.env.step(actions, env_ids)
+            for row, env_id in enumerate(env_ids):
+                self.steps[number, env_id] = (
+                    part(states, row, self.space),
+                    part(actions, row, self.env.single_action_space),
+                    result.rewards[row],
+                    result.terminated[row],
+                    result.truncated[row],
+                    result.infos[row],
+                )
+            states = self._note_last(env_ids, result.states)
+            if rests and result.dones.any():
+                alive = np.flatnonzero(~result.dones)
+                env_ids = [env_ids[row] for row in alive]
+                states = [part(states, row, self.space) for row in alive]
+                states = batched(states, self.space)
+
+
+def batched(states: list[Any], space: Any) -> Any:
+    if space is None or not states:
+        return states
+    empty: Any = gym.vector.utils.create_empty_array(space, len(states))
+    return gym.vector.utils.concatenate(space, states, empty)
+
+
+def check_same(rollout: Rollout, outside: Outside, autoreset: bool) -> None:
+    """Fail unless a rollout has the steps that were made outside, and no others."""
+    space, action_space = outside.space, outside.env.single_action_space
+    env_ids = rollout.env_ids.tolist()
+    found = {(step, env_ids[column]) for step, column in np.argwhere(rollout.valid).tolist()}
+    assert found == outside.steps.keys()
+    ended: list[Any] = []
+    for place in sorted(found, key=lambda one: (one[0], env_ids.index(one[1]))):
+        number, env_id = place
+        at = number, env_ids.index(env_id)
+        state, action, reward, terminated, truncated, info = outside.steps[place]
+        assert_same(state, part(rollout.states, at, space), f"state {place}")
+        assert plain(action) == plain(part(rollout.actions, at, action_space))
+        assert_same(np.asarray(reward), np.asarray(rollout.rewards[at]), f"reward {place}")
+        assert (terminated, truncated) == (rollout.terminated[at], rollout.truncated[at])
+        assert rollout.dones[at] == (terminated or truncated)
+        info = dict(info)
+        is_reset, last, reset_info = (info.pop(key, None) for key in ("reset", "ended_state", "reset_info"))
+        assert_same(info, rollout.infos.get(place, {}), f"info {place}")
+        assert_same(reset_info or {}, rollout.reset_infos.get(place, {}), f"reset info {place}")
+        if terminated or truncated:
+            assert bool(is_reset) == autoreset
+            ended.append((place, last))
+    for row, (place, last) in enumerate(ended):
+        if autoreset:
+            assert_same(last, part(rollout.ended_states, row, space), f"ended state {place}")
+    for column, env_id in enumerate(env_ids):
+        assert_same(outside.last[env_id], part(rollout.final_states, column, space), f"final state {env_id}")
+
+
+CASES = [(kind, "restart") for kind in POLICIES] + [
+    (kind, word) for kind in ("array", "text", "dict") for word in ("idle", "continue")
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "word"), CASES, ids=[f"{kind}-{word}".replace("array", "box") for kind, word in CASES]
+)
+def test_a_rollout_has_the_steps_that_would_have_been_made_outside(make_env: MakeEnv, kind: str, word: Any) -> None:
+    policy = POLICIES[kind]
+    env = make_env(KINDS[kind](), asynchronous=word, num_cpus=2)
+    states = env.reset(seed=3)
+    with ParallelEnv(KINDS[kind](), asynchronous=word) as twin:
+        outside = Outside(twin, policy)
+        outside.begin(3)
+        outside.run(11, states, list(range(NUM_ENVS)), word == "idle")
+        rollout = env.rollout(policy, 11)
+        check_same(rollout, outside, word == "restart")
+        assert_same(twin.done, env.done)
+        assert_same(twin.reset_infos, env.reset_infos)
+        if word == "idle":
+            assert env.all_done()
+            return
+        states = rollout.final_states
+        for _ in range(3):  # the object goes on as if it had been stepped
+            actions = policy(states)
+            found, expected = env.step(actions), twin.step(actions)
+            assert_same(list(expected), list(found))
+            states = found.states
+
+
+class Scripted:
+    """Does what its script says, one row of actions for each call; the last of it for ever."""
+
+    def __init__(self, *script: Any) -> None:
+        self.script = script
+        self.calls = 0
+
+    def __call__(self, states: Any) -> Any:
+        self.calls += 1
+        row = self.script[min(self.calls, len(self.script)) - 1]
+        return np.array([row[int(number)] for number in states[:, 0]])
+
+
+def paced(kind: Callable[..., Any] = zoo.Counter, lengths: Any = LENGTHS) -> list[Any]:
+    return [partial(kind, number, length=length) for number, length in enumerate(lengths)]
+
+
+def zeros(states: Any) -> Any:
+    return np.zeros(len(states), np.int64)
+
+
+class Count(gym.Env[Any, Any]):
+    """State: number of the env, steps since the reset."""
+
+    observation_space = Box(-np.inf, np.inf, (2,), np.float64)
+    action_space = Discrete(100)
+
+    def __init__(self, number: int, length: int = 1000) -> None:
+        self.number, self.length, self.count = number, length, 0
+
+    def _state(self) -> Any:
+        return np.array([self.number, self.count], float)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.count = 0
+        return self._state(), {}
+
+    def step(self, action: Any) -> Any:
+        self.count += 1
+        return self._state(), float(action), self.count >= self.length, False, {}
+
+
+def counts(*lengths: int) -> list[Any]:
+    return [partial(Count, number, length) for number, length in enumerate(lengths)]
+
+
+# ---------------------------------------------------------------- ids, and going on
+
+
+def test_ids_are_answered_in_the_order_given_and_nobody_else_is_stepped(make_env: MakeEnv) -> None:
+    env = make_env(counts(9, 9, 9, 9), asynchronous="restart", num_cpus=2)
+    env.reset()
+    rollout = env.rollout(zeros, 3, id=[3, 0, 1])
+    assert rollout.env_ids.tolist() == [3, 0, 1]
+    assert rollout.states[:, :, 0].tolist() == [[3, 0, 1]] * 3
+    assert rollout.states[:, :, 1].tolist() == [[0] * 3, [1] * 3, [2] * 3]
+    assert rollout.final_states.tolist() == [[3, 3], [0, 3], [1, 3]]
+    assert env.step(np.zeros(4, int)).states[:, 1].tolist() == [4, 4, 1, 4]
+    assert env.rollout(zeros, 2, id=[]).states.shape == (2, 0, 2)
+    assert env.rollout(zeros, 2, id=2).states[:, 0, 1].tolist() == [1, 2]
+
+
+def test_paused_envs_are_left_out(make_env: MakeEnv) -> None:
+    env = make_env(counts(9, 9, 9), asynchronous="restart", num_cpus=2)
+    env.reset()
+    env.pause(1)
+    assert env.rollout(zeros, 1).env_ids.tolist() == [0, 2]
+    with pytest.raises(EnvPausedError):
+        env.rollout(zeros, 1, id=[1])
+
+
+def test_rollouts_and_steps_go_on_from_each_other(make_env: MakeEnv) -> None:
+    env = make_env(counts(4, 5, 100), asynchronous="restart", num_cpus=2)
+    env.reset()
+    first = env.rollout(zeros, 3)
+    assert first.starts.tolist() == [True] * 3
+    assert env.step([0, 0, 0]).states[:, 1].tolist() == [0, 4, 4]
+    second = env.rollout(zeros, 3)
+    assert second.starts.tolist() == [True, False, False]  # env 0 has just begun anew
+    assert second.states[:, :, 1].tolist() == [[0, 4, 4], [1, 0, 5], [2, 1, 6]]
+    assert second.episode_lengths.tolist() == [1]
+    assert second.whole_episodes.tolist() == [False]
+    third = env.rollout(zeros, 3)
+    assert third.states[0].tolist() == second.final_states.tolist()
+    assert third.starts.tolist() == [False] * 3
+    env.reset(1)
+    assert env.rollout(zeros, 1).starts.tolist() == [False, True, False]
+
+
+def test_what_ended_is_in_the_order_of_dones(make_env: MakeEnv) -> None:
+    env = make_env(counts(2, 3, 2), asynchronous="restart", num_cpus=2)
+    env.reset()
+    rollout = env.rollout(lambda states: states[:, 0].astype(int) + 1, 7)
+    places = np.argwhere(rollout.dones).tolist()
+    assert places == [[1, 0], [1, 2], [2, 1], [3, 0], [3, 2], [5, 0], [5, 1], [5, 2]]
+    assert rollout.ended_states.tolist() == [[column, [2, 3, 2][column]] for _, column in places]
+    assert rollout.episode_lengths.tolist() == [[2, 3, 2][column] for _, column in places]
+    assert rollout.episode_returns.tolist() == [[2, 6, 6][column] for _, column in places]
+    assert rollout.whole_episodes.all()
+    assert repr(rollout) == "<Rollout of 7 steps x 3 envs, 8 episodes ended>"
+    assert len(rollout) == 7
+
+
+# ---------------------------------------------------------------- policies of ended episodes
+
+
+def test_envs_that_rest_are_not_stepped(make_env: MakeEnv) -> None:
+    env = make_env(counts(2, 4, 3), asynchronous="idle", num_cpus=2)
+    env.reset()
+    env.step([0, 0, 0])
+    rollout = env.rollout(zeros, 10)
+    assert rollout.valid.sum(axis=0).tolist() == [1, 3, 2]
+    assert rollout.valid.shape == (10, 3)
+    assert rollout.final_states[:, 1].tolist() == [2, 4, 3]
+    assert rollout.episode_lengths.tolist() == [1, 2, 3]
+    assert env.all_done()
+    assert env.step([0, 0, 0]).states.tolist() == [None] * 3
+    assert not env.rollout(zeros, 4).valid.any()
+    assert "(0 valid)" in repr(env.rollout(zeros, 4))
+    env.reset(1)
+    assert env.rollout(zeros, 4).valid.sum(axis=0).tolist() == [0, 4, 0]
+
+
+def test_envs_that_go_on_after_their_end_are_stepped(make_env: MakeEnv) -> None:
+    env = make_env(counts(2, 9), asynchronous="continue", num_cpus=2)
+    env.reset()
+    rollout = env.rollout(zeros, 4)
+    assert rollout.valid.all()
+    assert rollout.terminated[:, 0].tolist() == [False, True, True, True]
+    assert rollout.ended_states.tolist() == [[0, 2], [0, 3], [0, 4]]
+    assert env.done.tolist() == [True, False]
+
+
+def test_the_end_of_all_is_refused(make_env: MakeEnv) -> None:
+    env = make_env(counts(2, 9))
+    env.reset()
+    with pytest.raises(ArgumentError, match="asynchronous='restart'"):
+        env.rollout(zeros, 4)
+    assert env.step([0, 0]).states[:, 1].tolist() == [1, 1]
+
+
+# ---------------------------------------------------------------- episodes
+
+
+def test_episodes_are_shared_out_evenly(make_env: MakeEnv) -> None:
+    env = make_env(counts(2, 7, 3), asynchronous="restart", num_cpus=2)
+    env.reset()
+    env.step([0, 0, 0])
+    rollout = env.rollout(zeros, num_episodes=5)
+    assert rollout.dones.sum(axis=0).tolist() == [2, 2, 1]
+    assert rollout.valid.sum(axis=0).tolist() == [1 + 2, 6 + 7, 2]  # what was under way counts
+    assert len(rollout) == 13
+    assert rollout.whole_episodes.tolist() == [False, False, True, False, True]
+    assert rollout.final_states[:, 1].tolist() == [0, 0, 0]
+    assert env.rollout(zeros, num_episodes=1).env_ids.tolist() == [0, 1, 2]
+    assert env.step([0, 0, 0]).states[:, 1].tolist() == [1, 1, 1]
+
+
+def test_episodes_of_envs_that_rest_are_one_each(make_env: MakeEnv) -> None:
+    env = make_env(counts(2, 4, 3), asynchronous="idle", num_cpus=2)
+    env.reset()
+    with pytest.raises(ArgumentError, match="num_episodes=4 is 2 for an env"):
+        env.rollout(zeros, num_episodes=4)
+    rollout = env.rollout(zeros, num_episodes=2)
+    assert rollout.valid.sum(axis=0).tolist() == [2, 4, 0]
+    with pytest.raises(ResetNeededError, match=r"envs \[0, 1\] have ended"):
+        env.rollout(zeros, num_episodes=3)
+    assert env.rollout(zeros, num_episodes=1, id=[2]).episode_lengths.tolist() == [3]
+
+
+def test_episodes_of_envs_that_go_on_cannot_be_counted(make_env: MakeEnv) -> None:
+    env = make_env(counts(2, 4), asynchronous="continue")
+    env.reset()
+    with pytest.raises(ArgumentError, match="asynchronous='restart'"):
+        env.rollout(zeros, num_episodes=1)
+
+
+# ---------------------------------------------------------------- policies that act
+
+
+class Recurrent:
+    """Counts the steps of each episode in its memory, and says them."""
+
+    def __call__(self, states: Any, rnn_state: Any = None, done: Any = None) -> Any:
+        if rnn_state is None:
+            assert done.all()
+            rnn_state = {"count": np.zeros(len(states)), "pair": (np.zeros((len(states), 2)),)}
+        count = np.where(done, 0, rnn_state["count"])
+        wide = np.broadcast_to(count[:, None, None], (len(states), 2, 3)).astype(np.float32)
+        extras = {"count": count, "done": done, "wide": wide}
+        memory = {"count": count + 1, "pair": (rnn_state["pair"][0] + states,)}
+        return np.zeros(len(states), int), memory, extras
+
+
+@pytest.mark.parametrize("word", ["restart", "idle"])
+def test_a_policy_may_remember(make_env: MakeEnv, word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollouts, "_GROWTH", 1)  # chunks of a step each: memory outlasts them
+    env = make_env(counts(2, 3, 5, 1), asynchronous=word, num_cpus=2)
+    env.reset()
+    rollout = env.rollout(Recurrent(), 9)
+    assert set(rollout.extras) == {"count", "done", "wide"}
+    where = rollout.valid
+    assert rollout.extras["count"][where].tolist() == rollout.states[:, :, 1][where].tolist()
+    assert rollout.extras["done"][where].tolist() == (rollout.states[:, :, 1][where] == 0).tolist()
+    assert rollout.extras["wide"].shape == (9, 4, 2, 3)
+    assert rollout.extras["wide"].dtype == np.float32
+    assert (rollout.extras["wide"][..., 1, 2] == rollout.extras["count"]).all()
+
+
+def test_memory_goes_on_in_the_next_rollout(make_env: MakeEnv) -> None:
+    env = make_env(counts(4, 30, 5, 2), asynchronous="restart", num_cpus=2)
+    env.reset()
+    ids = [3, 0, 1, 2]
+    first = env.rollout(Recurrent(), 3, id=ids)
+    assert first.rnn_state["pair"][0].shape == (4, 2)
+    env.reset([1])
+    second = env.rollout(Recurrent(), 6, id=ids, rnn_state=first.rnn_state)
+    assert second.states[0, :, 1].tolist() == [1, 3, 0, 3]
+    assert second.extras["done"][0].tolist() == [False, False, True, False]
+    assert second.extras["count"].tolist() == second.states[..., 1].tolist()
+    assert env.rollout(Recurrent(), 1).extras["done"].all()
+    assert env.rollout(zeros, 1).rnn_state is None
+    with pytest.raises(ArgumentError, match=r"rnn_state is of shape \(4,\)"):
+        env.rollout(Recurrent(), 1, id=[0, 1], rnn_state=first.rnn_state)
+
+
+def by_place(states: Any, memory: Any, begins: Any) -> Any:
+    return np.zeros(len(states), int), None, {"begins": begins, "has_none": np.full(len(states), memory is None)}
+
+
+class OnlyMemory:
+    def __call__(self, states: Any, *, rnn_state: Any) -> Any:
+        seen = np.zeros(len(states)) if rnn_state is None else rnn_state[0]
+        return np.zeros(len(states), int), [seen + 1], {"seen": seen}
+
+
+def test_a_policy_is_given_what_it_takes(make_env: MakeEnv) -> None:
+    env = make_env(counts(2, 3), asynchronous="restart", num_cpus=1)
+    env.reset()
+    extras = env.rollout(by_place, 4).extras
+    assert extras["begins"].tolist() == [[True, True], [False, False], [True, False], [False, True]]
+    assert extras["has_none"].all()
+    assert env.rollout(OnlyMemory(), 3).extras["seen"][:, 0].tolist() == [0, 1, 2]
+    assert env.rollout(lambda *states: (zeros(*states), None, None), 3).extras == {}
+
+
+def test_a_policy_that_is_a_torch_module(make_env: MakeEnv) -> None:
+    torch = pytest.importorskip("torch")
+
+    class Net(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(2, 3)
+
+        def forward(self, states: Any, rnn_state: Any = None, done: Any = None) -> Any:
+            with torch.no_grad():
+                scores = self.layer(torch.as_tensor(states, dtype=torch.float32))
+            memory = torch.zeros(len(states)) if rnn_state is None else rnn_state
+            memory = torch.where(torch.as_tensor(done), 0, memory)
+            return scores.argmax(dim=1), memory + 1, {"scores": scores, "memory": memory}
+
+    env = make_env(counts(3, 4, 5), asynchronous="restart", num_cpus=2)
+    env.reset()
+    net = Net()
+    rollout = env.rollout(net, 7)
+    expected = net.layer(torch.as_tensor(rollout.states, dtype=torch.float32)).detach().numpy()
+    np.testing.assert_allclose(rollout.extras["scores"], expected, rtol=1e-5)
+    assert (rollout.actions == rollout.extras["scores"].argmax(axis=2)).all()
+    assert rollout.extras["memory"].tolist() == rollout.states[..., 1].tolist()
+    assert isinstance(rollout.rnn_state, torch.Tensor)
+    after = env.rollout(net, 7, rnn_state=rollout.rnn_state)
+    assert after.extras["memory"].tolist() == after.states[..., 1].tolist()
+
+
+def test_every_worker_has_a_policy_of_its_own(make_env: MakeEnv, mode: str) -> None:
+    env = make_env(counts(9, 9), asynchronous="restart", num_cpus=2, **two_hosts(mode))
+    env.reset()
+    policy = Scripted([1, 2], [3, 4], [5, 6])
+    assert env.rollout(policy, 3).actions.tolist() == [[1, 2], [3, 4], [5, 6]]
+    assert policy.calls == 0
+    assert env.rollout(policy, 1).actions.tolist() == [[1, 2]]
+
+
+def test_a_policy_may_keep_and_change_what_it_is_given(make_env: MakeEnv) -> None:
+    def greedy(states: Any) -> Any:
+        kept.append(states)
+        states[:] = -1
+        return zeros(states)
+
+    kept: list[Any] = []
+    env = make_env(counts(9, 9), asynchronous="restart")
+    env.reset()
+    rollout = env.rollout(greedy, 3)
+    assert rollout.states[:, :, 1].tolist() == [[0, 0], [1, 1], [2, 2]]
+    assert rollout.final_states.tolist() == [[0, 3], [1, 3]]
+    assert not kept  # it was a copy, also here
+
+
+class Witness:
+    """Knows when it is let go."""
+
+    alive = 0
+
+    def __init__(self) -> None:
+        self.token: Any = None
+
+    def __call__(self, states: Any) -> Any:
+        if self.token is None:
+            self.token = Token()
+        return zeros(states)
+
+
+class Token:
+    def __init__(self) -> None:
+        Witness.alive += 1
+
+    def __del__(self) -> None:
+        Witness.alive -= 1
+
+
+def test_the_policy_is_let_go_at_the_end(make_env: MakeEnv, mode: str) -> None:
+    if mode in CAN_DIE:
+        pytest.skip("its workers are elsewhere")
+    env = make_env(counts(9, 9), asynchronous="restart")
+    env.reset()
+    env.rollout(Witness(), 3)
+    assert Witness.alive == 0
+
+
+# ---------------------------------------------------------------- failures
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """Where envs find what they are to do. Threads that wait end with the test."""
+    yield tmp_path
+    (tmp_path / "go").touch()
+
+
+class At:
+    """Lets some envs do something in one of their steps, once, and all others go on."""
+
+    def __init__(self, step: int, folder: Path, **deeds: int) -> None:
+        self.step = step
+        self.folder = str(folder)
+        self.deeds = {int(name[1:]): deed for name, deed in deeds.items()}
+
+    def __call__(self, states: Any) -> Any:
+        return np.array([self._choose(int(number), count) for number, count in states])
+
+    def _choose(self, number: int, count: float) -> int:
+        done = Path(self.folder, f"deed-{number}")
+        if count != self.step or number not in self.deeds or done.exists():
+            return GO_ON
+        done.touch()
+        return self.deeds[number]
+
+
+def partial_of(caught: Any) -> Rollout:
+    found = caught.value.partial
+    assert isinstance(found, Rollout)
+    return found
+
+
+@pytest.mark.parametrize("growth", [1, 16])
+def test_an_env_that_fails_harms_no_other(
+    make_env: MakeEnv, folder: Path, growth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rollouts, "_GROWTH", growth)
+    env = make_env(fragile(folder), asynchronous="restart", num_cpus=2)
+    env.reset()
+    with pytest.raises(ZeroDivisionError, match="env 1 fell over") as caught:
+        env.rollout(At(3, folder, e1=RAISE), 8)
+    assert "Raised by env 1 in step" in caught.value.__notes__[0]
+    rollout = partial_of(caught)
+    assert rollout.valid.sum(axis=0).tolist() == [8, 3, 8, 8]
+    assert rollout.valid[:3].all()
+    assert rollout.final_states.tolist() == [[0, 8], [1, 3], [2, 8], [3, 8]]
+    assert not rollout.dones.any()
+    assert env.step([GO_ON] * 4).states[[0, 2, 3], 1].tolist() == [9, 9, 9]
+
+
+def test_several_envs_that_fail(make_env: MakeEnv, folder: Path) -> None:
+    env = make_env(fragile(folder), asynchronous="restart", num_cpus=2)
+    env.reset()
+    with pytest.raises(ExceptionGroup, match=r"2 envs failed: \(1, 3\)") as caught:
+        env.rollout(At(2, folder, e1=RAISE, e3=RAISE), 4)
+    assert partial_of(caught).valid.sum(axis=0).tolist() == [4, 2, 4, 2]
+
+
+@pytest.fixture
+def _no_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery, "_FIRST_DELAY", 0.0)
+
+
+@pytest.mark.usefixtures("_no_delay")
+def test_an_env_that_fails_is_restarted(make_env: MakeEnv, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollouts, "_GROWTH", 4)  # chunks of 1, 4 and 5 steps
+    monkeypatch.setattr(rollouts, "CHUNK", 100.0)
+    env = make_env(fragile(folder), asynchronous="restart", on_failure="restart", num_cpus=2)
+    env.reset()
+    rollout = env.rollout(At(3, folder, e1=RAISE), 10)
+    assert rollout.valid[:, 1].tolist() == [True] * 4 + [False] + [True] * 5
+    assert rollout.valid[:, [0, 2, 3]].all()
+    assert np.argwhere(rollout.dones).tolist() == [[3, 1]]
+    assert rollout.truncated[3, 1]
+    assert rollout.rewards[3, 1] == 0
+    assert list(rollout.infos) == [(3, 1)]
+    assert isinstance(rollout.infos[3, 1]["failure"], ZeroDivisionError)
+    assert rollout.ended_states.tolist() == [[1, 3]]
+    assert rollout.states[5:, 1, 1].tolist() == [0, 1, 2, 3, 4]
+    assert rollout.final_states[:, 1].tolist() == [10, 5, 10, 10]
+    assert env.step([GO_ON] * 4).states[:, 1].tolist() == [11, 6, 11, 11]
+
+
+def test_a_worker_that_dies(make_env: MakeEnv, folder: Path, mode: str) -> None:
+    if mode not in CAN_DIE:
+        pytest.skip("its workers are not processes")
+    env = make_env(fragile(folder), asynchronous="restart", num_cpus=2, **two_hosts(mode))
+    env.reset()
+    env.rollout(zeros, 2)
+    with pytest.raises(WorkerDiedError) as caught:
+        env.rollout(At(4, folder, e1=EXIT), 1000)
+    assert caught.value.env_ids == (0, 1)
+    rollout = partial_of(caught)
+    assert rollout.valid[0].all()
+    assert rollout.valid[:, 2].sum() >= rollout.valid[:, 0].sum()
+    env.restart([0, 1])
+    with pytest.raises(ResetNeededError, match=r"envs \[0, 1\]"):
+        env.rollout(zeros, 2)
+    env.reset([0, 1])
+    after = env.rollout(zeros, 2)
+    assert after.states[0, :2, 1].tolist() == [0, 0]
+    assert after.states[0, 2].tolist() == rollout.final_states[2].tolist()
+
+
+@pytest.mark.usefixtures("_no_delay")
+@pytest.mark.parametrize("word", ["restart", "idle"])
+def test_a_worker_that_dies_is_replaced(make_env: MakeEnv, folder: Path, mode: str, word: str) -> None:
+    if mode not in CAN_DIE:
+        pytest.skip("its workers are not processes")
+    env = make_env(fragile(folder), asynchronous=word, on_failure="restart", num_cpus=2, **two_hosts(mode))
+    env.reset()
+    rollout = env.rollout(At(4, folder, e1=EXIT), 100)
+    assert rollout.valid[:, 2:].all()
+    for column in (0, 1):
+        lost = np.flatnonzero(rollout.dones[:, column])
+        assert len(lost) == 1
+        step = int(lost[0])
+        assert isinstance(rollout.infos[step, column]["failure"], WorkerDiedError)
+        assert rollout.truncated[step, column]
+        assert not rollout.valid[step, column]
+        assert rollout.valid[:step, column].all()
+        again = rollout.states[:, column, 1][step:][rollout.valid[step:, column]]
+        assert again.tolist() == list(range(len(again)))
+        assert (len(again) > 0) == (word == "restart")
+    assert rollout.ended_states[:, 0].tolist() == [0, 1]
+    assert env.done.tolist() == [word == "idle"] * 2 + [False] * 2
+
+
+def test_a_chunk_that_takes_too_long(make_env: MakeEnv, folder: Path, mode: str) -> None:
+    if mode in IN_CALLER:
+        pytest.skip("a call in the caller's own thread cannot be given up")
+    env = make_env(fragile(folder), asynchronous="restart", num_cpus=2, timeout=1.0, **two_hosts(mode))
+    env.reset()
+    with pytest.raises(WorkerTimeoutError) as caught:
+        env.rollout(At(0, folder, e1=WAIT), 5)
+    assert caught.value.env_ids == (0, 1)
+    assert partial_of(caught).valid.sum(axis=0).tolist() == [0, 0, 1, 1]
+    (folder / "go").touch()
+    with pytest.raises(ResetNeededError, match=r"envs \[0, 1\]"):
+        env.rollout(zeros, 5)
+    env.reset([0, 1])
+    assert env.rollout(zeros, 2).states[0, :, 1].tolist() == [0, 0, 1, 1]
+
+
+@pytest.mark.usefixtures("_no_delay")
+def test_a_worker_that_was_dead_before(make_env: MakeEnv, folder: Path, mode: str) -> None:
+    if mode not in CAN_DIE:
+        pytest.skip("its workers are not processes")
+    env = make_env(fragile(folder), asynchronous="restart", on_failure="restart", num_cpus=2, **two_hosts(mode))
+    env.reset()
+    os.kill(env.customized_method("pid", id=[0])[0], signal.SIGKILL)
+    with pytest.raises(WorkerDiedError):
+        env.get_env_attr("steps", id=[0])
+    rollout = env.rollout(zeros, 4)
+    assert rollout.valid[:, 2:].all()
+    assert rollout.truncated[0].tolist() == [True, True, False, False]
+    assert rollout.states[1:, :, 1].tolist() == [[0, 0, 1, 1], [1, 1, 2, 2], [2, 2, 3, 3]]
+
+
+class Deadly:
+    """Ends the process that unpickles it, the first time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> Any:
+        return _die_once, (str(self.folder),)
+
+    def __call__(self, states: Any) -> Any:
+        return zeros(states)
+
+
+def _die_once(folder: str) -> Any:
+    try:
+        Path(folder, "died").touch(exist_ok=False)
+    except FileExistsError:
+        return zeros
+    os._exit(7)
+
+
+@pytest.mark.usefixtures("_no_delay")
+@pytest.mark.parametrize("on_failure", ["raise", "restart"])
+def test_a_worker_that_dies_of_the_policy(make_env: MakeEnv, folder: Path, mode: str, on_failure: Any) -> None:
+    if mode not in CAN_DIE:
+        pytest.skip("its workers are not processes")
+    env = make_env(fragile(folder), asynchronous="restart", on_failure=on_failure, num_cpus=2, **two_hosts(mode))
+    env.reset()
+    if on_failure == "raise":
+        with pytest.raises(WorkerDiedError):
+            env.rollout(Deadly(folder), 4)
+        return
+    rollout = env.rollout(Deadly(folder), 4)
+    dead = rollout.dones[0].tolist()
+    assert dead in ([True, True, False, False], [False, False, True, True])
+    assert (rollout.valid[0] == ~rollout.dones[0]).all()
+    assert rollout.valid[1:].all()
+    assert rollout.states[3, :, 1].tolist() == [2 if is_dead else 3 for is_dead in dead]
+
+
+def failing(states: Any) -> Any:
+    if states[0, 1] == 3:
+        raise LookupError("no such action")
+    return zeros(states)
+
+
+def test_a_policy_that_fails(make_env: MakeEnv) -> None:
+    env = make_env(counts(9, 9, 9, 9), asynchronous="restart", num_cpus=2)
+    env.reset()
+    with pytest.raises(LookupError, match="no such action") as caught:
+        env.rollout(failing, 6)
+    assert "Raised by the policy beside envs 0" in caught.value.__notes__[0]
+    text = "".join(traceback.format_exception(caught.value))
+    assert 'raise LookupError("no such action")' in text
+    assert partial_of(caught).valid.sum(axis=0).tolist() == [3] * 4
+    assert env.rollout(zeros, 2).states[0, :, 1].tolist() == [3] * 4
+    assert env.step(np.zeros(4, int)).states[:, 1].tolist() == [6] * 4
+
+
+class Broken:
+    def __reduce__(self) -> Any:
+        return operator.truediv, (1, 0)
+
+    def __call__(self, states: Any) -> Any:
+        return zeros(states)
+
+
+def _returns(answer: Any) -> Policy:
+    return lambda states: answer(len(states))
+
+
+def test_a_policy_that_cannot_be_used(make_env: MakeEnv) -> None:
+    env = make_env(counts(9, 9), asynchronous="restart", num_cpus=1)
+    env.reset()
+    lock = threading.Lock()
+    cases: list[tuple[Any, type[Exception], str]] = [
+        (None, ArgumentError, "policy is a NoneType, which cannot be called"),
+        (lambda states: lock, UnpicklableError, "The policy, a function, cannot be copied"),
+        (Broken(), ZeroDivisionError, "division by zero"),
+        (_returns(lambda k: np.zeros(k + 1, int)), ActionError, "3 actions were given for 2 envs"),
+        (_returns(lambda k: np.zeros((k, 2), int)), ActionError, r"shape \(2, 2\)"),
+        (_returns(np.zeros), ActionError, "dtype float64"),
+        (_returns(lambda k: None), ActionError, "What the policy returned"),
+        (
+            _returns(lambda k: (np.zeros(k, int), np.zeros(3), {})),
+            ArgumentError,
+            r"rnn_state that the policy returned is of shape \(3,\)",
+        ),
+        (_returns(lambda k: (np.zeros(k, int), None, {"v": np.zeros(5)})), ArgumentError, r"extras\['v'\] is of shape"),
+        (_returns(lambda k: (np.zeros(k, int), None, {"v": 3.0})), ArgumentError, r"extras\['v'\]"),
+        (lambda: 3, TypeError, "positional argument"),
+    ]
+    for policy, kind, match in cases:
+        with pytest.raises(kind, match=match):
+            env.rollout(policy, 3)
+    assert env.rollout(zeros, 1).states[0, :, 1].tolist() == [0, 0]
+
+
+class Fickle:
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, states: Any) -> Any:
+        self.calls += 1
+        return zeros(states), None, {"v": np.zeros((len(states), self.calls))}
+
+
+def test_extras_that_cannot_be_stacked(make_env: MakeEnv) -> None:
+    env = make_env(counts(9, 9), asynchronous="restart")
+    env.reset()
+    with pytest.raises(ArgumentError, match="must be alike in every step"):
+        env.rollout(Fickle(), 3)
+
+
+def test_arguments_that_make_no_rollout(make_env: MakeEnv) -> None:
+    env = make_env(counts(9, 9), asynchronous="restart")
+    with pytest.raises(ResetNeededError):
+        env.rollout(zeros, 3)
+    env.reset()
+    arguments: Any
+    for arguments in ({}, {"num_steps": 3, "num_episodes": 3}):
+        with pytest.raises(ArgumentError, match="exactly one"):
+            env.rollout(zeros, **arguments)
+    for arguments in ({"num_steps": 0}, {"num_steps": 2.5}, {"num_episodes": 0}, {"num_steps": True}):
+        with pytest.raises(ArgumentError, match="at least 1"):
+            env.rollout(zeros, **arguments)
+    env.send([0], [1])
+    with pytest.raises(EnvBusyError):
+        env.rollout(zeros, 3)
+    env.recv()
+    assert env.rollout(zeros, 1).states[0, :, 1].tolist() == [0, 1]
+
+
+def test_states_are_not_known_after_loading(make_env: MakeEnv) -> None:
+    env = make_env(counts(9, 9), asynchronous="restart", num_cpus=1)
+    env.reset()
+    env.load_state(env.save_state())
+    with pytest.raises(ResetNeededError, match="not known since load_state"):
+        env.rollout(zeros, 1)
+    env.step([0, 0])
+    assert env.rollout(zeros, 1).states[0, :, 1].tolist() == [1, 1]
+
+
+# ---------------------------------------------------------------- interrupts
+
+
+def test_ctrl_c(make_env: MakeEnv, folder: Path) -> None:
+    env = make_env(fragile(folder), asynchronous="restart", num_cpus=2)
+    env.reset()
+    with when_begun(folder, 1, interrupt), pytest.raises(KeyboardInterrupt):
+        env.rollout(At(2, folder, e1=WAIT), 10**9)
+    (folder / "go").touch()
+    with pytest.raises(ResetNeededError):
+        env.step([GO_ON] * 4)
+    with pytest.raises(ResetNeededError):
+        env.rollout(zeros, 2)
+    begun = time.monotonic()
+    assert env.reset()[:, 1].tolist() == [0] * 4
+    assert time.monotonic() - begun < 10
+    assert env.rollout(zeros, 3).states[:, :, 1].tolist() == [[0] * 4, [1] * 4, [2] * 4]
+    assert env.step([GO_ON] * 4).states[:, 1].tolist() == [4] * 4
+
+
+def test_ctrl_c_ends_a_long_rollout_soon(make_env: MakeEnv, folder: Path) -> None:
+    env = make_env(fragile(folder), asynchronous="restart", num_cpus=2)
+    env.reset()
+
+    def touching(states: Any, mark: str = str(folder / "began-7")) -> Any:
+        if states[0, 1] == 3:
+            Path(mark).touch()
+        return np.zeros(len(states), np.int64)
+
+    with when_begun(folder, 7, interrupt), pytest.raises(KeyboardInterrupt):
+        env.rollout(touching, 10**9)
+    begun = time.monotonic()
+    env.reset()
+    assert time.monotonic() - begun < 5  # workers were at it for a chunk at most
+
+
+# ---------------------------------------------------------------- what is answered
+
+
+def test_everything_is_the_callers_own(make_env: MakeEnv) -> None:
+    env = make_env(paced(zoo.Sheet), asynchronous="restart", num_cpus=2)
+    env.reset(seed=1)
+    rollout = env.rollout(_of_dict, 6)
+    kept = copy.deepcopy(vars(rollout))
+    env.rollout(_of_dict, 6)
+    env.reset()
+    assert_same(kept, vars(rollout))
+    for array in (rollout.states["image"], rollout.final_states["image"], rollout.ended_states["image"]):
+        array[:] = 0
+    for array in (rollout.rewards, rollout.valid, rollout.terminated, rollout.truncated, rollout.actions["move"]):
+        array[:] = 1
+    assert env.rollout(_of_dict, 1).states["image"].any()
+
+
+def test_states_are_views_of_nothing_either_without_copies(make_env: MakeEnv) -> None:
+    env = make_env(counts(9, 9), asynchronous="restart", copy=False)
+    env.reset()
+    rollout = env.rollout(zeros, 2)
+    rollout.final_states[:] = -1
+    rollout.states[:] = -1
+    assert env.rollout(zeros, 1).states.tolist() == [[[0, 2], [1, 2]]]
+
+
+class Locked(Count):
+    def step(self, action: Any) -> Any:
+        state, reward, terminated, truncated, _ = super().step(action)
+        return state, reward, terminated, truncated, {"lock": threading.Lock()} if self.count == 2 else {}
+
+
+def test_an_info_that_cannot_be_copied(make_env: MakeEnv) -> None:
+    env = make_env([*counts(9, 9), partial(Locked, 2), partial(Count, 3)], asynchronous="restart", num_cpus=2)
+    env.reset()
+    with pytest.raises(UnpicklableError, match="lock") as caught:
+        env.rollout(zeros, 5)
+    assert partial_of(caught).valid.sum(axis=0).tolist() == [5, 5, 1, 5]
+    with pytest.raises(ResetNeededError, match=r"envs \[2\]"):
+        env.rollout(zeros, 1)
+    env.reset()
+    assert env.rollout(zeros, 1).states[0, :, 1].tolist() == [0] * 4
+
+
+def test_a_single_env(make_env: MakeEnv) -> None:
+    env = make_env(counts(3), asynchronous="restart")
+    env.reset()
+    assert env.rollout(zeros, 4).states[:, 0, 1].tolist() == [0, 1, 2, 0]
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_course_of_rollouts_and_steps(make_env: MakeEnv, mode: str, data: st.DataObject) -> None:
+    if mode.startswith("ray"):
+        pytest.skip("an example takes seconds")
+    lengths = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=5))
+    word: Any = data.draw(st.sampled_from(["restart", "continue"]))
+    env = make_env(paced(zoo.Pair, lengths), asynchronous=word, num_cpus=2)
+    with ParallelEnv(paced(zoo.Pair, lengths), asynchronous=word) as twin:
+        env.reset(seed=5)
+        states = twin.reset(seed=5)
+        for num_steps in data.draw(st.lists(st.integers(0, 9), max_size=5)):
+            if not num_steps:
+                actions = _of_tuple(states)
+                states = twin.step(actions).states
+                assert_same(states, env.step(actions).states)
+                continue
+            outside = Outside(twin, _of_tuple)
+            outside.run(num_steps, states, list(range(len(lengths))), False)
+            rollout = env.rollout(_of_tuple, num_steps)
+            check_same(rollout, outside, word == "restart")
+            states = rollout.final_states
+    env.close()
+
+
+# ---------------------------------------------------------------- the bar
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Bar(tqdm.auto.tqdm):  # type: ignore[type-arg]
+    """Remembers how far it went."""
+
+    gone: ClassVar[list[tuple[Any, Any]]] = []
+
+    def close(self) -> None:
+        if not self.disable:
+            self.gone.append((self.n, self.total))
+        super().close()
+
+
+@pytest.mark.parametrize(("arguments", "total"), [({"num_steps": 40}, 40), ({"num_episodes": 6}, 6)])
+def test_a_bar_shows_on_a_terminal(
+    make_env: MakeEnv, monkeypatch: pytest.MonkeyPatch, arguments: Any, total: int
+) -> None:
+    monkeypatch.setattr(goal, "_BAR_DELAY", 0.0)
+    screen = Terminal()
+    monkeypatch.setattr("sys.stderr", screen)
+    monkeypatch.setattr(tqdm.auto, "tqdm", Bar)
+    monkeypatch.setattr(Bar, "gone", [])
+    env = make_env(counts(2, 5), asynchronous="restart")
+    env.reset()
+    env.rollout(zeros, progress=False, **arguments)
+    assert not screen.getvalue()
+    env.rollout(zeros, **arguments)
+    assert f"rollout:   0%|          | 0/{total}" in screen.getvalue()
+    assert Bar.gone == [(total, total)]
+
+
+def test_no_bar_shows_elsewhere(make_env: MakeEnv, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(goal, "_BAR_DELAY", 0.0)
+    screen = io.StringIO()
+    monkeypatch.setattr("sys.stderr", screen)
+    env = make_env(counts(2, 5), asynchronous="restart")
+    env.reset()
+    env.rollout(zeros, 3)
+    assert not screen.getvalue()
