@@ -6,6 +6,7 @@ import contextlib
 import gc
 import logging
 import os
+import signal
 import sys
 import threading
 import time
@@ -25,6 +26,9 @@ MakeEnv = Callable[..., ParallelEnv]
 
 PATIENCE = 2.0  # seconds that what is ending gets to be gone
 _RAY_DESCRIPTORS = 8  # connections that Ray opens and closes when it likes
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a job in the background: no test could be interrupted
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 # -------------------------------------------------------------------- modes
