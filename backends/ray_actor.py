@@ -20,13 +20,13 @@ from parallelenv.backends.lifeline import Address, Lifeline, take_hold
 from parallelenv.backends.log import Log, redirect_streams
 from parallelenv.backends.memory import SharedMemory
 from parallelenv.backends.pipe import Switchboard
-from parallelenv.backends.ray_cluster import Cluster, missing_resources, unschedulable
+from parallelenv.backends.ray_cluster import Cluster, Reservation, missing_resources
 from parallelenv.backends.ray_local import Actor, Doorway, LocalChannel, first_line, go_in, hand_over_log
 from parallelenv.backends.spread import Spreader
 from parallelenv.backends.wire import Message, Wire
 from parallelenv.backends.worker import PackedRecipe, die_with_caller, obey, prepare_worker
 from parallelenv.batch import Batch, Layout
-from parallelenv.errors import ArgumentError, WorkerStartError
+from parallelenv.errors import ArgumentError, SchedulingError, WorkerStartError
 from parallelenv.protocol import Channel, Command, Death, HostDied, HostRecipe, Plan, Printed, Reply
 from parallelenv.recipes import registered_by_user
 
@@ -167,6 +167,8 @@ class RayBackend:
 
     uses_live_envs = False
     host_class: type[RayHost] = RayHost
+    strategy = "PACK"
+    """How a placement group puts actors on nodes."""
 
     def __init__(
         self,
@@ -184,6 +186,7 @@ class RayBackend:
         self._goes_direct = direct
         self._switchboard = Switchboard(Spreader(caller_steps=False))
         self._started: list[Actor] = []
+        self._reservation: Reservation | None = None
 
     def plan(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> Plan:  # noqa: D102 (see Backend)
         self._cluster = Cluster.join(self._init)
@@ -221,7 +224,7 @@ class RayBackend:
     def _launch(
         self, kind: Any, packed: Sequence[Message], recipes: Sequence[HostRecipe], options: dict[str, Any]
     ) -> list[Channel]:
-        places = self.find_places(recipes, options)
+        places = self._find_places(recipes, options)
         before = len(self._started)
         try:
             for message, place in zip(packed, places, strict=True):
@@ -236,14 +239,23 @@ class RayBackend:
                 actor.terminate()
             raise
 
-    def find_places(self, recipes: Sequence[HostRecipe], options: dict[str, Any]) -> list[dict[str, Any]]:
+    def _find_places(self, recipes: Sequence[HostRecipe], options: dict[str, Any]) -> list[dict[str, Any]]:
         """Return further options for each of the actors, that say where it is to be.
 
         Args:
             recipes: What the actors will own: all that are wanted, or later one that is to be replaced.
             options: Of all of them.
+
+        Raises:
+            SchedulingError: If there is no room for them.
         """
-        return [{} for _ in recipes]
+        seats = [recipe.env_ids[0] for recipe in recipes]
+        if self._reservation is None:
+            self._reservation = Reservation.make(options, seats, self.strategy)
+        if self._reservation is None:
+            return [{} for _ in seats]
+        self._reservation.await_room()
+        return [{"scheduling_strategy": self._reservation.strategy_of(seat)} for seat in seats]
 
     def _reach(self, actors: Sequence[Actor], recipes: Sequence[HostRecipe]) -> list[Channel]:
         """Return the channels to actors: those on this machine come in, the others are called."""
@@ -287,9 +299,11 @@ class RayBackend:
         waiting = calls
         while waiting:
             _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=max(0.1, deadline - time.monotonic()))
-            lacking = missing_resources(options) if waiting and time.monotonic() >= deadline else ""
-            if lacking:
-                raise unschedulable(len(actors), len(waiting), options, lacking)
+            if waiting and time.monotonic() >= deadline:
+                # Else they are slow to start, or wait for others to end: the user says where they are to be.
+                lacking = missing_resources(options, "cluster_resources")
+                if lacking:
+                    raise SchedulingError(f"{len(waiting)} Ray actors find no place: {lacking} Change ray_options.")
         for actor, call in zip(actors, calls, strict=True):
             try:
                 actor.meet(*ray.get(call))
@@ -335,13 +349,12 @@ class RayBackend:
                 actor.terminate()
             for actor in self._started:
                 actor.close()
-            self.give_places_back()
+            if self._reservation is not None:
+                self._reservation.give_back()
+                self._reservation = None
         if self._cluster is not None:
             self._cluster.leave()
         return printed
-
-    def give_places_back(self) -> None:
-        """Give back what `find_places` has reserved."""
 
 
 def _look(calls: dict[Any, Any], timeout: float) -> list[Any]:

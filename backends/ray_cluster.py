@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import threading
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from parallelenv.errors import SchedulingError
@@ -97,35 +98,72 @@ def num_nodes() -> int:
     return sum(1 for node in nodes if node["Alive"] and node["Resources"].get("CPU"))
 
 
-def bundle_of(options: dict[str, Any]) -> dict[str, float]:
-    """Return what an actor with these options takes from the cluster, as bundles of placement groups say it."""
+class Reservation:
+    """Room for actors, all of them or none: a placement group with a bundle for each.
+
+    Args:
+        options: Of each actor.
+        seats: What tells the actors apart.
+        strategy: ``"PACK"``, on few nodes, or ``"SPREAD"``, evenly over all.
+    """
+
+    def __init__(self, options: dict[str, Any], seats: Sequence[int], strategy: str) -> None:
+        from ray.util import placement_group
+
+        self._options = options
+        self._seats = list(seats)
+        self._group = placement_group([_bundle_of(options)] * len(seats), strategy=strategy)
+
+    @classmethod
+    def make(cls, options: dict[str, Any], seats: Sequence[int], strategy: str) -> Reservation | None:
+        """Return a new one; ``None`` if the actors ask for nothing, or the user says where they are to be."""
+        return None if "scheduling_strategy" in options or not _bundle_of(options) else cls(options, seats, strategy)
+
+    def strategy_of(self, seat: int) -> Any:
+        """Return what brings an actor to its room."""
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        return PlacementGroupSchedulingStrategy(self._group, self._seats.index(seat))
+
+    def await_room(self) -> None:
+        """Wait until there is room for all, also again after a node was lost.
+
+        Raises:
+            SchedulingError: If there is not, for `START_TIMEOUT` seconds.
+        """
+        if self._group.wait(START_TIMEOUT):
+            return
+        wanted = ", ".join(f"{name}={amount:g}" for name, amount in _bundle_of(self._options).items())
+        lacking = missing_resources(self._options, "available_resources") or "there is no room for all of them at once."
+        raise SchedulingError(
+            f"{len(self._seats)} Ray actors with {wanted} each were asked for, and found no place within "
+            f"{START_TIMEOUT:.0f} s: {lacking} Give a smaller num_cpus or num_gpus, close what holds the resources, or "
+            "ask for less with ray_options={'num_cpus': 0}."
+        )
+
+    def give_back(self) -> None:
+        """Let others have the room. The actors in it end."""
+        from ray.util import remove_placement_group
+
+        remove_placement_group(self._group)
+
+
+def _bundle_of(options: dict[str, Any]) -> dict[str, float]:
     named = {"CPU": options.get("num_cpus"), "GPU": options.get("num_gpus"), "memory": options.get("memory")}
     return {name: amount for name, amount in {**named, **(options.get("resources") or {})}.items() if amount}
 
 
-def missing_resources(options: dict[str, Any]) -> str:
-    """Say what an actor with these options lacks; empty if it has all and is only slow to start."""
-    total, free = resources("cluster_resources"), resources("available_resources")
-    lacking = [
-        f"{amount:g} {name} (the cluster has {total.get(name, 0):g}, of which {free.get(name, 0):g} free)"
-        for name, amount in bundle_of(options).items()
-        if amount > free.get(name, 0)
-    ]
-    return f"each needs {', '.join(lacking)}." if lacking else ""
-
-
-def unschedulable(num_wanted: int, num_waiting: int, options: dict[str, Any], lacking: str) -> SchedulingError:
-    """Return the error for actors that find no place.
+def missing_resources(options: dict[str, Any], kind: str) -> str:
+    """Say what there is too little of for an actor with these options; empty if there is enough of everything.
 
     Args:
-        num_wanted: Of actors.
-        num_waiting: Those of them that found none.
-        options: Of each.
-        lacking: What is missing, a sentence.
+        options: Of the actor.
+        kind: ``"cluster_resources"``, all that there are, or ``"available_resources"``, those that are free.
     """
-    wanted = ", ".join(f"{name}={amount:g}" for name, amount in bundle_of(options).items()) or "no resources"
-    return SchedulingError(
-        f"{num_wanted} Ray actors with {wanted} each were asked for, but {num_waiting} of them found no place within "
-        f"{START_TIMEOUT:.0f} s: {lacking} Give a smaller num_cpus or num_gpus, close what holds the resources, or "
-        "ask for less with ray_options={'num_cpus': 0}."
-    )
+    total, free, found = resources("cluster_resources"), resources("available_resources"), resources(kind)
+    lacking = [
+        f"{amount:g} {name} (the cluster has {total.get(name, 0):g}, of which {free.get(name, 0):g} free)"
+        for name, amount in _bundle_of(options).items()
+        if amount > found.get(name, 0)
+    ]
+    return f"each needs {', '.join(lacking)}." if lacking else ""

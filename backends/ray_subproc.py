@@ -6,12 +6,10 @@ step, however many cores the node has.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from parallelenv.backends import ray_cluster
 from parallelenv.backends.ray_actor import RayBackend, RayHost
-from parallelenv.backends.ray_cluster import bundle_of, missing_resources, num_nodes, unschedulable
+from parallelenv.backends.ray_cluster import num_nodes
 from parallelenv.backends.subproc import SubprocBackend
 from parallelenv.batch import Batch, Layout
 from parallelenv.errors import ArgumentError
@@ -80,6 +78,7 @@ class RaySubprocBackend(RayBackend):
     """
 
     host_class = RaySubprocHost
+    strategy = "SPREAD"
 
     def __init__(
         self,
@@ -93,46 +92,7 @@ class RaySubprocBackend(RayBackend):
         if not isinstance(hosts_per_node, int) or hosts_per_node < 1:
             raise ArgumentError(f"hosts_per_node={hosts_per_node!r} must be an int of at least 1.")
         self._hosts_per_node = hosts_per_node
-        self._group: Any = None
-        self._seats: list[int] = []  # the first env id of each actor, in the order of the group's bundles
 
     def place(self, num_envs: int, num_cpus: int) -> Plan:  # noqa: D102 (see RayBackend)
         hosts = min(max(1, num_nodes()) * self._hosts_per_node, num_cpus, num_envs)
         return Plan(hosts, cpus_per_host=num_cpus // hosts)
-
-    def find_places(self, recipes: Sequence[HostRecipe], options: dict[str, Any]) -> list[dict[str, Any]]:
-        """Spread the actors over the nodes, as evenly as can be, by a placement group."""
-        if self._group is None:
-            self._seats = [recipe.env_ids[0] for recipe in recipes]
-            self._group = self._reserve(len(recipes), options)
-        if self._group is None:
-            return super().find_places(recipes, options)
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-        seats = [self._seats.index(recipe.env_ids[0]) for recipe in recipes]
-        return [{"scheduling_strategy": PlacementGroupSchedulingStrategy(self._group, seat)} for seat in seats]
-
-    def _reserve(self, num_hosts: int, options: dict[str, Any]) -> Any:
-        """Return a placement group; ``None`` where there is nothing to spread, or it is the user who does."""
-        bundle = bundle_of(options)
-        if num_nodes() < 2 or not bundle or "scheduling_strategy" in options:
-            return None
-        from ray.util import placement_group
-
-        group = placement_group([bundle] * num_hosts, strategy="SPREAD")
-        if not group.wait(ray_cluster.START_TIMEOUT):
-            self._remove(group)
-            raise unschedulable(
-                num_hosts, num_hosts, options, missing_resources(options) or "not on all nodes at once."
-            )
-        return group
-
-    def give_places_back(self) -> None:  # noqa: D102 (see RayBackend)
-        group, self._group = self._group, None
-        if group is not None:
-            self._remove(group)
-
-    def _remove(self, group: Any) -> None:
-        from ray.util import remove_placement_group
-
-        remove_placement_group(group)

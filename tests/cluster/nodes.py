@@ -28,8 +28,8 @@ class Nodes:
         self.cluster: Any = Cluster(initialize_head=True, head_node_args=head)
         self._nodes: dict[str, Any] = {}
 
-    def add(self, name: str, num_cpus: int) -> None:
-        self._nodes[name] = self.cluster.add_node(num_cpus=num_cpus, env_vars={"NODE": name})
+    def add(self, name: str, num_cpus: int, **resources: Any) -> None:
+        self._nodes[name] = self.cluster.add_node(num_cpus=num_cpus, env_vars={"NODE": name}, **resources)
         self.cluster.wait_for_nodes()
 
     def remove(self, name: str) -> None:

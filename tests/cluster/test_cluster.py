@@ -57,6 +57,15 @@ class Settled(gym.Env[Any, Any]):
     def _state(self) -> Any:
         return np.array([self.number, self.steps, self.np_random.random()])
 
+    def share(self) -> dict[str, Any]:
+        import ray
+
+        assigned: dict[str, Any] = ray.get_runtime_context().get_assigned_resources()  # type: ignore[no-untyped-call]
+        return {
+            **{name: amount for name, amount in assigned.items() if "_group_" not in name},
+            "FLAG": os.environ.get("FLAG"),
+        }
+
     def place(self) -> tuple[str | None, int]:
         return os.environ.get("NODE"), os.getpid()
 
@@ -174,8 +183,17 @@ def test_what_no_node_has_is_an_error(nodes: Any, mode: str, monkeypatch: pytest
         assert env.reset().shape == (NUM_ENVS, 3)
 
 
+def test_what_is_asked_for_reaches_the_actors(nodes: Any) -> None:
+    nodes.add("rich", 2, num_gpus=1, resources={"flux": 2})
+    options = {"resources": {"flux": 1}, "memory": 2**20, "runtime_env": {"env_vars": {"FLAG": "up"}}}
+    with ParallelEnv(settled(), "ray", num_cpus=2, num_gpus=1, ray_options=options) as env:
+        assert set(places(env)) == {"rich"}
+        shares = env.customized_method("share")
+        assert all(share == {"CPU": 1, "GPU": 0.5, "flux": 1, "memory": 2**20, "FLAG": "up"} for share in shares)
+
+
 @modes
-def test_options_and_places_of_the_users_own_reach_the_actors(nodes: Any, mode: str) -> None:
+def test_the_user_may_say_where_actors_are(nodes: Any, mode: str) -> None:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -183,7 +201,6 @@ def test_options_and_places_of_the_users_own_reach_the_actors(nodes: Any, mode: 
     target = next(node for node, found in names.items() if found.get("CPU"))
     options = {
         "scheduling_strategy": NodeAffinitySchedulingStrategy(target, soft=False),
-        "runtime_env": {"env_vars": {"FLAG": "up"}},
         "num_cpus": 0.5,
     }
     with ParallelEnv(settled(), mode, num_cpus=2, ray_options=options) as env:
