@@ -46,7 +46,7 @@ def test_a_broken_import_of_a_backend_stays_what_it_is(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(registry, "import_module", import_module)
     with pytest.raises(ModuleNotFoundError, match="something_else"):
-        registry.load_backend("ray")
+        registry.load_backend("thread")
 
 
 def test_ray_and_torch_are_not_imported_by_the_package() -> None:

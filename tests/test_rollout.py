@@ -206,6 +206,8 @@ CASES = [(kind, "restart") for kind in POLICIES] + [
     ("kind", "word"), CASES, ids=[f"{kind}-{word}".replace("array", "box") for kind, word in CASES]
 )
 def test_a_rollout_has_the_steps_that_would_have_been_made_outside(make_env: MakeEnv, kind: str, word: Any) -> None:
+    if kind == "tensor":
+        pytest.importorskip("torch")
     policy = POLICIES[kind]
     env = make_env(KINDS[kind](), asynchronous=word, num_cpus=2)
     states = env.reset(seed=3)
