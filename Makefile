@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help demo test faults soak cluster cluster-demo lint bench bench-auto wheel-check clean
+.PHONY: help demo test test-ray faults soak cluster cluster-demo lint bench bench-auto wheel-check clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list.
@@ -22,6 +22,9 @@ faults: $(VENV)/.test ## Provoke every fault in every mode and print how long ea
 
 soak: $(VENV)/.test ## Disturb every mode for ten minutes in all, and account for every transition; SOAK_ARGS="--seed 3".
 	$(BIN)/python -m tests.soak --seconds 600 $(SOAK_ARGS)
+
+test-ray: $(VENV)/.test ## Run the tests of the Ray modes that CI leaves out; some 15 minutes.
+	PARALLELENV_REQUIRE_RAY=1 $(BIN)/python -m pytest -m "long and not cluster" -k "ray" --ignore tests/faults --ignore tests/soak $(PYTEST_ARGS)
 
 cluster: $(VENV)/.test ## Test the Ray modes on clusters of two and three nodes on this machine; some 90 seconds.
 	PARALLELENV_REQUIRE_RAY=1 $(BIN)/python -m pytest -m cluster tests/cluster $(PYTEST_ARGS)
