@@ -47,7 +47,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what is long in the Ray modes only."""
     for item in items:
         if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
-            mode = item.callspec.params.get("mode", "")
+            mode = str(item.callspec.params.get("mode"))
             is_contract = mode == "ray" and item.cls is not None and item.cls.__name__ == "TestContract"
             if is_contract or item.path.name in _LONG_IN.get(mode, set()):
                 item.add_marker("long")
