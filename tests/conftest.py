@@ -37,8 +37,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a job in the back
 # Seconds for each test, and the same code as elsewhere: `ray` is reached as `subproc` is, bad input is refused before
 # anything is sent. With these, CI would take half an hour; `make test-ray` runs them.
 _LONG_IN = {
-    "ray": {"test_bad_input.py", "test_faults.py", "test_recovery.py", "test_rollout.py", "test_saving.py"},
-    "ray-subproc": {"test_bad_input.py", "test_rollout.py", "test_saving.py"},
+    "ray": {
+        "test_bad_input.py",
+        "test_contract.py",
+        "test_faults.py",
+        "test_recovery.py",
+        "test_rollout.py",
+        "test_saving.py",
+    },
+    "ray-subproc": {"test_bad_input.py", "test_faults.py", "test_rollout.py", "test_saving.py"},
 }
 
 
@@ -48,8 +55,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
             mode = str(item.callspec.params.get("mode"))
-            is_contract = mode == "ray" and item.cls is not None and item.cls.__name__ == "TestContract"
-            if is_contract or item.path.name in _LONG_IN.get(mode, set()):
+            if item.path.name in _LONG_IN.get(mode, set()):
                 item.add_marker("long")
 
 
