@@ -303,7 +303,9 @@ class RayBackend:
                 # Else they are slow to start, or wait for others to end: the user says where they are to be.
                 lacking = missing_resources(options, "cluster_resources")
                 if lacking:
-                    raise SchedulingError(f"{len(waiting)} Ray actors find no place: {lacking} Change ray_options.")
+                    raise SchedulingError(
+                        f"{len(waiting)} of {len(actors)} Ray actors found no place: {lacking} Change ray_options."
+                    )
         for actor, call in zip(actors, calls, strict=True):
             try:
                 actor.meet(*ray.get(call))

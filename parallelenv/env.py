@@ -489,7 +489,7 @@ class ParallelEnv(Known):
         """
         state = check_saved(state, self._num_envs, self._asynchronous)
         saved = [env_id for env_id in self._everyone if state.envs[env_id] is not None]
-        request = self._pool.try_asking("load", saved, [state.envs[env_id] for env_id in saved], None)
+        request = self._pool.try_asking("load", saved, [state.envs[env_id] for env_id in saved])
         lost = self._stepper.go_on_from(state.progress, {*state.unsaved, *request.failures})
         self._seeds = dict(state.seeds)
         request.raise_failures(partial=lost)

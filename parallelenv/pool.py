@@ -171,28 +171,12 @@ class Pool:
         name: str,
         env_ids: Sequence[int],
         each: Sequence[Any] | None,
-        common: Any,
+        common: Any = None,
         announce: Announcement = lambda _: None,
     ) -> Request:
         """Do as `ask`, but leave the failures of envs in the request. ``announce``: as in `post`."""
         request = self.post(name, env_ids, each, common, announce)
         self.wait(request, self._timeout)
-        return request
-
-    def ask_in_time(
-        self,
-        name: str,
-        env_ids: Sequence[int],
-        each: Sequence[Any] | None,
-        common: Any,
-        announce: Announcement = lambda _: None,
-    ) -> Request:
-        """Do as `try_asking`; that envs are late is a failure like others, and their hosts are given up."""
-        request = self.post(name, env_ids, each, common, announce)
-        try:
-            self.wait(request, self._timeout)
-        except WorkerTimeoutError as late:
-            self.give_up(request, late)
         return request
 
     def post(
@@ -281,6 +265,19 @@ class Pool:
         while request.pending:
             if not self.pump(deadline):
                 raise self.late(request.running, timeout)
+
+    def wait_or_give_up(self, request: Request) -> bool:
+        """Wait for a request as long as a call may take. Being late is then a failure of envs like others.
+
+        Returns:
+            Whether all answered in time.
+        """
+        try:
+            self.wait(request, self._timeout)
+        except WorkerTimeoutError as late:
+            self.give_up(request, late)
+            return False
+        return True
 
     def pump(self, deadline: float | None) -> bool:
         """Wait for hosts to answer, and file what they say.

@@ -13,7 +13,7 @@ import numpy as np
 
 from parallelenv.batch import Array, Batch
 from parallelenv.chunks import Chunk, Ended, Memory, Order, action_rooms, check_rows, join_ends, room
-from parallelenv.errors import ArgumentError, ParallelEnvError, ResetNeededError, UnpicklableError, WorkerTimeoutError
+from parallelenv.errors import ArgumentError, ParallelEnvError, ResetNeededError, UnpicklableError
 from parallelenv.failures import Failure, noted, raise_failures, raise_of_policy
 from parallelenv.goal import Goal, progress_bar
 from parallelenv.policy import Policy
@@ -199,11 +199,7 @@ class _Course:
         failed = roller.recovery.ailing(asked) if roller.recovery is not None else NO_FAILURES
         order = self._order(self._size)
         request = roller.pool.post("rollout", asked, each, order, lambda _: stepper.lend(lent), failed)
-        try:
-            roller.pool.wait(request, roller.timeout)
-        except WorkerTimeoutError as late:
-            self._is_late = True
-            roller.pool.give_up(request, late)
+        self._is_late = not roller.pool.wait_or_give_up(request)
         return request
 
     def _order(self, num_steps: int) -> Order:

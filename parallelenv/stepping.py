@@ -17,7 +17,6 @@ from parallelenv.errors import (
     EnvPausedError,
     NothingInFlightError,
     ResetNeededError,
-    WorkerTimeoutError,
 )
 from parallelenv.failures import Failure, noted, raise_failures
 from parallelenv.flights import Flights, Landed
@@ -116,14 +115,15 @@ class Stepper:
         """Ask for resets; with a recovery again and again until no worker dies or hangs of it."""
         recovery = self._recovery
         if recovery is None:
-            return self._pool.try_asking("reset", env_ids, each, None, announce)
+            return self._pool.try_asking("reset", env_ids, each, announce=announce)
         recovery.note_seeds(env_ids, [seed for seed, _ in each])
         lost: Mapping[int, Failure] = self._pool.obituaries(env_ids)
         while True:
             _, left = recovery.mend(lost)
             recovery.forget(env_ids)
             raise_failures([left[env_id] for env_id in sorted(left)], partial=None)
-            request = self._pool.ask_in_time("reset", env_ids, each, None, announce)
+            request = self._pool.post("reset", env_ids, each, announce=announce)
+            self._pool.wait_or_give_up(request)
             lost = {env_id: failure for env_id, failure in request.failures.items() if failure.is_of_worker}
             if not lost:
                 return request
@@ -193,12 +193,10 @@ class Stepper:
         stepped, request = self._launch(action, env_ids)
         if request is None:
             return self._deliver(Landed(env_ids, stepped, {}, {}), align)
-        try:
+        if self._recovery is None:
             self._pool.wait(request, self._timeout)
-        except WorkerTimeoutError as late:
-            if self._recovery is None:
-                raise
-            self._pool.give_up(request, late)
+        else:
+            self._pool.wait_or_give_up(request)
         result = self._deliver(Landed(env_ids, stepped, request.values, request.failures), align)
         self._proven = env_ids
         return result

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from conftest import MakeEnv, needs_ray
-from test_faults import CAN_DIE, EXIT, GO_ON, IN_CALLER, RAISE, WAIT, Fragile, interrupt, two_hosts, when_begun
+from fragile import CAN_DIE, EXIT, GO_ON, IN_CALLER, RAISE, WAIT, Fragile, interrupt, two_hosts, when_begun
 
 from parallelenv import ParallelEnv, recovery
 from parallelenv.errors import InvalidEnvError, ResetNeededError, WorkerDiedError

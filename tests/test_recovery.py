@@ -14,7 +14,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from conftest import MakeEnv, needs_ray
-from test_faults import two_hosts
+from fragile import two_hosts
 
 from parallelenv import ParallelEnv, errors, recovery
 

@@ -20,10 +20,10 @@ import numpy as np
 import pytest
 import tqdm.auto
 from conftest import MakeEnv
+from fragile import CAN_DIE, EXIT, GO_ON, IN_CALLER, RAISE, WAIT, fragile, interrupt, two_hosts, when_begun
 from gymnasium.spaces import Box, Dict, Discrete
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_faults import CAN_DIE, EXIT, GO_ON, IN_CALLER, RAISE, WAIT, fragile, interrupt, two_hosts, when_begun
 
 from parallelenv import ParallelEnv, Rollout, goal, recovery
 from parallelenv import rollout as rollouts

@@ -82,14 +82,17 @@ def test_nothing_shows_in_arguments_and_environment_variables(processes: list[ps
 
 def _open_and_mapped(process: psutil.Process) -> list[str]:
     """Return the names of what a process has open or mapped; of what has no name, what the system calls it."""
-    opened = [str(path.readlink()) for path in Path(f"/proc/{process.pid}/fd").iterdir() if path.is_symlink()]
-    return opened + [region.path for region in process.memory_maps()]
+    return _opened(process) + [region.path for region in process.memory_maps()]
 
 
 def _files_in_tmp(process: psutil.Process) -> list[str]:
     """Return what a process has open in the folder for temporary files, and is not deleted."""
-    opened = [str(path.readlink()) for path in Path(f"/proc/{process.pid}/fd").iterdir() if path.is_symlink()]
-    return [path for path in opened if path.startswith(tempfile.gettempdir()) and not path.endswith("(deleted)")]
+    folder = tempfile.gettempdir()
+    return [path for path in _opened(process) if path.startswith(folder) and not path.endswith("(deleted)")]
+
+
+def _opened(process: psutil.Process) -> list[str]:
+    return [str(path.readlink()) for path in Path(f"/proc/{process.pid}/fd").iterdir() if path.is_symlink()]
 
 
 def _server_pid() -> Any:

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from parallelenv import ParallelEnv
-from parallelenv.errors import ArgumentError, SchedulingError
+from parallelenv.backends.ray_actor import RayBackend, RayHost
+from parallelenv.errors import ArgumentError, SchedulingError, WorkerStartError
 
 
 class Small(gym.Env[Any, Any]):
@@ -58,6 +59,39 @@ def test_an_actor_that_finds_no_place_is_an_error(mode: str, monkeypatch: pytest
     monkeypatch.setattr(ray_cluster, "START_TIMEOUT", 1.0)
     with pytest.raises(SchedulingError, match=r"1000 GPU.*the cluster has 0"):
         ParallelEnv([Small], mode, num_gpus=1000)
+
+
+@in_ray_modes
+def test_an_actor_that_finds_no_place_where_the_user_wants_it_is_an_error(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from parallelenv.backends import ray_cluster
+
+    monkeypatch.setattr(ray_cluster, "START_TIMEOUT", 1.0)
+    options = {"scheduling_strategy": "SPREAD", "resources": {"flux": 1}}
+    with pytest.raises(
+        SchedulingError,
+        match=r"1 of 1 Ray actors found no place: each needs 1 flux \(the cluster has 0, .*Change ray_options\.",
+    ):
+        ParallelEnv([Small], mode, ray_options=options)
+
+
+@pytest.mark.parametrize("mode", ["ray"], indirect=True)
+def test_an_actor_that_does_not_start_is_an_error(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stillborn(RayHost):
+        def __init__(self, *arguments: Any) -> None:
+            raise OSError("no room for a worker")
+
+    monkeypatch.setattr(RayBackend, "host_class", Stillborn)
+    with pytest.raises(WorkerStartError, match=r"A Ray actor did not start\. Ray says: (.|\n)*no room for a worker"):
+        ParallelEnv([Small], mode)
+
+
+@in_ray_modes
+@pytest.mark.parametrize("value", ["yes", 1, None])
+def test_direct_is_a_flag(mode: str, value: Any) -> None:
+    with pytest.raises(ArgumentError, match=f"direct={value!r} must be True or False"):
+        ParallelEnv([Small], mode, direct=value)
 
 
 @in_ray_modes

@@ -6,10 +6,6 @@
 from __future__ import annotations
 
 import os
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +13,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from fragile import WAIT, Fragile, when_begun
 
 from parallelenv import ParallelEnv
 from parallelenv.backends import ray_cluster
@@ -27,32 +24,17 @@ modes = pytest.mark.parametrize("mode", ["ray", "ray-subproc"])
 ways = pytest.mark.parametrize("direct", [True, False])
 
 NUM_ENVS = 8
-WAIT = 1
 
 
-class Settled(gym.Env[Any, Any]):
-    """Tells on which node it is, and waits in a step if its action says so. State: its number, steps, a draw."""
+class Settled(Fragile):
+    """Tells on which node it is. Its state has a draw besides, and so have the ends of its episodes."""
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (3,), np.float64)
-    action_space = gym.spaces.Discrete(2)
-
-    def __init__(self, number: int, folder: str = "") -> None:
-        self.number = number
-        self.folder = folder
-        self.steps = 0
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        super().reset(seed=seed)
-        self.steps = 0
-        return self._state(), {}
 
     def step(self, action: Any) -> Any:
-        if action == WAIT:
-            Path(self.folder, f"began-{self.number}").touch()
-            time.sleep(60.0)
-        self.steps += 1
+        state, *_ = super().step(action)
         ends = bool(self.np_random.random() < 0.05)
-        return self._state(), float(self.steps), ends, False, {"number": self.number} if self.steps % 3 == 0 else {}
+        return state, float(self.steps), ends, False, {"number": self.number} if self.steps % 3 == 0 else {}
 
     def _state(self) -> Any:
         return np.array([self.number, self.steps, self.np_random.random()])
@@ -81,24 +63,6 @@ def settled(folder: Path | None = None) -> list[Any]:
 
 def places(env: ParallelEnv) -> list[str]:
     return [node for node, _ in env.customized_method("place")]
-
-
-@contextmanager
-def once_begun(folder: Path, env_id: int, act: Callable[[], None]) -> Iterator[None]:
-    """Do something as soon as an env waits in its step."""
-
-    def watch() -> None:
-        deadline = time.monotonic() + 30
-        while not Path(folder, f"began-{env_id}").exists() and time.monotonic() < deadline:
-            time.sleep(0.005)
-        act()
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
-        yield
-    finally:
-        thread.join()
 
 
 @ways
@@ -146,7 +110,7 @@ def test_a_node_that_is_lost_in_a_step_is_a_dead_worker(nodes: Any, mode: str, d
         rest = [env_id for env_id in range(NUM_ENVS) if env_id not in lost]
         assert lost
         assert rest
-        with once_begun(tmp_path, 0, lambda: nodes.remove(victim)), pytest.raises(WorkerDiedError) as caught:
+        with when_begun(tmp_path, 0, lambda: nodes.remove(victim)), pytest.raises(WorkerDiedError) as caught:
             env.step([WAIT, *[0] * (NUM_ENVS - 1)])
         partial_result: Any = getattr(caught.value, "partial")  # noqa: B009 (no exception declares it)
         assert caught.value.env_ids == lost
@@ -167,7 +131,7 @@ def test_a_node_that_is_lost_is_dealt_with_by_restarts(nodes: Any, mode: str, tm
         nodes_of = places(env)
         lost = [node == nodes_of[0] for node in nodes_of]
         nodes.add("late", 2)
-        with once_begun(tmp_path, 0, lambda: nodes.remove(nodes_of[0])):
+        with when_begun(tmp_path, 0, lambda: nodes.remove(nodes_of[0])):
             result = env.step([WAIT, *[0] * (NUM_ENVS - 1)])
         assert result.truncated.tolist() == lost
         assert all(isinstance(info["failure"], WorkerDiedError) for info in result.infos[lost])

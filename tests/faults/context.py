@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any
 
 import psutil
-from test_faults import when_begun
+from fragile import when_begun
 
 from faults.caller import Caller
 from faults.columns import Column, begin_all

@@ -1,0 +1,116 @@
+"""Envs that fail, wait and end as their actions say, and what tests do meanwhile."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from faults.envs import Holding, OnlyKeywords, TwoArguments
+
+GO_ON, RAISE, WAIT, EXIT = range(4)
+CAN_DIE = {"subproc", "ray", "ray-subproc"}  # modes whose workers are processes
+IN_CALLER = {"dummy"}  # where nobody else can go on with a step that was interrupted
+
+
+class Fragile(gym.Env[Any, Any]):
+    """Does what its action says; its state tells which env it is and how often it was stepped."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float64)
+    action_space = gym.spaces.Discrete(4)
+
+    def __init__(self, number: int, folder: str = "") -> None:
+        self.number = number
+        self.folder = folder
+        self.steps = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.steps = 0
+        return self._state(), {}
+
+    def _state(self) -> Any:
+        return np.array([self.number, self.steps], float)
+
+    def step(self, action: Any) -> Any:
+        if action == WAIT:
+            self.wait()
+        self.steps += 1
+        if action == RAISE:
+            raise ZeroDivisionError(f"env {self.number} fell over")
+        if action == EXIT:
+            os._exit(7)
+        return self._state(), 1.0, False, False, {}
+
+    def wait(self) -> None:
+        """Say that it began, and go on when told to."""
+        Path(self.folder, f"began-{self.number}").touch()
+        deadline = time.monotonic() + 30
+        while not Path(self.folder, "go").exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def raise_this(self, kind: str) -> None:
+        errors: dict[str, BaseException] = {
+            "two": TwoArguments("a", "b"),
+            "keyword": OnlyKeywords(code=4),
+            "holding": Holding(),
+            "exit": SystemExit(3),
+            "os": FileNotFoundError(2, "gone", "level.txt"),
+        }
+        raise errors[kind]
+
+    def chain(self) -> None:
+        try:
+            self.raise_this("os")
+        except FileNotFoundError as error:
+            raise RuntimeError("no level") from error
+
+    def lock(self) -> Any:
+        return threading.Lock()
+
+    def recurse(self) -> None:
+        self.recurse()
+
+
+def fragile(folder: Path) -> list[Any]:
+    return [partial(Fragile, number, str(folder)) for number in range(4)]
+
+
+def two_hosts(mode: str) -> dict[str, Any]:
+    """Options with which two workers answer on their own; else the workers of a node answer together."""
+    return {"hosts_per_node": 2} if mode == "ray-subproc" else {}
+
+
+@contextmanager
+def when_begun(folder: Path, number: int, act: Callable[[], None]) -> Iterator[None]:
+    """Run ``act`` in a thread as soon as env ``number`` waits in its step."""
+    begun = folder / f"began-{number}"
+    begun.unlink(missing_ok=True)
+
+    def watch() -> None:
+        deadline = time.monotonic() + 30
+        while not begun.exists() and time.monotonic() < deadline:
+            time.sleep(0.005)
+        act()
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
+def interrupt() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
