@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,12 +15,16 @@ import pytest
 
 from cluster.nodes import Nodes
 
+SIGN = "PARALLELENV_TEST_CLUSTER"
+"""Environment variable of all processes that descend from this one, also of those that have lost their parents."""
+
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Nodes]:
     """A cluster which this process has joined."""
     ray = pytest.importorskip("ray")
-    with contextlib.closing(Nodes()) as nodes:
+    with pytest.MonkeyPatch.context() as patch, contextlib.closing(Nodes()) as nodes:
+        patch.setenv(SIGN, str(os.getpid()))
         nodes.begin_anew()
         ray.init(address=nodes.cluster.address, logging_level=logging.ERROR, log_to_driver=False)
         yield nodes
@@ -45,9 +50,11 @@ def no_leaks(cluster: Nodes) -> Iterator[None]:
 
 
 def _processes() -> Iterator[str]:
-    for process in psutil.process_iter(["cmdline", "pid"]):
+    for process in psutil.process_iter(["cmdline", "environ", "pid"]):
         command = " ".join(process.info["cmdline"] or ())
-        if command.startswith(("ray::RayHost", "ray::RaySubprocHost")) or "parallelenv.backends.worker" in command:
+        is_ours = (process.info["environ"] or {}).get(SIGN) == str(os.getpid())
+        is_host = command.startswith(("ray::RayHost", "ray::RaySubprocHost"))
+        if is_ours and (is_host or "parallelenv.backends.worker" in command):
             yield f"process {process.info['pid']} ({command[:80]})"
 
 
