@@ -21,7 +21,7 @@ class DummyBackend:
     placement = ""
 
     def plan(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> Plan:  # noqa: D102 (see Backend)
-        return Plan(1)
+        return Plan((1,))
 
     def launch(self, recipes: Sequence[HostRecipe]) -> list[Channel]:  # noqa: D102 (see Backend)
         return [CallerChannel(recipe) for recipe in recipes]

@@ -20,7 +20,7 @@ from parallelenv.backends.lifeline import Address, Lifeline, take_hold
 from parallelenv.backends.log import Log, redirect_streams
 from parallelenv.backends.memory import SharedMemory
 from parallelenv.backends.pipe import Switchboard
-from parallelenv.backends.ray_cluster import Cluster, Reservation, missing_resources
+from parallelenv.backends.ray_cluster import ActorOptions, Cluster, Reservation, missing_resources
 from parallelenv.backends.ray_local import Actor, Doorway, LocalChannel, first_line, go_in, hand_over_log
 from parallelenv.backends.spread import Spreader
 from parallelenv.backends.wire import Message, Wire
@@ -183,6 +183,7 @@ class RayBackend:
         self._options = dict(ray_options or {})
         self._cluster: Cluster | None = None
         self._gpus_per_host = 0.0
+        self._cores_per_worker = 0.0
         self._goes_direct = direct
         self._switchboard = Switchboard(Spreader(caller_steps=False))
         self._started: list[Actor] = []
@@ -190,9 +191,12 @@ class RayBackend:
 
     def plan(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> Plan:  # noqa: D102 (see Backend)
         self._cluster = Cluster.join(self._init)
-        cores = num_cpus or self._cluster.num_cpus
-        plan = self.place(num_envs, cores)
-        self._gpus_per_host = num_gpus / plan.num_hosts
+        plan = self.place(num_envs, num_cpus or self._cluster.num_cpus)
+        self._gpus_per_host = num_gpus / len(plan.cpus)
+        # In a cluster that was started here nobody else asks for cores, so none are reserved: else a
+        # cell that makes a `ParallelEnv` could not run twice, while the first still has the cores.
+        is_shared = not self._cluster.is_own
+        self._cores_per_worker = min(1.0, self._cluster.num_cpus / sum(plan.cpus)) if is_shared else 0.0
         return plan
 
     @property
@@ -203,31 +207,35 @@ class RayBackend:
 
     def place(self, num_envs: int, num_cpus: int) -> Plan:
         """Return how many actors to start for so many envs on so many cores."""
-        return Plan(min(num_cpus, num_envs))
+        return Plan((1,) * min(num_cpus, num_envs))
 
     def launch(self, recipes: Sequence[HostRecipe]) -> list[Channel]:  # noqa: D102 (see Backend)
         import ray
 
         registered = registered_by_user()
         packed = [encode(PackedRecipe.of(recipe, registered, environment={})) for recipe in recipes]
-        options = self._resources(recipes)
+        options = [self._options_of(recipe) for recipe in recipes]
         try:
-            kind = ray.remote(**options)(self.host_class)
+            kinds = [ray.remote(**one)(self.host_class) for one in options]
         except ValueError as error:
             raise ArgumentError(f"ray_options={self._options!r} are not what Ray accepts: {error}.") from error
         self._started = [actor for actor in self._started if not actor.is_ended]
         try:
-            return self._launch(kind, packed, recipes, options)
+            return self._launch(kinds, packed, recipes, options)
         except WorkerStartError:  # Ray had not noticed that a node was gone; now it has
-            return self._launch(kind, packed, recipes, options)
+            return self._launch(kinds, packed, recipes, options)
 
     def _launch(
-        self, kind: Any, packed: Sequence[Message], recipes: Sequence[HostRecipe], options: dict[str, Any]
+        self,
+        kinds: Sequence[Any],
+        packed: Sequence[Message],
+        recipes: Sequence[HostRecipe],
+        options: Sequence[ActorOptions],
     ) -> list[Channel]:
         places = self._find_places(recipes, options)
         before = len(self._started)
         try:
-            for message, place in zip(packed, places, strict=True):
+            for kind, message, place in zip(kinds, packed, places, strict=True):
                 lifeline = Lifeline.create()
                 handle = kind.options(**place).remote(message, lifeline and lifeline.address)
                 self._started.append(Actor(handle, lifeline))
@@ -239,19 +247,19 @@ class RayBackend:
                 actor.terminate()
             raise
 
-    def _find_places(self, recipes: Sequence[HostRecipe], options: dict[str, Any]) -> list[dict[str, Any]]:
+    def _find_places(self, recipes: Sequence[HostRecipe], options: Sequence[ActorOptions]) -> list[ActorOptions]:
         """Return further options for each of the actors, that say where it is to be.
 
         Args:
             recipes: What the actors will own: all that are wanted, or later one that is to be replaced.
-            options: Of all of them.
+            options: Of each of them.
 
         Raises:
             SchedulingError: If there is no room for them.
         """
         seats = [recipe.env_ids[0] for recipe in recipes]
         if self._reservation is None:
-            self._reservation = Reservation.make(options, seats, self.strategy)
+            self._reservation = Reservation.make(dict(zip(seats, options, strict=True)), self.strategy)
         if self._reservation is None:
             return [{} for _ in seats]
         self._reservation.await_room()
@@ -275,23 +283,14 @@ class RayBackend:
             channels.append(local)
         return channels
 
-    def _resources(self, recipes: Sequence[HostRecipe]) -> dict[str, Any]:
-        """Return the options of the actors: a core for each of their workers, or a fair share.
-
-        In a cluster that was started here nobody else asks for cores, so none are reserved: else a
-        cell that makes a `ParallelEnv` could not run twice, while the first still has the cores.
-        """
-        gpus = {"num_gpus": self._gpus_per_host, "max_restarts": 0}
-        if self._cluster is not None and self._cluster.is_own:
-            return {"num_cpus": 0, **gpus, **self._options}
-        wanted = sum(recipe.num_cpus for recipe in recipes)
-        available = self._cluster.num_cpus if self._cluster else wanted
-        share = min(1.0, available / wanted) * recipes[0].num_cpus
+    def _options_of(self, recipe: HostRecipe) -> ActorOptions:
+        """Return the options of an actor: a core for each of its workers, or a fair share."""
+        share = self._cores_per_worker * recipe.num_cpus
         # A whole number or a fraction below 1 is what Ray takes for cores.
         cores = int(share) if share >= 1 else int(share * 1e4) / 1e4
-        return {"num_cpus": cores, **gpus, **self._options}
+        return {"num_cpus": cores, "num_gpus": self._gpus_per_host, "max_restarts": 0, **self._options}
 
-    def _await_start(self, actors: Sequence[Actor], options: dict[str, Any]) -> None:
+    def _await_start(self, actors: Sequence[Actor], options: Sequence[ActorOptions]) -> None:
         import ray
 
         calls = [actor.handle.introduce.remote() for actor in actors]

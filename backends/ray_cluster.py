@@ -6,11 +6,13 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from parallelenv.errors import SchedulingError
 
+ActorOptions = dict[str, Any]
+"""As in ``actor.options(...)``."""
 START_TIMEOUT = 10.0
 """Seconds after which an actor that could not be placed is an error, if resources are lacking."""
 
@@ -90,34 +92,35 @@ def resources(kind: str) -> dict[str, float]:
     return found
 
 
-def num_nodes() -> int:
-    """Return how many nodes of the cluster are alive and have cores."""
+def cores_of_nodes() -> list[int]:
+    """Return how many cores each node of the cluster has that is alive and has any."""
     import ray
 
     nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-    return sum(1 for node in nodes if node["Alive"] and node["Resources"].get("CPU"))
+    cores = [int(node["Resources"].get("CPU", 0)) for node in nodes if node["Alive"]]
+    return [number for number in cores if number] or [1]
 
 
 class Reservation:
     """Room for actors, all of them or none: a placement group with a bundle for each.
 
     Args:
-        options: Of each actor.
-        seats: What tells the actors apart.
+        options: Of each actor, by what tells them apart.
         strategy: ``"PACK"``, on few nodes, or ``"SPREAD"``, evenly over all.
     """
 
-    def __init__(self, options: dict[str, Any], seats: Sequence[int], strategy: str) -> None:
+    def __init__(self, options: Mapping[int, ActorOptions], strategy: str) -> None:
         from ray.util import placement_group
 
-        self._options = options
-        self._seats = list(seats)
-        self._group = placement_group([_bundle_of(options)] * len(seats), strategy=strategy)
+        self._options = list(options.values())
+        self._seats = list(options)
+        self._group = placement_group([_bundle_of(one) for one in self._options], strategy=strategy)
 
     @classmethod
-    def make(cls, options: dict[str, Any], seats: Sequence[int], strategy: str) -> Reservation | None:
+    def make(cls, options: Mapping[int, ActorOptions], strategy: str) -> Reservation | None:
         """Return a new one; ``None`` if the actors ask for nothing, or the user says where they are to be."""
-        return None if "scheduling_strategy" in options or not _bundle_of(options) else cls(options, seats, strategy)
+        is_needed = all("scheduling_strategy" not in one and _bundle_of(one) for one in options.values())
+        return cls(options, strategy) if is_needed else None
 
     def strategy_of(self, seat: int) -> Any:
         """Return what brings an actor to its room."""
@@ -133,7 +136,7 @@ class Reservation:
         """
         if self._group.wait(START_TIMEOUT):
             return
-        wanted = ", ".join(f"{name}={amount:g}" for name, amount in _bundle_of(self._options).items())
+        wanted = " or ".join(dict.fromkeys(_name_bundle(one) for one in self._options))
         lacking = missing_resources(self._options, "available_resources") or "there is no room for all of them at once."
         raise SchedulingError(
             f"{len(self._seats)} Ray actors with {wanted} each were asked for, and found no place within "
@@ -148,22 +151,27 @@ class Reservation:
         remove_placement_group(self._group)
 
 
-def _bundle_of(options: dict[str, Any]) -> dict[str, float]:
+def _bundle_of(options: ActorOptions) -> dict[str, float]:
     named = {"CPU": options.get("num_cpus"), "GPU": options.get("num_gpus"), "memory": options.get("memory")}
     return {name: amount for name, amount in {**named, **(options.get("resources") or {})}.items() if amount}
 
 
-def missing_resources(options: dict[str, Any], kind: str) -> str:
-    """Say what there is too little of for an actor with these options; empty if there is enough of everything.
+def _name_bundle(options: ActorOptions) -> str:
+    return ", ".join(f"{name}={amount:g}" for name, amount in _bundle_of(options).items())
+
+
+def missing_resources(options: Sequence[ActorOptions], kind: str) -> str:
+    """Say what there is too little of for an actor with any of these options; empty if there is enough of everything.
 
     Args:
-        options: Of the actor.
+        options: Of the actors.
         kind: ``"cluster_resources"``, all that there are, or ``"available_resources"``, those that are free.
     """
     total, free, found = resources("cluster_resources"), resources("available_resources"), resources(kind)
-    lacking = [
-        f"{amount:g} {name} (the cluster has {total.get(name, 0):g}, of which {free.get(name, 0):g} free)"
-        for name, amount in _bundle_of(options).items()
+    lacking = {
+        f"{amount:g} {name} (the cluster has {total.get(name, 0):g}, of which {free.get(name, 0):g} free)": None
+        for one in options
+        for name, amount in _bundle_of(one).items()
         if amount > found.get(name, 0)
-    ]
-    return f"each needs {', '.join(lacking)}." if lacking else ""
+    }
+    return f"one needs {', '.join(lacking)}." if lacking else ""

@@ -9,12 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 from parallelenv.backends.ray_actor import RayBackend, RayHost
-from parallelenv.backends.ray_cluster import num_nodes
+from parallelenv.backends.ray_cluster import cores_of_nodes
 from parallelenv.backends.subproc import SubprocBackend
 from parallelenv.batch import Batch, Layout
 from parallelenv.errors import ArgumentError
 from parallelenv.pool import Pool
 from parallelenv.protocol import Command, HostRecipe, Plan, Printed, Reply
+from parallelenv.requests import deal
 
 
 class PoolHost:
@@ -94,5 +95,11 @@ class RaySubprocBackend(RayBackend):
         self._hosts_per_node = hosts_per_node
 
     def place(self, num_envs: int, num_cpus: int) -> Plan:  # noqa: D102 (see RayBackend)
-        hosts = min(max(1, num_nodes()) * self._hosts_per_node, num_cpus, num_envs)
-        return Plan(hosts, cpus_per_host=num_cpus // hosts)
+        parts = [part for cores in cores_of_nodes() for part in _split(cores, self._hosts_per_node)]
+        largest = sorted(parts, reverse=True)[: min(num_cpus, num_envs)]
+        return Plan(tuple(deal(num_cpus, largest)))
+
+
+def _split(cores: int, num_parts: int) -> list[int]:
+    """Return the cores of a node in so many parts, none of them empty."""
+    return deal(cores, [1] * min(cores, num_parts))

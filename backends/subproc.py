@@ -72,7 +72,7 @@ class SubprocBackend:
         self._switchboard = Switchboard(Spreader(caller_steps))
 
     def plan(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> Plan:  # noqa: D102 (see Backend)
-        return Plan(min(num_cpus or usable_cores(), num_envs))
+        return Plan((1,) * min(num_cpus or usable_cores(), num_envs))
 
     def launch(self, recipes: Sequence[HostRecipe]) -> list[Channel]:  # noqa: D102 (see Backend)
         registered = registered_by_user()

@@ -93,7 +93,7 @@ class ThreadBackend:
         self._started: weakref.WeakSet[ThreadChannel] = weakref.WeakSet()
 
     def plan(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> Plan:  # noqa: D102 (see Backend)
-        return Plan(min(num_cpus or usable_cores(), num_envs))
+        return Plan((1,) * min(num_cpus or usable_cores(), num_envs))
 
     def launch(self, recipes: Sequence[HostRecipe]) -> list[Channel]:  # noqa: D102 (see Backend)
         return [self._start(recipe) for recipe in recipes]

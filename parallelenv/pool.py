@@ -88,7 +88,7 @@ class Pool:
         self._numbers = itertools.count(1)
         self._lost: dict[int, WorkerDiedError] = {}  # envs whose worker is dead, also one behind a host of ours
         plan = backend.plan(len(recipes), num_cpus, num_gpus)
-        settings = Settings(silence_warnings, threads=max(1, usable_cores() // (plan.num_hosts * plan.cpus_per_host)))
+        settings = Settings(silence_warnings, threads=max(1, usable_cores() // sum(plan.cpus)))
         try:
             self._links = self._launch(spread(recipes, plan, settings))
         except BaseException:

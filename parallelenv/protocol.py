@@ -148,12 +148,10 @@ class Plan:
     """How a backend wants envs placed.
 
     Attributes:
-        num_hosts: Number of hosts.
-        cpus_per_host: Cores each of them may use.
+        cpus: Cores that each host may use; there are as many hosts as numbers. Envs are dealt out in proportion.
     """
 
-    num_hosts: int
-    cpus_per_host: int = 1
+    cpus: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

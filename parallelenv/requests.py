@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -110,16 +111,31 @@ class Link:
 
 
 def spread(recipes: Sequence[EnvRecipe], plan: Plan, settings: Settings) -> list[HostRecipe]:
-    """Deal envs out to hosts as evenly as can be, consecutive ids together."""
-    share, rest = divmod(len(recipes), plan.num_hosts)
+    """Deal envs out to hosts as evenly as their cores allow, consecutive ids together."""
     hosts = []
     start = 0
-    for index in range(plan.num_hosts):
-        stop = start + share + (index < rest)
-        part = tuple(recipes[start:stop])
-        hosts.append(HostRecipe(tuple(recipe.env_id for recipe in part), part, plan.cpus_per_host, settings))
-        start = stop
+    for num_cpus, share in zip(plan.cpus, deal(len(recipes), plan.cpus), strict=True):
+        part = tuple(recipes[start : start + share])
+        hosts.append(HostRecipe(tuple(recipe.env_id for recipe in part), part, num_cpus, settings))
+        start += share
     return hosts
+
+
+def deal(total: int, weights: Sequence[int]) -> list[int]:
+    """Share a number out in proportion to weights: one each, and what is left always to whom it loads least.
+
+    Args:
+        total: At least as many as there are weights.
+        weights: Positive ones.
+    """
+    shares = [1] * len(weights)
+    loads = [(2 / weight, index) for index, weight in enumerate(weights)]  # if they got one more
+    heapq.heapify(loads)
+    for _ in range(total - len(weights)):
+        index = loads[0][1]
+        shares[index] += 1
+        heapq.heapreplace(loads, ((shares[index] + 1) / weights[index], index))
+    return shares
 
 
 def pick(each: Sequence[Any], positions: Any) -> Sequence[Any]:

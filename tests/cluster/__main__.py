@@ -9,7 +9,7 @@ import contextlib
 import logging
 import sys
 
-from parallelenv.backends.ray_cluster import num_nodes
+from parallelenv.backends.ray_cluster import cores_of_nodes
 from parallelenv.cli import main
 
 from .nodes import Nodes
@@ -24,7 +24,7 @@ def demo() -> int:
     with contextlib.closing(Nodes()) as nodes:
         nodes.begin_anew()
         ray.init(address=nodes.cluster.address, logging_level=logging.ERROR, log_to_driver=False)
-        print(f"A Ray cluster of a head and {num_nodes()} nodes with 2 cores each.")
+        print(f"A Ray cluster of a head and {len(cores_of_nodes())} nodes with 2 cores each.")
         return main(["compare", *(sys.argv[1:] or _DEFAULTS)])
 
 

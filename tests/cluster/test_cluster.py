@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import os
+import signal
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -81,6 +83,27 @@ def test_there_is_an_actor_on_each_node_with_workers_of_its_own(nodes: Any, dire
 def test_actors_are_spread_where_there_are_several_on_a_node(nodes: Any) -> None:
     with ParallelEnv(settled(), "ray-subproc", num_cpus=4, hosts_per_node=2) as env:
         assert sorted(places(env)) == ["a"] * 4 + ["b"] * 4
+
+
+def test_a_node_gets_envs_and_workers_by_its_cores(nodes: Any) -> None:
+    nodes.add("big", 6)
+    envs = [partial(Settled, number) for number in range(10)]
+    with ParallelEnv(envs, "ray-subproc") as env:
+        assert Counter(places(env)) == {"big": 6, "a": 2, "b": 2}
+        assert len({pid for _, pid in env.customized_method("place")}) == 10
+    with ParallelEnv(envs, "ray-subproc", num_cpus=5, hosts_per_node=2) as env:
+        assert Counter(places(env))["big"] >= 4
+        assert len({pid for _, pid in env.customized_method("place")}) == 5
+
+
+def test_an_actor_with_a_share_of_a_core_is_replaced(nodes: Any) -> None:
+    with ParallelEnv(settled(), "ray", num_cpus=8) as env:
+        assert [share["CPU"] for share in env.customized_method("share")] == [0.5] * 8
+        os.kill(env.customized_method("place", id=3)[0][1], signal.SIGKILL)
+        with pytest.raises(WorkerDiedError):
+            env.customized_method("place", id=3)
+        assert env.restart(3) == (3,)
+        assert env.customized_method("share", id=3)[0]["CPU"] == 0.5
 
 
 @modes
