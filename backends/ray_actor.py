@@ -20,7 +20,7 @@ from parallelenv.backends.lifeline import Address, Lifeline, take_hold
 from parallelenv.backends.log import Log, redirect_streams
 from parallelenv.backends.memory import SharedMemory
 from parallelenv.backends.pipe import Switchboard
-from parallelenv.backends.ray_cluster import ActorOptions, Cluster, Reservation, missing_resources
+from parallelenv.backends.ray_cluster import SHUT_DOWN, ActorOptions, Cluster, Reservation, missing_resources
 from parallelenv.backends.ray_local import Actor, Doorway, LocalChannel, first_line, go_in, hand_over_log
 from parallelenv.backends.spread import Spreader
 from parallelenv.backends.wire import Message, Wire
@@ -126,11 +126,13 @@ class RayChannel:
         return encode_command(command, everyone=())
 
     def send(self, packed: Message) -> None:  # noqa: D102 (see Channel)
+        self._refuse_if_gone()
         self.answers.append(self.actor.handle.execute.remote(packed))
 
     def receive(self) -> Reply:  # noqa: D102 (see Channel)
         import ray
 
+        self._refuse_if_gone()
         try:
             message = ray.get(self.answers[0])
         except ray.exceptions.RayTaskError:
@@ -141,6 +143,11 @@ class RayChannel:
         finally:
             self.answers.popleft()
         return decode_reply(_writable(message))
+
+    def _refuse_if_gone(self) -> None:
+        if not self.actor.session.lasts:
+            self._death = Death(self.actor.pid, None, SHUT_DOWN)
+            raise HostDied
 
     def attach(self, batch: Batch) -> None:  # noqa: D102 (see Channel)
         self._batch = batch
@@ -167,6 +174,7 @@ class RayBackend:
 
     uses_live_envs = False
     host_class: type[RayHost] = RayHost
+    _cluster: Cluster
     strategy = "PACK"
     """How a placement group puts actors on nodes."""
 
@@ -181,7 +189,6 @@ class RayBackend:
             raise ArgumentError(f"direct={direct!r} must be True or False.")
         self._init = dict(ray_init or {})
         self._options = dict(ray_options or {})
-        self._cluster: Cluster | None = None
         self._gpus_per_host = 0.0
         self._cores_per_worker = 0.0
         self._goes_direct = direct
@@ -232,13 +239,16 @@ class RayBackend:
         recipes: Sequence[HostRecipe],
         options: Sequence[ActorOptions],
     ) -> list[Channel]:
+        session = self._cluster.session
+        if not session.lasts:
+            raise WorkerStartError(SHUT_DOWN)
         places = self._find_places(recipes, options)
         before = len(self._started)
         try:
             for kind, message, place in zip(kinds, packed, places, strict=True):
                 lifeline = Lifeline.create()
                 handle = kind.options(**place).remote(message, lifeline and lifeline.address)
-                self._started.append(Actor(handle, lifeline))
+                self._started.append(Actor(handle, session, lifeline))
             actors = self._started[before:]
             self._await_start(actors, options)
             return self._reach(actors, recipes)
@@ -323,6 +333,8 @@ class RayBackend:
         if len(near) == len(channels):
             return self._switchboard.wait(near, timeout)
         far = {channel.answers[0]: channel for channel in channels if isinstance(channel, RayChannel)}
+        if not self._cluster.session.lasts:
+            return list(far.values())
         deadline = None if timeout is None else time.monotonic() + timeout
         ready: list[Any] = []
         while not ready:
@@ -336,26 +348,30 @@ class RayBackend:
         return ready
 
     def close(self, channels: Sequence[Any], timeout: float) -> Sequence[Printed]:  # noqa: D102 (see Backend)
-        import ray
-
-        printed: Sequence[Printed] = ()
-        if ray.is_initialized():
-            self._switchboard.hang_up()
-            closing = [channel.actor.handle.close.remote() for channel in channels if isinstance(channel, RayChannel)]
-            deadline = time.monotonic() + timeout
-            if closing:
-                ray.wait(closing, num_returns=len(closing), timeout=timeout)
-            printed = self._switchboard.close(max(0.0, deadline - time.monotonic()))
-            for actor in self._started:
-                actor.terminate()
-            for actor in self._started:
-                actor.close()
-            if self._reservation is not None:
-                self._reservation.give_back()
-                self._reservation = None
-        if self._cluster is not None:
-            self._cluster.leave()
+        cluster = self._cluster
+        self._switchboard.hang_up()
+        deadline = time.monotonic() + timeout
+        if cluster.session.lasts:
+            _close_and_wait([channel for channel in channels if isinstance(channel, RayChannel)], timeout)
+        printed = self._switchboard.close(max(0.0, deadline - time.monotonic()))
+        for actor in self._started:
+            actor.terminate()
+        for actor in self._started:
+            actor.close()
+        if self._reservation is not None and cluster.session.lasts:
+            self._reservation.give_back()
+        self._reservation = None
+        cluster.leave()
         return printed
+
+
+def _close_and_wait(channels: Sequence[RayChannel], timeout: float) -> None:
+    """Let actors that are far close their envs, and wait for them so long."""
+    import ray
+
+    closing = [channel.actor.handle.close.remote() for channel in channels]
+    if closing:
+        ray.wait(closing, num_returns=len(closing), timeout=timeout)
 
 
 def _look(calls: dict[Any, Any], timeout: float) -> list[Any]:

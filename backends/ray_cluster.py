@@ -13,20 +13,53 @@ from parallelenv.errors import SchedulingError
 
 ActorOptions = dict[str, Any]
 """As in ``actor.options(...)``."""
+SHUT_DOWN = "Ray was shut down after this ParallelEnv was made. Make a new one."
 START_TIMEOUT = 10.0
 """Seconds after which an actor that could not be placed is an error, if resources are lacking."""
 
 
+class Session:
+    """Ray as this process is connected to it now.
+
+    Who asks Ray for something of an earlier connection gets another Ray started, which nobody wants.
+    """
+
+    def __init__(self) -> None:
+        self._ids = _connection()
+
+    @property
+    def lasts(self) -> bool:
+        """Whether the user has not shut Ray down since. Takes 12 us."""
+        return _connection() == self._ids
+
+
+def _connection() -> tuple[str, str] | None:
+    """Return what tells the connection to Ray from earlier ones, ``None`` if there is none."""
+    import ray
+
+    if not ray.is_initialized():
+        return None
+    context: Any = ray.get_runtime_context()
+    return context.get_job_id(), context.get_node_id()
+
+
 class Cluster:
-    """A share in the Ray cluster of this process. The last to leave stops what was started here."""
+    """A share in the Ray cluster of this process. The last to leave stops what was started here.
+
+    Attributes:
+        num_cpus: Cores of the cluster.
+        session: In which it was joined.
+    """
 
     _lock: ClassVar[threading.Lock] = threading.Lock()
+    _session: ClassVar[Session | None] = None
     _members: ClassVar[int] = 0
     _started_here: ClassVar[bool] = False
     _environment: ClassVar[dict[str, str]] = {}
 
-    def __init__(self, num_cpus: int) -> None:
+    def __init__(self, num_cpus: int, session: Session) -> None:
         self.num_cpus = num_cpus
+        self.session = session
         self._is_member = True
 
     @classmethod
@@ -40,13 +73,15 @@ class Cluster:
         import ray
 
         with cls._lock:
-            if not ray.is_initialized():
+            is_missing = not ray.is_initialized()
+            if is_missing:
                 cls._environment = environment
                 _init_quietly(arguments)
-                cls._started_here = True
-                cls._members = 0
+            if cls._session is None or not cls._session.lasts:
+                cls._session, cls._members, cls._started_here = Session(), 0, is_missing
             cls._members += 1
-        return cls(max(1, int(resources("cluster_resources").get("CPU", 1))))
+            session = cls._session
+        return cls(max(1, int(resources("cluster_resources").get("CPU", 1))), session)
 
     @property
     def is_own(self) -> bool:
@@ -62,10 +97,12 @@ class Cluster:
             if not self._is_member:
                 return
             self._is_member = False
+            if self.session is not cls._session or not self.session.lasts:  # the user has shut it down
+                return
             cls._members -= 1
             if cls._members or not cls._started_here:
                 return
-            cls._started_here = False
+            cls._session = None
             ray.shutdown()
             for name in set(os.environ) - set(cls._environment):
                 del os.environ[name]

@@ -20,6 +20,7 @@ from typing import Any
 from parallelenv.backends.lifeline import Lifeline
 from parallelenv.backends.log import Log
 from parallelenv.backends.pipe import PipeChannel
+from parallelenv.backends.ray_cluster import SHUT_DOWN, Session
 from parallelenv.protocol import Death
 
 _PARTING = 1.0
@@ -36,6 +37,7 @@ class Actor:
 
     Args:
         handle: Of the actor.
+        session: In which it was started.
         lifeline: What the actor can hold on to, if it is near.
     """
 
@@ -45,8 +47,9 @@ class Actor:
     is_ended = False
     """Whether Ray was told to end it."""
 
-    def __init__(self, handle: Any, lifeline: Lifeline | None) -> None:
+    def __init__(self, handle: Any, session: Session, lifeline: Lifeline | None) -> None:
         self.handle = handle
+        self.session = session
         self.pid = 0
         self.is_near = False
         self._lifeline = lifeline
@@ -83,7 +86,7 @@ class Actor:
         import ray
 
         self.is_ended = True
-        if ray.is_initialized():
+        if self.session.lasts:
             ray.kill(self.handle)
 
     def close(self) -> None:
@@ -92,21 +95,23 @@ class Actor:
             self._lifeline.cut_when_free(_PARTING)
 
     def last_word(self) -> str:
-        """Return what Ray says of its end, empty if nothing."""
+        """Return what is known of its end, empty if nothing."""
         import ray
 
+        if not self.session.lasts:
+            return SHUT_DOWN
         try:
             ray.get(self._serving, timeout=_PARTING)
         except ray.exceptions.GetTimeoutError:
             return ""
         except ray.exceptions.RayError as error:
-            return first_line(error)
+            return f"Ray says: {first_line(error)}"
         return ""
 
     def _await_service(self, timeout: float) -> bool:
         import ray
 
-        if self._serving is None or not ray.is_initialized():
+        if self._serving is None or not self.session.lasts:
             return True
         return bool(ray.wait([self._serving], timeout=timeout)[0])
 
@@ -119,7 +124,7 @@ class LocalChannel(PipeChannel):
     def cause_of_death(self) -> Death:  # noqa: D102 (see Channel)
         said = self.process.last_word()
         found = super().cause_of_death()
-        return Death(found.pid, None, f"Ray says: {said}" if said else "", found.last_lines)
+        return Death(found.pid, None, said, found.last_lines)
 
     def end_process(self) -> None:  # noqa: D102 (see PipeChannel)
         self.process.terminate()
