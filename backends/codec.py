@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import copyreg
 import io
+import operator
 import pickle
+import pickletools
 from collections import ChainMap
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import cloudpickle
@@ -21,11 +24,11 @@ from parallelenv.backends.wire import Message
 from parallelenv.errors import UnpicklableError
 from parallelenv.failures import Failure
 from parallelenv.ownership import is_unchangeable, own
-from parallelenv.protocol import Command, EnvFacts, Extra, Reply
+from parallelenv.protocol import Command, EnvFacts, Extra, Reply, UnreadableError
 
 _OUT_OF_BAND = 65536
 
-_PICKLED, _STEP, _STEP_AUTORESET, _DONE, _PLAIN = range(5)
+_PICKLED, _STEP, _STEP_AUTORESET, _DONE, _PLAIN, _NOT_READ = range(6)
 _PRINTED = 0x80
 """Added to the tag of a reply whose host has printed something, which does not travel with it."""
 
@@ -49,9 +52,16 @@ def encode_command(command: Command, everyone: tuple[int, ...]) -> Message:
 
 
 def decode_command(message: Message, everyone: tuple[int, ...]) -> Any:
-    """Return the command, or whatever else `encode` was given."""
+    """Return the command, or whatever else `encode` was given.
+
+    Raises:
+        UnreadableError: If an argument of the user's does not unpickle.
+    """
     if message.tag == _PICKLED:
-        return decode(message)
+        try:
+            return decode(message)
+        except Exception as error:  # unpickling runs user code: anything may come
+            raise UnreadableError(message.number, f"{type(error).__name__}: {error}") from error
     return Command(message.number, "step", everyone, None, message.tag == _STEP_AUTORESET)
 
 
@@ -76,6 +86,11 @@ def encode_reply(reply: Reply) -> Message:
     return Message(_PICKLED, reply.number, _dump_reply(cloudpickle.Pickler, reply))
 
 
+def encode_not_read(error: UnreadableError) -> Message:
+    """Return the answer to a command that could not be read."""
+    return Message(_NOT_READ, error.number, [error.reason.encode()])
+
+
 def mark_printed(message: Message) -> Message:
     """Return a reply's message that also says that something was printed."""
     return message._replace(tag=message.tag | _PRINTED)
@@ -89,19 +104,49 @@ def unmark_printed(message: Message) -> tuple[Message, bool]:
 
 
 def decode_reply(message: Message) -> Reply:
-    """Return the reply."""
+    """Return the reply; a value that does not unpickle becomes a failure of its env.
+
+    Raises:
+        UnreadableError: If the command was not read, or all of the reply cannot be.
+    """
     if message.tag == _DONE:
         return Reply(message.number)
+    if message.tag == _NOT_READ:
+        raise UnreadableError(message.number, bytes(message.frames[0]).decode())
     if message.tag == _PLAIN:
         extras = pickle.loads(message.frames[0])
         return Reply(message.number, {env_id: Extra(*parts) for env_id, parts in extras.items()})
     head, buffers = io.BytesIO(message.frames[0]), iter(message.frames[1:])
     reply: Reply
     env_ids: list[int]
-    reply, env_ids = unpickling.Unpickler(head, buffers).load()
+    try:
+        reply, env_ids = unpickling.Unpickler(head, buffers).load()
+    except Exception as error:  # from a user's own space, say
+        raise UnreadableError(message.number, f"{type(error).__name__}: {error}") from error
     for env_id in env_ids:
-        reply.values[env_id] = unpickling.Unpickler(head, buffers).load()
+        start, left = head.tell(), operator.length_hint(buffers)
+        try:
+            reply.values[env_id] = unpickling.Unpickler(head, buffers).load()
+        except Exception as error:  # noqa: BLE001 (told to the user as a failure of this env)
+            reply.failures[env_id] = Failure(_cannot_be_read(error), env_id, "the copying of its result")
+            head.seek(start)
+            buffers = _skip(head, message.frames[len(message.frames) - left :])
     return reply
+
+
+def _skip(head: io.BytesIO, frames: Sequence[Any]) -> Iterator[Any]:
+    """Go to the end of a pickle; return those of the buffers from its own on that are not its own."""
+    num_own = sum(opcode.name == "NEXT_BUFFER" for opcode, _, _ in pickletools.genops(head))
+    return iter(frames[num_own:])
+
+
+def _cannot_be_read(error: Exception) -> UnpicklableError:
+    failure = UnpicklableError(
+        f"The result was pickled, but cannot be unpickled in the caller's process ({type(error).__name__}: {error}). "
+        "Return plain data, or ask for a part of it with a dotted name."
+    )
+    failure.__cause__ = error
+    return failure
 
 
 def encode(anything: Any) -> Message:

@@ -14,7 +14,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from parallelenv.backends import ray_cluster
-from parallelenv.backends.codec import decode, decode_command, decode_reply, encode, encode_command, encode_reply
+from parallelenv.backends.codec import (
+    decode,
+    decode_command,
+    decode_reply,
+    encode,
+    encode_command,
+    encode_not_read,
+    encode_reply,
+)
 from parallelenv.backends.host import Host
 from parallelenv.backends.lifeline import Address, Lifeline, take_hold
 from parallelenv.backends.log import Log, redirect_streams
@@ -27,7 +35,7 @@ from parallelenv.backends.wire import Message, Wire
 from parallelenv.backends.worker import PackedRecipe, die_with_caller, obey, prepare_worker
 from parallelenv.batch import Batch, Layout
 from parallelenv.errors import ArgumentError, SchedulingError, WorkerStartError
-from parallelenv.protocol import Channel, Command, Death, HostDied, HostRecipe, Plan, Printed, Reply
+from parallelenv.protocol import Channel, Command, Death, HostDied, HostRecipe, Plan, Printed, Reply, UnreadableError
 from parallelenv.recipes import registered_by_user
 
 _SLICE = 0.1
@@ -86,7 +94,10 @@ class RayHost:
 
     def execute(self, message: Message) -> Message:
         """Execute a command and return the reply."""
-        command: Command = decode_command(message, self._packed.env_ids)
+        try:
+            command: Command = decode_command(message, self._packed.env_ids)
+        except UnreadableError as error:
+            return encode_not_read(error)
         if command.rows is not None and self._batch is not None:
             self._batch.put_actions(command.env_ids, command.rows)
             command.rows = None
@@ -135,8 +146,6 @@ class RayChannel:
         self._refuse_if_gone()
         try:
             message = ray.get(self.answers[0])
-        except ray.exceptions.RayTaskError:
-            raise
         except ray.exceptions.RayError as error:  # the actor, or its node, or what held the answer
             self._death = Death(self.actor.pid, None, f"Ray says: {first_line(error)}")
             raise HostDied from error

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from parallelenv.backends.codec import decode, decode_command, encode_reply, mark_printed
+from parallelenv.backends.codec import decode, decode_command, encode_not_read, encode_reply, mark_printed
 from parallelenv.backends.host import Host
 from parallelenv.backends.log import Log, redirect_descriptors, redirect_streams
 from parallelenv.backends.memory import SharedMemory
 from parallelenv.backends.wire import Wire
 from parallelenv.batch import Batch, Layout
-from parallelenv.protocol import HostRecipe, Settings
+from parallelenv.protocol import HostRecipe, Settings, UnreadableError
 from parallelenv.recipes import EnvRecipe, pack, register_again, unpack
 
 if sys.platform != "win32":
@@ -157,7 +157,11 @@ def obey(wire: Wire, host: Any, packed: PackedRecipe, log: Log | None) -> None:
     try:
         while True:
             wire.await_message(_SPIN)
-            command = decode_command(wire.receive(), packed.env_ids)
+            try:
+                command = decode_command(wire.receive(), packed.env_ids)
+            except UnreadableError as error:
+                wire.send(encode_not_read(error))
+                continue
             if isinstance(command, Attach):
                 memory = SharedMemory.receive(wire.connection, command.layout.nbytes)
                 host.attach(Batch(command.layout, memory.map, owner=memory))

@@ -15,7 +15,7 @@ from typing import Any
 
 from parallelenv.batch import Batch, Layout
 from parallelenv.cores import usable_cores
-from parallelenv.errors import ClosedError, WorkerDiedError, WorkerTimeoutError
+from parallelenv.errors import ClosedError, UnpicklableError, WorkerDiedError, WorkerTimeoutError
 from parallelenv.failures import Failure
 from parallelenv.interrupts import Shield
 from parallelenv.output import show
@@ -30,6 +30,7 @@ from parallelenv.protocol import (
     Printed,
     Reply,
     Settings,
+    UnreadableError,
 )
 from parallelenv.recipes import EnvRecipe, refuse_live
 from parallelenv.requests import Link, Request, name_envs, pick, spread
@@ -318,6 +319,8 @@ class Pool:
         except HostDied:
             self._bury(link)
             return
+        except UnreadableError as error:
+            reply = Reply(error.number, {}, self._not_read(link, error))
         if reply.output:
             self._printed += reply.output
         request = link.in_flight.pop(reply.number, None)
@@ -328,6 +331,16 @@ class Pool:
         if reply.failures:
             self._note_deaths(reply)
         request.answer(reply.number, reply.values, reply.failures)
+
+    def _not_read(self, link: Link, error: UnreadableError) -> dict[int, Failure]:
+        """Return what became of the envs of a command that was lost between the caller and a host, either way."""
+        request = link.in_flight.get(error.number)
+        env_ids = request.pending[error.number] if request is not None else ()
+        cause = UnpicklableError(
+            f"What was sent to a worker, or came back, can be pickled but not unpickled ({error.reason}). Give and "
+            "return plain data."
+        )
+        return {env_id: Failure(cause, env_id, "the copying between processes") for env_id in env_ids}
 
     # ---------------------------------------------------------------- deaths
 

@@ -26,6 +26,20 @@ class HostDied(Exception):  # noqa: N818 (a message from channel to pool, never 
     """Raised by a channel whose host is gone."""
 
 
+class UnreadableError(Exception):
+    """Raised for a command or a reply that was pickled but does not unpickle; never seen by users.
+
+    Attributes:
+        number: Number of the command.
+        reason: What unpickling said.
+    """
+
+    def __init__(self, number: int, reason: str) -> None:
+        super().__init__(reason)
+        self.number = number
+        self.reason = reason
+
+
 @dataclass(slots=True)
 class Command:
     """One request to one host: the same operation on some of its envs.

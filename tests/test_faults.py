@@ -135,6 +135,67 @@ def test_a_result_that_cannot_be_copied_concerns_its_env_alone(env: ParallelEnv)
     assert env.step([GO_ON] * 4)[0][:, 1].tolist() == [1, 1, 1, 1]
 
 
+class OneWay:
+    """Can be pickled, but not unpickled, as many exceptions of libraries can."""
+
+    def __reduce__(self) -> Any:
+        return int, ("no number",)
+
+
+class Sealed(Fragile):
+    """Returns such an object, or takes it; its neighbours' answers are large enough to travel beside the pickle."""
+
+    def step(self, action: Any) -> Any:
+        state, reward, *_ = super().step(GO_ON)
+        info = {"load": [np.full(20_000, float(self.number))], "sealed": OneWay() if action == RAISE else None}
+        return state, reward, False, False, info
+
+    def give(self, large: bool = True) -> Any:
+        return [np.ones(20_000), OneWay()] if self.number == 1 else np.full(20_000, self.number)
+
+    def take(self, thing: Any = None) -> int:
+        return self.number
+
+
+@pytest.fixture
+def sealed(make_env: MakeEnv, folder: Path, mode: str) -> ParallelEnv:
+    """Four envs in two workers, reset."""
+    env = make_env([partial(Sealed, number) for number in range(4)], num_cpus=2, **two_hosts(mode))
+    env.reset()
+    return env
+
+
+def test_an_info_that_does_not_unpickle_concerns_its_env_alone(sealed: ParallelEnv) -> None:
+    with pytest.raises(UnpicklableError, match="no number") as caught:
+        sealed.step([GO_ON, RAISE, GO_ON, GO_ON])
+    rest = getattr(caught.value, "partial")  # noqa: B009
+    assert rest.env_ids.tolist() == [0, 2, 3]
+    assert [info["load"][0][-1] for info in rest.infos] == [0, 2, 3]
+    assert "Raised by env 1" in "".join(caught.value.__notes__)
+    sealed.reset(1)
+    assert sealed.step([GO_ON] * 4).states[:, 1].tolist() == [2, 1, 2, 2]
+
+
+def test_a_result_that_does_not_unpickle_concerns_its_env_alone(sealed: ParallelEnv) -> None:
+    with pytest.raises(UnpicklableError, match="no number") as caught:
+        sealed.customized_method("give")
+    rest = getattr(caught.value, "partial")  # noqa: B009
+    assert {env_id: value[-1] for env_id, value in rest.items()} == {0: 0, 2: 2, 3: 3}
+    assert sealed.step([GO_ON] * 4).states[:, 1].tolist() == [1, 1, 1, 1]
+
+
+def test_an_argument_that_does_not_unpickle_concerns_its_call_alone(sealed: ParallelEnv) -> None:
+    with pytest.raises(UnpicklableError, match="no number"):
+        sealed.customized_method("take", {"thing": OneWay()})
+    with pytest.raises(UnpicklableError, match="no number"):
+        sealed.set_env_attr("thing", OneWay())
+    with pytest.raises(UnpicklableError, match="no number"):
+        sealed.reset(options={"thing": OneWay()})
+    assert sealed.customized_method("take") == [0, 1, 2, 3]
+    sealed.reset()
+    assert sealed.step([GO_ON] * 4).states[:, 1].tolist() == [1, 1, 1, 1]
+
+
 def test_a_state_that_contradicts_its_space_is_told(make_env: MakeEnv) -> None:
     class Liar(Fragile):
         def step(self, action: Any) -> Any:
