@@ -357,6 +357,8 @@ class RayBackend:
         return ready
 
     def close(self, channels: Sequence[Any], timeout: float) -> Sequence[Printed]:  # noqa: D102 (see Backend)
+        if "_cluster" not in vars(self):  # Ray refused to begin
+            return ()
         cluster = self._cluster
         self._switchboard.hang_up()
         deadline = time.monotonic() + timeout

@@ -7,9 +7,9 @@ import os
 import signal
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
-from parallelenv.errors import SchedulingError
+from parallelenv.errors import ArgumentError, SchedulingError
 
 ActorOptions = dict[str, Any]
 """As in ``actor.options(...)``."""
@@ -43,8 +43,20 @@ def _connection() -> tuple[str, str] | None:
     return context.get_job_id(), context.get_node_id()
 
 
+class Beginning(NamedTuple):
+    """How Ray was connected to.
+
+    Attributes:
+        starts_cluster: Whether a cluster was started for that.
+        variables: Environment variables that Ray has set.
+    """
+
+    starts_cluster: bool
+    variables: dict[str, str]
+
+
 class Cluster:
-    """A share in the Ray cluster of this process. The last to leave stops what was started here.
+    """A share in the Ray cluster of this process. The last to leave ends what was begun here.
 
     Attributes:
         num_cpus: Cores of the cluster.
@@ -54,8 +66,8 @@ class Cluster:
     _lock: ClassVar[threading.Lock] = threading.Lock()
     _session: ClassVar[Session | None] = None
     _members: ClassVar[int] = 0
-    _started_here: ClassVar[bool] = False
-    _environment: ClassVar[dict[str, str]] = {}
+    _begun: ClassVar[Beginning | None] = None
+    """How this class has connected to Ray; ``None`` if the user has."""
 
     def __init__(self, num_cpus: int, session: Session) -> None:
         self.num_cpus = num_cpus
@@ -68,17 +80,14 @@ class Cluster:
 
         Args:
             arguments: For ``ray.init``, where they go before ours.
-        """
-        environment = dict(os.environ)  # to import Ray is enough to change it
-        import ray
 
+        Raises:
+            ArgumentError: If Ray refuses them.
+        """
         with cls._lock:
-            is_missing = not ray.is_initialized()
-            if is_missing:
-                cls._environment = environment
-                _init_quietly(arguments)
-            if cls._session is None or not cls._session.lasts:
-                cls._session, cls._members, cls._started_here = Session(), 0, is_missing
+            begun = _begin_if_needed(arguments)
+            if begun is not None or cls._session is None or not cls._session.lasts:
+                cls._begun, cls._session, cls._members = begun, Session(), 0
             cls._members += 1
             session = cls._session
         return cls(max(1, int(resources("cluster_resources").get("CPU", 1))), session)
@@ -86,7 +95,7 @@ class Cluster:
     @property
     def is_own(self) -> bool:
         """Whether the cluster was started here."""
-        return self._started_here
+        return self._begun is not None and self._begun.starts_cluster
 
     def leave(self) -> None:
         """Give the share back. Safe to call twice."""
@@ -100,12 +109,36 @@ class Cluster:
             if self.session is not cls._session or not self.session.lasts:  # the user has shut it down
                 return
             cls._members -= 1
-            if cls._members or not cls._started_here:
+            if cls._members or cls._begun is None:
                 return
             cls._session = None
             ray.shutdown()
-            for name in set(os.environ) - set(cls._environment):
-                del os.environ[name]
+            _take_away(cls._begun.variables)
+
+
+def _begin_if_needed(arguments: dict[str, Any]) -> Beginning | None:
+    """Connect to Ray unless the user has."""
+    before = set(os.environ)  # to import Ray is enough to change it
+    import ray
+
+    if ray.is_initialized():
+        return None
+    try:
+        _init_quietly(arguments)
+    except Exception as error:  # Ray checks by assertions, too
+        _take_away({name: os.environ[name] for name in set(os.environ) - before})
+        raise ArgumentError(
+            f"ray_init={arguments!r} is not what Ray accepts ({type(error).__name__}: {error}). To start another Ray "
+            "beside one that runs on this machine, add 'address': 'local'."
+        ) from error
+    return Beginning(_has_started_head(), {name: os.environ[name] for name in set(os.environ) - before})
+
+
+def _has_started_head() -> bool:
+    """Whether Ray was started by this process, and not only connected to. Ray has no public word for it."""
+    import ray
+
+    return bool(getattr(getattr(ray._private.worker, "_global_node", None), "head", True))
 
 
 def _init_quietly(arguments: dict[str, Any]) -> None:
@@ -119,6 +152,13 @@ def _init_quietly(arguments: dict[str, Any]) -> None:
     finally:
         if in_main and handler is not None:
             signal.signal(signal.SIGTERM, handler)
+
+
+def _take_away(variables: dict[str, str]) -> None:
+    """Remove environment variables that nobody has set to something else since."""
+    for name, value in variables.items():
+        if os.environ.get(name) == value:
+            del os.environ[name]
 
 
 def resources(kind: str) -> dict[str, float]:
