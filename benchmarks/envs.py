@@ -98,6 +98,13 @@ def make_highway(name: str = "highway-fast-v0") -> gymnasium.Env:
     return gymnasium.make(name)
 
 
+class Napper(Timed):
+    """Waits as long in each step, so that nodes which share one machine do not take each other's cores."""
+
+    def pass_time(self) -> None:
+        time.sleep(self.seconds)
+
+
 @dataclass(frozen=True, slots=True)
 class EnvKind:
     """How to make one env.
@@ -132,3 +139,4 @@ SLEEPER = EnvKind("sleep, exponential, mean 10 ms", Sleeper, {"seconds": 0.01})
 STILL = EnvKind("a step of no cost", Timed)
 KILOBYTE = timed(0.0, "a step of no cost, 1024 uint8", shape=(1024,), dtype="uint8")
 TEXTS = EnvKind("100 us CPU, Dict of array and text", Texts, {"seconds": 100e-6})
+NAPPER = EnvKind("sleep", Napper)
