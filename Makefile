@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help demo test test-ray faults soak cluster cluster-demo lint bench bench-auto wheel-check clean
+.PHONY: help demo test test-ray faults soak cluster cluster-demo lint bench bench-auto bench-scale wheel-check clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list.
@@ -37,11 +37,14 @@ lint: $(VENV)/.lint ## Check style, format and types.
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(VENV)/.bench ## Measure every mode beside the peers; takes some 25 minutes, BENCH_ARGS=--quick some 4.
+bench: $(VENV)/.bench ## Measure every mode beside the peers; takes some 30 minutes, BENCH_ARGS=--quick some 4.
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
 bench-auto: $(VENV)/.bench ## Measure what para_mode="auto" chooses beside every mode that it chooses from; some 3 minutes.
 	$(BIN)/python -m benchmarks.auto $(BENCH_ARGS)
+
+bench-scale: $(VENV)/.bench ## Model the Ray modes on up to 1000 nodes, with costs measured here; some 3 minutes.
+	$(BIN)/python -m benchmarks.scale $(BENCH_ARGS)
 
 wheel-check: $(VENV)/.test ## Build the wheel, use it from a folder that holds a foreign backends/.
 	BUILD_PYTHON=$(abspath $(BIN)/python) .ci/wheel-check

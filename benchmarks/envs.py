@@ -86,11 +86,23 @@ class Sleeper(Timed):
         time.sleep(self.np_random.exponential(self.seconds))
 
 
+def lean(states: Any) -> Any:
+    """Return actions for CartPoles, to where the pole leans: the policy of rollouts. Episodes take some 40 steps."""
+    return (states[:, 2] > 0).astype(np.int64)
+
+
 def make_highway(name: str = "highway-fast-v0") -> gymnasium.Env:
     """Make a real env with long steps: traffic on a motorway."""
     import highway_env  # noqa: F401 (registers its envs in the process that makes one)
 
     return gymnasium.make(name)
+
+
+class Napper(Timed):
+    """Waits as long in each step, so that nodes which share one machine do not take each other's cores."""
+
+    def pass_time(self) -> None:
+        time.sleep(self.seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,4 +137,6 @@ HIGHWAY = EnvKind("highway-fast-v0", make_highway, num_actions=5)
 WHOLE_HIGHWAY = EnvKind("highway-v0", make_highway, {"name": "highway-v0"}, num_actions=5)
 SLEEPER = EnvKind("sleep, exponential, mean 10 ms", Sleeper, {"seconds": 0.01})
 STILL = EnvKind("a step of no cost", Timed)
+KILOBYTE = timed(0.0, "a step of no cost, 1024 uint8", shape=(1024,), dtype="uint8")
 TEXTS = EnvKind("100 us CPU, Dict of array and text", Texts, {"seconds": 100e-6})
+NAPPER = EnvKind("sleep", Napper)

@@ -26,10 +26,10 @@ def draw(path: Path, cases: Sequence[Case], results: Results, machine: dict[str,
     cost, envs = figure.subplots(1, 2)
     _panel(cost, "cost", cases, results)
     cost.set(title="16 envs, by what a step costs", xlabel="CPU time of a step")
-    cost.xaxis.set_major_formatter(FuncFormatter(_seconds))
+    cost.xaxis.set_major_formatter(FuncFormatter(seconds_label))
     _panel(envs, "envs", cases, results)
     envs.set(title="CartPole-v1, by the number of envs", xlabel="envs")
-    envs.xaxis.set_major_formatter(FuncFormatter(_count))
+    envs.xaxis.set_major_formatter(FuncFormatter(count_label))
     envs.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     envs.yaxis.set_minor_locator(NullLocator())
     _legend(figure, (cost, envs))
@@ -41,7 +41,7 @@ def draw(path: Path, cases: Sequence[Case], results: Results, machine: dict[str,
 
 def _panel(axes: Any, curve: str, cases: Sequence[Case], results: Results) -> None:
     axes.set(xscale="log", yscale="log", ylabel="env steps per second")
-    axes.yaxis.set_major_formatter(FuncFormatter(_count))
+    axes.yaxis.set_major_formatter(FuncFormatter(count_label))
     axes.grid(color="#dddddd", linewidth=0.8)
     axes.set_axisbelow(True)
     bare = _points("bare", curve, cases, results)
@@ -100,14 +100,16 @@ def _legend(figure: Figure, panels: Sequence[Any]) -> None:
         figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=4, frameon=False)
 
 
-def _seconds(value: float, _: int) -> str:
+def seconds_label(value: float, _: int) -> str:
+    """Return a duration as an axis shows it."""
     for size, unit in ((1e-6, "us"), (1e-3, "ms")):
         if value < 1000 * size * 0.999:
             return f"{value / size:g} {unit}"
     return f"{value:g} s"
 
 
-def _count(value: float, _: int) -> str:
+def count_label(value: float, _: int) -> str:
+    """Return a number as an axis shows it."""
     if value >= 1e6:
         return f"{value / 1e6:g}M"
     return f"{value / 1e3:g}k" if value >= 1e4 else f"{value:,g}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.cases import Case
+from benchmarks.envs import lean
 from benchmarks.systems import Opened, System, start_ray
 
 SEED = 0
@@ -22,7 +24,13 @@ _ROWS = 1000  # batches of actions made beforehand, used in turns
 _WARM_UP = 0.2
 """Seconds. Processes that were just started may share a core for a while though another one is free."""
 _GROWTH = (16, 64, 256, 1024, 4096)  # numbers of envs
+_ROLLOUT = 200  # steps
 _LEAK_STEPS = 1_000_000  # of single envs
+_RAY_CALLS = 16_000
+"""Per actor. The caller of two actors without a pool grew by 3.3 MB from the 4,700th to the 16,400th round, an actor by
+1.7 MB; in the 8,000 rounds after that by 0.3 MB and not at all."""
+_REPORT = 2.0  # seconds until Ray tells how full its object store is; within one it mostly does
+_HELPERS = ("multiprocessing.forkserver", "multiprocessing.resource_tracker", "/ray/")  # in their command lines
 _MB = 1e6
 
 Numbers = dict[str, float]
@@ -54,15 +62,33 @@ def throughput(system: System, case: Case, seconds: float) -> Numbers:
 
 def throughput_within_ray(system: System, case: Case, seconds: float) -> Numbers:
     """Do as `throughput`, with a Ray that runs already, if the system uses it."""
-    if not system.uses_ray:
+    with _running_ray(system):
         return throughput(system, case, seconds)
+
+
+@contextmanager
+def _running_ray(system: System) -> Iterator[None]:
+    """Let Ray run meanwhile, if the system uses it."""
+    if not system.uses_ray:
+        yield
+        return
     import ray
 
     start_ray()
     try:
-        return throughput(system, case, seconds)
+        yield
     finally:
         ray.shutdown()
+
+
+def rollout(system: System, case: Case, seconds: float) -> Numbers:
+    """Return the rate of env steps in rollouts, each of `_ROLLOUT` steps, with a Ray that runs already."""
+    with _running_ray(system), opened(system, case, case.num_envs) as running:
+
+        def play(policy: Any) -> None:
+            running.rollout(policy, _ROLLOUT)
+
+        return {"rate": case.num_envs * _ROLLOUT / _repeat(play, [lean], seconds)}
 
 
 def growth(system: System, case: Case, seconds: float) -> Numbers:
@@ -118,9 +144,11 @@ def idle(system: System, case: Case, seconds: float) -> Numbers:
 def leaks(system: System, case: Case, seconds: float) -> Numbers:
     """Return what a million env steps leave behind; in a quick run fewer, as many as there is time for."""
     rows = _actions(case, case.num_envs)
-    wanted = _LEAK_STEPS if seconds >= case.seconds else int(_LEAK_STEPS * seconds / case.seconds)
-    batches = -(-wanted // case.num_envs)
-    with opened(system, case, case.num_envs) as running:
+    share = min(1.0, seconds / case.seconds)
+    batches = -(-int(_LEAK_STEPS * share) // case.num_envs)
+    with _running_ray(system), opened(system, case, case.num_envs) as running:
+        if system.uses_ray:
+            _fill_ray(running.env, int(_RAY_CALLS * share))
         _many(running.step, rows, max(200, batches // 5))  # caches and arenas are filled first
         before = _holdings()
         _many(running.step, rows, batches)
@@ -130,7 +158,7 @@ def leaks(system: System, case: Case, seconds: float) -> Numbers:
 
 PROBES: dict[str, Probe] = {
     probe.__name__: probe
-    for probe in (throughput, throughput_within_ray, growth, calls, stragglers, start_up, idle, leaks)
+    for probe in (throughput, throughput_within_ray, rollout, growth, calls, stragglers, start_up, idle, leaks)
 }
 
 
@@ -164,6 +192,13 @@ def _many(step: Callable[[Any], Any], rows: list[Any], count: int) -> None:
         step(rows[index % len(rows)])
 
 
+def _fill_ray(env: Any, calls: int) -> None:
+    """Step one env of each actor so often that what Ray keeps of the latest calls is full."""
+    env_ids = list(range(0, len(env), len(env) // env.num_hosts))
+    for _ in range(calls):
+        env.step([0] * len(env_ids), env_ids)
+
+
 def _first_come_rate(env: Any, case: Case, seconds: float) -> float:
     """Return transitions/s when each env gets its next action as soon as four are ready."""
     row = _actions(case, case.num_envs)[0]
@@ -180,22 +215,21 @@ def _first_come_rate(env: Any, case: Case, seconds: float) -> float:
 
 
 def _family() -> tuple[Any, list[Any], list[Any]]:
-    """Return this process, those it works with, and the helpers of multiprocessing that have no envs.
-
-    Helpers are direct children of this process. Workers that a fork server made have its command line,
-    but are its children.
-    """
+    """Return this process, those it works with, and the helpers of multiprocessing and of Ray, which have no envs."""
     import psutil  # here, so that no worker of a peer has to import it
 
     caller = psutil.Process()
     family = caller.children(recursive=True)
-    helpers = [process for process in family if process.ppid() == os.getpid() and _is_helper(process)]
+    helpers = [process for process in family if _is_helper(process)]
     return caller, [process for process in family if process not in helpers], helpers
 
 
 def _is_helper(process: Any) -> bool:
+    """Return whether it has no envs. Workers that a fork server made have its command line, but are its children."""
     command = " ".join(process.cmdline())
-    return "multiprocessing.forkserver" in command or "multiprocessing.resource_tracker" in command
+    if command.startswith("ray::"):
+        return not command.startswith("ray::Ray")  # as our actors are called
+    return process.ppid() == os.getpid() and any(word in command for word in _HELPERS)
 
 
 def _memory(process: Any) -> tuple[float, float, float]:
@@ -214,12 +248,23 @@ def _memory_per_worker() -> Numbers:
 
 
 def _holdings() -> Numbers:
-    """Return what the caller and its workers hold together."""
+    """Return what the caller and its workers hold together, and what Ray's object store holds."""
     gc.collect()
     caller, workers, _ = _family()
     memory = np.sum([_memory(process) for process in (caller, *workers)], axis=0)
     descriptors = sum(process.num_fds() for process in (caller, *workers))
-    return {"pss_growth_mb": float(memory[0]), "rss_growth_mb": float(memory[2]), "fd_growth": descriptors}
+    found = {"pss_growth_mb": float(memory[0]), "rss_growth_mb": float(memory[2]), "fd_growth": descriptors}
+    return found | _object_store()
+
+
+def _object_store() -> Numbers:
+    """Return how much of Ray's object store is in use; nothing if Ray does not run."""
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return {}
+    time.sleep(_REPORT)
+    total, free = (found().get("object_store_memory", 0) for found in (ray.cluster_resources, ray.available_resources))
+    return {"store_growth_mb": (total - free) / _MB}
 
 
 def _cpu_seconds() -> float:

@@ -14,7 +14,7 @@ from benchmarks.processes import Child, SystemFailedError
 from benchmarks.systems import BY_NAME, System
 
 _PATIENCE = 90  # seconds for opening, one slow step and closing, before a system is held to hang
-_PATIENCE_WITH_RAY = 300  # Tianshou's workers import torch one by one: 45 s for 16 on 2 cores
+_PATIENCE_WITH_RAY = 300  # Tianshou's workers import torch one by one: 45 to 90 s for 16 on 2 cores
 _LISTEN = 0.3  # seconds for which the quiet of the machine is looked at before a case
 
 

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy
+
 EnvFns = Sequence[Callable[[], Any]]
 
 BARE = "bare"
@@ -28,6 +30,7 @@ class Opened:
         close: Leaves nothing running.
         method: Takes the name of a method without arguments, calls it in every env.
         attribute: Takes the name of an attribute, reads it in every env.
+        rollout: Takes a policy and a number of steps, lets the policy act for so long.
         env: The system's own object, for what only some can do.
     """
 
@@ -36,6 +39,7 @@ class Opened:
     close: Callable[[], Any]
     method: Callable[[str], Any] | None = None
     attribute: Callable[[str], Any] | None = None
+    rollout: Callable[[Any, int], Any] | None = None
     env: Any = None
 
 
@@ -73,12 +77,16 @@ class System:
 
 
 def bare_loop(env_fns: EnvFns, options: dict[str, Any]) -> Opened:
-    """Step envs by hand. Nothing is stored, so nothing can be faster in one process."""
+    """Step envs by hand.
+
+    Nothing is stored but the states that a policy is to see, so nothing can be faster in one process.
+    """
     envs = [make() for make in env_fns]
+    states: Any = None
 
     def reset(seed: int) -> None:
-        for index, env in enumerate(envs):
-            env.reset(seed=seed + index)
+        nonlocal states
+        states = numpy.stack([env.reset(seed=seed + index)[0] for index, env in enumerate(envs)])
 
     def step(actions: Any) -> None:
         for env, action in zip(envs, actions, strict=True):
@@ -86,11 +94,17 @@ def bare_loop(env_fns: EnvFns, options: dict[str, Any]) -> Opened:
             if terminated or truncated:
                 env.reset()
 
+    def rollout(policy: Any, num_steps: int) -> None:
+        for _ in range(num_steps):
+            for index, action in enumerate(policy(states)):
+                state, _, terminated, truncated, _ = envs[index].step(action)
+                states[index] = envs[index].reset()[0] if terminated or truncated else state
+
     def close() -> None:
         for env in envs:
             env.close()
 
-    return Opened(reset, step, close)
+    return Opened(reset, step, close, rollout=rollout)
 
 
 def ours(mode: str, **extra: Any) -> Opener:
@@ -101,7 +115,13 @@ def ours(mode: str, **extra: Any) -> Opener:
 
         env = ParallelEnv(list(env_fns), mode, "restart", **extra, **options)
         return Opened(
-            lambda seed: env.reset(seed=seed), env.step, env.close, env.customized_method, env.get_env_attr, env
+            lambda seed: env.reset(seed=seed),
+            env.step,
+            env.close,
+            env.customized_method,
+            env.get_env_attr,
+            env.rollout,
+            env,
         )
 
     return open_it
@@ -117,7 +137,7 @@ def gym(name: str, **extra: Any) -> Opener:
         from gymnasium import vector
 
         env = getattr(vector, name)(env_fns, autoreset_mode=vector.AutoresetMode.SAME_STEP, **extra)
-        return Opened(lambda seed: env.reset(seed=seed), env.step, env.close, env.call, env.get_attr, env)
+        return Opened(lambda seed: env.reset(seed=seed), env.step, env.close, env.call, env.get_attr, env=env)
 
     return open_it
 
@@ -134,7 +154,7 @@ def sb3(name: str, **extra: Any) -> Opener:
             env.seed(seed)
             return env.reset()
 
-        return Opened(reset, env.step, env.close, env.env_method, env.get_attr, env)
+        return Opened(reset, env.step, env.close, env.env_method, env.get_attr, env=env)
 
     return open_it
 
@@ -158,16 +178,16 @@ def ts(name: str) -> Opener:
                 env.reset(ended.nonzero()[0])
             return answer
 
-        return Opened(reset, step, env.close, None, env.get_env_attr, env)
+        return Opened(reset, step, env.close, None, env.get_env_attr, env=env)
 
     return open_it
 
 
 def start_ray() -> None:
-    """Start Ray on this machine."""
+    """Start Ray on this machine, also where there is one of somebody else."""
     import ray
 
-    ray.init(include_dashboard=False, log_to_driver=False, logging_level="error")
+    ray.init("local", include_dashboard=False, log_to_driver=False, logging_level="error")
 
 
 def ts_ray(env_fns: EnvFns, options: dict[str, Any]) -> Opened:
