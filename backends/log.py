@@ -59,9 +59,9 @@ class Log:
 
     def close(self) -> None:
         """Close this end."""
-        if self.fileno >= 0:
-            os.close(self.fileno)
-            self.fileno = -1
+        fileno, self.fileno = self.fileno, -1  # at once: two threads may close it
+        if fileno >= 0:
+            os.close(fileno)
 
     def __del__(self) -> None:
         self.close()  # where an interrupt came before anybody knew of it

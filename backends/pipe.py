@@ -172,10 +172,18 @@ class PipeChannel:
 
     def is_dead(self) -> bool:
         """Whether the process has ended. When the fork server has, its processes seem to have ended too."""
-        if self.process.is_alive():
-            return False
+        try:
+            if self.process.is_alive():
+                return False
+        except ValueError:  # another thread has closed it meanwhile
+            return True
         self.found_dead = self.process.exitcode != _UNKNOWN or not _exists(self.process.pid)
         return self.found_dead
+
+    def join(self, timeout: float) -> None:
+        """Wait so long for the process to end. Another thread may have closed it since it was last looked at."""
+        with contextlib.suppress(ValueError):
+            self.process.join(timeout)
 
     def hang_up(self) -> None:
         """Close the pipe."""
@@ -187,10 +195,11 @@ class PipeChannel:
         if self.is_gone:
             return
         self.hang_up()
-        if not self.is_dead():
-            self.end_process()
-        self.process.join()
-        self.process.close()
+        with contextlib.suppress(ValueError):  # another thread has closed it meanwhile
+            if not self.is_dead():
+                self.end_process()
+            self.process.join()
+            self.process.close()
         self.is_gone = True
         if self._log is not None:
             self._log.close()
@@ -247,13 +256,13 @@ class Switchboard:
         deadline = time.monotonic() + timeout
         workers = [channel for channel in self.channels if not channel.is_gone]
         for channel in workers:
-            channel.process.join(max(0.0, deadline - time.monotonic()))
+            channel.join(max(0.0, deadline - time.monotonic()))
         stubborn = [channel for channel in workers if not channel.is_dead()]
         for channel in stubborn:
             channel.process.terminate()
         deadline = time.monotonic() + LAST_CHANCE
         for channel in stubborn:
-            channel.process.join(max(0.0, deadline - time.monotonic()))
+            channel.join(max(0.0, deadline - time.monotonic()))
         printed = [piece for channel in workers for piece in channel.take_output(is_idle=True)]
         for channel in workers:
             channel.kill()

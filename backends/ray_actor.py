@@ -233,7 +233,7 @@ class RayBackend:
         options = [self._options_of(recipe) for recipe in recipes]
         try:
             kinds = [ray.remote(**one)(self.host_class) for one in options]
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             raise ArgumentError(f"ray_options={self._options!r} are not what Ray accepts: {error}.") from error
         self._started = [actor for actor in self._started if not actor.is_ended]
         try:
@@ -318,17 +318,26 @@ class RayBackend:
         while waiting:
             _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=max(0.1, deadline - time.monotonic()))
             if waiting and time.monotonic() >= deadline:
-                # Else they are slow to start, or wait for others to end: the user says where they are to be.
-                lacking = missing_resources(options, "cluster_resources")
-                if lacking:
-                    raise SchedulingError(
-                        f"{len(waiting)} of {len(actors)} Ray actors found no place: {lacking} Change ray_options."
-                    )
+                self._give_up_waiting(len(waiting), options, time.monotonic() - deadline + ray_cluster.START_TIMEOUT)
         for actor, call in zip(actors, calls, strict=True):
             try:
                 actor.meet(*ray.get(call))
             except ray.exceptions.RayError as error:
                 raise WorkerStartError(f"A Ray actor did not start. Ray says: {error}") from error
+
+    def _give_up_waiting(self, num_waiting: int, options: Sequence[ActorOptions], waited: float) -> None:
+        """Refuse to wait any longer for actors, if it is known that or not known why they cannot start."""
+        lacking = missing_resources(options, "cluster_resources")
+        if lacking:
+            raise SchedulingError(
+                f"{num_waiting} of {len(options)} Ray actors found no place: {lacking} Change ray_options."
+            )
+        # Else they are slow to start, or wait for others to end: the user says where they are to be.
+        if waited >= ray_cluster.LONGEST_START and "runtime_env" not in self._options:
+            raise SchedulingError(
+                f"{num_waiting} of {len(options)} Ray actors have not started within {waited:.0f} s, though the "
+                f"cluster has the resources. No node may fit ray_options={self._options!r}, or others hold it."
+            )
 
     def allocate(self, layout: Layout) -> Batch:  # noqa: D102 (see Backend)
         if not self._switchboard.channels:

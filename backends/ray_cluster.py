@@ -16,6 +16,8 @@ ActorOptions = dict[str, Any]
 SHUT_DOWN = "Ray was shut down after this ParallelEnv was made. Make a new one."
 START_TIMEOUT = 10.0
 """Seconds after which an actor that could not be placed is an error, if resources are lacking."""
+LONGEST_START = 60.0
+"""Seconds after which it is one in any case, unless it has a ``runtime_env`` to be set up, which takes its time."""
 
 
 class Session:
@@ -217,8 +219,8 @@ class Reservation:
         lacking = missing_resources(self._options, "available_resources") or "there is no room for all of them at once."
         raise SchedulingError(
             f"{len(self._seats)} Ray actors with {wanted} each were asked for, and found no place within "
-            f"{START_TIMEOUT:.0f} s: {lacking} Give a smaller num_cpus or num_gpus, close what holds the resources, or "
-            "ask for less with ray_options={'num_cpus': 0}."
+            f"{START_TIMEOUT:.0f} s: {lacking} Ask for less (num_cpus, num_gpus, ray_options), or close what holds the "
+            "resources. With ray_options={'num_cpus': 0} no cores are reserved."
         )
 
     def give_back(self) -> None:
@@ -230,6 +232,8 @@ class Reservation:
 
 def _bundle_of(options: ActorOptions) -> dict[str, float]:
     named = {"CPU": options.get("num_cpus"), "GPU": options.get("num_gpus"), "memory": options.get("memory")}
+    if options.get("accelerator_type"):
+        named[f"accelerator_type:{options['accelerator_type']}"] = 0.001  # what Ray makes of it
     return {name: amount for name, amount in {**named, **(options.get("resources") or {})}.items() if amount}
 
 

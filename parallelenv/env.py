@@ -359,11 +359,14 @@ class ParallelEnv(Known):
         self._stepper.resume(self._ids(id, everyone=True))
 
     @exclusive
-    def restart(self, id: Any) -> tuple[int, ...]:
+    def restart(self, id: Any = None) -> tuple[int, ...]:
         """Rebuild envs from what they were made from. They need a reset afterwards.
 
         A worker that died, or is busy with one of them, is replaced, and with it all envs that it owned. What other
         envs of a worker have under way is waited for, ``timeout`` seconds at most. After Ctrl-C they need a reset too.
+
+        Args:
+            id: Which envs; ``None`` means all, also the paused.
 
         Returns:
             Ids of all envs that were rebuilt, ascending.
@@ -520,9 +523,19 @@ class ParallelEnv(Known):
 
     @classmethod
     def close_all(cls) -> None:
-        """Close every `ParallelEnv` of this process that is still open."""
+        """Close every `ParallelEnv` of this process that is still open.
+
+        Raises:
+            BaseExceptionGroup: What went wrong, when all have been closed.
+        """
+        errors: list[BaseException] = []
         for env in list(cls._live):
-            env.close()
+            try:
+                env.close()
+            except BaseException as error:  # noqa: BLE001 (raised below: it may not keep the others open)
+                errors.append(error)
+        if errors:
+            raise BaseExceptionGroup("Some did not close well.", errors)
 
     def __enter__(self) -> ParallelEnv:
         """Return itself; the end of the ``with`` block closes it."""

@@ -292,8 +292,7 @@ class Pool:
         Raises:
             ClosedError: If another thread has closed the pool.
         """
-        if not self._links:
-            raise ClosedError("This ParallelEnv was closed while a call was waiting for its envs.")
+        self._refuse_closed()
         timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
         ready = self._backend.wait([link.channel for link in self._links if link.in_flight], timeout)
         with self._shield:
@@ -303,6 +302,10 @@ class Pool:
             printed, self._printed = self._printed, []
             self._listener(printed)
         return bool(ready)
+
+    def _refuse_closed(self) -> None:
+        if not self._links:
+            raise ClosedError("This ParallelEnv was closed while a call was waiting for its envs.")
 
     def late(self, env_ids: Sequence[int], timeout: float | None) -> WorkerTimeoutError:
         """Return the error that says who did not answer in time."""
@@ -366,7 +369,12 @@ class Pool:
             raise self._lost[lost[0]].about(lost)
 
     def _bury(self, link: Link) -> None:
-        """Note that a host is dead and fail what it was asked for."""
+        """Note that a host is dead and fail what it was asked for.
+
+        Raises:
+            ClosedError: If another thread has closed the pool: that one ends the hosts, and it alone.
+        """
+        self._refuse_closed()
         link.death = link.channel.cause_of_death()
         owned = link.recipe.env_ids
         self._lost.update(dict.fromkeys(owned, link.obituary(owned)))

@@ -275,7 +275,7 @@ class Stepper:
         busy = [env_id for env_id in env_ids if env_id in self._flights] if self._flights else []
         if busy:
             raise EnvBusyError(
-                f"envs {busy} have a step under way whose result was not received (sent, or interrupted). "
+                f"envs {busy} have a step under way whose result was not received (sent, interrupted or late). "
                 "Get it with recv(), or drop it with reset()."
             )
 

@@ -236,7 +236,7 @@ def test_an_old_env_that_returns_nothing_is_told(make_env: MakeEnv) -> None:
 def test_ctrl_c_in_a_step_leaves_it_to_recv(env: ParallelEnv, folder: Path, mode: str) -> None:
     with when_begun(folder, 0, interrupt), pytest.raises(KeyboardInterrupt):
         env.step([WAIT, GO_ON, GO_ON, GO_ON])
-    with pytest.raises(EnvBusyError, match=r"was not received \(sent, or interrupted\).*recv\(\).*reset\(\)"):
+    with pytest.raises(EnvBusyError, match=r"was not received \(sent, interrupted or late\).*recv\(\).*reset\(\)"):
         env.step([GO_ON] * 4)
     (folder / "go").touch()
     if mode in IN_CALLER:  # nobody else could go on with what the interrupt broke off
@@ -513,6 +513,47 @@ def test_close_under_a_running_step_is_told(env: ParallelEnv, folder: Path) -> N
     with when_begun(folder, 0, close), pytest.raises(ClosedError, match="closed"):
         step_on()
     assert env.closed
+
+
+def test_close_under_a_running_rollout_is_told(make_env: MakeEnv, folder: Path) -> None:
+    env = make_env(fragile(folder), num_cpus=2, asynchronous="restart")
+    env.reset()
+    raised: list[BaseException] = []
+
+    def close() -> None:
+        (folder / "go").touch()
+        try:
+            env.close()
+        except BaseException as error:  # noqa: BLE001 (looked at below)
+            raised.append(error)
+
+    def play(states: Any) -> Any:
+        return [WAIT if state[0] == 0 and state[1] == 20 else GO_ON for state in states]
+
+    with when_begun(folder, 0, close), pytest.raises(ClosedError, match="closed"):
+        env.rollout(play, 10**7, progress=False)
+    assert raised == []
+    assert env.closed
+
+
+def test_all_are_closed_whatever_one_of_them_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    envs = [ParallelEnv([Fragile(0)], "dummy") for _ in range(3)]
+    close = ParallelEnv.close
+
+    def fail(self: ParallelEnv) -> None:
+        close(self)
+        raise OSError("not well")
+
+    monkeypatch.setattr(ParallelEnv, "close", fail)
+    with pytest.raises(BaseExceptionGroup, match="Some did not close well") as caught:
+        ParallelEnv.close_all()
+    assert len(caught.value.exceptions) >= 3
+    assert all(env.closed for env in envs)
+
+
+def test_restart_without_ids_is_of_all(env: ParallelEnv) -> None:
+    env.pause(1)
+    assert env.restart() == (0, 1, 2, 3)
 
 
 def test_what_comes_back_is_writable_and_shares_nothing(make_env: MakeEnv) -> None:

@@ -95,6 +95,31 @@ def test_direct_is_a_flag(mode: str, value: Any) -> None:
 
 
 @in_ray_modes
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"accelerator_type": "A100"}, r"accelerator_type:A100 \(the cluster has 0"),
+        ({"label_selector": {"zone": "moon"}, "scheduling_strategy": "SPREAD"}, r"not started within 2 s.*'moon'"),
+    ],
+)
+def test_what_is_not_counted_in_cores_may_be_lacking_too(
+    mode: str, options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from parallelenv.backends import ray_cluster
+
+    monkeypatch.setattr(ray_cluster, "START_TIMEOUT", 1.0)
+    monkeypatch.setattr(ray_cluster, "LONGEST_START", 1.5)
+    with pytest.raises(SchedulingError, match=message):
+        ParallelEnv([Small], mode, ray_options=options)
+
+
+@in_ray_modes
+def test_options_of_wrong_types_are_an_error(mode: str) -> None:
+    with pytest.raises(ArgumentError, match="ray_options=.*'many'.*are not what Ray accepts"):
+        ParallelEnv([Small], mode, ray_options={"num_cpus": "many"})
+
+
+@in_ray_modes
 def test_a_failed_start_gives_its_place_in_the_cluster_back(mode: str) -> None:
     from parallelenv.backends.ray_cluster import Cluster
 
@@ -126,6 +151,87 @@ print(ray.is_initialized(), dict(os.environ) == environment)
 """
 
 
+SHUT_DOWN = """
+import os, sys
+import ray
+from parallelenv import ParallelEnv
+from parallelenv.errors import WorkerDiedError, WorkerStartError
+
+def say(env, call, *args):
+    said = set()
+    try:
+        getattr(env, call)(*args)
+    except* (WorkerDiedError, WorkerStartError) as group:
+        said = {"Ray was shut down after this ParallelEnv was made." in str(error) for error in group.exceptions}
+    return said
+
+before = dict(os.environ)
+ray.init(num_cpus=4, include_dashboard=False, logging_level="ERROR")
+by_ray = set(os.environ) - set(before)
+for again in (False, True):
+    envs = [ParallelEnv(["CartPole-v1"] * 2, word, asynchronous="restart", on_failure=failure, direct=direct,
+                        ray_options={"num_cpus": 0.1})
+            for word in ("ray", "ray-subproc") for direct in (True, False) for failure in ("raise", "restart")]
+    for env in envs:
+        env.reset(seed=1)
+    ray.shutdown()
+    if again:
+        ray.init(num_cpus=4, include_dashboard=False, logging_level="ERROR")
+    for env in envs:
+        said = [say(env, "step", [1, 1]), say(env, "restart"), say(env, "reset")]
+        assert said == [{True}] * 3, (env, said)
+        assert ray.is_initialized() == again
+    if again:
+        late = ParallelEnv(["CartPole-v1"] * 2, "ray")
+    for env in envs:
+        env.close()
+    if again:
+        late.reset()
+        late.close()
+        assert ray.is_initialized()
+    else:
+        ray.init(num_cpus=4, include_dashboard=False, logging_level="ERROR")
+ray.shutdown()
+os.environ["MINE"] = "1"
+with ParallelEnv(["CartPole-v1"] * 2, "ray", ray_init={"num_cpus": 2}):
+    os.environ["MINE"] = "2"
+print(ray.is_initialized(), os.environ["MINE"], set(os.environ) - set(before) - by_ray)
+"""
+
+
+def test_ray_may_be_shut_down_under_a_pool() -> None:
+    pytest.importorskip("ray")
+    command = [sys.executable, "-c", SHUT_DOWN]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False, env=own_environment())
+    assert done.stdout.splitlines()[-1:] == ["False 2 {'MINE'}"], done.stderr
+
+
+REFUSED = """
+import os, sys
+from parallelenv import ParallelEnv
+from parallelenv.errors import ArgumentError
+before = dict(os.environ)
+try:
+    ParallelEnv(["CartPole-v1"], sys.argv[1], ray_init={"no_such_argument": 1})
+except ArgumentError as error:
+    print(error)
+assert dict(os.environ) == before
+"""
+
+
+@pytest.mark.parametrize("word", ["ray", "ray-subproc"])
+def test_what_ray_does_not_accept_at_its_start_is_an_error(word: str) -> None:
+    pytest.importorskip("ray")
+    command = [sys.executable, "-c", REFUSED, word]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=own_environment())
+    assert done.stdout.startswith("ray_init={'no_such_argument': 1} is not what Ray accepts"), done.stderr
+
+
+def own_environment() -> dict[str, str]:
+    """Return the environment variables for a program that knows nothing of the Ray of this process."""
+    return {**without_rays(), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+
 def without_rays() -> dict[str, str]:
     """Return the environment variables that are not Ray's: it sets some when it is imported."""
     return {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
@@ -140,7 +246,7 @@ def test_a_cluster_started_here_is_quiet_and_gone_at_close(word: str) -> None:
         text=True,
         timeout=100,
         check=False,
-        env={**without_rays(), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        env=own_environment(),
     )
     assert done.stdout.splitlines() == ["(4, 4) True True", "False True"], done.stderr
     assert done.stderr == ""

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -104,6 +106,24 @@ def test_an_actor_with_a_share_of_a_core_is_replaced(nodes: Any) -> None:
             env.customized_method("place", id=3)
         assert env.restart(3) == (3,)
         assert env.customized_method("share", id=3)[0]["CPU"] == 0.5
+
+
+JOINING = """
+import ray, sys
+from parallelenv import ParallelEnv
+with ParallelEnv(["CartPole-v1"] * 4, sys.argv[1], num_cpus=4) as env:
+    env.reset()
+    print(ray.available_resources().get("CPU", 0))
+print(ray.is_initialized())
+"""
+
+
+@modes
+def test_a_cluster_that_is_joined_by_itself_is_not_its_own(nodes: Any, mode: str) -> None:
+    environment = {**os.environ, "RAY_ADDRESS": nodes.cluster.address}
+    command = [sys.executable, "-c", JOINING, mode]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    assert done.stdout.splitlines()[-2:] == ["0", "False"], done.stderr
 
 
 @modes
