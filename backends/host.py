@@ -113,7 +113,9 @@ class Host:
                 those of a worker are that is ended: who interrupts a `close` will not wait for more of them.
         """
         envs, self._envs = self._envs, [None] * len(self._envs)
-        for env in envs:
+        turns = iter(self._everyone)
+        self.turns = turns, self._everyone
+        for _, env in zip(turns, envs, strict=True):
             self._close_env(env)
 
     def _close_env(self, env: Resettable | None) -> None:

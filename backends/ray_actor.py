@@ -108,9 +108,10 @@ class RayHost:
             reply.output = [*reply.output, *self._log.take(self._packed.env_ids, is_idle=True)]
         return encode_reply(reply)
 
-    def close(self) -> None:
-        """Close the envs."""
+    def close(self) -> list[Printed]:
+        """Close the envs; return what they print at that."""
         self._host.close()
+        return [] if self._log is None else self._log.take(self._packed.env_ids, is_idle=True)
 
 
 class RayChannel:
@@ -371,9 +372,10 @@ class RayBackend:
         cluster = self._cluster
         self._switchboard.hang_up()
         deadline = time.monotonic() + timeout
+        printed: list[Printed] = []
         if cluster.session.lasts:
-            _close_and_wait([channel for channel in channels if isinstance(channel, RayChannel)], timeout)
-        printed = self._switchboard.close(max(0.0, deadline - time.monotonic()))
+            printed += _close_and_wait([channel for channel in channels if isinstance(channel, RayChannel)], timeout)
+        printed += self._switchboard.close(max(0.0, deadline - time.monotonic()))
         for actor in self._started:
             actor.terminate()
         for actor in self._started:
@@ -385,13 +387,19 @@ class RayBackend:
         return printed
 
 
-def _close_and_wait(channels: Sequence[RayChannel], timeout: float) -> None:
-    """Let actors that are far close their envs, and wait for them so long."""
+def _close_and_wait(channels: Sequence[RayChannel], timeout: float) -> list[Printed]:
+    """Let actors that are far close their envs, wait for them so long, and return what they printed at that."""
     import ray
 
     closing = [channel.actor.handle.close.remote() for channel in channels]
-    if closing:
-        ray.wait(closing, num_returns=len(closing), timeout=timeout)
+    if not closing:
+        return []
+    closed, _ = ray.wait(closing, num_returns=len(closing), timeout=timeout)
+    printed: list[Printed] = []
+    for call in closed:
+        with contextlib.suppress(ray.exceptions.RayError):  # it has died meanwhile, and its words with it
+            printed += ray.get(call)
+    return printed
 
 
 def _look(calls: dict[Any, Any], timeout: float) -> list[Any]:

@@ -6,6 +6,7 @@ step, however many cores the node has.
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from parallelenv.backends.ray_actor import RayBackend, RayHost
@@ -25,9 +26,8 @@ class PoolHost:
         recipe: What to own; its cores are those of the pool.
     """
 
-    current = None  # no env runs in this process
-
     def __init__(self, recipe: HostRecipe) -> None:
+        self.current: int | None = None  # no env runs in this process
         self._printed: list[Printed] = []
         self._pool = Pool(
             SubprocBackend(),
@@ -53,8 +53,11 @@ class PoolHost:
         return Reply(command.number, request.values, request.failures, output=printed)
 
     def close(self) -> None:
-        """Close all envs and end all workers."""
+        """Close all envs and end all workers. No reply takes along what they print at that: it is printed once more."""
         self._pool.close()
+        for env_ids, text in self._printed:
+            self.current = env_ids[0] if len(env_ids) == 1 else None
+            sys.stdout.write(text)
 
 
 class RaySubprocHost(RayHost):

@@ -144,6 +144,17 @@ def test_a_progress_bar_is_one_line(env: ParallelEnv, capsys: pytest.CaptureFixt
     assert capsys.readouterr().out == "[env 3] 2 %\n"
 
 
+@pytest.mark.parametrize("options", [{}, {"direct": False}], ids=["near", "far"])
+def test_what_is_printed_at_the_end_is_shown(
+    mode: str, make_env: MakeEnv, options: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    if options and mode == "subproc":
+        pytest.skip("its workers are always near")
+    env = make_env([partial(Chatty, number) for number in range(NUM_ENVS)], num_cpus=2, **options)
+    env.close()
+    assert capsys.readouterr().out == "[env 0] good bye\n"
+
+
 def test_output_can_be_quiet(make_env: MakeEnv, capfd: pytest.CaptureFixture[str]) -> None:
     env = make_env([partial(Chatty, 0)], output="quiet")
     env.reset()
@@ -208,11 +219,6 @@ def test_the_last_words_are_in_the_error(started: ParallelEnv, how: str, told: s
     assert "    these are my last words" in str(caught.value)
     if how == "segfault":
         assert "in speak_and_die" in str(caught.value)
-
-
-def test_what_is_printed_at_the_end_is_shown(started: ParallelEnv, capsys: pytest.CaptureFixture[str]) -> None:
-    started.close()
-    assert "good bye" in capsys.readouterr().out
 
 
 def test_much_output_is_dropped_rather_than_kept(started: ParallelEnv, capsys: pytest.CaptureFixture[str]) -> None:
