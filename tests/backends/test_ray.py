@@ -119,6 +119,12 @@ def test_options_of_wrong_types_are_an_error(mode: str) -> None:
         ParallelEnv([Small], mode, ray_options={"num_cpus": "many"})
 
 
+@pytest.mark.parametrize("mode", ["ray"], indirect=True)
+def test_actors_cannot_share_a_name(mode: str) -> None:
+    with pytest.raises(ArgumentError, match="name 'one', which 2 actors cannot share"):
+        ParallelEnv([Small] * 2, mode, num_cpus=2, ray_options={"name": "one"})
+
+
 @in_ray_modes
 def test_a_failed_start_gives_its_place_in_the_cluster_back(mode: str) -> None:
     from parallelenv.backends.ray_cluster import Cluster
