@@ -71,7 +71,7 @@ def test_an_actor_that_finds_no_place_where_the_user_wants_it_is_an_error(
     options = {"scheduling_strategy": "SPREAD", "resources": {"flux": 1}}
     with pytest.raises(
         SchedulingError,
-        match=r"1 of 1 Ray actors found no place: each needs 1 flux \(the cluster has 0, .*Change ray_options\.",
+        match=r"1 of 1 Ray actors found no place: one needs 1 flux \(the cluster has 0, .*Change ray_options\.",
     ):
         ParallelEnv([Small], mode, ray_options=options)
 
