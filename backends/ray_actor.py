@@ -231,7 +231,7 @@ class RayBackend:
 
         if "name" in self._options and len(recipes) > 1:
             raise ArgumentError(
-                f"ray_options has the name {self._options['name']!r}, which {len(recipes)} actors cannot share. Give none."
+                f"ray_options has the name {self._options['name']!r}, which {len(recipes)} actors cannot share. Drop it."
             )
         registered = registered_by_user()
         packed = [encode(PackedRecipe.of(recipe, registered, environment={})) for recipe in recipes]
