@@ -229,9 +229,10 @@ class RayBackend:
     def launch(self, recipes: Sequence[HostRecipe]) -> list[Channel]:  # noqa: D102 (see Backend)
         import ray
 
-        if "name" in self._options and len(recipes) > 1:
+        name = self._options.get("name")
+        if name and len(recipes) > 1:
             raise ArgumentError(
-                f"ray_options has the name {self._options['name']!r}, which {len(recipes)} actors cannot share. Drop it."
+                f"ray_options has the name {name!r}, which {len(recipes)} actors cannot share. Drop it."
             )
         registered = registered_by_user()
         packed = [encode(PackedRecipe.of(recipe, registered, environment={})) for recipe in recipes]
