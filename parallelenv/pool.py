@@ -204,7 +204,7 @@ class Pool:
             WorkerDiedError: If a worker is known to be dead, unless its envs are to be built; nothing was sent.
             UnpicklableError: If an argument cannot be copied; nothing was sent.
         """
-        request = Request(tuple(env_ids))
+        request = Request(tuple(env_ids), name)
         if failed:
             request.failures.update(failed)
             asked = [position for position, env_id in enumerate(env_ids) if env_id not in failed]
@@ -265,7 +265,7 @@ class Pool:
         deadline = None if timeout is None else time.monotonic() + timeout
         while request.pending:
             if not self.pump(deadline):
-                raise self.late(request.running, timeout)
+                raise self.late(request.running, timeout, request.operation)
 
     def wait_or_give_up(self, request: Request) -> bool:
         """Wait for a request as long as a call may take. Being late is then a failure of envs like others.
@@ -307,14 +307,17 @@ class Pool:
         if not self._links:
             raise ClosedError("This ParallelEnv was closed while a call was waiting for its envs.")
 
-    def late(self, env_ids: Sequence[int], timeout: float | None) -> WorkerTimeoutError:
-        """Return the error that says who did not answer in time."""
+    def late(self, env_ids: Sequence[int], timeout: float | None, operation: str) -> WorkerTimeoutError:
+        """Return the error that says who did not answer in time, and what can be done about it."""
         ids = tuple(sorted(env_ids))
-        return WorkerTimeoutError(
-            f"{name_envs(ids)} did not answer within {timeout} s. Wait on with recv() if it was a step, give a longer "
-            f"timeout, or rebuild {'it' if len(ids) == 1 else 'them'} with restart({list(ids)}).",
-            ids,
-        )
+        ways = {
+            "step": f"Wait on with recv(), give a longer timeout, or rebuild with restart({list(ids)}).",
+            "rollout": f"The steps since the last chunk are lost: begin anew with reset({list(ids)}), after "
+            f"restart({list(ids)}) if the env hangs, and with a longer timeout if it is only slow.",
+        }
+        other = f"Give a longer timeout, or rebuild with restart({list(ids)})."
+        way_out = ways.get(operation, other)
+        return WorkerTimeoutError(f"{name_envs(ids)} did not answer within {timeout} s. {way_out}", ids)
 
     def _receive(self, link: Link) -> None:
         try:

@@ -21,19 +21,22 @@ class Request:
 
     Args:
         env_ids: The envs.
+        operation: What they are asked for.
 
     Attributes:
         env_ids: The envs.
+        operation: As given.
         pending: Env ids of the commands that were not answered, by number.
         values: What was answered, by env id; envs with nothing to say are left out.
         failures: What went wrong, by env id.
         landing: If set, told of each further answer, which is then not kept here.
     """
 
-    __slots__ = ("env_ids", "failures", "landing", "pending", "values")
+    __slots__ = ("env_ids", "failures", "landing", "operation", "pending", "values")
 
-    def __init__(self, env_ids: tuple[int, ...]) -> None:
+    def __init__(self, env_ids: tuple[int, ...], operation: str) -> None:
         self.env_ids = env_ids
+        self.operation = operation
         self.pending: dict[int, tuple[int, ...]] = {}
         self.values: dict[int, Any] = {}
         self.failures: dict[int, Failure] = {}

@@ -13,7 +13,7 @@ import numpy as np
 
 from parallelenv.batch import Array, Batch
 from parallelenv.chunks import Chunk, Ended, Memory, Order, action_rooms, check_rows, join_ends, room
-from parallelenv.errors import ArgumentError, ParallelEnvError, ResetNeededError, UnpicklableError
+from parallelenv.errors import ArgumentError, ParallelEnvError, ResetNeededError, UnpicklableError, WorkerTimeoutError
 from parallelenv.failures import Failure, noted, raise_failures, raise_of_policy
 from parallelenv.goal import Goal, progress_bar
 from parallelenv.policy import Policy
@@ -172,16 +172,34 @@ class _Course:
     def _send_policy(self, asked: Sequence[int], before: list[Array]) -> None:
         """Let hosts unpickle the policy, however long it takes: that may import a library, and is no step."""
         pool, recovery = self._roller.pool, self._roller.recovery
-        self._is_known = True
+        was_known, self._is_known = self._is_known, True
         ailing: Collection[int] = recovery.ailing(asked) if recovery is not None else ()
         well = [env_id for env_id in asked if env_id not in ailing]
-        request = pool.post("rollout", well, None, self._order(0))
+        failed = NO_FAILURES if was_known else self._reach(well)
+        request = pool.post("rollout", well, None, self._order(0), failed=failed)
         pool.wait(request, None)
         if recovery is not None:  # whose worker is dead fails in the next step, as would have happened without this one
             ailing = {*ailing, *pool.obituaries(well)}
         places = [place for place, env_id in enumerate(asked) if env_id not in ailing]
         _, has_lost = self._land(request, [asked[place] for place in places], [leaf[:, places] for leaf in before])
         self._count += has_lost
+
+    def _reach(self, env_ids: Sequence[int]) -> Mapping[int, Failure]:
+        """Wait until hosts have done what they were asked for before, as long as a call may take; say who has not.
+
+        Without a recovery that stays under way: nothing of these envs was lent yet, so nothing of theirs is lost.
+        """
+        roller = self._roller
+        request = roller.pool.post("end_rollout", env_ids)  # hardly anything to do: it only comes after the rest
+        if roller.recovery is not None:
+            self._is_late = not roller.pool.wait_or_give_up(request)
+            return request.failures
+        try:
+            roller.pool.wait(request, roller.timeout)
+        except WorkerTimeoutError as late:
+            self._is_late = True
+            return {**request.failures, **{env_id: Failure(late, env_id, "") for env_id in late.env_ids}}
+        return request.failures
 
     def _next_size(self) -> int:
         """Return how many steps the next chunk shall have, going by how long the last one took."""

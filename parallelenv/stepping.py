@@ -224,7 +224,7 @@ class Stepper:
         while flights.num_landed < wanted:
             if self._pool.pump(deadline):
                 continue
-            late = self._pool.late(flights.running, limit)
+            late = self._pool.late(flights.running, limit, "step")
             if timeout is not None or self._recovery is None:
                 raise late
             for request in flights.requests:

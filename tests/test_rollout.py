@@ -695,7 +695,7 @@ def test_a_chunk_that_takes_too_long(make_env: MakeEnv, folder: Path, mode: str)
         pytest.skip("a call in the caller's own thread cannot be given up")
     env = make_env(fragile(folder), asynchronous="restart", num_cpus=2, timeout=1.0, **two_hosts(mode))
     env.reset()
-    with pytest.raises(WorkerTimeoutError) as caught:
+    with pytest.raises(WorkerTimeoutError, match=r"are lost: begin anew with reset\(\[0, 1\]\)") as caught:
         env.rollout(At(0, folder, e1=WAIT), 5)
     assert caught.value.env_ids == (0, 1)
     assert partial_of(caught).valid.sum(axis=0).tolist() == [0, 0, 1, 1]
@@ -704,6 +704,37 @@ def test_a_chunk_that_takes_too_long(make_env: MakeEnv, folder: Path, mode: str)
         env.rollout(zeros, 5)
     env.reset([0, 1])
     assert env.rollout(zeros, 2).states[0, :, 1].tolist() == [0, 0, 1, 1]
+
+
+def test_a_worker_that_is_busy_with_another_env(make_env: MakeEnv, folder: Path, mode: str) -> None:
+    if mode in IN_CALLER:
+        pytest.skip("a call in the caller's own thread cannot be given up")
+    env = make_env(fragile(folder), asynchronous="restart", num_cpus=1, timeout=0.5)
+    env.reset()
+    with pytest.raises(WorkerTimeoutError, match=r"env 1 did not .* Wait on with recv\(\)"):
+        env.step([WAIT], id=[1])
+    begun = time.monotonic()
+    with pytest.raises(WorkerTimeoutError, match=r"envs 0, 3 did not answer within 0\.5 s") as caught:
+        env.rollout(zeros, 5, id=[0, 3])
+    assert time.monotonic() - begun < 10
+    assert partial_of(caught).valid.sum() == 0
+    (folder / "go").touch()
+    assert env.recv(timeout=10).states.tolist() == [[1, 1]]  # nothing was lost
+    assert env.rollout(zeros, 2).states[:, :, 1].tolist() == [[0, 1, 0, 0], [1, 2, 1, 1]]
+
+
+@pytest.mark.usefixtures("_no_delay")
+def test_a_worker_that_is_busy_with_another_env_is_replaced(make_env: MakeEnv, folder: Path, mode: str) -> None:
+    if mode in IN_CALLER:
+        pytest.skip("a call in the caller's own thread cannot be given up")
+    env = make_env(fragile(folder), asynchronous="restart", on_failure="restart", num_cpus=1, timeout=0.5)
+    env.reset()
+    env.send([WAIT], id=[1])
+    rollout = env.rollout(zeros, 3, id=[0])
+    assert rollout.truncated[:, 0].tolist() == [True, False, False]
+    assert isinstance(rollout.infos[0, 0]["failure"], WorkerTimeoutError)
+    assert rollout.states[1:, 0, 1].tolist() == [0, 1]
+    assert isinstance(env.recv().infos[0]["failure"], WorkerTimeoutError)
 
 
 @pytest.mark.usefixtures("_no_delay")
