@@ -12,6 +12,7 @@ from typing import Any
 from parallelenv.arguments import check_positive
 from parallelenv.errors import ArgumentError
 from parallelenv.policy import Policy
+from parallelenv.texts import count
 
 _BAR_DELAY = 1.0
 """Seconds after which a bar appears."""
@@ -55,8 +56,10 @@ class Goal:
         most = max((share or 0 for share in self.shares(env_ids).values()), default=0)
         if most > policy.max_episodes:
             raise ArgumentError(
-                f"num_episodes={self.num_episodes} is {most} for an env, but with this policy of ended episodes an env "
-                f"plays {policy.max_episodes:.0f}. Make the ParallelEnv with asynchronous='restart', or give num_steps."
+                f"num_episodes={self.num_episodes} is more than {count(len(env_ids), 'env')} can play: with "
+                f"asynchronous={policy.word!r} {policy.after_end}, which allows for "
+                f"{policy.max_episodes * len(env_ids):.0f}. Make the ParallelEnv with asynchronous='restart', which "
+                "allows for any number, or give num_steps."
             )
 
     def shares(self, env_ids: Sequence[int]) -> dict[int, int | None]:
@@ -77,9 +80,17 @@ def progress_bar(goal: Goal, is_wanted: bool) -> Iterator[Callable[[int], Any]]:
         warnings.simplefilter("ignore")  # of a notebook without widgets: the plain bar does
         from tqdm.auto import tqdm
     is_notebook = any(kind.__module__ == "tqdm.notebook" for kind in tqdm.__mro__)
-    if not is_notebook and not (sys.stderr is not None and sys.stderr.isatty()):
+    if not is_notebook and not _is_terminal(sys.stderr):
         yield lambda _: None
         return
     total, unit = (goal.num_steps, "step") if goal.num_episodes is None else (goal.num_episodes, "episode")
     with tqdm(total=total, unit=unit, desc="rollout", leave=False, delay=_BAR_DELAY) as bar:
         yield bar.update
+
+
+def _is_terminal(stream: Any) -> bool:
+    """Whether what is written there is seen; it may be ``None``, closed, or only something with a ``write``."""
+    try:
+        return bool(stream.isatty())
+    except Exception:  # noqa: BLE001 (the user's own stream: anything may come)
+        return False

@@ -23,12 +23,16 @@ class Policy:
     """``"continue"``: every env is stepped, ended or not. Base of the other three.
 
     Attributes:
+        word: What the user calls it.
+        after_end: What an env does after the end of its episode, for messages.
         autoreset: Whether a host resets an env that ended within the same step.
         skips_done: Whether done envs are left out and answer ``(None, None, True, {})``.
         is_shared: Whether the end of one env concerns others, so that no worker can act on it alone.
         max_episodes: So many episodes an env plays, each with a beginning and an end, if nobody resets it.
     """
 
+    word: str | None = "continue"
+    after_end = "an ended env is stepped on, and begins no other episode"
     autoreset = False
     skips_done = False
     is_shared = False
@@ -63,6 +67,8 @@ class Policy:
 class StopAll(Policy):
     """``None``: the end of one env is the end of all."""
 
+    word = None
+    after_end = "all envs end with the first"
     skips_done = True
     is_shared = True
 
@@ -74,6 +80,8 @@ class StopAll(Policy):
 class Idle(Policy):
     """``"idle"``: ended envs wait, the others go on."""
 
+    word = "idle"
+    after_end = "an ended env rests until it is reset"
     skips_done = True
     max_episodes = 1
 
@@ -81,6 +89,8 @@ class Idle(Policy):
 class Restart(Policy):
     """``"restart"``: ended envs begin their next episode within the same round trip."""
 
+    word = "restart"
+    after_end = "an ended env begins its next episode"
     autoreset = True
     max_episodes = math.inf
     _plain_info: ClassVar[dict[str, Any]] = {"reset": False}
@@ -91,7 +101,7 @@ class Restart(Policy):
         info["reset_info"] = reset_info
 
 
-_POLICIES: dict[str | None, type[Policy]] = {None: StopAll, "idle": Idle, "restart": Restart, "continue": Policy}
+_POLICIES: dict[str | None, type[Policy]] = {policy.word: policy for policy in (StopAll, Idle, Restart, Policy)}
 
 
 def make_policy(word: str | None) -> Policy:

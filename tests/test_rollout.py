@@ -391,7 +391,7 @@ def test_episodes_are_shared_out_evenly(make_env: MakeEnv) -> None:
 def test_episodes_of_envs_that_rest_are_one_each(make_env: MakeEnv) -> None:
     env = make_env(counts(2, 4, 3), asynchronous="idle", num_cpus=2)
     env.reset()
-    with pytest.raises(ArgumentError, match="num_episodes=4 is 2 for an env"):
+    with pytest.raises(ArgumentError, match="num_episodes=4 is more than 3 envs can play: .*'idle' .* allows for 3"):
         env.rollout(zeros, num_episodes=4)
     rollout = env.rollout(zeros, num_episodes=2)
     assert rollout.valid.sum(axis=0).tolist() == [2, 4, 0]
@@ -403,7 +403,7 @@ def test_episodes_of_envs_that_rest_are_one_each(make_env: MakeEnv) -> None:
 def test_episodes_of_envs_that_go_on_cannot_be_counted(make_env: MakeEnv) -> None:
     env = make_env(counts(2, 4), asynchronous="continue")
     env.reset()
-    with pytest.raises(ArgumentError, match="asynchronous='restart'"):
+    with pytest.raises(ArgumentError, match="'continue' .* allows for 0.*asynchronous='restart'"):
         env.rollout(zeros, num_episodes=1)
 
 
@@ -1042,6 +1042,24 @@ def test_a_bar_shows_on_a_terminal(
     env.rollout(zeros, **arguments)
     assert f"rollout:   0%|          | 0/{total}" in screen.getvalue()
     assert Bar.gone == [(total, total)]
+
+
+class OnlyWrites:
+    def write(self, text: str) -> int:
+        return len(text)
+
+    def flush(self) -> None: ...
+
+
+def test_no_bar_shows_where_nobody_can_tell_what_it_is(make_env: MakeEnv, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(goal, "_BAR_DELAY", 0.0)
+    env = make_env(counts(2, 5), asynchronous="restart")
+    env.reset()
+    closed = io.StringIO()
+    closed.close()
+    for stream in (None, OnlyWrites(), closed):
+        monkeypatch.setattr("sys.stderr", stream)
+        assert env.rollout(zeros, 3).valid.all()
 
 
 def test_no_bar_shows_elsewhere(make_env: MakeEnv, monkeypatch: pytest.MonkeyPatch) -> None:
