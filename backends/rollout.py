@@ -7,29 +7,25 @@ included; made from outside, in the same process, 35, 49 and 207 us.
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parallelenv.actions import ActionReader
-from parallelenv.batch import Array, Batch, Layout
-from parallelenv.chunks import Chunk, Ended, Memory, Order, Place, action_rooms, check_rows, join_ends, map_leaves, room
-from parallelenv.errors import ActionError, ArgumentError
+from parallelenv.backends.player import Extras, Player
+from parallelenv.batch import Array
+from parallelenv.chunks import Chunk, Ended, Form, Memory, Order, Place, action_rooms, join_ends, room, vacant
+from parallelenv.errors import ActionError
 from parallelenv.failures import Failure
 from parallelenv.ownership import own
 from parallelenv.protocol import NOTHING, Command, Extra, Reply
 from parallelenv.results import gather_states
-from parallelenv.spaces import as_array, object_array
+from parallelenv.spaces import object_array
 from parallelenv.unpickling import loads
 
 if TYPE_CHECKING:
     from parallelenv.backends.host import Host
     from parallelenv.backends.writer import Writer
-
-Extras = Mapping[str, Array]
 
 
 class HostRollout:
@@ -67,7 +63,8 @@ class HostRollout:
                 break
             ended = recorder.note_step(host.run_step(recorder.env_ids, each, order.autoreset))
             self._go_on(recorder, ended, shares, order)
-        return recorder.chunk(None if player is None else player.memory)
+        memory = self._copy_memory(recorder, host, command)
+        return recorder.chunk(memory, {} if player is None else player.forms)
 
     def _prepare(self, host: Host, command: Command) -> tuple[Player | None, Failure | None]:
         """Return the policy, unpickled once, or what went wrong."""
@@ -79,6 +76,14 @@ class HostRollout:
             except BaseException as error:  # noqa: BLE001 (unpickling runs user code)
                 return None, _failure_of_policy(error, host, command)
         return self._player, None
+
+    def _copy_memory(self, recorder: Recorder, host: Host, command: Command) -> Memory | None:
+        """Return what the policy remembers; that it cannot be copied is the policy's failure, and the steps stay."""
+        try:
+            return None if self._player is None else self._player.memory
+        except BaseException as error:  # noqa: BLE001 (copying runs user code)
+            recorder.broken = recorder.broken or _failure_of_policy(error, host, command)
+            return None
 
     def _go_on(self, recorder: Recorder, ended: Sequence[int], shares: list[int | None], order: Order) -> None:
         """Leave out of the next step who failed or has no episode left."""
@@ -113,112 +118,6 @@ def _failure_of_policy(error: BaseException, host: Host, command: Command) -> Fa
     if isinstance(error, KeyboardInterrupt) and host.in_caller:
         raise error
     return Failure(error, command.env_ids[0], "the policy")
-
-
-class Player:
-    """A host's copy of a policy, and what the policy remembers of each env.
-
-    Args:
-        policy: As in `ParallelEnv.rollout`.
-        memory: What it remembers from before, also of envs of other hosts.
-        layout: Of the batch.
-    """
-
-    def __init__(self, policy: Any, memory: Memory | None, layout: Layout) -> None:
-        self._policy = policy
-        self._reader = ActionReader(layout)
-        self._has_tuples = not layout.actions.is_single
-        self._takes = takes_memory(policy)
-        self._form: dict[str, tuple[int, ...]] | None = None  # of the extras
-        self._known, self._memory, begins = memory or Memory((), None)
-        self._begun = set(self._known) - begins  # those of whose episode the memory is
-
-    def act(self, env_ids: tuple[int, ...], states: Any) -> tuple[Any, Extras]:
-        """Return the policy's actions for these envs, and what it said besides."""
-        if not self._takes:
-            answer = self._policy(states)
-        else:
-            done = np.array([env_id not in self._begun for env_id in env_ids])
-            self._align(env_ids)
-            values = self._memory, done
-            by_name = {name: value for name, value in zip(MEMORY, values, strict=True) if name in self._takes}
-            answer = self._policy(states, **by_name) if by_name else self._policy(states, *values[: len(self._takes)])
-            self._begun = set(env_ids)
-        if not self._is_triple(answer):
-            return answer, self._read_extras({}, env_ids)
-        actions, memory, extras = answer
-        check_rows("The rnn_state that the policy returned", memory, len(env_ids))
-        self._memory, self._known = memory, env_ids
-        return actions, self._read_extras(extras or {}, env_ids)
-
-    def _read_extras(self, extras: Mapping[str, Any], env_ids: tuple[int, ...]) -> Extras:
-        """Return copies of what the policy said besides, as arrays that can be stacked."""
-        arrays = {name: np.array(as_array(value)) for name, value in extras.items()}
-        for name, array in arrays.items():
-            check_rows(f"The policy's extras[{name!r}]", array, len(env_ids))
-        form = {name: array.shape[1:] for name, array in arrays.items()}
-        if self._form not in (None, form):
-            raise ArgumentError(
-                f"The policy returned extras of these shapes per env: {form}, but before {self._form}. To be stacked "
-                "they must be alike in every step."
-            )
-        self._form = form
-        return arrays
-
-    def give(self, actions: Any, batch: Batch, env_ids: tuple[int, ...]) -> list[Any] | None:
-        """Write actions into the rows of their envs; return them as a list if they are loose."""
-        if self._reader.fills_batch:
-            self._reader.put_rows(batch, actions, env_ids, env_ids, None)
-            return None
-        return [own(action) for action in self._reader.read_objects(actions, env_ids, None)]
-
-    @property
-    def memory(self) -> Memory | None:
-        """What is remembered now, a copy."""
-        return None if self._memory is None or not self._takes else Memory(self._known, own(self._memory))
-
-    def forget(self, env_ids: Sequence[int]) -> None:
-        """Take note that the next call of these envs is the first of an episode."""
-        self._begun.difference_update(env_ids)
-
-    def _is_triple(self, answer: Any) -> bool:
-        """Whether an answer is actions, memory and extras, and not a tuple of actions alone."""
-        if type(answer) is not tuple or len(answer) != 3 or not isinstance(answer[2], dict | None):
-            return False
-        return not self._has_tuples or isinstance(answer[0], (tuple, dict, list))
-
-    def _align(self, env_ids: tuple[int, ...]) -> None:
-        """Bring the rows of the memory to these envs. Who has none gets any: its episode begins."""
-        if self._memory is None or env_ids == self._known:
-            return
-        place = {env_id: row for row, env_id in enumerate(self._known)}
-        rows = np.array([place.get(env_id, 0) for env_id in env_ids], dtype=np.int64)
-        self._memory, self._known = map_leaves(self._memory, lambda leaf: leaf[rows]), env_ids
-
-
-MEMORY = ("rnn_state", "done")
-
-
-def takes_memory(policy: Any) -> tuple[str, ...]:
-    """Return which of ``rnn_state`` and ``done`` a policy takes, by name if it has such, else by place.
-
-    A policy that takes anything, as a torch module does, is judged by its ``forward``.
-    """
-    try:
-        parameters = inspect.signature(policy).parameters
-        if any(one.kind in _OPEN for one in parameters.values()) and hasattr(policy, "forward"):
-            parameters = inspect.signature(policy.forward).parameters
-    except (TypeError, ValueError):  # a builtin without a signature
-        return ()
-    named = tuple(name for name in MEMORY if name in parameters)
-    if named:
-        return named
-    required = [one for one in parameters.values() if one.kind in _POSITIONAL and one.default is one.empty]
-    return tuple(f"by place {index}" for index in range(min(len(required) - 1, 2)))
-
-
-_OPEN = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 class Recorder:
@@ -339,8 +238,8 @@ class Recorder:
         self._ended.append(Ended(np.full(len(columns), step), columns, states))
         return columns.tolist()
 
-    def chunk(self, memory: Memory | None) -> Chunk:
-        """Return what was made, with what the policy remembers of it."""
+    def chunk(self, memory: Memory | None, forms: Mapping[str, Form]) -> Chunk:
+        """Return what was made, with what the policy remembers of it, and its extras in these forms."""
         count = self.count
         return Chunk(
             self.all_ids,
@@ -350,7 +249,7 @@ class Recorder:
             self._flags[:count],
             self._valid[:count],
             join_ends(self._ended, self._batch.states),
-            self._stacked_extras(),
+            self._stacked_extras(forms),
             self._said,
             self._loose(self.all_ids),
             memory,
@@ -358,14 +257,14 @@ class Recorder:
             self.broken,
         )
 
-    def _stacked_extras(self) -> dict[str, Array]:
+    def _stacked_extras(self, forms: Mapping[str, Form]) -> dict[str, Array]:
         """Return what the policy said besides, ``(num_steps, k, ...)`` each, zeros where it was not asked."""
-        stacked = {}
-        for name in self._extras[0][1] if self._extras else ():
-            values = [extras[name] for _, extras in self._extras]
-            dtype = functools.reduce(np.promote_types, {value.dtype for value in values})
-            values_room = np.zeros((self.count, len(self.all_ids), *values[0].shape[1:]), dtype)
-            for step, (columns, extras) in enumerate(self._extras):
-                values_room[step, columns] = extras[name]
-            stacked[name] = values_room
+        said = self._extras[: self.count]
+        if not said:
+            return {}
+        shape = self.count, len(self.all_ids)
+        stacked = {name: vacant((*shape, *form.shape), form.dtype) for name, form in forms.items()}
+        for step, (columns, extras) in enumerate(said):
+            for name, array in extras.items():
+                stacked[name][step, columns] = array
         return stacked

@@ -10,7 +10,7 @@ from gymnasium.vector.utils import batch_space, iterate
 
 from parallelenv.batch import Batch, Layout, Rows
 from parallelenv.errors import ActionError
-from parallelenv.spaces import becomes, is_tensor, tensors
+from parallelenv.spaces import as_array, becomes
 
 
 class ActionReader:
@@ -18,9 +18,15 @@ class ActionReader:
 
     Args:
         layout: The pool's layout.
+        order: Whose actions are to be given in which order, for messages.
     """
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        order: str = "env asked to step, in the order of id (without id: of all envs that are not paused)",
+    ) -> None:
+        self._order = order
         self._structure = layout.actions
         self._space = layout.action_space
         self._fields = layout.action_fields
@@ -77,7 +83,7 @@ class ActionReader:
         rows = []
         for index, leaf in enumerate(leaves):
             self._check_count(leaf, env_ids)
-            kept = leaf if chosen is None else np.asarray(_without_tensors(leaf))[list(chosen)]
+            kept = leaf if chosen is None else as_array(leaf)[list(chosen)]
             rows.append(self._checked(index, kept, len(env_ids) if chosen is None else len(chosen)))
         return rows
 
@@ -144,10 +150,7 @@ class ActionReader:
                 f"{len(env_ids)} envs asked to step. For one env write [action]."
             ) from None
         if count != len(env_ids):
-            raise ActionError(
-                f"{count} actions were given for {len(env_ids)} envs. Give one per env asked to step, in the order of "
-                "id (without id: of all envs that are not paused)."
-            )
+            raise ActionError(f"{count} actions were given for {len(env_ids)} envs. Give one per {self._order}.")
 
     def _checked(self, index: int, leaf: Any, count: int) -> Any:
         field = self._fields[index]
@@ -167,20 +170,9 @@ class ActionReader:
 
 
 def _as_array(leaf: Any, shape: tuple[int, ...], count: int) -> Any:
-    if tensors() is not None:
-        leaf = _without_tensors(leaf)
     if count == 0:
         return np.zeros((0, *shape), dtype=bool)
     try:
-        return np.asarray(leaf)
+        return as_array(leaf)
     except ValueError as error:
         raise ActionError(f"The actions do not form an array: {error}. Each must have shape {shape}.") from None
-
-
-def _without_tensors(leaf: Any) -> Any:
-    if is_tensor(leaf):
-        leaf = leaf.detach().cpu()
-        return leaf.numpy() if leaf.dtype != tensors().bfloat16 else leaf.float().numpy()
-    if isinstance(leaf, (list, tuple)):
-        return [_without_tensors(item) for item in leaf]
-    return leaf

@@ -110,6 +110,46 @@ class Chunk:
         return self
 
 
+class Form(NamedTuple):
+    """What one of the policy's extras is like.
+
+    Attributes:
+        shape: Of what it says of one env in one step.
+        dtype: One that has room for all of it.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+def join_forms(known: Mapping[str, Form], found: Mapping[str, Form]) -> dict[str, Form]:
+    """Return forms of extras in which those known and those found are stacked.
+
+    Raises:
+        ArgumentError: If there is no such form.
+    """
+    joined = {**known, **found}
+    for name in known.keys() & found.keys():
+        before, now = known[name], found[name]
+        try:
+            dtype = np.promote_types(before.dtype, now.dtype)
+        except TypeError:  # a date and a number, say
+            dtype = None
+        if dtype is None or before.shape != now.shape:
+            raise ArgumentError(
+                f"The policy's extras[{name!r}] are of shape {now.shape} and dtype {now.dtype} per env, but before, or "
+                f"of other envs, of shape {before.shape} and dtype {before.dtype}. To be stacked they must be alike in "
+                "every step."
+            )
+        joined[name] = Form(now.shape, dtype)
+    return joined
+
+
+def vacant(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """Return an array of zeros, or of ``None`` if it is one of objects."""
+    return np.full(shape, None, dtype) if dtype.kind == "O" else np.zeros(shape, dtype)
+
+
 def room(shape: tuple[int, ...], like: Array | None) -> Array:
     """Return zeros for rows as an array of the batch has them; for a loose leaf ``None`` as many times."""
     return np.full(shape, None, dtype=object) if like is None else np.zeros((*shape, *like.shape[1:]), like.dtype)
@@ -163,12 +203,20 @@ def join_memories(parts: Sequence[tuple[Memory, int] | None]) -> Any:
     """Return rows of memories, each given by its memory and its place there, as one nest.
 
     ``None`` stands for nothing remembered, a row of zeros. If there is nothing else, ``None`` is returned.
+
+    Raises:
+        ArgumentError: If they are not nests of one form.
     """
     first = next((part for part in parts if part is not None), None)
     if first is None:
         return None
     leaves: dict[int, list[Any]] = {}
     for memory in {id(part[0]): part[0] for part in parts if part is not None}.values():
+        form, expected = (map_leaves(nest, lambda _: "array") for nest in (memory.rows, first[0].rows))
+        if form != expected:
+            raise ArgumentError(
+                f"The policy's rnn_state is {expected} for some envs, but {form} for others. Return it in one form."
+            )
         map_leaves(memory.rows, leaves.setdefault(id(memory), []).append)
     nothing = [_zeros_like(leaf[0]) for leaf in leaves[id(first[0])]]
     rows = [nothing if part is None else [leaf[part[1]] for leaf in leaves[id(part[0])]] for part in parts]

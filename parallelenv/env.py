@@ -319,15 +319,17 @@ class ParallelEnv(Known):
 
         Args:
             policy: ``policy(states)`` returns one action per env. States are as `step` gives them, of the envs of one
-                worker that take part, and actions as it takes them. It may return ``(actions, rnn_state, extras)``:
-                ``extras`` is a dict of arrays whose first axis is that of the envs. A policy with the parameters
+                worker that take part, and actions as it takes them, but for one thing: a tuple is always
+                ``(actions, rnn_state, extras)``, and a batch of a ``Tuple`` space goes as ``(actions, None, None)``.
+                ``extras`` is a flat dict of arrays whose first axis is that of the envs; names, shapes and dtypes must
+                go together in all steps. A policy with the parameters
                 ``rnn_state`` and ``done`` gets the former back (a nest of arrays with that first axis, ``None`` at
                 first), and ``done`` is ``True`` where an episode begins, and where nothing is remembered of it. Every
                 worker has a copy of its own, in every mode.
             num_steps: So many steps each env makes, fewer if its policy of ended episodes lets it rest.
             num_episodes: Or so many episodes are ended, each env its share: the first envs one more if they do not
                 come out even. An episode that is under way counts. What takes longest is waited for, so short
-                episodes are not preferred.
+                episodes are not preferred. With ``"idle"`` one per env at most, with ``"continue"`` none.
             id: Which envs.
             rnn_state: What the policy remembers of these envs, as `Rollout.rnn_state` of the rollout before: episodes
                 under way go on with it. ``None``: nothing.

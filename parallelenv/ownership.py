@@ -12,6 +12,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
+from parallelenv.spaces import is_tensor
 from parallelenv.unpickling import loads
 
 _IMMUTABLE = frozenset({bool, int, float, complex, str, bytes, type(None)})
@@ -39,6 +40,12 @@ def own(value: Any) -> Any:
         return copy.deepcopy(value)
     except Exception:  # noqa: BLE001 (user code; what travels between processes can be copied here too)
         return loads(cloudpickle.dumps(value))
+
+
+def travelled(value: Any) -> Any:
+    """Return a copy as it comes out of another process: what cannot travel raises here, in every mode alike."""
+    is_plain = is_unchangeable(value) or (type(value) is np.ndarray and not value.dtype.hasobject)
+    return own(value) if is_plain or is_tensor(value) else loads(cloudpickle.dumps(value))
 
 
 def _may_share(values: Any) -> bool:

@@ -329,7 +329,12 @@ class _Course:
         """
         done = self._roller.stepper.done
         running = {env_id for env_id in self._env_ids if not done[env_id]}.difference(self._failures)
-        rollout = self._collector.rollout(self._num_steps, starts, running)
+        rnn_state = None
+        try:
+            rnn_state = self._collector.rnn_state(running)
+        except ArgumentError as error:
+            self._broken = self._broken or (Failure(error, self._env_ids[0], "the policy"), tuple(self._env_ids))
+        rollout = self._collector.rollout(self._num_steps, starts, rnn_state)
         if self._broken is not None:
             raise_of_policy(*self._broken, rollout)
         raise_failures([self._failures[env_id] for env_id in sorted(self._failures)], partial=rollout)

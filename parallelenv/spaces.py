@@ -137,8 +137,17 @@ def is_tensor(value: Any) -> bool:
 
 
 def as_array(value: Any) -> np.ndarray[Any, Any]:
-    """Return a value, a tensor also with its gradient, as an array."""
-    return np.asarray(value.detach().cpu() if is_tensor(value) else value)
+    """Return a value, also a tensor or a list of tensors, with gradients or without, as an array."""
+    return np.asarray(value if tensors() is None else _without_tensors(value))
+
+
+def _without_tensors(value: Any) -> Any:
+    if is_tensor(value):
+        value = value.detach().cpu()
+        return value.numpy() if value.dtype != tensors().bfloat16 else value.float().numpy()
+    if isinstance(value, (list, tuple)):
+        return [_without_tensors(item) for item in value]
+    return value
 
 
 def fits(value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from parallelenv.batch import Array, Batch
-from parallelenv.chunks import Chunk, Ended, Memory, Place, join_ends, join_memories, room
+from parallelenv.chunks import Chunk, Ended, Form, Memory, Place, join_ends, join_forms, join_memories, room, vacant
 from parallelenv.errors import ArgumentError
+from parallelenv.failures import Failure
 from parallelenv.protocol import Extra
 from parallelenv.results import gather_states
 from parallelenv.spaces import stack_values
@@ -124,22 +125,30 @@ class Collector:
         self._parts: list[tuple[int, Chunk]] = []
         self._loose: dict[int, Extra] = {}
         self._memories: dict[int, tuple[Memory, int]] = {}  # of each env the latest, and its row there
+        self._forms: dict[str, Form] = {}
 
     def add(self, first: int, chunk: Chunk) -> None:
-        """Add a chunk whose row 0 is step ``first``."""
+        """Add a chunk whose row 0 is step ``first``; extras that cannot be stacked are the policy's fault there."""
+        try:
+            found = {name: Form(array.shape[2:], array.dtype) for name, array in chunk.extras.items()}
+            self._forms = join_forms(self._forms, found)
+        except ArgumentError as error:
+            chunk.extras, chunk.broken = {}, chunk.broken or Failure(error, chunk.env_ids[0], "the policy")
         self._parts.append((first, chunk))
         self._loose.update({env_id: Extra(loose=leaves) for env_id, leaves in chunk.loose.items()})
-
-        if chunk.memory is not None:
+        if chunk.memory is None:  # nothing is remembered now
+            for env_id in chunk.env_ids:
+                self._memories.pop(env_id, None)
+        else:
             self._memories.update({env_id: (chunk.memory, row) for row, env_id in enumerate(chunk.memory.env_ids)})
 
-    def rollout(self, num_steps: int | None, starts: Array, running: Collection[int]) -> Rollout:
+    def rollout(self, num_steps: int | None, starts: Array, rnn_state: Any) -> Rollout:
         """Stack what was added.
 
         Args:
             num_steps: Steps that it shall have; ``None``: as many as there are.
             starts: As in `Rollout`.
-            running: Whose episodes are under way: what the policy remembers of the others belongs to none.
+            rnn_state: As in `Rollout`.
         """
         if num_steps is None:
             num_steps = max((first + chunk.num_steps for first, chunk in self._parts), default=0)
@@ -165,8 +174,19 @@ class Collector:
             self._told("reset_info"),
             np.array(self._env_ids, dtype=np.int64),
             starts,
-            join_memories([self._memories.get(env_id) if env_id in running else None for env_id in self._env_ids]),
+            rnn_state,
         )
+
+    def rnn_state(self, running: Collection[int]) -> Any:
+        """Return what the policy remembers.
+
+        Args:
+            running: Whose episodes are under way: what is remembered of the others belongs to none.
+
+        Raises:
+            ArgumentError: If that is not of one form for all envs.
+        """
+        return join_memories([self._memories.get(env_id) if env_id in running else None for env_id in self._env_ids])
 
     def _final_states(self) -> Any:
         rows = self._batch.rows(self._env_ids)
@@ -207,19 +227,10 @@ class Collector:
         return rewards
 
     def _extras(self, shape: tuple[int, int]) -> dict[str, Array]:
-        forms: dict[str, list[Array]] = {}
-        for _, chunk in self._parts:
+        stacked = {name: vacant((*shape, *form.shape), form.dtype) for name, form in self._forms.items()}
+        for chunk, place in self._places():
             for name, array in chunk.extras.items():
-                forms.setdefault(name, []).append(array)
-        stacked = {}
-        for name, arrays in forms.items():
-            if len({array.shape[2:] for array in arrays}) > 1:
-                raise ArgumentError(f"The policy's extras[{name!r}] have another shape in another worker.")
-            dtype = np.result_type(*{array.dtype for array in arrays})
-            stacked[name] = np.zeros((*shape, *arrays[0].shape[2:]), dtype)
-            for chunk, place in self._places():
-                if name in chunk.extras:
-                    stacked[name][place] = chunk.extras[name]
+                stacked[name][place] = array
         return stacked
 
     def _moved(self, first: int, chunk: Chunk) -> Ended:

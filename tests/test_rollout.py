@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -37,6 +38,7 @@ from parallelenv.errors import (
     WorkerDiedError,
     WorkerTimeoutError,
 )
+from parallelenv.spaces import object_array
 from parallelenv.testing import envs as zoo
 from parallelenv.testing.play import KINDS, LENGTHS, NUM_ENVS, assert_same
 
@@ -255,7 +257,7 @@ class Count(gym.Env[Any, Any]):
     """State: number of the env, steps since the reset."""
 
     observation_space = Box(-np.inf, np.inf, (2,), np.float64)
-    action_space = Discrete(100)
+    action_space: Any = Discrete(100)
 
     def __init__(self, number: int, length: int = 1000) -> None:
         self.number, self.length, self.count = number, length, 0
@@ -831,7 +833,11 @@ def test_a_policy_that_cannot_be_used(make_env: MakeEnv) -> None:
         (None, ArgumentError, "policy is a NoneType, which cannot be called"),
         (lambda states: lock, UnpicklableError, "The policy, a function, cannot be copied"),
         (Broken(), ZeroDivisionError, "division by zero"),
-        (_returns(lambda k: np.zeros(k + 1, int)), ActionError, "3 actions were given for 2 envs"),
+        (
+            _returns(lambda k: np.zeros(k + 1, int)),
+            ActionError,
+            "3 actions .* Give one per env, in the order of the states",
+        ),
         (_returns(lambda k: np.zeros((k, 2), int)), ActionError, r"shape \(2, 2\)"),
         (_returns(np.zeros), ActionError, "dtype float64"),
         (_returns(lambda k: None), ActionError, "What the policy returned"),
@@ -851,19 +857,194 @@ def test_a_policy_that_cannot_be_used(make_env: MakeEnv) -> None:
 
 
 class Fickle:
-    def __init__(self) -> None:
+    """Says something else from its fourth call on."""
+
+    def __init__(self, answer: Callable[[int], Any], other: Callable[[int], Any]) -> None:
         self.calls = 0
+        self.answers = answer, other
+
+    def __call__(self, states: Any, rnn_state: Any, done: Any) -> Any:
+        self.calls += 1
+        memory, extras = self.answers[self.calls > 3](len(states))
+        return zeros(states), memory, extras
+
+
+def extra(value: Any) -> Any:
+    return lambda num_envs: (None, {"v": value(num_envs)})
+
+
+def objects(make: Callable[[], Any]) -> Any:
+    return lambda num_envs: object_array([make() for _ in range(num_envs)])
+
+
+def dates(num_envs: int) -> Any:
+    return np.zeros(num_envs, "M8[s]")
+
+
+class NotBack:
+    """Can be pickled, but not unpickled."""
+
+    def __reduce__(self) -> Any:
+        return int, ("x",)
+
+
+UNFIT = {
+    "another shape": (extra(lambda k: np.zeros((k, 2))), ArgumentError, "must be alike in every step"),
+    "another dtype": (extra(dates), ArgumentError, r"dtype datetime64\[s\] per env, but before"),
+    "another name": (lambda k: (None, {"w": np.zeros(k)}), ArgumentError, r"extras \['w'\], but before \['v'\]"),
+    "a lock": (extra(objects(threading.Lock)), UnpicklableError, r"extras\['v'\] cannot be copied to the caller"),
+    "a weak reference": (extra(objects(lambda: weakref.ref(Count))), UnpicklableError, "cannot be copied"),
+    "not to be unpickled": (extra(objects(NotBack)), UnpicklableError, "ValueError: invalid literal"),
+    "ragged": (extra(lambda k: [[0] * n for n in range(k)]), ArgumentError, "does not form an array"),
+    "a nest": (extra(lambda k: {"u": np.zeros(k)}), ArgumentError, r"extras\['v'\] is a dict, but extras are flat"),
+}
+
+
+@pytest.mark.parametrize("growth", [1, 16])
+@pytest.mark.parametrize("what", UNFIT)
+def test_extras_that_cannot_be_stacked(
+    make_env: MakeEnv, what: str, growth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rollouts, "_GROWTH", growth)
+    other, kind, match = UNFIT[what]
+    env = make_env(counts(9, 9, 9, 9), asynchronous="restart", num_cpus=2)
+    env.reset()
+    with pytest.raises(kind, match=match) as caught:
+        env.rollout(Fickle(extra(np.zeros), other), 20)
+    assert "Raised by the policy beside envs 0" in caught.value.__notes__[0]
+    assert partial_of(caught).valid.sum(axis=0).tolist() == [3] * 4
+    assert env.step(np.zeros(4, int)).states[:, 1].tolist() == [4] * 4
+
+
+def by_env(states: Any) -> Any:
+    """Says numbers of env 0, and dates of the other."""
+    return zeros(states), None, {"v": np.zeros(len(states), float if states[0, 0] == 0 else "M8[s]")}
+
+
+def test_extras_that_are_unlike_in_another_worker(make_env: MakeEnv, mode: str) -> None:
+    env = make_env(counts(9, 9), asynchronous="restart", num_cpus=2, **two_hosts(mode))
+    env.reset()
+    if mode in IN_CALLER:  # one worker
+        return
+    with pytest.raises(ArgumentError, match=r"extras\['v'\] .* or of other envs") as caught:
+        env.rollout(by_env, 20)
+    assert "Raised by the policy beside envs 1" in caught.value.__notes__[0]
+    assert partial_of(caught).valid.sum(axis=0).tolist() == [1, 1]
+    assert env.step([0, 0]).states[:, 1].tolist() == [2, 2]
+
+
+def test_memory_that_cannot_be_copied(make_env: MakeEnv) -> None:
+    env = make_env(counts(9, 9, 9, 9), asynchronous="restart", num_cpus=2)
+    env.reset()
+    for make in (threading.Lock, lambda: weakref.ref(Count), NotBack):
+        states = env.reset()
+        with pytest.raises(UnpicklableError, match="The policy's rnn_state cannot be copied") as caught:
+            env.rollout(Fickle(*[lambda k, make=make: (objects(make)(k), {})] * 2), 20)
+        assert "Raised by the policy beside envs 0" in caught.value.__notes__[0]
+        steps = partial_of(caught).valid.sum(axis=0).tolist()
+        assert steps == [1] * 4  # it was noticed with the first chunk, and that was not lost
+        assert env.step(np.zeros(4, int)).states[:, 1].tolist() == (states[:, 1] + 2).tolist()
+
+
+def by_worker(states: Any, rnn_state: Any, done: Any) -> Any:
+    memory = np.zeros(len(states))
+    return zeros(states), [memory] if states[0, 0] == 0 else {"m": memory}, {}
+
+
+def test_memory_that_is_unlike_in_another_worker(make_env: MakeEnv, mode: str) -> None:
+    env = make_env(counts(9, 9), asynchronous="restart", num_cpus=2, **two_hosts(mode))
+    env.reset()
+    if mode in IN_CALLER:  # one worker
+        return
+    with pytest.raises(ArgumentError, match=r"rnn_state is \['array'\] for some envs, but {'m': 'array'}") as caught:
+        env.rollout(by_worker, 5)
+    assert partial_of(caught).valid.all()
+    assert len(partial_of(caught)) == 5
+
+
+def test_memory_that_ends_is_none(make_env: MakeEnv) -> None:
+    env = make_env(counts(99, 99), asynchronous="restart", num_cpus=2)
+    env.reset()
+    before = env.rollout(Fickle(*[lambda k: (np.ones(k), {})] * 2), 3).rnn_state
+    assert before.tolist() == [1, 1]
+    for rnn_state in (None, before):
+        policy = Fickle(lambda k: (np.ones(k), {}), lambda k: (None, {}))
+        assert env.rollout(policy, 20, rnn_state=rnn_state).rnn_state is None
+
+
+class Updating:
+    """Says the same objects in each step, and goes on to change them."""
+
+    said: Any = None
 
     def __call__(self, states: Any) -> Any:
-        self.calls += 1
-        return zeros(states), None, {"v": np.zeros((len(states), self.calls))}
+        self.said = self.said or [{"calls": 0} for _ in states]
+        for one in self.said:
+            one["calls"] += 1
+        return zeros(states), None, {"v": self.said[: len(states)]}
 
 
-def test_extras_that_cannot_be_stacked(make_env: MakeEnv) -> None:
-    env = make_env(counts(9, 9), asynchronous="restart")
+def test_objects_in_extras_are_copied(make_env: MakeEnv) -> None:
+    env = make_env(counts(9, 3), asynchronous="idle", num_cpus=1)
     env.reset()
-    with pytest.raises(ArgumentError, match="must be alike in every step"):
-        env.rollout(Fickle(), 3)
+    extras = env.rollout(Updating(), num_episodes=2).extras["v"]
+    assert extras.shape == (9, 2)
+    assert [one["calls"] for one in extras[:, 0]] == list(range(1, 10))
+    assert extras[3:, 1].tolist() == [None] * 6
+
+
+def test_extras_of_tensors(make_env: MakeEnv) -> None:
+    torch = pytest.importorskip("torch")
+
+    def policy(states: Any) -> Any:
+        import torch
+
+        values = torch.tensor(states[:, 1], requires_grad=True)
+        halves = values.detach().to(torch.bfloat16)
+        return zeros(states), None, {"half": halves, "list": list(values), "grad": values}
+
+    env = make_env(counts(9, 9), asynchronous="restart", num_cpus=2)
+    env.reset()
+    extras = env.rollout(policy, 3).extras
+    for name, dtype in (("half", np.float32), ("list", np.float64), ("grad", np.float64)):
+        assert extras[name].dtype == dtype
+        assert extras[name].tolist() == [[0, 0], [1, 1], [2, 2]]
+    assert torch is not None
+
+
+@pytest.mark.parametrize("num_envs", [1, 2, 3, 4])
+@pytest.mark.parametrize("kind", [Count, zoo.Old], ids=["box", "no space"])
+def test_a_tuple_is_always_actions_memory_and_extras(make_env: MakeEnv, kind: Any, num_envs: int) -> None:
+    env = make_env([partial(kind, number) for number in range(num_envs)], asynchronous="restart", num_cpus=1)
+    env.reset()
+    assert env.rollout(lambda states: [0] * len(states), 2).valid.all()
+    assert env.rollout(lambda states: ([0] * len(states), None, None), 2).valid.all()
+    for last in (0, {"u": 1}, None):
+        with pytest.raises(ArgumentError, match=r"A tuple is always \(actions, rnn_state, extras\)|rnn_state that"):
+            env.rollout(lambda states, last=last: (*[0] * (len(states) - 1), last), 2)
+    with pytest.raises(ActionError, match=r"returned a tuple of 2\. A tuple is always"):
+        env.rollout(lambda states: ([0] * len(states), None), 2)
+
+
+class OfParts(Count):
+    action_space: Any = gym.spaces.Tuple((Discrete(3), Discrete(4), Dict({"u": Discrete(5)})))
+
+    def step(self, action: Any) -> Any:
+        assert self.action_space.contains(action)
+        return super().step(0)
+
+
+def parts(states: Any) -> Any:
+    return zeros(states), zeros(states), {"u": zeros(states)}
+
+
+def test_actions_of_a_tuple_space_are_in_a_tuple_of_their_own(make_env: MakeEnv) -> None:
+    env = make_env([partial(OfParts, number) for number in range(3)], asynchronous="restart", num_cpus=1)
+    env.reset()
+    assert env.rollout(lambda states: (parts(states), None, None), 2).actions[2]["u"].shape == (2, 3)
+    assert env.rollout(lambda states: [(1, 2, {"u": 3})] * len(states), 2).actions[1].tolist() == [[2] * 3] * 2
+    with pytest.raises(ArgumentError):
+        env.rollout(parts, 2)
 
 
 def test_arguments_that_make_no_rollout(make_env: MakeEnv) -> None:
