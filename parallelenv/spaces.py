@@ -7,6 +7,7 @@ batch; all others are *loose* and travel as Python objects.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -107,11 +108,12 @@ def batched(space: spaces.Space[Any] | None, num_envs: int) -> spaces.Space[Any]
 
 def stack_values(values: Sequence[Any]) -> Any:
     """Stack arrays, tensors or numbers of one shape; put anything else into an object array."""
-    if values and all(isinstance(value, (np.ndarray, np.generic, int, float)) for value in values):
-        if len({np.shape(value) for value in values}) == 1:
-            return np.stack(values)
-    elif values and all(is_tensor(value) for value in values) and len({value.shape for value in values}) == 1:
-        return tensors().stack(list(values))
+    with contextlib.suppress(TypeError, RuntimeError):  # dates and numbers, say; tensors on several devices
+        if values and all(isinstance(value, (np.ndarray, np.generic, int, float)) for value in values):
+            if len({np.shape(value) for value in values}) == 1:
+                return np.stack(values)
+        elif values and all(is_tensor(value) for value in values) and len({value.shape for value in values}) == 1:
+            return tensors().stack(list(values))
     return object_array(values)
 
 

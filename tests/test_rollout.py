@@ -951,6 +951,10 @@ def by_worker(states: Any, rnn_state: Any, done: Any) -> Any:
     return zeros(states), [memory] if states[0, 0] == 0 else {"m": memory}, {}
 
 
+def dated_by_worker(states: Any, rnn_state: Any, done: Any) -> Any:
+    return zeros(states), np.zeros(len(states), float if states[0, 0] == 0 else "M8[s]"), {}
+
+
 def test_memory_that_is_unlike_in_another_worker(make_env: MakeEnv, mode: str) -> None:
     env = make_env(counts(9, 9), asynchronous="restart", num_cpus=2, **two_hosts(mode))
     env.reset()
@@ -960,6 +964,8 @@ def test_memory_that_is_unlike_in_another_worker(make_env: MakeEnv, mode: str) -
         env.rollout(by_worker, 5)
     assert partial_of(caught).valid.all()
     assert len(partial_of(caught)) == 5
+    memory = env.rollout(dated_by_worker, 5).rnn_state
+    assert memory.tolist() == [0, np.datetime64(0, "s")]
 
 
 def test_memory_that_ends_is_none(make_env: MakeEnv) -> None:
