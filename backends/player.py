@@ -48,7 +48,7 @@ class Player:
             answer = self._policy(states, **by_name) if by_name else self._policy(states, *values[: len(self._takes)])
             self._begun = set(env_ids)
         actions, memory, extras = _parts(answer)
-        check_rows("The rnn_state that the policy returned", memory, len(env_ids))
+        check_rows("In the policy's tuple (actions, rnn_state, extras) the rnn_state", memory, len(env_ids))
         said = self._read_extras(extras or {}, env_ids)
         self._memory, self._known = memory, env_ids
         return actions, said

@@ -233,7 +233,7 @@ class _Course:
     def _land(self, request: Request, asked: Sequence[int], before: list[Array]) -> tuple[int, bool]:
         """Take over what a chunk has come to; return how many episodes have ended, and whether steps were lost."""
         roller = self._roller
-        chunks: list[Chunk] = list(request.values.values())
+        chunks: list[Chunk] = [request.values[env_id] for env_id in sorted(request.values)]  # whoever came first
         failed = {env_id: failure for chunk in chunks for env_id, (_, failure) in chunk.failed.items()}
         lost = _find_lost(request, asked, chunks)
         mended, left = self._mend({**failed, **lost})
