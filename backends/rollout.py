@@ -7,6 +7,7 @@ included; made from outside, in the same process, 35, 49 and 207 us.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -138,6 +139,7 @@ class Recorder:
     """
 
     def __init__(self, writer: Writer, all_ids: tuple[int, ...], order: Order) -> None:
+        self._begun = time.perf_counter()
         self.all_ids = all_ids
         self.active: list[int] = []
         self.env_ids: tuple[int, ...] = ()
@@ -253,6 +255,7 @@ class Recorder:
             self._said,
             self._loose(self.all_ids),
             memory,
+            time.perf_counter() - self._begun,
             self.failed,
             self.broken,
         )

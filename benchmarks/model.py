@@ -59,8 +59,12 @@ class Load:
 
 def node_seconds(costs: Costs, load: Load) -> float:
     """Return the time from a message sent until its answer could be taken."""
-    per_step = costs.host_per_step + load.envs * (costs.host_per_env + load.step)
-    return costs.latency + load.steps * per_step
+    return costs.latency + load.steps * host_seconds(costs, load)
+
+
+def host_seconds(costs: Costs, load: Load) -> float:
+    """Return the time that a node needs for a step of all its envs."""
+    return costs.host_per_step + load.envs * (costs.host_per_env + load.step)
 
 
 def answer_seconds(costs: Costs, load: Load) -> float:
@@ -103,21 +107,10 @@ def enough_nodes(costs: Costs, load: Load) -> int:
 
 
 def chunk_steps(costs: Costs, load: Load) -> int:
-    """Return how many steps a chunk of a long rollout has, at least 1.
-
-    A chunk has as many steps as fit into `CHUNK` at the pace of the one before, messages included.
-    """
-    steps = max(1, int(CHUNK / round_seconds(costs, replace(load, steps=1))))
-    while (after := max(1, int(CHUNK * steps / round_seconds(costs, replace(load, steps=steps))))) != steps:
-        steps = after
-    return steps
+    """Return how many steps a chunk of a long rollout has, at least 1: as many as a node makes in `CHUNK`."""
+    return max(1, int(CHUNK / host_seconds(costs, load)))
 
 
 def in_chunks(costs: Costs, load: Load) -> Load:
     """Return the load of a round of a long rollout."""
     return replace(load, steps=chunk_steps(costs, load))
-
-
-def in_full_chunks(load: Load) -> Load:
-    """Return the load of a round of a rollout whose chunks would have `CHUNK` of steps, whatever messages take."""
-    return replace(load, steps=max(1, int(CHUNK / (load.envs * load.step))))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import count
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -17,12 +16,10 @@ from matplotlib.ticker import FuncFormatter
 from benchmarks.model import (
     Costs,
     Load,
-    chunk_steps,
     driver_limit,
     enough_nodes,
     ideal_rate,
     in_chunks,
-    in_full_chunks,
     rate,
     round_seconds,
 )
@@ -75,9 +72,7 @@ the driver is what is waited for: {limits}.
 ## Up to a thousand nodes
 
 Modelled env steps per second with {envs} envs a node. A rollout pays for messages and for the way once per chunk, not
-once per step. A chunk has as many steps as fit into 0.2 s at the pace of the one before, messages included. So where a
-first chunk, of one step, takes more than half of that, from {least:,} nodes on with steps of 1 ms, chunks never have
-more than one, and nothing is gained. *Full chunks* would have 0.2 s of steps beside their messages.
+once per step. A chunk has as many steps as a node makes in 0.2 s, however long the messages take.
 
 {rates}"""
 
@@ -125,10 +120,6 @@ class Ways:
         """Return the rate of long rollouts."""
         return rate(self.rolling, in_chunks(self.rolling, load))
 
-    def by_full_chunks(self, load: Load) -> float:
-        """Return the rate of rollouts with 0.2 s of steps in each chunk."""
-        return rate(self.rolling, in_full_chunks(load))
-
     def with_messages_of(self, seconds: float) -> Ways:
         """Return these with another cost of a message and its answer."""
         half = {"send": seconds / 2, "receive": seconds / 2, "background": 0.0}
@@ -149,7 +140,6 @@ def write(folder: Path, about: dict[str, str], ways: Ways, checks: Sequence[Chec
         reach=_reach(ways.stepping),
         envs=_BASE.envs,
         cores=about["usable cores"].split()[0] + " cores",
-        least=next(nodes for nodes in count(1) if chunk_steps(ways.rolling, replace(_BASE, nodes=nodes)) == 1),
         rates=_rates(ways),
     )
     folder.joinpath("SCALE.md").write_text(text, encoding="utf-8")
@@ -219,9 +209,9 @@ def _rates(ways: Ways) -> str:
     for step in _STEPS[:2]:
         for nodes in _SIZES:
             load = replace(_BASE, nodes=nodes, step=step)
-            found = [ideal_rate(load), ways.by_step(load), ways.by_rollout(load), ways.by_full_chunks(load)]
+            found = [ideal_rate(load), ways.by_step(load), ways.by_rollout(load)]
             rows.append((seconds_label(step, 0), f"{nodes:,}", *(f"{value:,.0f}" for value in found)))
-    return table(("a step", "nodes", "the envs alone", "by step", "rollout", "rollout, full chunks"), rows)
+    return table(("a step", "nodes", "the envs alone", "by step", "rollout"), rows)
 
 
 Models = Callable[[float], tuple[Ways, Load]]
@@ -272,8 +262,6 @@ def _lines(points: Sequence[tuple[Ways, Load]]) -> Iterator[tuple[str, dict[str,
     """Return name, look and rates of each line."""
     ideal = {"color": "#000000", "linestyle": "--", "linewidth": 1.3}
     yield "the envs alone", ideal, [ideal_rate(load) for _, load in points]
-    full = {"color": "#1f77b4", "linestyle": ":", "linewidth": 1.6}
-    yield "rollout, full chunks", full, [ways.by_full_chunks(load) for ways, load in points]
     yield "rollout", {"color": "#1f77b4", "linewidth": 2}, [ways.by_rollout(load) for ways, load in points]
     yield "step", {"color": "#d62728", "linewidth": 2}, [ways.by_step(load) for ways, load in points]
 

@@ -82,6 +82,7 @@ class Chunk:
         said: What steps answered beside rows, by place.
         loose: Loose leaves of the states after the last step, by env id, if there are any.
         memory: What the policy remembers after the last step; ``None`` if it remembers nothing.
+        seconds: How long the host took for it, without what messages take.
         failed: In which step an env failed, and why. It made no further one.
         broken: Why the policy has given no actions for the step after the last; ``None`` if it was not at fault.
     """
@@ -97,6 +98,7 @@ class Chunk:
     said: dict[Place, Extra] = field(default_factory=dict)
     loose: dict[int, list[Any]] = field(default_factory=dict)
     memory: Memory | None = None
+    seconds: float = 0.0
     failed: Mapping[int, tuple[int, Failure]] = field(default_factory=dict)
     broken: Failure | None = None
 

@@ -17,6 +17,7 @@ from benchmarks.model import (
     chunk_steps,
     driver_limit,
     enough_nodes,
+    host_seconds,
     ideal_rate,
     in_chunks,
     rate,
@@ -65,14 +66,14 @@ def test_answers_that_arrive_while_the_driver_is_busy_wait() -> None:
 def test_chunks_take_as_long_as_those_of_the_package() -> None:
     assert CHUNK == rollout.CHUNK
     steps = chunk_steps(COSTS, LOAD)
-    assert round_seconds(COSTS, replace(LOAD, steps=steps)) <= CHUNK
-    assert round_seconds(COSTS, replace(LOAD, steps=steps + 1)) > CHUNK
+    assert steps * host_seconds(COSTS, LOAD) <= CHUNK
+    assert (steps + 1) * host_seconds(COSTS, LOAD) > CHUNK
 
 
-def test_messages_that_take_as_long_as_a_chunk_leave_chunks_of_one_step() -> None:
-    assert chunk_steps(COSTS, on(1000)) == 1
+def test_chunks_are_as_long_however_many_messages_there_are() -> None:
+    assert chunk_steps(COSTS, on(1000)) == chunk_steps(COSTS, on(1)) > 1
 
 
-@pytest.mark.parametrize("nodes", [1, 10, 100])
+@pytest.mark.parametrize("nodes", [1, 10, 100, 1000])
 def test_a_rollout_is_faster_than_steps_and_slower_than_the_envs(nodes: int) -> None:
     assert rate(COSTS, on(nodes)) < rate(COSTS, in_chunks(COSTS, on(nodes))) < ideal_rate(on(nodes))
