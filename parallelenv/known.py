@@ -23,6 +23,7 @@ class Known(Guarded):
     _pool: Pool
     _stepper: Stepper
     _num_envs: int
+    _everyone: tuple[int, ...]
     _recommendation: Recommendation | None
 
     @property
