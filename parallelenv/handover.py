@@ -12,20 +12,22 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from parallelenv import arguments
 from parallelenv.batch import Layout
-from parallelenv.errors import HandedOverError
+from parallelenv.errors import AbsentAttributeError, HandedOverError, MissingDependencyError
 from parallelenv.guard import exclusive
 from parallelenv.ids import parse_ids
 from parallelenv.known import Known
 from parallelenv.policy import Policy
-from parallelenv.requests import Request
+from parallelenv.requests import Request, name_envs
 from parallelenv.results import StepResult
 from parallelenv.rollout import Roller
-from parallelenv.stepping import Begins, Resetting
+from parallelenv.stepping import Align, Begins, Resetting
 
 if TYPE_CHECKING:
     import gymnasium
 
     from parallelenv.adapters.gymnasium import GymnasiumVectorEnv
+    from parallelenv.adapters.sb3 import SB3VecEnv
+    from parallelenv.adapters.tianshou import TianshouVectorEnv
     from parallelenv.env import ParallelEnv
 
 
@@ -70,6 +72,50 @@ class Adaptable(Known):
         from parallelenv.adapters.gymnasium import GymnasiumVectorEnv
 
         return GymnasiumVectorEnv(cast("ParallelEnv", self), autoreset_mode, observation_mode)
+
+    def to_sb3(self) -> SB3VecEnv:
+        """Return a `VecEnv` of Stable-Baselines3 that steps these envs, for its algorithms and wrappers.
+
+        From now on an ended env is reset within the step that ends it, whatever ``asynchronous`` was, and all envs
+        need a reset. Closing the `VecEnv` closes this object.
+
+        Raises:
+            MissingDependencyError: If Stable-Baselines3 is not installed.
+            SpacesError: If the envs declare no spaces, or different ones.
+            ArgumentError: If the envs have different render modes.
+            EnvBusyError: If a step is under way.
+            HandedOverError: If another adapter has this object.
+        """
+        try:
+            from parallelenv.adapters.sb3 import SB3VecEnv
+        except ModuleNotFoundError as error:
+            if error.name != "stable_baselines3":
+                raise
+            raise MissingDependencyError(
+                "to_sb3() needs the package stable-baselines3, which is not installed. Install it with: "
+                "pip install stable-baselines3"
+            ) from error
+        return SB3VecEnv(cast("ParallelEnv", self))
+
+    def to_tianshou(self, wait_num: int | None = None, timeout: float | None = None) -> TianshouVectorEnv:
+        """Return what Tianshou's collectors and wrappers take for one of its vector envs.
+
+        From now on nothing happens when an episode ends, whatever ``asynchronous`` was: collectors reset. All envs
+        need a reset. Closing it closes this object.
+
+        Args:
+            wait_num: So many envs a step waits for; the others go on with theirs. ``None``: all.
+            timeout: Seconds after which a step returns what is there, at least of one env; ``None``: none.
+
+        Raises:
+            ArgumentError: If ``wait_num`` is no int from 1 to the number of envs, or ``timeout`` not positive.
+            InvalidEnvError: If an env has a `Tuple` observation space, which Tianshou cannot batch.
+            EnvBusyError: If a step is under way.
+            HandedOverError: If another adapter has this object.
+        """
+        from parallelenv.adapters.tianshou import TianshouVectorEnv
+
+        return TianshouVectorEnv(cast("ParallelEnv", self), wait_num, timeout)
 
     # ---------------------------------------------------------------- for adapters
 
@@ -127,6 +173,12 @@ class Adaptable(Known):
         return self._end_reset(resetting, arguments.check_timeout(timeout))
 
     @exclusive
+    def _reset_each(self, env_ids: Sequence[int], seed: Any, options: Any) -> list[Any]:
+        """Begin episodes and return the first states, one per env."""
+        resetting = self._stepper.begin_reset(env_ids, self._beginnings(env_ids, seed, options))
+        return self._end_reset(resetting, None, "batch")  # type: ignore[no-any-return]
+
+    @exclusive
     def _latest_states(self) -> Any:
         """Return the latest states of all envs, batched."""
         return self._stepper.latest_states()
@@ -137,10 +189,10 @@ class Adaptable(Known):
         self._stepper.refuse_fresh(env_ids)
 
     @exclusive
-    def _call_async(self, operation: str, each: Sequence[Any] | None, common: Any, id: Any = None) -> Request:
-        """Ask envs, without ``id`` all of them, for an operation of the host."""
+    def _call_async(self, operation: str, argument: Any, common: Any, id: Any = None) -> Request:
+        """Ask envs, without ``id`` all of them, for an operation of the host with the same argument for each."""
         env_ids = self._everyone if id is None else parse_ids(id, self._num_envs)
-        return self._pool.post(operation, env_ids, each, common)
+        return self._pool.post(operation, env_ids, [argument] * len(env_ids), common)
 
     @exclusive
     def _call_wait(self, request: Request, timeout: float | None) -> list[Any]:
@@ -149,6 +201,21 @@ class Adaptable(Known):
         self._pool.wait(request, self._stepper.timeout if limit is None else limit)
         request.raise_failures()
         return [request.values.get(env_id) for env_id in request.env_ids]
+
+    @exclusive
+    def _existing_attr(self, key: str, id: Any) -> list[Any]:
+        """Return an attribute that all of the envs have.
+
+        Raises:
+            AbsentAttributeError: If one has not.
+        """
+        env_ids = parse_ids(id, self._num_envs)
+        arguments.check_name("key", key)
+        values = self._pool.ask("get", env_ids, None, key).values
+        without = [env_id for env_id in env_ids if env_id not in values]
+        if without:
+            raise AbsentAttributeError(f"{name_envs(without)} has no attribute {key!r}, and no wrapper around it has.")
+        return [values[env_id][0] for env_id in env_ids]
 
     # ---------------------------------------------------------------- for both
 
@@ -159,9 +226,9 @@ class Adaptable(Known):
             seeds = [self._seeds.get(env_id) for env_id in env_ids]
         return list(zip(seeds, arguments.spread_options(options, env_ids), strict=True))
 
-    def _end_reset(self, resetting: Resetting, timeout: float | None) -> Any:
+    def _end_reset(self, resetting: Resetting, timeout: float | None, align: Align = "item") -> Any:
         """Return the first states of episodes; seeds that were set for these are used up."""
-        states = self._stepper.finish_reset(resetting, timeout)
+        states = self._stepper.finish_reset(resetting, timeout, align)
         for env_id in resetting.env_ids:
             self._seeds.pop(env_id, None)
         return states

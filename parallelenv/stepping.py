@@ -27,7 +27,7 @@ from parallelenv.pool import NO_FAILURES, Pool
 from parallelenv.protocol import NOTHING, Extra
 from parallelenv.recovery import Recovery
 from parallelenv.requests import Request
-from parallelenv.results import StepBatch, StepResult, by_env, by_item, ended_state, gather_states
+from parallelenv.results import StepBatch, StepResult, by_env, by_item, ended_state, gather_states, list_states
 from parallelenv.saving import Progress
 
 Align = Literal["item", "batch"]
@@ -120,12 +120,13 @@ class Stepper:
             self._mend_unasked(env_ids, self._pool.obituaries(env_ids), self._recovery)
         return Resetting(env_ids, each, self._post_reset(env_ids, each))
 
-    def finish_reset(self, resetting: Resetting, timeout: float | None) -> Any:
-        """Return the first states, batched.
+    def finish_reset(self, resetting: Resetting, timeout: float | None, align: Align = "item") -> Any:
+        """Return the first states: batched, or with align ``"batch"`` a list with one per env.
 
         Args:
             resetting: What was begun.
             timeout: Seconds; ``None`` means the pool's own.
+            align: As in `step`.
 
         Raises:
             WorkerTimeoutError: If they do not come in time. This can be called again.
@@ -136,7 +137,10 @@ class Stepper:
         failures, extras = request.failures, request.values
         good = tuple(env_id for env_id in env_ids if env_id not in failures) if failures else env_ids
         rows = self._pool.batch.rows(good)
-        states = gather_states(self._pool.batch, good, rows, extras, self._copy)
+        if align == "batch":
+            states: Any = list_states(self._pool.batch, good, extras)
+        else:
+            states = gather_states(self._pool.batch, good, rows, extras, self._copy)
         for env_id in good:
             self.reset_infos[env_id] = extras.get(env_id, NOTHING).info or {}
         for record in (self.done, self._terminated, self._truncated):

@@ -15,6 +15,7 @@ from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
 from parallelenv import arguments
 from parallelenv.adapters.infos import gather_infos
+from parallelenv.adapters.spaces import check_alike, declared_spaces
 from parallelenv.batch import Array
 from parallelenv.errors import (
     ArgumentError,
@@ -78,8 +79,8 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         self.num_envs = env.num_envs
         self.parallel_env = env
         batched, single = _observation_spaces(env, observation_mode)
-        action_spaces = _declared("action_space", env)
-        _check_alike("action_space", action_spaces, "Make them equal.")
+        action_spaces = declared_spaces("action_space", env)
+        check_alike("action_space", action_spaces, "Make them equal.")
         contract = f"to_gymnasium({mode.value!r}, observation_mode={_show(observation_mode)})"
         env._hand_over(contract, _POLICIES[mode](), single)
         self.observation_space, self.single_observation_space = copy.deepcopy((batched, single))
@@ -245,7 +246,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         arguments.check_name("name", name)
         if name in _NOT_BY_CALL:
             raise ArgumentError(f"call({name!r}) would bypass this vector env. Use its own {name}().")
-        request = self.parallel_env._call_async("use", [(args, kwargs)] * self.num_envs, (name, False))
+        request = self.parallel_env._call_async("use", (args, kwargs), (name, False))
         self._await(_Begun("call", request))
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
@@ -399,9 +400,9 @@ def _observation_spaces(env: ParallelEnv, mode: ObservationMode) -> tuple[gymnas
         SpacesError: If those of the envs are not as the mode says.
         ArgumentError: If there is no such mode.
     """
-    spaces = _declared("observation_space", env)
+    spaces = declared_spaces("observation_space", env)
     if mode == "same":
-        _check_alike("observation_space", spaces, "If their bounds alone differ, give observation_mode='different'.")
+        check_alike("observation_space", spaces, "If their bounds alone differ, give observation_mode='different'.")
         return batch_space(spaces[0], len(spaces)), spaces[0]
     if mode == "different":
         _check_shapes(spaces, spaces[0])
@@ -415,12 +416,6 @@ def _observation_spaces(env: ParallelEnv, mode: ObservationMode) -> tuple[gymnas
     )
 
 
-def _check_alike(name: str, spaces: Sequence[gymnasium.Space[Any]], way_out: str) -> None:
-    for env_id, space in enumerate(spaces):
-        if space != spaces[0]:
-            raise SpacesError(f"The {name} of env {env_id} is {space}, but that of env 0 is {spaces[0]}. {way_out}")
-
-
 def _check_shapes(spaces: Sequence[gymnasium.Space[Any]], single: gymnasium.Space[Any]) -> None:
     for env_id, space in enumerate(spaces):
         if not is_space_dtype_shape_equiv(space, single):
@@ -428,14 +423,6 @@ def _check_shapes(spaces: Sequence[gymnasium.Space[Any]], single: gymnasium.Spac
                 f"The observation_space of env {env_id} is {space}, of other shapes or dtypes than {single}. No vector "
                 "env can batch them; step the ParallelEnv itself."
             )
-
-
-def _declared(name: str, env: ParallelEnv) -> list[gymnasium.Space[Any]]:
-    spaces = [getattr(facts, name) for facts in env._pool.facts]
-    for env_id, space in enumerate(spaces):
-        if space is None:
-            raise SpacesError(f"env {env_id} declares no {name}, which a vector env needs. Set it on the env.")
-    return spaces
 
 
 def _parse_mask(mask: Any, num_envs: int) -> list[int]:

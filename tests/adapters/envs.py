@@ -20,6 +20,7 @@ SPACES: dict[str, tuple[Space, Space]] = {
     "number": (Discrete(9, start=-4), Box(-1, 1, (2,), np.float32)),
     "image": (Box(0, 255, (4, 4, 3), np.uint8), MultiDiscrete([3, 2])),
     "dict": (Dict({"a": VECTOR, "b": Dict({"c": MultiBinary(4)})}), Dict({"x": Discrete(2), "y": Discrete(3)})),
+    "flat dict": (Dict({"a": VECTOR, "b": MultiBinary(4)}), MultiBinary(3)),
     "tuple": (Tuple((VECTOR, Discrete(5))), Tuple((Discrete(2), Box(0, 1, (2,), np.float64)))),
     "text": (Text(6, charset="abc"), Text(4, charset="xyz")),
     "text inside": (Dict({"a": VECTOR, "word": Text(6, charset="abc")}), Discrete(2)),
