@@ -77,7 +77,9 @@ def test_collectors_collect_the_same(is_async: bool, make_env: MakeEnv) -> None:
 
     class Leaning(base.Policy):  # type: ignore[misc, name-defined]
         def forward(self, batch: Any, state: Any = None, **kwargs: Any) -> Any:
-            return data.Batch(act=torch.as_tensor((batch.obs[:, 2] > 0).astype(np.int64)))
+            leans = torch.as_tensor((batch.obs[:, 2] > 0).astype(np.int64))
+            nothing = torch.zeros(len(leans), 1)  # the async collector cannot do without
+            return data.Batch(act=leans, state=nothing, policy=data.Batch(nothing=nothing))
 
     options: dict[str, Any] = {"wait_num": 3} if is_async else {}
     ours = make_env(["CartPole-v1"] * 4).to_tianshou(**options)
