@@ -17,7 +17,7 @@ demo: $(VENV)/.demo ## Measure every mode on CartPole and LunarLander; Ray is st
 test: $(VENV)/.test ## Run all tests.
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-neighbours: $(VENV)/.neighbours ## Test the adapters beside Stable-Baselines3 and Tianshou themselves; some 3 minutes.
+neighbours: $(VENV)/.neighbours ## Test the adapters beside Stable-Baselines3, Tianshou and RLlib themselves; some 3 minutes.
 	PARALLELENV_REQUIRE_NEIGHBOURS=1 $(BIN)/python -m pytest -m "neighbours and not long" tests/adapters $(PYTEST_ARGS)
 
 faults: $(VENV)/.test ## Provoke every fault in every mode and print how long each recovery takes; some 8 minutes.
