@@ -317,7 +317,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         self.parallel_env.close(0.0 if terminate else timeout)
 
     def __del__(self) -> None:
-        """Leave the `ParallelEnv` as it is: others may use it. In Gymnasium before 1.3 the base class would close it."""
+        """Leave the `ParallelEnv` open, which others may use. Before Gymnasium 1.3 the base class would close it."""
 
     # ---------------------------------------------------------------- what is under way
 
