@@ -94,6 +94,17 @@ def test_it_steps_the_envs_of_its_parallel_env(make_env: MakeEnv) -> None:
 
 
 @nearby
+def test_resets_that_come_with_a_step_are_told_of(make: Any) -> None:
+    env = make([partial(Varied, mean=2.0)] * 3)
+    env.reset(seed=1)
+    while not (ended := env.parallel_env.done).any():
+        env.step(ZEROS)
+    *_, infos = env.step(ZEROS)
+    told = [info["first"] for info in env.parallel_env.reset_infos]
+    assert [first for first, is_new in zip(told, ended, strict=True) if is_new] == infos["first"][ended].tolist()
+
+
+@nearby
 def test_a_policy_of_its_own_is_forgotten(make_env: MakeEnv) -> None:
     ours = make_env([Looped] * 3, asynchronous="restart")
     ours.reset()

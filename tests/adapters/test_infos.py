@@ -31,6 +31,7 @@ def gather(*values: Any) -> Any:
         [{"a": "word"}, {"a": None}, {"b": [1, 2]}],
         [{"a": {"b": {"c": 1}}}, {"a": {"b": {}}}, {"a": {"d": 2}}],
         [{"final_obs": np.zeros(2), "final_info": {"a": 1}}, {"a": 2}, {"final_obs": {"x": 1}, "final_info": {}}],
+        [{"final_obs": np.zeros(2)}, {"final_obs": np.ones(2)}, {}],
         [{"a": np.bool_(True)}, {}, {"a": np.bool_(False)}],
         [{"a": np.array("x", dtype=object)}, {}, {}],
     ],

@@ -50,6 +50,8 @@ def test_steps_and_resets_are_those_of_dummy_vector_env(kind: str, make_env: Mak
     twins = Twins(make_env(env_fns, num_cpus=2).to_tianshou(), require("tianshou.env").DummyVectorEnv(env_fns))
     twins.seed(3)
     assert twins.ours.action_space == twins.theirs.action_space
+    samples = [[space.sample() for space in env.action_space] for env in (twins.ours, twins.theirs)]
+    assert difference(samples[0], samples[1]) is None
     twins.reset(options={"level": 2})
     random = np.random.default_rng(7)
     for _ in range(50 if needs_ray(mode) else 300):
