@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from parallelenv.actions import ActionReader
-from parallelenv.batch import Array
+from parallelenv.batch import Array, has_true
 from parallelenv.chunks import Chunk
 from parallelenv.errors import (
     EnvBusyError,
@@ -378,7 +378,7 @@ class Stepper:
 
     def _ended(self, env_ids: Sequence[int]) -> tuple[int, ...] | Literal[False]:
         """Return those of the envs that ended in their latest step, ``False`` if there are none."""
-        return tuple(env_id for env_id in env_ids if self.done[env_id]) if self.done.any() else False
+        return tuple(env_id for env_id in env_ids if self.done[env_id]) if has_true(self.done) else False
 
     def _settle(self) -> None:
         """Take charge of a step whose call did not come to its end."""
@@ -408,7 +408,7 @@ class Stepper:
 
     def _choose(self, env_ids: Sequence[int]) -> tuple[Sequence[int], list[int] | None]:
         """Return the envs that will be stepped, and their positions if some will not be."""
-        if not self.done.any():
+        if not has_true(self.done):
             return env_ids, None
         chosen = [position for position, env_id in enumerate(env_ids) if not self.done[env_id]]
         return [env_ids[position] for position in chosen], chosen
@@ -510,7 +510,7 @@ class Stepper:
         rows = batch.rows(landed.stepped)
         terminated, truncated = batch.terminated[rows].copy(), batch.truncated[rows].copy()
         dones = terminated | truncated
-        if self._policy.resets_next and self.done.any():
+        if self._policy.resets_next and has_true(self.done):
             self._note_resets(landed)
         self._policy.mark_done(self.done, rows, dones)
         if self._policy.skips_done:  # else nobody is ever absent, and the flags need not be kept
