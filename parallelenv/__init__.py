@@ -9,12 +9,15 @@ from parallelenv.env import ParallelEnv
 from parallelenv.errors import ParallelEnvError
 from parallelenv.results import StepBatch, StepResult
 from parallelenv.trajectory import Rollout
+from parallelenv.wrappers import ParallelWrapper, StateWrapper
 
 __all__ = [
     "ParallelEnv",
     "ParallelEnvError",
+    "ParallelWrapper",
     "Recommendation",
     "Rollout",
+    "StateWrapper",
     "StepBatch",
     "StepResult",
     "recommend",

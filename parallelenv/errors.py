@@ -96,6 +96,14 @@ class HandedOverError(ParallelEnvError, RuntimeError):
     """Two adapters want one `ParallelEnv`, and each its own rules."""
 
 
+class MissingMethodError(ParallelEnvError, NotImplementedError):
+    """A subclass lacks the method that it is there for."""
+
+
+class WrappedError(ParallelEnvError, RuntimeError):
+    """A call would silently go past a wrapper."""
+
+
 class SpacesError(ArgumentError, RuntimeError):
     """The envs declare no spaces, or not those that an adapter needs."""
 
