@@ -289,7 +289,8 @@ class Host:
         if not callable(found):
             return found
         positional, named = own(arguments)
-        return found(*positional, **named)
+        bound = functools.partial(found, *positional, **named)
+        return _draw(bound) if name == "render" else bound()
 
     def has(self, env_id: int, argument: Any, key: str) -> bool:
         """Say if there is such an attribute; it need not be one that can be copied."""
@@ -315,12 +316,7 @@ class Host:
 
     def render(self, env_id: int, argument: Any, common: Any) -> Any:
         """Render an env, alone in this process."""
-        is_alone = _DRAWING.acquire(timeout=_LONGEST_DRAWING)
-        try:
-            return self._env(env_id).env.render()
-        finally:
-            if is_alone:
-                _DRAWING.release()
+        return _draw(self._env(env_id).env.render)
 
     def _env(self, env_id: int) -> Resettable:
         env = self._envs[env_id - self._first]
@@ -388,6 +384,16 @@ class Execution:
             )
             return Failure(interrupted, env_id, f"interrupted {self._host.doing}")
         return Failure(error, env_id, self._host.doing)
+
+
+def _draw(render: Callable[[], Any]) -> Any:
+    """Render an env, alone in this process."""
+    is_alone = _DRAWING.acquire(timeout=_LONGEST_DRAWING)
+    try:
+        return render()
+    finally:
+        if is_alone:
+            _DRAWING.release()
 
 
 def _step_with_copy(step: Callable[[Any], Any], action: Any) -> Any:

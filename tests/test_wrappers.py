@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from functools import partial
 from typing import Any
 
@@ -94,6 +95,7 @@ def test_everything_else_is_forwarded(make_env: MakeEnv) -> None:
     assert env.unwrapped is inner
     assert len(env) == 3
     assert repr(env).startswith("<Cheered around <Doubled around <parallelenv.ParallelEnv of 3 envs")
+    assert copy.copy(env).unwrapped is inner
     env.reset(seed=1)
     assert (env.step(ONES).rewards > 5).all()
     assert env.get_env_attr("number") == [0, 1, 2]

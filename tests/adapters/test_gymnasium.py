@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -452,6 +455,38 @@ def test_what_takes_too_long_can_be_awaited_again(make: Any) -> None:
         env.step_wait(timeout=0.05)
     assert env.reset()[0].tolist() == [[0], [0], [0]]
     assert env.step(ZEROS)[0].tolist() == [[1], [1], [1]]
+
+
+@pytest.mark.parametrize("mode", ["subproc", "thread"], indirect=True)
+def test_a_step_that_was_interrupted_can_be_had(make: Any) -> None:
+    env = make([partial(Slow, 9)] * 3)
+    env.reset()
+    for end in (lambda: env.step_wait()[0].tolist() == [[1], [1], [1]], lambda: not env.reset()[0].any()):
+        interrupt = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+        interrupt.start()
+        with pytest.raises(KeyboardInterrupt):
+            env.step(ONE_ONE)
+        interrupt.join()
+        with pytest.raises(AlreadyPendingCallError, match="interrupted"):
+            env.step(ZEROS)
+        assert end()
+    env.step(ZEROS)
+
+
+@pytest.mark.parametrize("mode", ["thread"], indirect=True)
+def test_frames_are_drawn_one_after_the_other(make: Any) -> None:
+    class Canvas(Looped):
+        drawing = 0
+
+        def render(self) -> Any:
+            Canvas.drawing += 1
+            time.sleep(0.01)
+            most = Canvas.drawing
+            Canvas.drawing -= 1
+            return most
+
+    env = make([Canvas] * 3)
+    assert env.render() == env.call("render") == (1, 1, 1)
 
 
 @nearby
