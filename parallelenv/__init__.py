@@ -3,7 +3,7 @@
 This `ParallelEnv` is neither TorchRL's process pool nor PettingZoo's multi-agent interface.
 """
 
-from parallelenv.adapters.gymnasium import vector_entry_point
+from parallelenv.adapters.entry_point import vector_entry_point
 from parallelenv.choice import Recommendation, recommend
 from parallelenv.env import ParallelEnv
 from parallelenv.errors import ParallelEnvError

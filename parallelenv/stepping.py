@@ -103,10 +103,6 @@ class Stepper:
 
     # ---------------------------------------------------------------- episodes
 
-    def reset(self, env_ids: Sequence[int], each: Begins) -> Any:
-        """Begin new episodes and return the first states. Arguments as of `begin_reset`, errors of `finish_reset`."""
-        return self.finish_reset(self.begin_reset(env_ids, each), None)
-
     def begin_reset(self, env_ids: Sequence[int], each: Begins) -> Resetting:
         """Begin to begin new episodes.
 

@@ -1,21 +1,18 @@
-"""A `ParallelEnv` as a `gymnasium.vector.VectorEnv`, and as the vector entry point of a registered env."""
+"""A `ParallelEnv` as a `gymnasium.vector.VectorEnv`."""
 
 from __future__ import annotations
 
 import copy
-import functools
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import gymnasium
 import numpy as np
-from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.utils import batch_differing_spaces, batch_space
+from gymnasium.vector.utils import batch_space
 
 from parallelenv import arguments
 from parallelenv.adapters.infos import gather_infos
-from parallelenv.adapters.spaces import check_alike, declared_spaces
+from parallelenv.adapters.spaces import ObservationMode, check_alike, declared_spaces, vector_spaces
 from parallelenv.batch import Array
 from parallelenv.errors import (
     ArgumentError,
@@ -27,10 +24,8 @@ from parallelenv.errors import (
     NothingInFlightError,
     PendingCallError,
     ResetNeededError,
-    SpacesError,
 )
 from parallelenv.policy import Ending, NextStep, Policy, SameStep
-from parallelenv.recipes import make_recipes
 from parallelenv.requests import Request
 from parallelenv.results import StepResult
 from parallelenv.stepping import Resetting
@@ -39,7 +34,6 @@ if TYPE_CHECKING:
     from parallelenv.env import ParallelEnv
 
 Stepped = tuple[Any, Array, Array, Array, dict[str, Any]]
-ObservationMode = Literal["same", "different"] | tuple[gymnasium.Space[Any], gymnasium.Space[Any]]
 
 _POLICIES: dict[AutoresetMode, type[Policy]] = {
     AutoresetMode.NEXT_STEP: NextStep,
@@ -78,7 +72,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         mode = _parse_mode(autoreset_mode)
         self.num_envs = env.num_envs
         self.parallel_env = env
-        batched, single = _observation_spaces(env, observation_mode)
+        batched, single = vector_spaces(env, observation_mode)
         action_spaces = declared_spaces("action_space", env)
         check_alike("action_space", action_spaces, "Make them equal.")
         contract = f"to_gymnasium({mode.value!r}, observation_mode={_show(observation_mode)})"
@@ -123,7 +117,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         self, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> None:
         """Begin to begin new episodes; `reset_wait` returns what `reset` does. Arguments and errors as there."""
-        self._refuse_awaited("reset_async")
+        self._refuse_awaited("reset")
         env, everyone = self.parallel_env, range(self.num_envs)
         seeds = None if seed is None else arguments.spread_seeds(seed, everyone, self.num_envs, whole=True)
         chosen = list(everyone)
@@ -176,7 +170,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
             WorkerTimeoutError: If it takes longer than the `ParallelEnv`'s ``timeout``; `step_wait` waits on.
             BaseException: What an env raised; ``error.partial`` has what the others answered.
         """
-        self._check_step("step")
+        self._check_step()
         try:
             result = self.parallel_env._step(actions)
         except EnvBusyError as error:
@@ -185,7 +179,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
 
     def step_async(self, actions: Any) -> None:
         """Begin a step; `step_wait` returns what `step` does. Argument and errors as there."""
-        self._check_step("step_async")
+        self._check_step()
         try:
             self.parallel_env._step_async(actions)
         except EnvBusyError as error:
@@ -210,8 +204,8 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         except NothingInFlightError as error:
             raise _nothing_begun("step") from error
 
-    def _check_step(self, call: str) -> None:
-        self._refuse_awaited(call)
+    def _check_step(self) -> None:
+        self._refuse_awaited("step")
         if self._refuses_ended and self.parallel_env.has_done():
             ended = np.flatnonzero(self.parallel_env.done).tolist()
             raise ResetNeededError(
@@ -242,7 +236,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
 
     def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
         """Begin a `call`; `call_wait` returns what it does. Arguments and errors as there."""
-        self._refuse_awaited("call_async")
+        self._refuse_awaited("call")
         arguments.check_name("name", name)
         if name in _NOT_BY_CALL:
             raise ArgumentError(f"call({name!r}) would bypass this vector env. Use its own {name}().")
@@ -339,54 +333,6 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         return self._begun
 
 
-def vector_entry_point(
-    num_envs: int = 1,
-    *,
-    env: str | gymnasium.envs.registration.EnvSpec | Callable[..., Any],
-    para_mode: Any = "subproc",
-    autoreset_mode: str | AutoresetMode = "NextStep",
-    parallel_kwargs: dict[str, Any] | None = None,
-    max_episode_steps: int | None = None,
-    **make_kwargs: Any,
-) -> GymnasiumVectorEnv:
-    """Return a vector env for `gymnasium.make_vec`, for an id that is registered with this as its entry point.
-
-    ``gymnasium.register("FastPole-v0", vector_entry_point="parallelenv:vector_entry_point", kwargs={"env":
-    "CartPole-v1"})``, and then ``gymnasium.make_vec("FastPole-v0", num_envs=8)``.
-
-    Args:
-        num_envs: Number of envs.
-        env: What to make: a registered id, an `EnvSpec`, or a callable that makes an env.
-        para_mode: As in `ParallelEnv`.
-        autoreset_mode: As in `ParallelEnv.to_gymnasium`.
-        parallel_kwargs: Further arguments of `ParallelEnv`.
-        max_episode_steps: Steps after which an episode is truncated.
-        **make_kwargs: Go to ``gymnasium.make(env, ...)``, or to the callable.
-
-    Raises:
-        ArgumentError: If an argument has no usable value.
-        InvalidEnvError: If the id is not registered, or ``env`` none of these.
-    """
-    from parallelenv.env import ParallelEnv
-
-    arguments.check_positive("num_envs", num_envs)
-    made: Callable[..., Any] = functools.partial(_make, make_recipes([env])[0].source, max_episode_steps, make_kwargs)
-    pool = ParallelEnv([made] * num_envs, para_mode, **(parallel_kwargs or {}))
-    try:
-        return pool.to_gymnasium(autoreset_mode)
-    except BaseException:
-        pool.close()
-        raise
-
-
-def _make(source: Any, max_episode_steps: int | None, make_kwargs: dict[str, Any]) -> Any:
-    """Make one env."""
-    if isinstance(source, gymnasium.envs.registration.EnvSpec):
-        return gymnasium.make(source, max_episode_steps=max_episode_steps, **make_kwargs)
-    env = source(**make_kwargs)
-    return env if max_episode_steps is None else gymnasium.wrappers.TimeLimit(env, max_episode_steps)
-
-
 def _parse_mode(mode: Any) -> AutoresetMode:
     if isinstance(mode, AutoresetMode):
         return mode
@@ -394,38 +340,6 @@ def _parse_mode(mode: Any) -> AutoresetMode:
     if mode not in words:
         raise ArgumentError(f"autoreset_mode={mode!r} is not known; expected one of {tuple(words)}.")
     return AutoresetMode(mode)
-
-
-def _observation_spaces(env: ParallelEnv, mode: ObservationMode) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
-    """Return the batched and the single observation space.
-
-    Raises:
-        SpacesError: If those of the envs are not as the mode says.
-        ArgumentError: If there is no such mode.
-    """
-    spaces = declared_spaces("observation_space", env)
-    if mode == "same":
-        check_alike("observation_space", spaces, "If their bounds alone differ, give observation_mode='different'.")
-        return batch_space(spaces[0], len(spaces)), spaces[0]
-    if mode == "different":
-        _check_shapes(spaces, spaces[0])
-        return batch_differing_spaces(spaces), spaces[0]
-    if isinstance(mode, tuple) and len(mode) == 2 and all(isinstance(space, gymnasium.Space) for space in mode):
-        _check_shapes(spaces, mode[1])
-        return mode
-    raise ArgumentError(
-        f"observation_mode={mode!r} is not known; expected 'same', 'different', or a tuple of the batched and the "
-        "single observation space."
-    )
-
-
-def _check_shapes(spaces: Sequence[gymnasium.Space[Any]], single: gymnasium.Space[Any]) -> None:
-    for env_id, space in enumerate(spaces):
-        if not is_space_dtype_shape_equiv(space, single):
-            raise SpacesError(
-                f"The observation_space of env {env_id} is {space}, of other shapes or dtypes than {single}. No vector "
-                "env can batch them; step the ParallelEnv itself."
-            )
 
 
 def _parse_mask(mask: Any, num_envs: int) -> list[int]:

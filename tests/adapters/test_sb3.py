@@ -233,3 +233,35 @@ def test_ppo_learns_the_same_on_it(make_env: MakeEnv) -> None:
         model.learn(512)
         weights.append([weight.detach().numpy() for weight in model.policy.parameters()])
     assert difference(weights[0], weights[1]) is None
+
+
+def learn_cart_pole(env: Any) -> tuple[list[float], float]:
+    """Train PPO as RL Zoo does; return the learning curve, and the mean return of 20 episodes after it."""
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.callbacks import BaseCallback
+    from stable_baselines3.common.evaluation import evaluate_policy
+
+    curve: list[float] = []
+
+    class Note(BaseCallback):  # type: ignore[misc]
+        def _on_step(self) -> bool:
+            return True
+
+        def _on_rollout_end(self) -> None:
+            curve.append(float(np.mean([episode["r"] for episode in self.model.ep_info_buffer])))
+
+    schedules: Any = {"learning_rate": lambda left: left * 1e-3, "clip_range": lambda left: left * 0.2}
+    numbers: Any = {"n_steps": 32, "batch_size": 256, "n_epochs": 20, "gamma": 0.98, "gae_lambda": 0.8, "seed": 1}
+    model = PPO("MlpPolicy", vec_env.VecMonitor(env), device="cpu", **schedules, **numbers)
+    model.learn(100_000, callback=Note())
+    mean, _ = evaluate_policy(model, vec_env.DummyVecEnv([lambda: gym.make("CartPole-v1")]), 20, warn=False)
+    return curve, mean
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("mode", ["subproc"], indirect=True)
+def test_ppo_solves_cart_pole_with_the_learning_curve_of_dummy_vec_env(make_env: MakeEnv) -> None:
+    found = learn_cart_pole(make_env(["CartPole-v1"] * 8).to_sb3())
+    assert found[1] >= 475
+    assert difference(found, learn_cart_pole(vec_env.DummyVecEnv([lambda: gym.make("CartPole-v1")] * 8))) is None
