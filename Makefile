@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help demo test test-ray faults soak cluster cluster-demo lint bench bench-auto bench-scale wheel-check clean
+.PHONY: help demo test test-ray neighbours faults soak cluster cluster-demo lint bench bench-auto bench-scale wheel-check clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list.
@@ -16,6 +16,9 @@ demo: $(VENV)/.demo ## Measure every mode on CartPole and LunarLander; Ray is st
 
 test: $(VENV)/.test ## Run all tests.
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+neighbours: $(VENV)/.neighbours ## Test the adapters beside Stable-Baselines3, Tianshou and RLlib themselves; some 3 minutes.
+	PARALLELENV_REQUIRE_NEIGHBOURS=1 $(BIN)/python -m pytest -m "neighbours and not long" tests/adapters $(PYTEST_ARGS)
 
 faults: $(VENV)/.test ## Provoke every fault in every mode and print how long each recovery takes; some 8 minutes.
 	$(BIN)/python -m tests.faults $(FAULTS_ARGS)
@@ -60,6 +63,6 @@ $(VENV)/.python:
 	$(PIP) install --upgrade pip
 	touch $@
 
-$(VENV)/.demo $(VENV)/.test $(VENV)/.lint $(VENV)/.bench: $(VENV)/.%: $(VENV)/.python pyproject.toml
+$(VENV)/.demo $(VENV)/.test $(VENV)/.neighbours $(VENV)/.lint $(VENV)/.bench: $(VENV)/.%: $(VENV)/.python pyproject.toml
 	$(PIP) install --editable '.[$*]'
 	touch $@

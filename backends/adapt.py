@@ -59,11 +59,9 @@ class Legacy(Resettable):
         arguments: dict[str, Any] = {}
         if seed is not None:
             self._seed(seed, arguments)
-        if options is not None:
-            if not self._takes_options:
-                raise EnvContractError(
-                    f"reset() of {type(self.env).__name__} takes no options; it was given {options!r}."
-                )
+        if options and not self._takes_options:
+            raise EnvContractError(f"reset() of {type(self.env).__name__} takes no options; it was given {options!r}.")
+        if options is not None and self._takes_options:
             arguments["options"] = options
         result = self.env.reset(**arguments)
         if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict):

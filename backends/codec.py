@@ -28,7 +28,7 @@ from parallelenv.protocol import Command, EnvFacts, Extra, Reply, UnreadableErro
 
 _OUT_OF_BAND = 65536
 
-_PICKLED, _STEP, _STEP_AUTORESET, _DONE, _PLAIN, _NOT_READ = range(6)
+_PICKLED, _STEP, _STEP_AUTORESET, _DONE, _PLAIN, _NOT_READ, _STEP_OR_RESET = range(7)
 _PRINTED = 0x80
 """Added to the tag of a reply whose host has printed something, which does not travel with it."""
 
@@ -43,6 +43,8 @@ def encode_command(command: Command, everyone: tuple[int, ...]) -> Message:
         UnpicklableError: If an argument does not pickle; it names the env id.
     """
     if command.reads_actions and command.env_ids is everyone:
+        if type(command.common) is tuple:
+            return Message(_STEP_OR_RESET, command.number, [pickle.dumps(command.common, protocol=5)])
         return Message(_STEP_AUTORESET if command.common else _STEP, command.number)
     pickler = pickle.Pickler if command.each is None else cloudpickle.Pickler
     try:
@@ -62,6 +64,8 @@ def decode_command(message: Message, everyone: tuple[int, ...]) -> Any:
             return decode(message)
         except Exception as error:  # unpickling runs user code: anything may come
             raise UnreadableError(message.number, f"{type(error).__name__}: {error}") from error
+    if message.tag == _STEP_OR_RESET:
+        return Command(message.number, "step", everyone, None, pickle.loads(message.frames[0]))
     return Command(message.number, "step", everyone, None, message.tag == _STEP_AUTORESET)
 
 

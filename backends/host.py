@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from parallelenv.backends.adapt import Resettable, adapt
-from parallelenv.backends.lookup import get_attribute, get_method, set_attribute
+from parallelenv.backends.lookup import get_attribute, get_existing, get_method, layers, set_attribute
 from parallelenv.backends.rollout import HostRollout
 from parallelenv.backends.state import load_env, save_env
 from parallelenv.backends.writer import Writer
@@ -142,6 +142,8 @@ class Host:
             numbers = [env_id - writer.first for env_id in command.env_ids]
             rows, cells = numbers, writer.cells(numbers)
             steps = [steps[env_id - self._first] for env_id in command.env_ids]
+        if type(command.common) is tuple:
+            steps = self._with_resets(steps, command)
         writer.clear_flags(rows)
         turns = iter(numbers)
         if command.each is None:
@@ -150,8 +152,23 @@ class Host:
         steps = [functools.partial(_step_with_copy, step) for step in steps]
         return zip(turns, cells, steps, command.each, strict=True), (turns, command.env_ids)
 
-    def _step_all(self, rest: Iterator[Any], autoreset: bool, values: dict[int, Any]) -> None:
-        """Step envs, and begin the next episode of those that ended if that is wanted.
+    def _with_resets(self, steps: Sequence[Any], command: Command) -> list[Any]:
+        """Put a reset in the place of the steps of envs that are to begin an episode."""
+        begins = set(command.common)
+        return [
+            functools.partial(self._reset_instead, env_id) if env_id in begins else step
+            for env_id, step in zip(command.env_ids, steps, strict=True)
+        ]
+
+    def _reset_instead(self, env_id: int, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Begin an episode, and answer as a step would."""
+        self.doing = "reset"
+        state, info = self._env(env_id).reset(None, None)
+        self.doing = "step"
+        return state, 0.0, False, False, info
+
+    def _step_all(self, rest: Iterator[Any], autoreset: bool | tuple[int, ...], values: dict[int, Any]) -> None:
+        """Step envs, and begin the next episode of those that end if that is wanted. ``autoreset``: see `Command`.
 
         What costs time here is paid for every env and step: 0.5 us, where CartPole takes 9 us.
         """
@@ -172,7 +189,7 @@ class Host:
                 loose_reward = writer.store_reward(row, reward)
             if terminated is not False or truncated is not False:
                 writer.store_flags(row, terminated, truncated)
-                self._end(row, (info, loose, loose_reward), autoreset and (terminated or truncated), values)
+                self._end(row, (info, loose, loose_reward), autoreset is True and (terminated or truncated), values)
             elif info or loose or loose_reward:
                 values[row + writer.first] = _extra(info, loose, loose_reward)
 
@@ -244,6 +261,11 @@ class Host:
         loose = self._writer.store_state(env_id - self._writer.first, state)
         return Extra(info or None, loose) if info or loose else None
 
+    def look(self, env_id: int, argument: Any, common: Any) -> Extra | None:
+        """Return what of an env's latest state is not in the batch."""
+        loose = self._writer.loose.get(env_id - self._writer.first)
+        return Extra(None, loose) if loose else None
+
     def get(self, env_id: int, argument: Any, key: str) -> tuple[Any] | None:
         """Return an attribute in a one-tuple; nothing if it is absent."""
         return get_attribute(self._env(env_id).env, key)
@@ -257,6 +279,26 @@ class Host:
         self.doing = method + "()"
         bound = get_method(self._env(env_id).env, method)
         return bound(**own(arguments)) if arguments else bound()
+
+    def use(self, env_id: int, arguments: tuple[tuple[Any, ...], dict[str, Any]], what: tuple[str, bool]) -> Any:
+        """Return what a method returns for arguments, copied for this env; unless it must be one, any attribute."""
+        name, must_be_method = what
+        self.doing = name + "()"
+        find = get_method if must_be_method else get_existing
+        found = find(self._env(env_id).env, name)
+        if not callable(found):
+            return found
+        positional, named = own(arguments)
+        bound = functools.partial(found, *positional, **named)
+        return _draw(bound) if name == "render" else bound()
+
+    def has(self, env_id: int, argument: Any, key: str) -> bool:
+        """Say if there is such an attribute; it need not be one that can be copied."""
+        return get_attribute(self._env(env_id).env, key) is not None
+
+    def is_wrapped(self, env_id: int, wrapper_class: type, common: Any) -> bool:
+        """Say if a wrapper of a class is around the env."""
+        return any(isinstance(layer, wrapper_class) for layer in layers(self._env(env_id).env))
 
     def save(self, env_id: int, argument: Any, common: Any) -> bytes | None:
         """Return the state of an env, pickled; ``None`` if there is no way to get it."""
@@ -274,12 +316,7 @@ class Host:
 
     def render(self, env_id: int, argument: Any, common: Any) -> Any:
         """Render an env, alone in this process."""
-        is_alone = _DRAWING.acquire(timeout=_LONGEST_DRAWING)
-        try:
-            return self._env(env_id).env.render()
-        finally:
-            if is_alone:
-                _DRAWING.release()
+        return _draw(self._env(env_id).env.render)
 
     def _env(self, env_id: int) -> Resettable:
         env = self._envs[env_id - self._first]
@@ -347,6 +384,16 @@ class Execution:
             )
             return Failure(interrupted, env_id, f"interrupted {self._host.doing}")
         return Failure(error, env_id, self._host.doing)
+
+
+def _draw(render: Callable[[], Any]) -> Any:
+    """Render an env, alone in this process."""
+    is_alone = _DRAWING.acquire(timeout=_LONGEST_DRAWING)
+    try:
+        return render()
+    finally:
+        if is_alone:
+            _DRAWING.release()
 
 
 def _step_with_copy(step: Callable[[Any], Any], action: Any) -> Any:

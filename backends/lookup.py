@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from parallelenv.errors import AbsentMethodError
+from parallelenv.errors import AbsentAttributeError, AbsentMethodError
 from parallelenv.recipes import is_env
 
 _ABSENT = object()
@@ -38,6 +38,19 @@ def get_attribute(env: Any, key: str) -> tuple[Any] | None:
     for name in rest:
         value = getattr(value, name, _ABSENT)
     return None if value is _ABSENT else (value,)
+
+
+def get_existing(env: Any, key: str) -> Any:
+    """Return the attribute.
+
+    Raises:
+        AbsentAttributeError: If there is none of that name.
+    """
+    found = get_attribute(env, key)
+    if found is None:
+        name = type(list(layers(env))[-1]).__name__
+        raise AbsentAttributeError(f"{name} has no attribute {key!r}, and no wrapper around it has.")
+    return found[0]
 
 
 def set_attribute(env: Any, key: str, value: Any) -> None:

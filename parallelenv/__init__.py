@@ -3,11 +3,24 @@
 This `ParallelEnv` is neither TorchRL's process pool nor PettingZoo's multi-agent interface.
 """
 
+from parallelenv.adapters.entry_point import vector_entry_point
 from parallelenv.choice import Recommendation, recommend
 from parallelenv.env import ParallelEnv
 from parallelenv.errors import ParallelEnvError
 from parallelenv.results import StepBatch, StepResult
 from parallelenv.trajectory import Rollout
+from parallelenv.wrappers import ParallelWrapper, StateWrapper
 
-__all__ = ["ParallelEnv", "ParallelEnvError", "Recommendation", "Rollout", "StepBatch", "StepResult", "recommend"]
+__all__ = [
+    "ParallelEnv",
+    "ParallelEnvError",
+    "ParallelWrapper",
+    "Recommendation",
+    "Rollout",
+    "StateWrapper",
+    "StepBatch",
+    "StepResult",
+    "recommend",
+    "vector_entry_point",
+]
 __version__ = "0.1.0"

@@ -15,11 +15,11 @@ from parallelenv import arguments, cells, recipes, registry
 from parallelenv.arguments import MISSING
 from parallelenv.goal import Goal
 from parallelenv.guard import exclusive
+from parallelenv.handover import Adaptable
 from parallelenv.ids import parse_ids
-from parallelenv.known import Known
 from parallelenv.output import make_listener
 from parallelenv.policy import make_policy
-from parallelenv.pool import Pool
+from parallelenv.pool import CLOSE_TIMEOUT, Pool
 from parallelenv.protocol import Backend
 from parallelenv.recipes import EnvRecipe
 from parallelenv.recovery import Recovery
@@ -33,7 +33,7 @@ from parallelenv.trajectory import Rollout
 OnFailure = Literal["raise", "restart"]
 
 
-class ParallelEnv(Known):
+class ParallelEnv(Adaptable):
     """Runs a list of environments side by side; one word chooses how.
 
     Env ids are positions in the list, ``0 .. n-1``, and never change. Wherever an ``id`` is
@@ -129,7 +129,6 @@ class ParallelEnv(Known):
         recovery = Recovery(self._pool, max_restarts) if on_failure == "restart" else None
         self._stepper = Stepper(self._pool, policy, copy, timeout, recovery)
         self._roller = Roller(self._pool, policy, self._stepper, recovery, timeout)
-        self._seeds: dict[int, int | None] = {}
         self._is_closed = False
         self._live.add(self)
         if not keep:
@@ -214,14 +213,7 @@ class ParallelEnv(Known):
                 episodes have begun.
         """
         env_ids = self._ids(id)
-        seeds = arguments.spread_seeds(seed, env_ids, self._num_envs, whole=False)
-        if seed is None:
-            seeds = [self._seeds.get(env_id) for env_id in env_ids]
-        each = list(zip(seeds, arguments.spread_options(options, env_ids), strict=True))
-        states = self._stepper.reset(env_ids, each)
-        for env_id in env_ids:
-            self._seeds.pop(env_id, None)
-        return states
+        return self._end_reset(self._stepper.begin_reset(env_ids, self._beginnings(env_ids, seed, options)), None)
 
     @exclusive
     def seed(self, seed: int | Sequence[int | None]) -> list[int | None]:
@@ -516,11 +508,15 @@ class ParallelEnv(Known):
 
     # ---------------------------------------------------------------- the end
 
-    def close(self) -> None:
-        """Close all envs and end all workers. Never raises; harmless when repeated."""
+    def close(self, timeout: float | None = None) -> None:
+        """Close all envs and end all workers. Never raises; harmless when repeated.
+
+        Args:
+            timeout: Seconds that workers get to close their envs before they are ended; ``None``: 3.
+        """
         self._is_closed = True
         if hasattr(self, "_finalizer"):
-            self._pool.close()
+            self._pool.close(CLOSE_TIMEOUT if timeout is None else timeout)
             self._finalizer.detach()
 
     @classmethod

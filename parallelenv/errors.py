@@ -7,6 +7,8 @@ here: they reach the user with their own type.
 
 from __future__ import annotations
 
+import multiprocessing
+
 import gymnasium.error
 
 
@@ -74,6 +76,38 @@ class NothingInFlightError(ParallelEnvError, RuntimeError):
     """``recv()`` was called while no step is in flight."""
 
 
+class PendingCallError(gymnasium.error.AlreadyPendingCallError, EnvBusyError):
+    """A call of an adapter came while another one waits for its ``..._wait()``.
+
+    Attributes:
+        name: What is waited for: ``"step"``, ``"reset"`` or ``"call"``.
+    """
+
+
+class NoPendingCallError(gymnasium.error.NoAsyncCallError, NothingInFlightError):
+    """A ``..._wait()`` of an adapter came without its ``..._async()``.
+
+    Attributes:
+        name: What would be waited for.
+    """
+
+
+class HandedOverError(ParallelEnvError, RuntimeError):
+    """Two adapters want one `ParallelEnv`, and each its own rules."""
+
+
+class MissingMethodError(ParallelEnvError, NotImplementedError):
+    """A subclass lacks the method that it is there for."""
+
+
+class WrappedError(ParallelEnvError, RuntimeError):
+    """A call would silently go past a wrapper."""
+
+
+class SpacesError(ArgumentError, RuntimeError):
+    """The envs declare no spaces, or not those that an adapter needs."""
+
+
 class ConcurrentUseError(ParallelEnvError, RuntimeError):
     """Two threads used one `ParallelEnv` at the same time."""
 
@@ -84,6 +118,10 @@ class ForkedError(ParallelEnvError, RuntimeError):
 
 class EnvContractError(ParallelEnvError, TypeError):
     """An env returned something that contradicts its spaces or the Gymnasium interface."""
+
+
+class AbsentAttributeError(ParallelEnvError, AttributeError):
+    """An env has no such attribute."""
 
 
 class AbsentMethodError(ParallelEnvError, AttributeError):
@@ -140,7 +178,7 @@ class InvalidStateError(ParallelEnvError, ValueError):
     """A saved state does not fit the env that is to take it."""
 
 
-class WorkerTimeoutError(ParallelEnvError, TimeoutError):
+class WorkerTimeoutError(ParallelEnvError, TimeoutError, multiprocessing.TimeoutError):
     """Envs did not answer in time.
 
     Attributes:

@@ -85,7 +85,10 @@ class Flights:
 
     def landed(self, max_envs: int | None) -> Landed:
         """Return what has come back, in the order of arrival, at most ``max_envs`` envs."""
-        env_ids = list(self._landed)[:max_envs]
+        return self.part(list(self._landed)[:max_envs])
+
+    def part(self, env_ids: Sequence[int]) -> Landed:
+        """Return what has come back from these envs, in their order."""
         stepped = [env_id for env_id in env_ids if env_id not in self._absent]
         return Landed(env_ids, stepped, _part(self._extras, env_ids), _part(self._failures, env_ids))
 

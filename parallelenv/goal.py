@@ -47,6 +47,11 @@ class Goal:
         Raises:
             ArgumentError: If the end of one env would have to stop the others, or there are not so many episodes.
         """
+        if policy.resets_next:
+            raise ArgumentError(
+                "rollout() does not know envs that are reset in the next step. Make the ParallelEnv with "
+                "asynchronous='restart', or use to_gymnasium('SameStep')."
+            )
         if policy.is_shared:
             raise ArgumentError(
                 "With asynchronous=None the end of one env ends all, and in a rollout no worker knows of the envs of "

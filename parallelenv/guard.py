@@ -45,6 +45,7 @@ class Guarded:
         )
 
     def _refuse(self, call: str) -> NoReturn:
+        call = call.lstrip("_")  # what adapters call has the name of what their user called
         if self._is_closed:
             raise ClosedError(f"{call}() was called on a closed ParallelEnv. Make a new one.")
         if _Process.pid != self._home:

@@ -8,7 +8,7 @@ from typing import Any
 
 import gymnasium
 
-from parallelenv.batch import Array
+from parallelenv.batch import Array, has_true
 from parallelenv.choice import Recommendation
 from parallelenv.guard import Guarded
 from parallelenv.ownership import own
@@ -23,6 +23,7 @@ class Known(Guarded):
     _pool: Pool
     _stepper: Stepper
     _num_envs: int
+    _everyone: tuple[int, ...]
     _recommendation: Recommendation | None
 
     @property
@@ -32,7 +33,7 @@ class Known(Guarded):
 
     def has_done(self) -> bool:
         """Whether any env is done."""
-        return bool(self._stepper.done.any())
+        return has_true(self._stepper.done)
 
     def all_done(self) -> bool:
         """Whether all envs are done."""

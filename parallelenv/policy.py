@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from difflib import get_close_matches
 from itertools import repeat
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -26,6 +26,7 @@ class Policy:
         word: What the user calls it.
         after_end: What an env does after the end of its episode, for messages.
         autoreset: Whether a host resets an env that ended within the same step.
+        resets_next: Whether the step after the end of an episode resets the env, whatever its action.
         skips_done: Whether done envs are left out and answer ``(None, None, True, {})``.
         is_shared: Whether the end of one env concerns others, so that no worker can act on it alone.
         max_episodes: So many episodes an env plays, each with a beginning and an end, if nobody resets it.
@@ -34,6 +35,7 @@ class Policy:
     word: str | None = "continue"
     after_end = "an ended env is stepped on, and begins no other episode"
     autoreset = False
+    resets_next = False
     skips_done = False
     is_shared = False
     max_episodes: float = 0
@@ -99,6 +101,33 @@ class Restart(Policy):
         info["reset"] = True
         info["ended_state"] = ended_state
         info["reset_info"] = reset_info
+
+
+class Ending(NamedTuple):
+    """What a reset within a step would hide.
+
+    Attributes:
+        state: Last state of the episode that ended; ``None`` if it is not known, since the env had to be restarted.
+        reset_info: The info of the reset that followed.
+    """
+
+    state: Any
+    reset_info: dict[str, Any]
+
+
+class SameStep(Restart):
+    """``"restart"`` for adapters: infos are the envs' own; where an episode ended, `Ending` is under that very key."""
+
+    _plain_info: ClassVar[dict[str, Any]] = {}
+
+    def describe_end(self, info: dict[Any, Any], ended_state: Any, reset_info: dict[str, Any]) -> None:  # noqa: D102
+        info[Ending] = Ending(ended_state, reset_info)
+
+
+class NextStep(Policy):
+    """Ended envs begin their next episode in the next step, for adapters."""
+
+    resets_next = True
 
 
 _POLICIES: dict[str | None, type[Policy]] = {policy.word: policy for policy in (StopAll, Idle, Restart, Policy)}

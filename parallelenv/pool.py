@@ -127,6 +127,19 @@ class Pool:
         """Allocate the batch and hand it to all hosts."""
         self.adopt(self._backend.allocate(layout))
 
+    def rearrange(self, layout: Layout) -> None:
+        """Replace the batch by one of another layout. All states are lost with the old one.
+
+        Raises:
+            WorkerTimeoutError: If hosts do not come to the end, within the pool's timeout, of what they are at, and
+                would answer in the old layout. Nothing was changed.
+        """
+        self._let_finish(self._links)
+        busy = [env_id for link in self._links if link.in_flight for env_id in link.recipe.env_ids]
+        if busy:
+            raise self.late(busy, self._timeout)
+        self.attach(layout)
+
     def adopt(self, batch: Batch) -> None:
         """Take a batch that is there and hand it to all hosts."""
         self.layout, self.batch = batch.layout, batch
@@ -167,16 +180,9 @@ class Pool:
         request.raise_failures()
         return request
 
-    def try_asking(
-        self,
-        name: str,
-        env_ids: Sequence[int],
-        each: Sequence[Any] | None,
-        common: Any = None,
-        announce: Announcement = lambda _: None,
-    ) -> Request:
-        """Do as `ask`, but leave the failures of envs in the request. ``announce``: as in `post`."""
-        request = self.post(name, env_ids, each, common, announce)
+    def try_asking(self, name: str, env_ids: Sequence[int], each: Sequence[Any] | None, common: Any = None) -> Request:
+        """Do as `ask`, but leave the failures of envs in the request."""
+        request = self.post(name, env_ids, each, common)
         self.wait(request, self._timeout)
         return request
 

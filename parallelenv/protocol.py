@@ -49,7 +49,9 @@ class Command:
         name: Operation of `backends.host.Host`.
         env_ids: The envs, in the order asked.
         each: One argument per env, or ``None`` if the operation takes none.
-        common: What the operation needs besides, the same for every env.
+        common: What the operation needs besides, the same for every env. For ``step`` it says who begins an episode:
+            ``True``: whoever ends in this step, ``False``: nobody, a tuple of env ids: these do, instead of being
+            stepped.
         rows: Action rows of ``env_ids``, filled in by a channel whose host does not share
             the caller's batch.
     """

@@ -52,6 +52,10 @@ class Roller:
         self.recovery = recovery
         self.timeout = timeout
 
+    def under(self, policy: Policy, stepper: Stepper) -> Roller:
+        """Return a roller of the same pool with another policy."""
+        return Roller(self.pool, policy, stepper, self.recovery, self.timeout)
+
     def run(self, player: Any, env_ids: Sequence[int], goal: Goal, rnn_state: Any, shows_progress: bool) -> Rollout:
         """Make a rollout. ``player`` is the policy that acts; everything else as in `ParallelEnv.rollout`."""
         goal.check(self.policy, env_ids)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
 from parallelenv.actions import ActionReader
-from parallelenv.batch import Array
+from parallelenv.batch import Array, has_true
 from parallelenv.chunks import Chunk
 from parallelenv.errors import (
     EnvBusyError,
@@ -22,14 +23,25 @@ from parallelenv.failures import Failure, noted, raise_failures
 from parallelenv.flights import Flights, Landed
 from parallelenv.ownership import own
 from parallelenv.policy import Policy
-from parallelenv.pool import NO_FAILURES, Announcement, Pool
+from parallelenv.pool import NO_FAILURES, Pool
 from parallelenv.protocol import NOTHING, Extra
 from parallelenv.recovery import Recovery
 from parallelenv.requests import Request
-from parallelenv.results import StepBatch, StepResult, by_env, by_item, ended_state, gather_states
+from parallelenv.results import StepBatch, StepResult, by_env, by_item, ended_state, gather_states, list_states
 from parallelenv.saving import Progress
 
 Align = Literal["item", "batch"]
+Begins = Sequence[tuple[int | None, dict[str, Any] | None]]
+"""Seed and options of each env that is to begin an episode."""
+
+
+@dataclass(slots=True)
+class Resetting:
+    """A reset under way: which envs, how, and what they were asked."""
+
+    env_ids: Sequence[int]
+    each: Begins
+    request: Request
 
 
 class Stepper:
@@ -47,6 +59,7 @@ class Stepper:
         paused: ``(num_envs,)`` bool.
         unpaused: Env ids that are not paused, ascending.
         reset_infos: The info of each env's latest reset.
+        timeout: Seconds that a call may take, unless it is given others.
     """
 
     def __init__(
@@ -56,7 +69,7 @@ class Stepper:
         self._pool = pool
         self._policy = policy
         self._copy = copy
-        self._timeout = timeout
+        self.timeout = timeout
         self._recovery = recovery
         self._actions = ActionReader(pool.layout)
         self._flights = Flights()
@@ -76,30 +89,54 @@ class Stepper:
         self.unpaused = pool.env_ids
         self.reset_infos: list[dict[str, Any]] = [{} for _ in range(num_envs)]
 
+    def under(self, policy: Policy) -> Stepper:
+        """Return a stepper of the same pool with another policy. All envs then need a reset.
+
+        Raises:
+            EnvBusyError: If a step is under way.
+        """
+        self._settle()
+        self._refuse_busy(self._pool.env_ids)
+        if self._recovery is not None:
+            self._recovery.forget(self._pool.env_ids)
+        return Stepper(self._pool, policy, self._copy, self.timeout, self._recovery)
+
     # ---------------------------------------------------------------- episodes
 
-    def reset(self, env_ids: Sequence[int], each: list[tuple[int | None, dict[str, Any] | None]]) -> Any:
-        """Begin new episodes and return the first states, batched.
+    def begin_reset(self, env_ids: Sequence[int], each: Begins) -> Resetting:
+        """Begin to begin new episodes.
 
         Args:
             env_ids: The envs, in the order of the answer. Undelivered steps of theirs are dropped.
             each: Seed and options of each.
+        """
+        self._settle()
+        if self._recovery is not None:
+            self._recovery.note_seeds(env_ids, [seed for seed, _ in each])
+            self._mend_unasked(env_ids, self._pool.obituaries(env_ids), self._recovery)
+        return Resetting(env_ids, each, self._post_reset(env_ids, each))
+
+    def finish_reset(self, resetting: Resetting, timeout: float | None, align: Align = "item") -> Any:
+        """Return the first states: batched, or with align ``"batch"`` a list with one per env.
+
+        Args:
+            resetting: What was begun.
+            timeout: Seconds; ``None`` means the pool's own.
+            align: As in `step`.
 
         Raises:
+            WorkerTimeoutError: If they do not come in time. This can be called again.
             BaseException: What an env raised; ``error.partial`` has the states of the others, whose
                 episodes have begun.
         """
-        self._settle()
-
-        def announce(request: Request) -> None:
-            self._flights.forget(env_ids)
-            self._fresh.update(env_ids)  # and so they stay if anything goes wrong
-
-        request = self._begin(env_ids, each, announce)
+        env_ids, request = resetting.env_ids, self._await_reset(resetting, timeout)
         failures, extras = request.failures, request.values
         good = tuple(env_id for env_id in env_ids if env_id not in failures) if failures else env_ids
         rows = self._pool.batch.rows(good)
-        states = gather_states(self._pool.batch, good, rows, extras, self._copy)
+        if align == "batch":
+            states: Any = list_states(self._pool.batch, good, extras)
+        else:
+            states = gather_states(self._pool.batch, good, rows, extras, self._copy)
         for env_id in good:
             self.reset_infos[env_id] = extras.get(env_id, NOTHING).info or {}
         for record in (self.done, self._terminated, self._truncated):
@@ -109,24 +146,63 @@ class Stepper:
         request.raise_failures(partial=states)
         return states
 
-    def _begin(
-        self, env_ids: Sequence[int], each: list[tuple[int | None, dict[str, Any] | None]], announce: Announcement
-    ) -> Request:
-        """Ask for resets; with a recovery again and again until no worker dies or hangs of it."""
-        recovery = self._recovery
-        if recovery is None:
-            return self._pool.try_asking("reset", env_ids, each, announce=announce)
-        recovery.note_seeds(env_ids, [seed for seed, _ in each])
-        lost: Mapping[int, Failure] = self._pool.obituaries(env_ids)
+    def _post_reset(self, env_ids: Sequence[int], each: Begins) -> Request:
+        def announce(request: Request) -> None:
+            self._flights.forget(env_ids)
+            self._fresh.update(env_ids)  # and so they stay if anything goes wrong
+
+        return self._pool.post("reset", env_ids, each, None, announce)
+
+    def _await_reset(self, resetting: Resetting, timeout: float | None) -> Request:
+        """Wait for resets; with a recovery ask again and again until no worker dies or hangs of it."""
         while True:
-            _, left = recovery.mend(lost)
-            recovery.forget(env_ids)
-            raise_failures([left[env_id] for env_id in sorted(left)], partial=None)
-            request = self._pool.post("reset", env_ids, each, announce=announce)
+            self._await(resetting.request, timeout)
+            failures = resetting.request.failures
+            lost = {env_id: failure for env_id, failure in failures.items() if failure.is_of_worker}
+            if self._recovery is None or not lost:
+                return resetting.request
+            self._mend_unasked(resetting.env_ids, lost, self._recovery)
+            resetting.request = self._post_reset(resetting.env_ids, resetting.each)
+
+    def _mend_unasked(self, env_ids: Sequence[int], lost: Mapping[int, Failure], recovery: Recovery) -> None:
+        """Restart envs of which the user wants a new episode anyway, and need not know that they were lost."""
+        _, left = recovery.mend(lost)
+        recovery.forget(env_ids)
+        raise_failures([left[env_id] for env_id in sorted(left)], partial=None)
+
+    def _await(self, request: Request, timeout: float | None) -> None:
+        """Wait for hosts to answer.
+
+        Args:
+            request: What they were asked.
+            timeout: Seconds; ``None`` means the pool's own, and then a recovery restarts envs that are late.
+
+        Raises:
+            WorkerTimeoutError: If they do not in time. It can be waited for again.
+        """
+        if timeout is None and self._recovery is not None:
             self._pool.wait_or_give_up(request)
-            lost = {env_id: failure for env_id, failure in request.failures.items() if failure.is_of_worker}
-            if not lost:
-                return request
+        else:
+            self._pool.wait(request, self.timeout if timeout is None else timeout)
+
+    def latest_states(self) -> Any:
+        """Return the latest states of all envs, batched.
+
+        Raises:
+            UnpicklableError: If a part of a state cannot be copied from its worker.
+        """
+        everyone, batch = self._pool.env_ids, self._pool.batch
+        has_loose = any(array is None for array in batch.states)
+        extras = self._pool.ask("look", everyone).values if has_loose else {}
+        return gather_states(batch, everyone, batch.rows(everyone), extras, self._copy)
+
+    def refuse_fresh(self, env_ids: Iterable[int]) -> None:
+        """Raise `ResetNeededError` if any of these envs has no episode."""
+        fresh = [env_id for env_id in env_ids if env_id in self._fresh] if self._fresh else []
+        if fresh:
+            raise ResetNeededError(
+                f"envs {fresh} have no running episode. Call reset() or reset({fresh}) before stepping."
+            )
 
     def restart(self, env_ids: Sequence[int]) -> tuple[int, ...]:
         """Rebuild envs and return the ids of all that were; they need a reset."""
@@ -193,13 +269,41 @@ class Stepper:
         stepped, request = self._launch(action, env_ids)
         if request is None:
             return self._deliver(Landed(env_ids, stepped, {}, {}), align)
-        if self._recovery is None:
-            self._pool.wait(request, self._timeout)
-        else:
-            self._pool.wait_or_give_up(request)
+        self._await(request, None)
         result = self._deliver(Landed(env_ids, stepped, request.values, request.failures), align)
         self._proven = env_ids
         return result
+
+    def begin(self, action: Any, env_ids: Sequence[int]) -> None:
+        """Begin a step of all of these envs, for `finish`."""
+        self._launch(action, env_ids)
+
+    def finish(self, env_ids: Sequence[int], timeout: float | None, align: Align) -> StepResult | StepBatch:
+        """Return what envs answered to a step that was begun, or sent, or whose call was interrupted.
+
+        Args:
+            env_ids: All of the envs, in the order of the answer.
+            timeout: Seconds; ``None`` means the pool's own.
+            align: As in `step`.
+
+        Raises:
+            NothingInFlightError: If no step of one of them is under way.
+            WorkerTimeoutError: If they do not answer in time. This can be called again.
+        """
+        if self._unsettled is None or self._unsettled[0] is not env_ids:
+            self._settle()
+            return self._collect(env_ids, timeout, align)
+        request = self._unsettled[1]
+        self._await(request, timeout)
+        return self._deliver(Landed(env_ids, request.env_ids, request.values, request.failures), align)
+
+    def _collect(self, env_ids: Sequence[int], timeout: float | None, align: Align) -> StepResult | StepBatch:
+        flights = self._flights
+        missing = [env_id for env_id in env_ids if env_id not in flights]
+        if missing:
+            raise NothingInFlightError(f"No step of envs {missing} is in flight. Begin one first.")
+        self._await_landing(len(flights), timeout)
+        return self._deliver(flights.part(env_ids), align)
 
     def send(self, action: Any, env_ids: Sequence[int]) -> None:
         """Begin a step of envs."""
@@ -218,8 +322,13 @@ class Stepper:
         flights = self._flights
         if not flights:
             raise NothingInFlightError("recv() was called, but no step is in flight. Call send() first.")
-        wanted = min(min_envs, len(flights))
-        limit = self._timeout if timeout is None else timeout
+        self._await_landing(min(min_envs, len(flights)), timeout)
+        return self._deliver(flights.landed(max_envs), align)
+
+    def _await_landing(self, wanted: int, timeout: float | None) -> None:
+        """Wait until so many envs have finished their step. ``timeout`` and errors: as in `_await`."""
+        flights = self._flights
+        limit = self.timeout if timeout is None else timeout
         deadline = None if limit is None else time.monotonic() + limit
         while flights.num_landed < wanted:
             if self._pool.pump(deadline):
@@ -229,7 +338,6 @@ class Stepper:
                 raise late
             for request in flights.requests:
                 self._pool.give_up(request, late)
-        return self._deliver(flights.landed(max_envs), align)
 
     def _launch(self, action: Any, env_ids: Sequence[int]) -> tuple[Sequence[int], Request | None]:
         """Send a step to the envs that take part in it; return them and their request.
@@ -261,7 +369,12 @@ class Stepper:
             self._unsettled = (env_ids, request)
 
         failed = self._recovery.ailing(stepped) if self._recovery is not None else NO_FAILURES
-        return stepped, self._pool.post("step", stepped, each, self._policy.autoreset, announce, failed)
+        who_begins = self._ended(stepped) if self._policy.resets_next else self._policy.autoreset
+        return stepped, self._pool.post("step", stepped, each, who_begins, announce, failed)
+
+    def _ended(self, env_ids: Sequence[int]) -> tuple[int, ...] | Literal[False]:
+        """Return those of the envs that ended in their latest step, ``False`` if there are none."""
+        return tuple(env_id for env_id in env_ids if self.done[env_id]) if has_true(self.done) else False
 
     def _settle(self) -> None:
         """Take charge of a step whose call did not come to its end."""
@@ -287,15 +400,11 @@ class Stepper:
                 raise EnvPausedError(f"envs {paused} are paused. Call resume({paused}) first, or leave them out.")
         if self._recovery is None:
             self._pool.refuse_dead(env_ids)
-        fresh = [env_id for env_id in env_ids if env_id in self._fresh] if self._fresh else []
-        if fresh:
-            raise ResetNeededError(
-                f"envs {fresh} have no running episode. Call reset() or reset({fresh}) before stepping."
-            )
+        self.refuse_fresh(env_ids)
 
     def _choose(self, env_ids: Sequence[int]) -> tuple[Sequence[int], list[int] | None]:
         """Return the envs that will be stepped, and their positions if some will not be."""
-        if not self.done.any():
+        if not has_true(self.done):
             return env_ids, None
         chosen = [position for position, env_id in enumerate(env_ids) if not self.done[env_id]]
         return [env_ids[position] for position in chosen], chosen
@@ -397,6 +506,8 @@ class Stepper:
         rows = batch.rows(landed.stepped)
         terminated, truncated = batch.terminated[rows].copy(), batch.truncated[rows].copy()
         dones = terminated | truncated
+        if self._policy.resets_next and has_true(self.done):
+            self._note_resets(landed)
         self._policy.mark_done(self.done, rows, dones)
         if self._policy.skips_done:  # else nobody is ever absent, and the flags need not be kept
             terminated, truncated = self._complete(landed, rows, terminated, truncated)
@@ -405,6 +516,12 @@ class Stepper:
         if align == "batch":
             return by_env(batch, landed, rows, (terminated, truncated, dones), infos)
         return by_item(batch, landed, rows, (terminated, truncated, dones), infos, self._copy)
+
+    def _note_resets(self, landed: Landed) -> None:
+        """Keep the infos of envs that had ended before, and so were reset instead of stepped."""
+        for env_id in landed.stepped:
+            if self.done[env_id] and env_id not in landed.restarted:
+                self.reset_infos[env_id] = own(landed.extras.get(env_id, NOTHING).info or {})
 
     def _complete(self, landed: Landed, rows: Any, terminated: Array, truncated: Array) -> tuple[Array, Array]:
         """Return the flags of all envs of an answer, also of those that were not stepped."""

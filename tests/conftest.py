@@ -34,10 +34,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a job in the back
 # -------------------------------------------------------------------- modes
 
 
+_ADAPTERS = {"test_gymnasium_steps.py", "test_sb3.py", "test_tianshou.py"}
 # Seconds for each test, and the same code as elsewhere: `ray` is reached as `subproc` is, bad input is refused before
 # anything is sent. With these, CI would take half an hour; `make test-ray` runs them.
 _LONG_IN = {
     "ray": {
+        *_ADAPTERS,
         "test_bad_input.py",
         "test_contract.py",
         "test_faults.py",
@@ -45,7 +47,7 @@ _LONG_IN = {
         "test_rollout.py",
         "test_saving.py",
     },
-    "ray-subproc": {"test_bad_input.py", "test_faults.py", "test_rollout.py", "test_saving.py"},
+    "ray-subproc": {*_ADAPTERS, "test_bad_input.py", "test_faults.py", "test_rollout.py", "test_saving.py"},
 }
 
 

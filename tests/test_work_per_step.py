@@ -198,6 +198,24 @@ def test_a_plain_step_is_one_small_message_each_way(spaces: Any, ends: bool, log
             assert events == [[("write", HEADER), ("read", HEADER)]] * (NUM_STEPS - 1)
 
 
+@pytest.mark.parametrize("autoreset_mode", ["NextStep", "SameStep", "Disabled"])
+@pytest.mark.parametrize("spaces", SPACES.values(), ids=SPACES)
+def test_a_step_through_an_adapter_is_one_message_each_way(spaces: Any, autoreset_mode: str, log: list[Event]) -> None:
+    with settled(spaces, ends=autoreset_mode != "Disabled") as (env, _):
+        vector_env: Any = env.to_gymnasium(autoreset_mode)
+        vector_env.reset()
+        action = vector_env.action_space.sample()
+        vector_env.step(action)
+        log.clear()
+        for _ in range(NUM_STEPS):  # with NextStep every other one resets all
+            vector_env.step(action)
+        messages = Counter(name for name, _ in log)
+        assert messages["write"] == 2 * NUM_STEPS
+        resets = NUM_STEPS if autoreset_mode == "NextStep" else 0
+        assert messages["dumps"] == resets
+        assert messages["read"] == 2 * NUM_STEPS
+
+
 @pytest.mark.parametrize(
     ("info", "loads"),
     [({"speed": 1.5, "lap": 3}, 1), ({"trace": [np.zeros(3)]}, 5)],  # of four envs: together, or a head and each

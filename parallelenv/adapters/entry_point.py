@@ -1,0 +1,61 @@
+"""A `ParallelEnv` as the vector entry point of a registered env."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+from gymnasium.vector import AutoresetMode
+
+from parallelenv import arguments
+from parallelenv.adapters.gymnasium import GymnasiumVectorEnv
+from parallelenv.env import ParallelEnv
+from parallelenv.recipes import make_recipes
+
+
+def vector_entry_point(
+    num_envs: int = 1,
+    *,
+    env: str | gymnasium.envs.registration.EnvSpec | Callable[..., Any],
+    para_mode: Any = "subproc",
+    autoreset_mode: str | AutoresetMode = "NextStep",
+    parallel_kwargs: dict[str, Any] | None = None,
+    max_episode_steps: int | None = None,
+    **make_kwargs: Any,
+) -> GymnasiumVectorEnv:
+    """Return a vector env for `gymnasium.make_vec`, for an id that is registered with this as its entry point.
+
+    ``gymnasium.register("FastPole-v0", vector_entry_point="parallelenv:vector_entry_point", kwargs={"env":
+    "CartPole-v1"})``, and then ``gymnasium.make_vec("FastPole-v0", num_envs=8)``.
+
+    Args:
+        num_envs: Number of envs.
+        env: What to make: a registered id, an `EnvSpec`, or a callable that makes an env.
+        para_mode: As in `ParallelEnv`.
+        autoreset_mode: As in `ParallelEnv.to_gymnasium`.
+        parallel_kwargs: Further arguments of `ParallelEnv`.
+        max_episode_steps: Steps after which an episode is truncated.
+        **make_kwargs: Go to ``gymnasium.make(env, ...)``, or to the callable.
+
+    Raises:
+        ArgumentError: If an argument has no usable value.
+        InvalidEnvError: If the id is not registered, or ``env`` none of these.
+    """
+    arguments.check_positive("num_envs", num_envs)
+    made: Callable[..., Any] = functools.partial(_make, make_recipes([env])[0].source, max_episode_steps, make_kwargs)
+    pool = ParallelEnv([made] * num_envs, para_mode, **(parallel_kwargs or {}))
+    try:
+        return pool.to_gymnasium(autoreset_mode)
+    except BaseException:
+        pool.close()
+        raise
+
+
+def _make(source: Any, max_episode_steps: int | None, make_kwargs: dict[str, Any]) -> Any:
+    """Make one env."""
+    if isinstance(source, gymnasium.envs.registration.EnvSpec):
+        return gymnasium.make(source, max_episode_steps=max_episode_steps, **make_kwargs)
+    env = source(**make_kwargs)
+    return env if max_episode_steps is None else gymnasium.wrappers.TimeLimit(env, max_episode_steps)

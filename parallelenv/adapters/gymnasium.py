@@ -1,0 +1,383 @@
+"""A `ParallelEnv` as a `gymnasium.vector.VectorEnv`."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from parallelenv import arguments
+from parallelenv.adapters.infos import gather_infos
+from parallelenv.adapters.spaces import ObservationMode, check_alike, declared_spaces, vector_spaces
+from parallelenv.batch import Array
+from parallelenv.errors import (
+    ArgumentError,
+    EnvBusyError,
+    EnvContractError,
+    IdTypeError,
+    InvalidIdError,
+    NoPendingCallError,
+    NothingInFlightError,
+    PendingCallError,
+    ResetNeededError,
+)
+from parallelenv.policy import Ending, NextStep, Policy, SameStep
+from parallelenv.requests import Request
+from parallelenv.results import StepResult
+from parallelenv.stepping import Resetting
+
+if TYPE_CHECKING:
+    from parallelenv.env import ParallelEnv
+
+Stepped = tuple[Any, Array, Array, Array, dict[str, Any]]
+
+_POLICIES: dict[AutoresetMode, type[Policy]] = {
+    AutoresetMode.NEXT_STEP: NextStep,
+    AutoresetMode.SAME_STEP: SameStep,
+    AutoresetMode.DISABLED: Policy,
+}
+_NOT_BY_CALL = ("reset", "step", "close")
+
+
+class _Begun(NamedTuple):
+    """What an ``..._async`` has begun."""
+
+    name: str
+    what: Resetting | Request | None
+    is_partial: bool = False
+
+
+class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
+    """What `ParallelEnv.to_gymnasium` returns. Everything is as in Gymnasium's own vector envs, but for their bugs.
+
+    A step is one round trip in every autoreset mode. After Ctrl-C or a timeout `step_wait` gives the step that was
+    under way, and `reset` drops it.
+
+    Args:
+        env: Whose envs are stepped.
+        autoreset_mode: As in `ParallelEnv.to_gymnasium`.
+        observation_mode: As in `ParallelEnv.to_gymnasium`.
+
+    Attributes:
+        parallel_env: Whose envs are stepped.
+    """
+
+    def __init__(
+        self, env: ParallelEnv, autoreset_mode: str | AutoresetMode, observation_mode: ObservationMode = "same"
+    ) -> None:
+        mode = _parse_mode(autoreset_mode)
+        self.num_envs = env.num_envs
+        self.parallel_env = env
+        batched, single = vector_spaces(env, observation_mode)
+        action_spaces = declared_spaces("action_space", env)
+        check_alike("action_space", action_spaces, "Make them equal.")
+        contract = f"to_gymnasium({mode.value!r}, observation_mode={_show(observation_mode)})"
+        env._hand_over(contract, _POLICIES[mode](), single)
+        self.observation_space, self.single_observation_space = copy.deepcopy((batched, single))
+        self.single_action_space = copy.deepcopy(action_spaces[0])
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        facts = env._pool.facts[0]
+        self.metadata = {**facts.metadata, "autoreset_mode": mode}
+        self.render_mode = facts.render_mode
+        self.autoreset_mode = mode
+        self.observation_mode = observation_mode
+        self._refuses_ended = mode is AutoresetMode.DISABLED
+        self._begun: _Begun | None = None
+        self._is_awaited = False  # whether nothing else may be called before the wait for what was begun
+
+    # ---------------------------------------------------------------- episodes
+
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Begin new episodes.
+
+        Args:
+            seed: Int ``s``: env i gets ``s + i``. A list: one per env.
+            options: Go to each env's ``reset``, but for ``"reset_mask"``: ``(num_envs,)`` bool, which envs to reset,
+                by default all. The dict stays as it is.
+
+        Returns:
+            Observations of all envs, of those that were not reset the latest ones, and the infos of those that were.
+
+        Raises:
+            ArgumentError: If seeds or mask do not fit (IdTypeError, a TypeError, if the mask is no array of bools).
+            PendingCallError: If a ``..._async`` waits for its ``..._wait``.
+            ResetNeededError: If the mask leaves out an env that was never reset. In all cases nothing was reset.
+            BaseException: What an env raised.
+        """
+        self.reset_async(seed, options)
+        return self.reset_wait()
+
+    def reset_async(
+        self, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> None:
+        """Begin to begin new episodes; `reset_wait` returns what `reset` does. Arguments and errors as there."""
+        self._refuse_awaited("reset")
+        env, everyone = self.parallel_env, range(self.num_envs)
+        seeds = None if seed is None else arguments.spread_seeds(seed, everyone, self.num_envs, whole=True)
+        chosen = list(everyone)
+        if options is not None and "reset_mask" in options:
+            chosen = _parse_mask(options["reset_mask"], self.num_envs)
+            options = {key: value for key, value in options.items() if key != "reset_mask"}
+            env._refuse_fresh([env_id for env_id in everyone if env_id not in set(chosen)])
+        picked = None if seeds is None else [seeds[env_id] for env_id in chosen]
+        ids = env._everyone if len(chosen) == self.num_envs else tuple(chosen)
+        self._await(_Begun("reset", env._reset_async(ids, picked, options), len(chosen) < self.num_envs))
+
+    def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
+        """Return what `reset_async` has begun, as `reset` does.
+
+        Args:
+            timeout: Seconds; ``None``: those of the `ParallelEnv`.
+
+        Raises:
+            NoPendingCallError: If no reset was begun.
+            WorkerTimeoutError: If it takes longer. This can be called again.
+            BaseException: What an env raised.
+        """
+        begun = self._take("reset")
+        resetting: Any = begun.what
+        observations = self.parallel_env._reset_wait(resetting, timeout)
+        self._begun = None
+        if begun.is_partial:
+            observations = self.parallel_env._latest_states()
+        said = self.parallel_env.reset_infos
+        infos: list[dict[str, Any]] = [{}] * self.num_envs
+        for env_id in resetting.env_ids:
+            infos[env_id] = said[env_id]
+        return observations, gather_infos(infos, self.num_envs)
+
+    def step(self, actions: Any) -> Stepped:
+        """Step all envs, and reset those that ended if the autoreset mode says so.
+
+        Args:
+            actions: A batch as ``action_space.sample()`` gives it, or one action per env.
+
+        Returns:
+            Observations, rewards ``(num_envs,)`` float64, terminations and truncations ``(num_envs,)`` bool, and
+            infos: a dict of arrays with a row per env.
+
+        Raises:
+            ActionError: If the actions do not fit.
+            PendingCallError: If a ``..._async`` waits for its ``..._wait``, or a step was interrupted.
+            ResetNeededError: If an env was never reset, or has ended and the mode is ``"Disabled"``. In all of these
+                cases nothing was stepped.
+            WorkerTimeoutError: If it takes longer than the `ParallelEnv`'s ``timeout``; `step_wait` waits on.
+            BaseException: What an env raised; ``error.partial`` has what the others answered.
+        """
+        self._check_step()
+        try:
+            result = self.parallel_env._step(actions)
+        except EnvBusyError as error:
+            raise _interrupted() from error
+        return self._gathered(result)
+
+    def step_async(self, actions: Any) -> None:
+        """Begin a step; `step_wait` returns what `step` does. Argument and errors as there."""
+        self._check_step()
+        try:
+            self.parallel_env._step_async(actions)
+        except EnvBusyError as error:
+            raise _interrupted() from error
+        self._await(_Begun("step", None))
+
+    def step_wait(self, timeout: float | None = None) -> Stepped:
+        """Return what a step has come to that was begun, interrupted, or took longer than its timeout.
+
+        Args:
+            timeout: Seconds; ``None``: those of the `ParallelEnv`.
+
+        Raises:
+            NoPendingCallError: If there is none.
+            WorkerTimeoutError: If it takes longer. This can be called again.
+            BaseException: What an env raised; ``error.partial`` has what the others answered.
+        """
+        if self._is_awaited:
+            self._take("step")
+        try:
+            return self._gathered(self.parallel_env._step_wait(timeout))
+        except NothingInFlightError as error:
+            raise _nothing_begun("step") from error
+
+    def _check_step(self) -> None:
+        self._refuse_awaited("step")
+        if self._refuses_ended and self.parallel_env.has_done():
+            ended = np.flatnonzero(self.parallel_env.done).tolist()
+            raise ResetNeededError(
+                f"envs {ended} have ended, and autoreset_mode is 'Disabled'. Call reset(options={{'reset_mask': "
+                "terminations | truncations}) first, or choose another autoreset_mode."
+            )
+
+    def _gathered(self, result: StepResult) -> Stepped:
+        states, rewards, _, infos = result
+        if rewards.dtype == object:
+            rewards = _as_numbers(rewards)
+        said = gather_infos(map(_with_final, infos), self.num_envs) if any(infos) else {}
+        return states, rewards, result.terminated, result.truncated, said
+
+    # ---------------------------------------------------------------- attributes and methods
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Return an attribute of each env, or if it can be called what it returns for these arguments.
+
+        Raises:
+            ArgumentError: If the name is none, or that of ``reset``, ``step`` or ``close``.
+            AttributeError: If an env has no such attribute.
+            PendingCallError: If a ``..._async`` waits for its ``..._wait``.
+            BaseException: What a method raised.
+        """
+        self.call_async(name, *args, **kwargs)
+        return self.call_wait()
+
+    def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
+        """Begin a `call`; `call_wait` returns what it does. Arguments and errors as there."""
+        self._refuse_awaited("call")
+        arguments.check_name("name", name)
+        if name in _NOT_BY_CALL:
+            raise ArgumentError(f"call({name!r}) would bypass this vector env. Use its own {name}().")
+        request = self.parallel_env._call_async("use", (args, kwargs), (name, False))
+        self._await(_Begun("call", request))
+
+    def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
+        """Return what `call_async` has begun, as `call` does.
+
+        Args:
+            timeout: Seconds; ``None``: those of the `ParallelEnv`.
+
+        Raises:
+            NoPendingCallError: If no call was begun.
+            WorkerTimeoutError: If it takes longer. This can be called again.
+            BaseException: What a method raised.
+        """
+        request: Any = self._take("call").what
+        answers = self.parallel_env._call_wait(request, timeout)
+        self._begun = None
+        return tuple(answers)
+
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        """Return an attribute of each env; a method is called. Errors as in `call`."""
+        return self.call(name)
+
+    def set_attr(self, name: str, values: Any) -> None:
+        """Set an attribute of each env, on the wrapper that has it, else on the innermost env.
+
+        Args:
+            name: The name.
+            values: A list or tuple: one per env. Anything else: the same for all.
+
+        Raises:
+            ArgumentError: If there are not as many values as envs.
+            PendingCallError: If a ``..._async`` waits for its ``..._wait``.
+        """
+        self._refuse_awaited("set_attr")
+        each = values if isinstance(values, (list, tuple)) else [values] * self.num_envs
+        self.parallel_env.set_env_attr(name, values=each, id=slice(None))
+
+    def render(self) -> tuple[Any, ...]:
+        """Return what each env's ``render()`` returns."""
+        return self.call("render")
+
+    @property  # type: ignore[misc]
+    def np_random(self) -> Any:
+        """Copies of the envs' random generators, a tuple."""
+        return self.get_attr("np_random")
+
+    @property
+    def np_random_seed(self) -> Any:
+        """The envs' seeds, a tuple."""
+        return self.get_attr("np_random_seed")
+
+    # ---------------------------------------------------------------- the end
+
+    @property
+    def closed(self) -> bool:  # type: ignore[override]
+        """Whether this or the `ParallelEnv` was closed."""
+        return self.parallel_env.closed
+
+    def close(  # type: ignore[override]
+        self, timeout: float | None = None, terminate: bool = False
+    ) -> None:
+        """Close the `ParallelEnv`, and what is under way with it. Never raises; harmless when repeated.
+
+        Args:
+            timeout: Seconds that workers get to close their envs before they are ended; ``None``: a few.
+            terminate: Whether they get none.
+        """
+        self.parallel_env.close(0.0 if terminate else timeout)
+
+    def __del__(self) -> None:
+        """Leave the `ParallelEnv` open, which others may use. Before Gymnasium 1.3 the base class would close it."""
+
+    # ---------------------------------------------------------------- what is under way
+
+    def _await(self, begun: _Begun) -> None:
+        self._begun, self._is_awaited = begun, True
+
+    def _refuse_awaited(self, call: str) -> None:
+        if self._is_awaited and self._begun is not None and not self.closed:
+            name = self._begun.name
+            raise PendingCallError(f"{call}() was called while {name}_async() waits for {name}_wait().", name)
+
+    def _take(self, name: str) -> _Begun:
+        """Return what was begun. From now on something else may be called, should the wait be broken off."""
+        if self.closed:
+            self.parallel_env._refuse(f"{name}_wait")
+        if self._begun is None or self._begun.name != name:
+            raise _nothing_begun(name)
+        self._is_awaited = False
+        return self._begun
+
+
+def _parse_mode(mode: Any) -> AutoresetMode:
+    if isinstance(mode, AutoresetMode):
+        return mode
+    words = [known.value for known in AutoresetMode]
+    if mode not in words:
+        raise ArgumentError(f"autoreset_mode={mode!r} is not known; expected one of {tuple(words)}.")
+    return AutoresetMode(mode)
+
+
+def _parse_mask(mask: Any, num_envs: int) -> list[int]:
+    expected = f"an array of shape ({num_envs},) and dtype bool with at least one True in it"
+    if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_:
+        raise IdTypeError(f"options['reset_mask']={mask!r} is no array of bools. Give {expected}.")
+    if mask.shape != (num_envs,) or not mask.any():
+        raise InvalidIdError(f"options['reset_mask']={mask!r} names no envs. Give {expected}.")
+    return np.flatnonzero(mask).tolist()
+
+
+def _with_final(info: dict[Any, Any]) -> dict[Any, Any]:
+    """Return the info of one env; where a reset came within the step, that of the reset, and what was before it."""
+    ending: Ending | None = info.pop(Ending, None)
+    if ending is None:
+        return info
+    final = {} if ending.state is None else {"final_obs": ending.state}
+    return {**final, "final_info": info, **ending.reset_info}
+
+
+def _as_numbers(rewards: Array) -> Array:
+    try:
+        return rewards.astype(np.float64)
+    except (TypeError, ValueError) as error:
+        raise EnvContractError(f"A vector env's rewards are numbers, and these are not: {rewards!r}.") from error
+
+
+def _interrupted() -> PendingCallError:
+    return PendingCallError(
+        "A step is under way whose result was not received (begun, interrupted, or late). Get it with step_wait(), or "
+        "drop it with reset().",
+        "step",
+    )
+
+
+def _nothing_begun(name: str) -> NoPendingCallError:
+    return NoPendingCallError(f"{name}_wait() was called, but {name}_async() was not.", name)
+
+
+def _show(mode: ObservationMode) -> str:
+    return repr(mode) if isinstance(mode, str) else "..."

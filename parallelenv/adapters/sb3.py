@@ -1,0 +1,163 @@
+"""A `ParallelEnv` as a `VecEnv` of Stable-Baselines3. This file alone imports that package."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from stable_baselines3.common.vec_env.base_vec_env import VecEnv
+
+from parallelenv.adapters.spaces import check_alike, declared_spaces
+from parallelenv.batch import Array
+from parallelenv.errors import ArgumentError
+from parallelenv.policy import Ending, SameStep
+from parallelenv.results import StepResult
+
+if TYPE_CHECKING:
+    from parallelenv.env import ParallelEnv
+
+Indices = int | Iterable[int] | None
+
+
+class SB3VecEnv(VecEnv):
+    """What `ParallelEnv.to_sb3` returns. Its methods take and return what those of `DummyVecEnv` do.
+
+    ``set_attr`` alone differs: it sets the attribute where it is, not on the outermost wrapper, where the env would
+    not see it. Infos, rewards and everything else that is returned are the caller's to change.
+
+    Args:
+        env: Whose envs are stepped.
+
+    Attributes:
+        parallel_env: Whose envs are stepped.
+    """
+
+    def __init__(self, env: ParallelEnv) -> None:
+        self.parallel_env = env
+        observation_spaces = declared_spaces("observation_space", env)
+        action_spaces = declared_spaces("action_space", env)
+        check_alike("observation_space", observation_spaces)
+        check_alike("action_space", action_spaces)
+        _check_render_modes([facts.render_mode for facts in env._pool.facts])
+        env._hand_over("to_sb3()", SameStep(), None)
+        super().__init__(env.num_envs, *copy.deepcopy((observation_spaces[0], action_spaces[0])))
+        self.metadata = dict(env._pool.facts[0].metadata)
+
+    # ---------------------------------------------------------------- episodes
+
+    def reset(self) -> Any:
+        """Begin new episodes with the seeds and options that were set, and return the first observations."""
+        seeds = None if all(seed is None for seed in self._seeds) else self._seeds
+        options = [option or None for option in self._options]
+        observations = self.parallel_env.reset(slice(None), seed=seeds, options=options)
+        self._reset_seeds()
+        self._reset_options()
+        self.reset_infos = self.parallel_env.reset_infos
+        return observations
+
+    def step(self, actions: Any) -> tuple[Any, Array, Array, list[dict[str, Any]]]:
+        """Step all envs, and reset those that end. As `step_async` and `step_wait`."""
+        return self._told(self.parallel_env._step(actions))
+
+    def step_async(self, actions: Any) -> None:
+        """Begin a step of all envs.
+
+        Args:
+            actions: ``(num_envs, *shape)``.
+
+        Raises:
+            ActionError: If the actions do not fit.
+            EnvBusyError: If a step is under way.
+            ResetNeededError: If an env was never reset. In all cases nothing was begun.
+        """
+        self.parallel_env._step_async(actions)
+
+    def step_wait(self) -> tuple[Any, Array, Array, list[dict[str, Any]]]:
+        """Return what has come of a step.
+
+        Returns:
+            Observations, of envs that ended the first of their next episode; rewards ``(num_envs,)`` float32, dones
+            ``(num_envs,)`` bool, and an info per env. All of these have ``"TimeLimit.truncated"``, those of envs that
+            ended ``"terminal_observation"``, unless the env had to be restarted: then nobody knows it, and nothing is
+            to be bootstrapped from.
+
+        Raises:
+            NothingInFlightError: If no step was begun.
+            BaseException: What an env raised; ``error.partial`` has what the others answered.
+        """
+        return self._told(self.parallel_env._step_wait(None))
+
+    def _told(self, result: StepResult) -> tuple[Any, Array, Array, list[dict[str, Any]]]:
+        states, rewards, dones, infos = result
+        listed: list[dict[Any, Any]] = infos.tolist()
+        is_cut = (result.truncated & ~result.terminated).tolist()
+        for env_id, info in enumerate(listed):
+            ending: Ending | None = info.pop(Ending, None)
+            is_known = ending is None or ending.state is not None
+            info["TimeLimit.truncated"] = is_cut[env_id] and is_known
+            if ending is not None:
+                self.reset_infos[env_id] = ending.reset_info
+                if is_known:
+                    info["terminal_observation"] = ending.state
+        return states, rewards.astype(np.float32), dones, listed
+
+    def close(self) -> None:
+        """Close the `ParallelEnv`. Harmless when repeated."""
+        self.parallel_env.close()
+
+    # ---------------------------------------------------------------- attributes and methods
+
+    def get_attr(self, attr_name: str, indices: Indices = None) -> list[Any]:
+        """Return an attribute of envs, looked up through wrappers.
+
+        Raises:
+            AttributeError: If an env has none of that name.
+        """
+        return self.parallel_env._existing_attr(attr_name, _ids(indices))
+
+    def has_attr(self, attr_name: str) -> bool:
+        """Say if every env has an attribute; it need not be one that can be copied."""
+        return all(self._asked("has", None, attr_name, None))
+
+    def set_attr(self, attr_name: str, value: Any, indices: Indices = None) -> None:
+        """Set an attribute of envs, on the wrapper that has it, else on the innermost env."""
+        self.parallel_env.set_env_attr(attr_name, value, _ids(indices))
+
+    def env_method(
+        self, method_name: str, *method_args: Any, indices: Indices = None, **method_kwargs: Any
+    ) -> list[Any]:
+        """Call a method of envs, looked up through wrappers, and return what it returns.
+
+        Raises:
+            AttributeError: If an env has none of that name.
+            BaseException: What a method raised.
+        """
+        return self._asked("use", (method_args, method_kwargs), (method_name, True), indices)
+
+    def env_is_wrapped(self, wrapper_class: type, indices: Indices = None) -> list[bool]:
+        """Say of envs if a wrapper of this class is around them."""
+        return self._asked("is_wrapped", wrapper_class, None, indices)
+
+    def get_images(self) -> Sequence[Any]:
+        """Return a frame per env; ``None`` if the render mode is not ``"rgb_array"``."""
+        if self.render_mode != "rgb_array":
+            warnings.warn(f"The render mode is {self.render_mode!r}; images need 'rgb_array'.", stacklevel=2)
+            return [None] * self.num_envs
+        frames: list[Any] = self.parallel_env.render(slice(None))
+        return frames
+
+    def _asked(self, operation: str, argument: Any, common: Any, indices: Indices) -> list[Any]:
+        request = self.parallel_env._call_async(operation, argument, common, _ids(indices))
+        return self.parallel_env._call_wait(request, None)
+
+
+def _ids(indices: Indices) -> Any:
+    return slice(None) if indices is None else indices if isinstance(indices, (int, np.integer)) else list(indices)
+
+
+def _check_render_modes(modes: Sequence[str | None]) -> None:
+    if any(mode != modes[0] for mode in modes):
+        raise ArgumentError(f"The envs have the render modes {modes}, but a VecEnv has one. Make them with the same.")

@@ -1,0 +1,73 @@
+"""What an adapter wants of the envs' spaces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import gymnasium
+from gymnasium.spaces.utils import is_space_dtype_shape_equiv
+from gymnasium.vector.utils import batch_differing_spaces, batch_space
+
+from parallelenv.errors import ArgumentError, SpacesError
+
+if TYPE_CHECKING:
+    from parallelenv.handover import Adaptable
+
+ObservationMode = Literal["same", "different"] | tuple[gymnasium.Space[Any], gymnasium.Space[Any]]
+
+
+def declared_spaces(name: str, env: Adaptable) -> list[gymnasium.Space[Any]]:
+    """Return one space of each env. ``name``: ``"observation_space"`` or ``"action_space"``.
+
+    Raises:
+        SpacesError: If an env declares none.
+    """
+    spaces = [getattr(facts, name) for facts in env._pool.facts]
+    for env_id, space in enumerate(spaces):
+        if space is None:
+            raise SpacesError(f"env {env_id} declares no {name}, which a vector env needs. Set it on the env.")
+    return spaces
+
+
+def check_alike(name: str, spaces: Sequence[gymnasium.Space[Any]], way_out: str = "Make them equal.") -> None:
+    """Refuse spaces of envs that differ.
+
+    Raises:
+        SpacesError: If there are such.
+    """
+    for env_id, space in enumerate(spaces):
+        if space != spaces[0]:
+            raise SpacesError(f"The {name} of env {env_id} is {space}, but that of env 0 is {spaces[0]}. {way_out}")
+
+
+def vector_spaces(env: Adaptable, mode: ObservationMode) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
+    """Return the batched and the single observation space of a vector env.
+
+    Raises:
+        SpacesError: If those of the envs are not as the mode says.
+        ArgumentError: If there is no such mode.
+    """
+    spaces = declared_spaces("observation_space", env)
+    if mode == "same":
+        check_alike("observation_space", spaces, "If their bounds alone differ, give observation_mode='different'.")
+        return batch_space(spaces[0], len(spaces)), spaces[0]
+    if mode == "different":
+        _check_shapes(spaces, spaces[0])
+        return batch_differing_spaces(spaces), spaces[0]
+    if isinstance(mode, tuple) and len(mode) == 2 and all(isinstance(space, gymnasium.Space) for space in mode):
+        _check_shapes(spaces, mode[1])
+        return mode
+    raise ArgumentError(
+        f"observation_mode={mode!r} is not known; expected 'same', 'different', or a tuple of the batched and the "
+        "single observation space."
+    )
+
+
+def _check_shapes(spaces: Sequence[gymnasium.Space[Any]], single: gymnasium.Space[Any]) -> None:
+    for env_id, space in enumerate(spaces):
+        if not is_space_dtype_shape_equiv(space, single):
+            raise SpacesError(
+                f"The observation_space of env {env_id} is {space}, of other shapes or dtypes than {single}. No vector "
+                "env can batch them; step the ParallelEnv itself."
+            )

@@ -1,0 +1,1 @@
+"""Adapters, compared with what they stand for."""

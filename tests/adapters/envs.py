@@ -1,0 +1,109 @@
+"""Envs for comparing an adapter with the vector env that it stands for, step for step.
+
+What they return is new each time: where the neighbours' vector envs hand on what an env goes on to change, they are
+not to be equalled.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text, Tuple
+
+Space = gym.Space[Any]
+VECTOR = Box(-np.inf, np.inf, (3,), np.float32)
+SPACES: dict[str, tuple[Space, Space]] = {
+    "vector": (VECTOR, Discrete(3)),
+    "number": (Discrete(9, start=-4), Box(-1, 1, (2,), np.float32)),
+    "image": (Box(0, 255, (4, 4, 3), np.uint8), MultiDiscrete([3, 2])),
+    "dict": (Dict({"a": VECTOR, "b": Dict({"c": MultiBinary(4)})}), Dict({"x": Discrete(2), "y": Discrete(3)})),
+    "flat dict": (Dict({"a": VECTOR, "b": MultiBinary(4)}), MultiBinary(3)),
+    "tuple": (Tuple((VECTOR, Discrete(5))), Tuple((Discrete(2), Box(0, 1, (2,), np.float64)))),
+    "text": (Text(6, charset="abc"), Text(4, charset="xyz")),
+    "text inside": (Dict({"a": VECTOR, "word": Text(6, charset="abc")}), Discrete(2)),
+}
+
+
+class Varied(gym.Env[Any, Any]):
+    """Random states of a space, and episodes and infos that differ in length and in what is in them.
+
+    Args:
+        kind: Which of `SPACES`.
+        mean: Steps of an episode, on average.
+        is_plain: Whether infos have one type under each key, as Gymnasium's own vector envs need it.
+    """
+
+    def __init__(self, kind: str = "vector", mean: float = 6.0, is_plain: bool = True) -> None:
+        self.observation_space, self.action_space = copy.deepcopy(SPACES[kind])  # it samples from its own
+        self.mean = mean
+        self.is_plain = is_plain
+        self.total = 0.0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        if seed is not None:
+            self.observation_space.seed(seed)
+        self.total = 0.0
+        return self.observation_space.sample(), {"first": float(self.np_random.random()), "told": str(options)}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        luck = self.np_random.random(4)
+        self.total += float(luck[0])
+        terminated, truncated = bool(luck[1] < 0.8 / self.mean), bool(luck[2] < 0.4 / self.mean)
+        return (
+            self.observation_space.sample(),
+            float(luck[0]) + weight(action),
+            terminated,
+            truncated,
+            self.info(float(luck[3])),
+        )
+
+    def info(self, luck: float) -> dict[str, Any]:
+        """Return an info that has not always the same keys in it."""
+        if luck < 0.3:
+            return {}
+        said = {"total": self.total, "count": int(10 * luck), "lucky": luck > 0.7, "part": {"luck": np.float32(luck)}}
+        if luck > 0.5:
+            said |= {"word": "much", "array": np.full(2, luck)}
+        if not self.is_plain:
+            said |= {"odd": [1, 1.5, None, "word", np.zeros(int(10 * luck)), True][int(6 * luck)]}
+        return said
+
+
+def weight(action: Any) -> float:
+    """Return a number that tells actions apart."""
+    if isinstance(action, dict):
+        return sum(map(weight, action.values()))
+    if isinstance(action, tuple):
+        return sum(map(weight, action))
+    return float(sum(map(ord, action))) if isinstance(action, str) else float(np.sum(action))
+
+
+class Looped(gym.Env[Any, Any]):
+    """One state array, which it writes over all the time, and a reward of shape (1,)."""
+
+    observation_space = Box(0, 100, (1,), np.float32)
+    action_space = Discrete(2)
+
+    def __init__(self, length: int = 2) -> None:
+        self.length = length
+        self.state = np.zeros(1, np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.state[:] = 0
+        return self.state, {}
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        self.state += 1
+        return self.state, self.state * 2, bool(self.state >= self.length), False, {}
+
+    def add(self, one: float, other: float = 0.0) -> float:
+        """Return a sum."""
+        return float(self.state[0] + one + other)
+
+    def render(self) -> Any:
+        return np.full((2, 2, 3), int(self.state[0]), np.uint8)

@@ -1,0 +1,590 @@
+"""What else a `VectorEnv` does: masks, infos, attributes, calls begun and awaited, misuse, wrappers."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from conftest import MakeEnv
+from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError, ResetNeeded
+from gymnasium.spaces import Box, Discrete
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from adapters.envs import Looped, Varied
+from parallelenv import ParallelEnv
+from parallelenv.errors import ArgumentError, EnvContractError, HandedOverError, SpacesError, WorkerTimeoutError
+from parallelenv.identity import difference
+
+ZEROS = np.zeros(3, dtype=np.int64)
+ONE_ONE = np.array([0, 1, 0])
+nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
+"""Of the modes those two between which there is a difference: without and with a process in between."""
+
+
+@pytest.fixture
+def make(make_env: MakeEnv) -> Any:
+    """Make an adapter of three envs."""
+
+    def made(env_fns: Any = (Looped,) * 3, autoreset_mode: Any = "NextStep", **kwargs: Any) -> Any:
+        return make_env(list(env_fns), num_cpus=2, **kwargs).to_gymnasium(autoreset_mode)
+
+    return made
+
+
+class Slow(Looped):
+    def step(self, action: Any) -> Any:
+        time.sleep(0.3 * float(action))
+        return super().step(action)
+
+
+class Fragile(Looped):
+    def step(self, action: Any) -> Any:
+        if action == 1:
+            raise KeyError("one is too much")
+        return super().step(action)
+
+
+# -------------------------------------------------------------------- what it is
+
+
+def test_it_is_a_vector_env_in_every_mode(make: Any) -> None:
+    env = make(autoreset_mode=AutoresetMode.SAME_STEP)
+    assert issubclass(type(env), gym.vector.VectorEnv)
+    assert env.unwrapped is env
+    assert env.num_envs == 3
+    assert env.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
+    assert "autoreset_mode" not in Looped.metadata
+    assert env.single_observation_space == Looped.observation_space
+    assert env.observation_space.shape == (3, 1)
+    assert env.action_space == gym.spaces.MultiDiscrete([2, 2, 2])
+    assert env.render_mode is None
+    assert env.spec is None
+    observations, infos = env.reset(seed=1)
+    assert observations.tolist() == [[0], [0], [0]]
+    assert infos == {}
+    observations, rewards, terminations, truncations, infos = env.step(ZEROS)
+    assert observations.tolist() == [[1], [1], [1]]
+    assert (rewards.dtype, terminations.dtype, truncations.dtype) == (np.float64, np.bool_, np.bool_)
+    assert rewards.tolist() == [2, 2, 2]
+    assert infos == {}
+    env.close()
+    assert env.closed
+    assert env.parallel_env.closed
+
+
+@nearby
+def test_it_steps_the_envs_of_its_parallel_env(make_env: MakeEnv) -> None:
+    ours = make_env([Looped] * 3, asynchronous=None)
+    env: Any = ours.to_gymnasium()
+    env.reset()
+    env.step(ZEROS)
+    assert ours.get_env_attr("state") == [1, 1, 1]
+    assert ours.step(ZEROS).dones.all()  # the same envs, by the same rules
+    assert env.step(ZEROS)[0].tolist() == [[0], [0], [0]]
+    assert "to_gymnasium('NextStep'" in repr(ours)
+    assert difference(ours.to_gymnasium().step(ZEROS), env.step(ZEROS)) is not None
+    with pytest.raises(HandedOverError, match=r"was handed over by to_gymnasium\('NextStep'.*Make another"):
+        ours.to_gymnasium("Disabled")
+
+
+@nearby
+def test_resets_that_come_with_a_step_are_told_of(make: Any) -> None:
+    env = make([partial(Varied, mean=2.0)] * 3)
+    env.reset(seed=1)
+    while not (ended := env.parallel_env.done).any():
+        env.step(ZEROS)
+    *_, infos = env.step(ZEROS)
+    told = [info["first"] for info in env.parallel_env.reset_infos]
+    assert [first for first, is_new in zip(told, ended, strict=True) if is_new] == infos["first"][ended].tolist()
+
+
+@nearby
+def test_a_policy_of_its_own_is_forgotten(make_env: MakeEnv) -> None:
+    ours = make_env([Looped] * 3, asynchronous="restart")
+    ours.reset()
+    ours.pause([1])
+    env: Any = ours.to_gymnasium()
+    with pytest.raises(ResetNeeded):
+        env.step(ZEROS)
+    env.reset()
+    env.step(ZEROS)
+    assert env.step(ZEROS)[0].tolist() == [[2], [2], [2]]
+
+
+def test_a_rollout_is_refused_where_resets_come_with_the_next_step(make: Any) -> None:
+    env = make()
+    env.reset()
+    with pytest.raises(ArgumentError, match="SameStep"):
+        env.parallel_env.rollout(lambda states: ZEROS[: len(states)], 3)
+
+
+@nearby
+def test_a_saved_state_goes_on_with_resets_that_are_due(make: Any) -> None:
+    env, other = make([partial(Varied, mean=2.0)] * 3), make([partial(Varied, mean=2.0)] * 3)
+    env.reset(seed=1)
+    while not env.parallel_env.has_done():
+        env.step(ZEROS)
+    assert other.parallel_env.load_state(env.parallel_env.save_state()) == ()
+    for _ in range(20):
+        assert difference(env.step(ZEROS), other.step(ZEROS)) is None
+
+
+# -------------------------------------------------------------------- where Gymnasium's own go wrong
+
+
+@nearby
+def test_infos_of_different_types_stay_what_they_are(make: Any) -> None:
+    env = make([partial(Varied, is_plain=False)] * 3, "SameStep")
+    alone = [Varied(is_plain=False) for _ in range(3)]
+    env.reset(seed=4)
+    for number, one in enumerate(alone):
+        one.reset(seed=4 + number)
+    for _ in range(200):
+        *_, infos = env.step(ZEROS)
+        for number, one in enumerate(alone):
+            *_, terminated, truncated, info = one.step(0)
+            found = infos.get("final_info", {}) if terminated or truncated else infos
+            for key, value in info.items():
+                assert found[f"_{key}"][number]
+                if key == "odd":
+                    assert isinstance(found[key][number], (bool, np.bool_)) == isinstance(value, bool)
+                    assert np.array_equal(found[key][number], value)
+            if terminated or truncated:
+                one.reset()
+
+
+@nearby
+def test_an_explicit_reset_clears_the_one_that_is_due(make: Any) -> None:
+    env = make()
+    env.reset()
+    env.step(ZEROS)
+    assert env.step(ZEROS)[2].all()
+    env.reset()
+    assert env.step(ZEROS)[0].tolist() == [[1], [1], [1]]
+
+
+@nearby
+def test_statistics_are_kept_where_a_mask_leaves_envs_out(make: Any) -> None:
+    env = gym.wrappers.vector.RecordEpisodeStatistics(make([partial(Looped, 9)] * 3, "Disabled"))
+    env.reset()
+    env.step(ZEROS)
+    env.reset(options={"reset_mask": np.array([True, False, False])})
+    assert env.episode_returns.tolist() == [0, 2, 2]
+
+
+@pytest.mark.parametrize("mode", ["dummy", "subproc", "thread"], indirect=True)
+def test_an_ended_env_is_not_stepped_if_nobody_resets_it(make: Any) -> None:
+    env = make([Looped, partial(Looped, 9), Looped], "Disabled")
+    env.reset()
+    env.step(ZEROS)
+    ended = env.step(ZEROS)[2]
+    with pytest.raises(ResetNeeded, match=r"envs \[0, 2\] have ended.*reset_mask"):
+        env.step(ZEROS)
+    with pytest.raises(ResetNeeded, match=r"envs \[0, 2\] have ended"):
+        env.step_async(ZEROS)
+    env.reset(options={"reset_mask": ended})
+    assert env.step(ZEROS)[0].tolist() == [[1], [3], [1]]
+
+
+@nearby
+def test_final_observations_are_not_overwritten_by_the_reset(make: Any) -> None:
+    env = make(autoreset_mode="SameStep")
+    env.reset()
+    env.step(ZEROS)
+    observations, _, _, _, infos = env.step(ZEROS)
+    assert observations.tolist() == [[0], [0], [0]]
+    assert [final.tolist() for final in infos["final_obs"]] == [[2], [2], [2]]
+    assert infos["_final_obs"].all()
+
+
+# -------------------------------------------------------------------- masks, seeds and options
+
+
+@nearby
+def test_a_mask_leaves_the_callers_dict_as_it_is(make: Any) -> None:
+    env = make([Varied] * 3)
+    first, _ = env.reset(seed=1)
+    mask = np.array([False, True, False])
+    options = {"reset_mask": mask, "level": 2}
+    observations, infos = env.reset(seed=[None, 5, None], options=options)
+    assert options == {"reset_mask": mask, "level": 2}
+    assert infos["told"].tolist() == [None, "{'level': 2}", None]
+    assert infos["_first"].tolist() == mask.tolist()
+    assert difference(observations[[0, 2]], first[[0, 2]]) is None
+    assert not np.array_equal(observations[1], first[1])
+
+
+@nearby
+@pytest.mark.parametrize(
+    ("mask", "error"),
+    [
+        ([True, False, False], TypeError),
+        (np.array([1, 0, 0]), TypeError),
+        (np.array([True, False]), ValueError),
+        (np.zeros(3, bool), ValueError),
+    ],
+)
+def test_a_mask_that_is_none_is_refused(mask: Any, error: type[Exception], make: Any) -> None:
+    env = make()
+    env.reset()
+    env.step(ZEROS)
+    with pytest.raises(error, match=r"shape \(3,\) and dtype bool"):
+        env.reset(options={"reset_mask": mask})
+    assert env.step(ZEROS)[0].tolist() == [[2], [2], [2]]
+
+
+def test_a_mask_cannot_leave_out_an_env_that_was_never_reset(make: Any) -> None:
+    with pytest.raises(ResetNeeded, match=r"envs \[1, 2\]"):
+        make().reset(options={"reset_mask": np.array([True, False, False])})
+
+
+@nearby
+def test_seeds_are_checked_before_anything_is_reset(make: Any) -> None:
+    env = make()
+    with pytest.raises(ValueError, match="2 seeds were given for 3 envs"):
+        env.reset(seed=[1, 2])
+    with pytest.raises(ValueError, match="2 seeds"):
+        env.reset(seed=[1, 2], options={"reset_mask": np.array([True, True, False])})
+
+
+# -------------------------------------------------------------------- spaces
+
+
+class Bounded(Looped):
+    def __init__(self, high: float, shape: tuple[int, ...] = (1,)) -> None:
+        super().__init__()
+        self.observation_space = Box(0, high, shape, np.float32)
+
+    def step(self, action: Any) -> Any:
+        state, reward, *rest = super().step(action)
+        return state, float(reward[0]), *rest  # Gymnasium's do not take an array of one number
+
+
+class Spaceless:
+    def reset(self) -> int:
+        return 0
+
+    def step(self, action: Any) -> Any:
+        return 0, 0.0, False, {}
+
+
+@nearby
+def test_spaces_may_differ_in_their_bounds(make_env: MakeEnv) -> None:
+    env_fns = [partial(Bounded, 10 + number) for number in range(3)]
+    theirs = SyncVectorEnv(env_fns, observation_mode="different")
+    ours = make_env(env_fns)
+    with pytest.raises(SpacesError, match=r"env 1 is Box.*give observation_mode='different'"):
+        ours.to_gymnasium()
+    env: Any = ours.to_gymnasium(observation_mode="different")
+    assert env.observation_space == theirs.observation_space
+    assert env.single_observation_space == theirs.single_observation_space
+    assert difference(env.reset(seed=1), theirs.reset(seed=1)) is None
+    assert difference(env.step(ZEROS)[0], theirs.step(ZEROS)[0]) is None
+
+
+def test_spaces_may_be_given(make_env: MakeEnv) -> None:
+    single, batched = Box(0, 50, (1,), np.float32), Box(0, 50, (3, 1), np.float32)
+    env: Any = make_env([partial(Bounded, 10 + number) for number in range(3)]).to_gymnasium(
+        observation_mode=(batched, single)
+    )
+    assert env.observation_space == batched
+    assert env.single_observation_space == single
+    assert env.reset()[0] in batched
+
+
+@pytest.mark.parametrize(
+    ("env_fns", "message"),
+    [
+        ([partial(Bounded, 9), partial(Bounded, 9, (2,))], "env 1 is Box.*of other shapes or dtypes"),
+        ([Spaceless, Spaceless], "env 0 declares no observation_space"),
+    ],
+)
+def test_envs_that_cannot_be_batched_are_refused(env_fns: Any, message: str) -> None:
+    with ParallelEnv(env_fns) as env, pytest.raises(SpacesError, match=message):
+        env.to_gymnasium(observation_mode="different")
+
+
+def test_action_spaces_must_be_equal() -> None:
+    other = Looped()
+    other.action_space = Discrete(3)
+    with ParallelEnv([Looped(), other]) as env, pytest.raises(RuntimeError, match="The action_space of env 1 is"):
+        env.to_gymnasium()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"autoreset_mode": "nextstep"}, r"'nextstep' is not known; expected one of \('NextStep', 'SameStep'"),
+        ({"observation_mode": "any"}, "observation_mode='any' is not known"),
+    ],
+)
+def test_unknown_words_are_refused(arguments: Any, message: str) -> None:
+    with ParallelEnv([Looped]) as env, pytest.raises(ValueError, match=message):
+        env.to_gymnasium(**arguments)
+
+
+# -------------------------------------------------------------------- attributes, methods, frames
+
+
+@nearby
+def test_calls_reach_attributes_and_methods(make: Any) -> None:
+    env = make()
+    env.reset(seed=7)
+    env.step(ZEROS)
+    assert env.call("add", 1, other=0.5) == (2.5, 2.5, 2.5)
+    assert env.call("length") == env.get_attr("length") == (2, 2, 2)
+    env.set_attr("length", [5, 6, 7])
+    assert env.get_attr("length") == (5, 6, 7)
+    env.set_attr("length", 9)
+    assert env.get_attr("length") == (9, 9, 9)
+    assert env.np_random_seed == (7, 8, 9)
+    assert [generator.random() for generator in env.np_random] == [
+        np.random.default_rng(seed).random() for seed in (7, 8, 9)
+    ]
+    assert [frame.max() for frame in env.render()] == [1, 1, 1]
+
+
+@nearby
+def test_calls_that_cannot_be_are_refused(make: Any) -> None:
+    env = make()
+    env.reset()
+    with pytest.raises(AttributeError, match="Looped has no attribute 'nonsense'"):
+        env.call("nonsense")
+    with pytest.raises(ValueError, match="2 items for 3 envs"):
+        env.set_attr("length", [1, 2])
+    with pytest.raises(ArgumentError, match=r"Use its own step\(\)"):
+        env.call("step", 0)
+    env.step(ZEROS)
+
+
+# -------------------------------------------------------------------- begun and awaited
+
+
+@nearby
+def test_what_was_begun_is_awaited(make: Any) -> None:
+    env = make()
+    env.reset_async(seed=1)
+    assert env.reset_wait()[0].tolist() == [[0], [0], [0]]
+    env.step_async(ZEROS)
+    assert env.step_wait(timeout=60)[0].tolist() == [[1], [1], [1]]
+    env.call_async("add", 1)
+    assert env.call_wait() == (2, 2, 2)
+
+
+BEGIN: dict[str, Callable[[Any], Any]] = {
+    "reset": lambda env: env.reset_async(),
+    "step": lambda env: env.step_async(ZEROS),
+    "call": lambda env: env.call_async("add", 1),
+}
+ANYTHING: dict[str, Callable[[Any], Any]] = {
+    **BEGIN,
+    "whole reset": lambda env: env.reset(),
+    "whole step": lambda env: env.step(ZEROS),
+    "whole call": lambda env: env.get_attr("length"),
+    "set": lambda env: env.set_attr("length", 1),
+    "render": lambda env: env.render(),
+}
+
+
+@nearby
+@pytest.mark.parametrize("begun", BEGIN)
+def test_nothing_else_may_come_before_the_wait(begun: str, make: Any) -> None:
+    env = make()
+    env.reset()
+    BEGIN[begun](env)
+    for call in ANYTHING.values():
+        with pytest.raises(
+            AlreadyPendingCallError, match=rf"while {begun}_async\(\) waits for {begun}_wait\(\)"
+        ) as caught:
+            call(env)
+        assert caught.value.name == begun
+    for other in BEGIN.keys() - {begun}:
+        with pytest.raises(
+            NoAsyncCallError, match=rf"{other}_wait\(\) was called, but {other}_async\(\) was not"
+        ) as missing:
+            getattr(env, f"{other}_wait")()
+        assert missing.value.name == other
+    getattr(env, f"{begun}_wait")()
+    env.step(ZEROS)
+
+
+@nearby
+@pytest.mark.parametrize("name", BEGIN)
+def test_a_wait_needs_a_beginning(name: str, make: Any) -> None:
+    env = make()
+    with pytest.raises(NoAsyncCallError):
+        getattr(env, f"{name}_wait")()
+
+
+@nearby
+def test_after_the_end_everything_is_refused(make: Any) -> None:
+    env = make()
+    env.reset()
+    env.step_async(ZEROS)
+    env.close()
+    env.close()
+    for call in [*ANYTHING.values(), *(lambda env, name=name: getattr(env, f"{name}_wait")() for name in BEGIN)]:
+        with pytest.raises(ClosedEnvironmentError, match="on a closed ParallelEnv"):
+            call(env)
+
+
+@pytest.mark.parametrize("mode", ["subproc", "thread"], indirect=True)
+def test_what_takes_too_long_can_be_awaited_again(make: Any) -> None:
+    env = make([partial(Slow, 9)] * 3)
+    env.reset()
+    env.step_async(ONE_ONE)
+    with pytest.raises(multiprocessing.TimeoutError) as caught:
+        env.step_wait(timeout=0.05)
+    assert isinstance(caught.value, WorkerTimeoutError)
+    with pytest.raises(AlreadyPendingCallError, match=r"Get it with step_wait\(\), or drop it with reset\(\)"):
+        env.step(ZEROS)
+    assert env.step_wait()[0].tolist() == [[1], [1], [1]]
+    with pytest.raises(NoAsyncCallError):
+        env.step_wait()
+    env.step_async(ONE_ONE)
+    with pytest.raises(TimeoutError):
+        env.step_wait(timeout=0.05)
+    assert env.reset()[0].tolist() == [[0], [0], [0]]
+    assert env.step(ZEROS)[0].tolist() == [[1], [1], [1]]
+
+
+@pytest.mark.parametrize("mode", ["subproc", "thread"], indirect=True)
+def test_a_step_that_was_interrupted_can_be_had(make: Any) -> None:
+    env = make([partial(Slow, 9)] * 3)
+    env.reset()
+    for end in (lambda: env.step_wait()[0].tolist() == [[1], [1], [1]], lambda: not env.reset()[0].any()):
+        interrupt = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+        interrupt.start()
+        with pytest.raises(KeyboardInterrupt):
+            env.step(ONE_ONE)
+        interrupt.join()
+        with pytest.raises(AlreadyPendingCallError, match="interrupted"):
+            env.step(ZEROS)
+        assert end()
+    env.step(ZEROS)
+
+
+@pytest.mark.parametrize("mode", ["thread"], indirect=True)
+def test_frames_are_drawn_one_after_the_other(make: Any) -> None:
+    class Canvas(Looped):
+        drawing = 0
+
+        def render(self) -> Any:
+            Canvas.drawing += 1
+            time.sleep(0.01)
+            most = Canvas.drawing
+            Canvas.drawing -= 1
+            return most
+
+    env = make([Canvas] * 3)
+    assert env.render() == env.call("render") == (1, 1, 1)
+
+
+@nearby
+def test_an_env_that_raises_harms_nobody_else(make: Any) -> None:
+    env = make([partial(Fragile, 9)] * 3)
+    env.reset()
+    with pytest.raises(KeyError, match="one is too much") as caught:
+        env.step(ONE_ONE)
+    assert caught.value.partial.env_ids.tolist() == [0, 2]  # type: ignore[attr-defined]
+    assert env.step(ZEROS)[0].tolist() == [[2], [1], [2]]
+
+
+@nearby
+@pytest.mark.parametrize("autoreset_mode", ["NextStep", "SameStep"])
+def test_an_env_that_is_restarted_counts_as_cut_off(autoreset_mode: str, make: Any) -> None:
+    env = make([partial(Fragile, 9)] * 3, autoreset_mode, on_failure="restart")
+    env.reset()
+    env.step(ZEROS)
+    observations, rewards, terminations, truncations, infos = env.step(ONE_ONE)
+    assert observations.tolist() == [[2], [0], [2]]
+    assert rewards.tolist() == [4, 0, 4]
+    assert truncations.tolist() == [False, True, False]
+    assert not terminations.any()
+    said = infos if autoreset_mode == "NextStep" else infos["final_info"]
+    assert isinstance(said["failure"][1], KeyError)
+    assert "final_obs" not in infos  # nobody knows what it was
+    assert env.step(ZEROS)[0].tolist() == [[3], [0 if autoreset_mode == "NextStep" else 1], [3]]
+
+
+# -------------------------------------------------------------------- on top of it
+
+
+def wrapped(env: Any) -> Any:
+    """Return a vector env in wrappers of Gymnasium's that people use."""
+    wrappers = gym.wrappers.vector
+    env = wrappers.RecordEpisodeStatistics(env)
+    env = wrappers.NormalizeReward(wrappers.NormalizeObservation(env))
+    return wrappers.DictInfoToList(
+        wrappers.ClipReward(wrappers.RescaleAction(env, *np.array([-1, 1], np.float32)), -5, 5)
+    )
+
+
+@nearby
+def test_gymnasiums_wrappers_work_on_it(make: Any) -> None:
+    ours, theirs = wrapped(make(["Pendulum-v1"] * 3)), wrapped(gym.make_vec("Pendulum-v1", 3, "sync"))
+    assert difference(ours.reset(seed=1), theirs.reset(seed=1)) is None
+    theirs.action_space.seed(1)
+    for _ in range(250):
+        actions = theirs.action_space.sample()
+        *answer, infos = ours.step(actions)
+        *expected, said = theirs.step(actions)
+        assert difference(answer, expected) is None
+        assert [info.keys() for info in infos] == [info.keys() for info in said]
+    assert ours.unwrapped.num_envs == 3
+
+
+@nearby
+def test_an_id_is_registered_with_it(mode: str) -> None:
+    gym.register(
+        "Varied-test-v0",
+        vector_entry_point="parallelenv:vector_entry_point",
+        max_episode_steps=3,
+        kwargs={"env": "CartPole-v1", "parallel_kwargs": {"num_cpus": 2}},
+    )
+    try:
+        env: Any = gym.make_vec("Varied-test-v0", 4, "vector_entry_point", para_mode=mode)
+        with_time_limit = gym.make_vec("CartPole-v1", 4, "sync", max_episode_steps=3)
+        assert env.spec.id == "Varied-test-v0"
+        assert difference(env.reset(seed=1), with_time_limit.reset(seed=1)) is None
+        actions = np.array([0, 1, 0, 1])
+        for _ in range(10):
+            assert difference(env.step(actions), with_time_limit.step(actions)) is None
+        env.close()
+    finally:
+        del gym.registry["Varied-test-v0"]
+
+
+def test_what_is_registered_may_be_a_callable_with_arguments() -> None:
+    from parallelenv import vector_entry_point
+
+    env = vector_entry_point(2, env=Looped, para_mode="dummy", autoreset_mode="SameStep", max_episode_steps=4, length=9)
+    env.reset()
+    assert env.get_attr("length") == (9, 9)
+    truncations = [env.step([0, 0])[3].tolist() for _ in range(4)]
+    assert truncations[2:] == [[False, False], [True, True]]
+    env.close()
+    with pytest.raises(ArgumentError, match="num_envs=0"):
+        vector_entry_point(0, env=Looped)
+    with pytest.raises(ValueError, match="autoreset_mode"):
+        vector_entry_point(2, env=Looped, para_mode="subproc", autoreset_mode="never")
+
+
+def test_rewards_that_are_no_numbers_are_refused(make: Any) -> None:
+    class Wordy(Looped):
+        def step(self, action: Any) -> Any:
+            return self.state, "much", False, False, {}
+
+    env = make([Wordy] * 3)
+    env.reset()
+    with pytest.raises(EnvContractError, match="A vector env's rewards are numbers"):
+        env.step(ZEROS)

@@ -1,0 +1,95 @@
+"""The adapter for Gymnasium equals `SyncVectorEnv`, step for step and bit for bit."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from conftest import MakeEnv, needs_ray
+
+from adapters.envs import SPACES, Varied
+from parallelenv.identity import difference
+
+NUM_ENVS = 5
+MODES = ("NextStep", "SameStep", "Disabled")
+
+
+class Twins:
+    """An adapter and the vector env that it is to equal, which are called alike.
+
+    Args:
+        ours: The adapter.
+        theirs: What it is compared with.
+    """
+
+    def __init__(self, ours: Any, theirs: Any) -> None:
+        self.ours = ours
+        self.theirs = theirs
+
+    def reset(self, seed: Any = None, options: dict[str, Any] | None = None) -> None:
+        theirs = None if options is None else dict(options)  # it takes out of it what it reads
+        self._compare(self.ours.reset(seed=seed, options=options), self.theirs.reset(seed=seed, options=theirs))
+
+    def step(self, actions: Any) -> Any:
+        """Step both; return who has ended."""
+        answers = self.ours.step(actions), self.theirs.step(actions)
+        self._compare(*answers)
+        return answers[0][2] | answers[0][3]
+
+    def _compare(self, ours: Any, theirs: Any) -> None:
+        assert difference(ours, theirs) is None, difference(ours, theirs)
+
+
+@pytest.fixture
+def num_steps(mode: str) -> int:
+    return 100 if needs_ray(mode) else 500
+
+
+@pytest.mark.parametrize("autoreset_mode", MODES)
+@pytest.mark.parametrize("kind", SPACES)
+def test_steps_and_resets_are_those_of_the_sync_vector_env(
+    kind: str, autoreset_mode: str, make_env: MakeEnv, num_steps: int
+) -> None:
+    env_fns = [partial(Varied, kind, 4.0 + number) for number in range(NUM_ENVS)]
+    theirs = gym.vector.SyncVectorEnv(env_fns, autoreset_mode=autoreset_mode)
+    twins = Twins(make_env(env_fns, num_cpus=2).to_gymnasium(autoreset_mode), theirs)
+    assert twins.ours.metadata == theirs.metadata
+    assert twins.ours.action_space == theirs.action_space
+    assert twins.ours.observation_space == theirs.observation_space
+    twins.reset(seed=3)
+    theirs.action_space.seed(5)
+    random = np.random.default_rng(7)
+    for _ in range(num_steps):
+        ended = twins.step(theirs.action_space.sample())
+        if autoreset_mode == "Disabled" and ended.any():
+            twins.reset(options={"reset_mask": ended, "level": 2})
+        elif random.random() < 0.02:
+            mask = random.random(NUM_ENVS) < 0.5
+            mask[0] = True
+            twins.reset([None, 1, 2, None, 4], {"reset_mask": mask})
+        elif random.random() < 0.01:
+            twins.reset(options={"level": 3})
+
+
+@pytest.mark.parametrize(
+    ("env_id", "autoreset_mode"),
+    [
+        ("CartPole-v1", "NextStep"),
+        ("CartPole-v1", "SameStep"),
+        ("Pendulum-v1", "SameStep"),
+        ("Blackjack-v1", "NextStep"),  # its states are ints, and in `final_obs` ours are of the space's dtype
+    ],
+)
+def test_real_envs_are_those_of_the_sync_vector_env(
+    env_id: str, autoreset_mode: str, make_env: MakeEnv, num_steps: int
+) -> None:
+    theirs = gym.make_vec(env_id, NUM_ENVS, "sync", vector_kwargs={"autoreset_mode": autoreset_mode})
+    ours = make_env([env_id] * NUM_ENVS, num_cpus=2).to_gymnasium(autoreset_mode)
+    twins = Twins(ours, theirs)
+    twins.reset(seed=3)
+    theirs.action_space.seed(5)
+    for _ in range(num_steps):
+        twins.step(theirs.action_space.sample())

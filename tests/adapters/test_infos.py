@@ -1,0 +1,98 @@
+"""Infos of several envs as one dict of arrays: what Gymnasium does, and what it spoils."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium.vector import VectorEnv
+
+from parallelenv.adapters.infos import gather_infos
+from parallelenv.identity import difference
+
+
+def gather(*values: Any) -> Any:
+    """Return what becomes of values of three envs under one key; the third has none."""
+    infos = [{"k": value} for value in values]
+    gathered = gather_infos([*infos, *[{}] * (3 - len(infos))], 3)
+    assert gathered["_k"].tolist() == [index < len(infos) for index in range(3)]
+    return gathered["k"]
+
+
+@pytest.mark.parametrize(
+    "infos",
+    [
+        [{}, {}, {}],
+        [{"a": 1}, {}, {"a": 3}],
+        [{"a": 1.5, "b": True}, {"b": False}, {}],
+        [{"a": np.float32(2)}, {"a": np.float32(3)}, {}],
+        [{}, {"a": np.arange(3)}, {"a": np.arange(3)}],
+        [{"a": "word"}, {"a": None}, {"b": [1, 2]}],
+        [{"a": {"b": {"c": 1}}}, {"a": {"b": {}}}, {"a": {"d": 2}}],
+        [{"final_obs": np.zeros(2), "final_info": {"a": 1}}, {"a": 2}, {"final_obs": {"x": 1}, "final_info": {}}],
+        [{"final_obs": np.zeros(2)}, {"final_obs": np.ones(2)}, {}],
+        [{"a": np.bool_(True)}, {}, {"a": np.bool_(False)}],
+        [{"a": np.array("x", dtype=object)}, {}, {}],
+    ],
+)
+def test_infos_are_as_gymnasium_makes_them(infos: list[dict[str, Any]]) -> None:
+    vector: Any = VectorEnv()
+    vector.num_envs = len(infos)
+    expected: dict[str, Any] = {}
+    for row, info in enumerate(infos):
+        expected = vector._add_info(expected, info, row)
+    assert difference(gather_infos(infos, len(infos)), expected) is None
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype"),
+    [
+        ((1, 1.5), np.float64),
+        ((1.5, 1), np.float64),
+        ((np.float32(0.1), 0.1), np.float64),
+        ((np.int8(1), 1000), np.int64),
+        ((np.float32(1), np.float64(0.1)), np.float64),
+        ((float("nan"), 1), np.float64),
+        ((2**62, 1), np.int64),
+    ],
+)
+def test_numbers_get_the_dtype_that_keeps_them_all(values: tuple[Any, ...], dtype: Any) -> None:
+    column = gather(*values)
+    assert column.dtype == dtype
+    np.testing.assert_array_equal(column, [*values, 0])
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        (True, 7),
+        (1, None),
+        (None, 1),
+        (1, {"a": 1}),
+        ({"a": 1}, 1),
+        (2**53 + 1, 1.5),
+        (2**70, 1),
+        (np.zeros(2), np.zeros(3)),
+        (np.zeros(2), 1.0),
+        (np.zeros(2, bool), np.zeros(2)),
+        ([1, 2], [3, 4]),
+    ],
+    ids=repr,
+)
+def test_values_that_no_dtype_keeps_stay_what_they_are(values: tuple[Any, ...]) -> None:
+    column = gather(*values)
+    assert column.dtype == object
+    assert all(found is value for found, value in zip(column, values, strict=False))
+    assert column[2] is None
+
+
+def test_arrays_get_the_dtype_that_keeps_them_all() -> None:
+    assert gather(np.array([1, 2]), np.array([0.5, 1.5])).tolist() == [[1, 2], [0.5, 1.5], [0, 0]]
+    assert gather(np.array(["a"]), np.array(["abc"])).tolist() == [["a"], ["abc"], [""]]
+    assert gather(np.array([2**53 + 1]), np.array([0.5])).dtype == object
+
+
+def test_the_mask_replaces_a_key_of_its_name() -> None:
+    gathered = gather_infos([{"a": 1, "_a": 5}, {}], 2)
+    assert gathered["_a"].tolist() == [True, False]

@@ -1,0 +1,267 @@
+"""The adapter for Stable-Baselines3 equals `DummyVecEnv`, and its wrappers and algorithms work on it."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from conftest import MakeEnv
+
+from adapters.envs import Looped, Varied
+from adapters.neighbours import require
+from parallelenv import ParallelEnv
+from parallelenv.errors import ArgumentError, HandedOverError, NothingInFlightError, SpacesError
+from parallelenv.identity import difference
+
+pytestmark = pytest.mark.neighbours
+vec_env = require("stable_baselines3.common.vec_env")
+
+NUM_ENVS = 5
+nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
+
+
+def sample(env: Any) -> Any:
+    """Return an action for each env as SB3's algorithms give them."""
+    return np.stack([env.action_space.sample() for _ in range(env.num_envs)])
+
+
+def plain(value: Any) -> Any:
+    """Return observations as plain dicts: theirs are ordered ones."""
+    return dict(value) if isinstance(value, dict) else value
+
+
+class Twins:
+    """An adapter and SB3's own, which are called alike.
+
+    Args:
+        ours: The adapter, maybe in wrappers.
+        theirs: What it is compared with.
+    """
+
+    def __init__(self, ours: Any, theirs: Any) -> None:
+        self.ours = ours
+        self.theirs = theirs
+
+    def reset(self) -> None:
+        self._compare(plain(self.ours.reset()), plain(self.theirs.reset()))
+        self._compare(self.ours.unwrapped.reset_infos, self.theirs.unwrapped.reset_infos)
+
+    def step(self, actions: Any) -> None:
+        observations, *answer = self.ours.step(actions)
+        expected, *others = self.theirs.step(actions)
+        self._compare(plain(observations), plain(expected))
+        self._compare(answer, others)
+        self._compare(self.ours.unwrapped.reset_infos, self.theirs.unwrapped.reset_infos)
+
+    def play(self, num_steps: int) -> None:
+        self.theirs.action_space.seed(5)
+        self.reset()
+        for _ in range(num_steps):
+            self.step(sample(self.theirs))
+
+    def _compare(self, ours: Any, theirs: Any) -> None:
+        assert difference(ours, theirs) is None, difference(ours, theirs)
+
+
+@pytest.mark.parametrize("kind", ["vector", "number", "image", "flat dict"])
+def test_steps_and_resets_are_those_of_dummy_vec_env(kind: str, make_env: MakeEnv) -> None:
+    env_fns = [partial(Varied, kind, 4.0 + number, is_plain=False) for number in range(NUM_ENVS)]
+    mode_env = make_env(env_fns, num_cpus=2)
+    twins = Twins(mode_env.to_sb3(), vec_env.DummyVecEnv(env_fns))
+    assert twins.ours.observation_space == twins.theirs.observation_space
+    assert twins.ours.action_space == twins.theirs.action_space
+    for one in (twins.ours, twins.theirs):
+        one.seed(3)
+        one.set_options({"level": 2})
+    num_steps = 100 if "ray" in repr(mode_env) else 500
+    twins.play(num_steps)
+    twins.play(num_steps)  # without seeds and options, which were used up
+
+
+@nearby
+def test_every_env_may_have_options_of_its_own(make_env: MakeEnv) -> None:
+    twins = Twins(make_env([Varied] * 2).to_sb3(), vec_env.DummyVecEnv([Varied] * 2))
+    for one in (twins.ours, twins.theirs):
+        one.seed(3)
+        one.set_options([{"level": 2}, {}])
+    twins.reset()
+
+
+@nearby
+def test_what_is_returned_is_the_callers_to_change(make_env: MakeEnv) -> None:
+    env: Any = make_env([Looped] * 3).to_sb3()
+    env.reset()
+    env.step(np.zeros(3, int))
+    observations, rewards, dones, infos = env.step(np.zeros(3, int))
+    assert rewards.dtype == np.float32
+    assert dones.tolist() == [True] * 3
+    assert isinstance(infos, list)
+    assert [info["terminal_observation"].tolist() for info in infos] == [[2]] * 3
+    for changed in (observations, rewards, infos[0]["terminal_observation"]):
+        changed[:] = 9
+    env.reset_infos[0]["more"] = 1
+    assert env.step(np.zeros(3, int))[0].tolist() == [[1]] * 3
+
+
+@nearby
+def test_attributes_and_methods_are_reached_by_index(make_env: MakeEnv) -> None:
+    env: Any = make_env([partial(Looped, 5 + number) for number in range(3)]).to_sb3()
+    env.reset()
+    assert env.get_attr("length") == [5, 6, 7]
+    assert env.get_attr("length", 1) == [6]
+    assert env.get_attr("length", iter([2, 0])) == [7, 5]
+    env.set_attr("length", 9, [0, 2])
+    assert env.get_attr("length") == [9, 6, 9]
+    assert env.env_method("add", 1, indices=[1], other=0.5) == [1.5]
+    assert env.has_attr("length")
+    assert not env.has_attr("nonsense")
+    with pytest.raises(AttributeError, match="nonsense"):
+        env.get_attr("nonsense")
+    with pytest.raises(AttributeError, match="no method 'nonsense'"):
+        env.env_method("nonsense")
+    with pytest.raises(AttributeError, match="'length' of Looped is int, no method"):
+        env.env_method("length")
+
+
+@nearby
+def test_wrappers_of_the_envs_are_seen(make_env: MakeEnv) -> None:
+    from stable_baselines3.common.monitor import Monitor
+
+    env: Any = make_env([lambda: Monitor(Looped()), Looped]).to_sb3()
+    assert env.env_is_wrapped(Monitor) == [True, False]
+    assert env.env_is_wrapped(Monitor, 1) == [False]
+
+
+@nearby
+def test_frames_are_tiled(make_env: MakeEnv) -> None:
+    class Drawn(Looped):
+        render_mode = "rgb_array"
+
+    env: Any = make_env([Drawn] * 4).to_sb3()
+    assert env.render_mode == "rgb_array"
+    env.reset()
+    env.step(np.zeros(4, int))
+    assert env.render().shape == (4, 4, 3)
+    assert (env.render() == 1).all()
+
+
+@nearby
+def test_steps_may_be_begun_and_awaited(make_env: MakeEnv) -> None:
+    env: Any = make_env([Looped] * 3).to_sb3()
+    env.reset()
+    with pytest.raises(NothingInFlightError):
+        env.step_wait()
+    env.step_async(np.zeros(3, int))
+    assert env.step_wait()[0].tolist() == [[1]] * 3
+    env.step_async(np.zeros(3, int))
+    assert env.reset().tolist() == [[0]] * 3  # drops the step
+    assert env.step(np.zeros(3, int))[0].tolist() == [[1]] * 3
+
+
+class Fragile(Looped):
+    def step(self, action: Any) -> Any:
+        if action == 1:
+            raise KeyError("one is too much")
+        return super().step(action)
+
+
+@nearby
+def test_nothing_is_bootstrapped_from_an_env_that_was_restarted(make_env: MakeEnv) -> None:
+    env: Any = make_env([partial(Fragile, 9)] * 2, on_failure="restart").to_sb3()
+    env.reset()
+    _, rewards, dones, infos = env.step(np.array([0, 1]))
+    assert dones.tolist() == [False, True]
+    assert rewards[1] == 0
+    assert isinstance(infos[1]["failure"], KeyError)
+    assert infos[1]["TimeLimit.truncated"] is False
+    assert "terminal_observation" not in infos[1]
+
+
+def test_envs_that_differ_are_refused() -> None:
+    other = Looped()
+    other.observation_space = gym.spaces.Box(0, 1, (1,), np.float32)
+    with ParallelEnv([Looped(), other]) as env, pytest.raises(SpacesError, match="env 1 is Box"):
+        env.to_sb3()
+    drawn = Looped()
+    drawn.render_mode = "rgb_array"
+    with ParallelEnv([Looped(), drawn]) as env, pytest.raises(ArgumentError, match="render modes"):
+        env.to_sb3()
+    with ParallelEnv([Looped]) as env:
+        env.to_gymnasium()
+        with pytest.raises(HandedOverError, match=r"to_sb3\(\) was called, but .* by to_gymnasium\('NextStep'"):
+            env.to_sb3()
+
+
+# -------------------------------------------------------------------- on top of it
+
+WRAPPERS = {
+    "normalize": vec_env.VecNormalize,
+    "stack": lambda env: vec_env.VecFrameStack(env, 3),
+    "check": lambda env: vec_env.VecCheckNan(env, raise_exception=True),
+}
+
+
+@nearby
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_wrappers_of_sb3_work_on_it(name: str, make_env: MakeEnv) -> None:
+    env_fns = [partial(Varied, mean=4.0 + number) for number in range(NUM_ENVS)]
+    twins = Twins(WRAPPERS[name](make_env(env_fns).to_sb3()), WRAPPERS[name](vec_env.DummyVecEnv(env_fns)))
+    for one in (twins.ours, twins.theirs):
+        one.seed(3)
+    twins.play(300)
+
+
+@nearby
+def test_episodes_are_recorded_by_vec_monitor(make_env: MakeEnv) -> None:
+    env = vec_env.VecMonitor(make_env([partial(Looped, 3)] * 2).to_sb3())
+    env.reset()
+    infos = [env.step(np.zeros(2, int))[3] for _ in range(3)][-1]
+    assert [info["episode"]["r"] for info in infos] == [12, 12]
+    assert [info["episode"]["l"] for info in infos] == [3, 3]
+
+
+@nearby
+def test_ppo_learns_the_same_on_it(make_env: MakeEnv) -> None:
+    from stable_baselines3 import PPO
+
+    weights: list[Any] = []
+    for env in (make_env(["CartPole-v1"] * 4).to_sb3(), vec_env.DummyVecEnv([lambda: gym.make("CartPole-v1")] * 4)):
+        model = PPO("MlpPolicy", env, n_steps=64, n_epochs=2, seed=3, device="cpu")
+        model.learn(512)
+        weights.append([weight.detach().numpy() for weight in model.policy.parameters()])
+    assert difference(weights[0], weights[1]) is None
+
+
+def learn_cart_pole(env: Any) -> tuple[list[float], float]:
+    """Train PPO as RL Zoo does; return the learning curve, and the mean return of 20 episodes after it."""
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.callbacks import BaseCallback
+    from stable_baselines3.common.evaluation import evaluate_policy
+
+    curve: list[float] = []
+
+    class Note(BaseCallback):  # type: ignore[misc]
+        def _on_step(self) -> bool:
+            return True
+
+        def _on_rollout_end(self) -> None:
+            curve.append(float(np.mean([episode["r"] for episode in self.model.ep_info_buffer])))
+
+    schedules: Any = {"learning_rate": lambda left: left * 1e-3, "clip_range": lambda left: left * 0.2}
+    numbers: Any = {"n_steps": 32, "batch_size": 256, "n_epochs": 20, "gamma": 0.98, "gae_lambda": 0.8, "seed": 1}
+    model = PPO("MlpPolicy", vec_env.VecMonitor(env), device="cpu", **schedules, **numbers)
+    model.learn(100_000, callback=Note())
+    mean, _ = evaluate_policy(model, vec_env.DummyVecEnv([lambda: gym.make("CartPole-v1")]), 20, warn=False)
+    return curve, mean
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("mode", ["subproc"], indirect=True)
+def test_ppo_solves_cart_pole_with_the_learning_curve_of_dummy_vec_env(make_env: MakeEnv) -> None:
+    found = learn_cart_pole(make_env(["CartPole-v1"] * 8).to_sb3())
+    assert found[1] >= 475
+    assert difference(found, learn_cart_pole(vec_env.DummyVecEnv([lambda: gym.make("CartPole-v1")] * 8))) is None

@@ -1,0 +1,193 @@
+"""The adapter for Tianshou equals `DummyVectorEnv`, and collectors take it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import MakeEnv, needs_ray
+
+from adapters.envs import Looped, Varied
+from adapters.neighbours import require
+from parallelenv import ParallelEnv
+from parallelenv.errors import ArgumentError, EnvBusyError, InvalidEnvError, NothingInFlightError
+from parallelenv.identity import difference
+
+NUM_ENVS = 5
+nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
+ZEROS = np.zeros(3, np.int64)
+
+
+class Twins:
+    """An adapter and Tianshou's own vector env, which are called alike.
+
+    Args:
+        ours: The adapter.
+        theirs: What it is compared with.
+    """
+
+    def __init__(self, ours: Any, theirs: Any) -> None:
+        self.ours = ours
+        self.theirs = theirs
+
+    def __getattr__(self, name: str) -> Any:
+        def both(*args: Any, **kwargs: Any) -> Any:
+            ours, theirs = (getattr(env, name)(*args, **kwargs) for env in (self.ours, self.theirs))
+            assert difference(ours, theirs) is None, difference(ours, theirs)
+            return ours
+
+        return both
+
+
+@pytest.mark.neighbours
+@pytest.mark.parametrize("kind", ["vector", "number", "image", "dict", "text"])
+def test_steps_and_resets_are_those_of_dummy_vector_env(kind: str, make_env: MakeEnv, mode: str) -> None:
+    env_fns = [partial(Varied, kind, 4.0 + number, is_plain=False) for number in range(NUM_ENVS)]
+    twins = Twins(make_env(env_fns, num_cpus=2).to_tianshou(), require("tianshou.env").DummyVectorEnv(env_fns))
+    twins.seed(3)
+    assert twins.ours.action_space == twins.theirs.action_space
+    samples = [[space.sample() for space in env.action_space] for env in (twins.ours, twins.theirs)]
+    assert difference(samples[0], samples[1]) is None
+    twins.reset(options={"level": 2})
+    random = np.random.default_rng(7)
+    for _ in range(50 if needs_ray(mode) else 300):
+        ids = random.permutation(NUM_ENVS)[: random.integers(1, NUM_ENVS + 1)].tolist()
+        actions = [twins.theirs.action_space[env_id].sample() for env_id in ids]
+        *_, terminated, truncated, infos = twins.step(actions, ids)
+        ended = [info["env_id"] for info in infos[terminated | truncated]]
+        if ended:
+            twins.reset(ended)
+    twins.reset(0)
+    twins.reset(seed=7)
+    twins.get_env_attr("mean")
+    twins.set_env_attr("mean", 3.0, [1, 2])
+    twins.get_env_attr("mean", 2)
+
+
+@pytest.mark.filterwarnings("ignore:Using async setting")
+@pytest.mark.neighbours
+@nearby
+@pytest.mark.parametrize("is_async", [False, True])
+def test_collectors_collect_the_same(is_async: bool, make_env: MakeEnv) -> None:
+    torch = require("torch")
+    env, data = require("tianshou.env"), require("tianshou.data")
+    base = require("tianshou.algorithm.algorithm_base")
+
+    class Leaning(base.Policy):  # type: ignore[misc, name-defined]
+        def forward(self, batch: Any, state: Any = None, **kwargs: Any) -> Any:
+            leans = torch.as_tensor((batch.obs[:, 2] > 0).astype(np.int64))
+            nothing = torch.zeros(len(leans), 1)  # the async collector cannot do without
+            return data.Batch(act=leans, state=nothing, policy=data.Batch(nothing=nothing))
+
+    options: dict[str, Any] = {"wait_num": 3} if is_async else {}
+    ours = make_env(["CartPole-v1"] * 4).to_tianshou(**options)
+    theirs = env.DummyVectorEnv([_cart_pole] * 4, **options)
+    found = []
+    for venv in (ours, theirs):
+        collector_class = data.AsyncCollector if is_async else data.Collector
+        buffer = data.VectorReplayBuffer(2000, 4)
+        policy = Leaning(action_space=venv.action_space[0])
+        collector = collector_class(policy, venv, buffer)
+        venv.seed(3)
+        collector.reset()
+        collector.collect(n_step=400)
+        found.append([buffer.obs[:400], buffer.act[:400], buffer.rew[:400], buffer.terminated[:400]])
+        assert len(buffer) >= 400
+    if not is_async:  # else it depends on who comes first
+        assert difference(found[0], found[1]) is None
+
+
+def _cart_pole() -> Any:
+    import gymnasium
+
+    return gymnasium.make("CartPole-v1")
+
+
+class Slow(Looped):
+    def step(self, action: Any) -> Any:
+        time.sleep(0.4 * float(action))
+        return super().step(action)
+
+
+@pytest.mark.parametrize("mode", ["thread", "subproc"], indirect=True)
+def test_steps_return_when_enough_envs_have_finished(make_env: MakeEnv) -> None:
+    env: Any = make_env([partial(Slow, 9)] * 3, num_cpus=3).to_tianshou(wait_num=2)
+    assert env.is_async
+    env.reset()
+    *_, infos = env.step([0, 1, 0])
+    assert sorted(info["env_id"] for info in infos) == [0, 2]
+    assert env.waiting_id == [1]
+    assert sorted(env.ready_id) == [0, 2]
+    calls: list[Callable[[], Any]] = [
+        lambda: env.step([0], [1]),
+        lambda: env.reset([1]),
+        lambda: env.get_env_attr("length", 1),
+        lambda: env.set_env_attr("length", 2, 1),
+        env.render,
+        partial(env.seed, 1),
+    ]
+    for call in calls:
+        with pytest.raises(EnvBusyError, match=r"envs \[1\] have a step under way"):
+            call()
+    observations, *_, infos = env.step(None)
+    assert [info["env_id"] for info in infos] == [1]
+    assert observations.tolist() == [[1]]
+    assert env.waiting_id == []
+    with pytest.raises(NothingInFlightError):
+        env.step(None)
+
+
+@pytest.mark.parametrize("mode", ["thread", "subproc"], indirect=True)
+def test_after_a_timeout_steps_return_what_is_there(make_env: MakeEnv) -> None:
+    env: Any = make_env([partial(Slow, 9)] * 3, num_cpus=3).to_tianshou(timeout=0.2)
+    env.reset()
+    *_, infos = env.step([1, 1, 0])
+    assert [info["env_id"] for info in infos] == [2]
+    ids: list[int] = []
+    while env.waiting_id:
+        *_, infos = env.step(None)
+        ids += [info["env_id"] for info in infos]
+    assert sorted(ids) == [0, 1]
+
+
+@nearby
+def test_an_ended_env_is_left_to_the_caller(make_env: MakeEnv) -> None:
+    env: Any = make_env([Looped] * 3, asynchronous="restart").to_tianshou()
+    assert len(env) == env.env_num == 3
+    assert not env.is_async
+    env.reset()
+    env.step(ZEROS)
+    observations, rewards, terminated, truncated, infos = env.step(ZEROS)
+    assert observations.tolist() == [[2]] * 3
+    assert rewards.tolist() == [4, 4, 4]
+    assert terminated.all()
+    assert not truncated.any()
+    assert infos.tolist() == [{"env_id": 0}, {"env_id": 1}, {"env_id": 2}]
+    observations, infos = env.reset([2, 0])
+    assert observations.tolist() == [[0], [0]]
+    assert infos.tolist() == [{}, {}]
+    assert [frame.max() for frame in env.render()] == [0, 2, 0]
+    with pytest.raises(AttributeError, match="envs 0, 1, 2 has no attribute 'nonsense'"):
+        env.get_env_attr("nonsense")
+    env.close()
+    env.close()
+    assert env.is_closed
+
+
+def test_what_cannot_be_is_refused() -> None:
+    with ParallelEnv(["Blackjack-v1"]) as env, pytest.raises(InvalidEnvError, match="Tianshou takes no tuples"):
+        env.to_tianshou()
+    with ParallelEnv([Looped] * 2) as env:
+        for wait_num in (0, 3, 1.5):
+            with pytest.raises(ArgumentError, match=f"wait_num={wait_num}"):
+                env.to_tianshou(wait_num=wait_num)  # type: ignore[arg-type]
+        with pytest.raises(ArgumentError, match="timeout=0"):
+            env.to_tianshou(timeout=0)
+        adapter = env.to_tianshou()
+        adapter.reset()
+        with pytest.raises(ArgumentError, match="action=None only waits"):
+            adapter.step(None)
