@@ -137,7 +137,7 @@ class Pool:
         self._let_finish(self._links)
         busy = [env_id for link in self._links if link.in_flight for env_id in link.recipe.env_ids]
         if busy:
-            raise self.late(busy, self._timeout)
+            raise self.late(busy, self._timeout, "attach")
         self.attach(layout)
 
     def adopt(self, batch: Batch) -> None:
