@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import pytest
 
@@ -10,11 +11,19 @@ from parallelenv import ParallelEnv
 from parallelenv.errors import MissingDependencyError
 
 
+class _Nowhere:
+    """Finds no Stable-Baselines3, wherever it is."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        if name.split(".", maxsplit=1)[0] == "stable_baselines3":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
 def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith("stable_baselines3")]:
-        monkeypatch.delitem(sys.modules, name)
     monkeypatch.delitem(sys.modules, "parallelenv.adapters.sb3", raising=False)
-    monkeypatch.setitem(sys.modules, "stable_baselines3", None)
+    monkeypatch.setattr(sys, "meta_path", [_Nowhere(), *sys.meta_path])
+    for name in [name for name in sys.modules if name.split(".")[0] == "stable_baselines3"]:
+        monkeypatch.delitem(sys.modules, name)
     with ParallelEnv(["CartPole-v1"]) as env:
         with pytest.raises(MissingDependencyError, match="pip install stable-baselines3"):
             env.to_sb3()
