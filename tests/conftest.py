@@ -43,6 +43,7 @@ _LONG_IN = {
         "test_bad_input.py",
         "test_contract.py",
         "test_faults.py",
+        "test_rebuilding.py",
         "test_recovery.py",
         "test_rollout.py",
         "test_saving.py",
