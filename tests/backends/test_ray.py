@@ -175,8 +175,8 @@ before = dict(os.environ)
 ray.init(num_cpus=4, include_dashboard=False, logging_level="ERROR")
 by_ray = set(os.environ) - set(before)
 for again in (False, True):
-    envs = [ParallelEnv(["CartPole-v1"] * 2, word, asynchronous="restart", on_failure=failure, direct=direct, num_cpus=1,
-                        ray_options={"num_cpus": 0.1})
+    options = {"num_cpus": 1, "ray_options": {"num_cpus": 0.1}, "asynchronous": "restart"}
+    envs = [ParallelEnv(["CartPole-v1"] * 2, word, on_failure=failure, direct=direct, **options)
             for word in ("ray", "ray-subproc") for direct in (True, False) for failure in ("raise", "restart")]
     for env in envs:
         env.reset(seed=1)
