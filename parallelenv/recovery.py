@@ -143,7 +143,8 @@ class Recovery:
         """Begin new episodes of envs that were rebuilt; return what goes wrong."""
         env_ids = sorted(ill)
         seeds = [(self._next_seed(env_id), None) for env_id in env_ids]
-        request = self._pool.post("reset", env_ids, seeds)
+        # A worker that was built anew may be dead again before others were.
+        request = self._pool.post("reset", env_ids, seeds, failed=self._pool.obituaries(env_ids))
         self._pool.wait_or_give_up(request)
         for env_id in env_ids:
             self._bereft.pop(env_id, None)

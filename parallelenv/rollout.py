@@ -181,6 +181,8 @@ class _Course:
         ailing: Collection[int] = recovery.ailing(asked) if recovery is not None else ()
         well = [env_id for env_id in asked if env_id not in ailing]
         failed = NO_FAILURES if was_known else self._reach(well)
+        if recovery is not None:
+            failed = {**failed, **pool.obituaries(well)}
         request = pool.post("rollout", well, None, self._order(0), failed=failed)
         pool.wait(request, None)
         if recovery is not None:  # whose worker is dead fails in the next step, as would have happened without this one

@@ -151,7 +151,8 @@ class Stepper:
             self._flights.forget(env_ids)
             self._fresh.update(env_ids)  # and so they stay if anything goes wrong
 
-        return self._pool.post("reset", env_ids, each, None, announce)
+        failed = NO_FAILURES if self._recovery is None else self._pool.obituaries(env_ids)
+        return self._pool.post("reset", env_ids, each, None, announce, failed)
 
     def _await_reset(self, resetting: Resetting, timeout: float | None) -> Request:
         """Wait for resets; with a recovery ask again and again until no worker dies or hangs of it."""

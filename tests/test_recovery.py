@@ -207,6 +207,38 @@ def test_a_worker_killed_is_no_hindrance_to_a_reset(make_env: MakeEnv, tmp_path:
     assert not env.step(actions()).dones.any()
 
 
+@pytest.mark.parametrize("call", ["step", "reset", "rollout"])
+def test_a_worker_killed_while_another_one_is_waited_for(
+    make_env: MakeEnv, tmp_path: Path, mode: str, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if in_process(mode):
+        pytest.skip("its workers are not processes")
+    env = make(make_env, tmp_path, mode)
+    env.reset(seed=3)
+    pool = env._pool
+    wait = pool.wait
+
+    def wait_and_kill(request: Any, timeout: float | None) -> None:
+        """Kill the worker of env 0 after it has answered, and let the pool notice."""
+        wait(request, timeout)
+        if request.operation in ("build", "end_rollout"):
+            monkeypatch.undo()
+            os.kill(env.customized_method("pid", id=[0])[0], signal.SIGKILL)
+            with pytest.raises(errors.WorkerDiedError):
+                env._pool.ask("get", (0,), None, "steps")
+
+    monkeypatch.setattr(pool, "wait", wait_and_kill)
+    if call == "step":
+        assert env.step(actions(e0=EXIT)).truncated.tolist() == [True, True, False, False]
+    elif call == "reset":
+        os.kill(env.customized_method("pid", id=[0])[0], signal.SIGKILL)
+        env.reset(seed=3)
+    else:
+        chunk = env.rollout(lambda states: [GO] * len(states), 3, progress=False)
+        assert chunk.truncated[0].tolist() == [True, True, False, False]
+    assert not env.step(actions()).dones.any()
+
+
 def test_an_error_of_the_users_own_reset_is_raised(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
     env = make(make_env, tmp_path, mode)
     with pytest.raises(KeyError):
