@@ -70,12 +70,12 @@ def _num_runnable() -> int:
 
 
 def _read(path: str) -> bytes:
-    """Return the short text of a file of the system: 10 us, with `open` 25 us."""
-    fileno = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.read(fileno, 4096)
-    finally:
-        os.close(fileno)
+    """Return the short text of a file of the system: 12 us.
+
+    With `os.open` 10 us, but the file would stay open if Ctrl-C came before anybody knew of it.
+    """
+    with open(path, "rb", buffering=0) as file:
+        return file.read(4096)
 
 
 def _move(pid: int, taken: set[int]) -> None:

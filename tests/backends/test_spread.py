@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -212,3 +214,32 @@ def test_the_system_says_who_wants_to_run(start: Start) -> None:
     set_affinity(pid, {core})
     assert spread._core_if_awake(pid) == core
     assert spread._num_runnable() >= 1  # this process does
+
+
+class Interrupt(Exception):
+    pass
+
+
+def interrupt(signum: int, frame: Any) -> None:
+    raise Interrupt
+
+
+def look_until_interrupted() -> None:
+    signal.setitimer(signal.ITIMER_VIRTUAL, 1e-6)
+    while True:
+        spread._num_runnable()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # that files were not closed by hand
+def test_a_look_that_is_interrupted_leaves_no_file_open() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    handler = signal.signal(signal.SIGVTALRM, interrupt)
+    try:
+        for _ in range(300):  # one in seventy comes between opening and knowing of it
+            with pytest.raises(Interrupt):
+                look_until_interrupted()
+    finally:
+        signal.signal(signal.SIGVTALRM, handler)
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
