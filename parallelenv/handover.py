@@ -67,6 +67,7 @@ class Adaptable(Known):
             SpacesError: If an env declares no spaces, or others than ``observation_mode`` allows.
             ArgumentError: If a mode is not known.
             EnvBusyError: If a step is under way.
+            WorkerTimeoutError: If an env is still at a call that took too long.
             HandedOverError: If another adapter has this object.
         """
         from parallelenv.adapters.gymnasium import GymnasiumVectorEnv
@@ -84,6 +85,7 @@ class Adaptable(Known):
             SpacesError: If the envs declare no spaces, or different ones.
             ArgumentError: If the envs have different render modes.
             EnvBusyError: If a step is under way.
+            WorkerTimeoutError: If an env is still at a call that took too long.
             HandedOverError: If another adapter has this object.
         """
         try:
@@ -111,6 +113,7 @@ class Adaptable(Known):
             ArgumentError: If ``wait_num`` is no int from 1 to the number of envs, or ``timeout`` not positive.
             InvalidEnvError: If an env has a `Tuple` observation space, which Tianshou cannot batch.
             EnvBusyError: If a step is under way.
+            WorkerTimeoutError: If an env is still at a call that took too long.
             HandedOverError: If another adapter has this object.
         """
         from parallelenv.adapters.tianshou import TianshouVectorEnv

@@ -107,3 +107,16 @@ class Looped(gym.Env[Any, Any]):
 
     def render(self) -> Any:
         return np.full((2, 2, 3), int(self.state[0]), np.uint8)
+
+
+class Pair:
+    """Two vector envs that are called alike.
+
+    Args:
+        ours: The adapter.
+        theirs: What it is to equal.
+    """
+
+    def __init__(self, ours: Any, theirs: Any) -> None:
+        self.ours = ours
+        self.theirs = theirs

@@ -9,12 +9,14 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
 from conftest import MakeEnv
+from fragile import GO_ON, fragile
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError, ResetNeeded
 from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
@@ -435,6 +437,20 @@ def test_after_the_end_everything_is_refused(make: Any) -> None:
     for call in [*ANYTHING.values(), *(lambda env, name=name: getattr(env, f"{name}_wait")() for name in BEGIN)]:
         with pytest.raises(ClosedEnvironmentError, match="on a closed ParallelEnv"):
             call(env)
+
+
+@pytest.mark.parametrize("mode", ["subproc", "thread"], indirect=True)
+def test_what_is_still_busy_is_not_handed_over(make_env: MakeEnv, tmp_path: Path) -> None:
+    env = make_env(fragile(tmp_path), num_cpus=2, timeout=0.3)
+    env.reset()
+    for call in (lambda: env.customized_method("wait", id=0), lambda: env.to_gymnasium("SameStep")):
+        with pytest.raises(WorkerTimeoutError, match=r"did not answer within 0.3 s. Give a longer timeout, or rebuild"):
+            call()
+    (tmp_path / "go").touch()
+    assert env.get_env_attr("number") == [0, 1, 2, 3]  # it went on as it was
+    vector_env = env.to_gymnasium("SameStep")
+    vector_env.reset()
+    assert vector_env.step([GO_ON] * 4)[0][:, 1].tolist() == [1, 1, 1, 1]
 
 
 @pytest.mark.parametrize("mode", ["subproc", "thread"], indirect=True)

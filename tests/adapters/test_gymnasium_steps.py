@@ -10,24 +10,15 @@ import numpy as np
 import pytest
 from conftest import MakeEnv, needs_ray
 
-from adapters.envs import SPACES, Varied
+from adapters.envs import SPACES, Pair, Varied
 from parallelenv.identity import difference
 
 NUM_ENVS = 5
 MODES = ("NextStep", "SameStep", "Disabled")
 
 
-class Twins:
-    """An adapter and the vector env that it is to equal, which are called alike.
-
-    Args:
-        ours: The adapter.
-        theirs: What it is compared with.
-    """
-
-    def __init__(self, ours: Any, theirs: Any) -> None:
-        self.ours = ours
-        self.theirs = theirs
+class Twins(Pair):
+    """An adapter and the vector env that it is to equal, which are called alike."""
 
     def reset(self, seed: Any = None, options: dict[str, Any] | None = None) -> None:
         theirs = None if options is None else dict(options)  # it takes out of it what it reads

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from conftest import MakeEnv
 
-from adapters.envs import Looped, Varied
+from adapters.envs import Looped, Pair, Varied
 from adapters.neighbours import require
 from parallelenv import ParallelEnv
 from parallelenv.errors import ArgumentError, HandedOverError, NothingInFlightError, SpacesError
@@ -33,17 +33,8 @@ def plain(value: Any) -> Any:
     return dict(value) if isinstance(value, dict) else value
 
 
-class Twins:
-    """An adapter and SB3's own, which are called alike.
-
-    Args:
-        ours: The adapter, maybe in wrappers.
-        theirs: What it is compared with.
-    """
-
-    def __init__(self, ours: Any, theirs: Any) -> None:
-        self.ours = ours
-        self.theirs = theirs
+class Twins(Pair):
+    """An adapter and SB3's own, which are called alike."""
 
     def reset(self) -> None:
         self._compare(plain(self.ours.reset()), plain(self.theirs.reset()))

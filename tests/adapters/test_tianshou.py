@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from conftest import MakeEnv, needs_ray
 
-from adapters.envs import Looped, Varied
+from adapters.envs import Looped, Pair, Varied
 from adapters.neighbours import require
 from parallelenv import ParallelEnv
 from parallelenv.errors import ArgumentError, EnvBusyError, InvalidEnvError, NothingInFlightError
@@ -22,17 +22,8 @@ nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
 ZEROS = np.zeros(3, np.int64)
 
 
-class Twins:
-    """An adapter and Tianshou's own vector env, which are called alike.
-
-    Args:
-        ours: The adapter.
-        theirs: What it is compared with.
-    """
-
-    def __init__(self, ours: Any, theirs: Any) -> None:
-        self.ours = ours
-        self.theirs = theirs
+class Twins(Pair):
+    """An adapter and Tianshou's own vector env, which are called alike."""
 
     def __getattr__(self, name: str) -> Any:
         def both(*args: Any, **kwargs: Any) -> Any:
