@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from adapters.neighbours import require
+from adapters.neighbours import require, seeded
 
 
 class Learned(NamedTuple):
@@ -23,14 +19,14 @@ def learn(venv: Any, num_steps: int, seed: int = 1) -> Learned:
     """Learn on a vector env of Tianshou's kind, whose actions are `Discrete`, for so many steps of all envs in all."""
     data, trainer = require("tianshou.data"), require("tianshou.trainer")
     venv.seed(seed)
-    with _seeded(seed):
+    with seeded(seed):
         algorithm, policy = _algorithm(venv.observation_space[0], venv.action_space[0])
         buffer = data.VectorReplayBuffer(num_steps, venv.env_num)
         parameters = trainer.OffPolicyTrainerParams(
-            training_collector=data.Collector(policy, venv, buffer),
+            training_collector=data.Collector(policy, venv, buffer, exploration_noise=True),
             max_epochs=1,
             epoch_num_steps=num_steps,
-            collection_step_num_env_steps=10 * venv.env_num,
+            collection_step_num_env_steps=5 * venv.env_num,
             update_step_num_gradient_steps_per_sample=0.25,
             batch_size=64,
             training_fn=lambda epoch, step: policy.set_eps_training(max(0.05, 1 - 3 * step / num_steps)),
@@ -62,16 +58,3 @@ def _algorithm(observation_space: Any, action_space: Any) -> tuple[Any, Any]:
         target_update_freq=200,
     )
     return algorithm, policy
-
-
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Seed what Tianshou draws from, the generators of the whole process, and leave them as they were."""
-    torch, numpys = require("torch"), np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        np.random.seed(seed)
-        try:
-            yield
-        finally:
-            np.random.set_state(numpys)

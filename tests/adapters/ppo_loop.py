@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
-from adapters.neighbours import require
+from adapters.neighbours import require, seeded
 
 torch = require("torch")
 
@@ -49,8 +49,7 @@ def learn(vector_env: Any, num_updates: int, seed: int = 1) -> Learned:
     """Learn on a vector env in `"NextStep"` mode, whose actions are `Discrete`."""
     envs: Any = RecordEpisodeStatistics(vector_env)
     learned = Learned()
-    with torch.random.fork_rng(devices=[]):  # what other tests draw stays as it is
-        torch.manual_seed(seed)
+    with seeded(seed):
         actor, critic = _network(envs, envs.single_action_space.n, 0.01), _network(envs, 1, 1.0)
         weights = [*actor.parameters(), *critic.parameters()]
         optimizer = torch.optim.Adam(weights, lr=LEARNING_RATE, eps=1e-5)

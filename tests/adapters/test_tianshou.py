@@ -112,8 +112,8 @@ def test_dqn_collects_and_learns_the_same(make_env: MakeEnv) -> None:
 @pytest.mark.parametrize("mode", ["subproc"], indirect=True)
 def test_dqn_learns_cart_pole_with_the_learning_curve_of_dummy_vector_env(make_env: MakeEnv) -> None:
     venvs = _eight_cart_poles(make_env)
-    ours, theirs = (learn(venv, num_steps=24_000) for venv in venvs)
-    assert mean_return(ours.policy, venvs[1], 20) >= 200
+    ours, theirs = (learn(venv, num_steps=20_000) for venv in venvs)
+    assert mean_return(ours.policy, venvs[1], 20) >= 150
     assert difference(ours[:2], theirs[:2]) is None
 
 
