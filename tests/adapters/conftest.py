@@ -25,4 +25,4 @@ def num_steps(mode: str, request: pytest.FixtureRequest) -> int:
     """For how many steps an adapter is compared with what it stands for."""
     if request.param == "thousands":
         return 3000
-    return 100 if needs_ray(mode) else 500
+    return 100 if needs_ray(mode) else 300

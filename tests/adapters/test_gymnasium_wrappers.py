@@ -94,13 +94,12 @@ def play(twins: GymnasiumTwins, num_steps: int) -> None:
     twins.compare(twins.ours.action_space, twins.theirs.action_space)
 
 
-def refusal(wrap: Callable[[Any], Any], env: Any) -> tuple[type[Exception], str] | None:
-    """Return how a wrapper refuses a vector env, if it does: some are not for every autoreset mode."""
+def attempt(wrap: Callable[[Any], Any], env: Any) -> tuple[Any, Any]:
+    """Return the wrapped env, and else how the wrapper refuses it: some are not for every autoreset mode."""
     try:
-        wrap(env)
+        return wrap(env), None
     except (ValueError, AssertionError) as error:
-        return type(error), str(error)
-    return None
+        return None, (type(error), str(error))
 
 
 @nearby
@@ -109,10 +108,10 @@ def refusal(wrap: Callable[[Any], Any], env: Any) -> tuple[type[Exception], str]
 def test_wrappers_do_the_same_on_it(name: str, autoreset_mode: str, make_env: MakeEnv) -> None:
     env_fn, wrap = WRAPPERS[name]
     ours, theirs = both(make_env, env_fn, autoreset_mode)
-    refused = refusal(wrap, theirs)
-    assert refusal(wrap, ours) == refused
-    if refused is None:
-        play(GymnasiumTwins(wrap(ours), wrap(theirs)), 120)
+    (our_wrapper, our_refusal), (their_wrapper, their_refusal) = attempt(wrap, ours), attempt(wrap, theirs)
+    assert our_refusal == their_refusal
+    if their_refusal is None:
+        play(GymnasiumTwins(our_wrapper, their_wrapper), 120)
     else:
         assert autoreset_mode == "SameStep"
 

@@ -12,7 +12,7 @@ import pytest
 from conftest import MakeEnv
 
 from adapters.envs import Fragile, Looped, Varied
-from adapters.neighbours import require
+from adapters.neighbours import require, seeded
 from adapters.twins import Sb3Twins
 from parallelenv import ParallelEnv
 from parallelenv.errors import (
@@ -42,7 +42,7 @@ def test_steps_and_resets_are_those_of_dummy_vec_env(kind: str, make_env: MakeEn
         one.seed(3)
         one.set_options({"level": 2})
     twins.play(num_steps)
-    twins.play(num_steps)  # without seeds and options, which were used up
+    twins.play(100)  # without seeds and options, which were used up
 
 
 @nearby
@@ -187,8 +187,9 @@ def test_ppo_learns_the_same_on_it(make_env: MakeEnv) -> None:
 
     weights: list[Any] = []
     for env in (make_env(["CartPole-v1"] * 4).to_sb3(), vec_env.DummyVecEnv([lambda: gym.make("CartPole-v1")] * 4)):
-        model = PPO("MlpPolicy", env, n_steps=64, n_epochs=2, seed=3, device="cpu")
-        model.learn(512)
+        with seeded(3):
+            model = PPO("MlpPolicy", env, n_steps=64, n_epochs=2, seed=3, device="cpu")
+            model.learn(512)
         weights.append([weight.detach().numpy() for weight in model.policy.parameters()])
     assert difference(weights[0], weights[1]) is None
 
@@ -210,9 +211,10 @@ def learn_cart_pole(env: Any) -> tuple[list[float], float]:
 
     schedules: Any = {"learning_rate": lambda left: left * 1e-3, "clip_range": lambda left: left * 0.2}
     numbers: Any = {"n_steps": 32, "batch_size": 256, "n_epochs": 20, "gamma": 0.98, "gae_lambda": 0.8, "seed": 1}
-    model = PPO("MlpPolicy", vec_env.VecMonitor(env), device="cpu", **schedules, **numbers)
-    model.learn(100_000, callback=Note())
-    mean, _ = evaluate_policy(model, vec_env.DummyVecEnv([lambda: gym.make("CartPole-v1")]), 20, warn=False)
+    with seeded(1):
+        model = PPO("MlpPolicy", vec_env.VecMonitor(env), device="cpu", **schedules, **numbers)
+        model.learn(100_000, callback=Note())
+        mean, _ = evaluate_policy(model, vec_env.DummyVecEnv([lambda: gym.make("CartPole-v1")]), 20, warn=False)
     return curve, mean
 
 

@@ -54,7 +54,7 @@ def make_twins(make_env: MakeEnv, kind: str, wrap: Callable[[Any], Any]) -> Sb3T
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_wrappers_do_the_same_on_it(name: str, make_env: MakeEnv) -> None:
     twins = make_twins(make_env, *WRAPPERS[name])
-    assert twins.play(300) > NUM_ENVS
+    assert twins.play(150) > NUM_ENVS
     twins.compare(twins.ours.observation_space, twins.theirs.observation_space)
 
 
