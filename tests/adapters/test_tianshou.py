@@ -61,6 +61,25 @@ def test_steps_and_resets_are_those_of_dummy_vector_env(kind: str, make_env: Mak
     twins.get_env_attr("mean", 2)
 
 
+@pytest.mark.neighbours
+@nearby
+def test_observations_are_normalized_alike(make_env: MakeEnv) -> None:
+    env = require("tianshou.env")
+    env_fns = [partial(Varied, "vector", 4.0 + number) for number in range(NUM_ENVS)]
+    twins = Twins(*map(env.VectorEnvNormObs, (make_env(env_fns).to_tianshou(), env.DummyVectorEnv(env_fns))))
+    assert len(twins.ours) == NUM_ENVS
+    twins.seed(3)
+    twins.reset()
+    for step in range(100):
+        ids = [step % NUM_ENVS, (step + 2) % NUM_ENVS]
+        *_, terminated, truncated, infos = twins.step([1, 2], ids)
+        ended = [info["env_id"] for info in infos[terminated | truncated]]
+        if ended:
+            twins.reset(ended)
+    for name in ("mean", "var", "count"):
+        twins.compare(getattr(twins.ours.get_obs_rms(), name), getattr(twins.theirs.get_obs_rms(), name))
+
+
 @pytest.mark.filterwarnings("ignore:Using async setting")
 @pytest.mark.neighbours
 @nearby
