@@ -21,7 +21,7 @@ from adapters.twins import GymnasiumTwins
 NUM_ENVS = 4
 BOUNDS = np.array([-1, 1], np.float32)
 nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
-LISTS_STATISTICS = not gym.__version__.startswith(("1.1", "1.2.0", "1.2.1"))
+LISTS_STATISTICS = not gym.__version__.startswith(("1.1.", "1.2.0", "1.2.1"))
 """Whether Gymnasium's `DictInfoToList` takes what its `RecordEpisodeStatistics` adds."""
 
 
