@@ -1,0 +1,373 @@
+"""The bases of wrappers: one that has everything, one that sees every answer, one that changes states."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import gymnasium
+import numpy as np
+
+from parallelenv.arguments import check_align
+from parallelenv.errors import (
+    ArgumentError,
+    HandedOverError,
+    InvalidStateError,
+    MissingMethodError,
+    ParallelEnvError,
+    ResetNeededError,
+    WrappedError,
+)
+from parallelenv.ids import parse_ids
+from parallelenv.ownership import own
+from parallelenv.results import StepBatch, StepResult
+from parallelenv.spaces import batched
+from parallelenv.wrappers.answers import Acting, Space, aligned, batch_of, row_of
+
+if TYPE_CHECKING:
+    from parallelenv.env import ParallelEnv
+    from parallelenv.stepping import Align
+
+
+@dataclass(frozen=True)
+class WrappedState:
+    """What `save_state` of a wrapper returns that remembers something itself. Plain data, as `SavedState` is.
+
+    Attributes:
+        wrapper: Its class, by name.
+        memory: What it remembers.
+        state: What the wrapped one returned.
+    """
+
+    wrapper: str
+    memory: dict[str, Any]
+    state: Any
+
+
+def space_of(env: Any) -> Space:
+    """Return the space that the states of all envs are in, ``None`` if they share none.
+
+    Raises:
+        ArgumentError: If it is no `ParallelEnv`.
+    """
+    _refuse_other(env)
+    return env.single_observation_space  # type: ignore[no-any-return]
+
+
+def _refuse_other(env: Any) -> None:
+    if not hasattr(env, "customized_method"):
+        raise ArgumentError(
+            f"env={env!r} is no ParallelEnv, and no wrapper of one. Wrap single envs where you make them."
+        )
+
+
+class ParallelWrapper:
+    """Has everything that the `ParallelEnv` in it has. Override what is to be different.
+
+    Args:
+        env: A `ParallelEnv`, or another wrapper.
+
+    Attributes:
+        env: What it wraps.
+    """
+
+    def __init__(self, env: ParallelEnv | ParallelWrapper) -> None:
+        _refuse_other(env)
+        self.env = env
+
+    @property
+    def unwrapped(self) -> ParallelEnv:
+        """The `ParallelEnv` without any wrapper."""
+        return self.env.unwrapped
+
+    def reset(self, id: Any = None, *, seed: Any = None, options: Any = None) -> Any:
+        """Begin new episodes, as `ParallelEnv.reset`."""
+        return self.env.reset(id, seed=seed, options=options)
+
+    def step(self, action: Any, id: Any = None, align: Align = "item") -> Any:
+        """Step envs, as `ParallelEnv.step`."""
+        return self.env.step(action, id, align)
+
+    def send(self, action: Any, id: Any = None) -> None:
+        """Begin a step, as `ParallelEnv.send`."""
+        self.env.send(action, id)
+
+    def recv(
+        self, min_envs: int = 1, max_envs: int | None = None, timeout: float | None = None, align: Align = "item"
+    ) -> Any:
+        """Return the results of steps, as `ParallelEnv.recv`."""
+        return self.env.recv(min_envs, max_envs, timeout, align)
+
+    def step_async(self, action: Any, id: Any = None) -> None:
+        """Begin a step, as `ParallelEnv.step_async`."""
+        self.env.step_async(action, id)
+
+    def step_wait(self, timeout: float | None = None, align: Align = "item") -> Any:
+        """Return the result of a step that was begun, as `ParallelEnv.step_wait`."""
+        return self.env.step_wait(timeout, align)
+
+    def save_state(self) -> Any:
+        """Return the state of everything, as `ParallelEnv.save_state`, and what wrappers remember of it."""
+        state, memory = self.env.save_state(), self.remembered()
+        return WrappedState(type(self).__qualname__, own(memory), state) if memory else state
+
+    def load_state(self, state: Any) -> tuple[int, ...]:
+        """Go on from a state, as `ParallelEnv.load_state`.
+
+        Raises:
+            ArgumentError: Also if it was saved through other wrappers than these; nothing was touched.
+        """
+        if not self.remembered():
+            return self.env.load_state(state)
+        self._refuse_state(state)
+        try:
+            lost: tuple[int, ...] = self.env.load_state(state.state)
+        except BaseException as error:
+            was_refused = isinstance(error, ParallelEnvError) and not isinstance(error, InvalidStateError)
+            if not was_refused:  # else it is of an env, which needs a reset, and the others go on from there
+                self.remember(own(state.memory))
+            raise
+        self.remember(own(state.memory))
+        return lost
+
+    def _refuse_state(self, state: Any) -> None:
+        found = state.wrapper if isinstance(state, WrappedState) else f"no wrapper, but a {type(state).__name__}"
+        if found != type(self).__qualname__:
+            raise ArgumentError(
+                f"The state is of {found}, and {type(self).__qualname__} remembers something of its own. Load it "
+                "through the same wrappers, in the same order, through which it was saved."
+            )
+        forms, expected = _forms(state.memory), _forms(self.remembered())
+        if forms != expected:
+            raise ArgumentError(
+                f"What {found} remembers is of the form {forms}, but here it is {expected}. Make it with the same "
+                "arguments, around as many envs."
+            )
+
+    def remembered(self) -> dict[str, Any]:
+        """Return what this wrapper keeps from one call to the next; empty if nothing. For `save_state`."""
+        return {}
+
+    def remember(self, memory: dict[str, Any]) -> None:
+        """Take over what `remembered` returned."""
+        vars(self).update(memory)
+
+    def close(self) -> None:
+        """Close the `ParallelEnv`."""
+        self.env.close()
+
+    def rollout(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse: it steps beside the envs, where no wrapper is.
+
+        Raises:
+            WrappedError: Always.
+        """
+        self._refuse("rollout")
+
+    def to_gymnasium(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse, as `rollout` does: an adapter steps the `ParallelEnv` itself."""
+        self._refuse("to_gymnasium")
+
+    def to_sb3(self) -> NoReturn:
+        """Refuse, as `to_gymnasium` does."""
+        self._refuse("to_sb3")
+
+    def to_tianshou(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse, as `to_gymnasium` does."""
+        self._refuse("to_tianshou")
+
+    def _refuse(self, call: str) -> NoReturn:
+        raise WrappedError(
+            f"{call}() would go past {type(self).__name__}. Wrap the single envs instead, or what the other library "
+            f"gives; env.unwrapped.{call}() does without this wrapper."
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the wrapped one has of this name."""
+        if name.startswith("_") or name == "env":
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}.")
+        return getattr(self.env, name)
+
+    def __len__(self) -> int:
+        """Return the number of envs."""
+        return len(self.env)
+
+    def __enter__(self) -> ParallelWrapper:
+        """Return itself; the end of the ``with`` block closes it."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Close."""
+        self.close()
+
+    def __repr__(self) -> str:
+        """Return one line."""
+        return f"<{type(self).__name__} around {self.env!r}>"
+
+
+def _forms(memory: dict[str, Any]) -> dict[str, Any]:
+    """Return what must be alike of two memories of a wrapper."""
+    return {name: _form(value) for name, value in memory.items()}
+
+
+def _form(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_form(part) for part in value]
+    return getattr(value, "shapes", getattr(value, "shape", None))
+
+
+class AnswerWrapper(ParallelWrapper):
+    """Base of wrappers that look at what envs answer, or change it: `began` sees resets, and `answered` steps.
+
+    They see every answer once, batched, whichever call it comes from (`step`, `recv`, `step_wait`), of however many
+    envs and in whatever ``align``; and if an env fails, those of the others, which the error has as its ``partial``.
+
+    Args:
+        env: As in `ParallelWrapper`.
+    """
+
+    def began(self, states: Any, env_ids: tuple[int, ...]) -> Any:
+        """Return what a reset is to answer.
+
+        Args:
+            states: First states of these envs, batched.
+            env_ids: The envs, in the order of the states.
+        """
+        return states
+
+    def answered(self, result: StepResult) -> StepResult:
+        """Return what a step is to answer. ``result``: what it has answered; its infos may be changed."""
+        return result
+
+    def reset(self, id: Any = None, *, seed: Any = None, options: Any = None) -> Any:
+        """Begin new episodes, as `ParallelEnv.reset`."""
+        env_ids = self.chosen(id)
+        self._refuse_handed_over()
+        try:
+            states = self.env.reset(id, seed=seed, options=options)
+        except BaseException as error:
+            if hasattr(error, "partial"):
+                begun = tuple(env_id for env_id in env_ids if self.have_begun((env_id,)))
+                object.__setattr__(error, "partial", self.began(error.partial, begun))
+            raise
+        return self.began(states, env_ids)
+
+    def step(self, action: Any, id: Any = None, align: Align = "item") -> Any:
+        """Step envs, as `ParallelEnv.step`."""
+        return self._seen(align, self.env.step, action, id)
+
+    def recv(
+        self, min_envs: int = 1, max_envs: int | None = None, timeout: float | None = None, align: Align = "item"
+    ) -> Any:
+        """Return the results of steps, as `ParallelEnv.recv`."""
+        return self._seen(align, self.env.recv, min_envs, max_envs, timeout)
+
+    def step_wait(self, timeout: float | None = None, align: Align = "item") -> Any:
+        """Return the result of a step that was begun, as `ParallelEnv.step_wait`."""
+        return self._seen(align, self.env.step_wait, timeout)
+
+    def _seen(self, align: Align, call: Any, *args: Any) -> StepResult | StepBatch:
+        """Return what a call answers, batched whatever ``align`` is until `answered` has seen it."""
+        check_align(align)
+        self._refuse_handed_over()
+        try:
+            result = call(*args)
+        except BaseException as error:
+            partial = getattr(error, "partial", None)
+            if isinstance(partial, StepResult):
+                self._see_partial(error, partial, align)
+            raise
+        return self._shaped(result, align)
+
+    def _see_partial(self, error: BaseException, partial: StepResult, align: Align) -> None:
+        """See what is left of a call. What is wrong with that too is a note of the error that is there already."""
+        try:
+            object.__setattr__(error, "partial", self._shaped(partial, align))
+        except ParallelEnvError as another:
+            error.add_note(f"And of what is left: {another}")
+
+    def _shaped(self, result: StepResult, align: Align) -> StepResult | StepBatch:
+        return aligned(self.answered(result), align, self.single_observation_space)
+
+    def chosen(self, id: Any) -> tuple[int, ...]:
+        """Return the env ids that an ``id`` argument means."""
+        if id is not None:
+            return parse_ids(id, len(self))
+        return tuple(np.flatnonzero(~self.paused).tolist())
+
+    @property
+    def restarts(self) -> bool:
+        """Whether an env that ends begins its next episode in the same step."""
+        return bool(self.unwrapped._asynchronous == "restart")
+
+    def have_begun(self, env_ids: Sequence[int]) -> bool:
+        """Whether all of these envs have an episode."""
+        try:
+            self.unwrapped._refuse_fresh(env_ids)
+        except ResetNeededError:
+            return False
+        return True
+
+    def _refuse_handed_over(self) -> None:
+        contract = self.unwrapped._contract
+        if contract is not None:
+            raise HandedOverError(
+                f"The ParallelEnv in {type(self).__name__} was handed over by {contract} and follows its rules, which "
+                "this wrapper does not know. Make another ParallelEnv from the same list of env fns."
+            )
+
+
+class StateWrapper(AnswerWrapper):
+    """Base of wrappers that change states: `process` is called with those of all envs that answer.
+
+    Args:
+        env: As in `ParallelWrapper`.
+        observation_space: The space of a processed state of one env; ``None``: it stays the same.
+    """
+
+    def __init__(
+        self, env: ParallelEnv | ParallelWrapper, observation_space: gymnasium.Space[Any] | None = None
+    ) -> None:
+        super().__init__(env)
+        self.raw_space: Space = env.single_observation_space
+        self.single_observation_space = self.raw_space if observation_space is None else observation_space
+        self.observation_space = batched(self.single_observation_space, len(env))
+        self.observation_spaces = (
+            env.observation_spaces if observation_space is None else [own(observation_space) for _ in range(len(env))]
+        )
+
+    def process(self, states: Any) -> Any:
+        """Return states in another form.
+
+        Called for states of `reset`, `step` and `recv`, without those of envs that have none, and for each
+        ``info["ended_state"]``, as a batch of one.
+
+        Args:
+            states: Batched as `ParallelEnv.step` gives them; of any number of envs.
+
+        Returns:
+            An array whose first axis is that of the envs, or a dict or tuple of such arrays.
+
+        Raises:
+            MissingMethodError: If a subclass does not have it.
+        """
+        raise MissingMethodError(
+            f"{type(self).__name__} lacks process(states). Write it: it returns states in another form."
+        )
+
+    def began(self, states: Any, env_ids: tuple[int, ...]) -> Any:
+        """Return first states, processed."""
+        return self.process(states)
+
+    def answered(self, result: StepResult) -> StepResult:
+        """Return an answer whose states are processed, last ones of episodes too."""
+        return self.processed(Acting(result, self.raw_space))
+
+    def processed(self, acting: Acting) -> StepResult:
+        """Return an answer whose states are processed, last ones of episodes too."""
+        if self.restarts:
+            for info in acting.infos:
+                if info.get("ended_state") is not None:
+                    info["ended_state"] = row_of(self.process(batch_of(self.raw_space, [info["ended_state"]])), 0)
+        return acting.result if acting.is_nobody else acting.with_states(self.process(acting.states))
