@@ -11,6 +11,7 @@ import pytest
 from conftest import MakeEnv
 from fragile import GO_ON, RAISE, Fragile
 
+from parallelenv import ParallelEnv
 from parallelenv.errors import ArgumentError, EnvBusyError, NothingInFlightError
 from parallelenv.identity import difference
 from parallelenv.testing.envs import Counter
@@ -18,9 +19,14 @@ from parallelenv.testing.envs import Counter
 ENV_FNS = [partial(Counter, number, 3) for number in range(3)]
 
 
+def in_a_loop(asynchronous: Any) -> ParallelEnv:
+    """Return the oracle. Two of Ray's pools at once would want more cores than there are."""
+    return ParallelEnv(ENV_FNS, asynchronous=asynchronous)
+
+
 @pytest.mark.parametrize("asynchronous", [None, "idle", "restart"])
 def test_step_async_and_step_wait_are_a_step(asynchronous: Any, make_env: MakeEnv) -> None:
-    plain, env = (make_env(ENV_FNS, asynchronous=asynchronous) for _ in range(2))
+    plain, env = in_a_loop(asynchronous), make_env(ENV_FNS, asynchronous=asynchronous)
     assert difference(plain.reset(seed=1), env.reset(seed=1)) is None
     for step in range(5):
         id: Any = [2, 0] if step % 2 else None
@@ -30,6 +36,7 @@ def test_step_async_and_step_wait_are_a_step(asynchronous: Any, make_env: MakeEn
         expected, found = plain.step(actions, id, align), env.step_wait(align=align)
         assert difference(list(expected), list(found)) is None
         assert expected.env_ids.tolist() == found.env_ids.tolist()
+    plain.close()
 
 
 def test_what_is_not_under_way_cannot_be_waited_for(make_env: MakeEnv) -> None:

@@ -340,8 +340,8 @@ class StateWrapper(AnswerWrapper):
     def process(self, states: Any) -> Any:
         """Return states in another form.
 
-        Called for states of `reset`, `step` and `recv`, without those of envs that have none, and for each
-        ``info["ended_state"]``, as a batch of one.
+        Called for states of `reset`, `step` and `recv`, without those of envs that have none, and once more for
+        those that are ``info["ended_state"]``.
 
         Args:
             states: Batched as `ParallelEnv.step` gives them; of any number of envs.
@@ -367,7 +367,11 @@ class StateWrapper(AnswerWrapper):
     def processed(self, acting: Acting) -> StepResult:
         """Return an answer whose states are processed, last ones of episodes too."""
         if self.restarts:
-            for info in acting.infos:
-                if info.get("ended_state") is not None:
-                    info["ended_state"] = row_of(self.process(batch_of(self.raw_space, [info["ended_state"]])), 0)
+            self._process_ended([info for info in acting.infos[acting.dones] if info.get("ended_state") is not None])
         return acting.result if acting.is_nobody else acting.with_states(self.process(acting.states))
+
+    def _process_ended(self, infos: Sequence[dict[str, Any]]) -> None:
+        if infos:
+            processed = self.process(batch_of(self.raw_space, [info["ended_state"] for info in infos]))
+            for row, info in enumerate(infos):
+                info["ended_state"] = own(row_of(processed, row))

@@ -87,7 +87,7 @@ class CheckFinite(AnswerWrapper):
     def _refuse_ended(self, acting: Acting) -> None:
         found = [
             (env_id, "")
-            for env_id, info in zip(acting.env_ids.tolist(), acting.infos, strict=True)
+            for env_id, info in zip(acting.env_ids[acting.dones].tolist(), acting.infos[acting.dones], strict=True)
             if _is_bad(info.get("ended_state"), self.check_inf)
         ]
         if found:

@@ -278,6 +278,32 @@ def test_a_state_that_is_loaded_is_gone_on_from_by_wrappers_too(make_env: MakeEn
             assert difference(tuple(step), tuple(found)) is None
 
 
+class Stubborn(Counter):
+    """Says its state, and does not take it back if its number is 1."""
+
+    def get_state(self) -> Any:
+        return self.count
+
+    def set_state(self, state: Any) -> None:
+        if self.number == 1:
+            raise ZeroDivisionError("no way back")
+        self.count = state
+
+
+@nearby
+def test_wrappers_go_on_from_a_state_that_one_env_does_not_take(make_env: MakeEnv) -> None:
+    env = StackStates(make_env([partial(Stubborn, number, 9) for number in range(2)]), 2)
+    env.reset(seed=1)
+    for _ in range(2):
+        env.step([0, 0])
+    saved = env.save_state()
+    for _ in range(3):
+        env.step([0, 0])
+    with pytest.raises(ZeroDivisionError):
+        env.load_state(saved)
+    assert env.step([0], id=0).states[0, :, 1].tolist() == [2, 3]
+
+
 @nearby
 def test_a_state_of_other_wrappers_is_refused_and_nothing_touched(make_env: MakeEnv) -> None:
     env = wrapped(make_env(ENV_FNS))

@@ -12,6 +12,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from conftest import MakeEnv
+from fragile import GO_ON, RAISE, Fragile
 from gymnasium.spaces import Box, Dict, Discrete
 
 from parallelenv import ParallelEnv
@@ -255,6 +256,19 @@ def test_what_would_spoil_statistics_is_refused_and_not_lost() -> None:
         ragged.reset()
         with pytest.raises(EnvContractError, match="NormalizeRewards needs rewards that are numbers; that of env 0"):
             ragged.step([1])
+
+
+@nearby
+def test_returns_begin_anew_with_a_reset_and_not_with_what_failed(make_env: MakeEnv) -> None:
+    env = NormalizeRewards(make_env([partial(Fragile, number) for number in range(2)], on_failure="restart"))
+    env.reset()
+    env.step([GO_ON, GO_ON])
+    assert env.returns.tolist() == [1.0, 1.0]
+    env.reset(0)
+    assert env.returns.tolist() == [0.0, 1.0]
+    assert env.step([GO_ON, RAISE]).rewards[1] == 0.0
+    assert env.statistics.count == 3
+    assert env.returns.tolist() == [1.0, 0.0]
 
 
 @nearby

@@ -91,6 +91,15 @@ def test_films_begin_when_they_are_wanted_and_end_with_close(make_env: MakeEnv, 
 
 
 @nearby
+def test_a_film_begins_once_at_a_step(make_env: MakeEnv, tmp_path: Path) -> None:
+    env = RecordVideo(lamps(make_env, 0), tmp_path, lambda step: step % 2 == 0, 1)
+    env.reset()
+    for _ in range(3):
+        env.step([0])
+    assert [path.stem for path in env.paths] == ["parallelenv-step-0", "parallelenv-step-2"]
+
+
+@nearby
 def test_a_film_may_be_of_some_envs_and_waits_for_their_reset(make_env: MakeEnv, tmp_path: Path) -> None:
     env = RecordVideo(lamps(make_env, 0, 1, 2), tmp_path, id=[2, 0], video_format="png")
     env.reset(0)
