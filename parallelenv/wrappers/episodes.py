@@ -13,7 +13,7 @@ from parallelenv.batch import Array
 from parallelenv.errors import EnvContractError
 from parallelenv.results import StepResult
 from parallelenv.wrappers.answers import Acting, carrying
-from parallelenv.wrappers.base import AnswerWrapper
+from parallelenv.wrappers.seeing import AnswerWrapper
 
 
 class RecordEpisodeStatistics(AnswerWrapper):

@@ -11,7 +11,7 @@ from parallelenv.errors import NotFiniteError
 from parallelenv.results import StepResult
 from parallelenv.spaces import Structure, as_array, is_tensor
 from parallelenv.wrappers.answers import Acting, carrying
-from parallelenv.wrappers.base import AnswerWrapper
+from parallelenv.wrappers.seeing import AnswerWrapper
 
 _FLOATS = "fc"
 Found = tuple[int, str]

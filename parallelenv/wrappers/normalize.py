@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,38 @@ from parallelenv.errors import ArgumentError, NotFiniteError, SpacesError
 from parallelenv.results import StepResult
 from parallelenv.spaces import Structure
 from parallelenv.wrappers.answers import Acting, carrying, with_leaves
-from parallelenv.wrappers.base import AnswerWrapper, StateWrapper, space_of
+from parallelenv.wrappers.base import space_of
 from parallelenv.wrappers.finite import refuse_states
+from parallelenv.wrappers.seeing import AnswerWrapper, StateWrapper
 from parallelenv.wrappers.statistics import RunningStatistics
+
+
+@dataclass(frozen=True)
+class Normalizer:
+    """A function that brings states to the common scale. It can be pickled, and has then a copy of the statistics.
+
+    Attributes:
+        structure: Of the states.
+        places: Which leaves of it are normalised, by their names in the statistics.
+        statistics: What was counted.
+        epsilon: Added to the variance.
+        clip: Largest value of the outcome.
+    """
+
+    structure: Structure
+    places: Mapping[str, int]
+    statistics: RunningStatistics
+    epsilon: float
+    clip: float
+
+    def __call__(self, states: Any) -> Any:
+        """Return states, batched as envs answer them, on the common scale."""
+        leaves = self.structure.split(states)
+        for name, index in self.places.items():
+            mean, variance = self.statistics.leaves[name].guess()
+            scaled = (leaves[index] - mean) / np.sqrt(variance + self.epsilon)
+            leaves[index] = np.clip(scaled, -self.clip, self.clip).astype(np.float32)
+        return self.structure.join(leaves)
 
 
 class NormalizeStates(StateWrapper):
@@ -35,7 +65,7 @@ class NormalizeStates(StateWrapper):
         clip: Largest value of the outcome; `math.inf` for none.
 
     Attributes:
-        statistics: `RunningStatistics`, to be saved, loaded or merged.
+        normalizer: What does it: a `Normalizer`, to be used in a policy for `ParallelEnv.rollout`.
         frozen: Whether nothing more is counted; may be set at any time.
 
     Raises:
@@ -55,29 +85,30 @@ class NormalizeStates(StateWrapper):
     ) -> None:
         raw_space: Any = space_of(env)
         structure = Structure(raw_space)
-        self._structure = structure
-        self._leaves = _leaves_to_normalize(structure, keys)
-        self.statistics = _fitting(statistics, {name: shape for _, name, shape in self._leaves})
-        self.frozen, self.epsilon, self.clip = frozen, _positive("epsilon", epsilon), _positive("clip", clip)
-        names = {name for _, name, _ in self._leaves}
+        leaves = _leaves_to_normalize(structure, keys)
+        statistics = _fitting(statistics, {name: shape for _, name, shape in leaves})
+        places = {name: index for index, name, _ in leaves}
+        epsilon, clip = _positive("epsilon", epsilon), _positive("clip", clip)
+        self.normalizer = Normalizer(structure, places, statistics, epsilon, clip)
+        self.frozen = frozen
 
         def changed(leaf: Any, where: str) -> Any:
-            return spaces.Box(-self.clip, self.clip, leaf.shape, np.float32) if where in names else leaf
+            return spaces.Box(-clip, clip, leaf.shape, np.float32) if where in places else leaf
 
         super().__init__(env, with_leaves(raw_space, changed))
 
+    @property
+    def statistics(self) -> RunningStatistics:
+        """What was counted: to be saved, loaded or merged."""
+        return self.normalizer.statistics
+
     def process(self, states: Any) -> Any:
-        """Return states on the common scale of now; nothing is counted. Use it in a policy for `rollout`, too.
+        """Return states on the common scale of now; nothing is counted.
 
         Args:
             states: Batched, as the wrapped one gives them.
         """
-        leaves = self._structure.split(states)
-        for index, name, _ in self._leaves:
-            mean, variance = self.statistics.leaves[name].guess()
-            scaled = (leaves[index] - mean) / np.sqrt(variance + self.epsilon)
-            leaves[index] = np.clip(scaled, -self.clip, self.clip).astype(np.float32)
-        return self._structure.join(leaves)
+        return self.normalizer(states)
 
     def began(self, states: Any, env_ids: tuple[int, ...]) -> Any:
         """Count first states, and return them normalised."""
@@ -99,9 +130,10 @@ class NormalizeStates(StateWrapper):
         """
         if self.frozen:
             return
-        refuse_states(self._structure, states, env_ids, answer)
-        leaves = self._structure.split(states)
-        self.statistics.update({name: leaves[index] for index, name, _ in self._leaves})
+        structure = self.normalizer.structure
+        refuse_states(structure, states, env_ids, answer)
+        leaves = structure.split(states)
+        self.statistics.update({name: leaves[index] for name, index in self.normalizer.places.items()})
 
     def remembered(self) -> dict[str, Any]:
         """Return the statistics."""

@@ -13,7 +13,8 @@ from parallelenv.errors import ArgumentError, SpacesError
 from parallelenv.results import StepResult
 from parallelenv.spaces import Structure, as_array
 from parallelenv.wrappers.answers import Acting
-from parallelenv.wrappers.base import StateWrapper, space_of
+from parallelenv.wrappers.base import space_of
+from parallelenv.wrappers.seeing import StateWrapper
 
 
 class StackStates(StateWrapper):

@@ -12,7 +12,7 @@ from parallelenv.batch import Array
 from parallelenv.errors import ArgumentError
 from parallelenv.ids import parse_ids
 from parallelenv.results import StepResult
-from parallelenv.wrappers.base import AnswerWrapper
+from parallelenv.wrappers.seeing import AnswerWrapper
 
 _FPS = 30.0
 """Frames a second of envs that do not say it."""

@@ -136,12 +136,11 @@ def test_only_the_keys_that_are_named_change(make_env: MakeEnv) -> None:
 
 
 def test_outcomes_are_clipped() -> None:
-    env = NormalizeStates(ParallelEnv([Sensor]), clip=0.5)
-    with env:
+    with NormalizeStates(ParallelEnv([Sensor]), clip=0.5) as env:
+        first = env.process({"far": np.full((1, 2), 9.0), "near": np.zeros((1, 1)), "kind": [1]})
+        assert first["far"].tolist() == [[0.5, 0.5]]
         env.reset()
         assert abs(env.step([1000.0]).states["far"]).max() == 0.5
-        env.statistics = RunningStatistics(env.statistics.shapes)
-        assert env.process({"far": np.full((1, 2), 9.0), "near": np.zeros((1, 1)), "kind": [1]})["far"].max() == 0.5
     with NormalizeRewards(ParallelEnv([Sensor]), clip=0.5) as rewarded:
         rewarded.reset()
         assert rewarded.step([-1000.0]).rewards.tolist() == [-0.5]
@@ -284,6 +283,24 @@ def test_a_wrapper_inside_sees_the_rewards_as_they_were(make_env: MakeEnv) -> No
     assert infos[0]["episode"]["r"] == pytest.approx(total)
     assert env.returns[0] == 0.0
     assert env.step(ONES).rewards[0] is None
+
+
+@nearby
+def test_a_policy_normalises_beside_the_envs(make_env: MakeEnv) -> None:
+    env = NormalizeStates(make_env(ENV_FNS, asynchronous="restart"))
+    env.reset(seed=1)
+    for _ in range(5):
+        env.step(ONES)
+    normalizer = env.normalizer
+
+    def policy(states: Any) -> Any:
+        return np.ones(len(states), np.int64), None, {"seen": normalizer(states)}
+
+    rollout = env.unwrapped.rollout(policy, 4, progress=False)
+    assert difference(rollout.extras["seen"][2], env.process(rollout.states[2])) is None
+    before = env.statistics.count
+    env.statistics.update({"": rollout.states[rollout.valid]})
+    assert env.statistics.count == before + 12
 
 
 @nearby
