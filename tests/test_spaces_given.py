@@ -11,7 +11,7 @@ import pytest
 from conftest import MakeEnv
 from gymnasium.spaces import Box, Discrete
 
-from parallelenv import ParallelEnv
+from parallelenv import ParallelEnv, recommend
 from parallelenv.errors import ActionError, ArgumentError, EnvContractError
 from parallelenv.testing.envs import Old
 
@@ -72,6 +72,20 @@ def test_wrong_spaces_are_errors_where_they_matter(make_env: MakeEnv) -> None:
     fitting.reset()
     with pytest.raises(ActionError, match="does not become int64"):
         fitting.step([0.5, 1.0])
+
+
+def test_a_mode_is_chosen_by_them_too() -> None:
+    assert "No env could be tried" in recommend([Silent]).reason
+    found = recommend([Silent], spaces=SPACES)
+    assert found.step_cost is not None
+    assert found.state_nbytes == 16
+    live = Old(1)
+    assert recommend([live], spaces=SPACES).state_nbytes == 16
+    with ParallelEnv([Silent] * 2, "auto", spaces=SPACES) as env:
+        assert env.recommendation is not None
+        assert env.recommendation.state_nbytes == 16
+    with pytest.raises(ArgumentError, match="is no pair of spaces"):
+        recommend([Silent], spaces=5)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("spaces", [SPACES[0], (SPACES[0],), (SPACES[0], None), "spaces", [1, 2], (*SPACES, SPACES[0])])
