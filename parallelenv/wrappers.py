@@ -15,8 +15,8 @@ from parallelenv.results import StepBatch, StepResult
 from parallelenv.spaces import batched, object_array, stack_values
 
 if TYPE_CHECKING:
+    from parallelenv.answers import Align
     from parallelenv.env import ParallelEnv
-    from parallelenv.stepping import Align
 
 
 class ParallelWrapper:
