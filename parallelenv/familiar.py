@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from parallelenv import arguments
+from parallelenv.answers import Align
 from parallelenv.errors import NothingInFlightError
 from parallelenv.guard import exclusive
 from parallelenv.handover import Adaptable
-from parallelenv.stepping import Align
 
 if TYPE_CHECKING:
     from parallelenv.env import ParallelEnv
@@ -34,7 +34,7 @@ class Familiar(Adaptable):
         Raises:
             As `ParallelEnv.step`, before anything was sent.
         """
-        env_ids = cast("ParallelEnv", self)._ids(id)
+        env_ids = self._ids(id)
         self._stepper.send(action, env_ids)
         self._awaited = env_ids
 
@@ -64,4 +64,4 @@ class Familiar(Adaptable):
 
     def get_images(self, id: Any = None) -> list[Any]:
         """Return the frame of each env, as ``render(id)``; ``render(tile=True)`` makes one picture of them."""
-        return cast("ParallelEnv", self).render(id)  # type: ignore[no-any-return]
+        return self.render(id)  # type: ignore[no-any-return]

@@ -10,12 +10,12 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector.utils import concatenate, create_empty_array
 
+from parallelenv.answers import Align
 from parallelenv.batch import Array, has_true
 from parallelenv.chunks import map_leaves
 from parallelenv.errors import EnvContractError, ParallelEnvError, SpacesError
 from parallelenv.results import StepBatch, StepResult
 from parallelenv.spaces import Structure, describe_value, object_array, stack_values
-from parallelenv.stepping import Align
 
 Space: TypeAlias = "gymnasium.Space[Any] | None"
 

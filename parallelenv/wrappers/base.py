@@ -15,8 +15,8 @@ from parallelenv.ownership import own
 from parallelenv.wrappers.answers import Space
 
 if TYPE_CHECKING:
+    from parallelenv.answers import Align
     from parallelenv.env import ParallelEnv
-    from parallelenv.stepping import Align
 
 
 @dataclass(frozen=True)

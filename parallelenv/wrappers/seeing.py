@@ -18,8 +18,8 @@ from parallelenv.wrappers.answers import Acting, Space, aligned, batch_of, row_o
 from parallelenv.wrappers.base import ParallelWrapper
 
 if TYPE_CHECKING:
+    from parallelenv.answers import Align
     from parallelenv.env import ParallelEnv
-    from parallelenv.stepping import Align
 
 
 class AnswerWrapper(ParallelWrapper):
