@@ -16,7 +16,7 @@ from parallelenv.hosts import CLOSE_TIMEOUT, Announcement, Hosts, Listener
 from parallelenv.output import show
 from parallelenv.protocol import Backend, Command, EnvFacts, Settings
 from parallelenv.recipes import EnvRecipe, refuse_live
-from parallelenv.requests import Request, name_envs, pick, spread
+from parallelenv.requests import Link, Request, name_envs, pick, spread
 from parallelenv.spaces import Spaces, common_space, with_spaces
 
 NO_FAILURES: Mapping[int, Failure] = MappingProxyType({})
@@ -80,6 +80,11 @@ class Pool(Hosts):
             self.close(0.0 if isinstance(error, KeyboardInterrupt) else CLOSE_TIMEOUT)
             raise
         self._timeout = self._call_timeout
+        self._note_built(self._links)
+
+    def _note_built(self, links: Iterable[Link]) -> None:
+        for link in links:
+            link.has_built = link.has_built or link.death is None
 
     def attach(self, layout: Layout) -> None:
         """Allocate the batch and hand it to all hosts."""
@@ -266,6 +271,7 @@ class Pool(Hosts):
         request = self.post("build", rebuilt, common=self._has_spaces, announce=lambda _: note(rebuilt))
         self.wait(request, None)
         note(request.values.keys() - rebuilt)
+        self._note_built(links)
         return request
 
     def _lost_with(self, env_ids: Sequence[int]) -> Iterable[int]:
