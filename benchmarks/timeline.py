@@ -17,6 +17,7 @@ import numpy as np
 
 from benchmarks.envs import CARTPOLE
 from parallelenv import ParallelEnv
+from parallelenv.answers import Teller
 from parallelenv.backends.host import Host
 from parallelenv.backends.pipe import PipeChannel
 from parallelenv.backends.subproc import SubprocBackend
@@ -38,7 +39,7 @@ _STAMPED = (
     (Host, "_step_all"),
     (PipeChannel, "receive"),
     (Stepper, "_deliver"),
-    (Stepper, "_infos"),
+    (Teller, "tell"),
 )
 
 _stamps: list[tuple[str, float]] = []

@@ -12,28 +12,27 @@ from typing import Any, ClassVar, Literal
 import gymnasium
 
 from parallelenv import arguments, cells, recipes, registry
-from parallelenv.arguments import MISSING
+from parallelenv.answers import Align
+from parallelenv.familiar import Familiar
 from parallelenv.goal import Goal
 from parallelenv.guard import exclusive
-from parallelenv.handover import Adaptable
-from parallelenv.ids import parse_ids
+from parallelenv.hosts import CLOSE_TIMEOUT
 from parallelenv.output import make_listener
 from parallelenv.policy import make_policy
-from parallelenv.pool import CLOSE_TIMEOUT, Pool
+from parallelenv.pool import Pool
 from parallelenv.protocol import Backend
 from parallelenv.recipes import EnvRecipe
 from parallelenv.recovery import Recovery
 from parallelenv.rollout import Roller
 from parallelenv.saving import SavedState, check_saved
-from parallelenv.stepping import Align, Stepper
+from parallelenv.stepping import Stepper
 from parallelenv.texts import count
-from parallelenv.tiles import tile_frames
 from parallelenv.trajectory import Rollout
 
 OnFailure = Literal["raise", "restart"]
 
 
-class ParallelEnv(Adaptable):
+class ParallelEnv(Familiar):
     """Runs a list of environments side by side; one word chooses how.
 
     Env ids are positions in the list, ``0 .. n-1``, and never change. Wherever an ``id`` is
@@ -70,6 +69,9 @@ class ParallelEnv(Adaptable):
             last lines of a worker that dies are in the error. Envs in this process print as ever.
         copy: ``False`` lets ``step`` and ``reset`` answer states as read-only views that are
             valid until the next call.
+        spaces: ``(observation_space, action_space)`` of every env, instead of what envs declare: for those that
+            declare none, or declare them at a cost. No worker is asked for any. What does not fit them is an
+            `EnvContractError` of the env that answers it, or an `ActionError`.
         keep: In a notebook, what a cell has made and left open is closed when that cell is run again and
             makes another one. ``True``: this one is not.
         **backend_options: Options of the chosen backend.
@@ -97,6 +99,7 @@ class ParallelEnv(Adaptable):
         max_restarts: int = 10,
         output: Literal["show", "quiet"] = "show",
         copy: bool = True,
+        spaces: tuple[gymnasium.Space[Any], gymnasium.Space[Any]] | None = None,
         keep: bool = False,
         **backend_options: Any,
     ) -> None:
@@ -107,8 +110,9 @@ class ParallelEnv(Adaptable):
         arguments.check_counts(num_cpus, num_gpus)
         timeout = arguments.check_timeout(timeout)
         arguments.check_failure_handling(on_failure, max_restarts)
+        spaces = arguments.check_spaces(spaces)
         env_recipes = recipes.make_recipes(envs)
-        backend, num_cpus, chosen = registry.settle(para_mode, backend_options, env_recipes, num_cpus, num_gpus)
+        backend, num_cpus, chosen = registry.settle(para_mode, backend_options, env_recipes, num_cpus, num_gpus, spaces)
         if on_failure == "restart" and backend.uses_live_envs:
             recipes.refuse_live(env_recipes)
         self._mode, self._recommendation = registry.describe(para_mode, chosen), chosen
@@ -118,6 +122,7 @@ class ParallelEnv(Adaptable):
             backend,
             env_recipes,
             policy.autoreset,
+            spaces,
             num_cpus=num_cpus,
             num_gpus=num_gpus,
             silence_warnings=no_warning,
@@ -135,13 +140,13 @@ class ParallelEnv(Adaptable):
             cells.note(self)
 
     def _start(
-        self, backend: Backend, env_recipes: Sequence[EnvRecipe], keeps_ended: bool, **pool_arguments: Any
+        self, backend: Backend, env_recipes: Sequence[EnvRecipe], keeps_ended: bool, spaces: Any, **pool_arguments: Any
     ) -> None:
         """Start hosts and build envs, or leave nothing behind."""
         try:
             self._pool = Pool(backend, env_recipes, **pool_arguments)
             self._finalizer = weakref.finalize(self, self._pool.close)
-            self._pool.build(keeps_ended)
+            self._pool.build(keeps_ended, spaces)
         except BaseException:
             backend.close((), 0.0)  # whatever was begun, also where an interrupt came before the pool was known
             raise
@@ -162,6 +167,7 @@ class ParallelEnv(Adaptable):
         max_restarts: int = 10,
         output: Literal["show", "quiet"] = "show",
         copy: bool = True,
+        spaces: tuple[gymnasium.Space[Any], gymnasium.Space[Any]] | None = None,
         keep: bool = False,
         backend_options: dict[str, Any] | None = None,
         **make_kwargs: Any,
@@ -186,6 +192,7 @@ class ParallelEnv(Adaptable):
             max_restarts=max_restarts,
             output=output,
             copy=copy,
+            spaces=spaces,
             keep=keep,
             **(backend_options or {}),
         )
@@ -257,7 +264,7 @@ class ParallelEnv(Adaptable):
             WorkerTimeoutError: If the pool's timeout passed; `recv` waits on.
         """
         arguments.check_align(align)
-        env_ids = self._stepper.unpaused if id is None else self._ids(id)
+        env_ids = self._stepper.episodes.unpaused if id is None else self._ids(id)
         return self._stepper.step(action, env_ids, align)
 
     @exclusive
@@ -350,7 +357,7 @@ class ParallelEnv(Adaptable):
     @exclusive
     def resume(self, id: Any = None) -> None:
         """Take paused envs in again; without ``id`` all of them."""
-        self._stepper.resume(self._ids(id, everyone=True))
+        self._stepper.episodes.resume(self._ids(id, everyone=True))
 
     @exclusive
     def restart(self, id: Any = None) -> tuple[int, ...]:
@@ -371,88 +378,7 @@ class ParallelEnv(Adaptable):
         """
         return self._stepper.restart(self._ids(id, everyone=True))
 
-    # ---------------------------------------------------------------- attributes and methods
-
-    @exclusive
-    def get_env_attr(self, key: str, id: Any = None, default: Any = None) -> list[Any]:
-        """Return an attribute of each env, looked up through wrappers down to the env.
-
-        Args:
-            key: Name; ``"a.b"`` reaches into the object ``a``. It is never evaluated.
-            id: Which envs.
-            default: What an env without this attribute answers.
-
-        Returns:
-            Copies, one per env, in the order of ``id``.
-
-        Raises:
-            ArgumentError: If the key is no plain name.
-            UnpicklableError: If a value cannot be copied from its worker.
-        """
-        env_ids = self._ids(id)
-        arguments.check_name("key", key)
-        values = self._pool.ask("get", env_ids, None, key).values
-        return [values[env_id][0] if env_id in values else default for env_id in env_ids]
-
-    @exclusive
-    def set_env_attr(
-        self, key: str, value: Any = MISSING, id: Any = None, *, values: Sequence[Any] | None = None
-    ) -> None:
-        """Set an attribute of each env, on the wrapper that has it, else on the innermost env.
-
-        Args:
-            key: Name, as in `get_env_attr`.
-            value: The same for every env.
-            id: Which envs.
-            values: Instead of ``value``: one per env, in the order of ``id``.
-
-        Raises:
-            ArgumentError: If the key is no plain name, both or neither of ``value`` and
-                ``values`` are given, or ``values`` has the wrong length.
-            UnpicklableError: If a value cannot be copied to its worker; nothing was set.
-        """
-        env_ids = self._ids(id)
-        arguments.check_name("key", key)
-        self._pool.ask("set", env_ids, arguments.spread_values(value, values, env_ids), key)
-
-    @exclusive
-    def customized_method(self, env_method: str, data: Any = None, id: Any = None) -> list[Any]:
-        """Call a method of each env and return what it returned.
-
-        Args:
-            env_method: Name, looked up through wrappers; ``"a.b"`` calls ``b`` of the object ``a``.
-            data: Keyword arguments: a dict for all, or a list with one dict per env. A list or
-                dict is copied, so that no two envs share an argument.
-            id: Which envs.
-
-        Returns:
-            Copies, one per env, in the order of ``id``.
-
-        Raises:
-            ArgumentError: If the name is no plain name or ``data`` does not fit; nothing was called.
-            AbsentMethodError: If an env has no such method; the others were called.
-            BaseException: What a method raised; ``error.partial`` maps the others' ids to their returns.
-        """
-        env_ids = self._ids(id)
-        arguments.check_name("env_method", env_method)
-        values = self._pool.ask("call", env_ids, arguments.spread_data(data, env_ids), env_method).values
-        return [values.get(env_id) for env_id in env_ids]
-
-    @exclusive
-    def render(self, id: Any = None, tile: bool = False) -> Any:
-        """Return what each env's ``render()`` returns.
-
-        Args:
-            id: Which envs.
-            tile: Join RGB frames, whose sizes may differ, to one picture.
-
-        Returns:
-            A list in the order of ``id``, or ``(height, width, 3)`` uint8.
-        """
-        env_ids = self._ids(id)
-        values = self._pool.ask("render", env_ids).values
-        frames = [values.get(env_id) for env_id in env_ids]
-        return tile_frames(frames) if tile else frames
+    # ---------------------------------------------------------------- states
 
     @exclusive
     def save_state(self) -> SavedState:
@@ -542,11 +468,6 @@ class ParallelEnv(Adaptable):
     def __exit__(self, *error: object) -> None:
         """Close."""
         self.close()
-
-    def _ids(self, id: Any, everyone: bool = False) -> tuple[int, ...]:
-        if id is not None:
-            return parse_ids(id, self._num_envs)
-        return self._everyone if everyone else self._stepper.unpaused
 
 
 atexit.register(ParallelEnv.close_all)

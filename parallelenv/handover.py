@@ -11,16 +11,17 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from parallelenv import arguments
+from parallelenv.answers import Align
 from parallelenv.batch import Layout
+from parallelenv.calls import Calls
 from parallelenv.errors import AbsentAttributeError, HandedOverError, MissingDependencyError
 from parallelenv.guard import exclusive
 from parallelenv.ids import parse_ids
-from parallelenv.known import Known
 from parallelenv.policy import Policy
 from parallelenv.requests import Request, name_envs
 from parallelenv.results import StepResult
 from parallelenv.rollout import Roller
-from parallelenv.stepping import Align, Begins, Resetting
+from parallelenv.stepping import Begins, Resetting
 
 if TYPE_CHECKING:
     import gymnasium
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from parallelenv.env import ParallelEnv
 
 
-class Adaptable(Known):
+class Adaptable(Calls):
     """A `ParallelEnv` as far as adapters need to know it. Whoever calls its private methods is one."""
 
     _roller: Roller
@@ -189,7 +190,7 @@ class Adaptable(Known):
     @exclusive
     def _refuse_fresh(self, env_ids: Sequence[int]) -> None:
         """Refuse envs that have no episode."""
-        self._stepper.refuse_fresh(env_ids)
+        self._stepper.episodes.refuse_fresh(env_ids)
 
     @exclusive
     def _call_async(self, operation: str, argument: Any, common: Any, id: Any = None) -> Request:

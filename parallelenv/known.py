@@ -11,6 +11,7 @@ import gymnasium
 from parallelenv.batch import Array, has_true
 from parallelenv.choice import Recommendation
 from parallelenv.guard import Guarded
+from parallelenv.ids import parse_ids
 from parallelenv.ownership import own
 from parallelenv.pool import Pool
 from parallelenv.spaces import batched
@@ -29,25 +30,25 @@ class Known(Guarded):
     @property
     def done(self) -> Array:
         """``(n,)`` bool: whose last step ended its episode, or who was ended by the policy."""
-        return self._stepper.done.copy()
+        return self._stepper.episodes.done.copy()
 
     def has_done(self) -> bool:
         """Whether any env is done."""
-        return has_true(self._stepper.done)
+        return has_true(self._stepper.episodes.done)
 
     def all_done(self) -> bool:
         """Whether all envs are done."""
-        return bool(self._stepper.done.all())
+        return bool(self._stepper.episodes.done.all())
 
     @property
     def paused(self) -> Array:
         """``(n,)`` bool: who is paused."""
-        return self._stepper.paused.copy()
+        return self._stepper.episodes.paused.copy()
 
     @property
     def reset_infos(self) -> list[dict[str, Any]]:
         """The info of each env's latest reset, in env id order."""
-        return [own(info) for info in self._stepper.reset_infos]
+        return [own(info) for info in self._stepper.episodes.reset_infos]
 
     @property
     def closed(self) -> bool:
@@ -98,3 +99,8 @@ class Known(Guarded):
     def action_space(self) -> gymnasium.Space[Any] | None:
         """The batch of ``n`` shared action spaces, or ``None``."""
         return batched(self.single_action_space, self._num_envs)
+
+    def _ids(self, id: Any, everyone: bool = False) -> tuple[int, ...]:
+        if id is not None:
+            return parse_ids(id, self._num_envs)
+        return self._everyone if everyone else self._stepper.episodes.unpaused

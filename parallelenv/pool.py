@@ -1,49 +1,28 @@
-"""All hosts of one `ParallelEnv`: commands are split, numbered, sent and gathered here.
-
-A host that failed, died or hung is dealt with in this file and nowhere else.
-"""
+"""All envs of one `ParallelEnv`, wherever they are: operations are split, numbered, sent and gathered here."""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from parallelenv.batch import Batch, Layout
+from parallelenv.batch import Layout
 from parallelenv.cores import usable_cores
-from parallelenv.errors import ClosedError, UnpicklableError, WorkerDiedError, WorkerTimeoutError
+from parallelenv.errors import WorkerTimeoutError
 from parallelenv.failures import Failure
-from parallelenv.interrupts import Shield
+from parallelenv.hosts import CLOSE_TIMEOUT, Announcement, Hosts, Listener
 from parallelenv.output import show
-from parallelenv.protocol import (
-    Backend,
-    Channel,
-    Command,
-    Death,
-    EnvFacts,
-    HostDied,
-    HostRecipe,
-    Printed,
-    Reply,
-    Settings,
-    UnreadableError,
-)
+from parallelenv.protocol import Backend, Command, EnvFacts, Settings
 from parallelenv.recipes import EnvRecipe, refuse_live
 from parallelenv.requests import Link, Request, name_envs, pick, spread
-from parallelenv.spaces import common_space
+from parallelenv.spaces import Spaces, common_space, with_spaces
 
-Listener = Callable[[Sequence[Printed]], None]
-Announcement = Callable[[Request], None]
 NO_FAILURES: Mapping[int, Failure] = MappingProxyType({})
-CLOSE_TIMEOUT = 3.0
-"""Seconds that hosts get to close their envs before they are ended."""
 
 
-class Pool:
+class Pool(Hosts):
     """Executes operations on envs, wherever they are.
 
     Args:
@@ -56,14 +35,9 @@ class Pool:
         listener: Told what envs print in workers, in the thread of the call that is running.
 
     Attributes:
-        env_ids: All env ids, ascending.
-        layout: What the batch holds.
-        batch: The arrays that all hosts read and write.
         facts: What is known of each env, in env id order.
     """
 
-    layout: Layout
-    batch: Batch
     facts: list[EnvFacts]
 
     def __init__(
@@ -77,44 +51,28 @@ class Pool:
         timeout: float | None = None,
         listener: Listener = show,
     ) -> None:
-        self._backend = backend
-        self._listener = listener
-        self._printed: list[Printed] = []
-        self.env_ids = tuple(recipe.env_id for recipe in recipes)
-        self._first = self.env_ids[0]
+        self._has_spaces = False  # else every env is asked for its own
         self._timeout: float | None = None  # building envs may take as long as it takes
         self._call_timeout = timeout
-        self._pid = os.getpid()
-        self._shield = Shield()
         self._numbers = itertools.count(1)
-        self._lost: dict[int, WorkerDiedError] = {}  # envs whose worker is dead, also one behind a host of ours
         plan = backend.plan(len(recipes), num_cpus, num_gpus)
         settings = Settings(silence_warnings, threads=max(1, usable_cores() // sum(plan.cpus)))
-        try:
-            self._links = self._launch(spread(recipes, plan, settings))
-        except BaseException:
-            backend.close((), 0.0)
-            raise
-        self._link_of_channel = {link.channel: link for link in self._links}
-        self._link_of_env = [link for link in self._links for _ in link.recipe.env_ids]
-        self._whole = [(link, link.recipe.env_ids, self._positions(link)) for link in self._links]
+        super().__init__(backend, spread(recipes, plan, settings), listener)
 
-    def _launch(self, recipes: Sequence[HostRecipe]) -> list[Link]:
-        channels = self._backend.launch(recipes)
-        return [Link(recipe, channel) for recipe, channel in zip(recipes, channels, strict=True)]
-
-    def build(self, keeps_ended: bool) -> None:
+    def build(self, keeps_ended: bool, spaces: Spaces | None = None) -> None:
         """Build all envs and the batch. The pool is closed if that fails.
 
         Args:
             keeps_ended: Whether the batch keeps last states of ended episodes.
+            spaces: Observation and action space of every env; ``None``: those that envs declare.
 
         Raises:
             BaseException: What an env's constructor raised.
         """
         try:
-            facts = self.ask("build", self.env_ids).values
-            self.facts = [facts[env_id] for env_id in self.env_ids]
+            self._has_spaces = spaces is not None
+            facts = self.ask("build", self.env_ids, common=self._has_spaces).values
+            self.facts = with_spaces([facts[env_id] for env_id in self.env_ids], spaces)
             observation_space = common_space(one.observation_space for one in self.facts)
             action_space = common_space(one.action_space for one in self.facts)
             self.attach(Layout(observation_space, action_space, self._first, len(self.facts), keeps_ended))
@@ -122,6 +80,11 @@ class Pool:
             self.close(0.0 if isinstance(error, KeyboardInterrupt) else CLOSE_TIMEOUT)
             raise
         self._timeout = self._call_timeout
+        self._note_built(self._links)
+
+    def _note_built(self, links: Iterable[Link]) -> None:
+        for link in links:
+            link.has_built = link.has_built or link.death is None
 
     def attach(self, layout: Layout) -> None:
         """Allocate the batch and hand it to all hosts."""
@@ -134,17 +97,11 @@ class Pool:
             WorkerTimeoutError: If hosts do not come to the end, within the pool's timeout, of what they are at, and
                 would answer in the old layout. Nothing was changed.
         """
-        self._let_finish(self._links)
+        self._let_finish(self._links, self._timeout)
         busy = [env_id for link in self._links if link.in_flight for env_id in link.recipe.env_ids]
         if busy:
             raise self.late(busy, self._timeout, "attach")
         self.attach(layout)
-
-    def adopt(self, batch: Batch) -> None:
-        """Take a batch that is there and hand it to all hosts."""
-        self.layout, self.batch = batch.layout, batch
-        for link in self._links:
-            link.channel.attach(self.batch)
 
     @property
     def num_hosts(self) -> int:
@@ -223,42 +180,8 @@ class Pool:
             arguments = None if each is None else pick(each, positions)
             command = Command(next(self._numbers), name, part, arguments, common)
             packed.append((link, command, link.channel.pack(command)))
-        with self._shield:
-            announce(request)
-            for link, command, message in packed:
-                request.pending[command.number] = command.env_ids
-                link.in_flight[command.number] = request
-                try:
-                    link.channel.send(message)
-                except HostDied:
-                    self._bury(link)
+        self._dispatch(request, packed, announce)
         return request
-
-    def _split(self, env_ids: Sequence[int]) -> Iterable[tuple[Link, tuple[int, ...], Any]]:
-        """Deal env ids out to their hosts: host, its ids, their positions in ``env_ids``."""
-        if env_ids is self.env_ids or tuple(env_ids) == self.env_ids:
-            return self._whole
-        positions: dict[Link, list[int]] = {}
-        for position, env_id in enumerate(env_ids):
-            positions.setdefault(self._link(env_id), []).append(position)
-        return [(link, tuple(env_ids[index] for index in found), found) for link, found in positions.items()]
-
-    def _positions(self, link: Link) -> slice:
-        return slice(link.recipe.env_ids[0] - self._first, link.recipe.env_ids[-1] - self._first + 1)
-
-    def _link(self, env_id: int) -> Link:
-        return self._link_of_env[env_id - self._first]
-
-    def give_up(self, request: Request, error: Exception) -> None:
-        """Let the envs that have not answered a request fail, and whoever else waits for their hosts."""
-        for link in self._links:
-            if not request.pending.keys() & link.in_flight.keys():
-                continue
-            for number, waiting in link.in_flight.items():
-                link.in_flight[number] = None
-                if waiting is not None:
-                    late = waiting.pending[number]
-                    waiting.answer(number, {}, {env_id: Failure(error, env_id, "") for env_id in late})
 
     # ---------------------------------------------------------------- answers
 
@@ -286,33 +209,6 @@ class Pool:
             return False
         return True
 
-    def pump(self, deadline: float | None) -> bool:
-        """Wait for hosts to answer, and file what they say.
-
-        Args:
-            deadline: Moment of `time.monotonic` at which to stop waiting, or ``None``.
-
-        Returns:
-            Whether anything came before the deadline.
-
-        Raises:
-            ClosedError: If another thread has closed the pool.
-        """
-        self._refuse_closed()
-        timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
-        ready = self._backend.wait([link.channel for link in self._links if link.in_flight], timeout)
-        with self._shield:
-            for channel in ready:
-                self._receive(self._link_of_channel[channel])
-        if self._printed:
-            printed, self._printed = self._printed, []
-            self._listener(printed)
-        return bool(ready)
-
-    def _refuse_closed(self) -> None:
-        if not self._links:
-            raise ClosedError("This ParallelEnv was closed while a call was waiting for its envs.")
-
     def late(self, env_ids: Sequence[int], timeout: float | None, operation: str) -> WorkerTimeoutError:
         """Return the error that says who did not answer in time, and what can be done about it."""
         ids = tuple(sorted(env_ids))
@@ -325,83 +221,10 @@ class Pool:
         way_out = ways.get(operation, other)
         return WorkerTimeoutError(f"{name_envs(ids)} did not answer within {timeout} s. {way_out}", ids)
 
-    def _receive(self, link: Link) -> None:
-        try:
-            reply = link.channel.receive()
-        except HostDied:
-            self._bury(link)
-            return
-        except UnreadableError as error:
-            reply = Reply(error.number, {}, self._not_read(link, error))
-        if reply.output:
-            self._printed += reply.output
-        request = link.in_flight.pop(reply.number, None)
-        if request is None:  # given up, or nothing but output
-            return
-        if reply.rows is not None:
-            self.batch.put_results(request.pending[reply.number], reply.rows)
-        if reply.failures:
-            self._note_deaths(reply)
-        request.answer(reply.number, reply.values, reply.failures)
-
-    def _not_read(self, link: Link, error: UnreadableError) -> dict[int, Failure]:
-        """Return what became of the envs of a command that was lost between the caller and a host, either way."""
-        request = link.in_flight.get(error.number)
-        env_ids = request.pending[error.number] if request is not None else ()
-        cause = UnpicklableError(
-            f"What was sent to a worker, or came back, can be pickled but not unpickled ({error.reason}). Give and "
-            "return plain data."
-        )
-        return {env_id: Failure(cause, env_id, "the copying between processes") for env_id in env_ids}
-
-    # ---------------------------------------------------------------- deaths
-
-    def _note_deaths(self, reply: Reply) -> None:
-        """Note which envs have lost the worker that they had behind a host of ours."""
-        for env_id, failure in reply.failures.items():
-            if failure.is_of_worker and isinstance(failure.exception, WorkerDiedError):
-                self._lost[env_id] = failure.exception
-
-    @property
-    def has_dead(self) -> bool:
-        """Whether any env is known to have lost its worker."""
-        return bool(self._lost)
-
-    def obituaries(self, env_ids: Sequence[int]) -> dict[int, Failure]:
-        """Return, of these envs, those whose worker is known to be dead, each with the error that says so."""
-        return {env_id: Failure(self._lost[env_id], env_id, "") for env_id in env_ids if env_id in self._lost}
-
-    def refuse_dead(self, env_ids: Sequence[int]) -> None:
-        """Raise `WorkerDiedError` if a worker of these envs is known to be dead."""
-        lost = tuple(env_id for env_id in env_ids if env_id in self._lost) if self._lost else ()
-        if lost:
-            raise self._lost[lost[0]].about(lost)
-
-    def _bury(self, link: Link) -> None:
-        """Note that a host is dead and fail what it was asked for.
-
-        Raises:
-            ClosedError: If another thread has closed the pool: that one ends the hosts, and it alone.
-        """
-        self._refuse_closed()
-        link.death = link.channel.cause_of_death()
-        owned = link.recipe.env_ids
-        self._lost.update(dict.fromkeys(owned, link.obituary(owned)))
-        self._fail_waiting(link)
-        link.channel.kill()
-
-    def _fail_waiting(self, link: Link) -> None:
-        """Fail what a dead host was asked for: nobody else would ever answer."""
-        for number, request in sorted(link.in_flight.items()):
-            if request is not None:
-                env_ids = request.pending[number]
-                error = link.obituary(env_ids)
-                request.answer(number, {}, {env_id: Failure(error, env_id, "") for env_id in env_ids})
-        link.in_flight.clear()
-
     def forward(self, command: Command) -> Request:
         """Execute a command as a host would: without raising what goes wrong in an env."""
         if command.name == "build":
+            self._has_spaces = bool(command.common)
             return self.rebuild(command.env_ids)
         positions = [position for position, env_id in enumerate(command.env_ids) if not self._link(env_id).death]
         living = [command.env_ids[position] for position in positions]
@@ -433,7 +256,7 @@ class Pool:
         """
         self._refuse_live(env_ids)
         links = dict.fromkeys(map(self._link, env_ids))
-        self._let_finish([link for link in links if not link.is_stuck_for(env_ids)])
+        self._let_finish([link for link in links if not link.is_stuck_for(env_ids)], self._timeout)
         broken = [link for link in links if link.death or link.in_flight]
         rebuilt = sorted({*env_ids, *self._lost_with(env_ids)}.union(*(link.recipe.env_ids for link in broken)))
         self._refuse_live(rebuilt)
@@ -445,9 +268,10 @@ class Pool:
             for env_id in known:
                 self._lost.pop(env_id, None)
 
-        request = self.post("build", rebuilt, announce=lambda _: note(rebuilt))
+        request = self.post("build", rebuilt, common=self._has_spaces, announce=lambda _: note(rebuilt))
         self.wait(request, None)
         note(request.values.keys() - rebuilt)
+        self._note_built(links)
         return request
 
     def _lost_with(self, env_ids: Sequence[int]) -> Iterable[int]:
@@ -455,65 +279,7 @@ class Pool:
         workers = {(self._link(env_id), self._lost[env_id].pid) for env_id in env_ids if env_id in self._lost}
         return [env_id for env_id, error in self._lost.items() if (self._link(env_id), error.pid) in workers]
 
-    def _let_finish(self, links: Sequence[Link]) -> None:
-        """Wait until hosts have done what they were asked for, no longer than a call may take."""
-        deadline = None if self._timeout is None else time.monotonic() + self._timeout
-        while any(link.in_flight for link in links) and self.pump(deadline):
-            pass
-
     def _refuse_live(self, env_ids: Sequence[int]) -> None:
         if self._backend.uses_live_envs:
             links = [(env_id, self._link(env_id).recipe) for env_id in env_ids]
             refuse_live(recipe.envs[env_id - recipe.env_ids[0]] for env_id, recipe in links)
-
-    def _replace(self, link: Link) -> None:
-        """Start another host in the place of one that is dead or busy.
-
-        Raises:
-            WorkerStartError: If the system does not let it start. Its envs are then dead, and this can be tried again.
-        """
-        with self._shield:
-            if link.death is None:
-                link.channel.kill()
-                link.death = Death(detail="It was busy, and replaced because an env of it had to be rebuilt.")
-                self._lost.update(dict.fromkeys(link.recipe.env_ids, link.obituary(link.recipe.env_ids)))
-            self._fail_waiting(link)
-        (channel,) = self._backend.launch([link.recipe])
-        if "batch" in vars(self):  # a pool behind a host gets its own after the first build
-            channel.attach(self.batch)
-        with self._shield:
-            self._link_of_channel.pop(link.channel, None)
-            link.channel = channel
-            self._link_of_channel[channel] = link
-            link.death = None
-
-    def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
-        """End all hosts. Quiet, bounded in time, harmless when repeated or after a fork.
-
-        Args:
-            timeout: Seconds that hosts get to close their envs before they are ended.
-
-        Raises:
-            KeyboardInterrupt: When all have been ended, without further patience.
-        """
-        links = self._links
-        if not links or os.getpid() != self._pid:  # closed already; or a forked child must not end its parent's workers
-            return
-        channels = [link.channel for link in links if not link.death]
-        try:
-            self._links = []
-            vars(self).pop("batch", None)  # its memory goes now, not when the user lets go of the closed object
-            printed = [*self._printed, *self._backend.close(channels, timeout)]
-        except KeyboardInterrupt:
-            self._close_at_once(channels)
-            raise
-        if printed:
-            with contextlib.suppress(OSError, ValueError):  # the interpreter is ending, and nobody reads any more
-                self._listener(printed)
-
-    def _close_at_once(self, channels: Sequence[Channel]) -> None:
-        """End hosts without patience, whatever interrupts it."""
-        while True:
-            with contextlib.suppress(KeyboardInterrupt):
-                self._backend.close(channels, 0.0)
-                return

@@ -81,12 +81,14 @@ class Link:
         in_flight: Numbers of the commands that it has not answered, with their requests; ``None`` where
             it was given up, and whatever it answers comes too late.
         death: Why it is dead, ``None`` while it lives.
+        has_built: Whether its envs were ever made.
     """
 
     recipe: HostRecipe
     channel: Channel
     in_flight: dict[int, Request | None] = field(default_factory=dict)
     death: Death | None = None
+    has_built: bool = False
 
     def is_stuck_for(self, env_ids: Sequence[int]) -> bool:
         """Whether there is no point in waiting until it can rebuild envs: it is dead, was given up, or busy with one.
@@ -104,10 +106,14 @@ class Link:
         """Return the error for a call that needed these envs of a dead host."""
         death = self.death or Death()
         owned = list(self.recipe.env_ids)
-        message = (
-            f"The worker of {name_envs(owned)} (process {death.pid or 'unknown'}) is dead. {death} "
-            f"All other envs go on. Rebuild with restart({owned}), or leave out with pause({owned})."
-        )
+        worker = f"The worker of {name_envs(owned)} (process {death.pid or 'unknown'})"
+        if self.has_built:
+            way_out = f"All other envs go on. Rebuild with restart({owned}), or leave out with pause({owned})."
+            message = f"{worker} is dead. {death} {way_out}"
+        else:
+            message = (
+                f"{worker} died while its envs were made. {death} Make one of them alone, in this process, to see why."
+            )
         if death.last_lines:
             message += f"\nThe last that it printed:\n{death.last_lines}"
         return WorkerDiedError(message, env_ids, death.pid, death.exitcode)

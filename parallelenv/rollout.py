@@ -12,6 +12,7 @@ import numpy as np
 
 from parallelenv.batch import Array, Batch
 from parallelenv.chunks import Chunk, Ended, Memory, Order, action_rooms, check_rows, join_ends, room
+from parallelenv.episodes import Episodes
 from parallelenv.errors import ArgumentError, ParallelEnvError, ResetNeededError, UnpicklableError, WorkerTimeoutError
 from parallelenv.failures import Failure, noted, raise_failures, raise_of_policy
 from parallelenv.goal import Goal, progress_bar
@@ -52,6 +53,11 @@ class Roller:
         self.recovery = recovery
         self.timeout = timeout
 
+    @property
+    def episodes(self) -> Episodes:
+        """Where the episodes are."""
+        return self.stepper.episodes
+
     def under(self, policy: Policy, stepper: Stepper) -> Roller:
         """Return a roller of the same pool with another policy."""
         return Roller(self.pool, policy, stepper, self.recovery, self.timeout)
@@ -67,7 +73,7 @@ class Roller:
             self._leave_out_done(goal, shares)
         course = _Course(self, packed, env_ids, goal.num_steps, shares)
         if rnn_state is not None:
-            ended = self.stepper.done[list(env_ids)]
+            ended = self.episodes.done[list(env_ids)]
             begins = frozenset(env_id for env_id, is_new in zip(env_ids, starts | ended, strict=True) if is_new)
             course.sent = pack_player(player, Memory(tuple(env_ids), rnn_state, begins))
         with progress_bar(goal, shows_progress) as advance, course.ending():
@@ -81,7 +87,7 @@ class Roller:
         Raises:
             ResetNeededError: If one of them is to play an episode.
         """
-        resting = [env_id for env_id, share in shares.items() if self.stepper.done[env_id] and share != 0]
+        resting = [env_id for env_id, share in shares.items() if self.episodes.done[env_id] and share != 0]
         if resting and goal.num_episodes is not None:
             raise ResetNeededError(f"envs {resting} have ended and rest. Call reset({resting}) before the rollout.")
         shares.update(dict.fromkeys(resting, 0))
@@ -170,9 +176,9 @@ class _Course:
         # more than one step.
         paces = [chunk.seconds / chunk.num_steps for chunk in request.values.values() if chunk.num_steps]
         self._pace = max(paces, default=self._pace)
-        episodes, _ = self._land(request, asked, before)
+        num_ended, _ = self._land(request, asked, before)
         self._count += self._size
-        return self._size if self._num_steps is not None else episodes
+        return self._size if self._num_steps is not None else num_ended
 
     def _send_policy(self, asked: Sequence[int], before: list[Array]) -> None:
         """Let hosts unpickle the policy, however long it takes: that may import a library, and is no step."""
@@ -217,13 +223,13 @@ class _Course:
 
     def _send(self, asked: Sequence[int]) -> Request:
         """Send an order to the hosts of these envs and wait until it is carried out, or too late."""
-        roller, stepper = self._roller, self._roller.stepper
+        roller, episodes = self._roller, self._roller.episodes
         left = [self._left[env_id] for env_id in asked]
         each = None if all(share is None for share in left) else left
         lent = [env_id for env_id, share in zip(asked, left, strict=True) if share != 0]
         failed = roller.recovery.ailing(asked) if roller.recovery is not None else NO_FAILURES
         order = self._order(self._size)
-        request = roller.pool.post("rollout", asked, each, order, lambda _: stepper.lend(lent), failed)
+        request = roller.pool.post("rollout", asked, each, order, lambda _: episodes.lend(lent), failed)
         self._is_late = not roller.pool.wait_or_give_up(request)
         return request
 
@@ -239,7 +245,7 @@ class _Course:
 
     def _land(self, request: Request, asked: Sequence[int], before: list[Array]) -> tuple[int, bool]:
         """Take over what a chunk has come to; return how many episodes have ended, and whether steps were lost."""
-        roller = self._roller
+        roller, episodes = self._roller, self._roller.episodes
         chunks: list[Chunk] = [request.values[env_id] for env_id in sorted(request.values)]  # whoever came first
         failed = {env_id: failure for chunk in chunks for env_id, (_, failure) in chunk.failed.items()}
         lost = _find_lost(request, asked, chunks)
@@ -250,16 +256,16 @@ class _Course:
         for chunk in chunks:
             self._cut_off(chunk, mended, lost)
             self._collector.add(self._count, chunk)
-            roller.stepper.note_chunk(chunk)
+            episodes.note_chunk(chunk)
         for env_id, (_, begun) in mended.items():
-            roller.stepper.reset_infos[env_id] = begun.info or {}
+            episodes.reset_infos[env_id] = begun.info or {}
         self._note_failures(left, chunks, any(env_id in lost for env_id in left))
-        episodes = self._spend(chunks)
+        num_ended = self._spend(chunks)
         self.sent = self._packed if mended else None
-        roller.stepper.take_back(env_id for env_id in asked if env_id not in left or left[env_id].operation == "step")
+        episodes.keep(env_id for env_id in asked if env_id not in left or left[env_id].operation == "step")
         if roller.recovery is not None:
             roller.recovery.forget(mended)
-        return episodes, bool(lost)
+        return num_ended, bool(lost)
 
     def _mend(self, failures: Mapping[int, Failure]) -> tuple[dict[int, Mended], Mapping[int, Failure]]:
         """Restart what failed, if that is wanted; return what is left of it."""
@@ -334,7 +340,7 @@ class _Course:
         Raises:
             BaseException: What an env or the policy raised; ``error.partial`` is what was made.
         """
-        done = self._roller.stepper.done
+        done = self._roller.episodes.done
         running = {env_id for env_id in self._env_ids if not done[env_id]}.difference(self._failures)
         rnn_state = None
         try:

@@ -1,36 +1,27 @@
-"""Episodes and steps: who may be stepped, what is under way, what has come of it."""
+"""Resets and steps: what is sent, what is under way, what has come back."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
-
-import numpy as np
+from typing import Any
 
 from parallelenv.actions import ActionReader
-from parallelenv.batch import Array, has_true
-from parallelenv.chunks import Chunk
-from parallelenv.errors import (
-    EnvBusyError,
-    EnvContractError,
-    EnvPausedError,
-    NothingInFlightError,
-    ResetNeededError,
-)
+from parallelenv.answers import Align, Teller
+from parallelenv.batch import Array
+from parallelenv.episodes import Episodes
+from parallelenv.errors import EnvBusyError, EnvContractError, NothingInFlightError
 from parallelenv.failures import Failure, noted, raise_failures
 from parallelenv.flights import Flights, Landed
-from parallelenv.ownership import own
 from parallelenv.policy import Policy
 from parallelenv.pool import NO_FAILURES, Pool
 from parallelenv.protocol import NOTHING, Extra
 from parallelenv.recovery import Recovery
 from parallelenv.requests import Request
-from parallelenv.results import StepBatch, StepResult, by_env, by_item, ended_state, gather_states, list_states
+from parallelenv.results import StepBatch, StepResult, gather_states, list_states
 from parallelenv.saving import Progress
 
-Align = Literal["item", "batch"]
 Begins = Sequence[tuple[int | None, dict[str, Any] | None]]
 """Seed and options of each env that is to begin an episode."""
 
@@ -55,19 +46,17 @@ class Stepper:
         recovery: What restarts envs that fail; ``None`` if nothing does.
 
     Attributes:
-        done: ``(num_envs,)`` bool: whose last answer was done, or who was ended by the policy.
-        paused: ``(num_envs,)`` bool.
-        unpaused: Env ids that are not paused, ascending.
-        reset_infos: The info of each env's latest reset.
+        episodes: Where the episodes of the envs are.
         timeout: Seconds that a call may take, unless it is given others.
     """
 
     def __init__(
         self, pool: Pool, policy: Policy, copy: bool, timeout: float | None, recovery: Recovery | None
     ) -> None:
-        num_envs = len(pool.env_ids)
         self._pool = pool
         self._policy = policy
+        self.episodes = Episodes(pool.env_ids, policy)
+        self._teller = Teller(policy, self.episodes, copy)
         self._copy = copy
         self.timeout = timeout
         self._recovery = recovery
@@ -79,15 +68,6 @@ class Stepper:
         # Envs whose latest call was a step that came to its end: nothing is to be looked into before the
         # next. Every other call unsets it.
         self._proven: Sequence[int] | None = None
-        self._terminated = np.zeros(num_envs, dtype=bool)
-        self._truncated = np.zeros(num_envs, dtype=bool)
-        self._fresh = set(pool.env_ids)  # who was never reset, or lost its state
-        # Who was not stepped since it was reset, or since it was loaded, and whether its row has its state.
-        self._unstepped: dict[int, bool] = {}
-        self.done = np.zeros(num_envs, dtype=bool)
-        self.paused = np.zeros(num_envs, dtype=bool)
-        self.unpaused = pool.env_ids
-        self.reset_infos: list[dict[str, Any]] = [{} for _ in range(num_envs)]
 
     def under(self, policy: Policy) -> Stepper:
         """Return a stepper of the same pool with another policy. All envs then need a reset.
@@ -138,18 +118,15 @@ class Stepper:
         else:
             states = gather_states(self._pool.batch, good, rows, extras, self._copy)
         for env_id in good:
-            self.reset_infos[env_id] = extras.get(env_id, NOTHING).info or {}
-        for record in (self.done, self._terminated, self._truncated):
-            record[rows] = False
-        self._unstepped.update(dict.fromkeys(good, True))
-        self._fresh.difference_update(good)
+            self.episodes.reset_infos[env_id] = extras.get(env_id, NOTHING).info or {}
+        self.episodes.note_begun(good, rows)
         request.raise_failures(partial=states)
         return states
 
     def _post_reset(self, env_ids: Sequence[int], each: Begins) -> Request:
         def announce(request: Request) -> None:
             self._flights.forget(env_ids)
-            self._fresh.update(env_ids)  # and so they stay if anything goes wrong
+            self.episodes.lose(env_ids)  # and so they stay if anything goes wrong
 
         failed = NO_FAILURES if self._recovery is None else self._pool.obituaries(env_ids)
         return self._pool.post("reset", env_ids, each, None, announce, failed)
@@ -197,14 +174,6 @@ class Stepper:
         extras = self._pool.ask("look", everyone).values if has_loose else {}
         return gather_states(batch, everyone, batch.rows(everyone), extras, self._copy)
 
-    def refuse_fresh(self, env_ids: Iterable[int]) -> None:
-        """Raise `ResetNeededError` if any of these envs has no episode."""
-        fresh = [env_id for env_id in env_ids if env_id in self._fresh] if self._fresh else []
-        if fresh:
-            raise ResetNeededError(
-                f"envs {fresh} have no running episode. Call reset() or reset({fresh}) before stepping."
-            )
-
     def restart(self, env_ids: Sequence[int]) -> tuple[int, ...]:
         """Rebuild envs and return the ids of all that were; they need a reset."""
         self._settle()
@@ -215,21 +184,14 @@ class Stepper:
 
     def _note_rebuilt(self, env_ids: Sequence[int]) -> None:
         self._flights.forget(env_ids)
-        self._fresh.update(env_ids)
+        self.episodes.lose(env_ids)
         if self._recovery is not None:
             self._recovery.forget(env_ids)
 
     def pause(self, env_ids: Sequence[int]) -> None:
-        """Leave envs out until `resume`."""
+        """Leave envs out until they are taken in again."""
         self._proven = None
-        self.paused[list(env_ids)] = True
-        self.unpaused = tuple(np.flatnonzero(~self.paused).tolist())
-
-    def resume(self, env_ids: Sequence[int]) -> None:
-        """Take envs in again."""
-        self.paused[list(env_ids)] = False
-        everyone = self._pool.env_ids
-        self.unpaused = tuple(np.flatnonzero(~self.paused).tolist()) if self.paused.any() else everyone
+        self.episodes.pause(env_ids)
 
     # ---------------------------------------------------------------- progress
 
@@ -241,27 +203,16 @@ class Stepper:
         """
         self._settle()
         self._refuse_busy(self._pool.env_ids)
-        flags = self.done.copy(), self._terminated.copy(), self._truncated.copy(), self.paused.copy()
-        return Progress(*flags, tuple(sorted(self._fresh)), tuple(map(own, self.reset_infos)))
+        return self.episodes.progress()
 
     def go_on_from(self, progress: Progress, lost: Collection[int]) -> tuple[int, ...]:
-        """Take over where episodes are; ``lost`` envs have none. Undelivered steps are dropped.
-
-        Returns:
-            Ids of all envs that need a reset.
-        """
+        """Do as `Episodes.go_on_from`. Undelivered steps are dropped."""
         self._settle()
         everyone = self._pool.env_ids
         self._flights.forget(everyone)
         if self._recovery is not None:
             self._recovery.forget(everyone)
-        self.done[:], self._terminated[:], self._truncated[:] = progress.done, progress.terminated, progress.truncated
-        self._fresh = {*progress.fresh, *lost}
-        self._unstepped = dict.fromkeys(everyone, False)
-        self.reset_infos = list(map(own, progress.reset_infos))
-        self.resume(everyone)
-        self.pause(np.flatnonzero(progress.paused).tolist())
-        return tuple(sorted(self._fresh))
+        return self.episodes.go_on_from(progress, lost)
 
     # ---------------------------------------------------------------- steps
 
@@ -354,7 +305,7 @@ class Stepper:
             self._settle()
             self._check(env_ids)
         self._proven = None
-        stepped, chosen = self._choose(env_ids) if self._policy.skips_done else (env_ids, None)
+        stepped, chosen = self.episodes.choose(env_ids) if self._policy.skips_done else (env_ids, None)
         each = None
         if self._actions.fills_batch:
             self._actions.put_rows(self._pool.batch, action, env_ids, stepped, chosen)
@@ -363,19 +314,15 @@ class Stepper:
         if not stepped:
             return stepped, None
 
-        if self._unstepped:
-            self._note_stepped(stepped)
+        self.episodes.note_stepped(stepped)
 
         def announce(request: Request) -> None:
             self._unsettled = (env_ids, request)
 
         failed = self._recovery.ailing(stepped) if self._recovery is not None else NO_FAILURES
-        who_begins = self._ended(stepped) if self._policy.resets_next else self._policy.autoreset
+        # Nobody is `False`, not an empty tuple: that step goes in a shorter message.
+        who_begins = self.episodes.ended(stepped) or False if self._policy.resets_next else self._policy.autoreset
         return stepped, self._pool.post("step", stepped, each, who_begins, announce, failed)
-
-    def _ended(self, env_ids: Sequence[int]) -> tuple[int, ...] | Literal[False]:
-        """Return those of the envs that ended in their latest step, ``False`` if there are none."""
-        return tuple(env_id for env_id in env_ids if self.done[env_id]) if has_true(self.done) else False
 
     def _settle(self) -> None:
         """Take charge of a step whose call did not come to its end."""
@@ -395,24 +342,10 @@ class Stepper:
 
     def _check(self, env_ids: Sequence[int]) -> None:
         self._refuse_busy(env_ids)
-        if env_ids is not self.unpaused and self.paused.any():
-            paused = [env_id for env_id in env_ids if self.paused[env_id]]
-            if paused:
-                raise EnvPausedError(f"envs {paused} are paused. Call resume({paused}) first, or leave them out.")
+        self.episodes.refuse_paused(env_ids)
         if self._recovery is None:
             self._pool.refuse_dead(env_ids)
-        self.refuse_fresh(env_ids)
-
-    def _choose(self, env_ids: Sequence[int]) -> tuple[Sequence[int], list[int] | None]:
-        """Return the envs that will be stepped, and their positions if some will not be."""
-        if not has_true(self.done):
-            return env_ids, None
-        chosen = [position for position, env_id in enumerate(env_ids) if not self.done[env_id]]
-        return [env_ids[position] for position in chosen], chosen
-
-    def _note_stepped(self, env_ids: Sequence[int]) -> None:
-        for env_id in env_ids:
-            self._unstepped.pop(env_id, None)
+        self.episodes.refuse_fresh(env_ids)
 
     # ---------------------------------------------------------------- rollouts
 
@@ -424,39 +357,8 @@ class Stepper:
         """
         self._settle()
         self._check(env_ids)
-        unknown = [env_id for env_id in env_ids if self._unstepped.get(env_id) is False]
-        if unknown:
-            raise ResetNeededError(
-                f"A rollout begins with the states of its envs, and those of envs {unknown} are not known since "
-                "load_state(). Step or reset them first."
-            )
-        starts: Array = np.array([env_id in self._unstepped for env_id in env_ids], dtype=bool)
-        return starts | self.done[list(env_ids)] if self._policy.autoreset else starts
-
-    def lend(self, env_ids: Sequence[int]) -> None:
-        """Let a rollout step envs. They need a reset if it does not give them back."""
-        self._fresh.update(env_ids)
-        self._note_stepped(env_ids)
-
-    def take_back(self, env_ids: Iterable[int]) -> None:
-        """Go on with envs where a rollout has brought them."""
-        self._fresh.difference_update(env_ids)
-
-    def note_chunk(self, chunk: Chunk) -> None:
-        """Take over what the steps of a rollout have come to: of each env that made any, how the last one left it."""
-        told = chunk.valid | chunk.flags.any(axis=2)
-        columns = np.flatnonzero(told.any(axis=0))
-        if not len(columns):
-            return
-        last = len(told) - 1 - told[::-1, columns].argmax(axis=0)
-        terminated, truncated = chunk.flags[last, columns].T
-        rows = np.array(chunk.env_ids)[columns] - self._pool.batch.layout.first
-        self._terminated[rows], self._truncated[rows] = terminated, truncated
-        self._policy.mark_done(self.done, rows, terminated | truncated)
-        if self._policy.autoreset:
-            for step, column in zip(chunk.ended.steps.tolist(), chunk.ended.columns.tolist(), strict=True):
-                env_id = chunk.env_ids[column]
-                self.reset_infos[env_id] = own(chunk.said.get((step, env_id), NOTHING).reset_info) or {}
+        self.episodes.refuse_unknown(env_ids)
+        return self.episodes.are_new(env_ids)
 
     # ---------------------------------------------------------------- answers
 
@@ -472,7 +374,7 @@ class Stepper:
         if failures:
             landed = landed.without_failures()
         try:
-            result = self._shape(landed, align)
+            result = self._teller.tell(self._pool.batch, landed, align)
         except (ValueError, TypeError) as error:  # from a user's own space, say
             self._settle()
             self._flights.forget([*landed.env_ids, *failures])
@@ -484,7 +386,7 @@ class Stepper:
         if self._flights:
             self._flights.forget([*landed.env_ids, *failures])
         if failures:
-            self._fresh.update(env_id for env_id, failure in failures.items() if failure.operation != "step")
+            self.episodes.lose(env_id for env_id, failure in failures.items() if failure.operation != "step")
             raise_failures([failures[env_id] for env_id in sorted(failures)], partial=result)
         return result
 
@@ -498,63 +400,6 @@ class Stepper:
             batch.flags[row] = False, True
             info = {"failure": noted(failure)}
             extras[env_id] = Extra(info, begun.loose, reset_info=begun.info)
-            self.reset_infos[env_id] = begun.info or {}
-        self._fresh.difference_update(mended)
+            self.episodes.reset_infos[env_id] = begun.info or {}
+        self.episodes.keep(mended)
         return Landed(landed.env_ids, landed.stepped, extras, left, mended.keys())
-
-    def _shape(self, landed: Landed, align: Align) -> StepResult | StepBatch:
-        batch = self._pool.batch
-        rows = batch.rows(landed.stepped)
-        terminated, truncated = batch.terminated[rows].copy(), batch.truncated[rows].copy()
-        dones = terminated | truncated
-        if self._policy.resets_next and has_true(self.done):
-            self._note_resets(landed)
-        self._policy.mark_done(self.done, rows, dones)
-        if self._policy.skips_done:  # else nobody is ever absent, and the flags need not be kept
-            terminated, truncated = self._complete(landed, rows, terminated, truncated)
-            dones = terminated | truncated
-        infos = self._infos(landed, dones)
-        if align == "batch":
-            return by_env(batch, landed, rows, (terminated, truncated, dones), infos)
-        return by_item(batch, landed, rows, (terminated, truncated, dones), infos, self._copy)
-
-    def _note_resets(self, landed: Landed) -> None:
-        """Keep the infos of envs that had ended before, and so were reset instead of stepped."""
-        for env_id in landed.stepped:
-            if self.done[env_id] and env_id not in landed.restarted:
-                self.reset_infos[env_id] = own(landed.extras.get(env_id, NOTHING).info or {})
-
-    def _complete(self, landed: Landed, rows: Any, terminated: Array, truncated: Array) -> tuple[Array, Array]:
-        """Return the flags of all envs of an answer, also of those that were not stepped."""
-        self._terminated[rows] = terminated
-        self._truncated[rows] = truncated
-        shown = self._pool.batch.rows(landed.env_ids)
-        terminated, truncated = self._terminated[shown].copy(), self._truncated[shown].copy()
-        # Who is done and did not terminate was cut off, by its env or by the policy.
-        self._truncated |= self.done & ~self._terminated
-        return terminated, truncated
-
-    def _infos(self, landed: Landed, dones: Array) -> Array:
-        """Return the infos, each a dict of its own, also where an env had nothing to say."""
-        env_ids, extras = landed.env_ids, landed.extras
-        infos = self._policy.plain_infos(len(env_ids))
-        if len(landed.stepped) < len(env_ids):
-            stepped = set(landed.stepped)
-            for position, env_id in enumerate(env_ids):
-                if env_id not in stepped:
-                    infos[position] = {}
-        if extras:
-            for position, env_id in enumerate(env_ids):
-                said = extras[env_id].info if env_id in extras else None
-                if said:
-                    infos[position] = {**said, **infos[position]}
-        if self._policy.autoreset:
-            for position in dones.nonzero()[0].tolist():
-                env_id = env_ids[position]
-                extra = extras.get(env_id, NOTHING)
-                reset_info = extra.reset_info or {}
-                self.reset_infos[env_id] = own(reset_info) if reset_info else {}
-                is_known = env_id not in landed.restarted
-                ended = ended_state(self._pool.batch, env_id, extra) if is_known else None
-                self._policy.describe_end(infos[position], ended, reset_info)
-        return infos

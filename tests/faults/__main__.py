@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import compileall
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -11,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from parallelenv import registry
+import parallelenv
+from parallelenv import backends, registry
 
 if TYPE_CHECKING:
     from faults.columns import Column
@@ -24,8 +26,8 @@ _NUM_SHOWN = 12
 """Lines that are shown of what went wrong in a cell."""
 _LEGEND = """
 Seconds from the fault until all envs were stepped again, or until what had to end was gone. SLOW: it took more than
-1 s (with Ray 5 s, as Ray starts a process in 1 to 2 s) beyond the user's timeout or that of close(), 3.3 s; or,
-where the caller was killed, more than 2 s.
+1 s beyond the user's timeout or that of close(), 3.3 s; where the caller was killed, 2 s; where the interpreter ends,
+2.5 s more with Ray, which then ends itself.
 """
 
 Cell = tuple[str, str]  # names of a fault and a column
@@ -137,6 +139,9 @@ def main() -> int:
     parser.add_argument("--mode", nargs="+", choices=modes, default=modes, help="only the columns of these modes")
     parser.add_argument("-k", dest="expression", default="", help="only the rows that match, as with pytest")
     arguments = parser.parse_args()
+    # As an installed package is: in a fresh checkout every process that starts would compile it, for 0.15 s each.
+    for package in (parallelenv, backends):
+        compileall.compile_dir(next(iter(package.__path__)), quiet=1)
     table = Table(arguments.mode)
     options = ["-p", "no:terminal", "-p", "no:cacheprovider", "-o", "addopts=", "--timeout=60"]
     pytest.main([str(_HERE), "-k", arguments.expression, *options], plugins=[table])

@@ -133,7 +133,8 @@ class Fault:
             the fault until all envs were stepped again, or whatever had to end has ended.
         impossible: Why it cannot happen, by mode.
         patience: Seconds that a timeout of the user's, or that of `close`, adds to the limit.
-        limit: Seconds that are promised instead of those of the column.
+        limit: Seconds that are promised beyond that.
+        ends_interpreter: Whether what the mode runs on ends with it, which takes its own time.
         is_slow: Whether the everyday tests leave out some columns.
     """
 
@@ -141,12 +142,13 @@ class Fault:
     provoke: Callable[[Context], float]
     impossible: Mapping[str, str] = field(default_factory=dict)
     patience: float = 0.0
-    limit: float | None = None
+    limit: float = 1.0
+    ends_interpreter: bool = False
     is_slow: bool = False
 
     def allowed(self, column: Column) -> float:
         """Return the seconds within which it should be over."""
-        return (column.limit if self.limit is None else self.limit) + self.patience
+        return self.limit + self.patience + column.shutdown * self.ends_interpreter
 
 
 FAULTS: list[Fault] = []

@@ -98,12 +98,14 @@ def killed_in_c(context: Context) -> float:
     return _kill(context, "stay_in_c", ("began-0",))
 
 
-@fault("exit of the interpreter, idle workers", is_slow=True)
+@fault("exit of the interpreter, idle workers", ends_interpreter=True, is_slow=True)
 def left_idle(context: Context) -> float:
     return _leave(context, "leave_idle")
 
 
-@fault("exit of the interpreter, busy worker", _NO_BACKGROUND, patience=CLOSE_PATIENCE, is_slow=True)
+@fault(
+    "exit of the interpreter, busy worker", _NO_BACKGROUND, patience=CLOSE_PATIENCE, ends_interpreter=True, is_slow=True
+)
 def left_busy(context: Context) -> float:
     return _leave(context, "leave_busy")
 

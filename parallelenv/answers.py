@@ -1,0 +1,80 @@
+"""What users are told of a step under a policy: states, flags and infos, each their own."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from parallelenv.batch import Array, Batch, has_true
+from parallelenv.episodes import Episodes
+from parallelenv.flights import Landed
+from parallelenv.ownership import own
+from parallelenv.policy import Policy
+from parallelenv.protocol import NOTHING
+from parallelenv.results import StepBatch, StepResult, by_env, by_item, ended_state
+
+Align = Literal["item", "batch"]
+
+
+class Teller:
+    """Tells the user what has come of a step, and keeps record of the episodes.
+
+    Args:
+        policy: What happens when an episode ends.
+        episodes: Where they are.
+        copy: Whether states are copied for the user.
+    """
+
+    def __init__(self, policy: Policy, episodes: Episodes, copy: bool) -> None:
+        self._policy = policy
+        self._episodes = episodes
+        self._copy = copy
+
+    def tell(self, batch: Batch, landed: Landed, align: Align) -> StepResult | StepBatch:
+        """Return what has landed as ``align`` says.
+
+        Args:
+            batch: Where it has.
+            landed: Nothing in it has failed.
+            align: As in `ParallelEnv.step`.
+        """
+        rows = batch.rows(landed.stepped)
+        terminated, truncated = batch.terminated[rows].copy(), batch.truncated[rows].copy()
+        if self._policy.resets_next and has_true(self._episodes.done):
+            self._note_resets(landed)
+        terminated, truncated = self._episodes.note_step(landed.env_ids, rows, terminated, truncated)
+        dones = terminated | truncated
+        infos = self._infos(batch, landed, dones)
+        if align == "batch":
+            return by_env(batch, landed, rows, (terminated, truncated, dones), infos)
+        return by_item(batch, landed, rows, (terminated, truncated, dones), infos, self._copy)
+
+    def _note_resets(self, landed: Landed) -> None:
+        """Keep the infos of envs that had ended before, and so were reset instead of stepped."""
+        for env_id in self._episodes.ended(landed.stepped):
+            if env_id not in landed.restarted:
+                self._episodes.reset_infos[env_id] = own(landed.extras.get(env_id, NOTHING).info or {})
+
+    def _infos(self, batch: Batch, landed: Landed, dones: Array) -> Array:
+        """Return the infos, each a dict of its own, also where an env had nothing to say."""
+        env_ids, extras = landed.env_ids, landed.extras
+        infos = self._policy.plain_infos(len(env_ids))
+        if len(landed.stepped) < len(env_ids):
+            stepped = set(landed.stepped)
+            for position, env_id in enumerate(env_ids):
+                if env_id not in stepped:
+                    infos[position] = {}
+        if extras:
+            for position, env_id in enumerate(env_ids):
+                said = extras[env_id].info if env_id in extras else None
+                if said:
+                    infos[position] = {**said, **infos[position]}
+        if self._policy.autoreset:
+            for position in dones.nonzero()[0].tolist():
+                env_id = env_ids[position]
+                extra = extras.get(env_id, NOTHING)
+                reset_info = extra.reset_info or {}
+                self._episodes.reset_infos[env_id] = own(reset_info) if reset_info else {}
+                is_known = env_id not in landed.restarted
+                ended = ended_state(batch, env_id, extra) if is_known else None
+                self._policy.describe_end(infos[position], ended, reset_info)
+        return infos

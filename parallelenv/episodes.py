@@ -1,0 +1,190 @@
+"""Where the episodes of all envs are: who has one, who is done or paused, what the reset said."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from parallelenv.batch import Array, has_true
+from parallelenv.chunks import Chunk
+from parallelenv.errors import EnvPausedError, ResetNeededError
+from parallelenv.ownership import own
+from parallelenv.policy import Policy
+from parallelenv.protocol import NOTHING
+from parallelenv.saving import Progress
+
+
+class Episodes:
+    """The episodes of the envs ``0 .. num_envs-1`` under a policy.
+
+    Args:
+        env_ids: All env ids, ascending.
+        policy: What happens when an episode ends.
+
+    Attributes:
+        done: ``(num_envs,)`` bool: whose last answer was done, or who was ended by the policy.
+        terminated: ``(num_envs,)`` bool, of each env's latest step.
+        truncated: ``(num_envs,)`` bool, of each env's latest step.
+        paused: ``(num_envs,)`` bool.
+        unpaused: Env ids that are not paused, ascending.
+        reset_infos: The info of each env's latest reset.
+    """
+
+    def __init__(self, env_ids: tuple[int, ...], policy: Policy) -> None:
+        num_envs = len(env_ids)
+        self._everyone = env_ids
+        self._policy = policy
+        self._fresh = set(env_ids)  # who was never reset, or lost its state
+        # Who was not stepped since it was reset, or since it was loaded, and whether its row has its state.
+        self._unstepped: dict[int, bool] = {}
+        self.done = np.zeros(num_envs, dtype=bool)
+        self.terminated = np.zeros(num_envs, dtype=bool)
+        self.truncated = np.zeros(num_envs, dtype=bool)
+        self.paused = np.zeros(num_envs, dtype=bool)
+        self.unpaused = env_ids
+        self.reset_infos: list[dict[str, Any]] = [{} for _ in range(num_envs)]
+
+    # ---------------------------------------------------------------- who may be stepped
+
+    def refuse_fresh(self, env_ids: Iterable[int]) -> None:
+        """Raise `ResetNeededError` if any of these envs has no episode."""
+        fresh = [env_id for env_id in env_ids if env_id in self._fresh] if self._fresh else []
+        if fresh:
+            raise ResetNeededError(
+                f"envs {fresh} have no running episode. Call reset() or reset({fresh}) before stepping."
+            )
+
+    def refuse_paused(self, env_ids: Sequence[int]) -> None:
+        """Raise `EnvPausedError` if any of these envs is paused."""
+        if env_ids is self.unpaused or not self.paused.any():
+            return
+        paused = [env_id for env_id in env_ids if self.paused[env_id]]
+        if paused:
+            raise EnvPausedError(f"envs {paused} are paused. Call resume({paused}) first, or leave them out.")
+
+    def refuse_unknown(self, env_ids: Sequence[int]) -> None:
+        """Raise `ResetNeededError` if the states of any of these envs are not known to the caller."""
+        unknown = [env_id for env_id in env_ids if self._unstepped.get(env_id) is False]
+        if unknown:
+            raise ResetNeededError(
+                f"A rollout begins with the states of its envs, and those of envs {unknown} are not known since "
+                "load_state(). Step or reset them first."
+            )
+
+    def are_new(self, env_ids: Sequence[int]) -> Array:
+        """Return ``(k,)`` bool: which of these envs are at the beginning of an episode."""
+        new: Array = np.array([env_id in self._unstepped for env_id in env_ids], dtype=bool)
+        return new | self.done[list(env_ids)] if self._policy.autoreset else new
+
+    def ended(self, env_ids: Sequence[int]) -> tuple[int, ...]:
+        """Return those of the envs that are done."""
+        return tuple(env_id for env_id in env_ids if self.done[env_id]) if has_true(self.done) else ()
+
+    def choose(self, env_ids: Sequence[int]) -> tuple[Sequence[int], list[int] | None]:
+        """Return the envs that are not done, and their positions if some are."""
+        if not has_true(self.done):
+            return env_ids, None
+        chosen = [position for position, env_id in enumerate(env_ids) if not self.done[env_id]]
+        return [env_ids[position] for position in chosen], chosen
+
+    def pause(self, env_ids: Sequence[int]) -> None:
+        """Leave envs out until `resume`."""
+        self.paused[list(env_ids)] = True
+        self.unpaused = tuple(np.flatnonzero(~self.paused).tolist())
+
+    def resume(self, env_ids: Sequence[int]) -> None:
+        """Take envs in again."""
+        self.paused[list(env_ids)] = False
+        everyone = self._everyone
+        self.unpaused = tuple(np.flatnonzero(~self.paused).tolist()) if self.paused.any() else everyone
+
+    # ---------------------------------------------------------------- what has come of them
+
+    def lose(self, env_ids: Iterable[int]) -> None:
+        """Take note that envs need a reset, unless something else is noted of them."""
+        self._fresh.update(env_ids)
+
+    def keep(self, env_ids: Iterable[int]) -> None:
+        """Take note that envs have an episode, wherever it is."""
+        self._fresh.difference_update(env_ids)
+
+    def lend(self, env_ids: Sequence[int]) -> None:
+        """Let a rollout step envs. They need a reset if it does not give them back, by `keep`."""
+        self.lose(env_ids)
+        self.note_stepped(env_ids)
+
+    def note_begun(self, env_ids: Sequence[int], rows: Any) -> None:
+        """Take note that envs, which have these rows, have been reset."""
+        for record in (self.done, self.terminated, self.truncated):
+            record[rows] = False
+        self._unstepped.update(dict.fromkeys(env_ids, True))
+        self.keep(env_ids)
+
+    def note_stepped(self, env_ids: Sequence[int]) -> None:
+        """Take note that envs are stepped."""
+        if self._unstepped:
+            for env_id in env_ids:
+                self._unstepped.pop(env_id, None)
+
+    def note_step(
+        self, env_ids: Sequence[int], stepped: Any, terminated: Array, truncated: Array
+    ) -> tuple[Array, Array]:
+        """Take over how a step has left episodes.
+
+        Args:
+            env_ids: All envs of the answer.
+            stepped: Rows of those of them that were stepped.
+            terminated: ``(k,)`` bool, of the latter.
+            truncated: ``(k,)`` bool, of the latter.
+
+        Returns:
+            Both flags of all envs of the answer.
+        """
+        self._policy.mark_done(self.done, stepped, terminated | truncated)
+        if not self._policy.skips_done:  # nobody is ever absent, and the flags need not be kept
+            return terminated, truncated
+        self.terminated[stepped], self.truncated[stepped] = terminated, truncated
+        shown = list(env_ids)
+        terminated, truncated = self.terminated[shown], self.truncated[shown]
+        # Who is done and did not terminate was cut off, by its env or by the policy.
+        self.truncated |= self.done & ~self.terminated
+        return terminated, truncated
+
+    def note_chunk(self, chunk: Chunk) -> None:
+        """Take over what the steps of a rollout have come to: of each env that made any, how the last one left it."""
+        told = chunk.valid | chunk.flags.any(axis=2)
+        columns = np.flatnonzero(told.any(axis=0))
+        if not len(columns):
+            return
+        last = len(told) - 1 - told[::-1, columns].argmax(axis=0)
+        terminated, truncated = chunk.flags[last, columns].T
+        rows = np.array(chunk.env_ids)[columns]
+        self.terminated[rows], self.truncated[rows] = terminated, truncated
+        self._policy.mark_done(self.done, rows, terminated | truncated)
+        if self._policy.autoreset:
+            for step, column in zip(chunk.ended.steps.tolist(), chunk.ended.columns.tolist(), strict=True):
+                env_id = chunk.env_ids[column]
+                self.reset_infos[env_id] = own(chunk.said.get((step, env_id), NOTHING).reset_info) or {}
+
+    # ---------------------------------------------------------------- to go on later
+
+    def progress(self) -> Progress:
+        """Return all of this as plain data."""
+        flags = self.done.copy(), self.terminated.copy(), self.truncated.copy(), self.paused.copy()
+        return Progress(*flags, tuple(sorted(self._fresh)), tuple(map(own, self.reset_infos)))
+
+    def go_on_from(self, progress: Progress, lost: Collection[int]) -> tuple[int, ...]:
+        """Take over where episodes are; ``lost`` envs have none.
+
+        Returns:
+            Ids of all envs that need a reset.
+        """
+        self.done[:], self.terminated[:], self.truncated[:] = progress.done, progress.terminated, progress.truncated
+        self._fresh = {*progress.fresh, *lost}
+        self._unstepped = dict.fromkeys(self._everyone, False)
+        self.reset_infos = list(map(own, progress.reset_infos))
+        self.resume(self._everyone)
+        self.pause(np.flatnonzero(progress.paused).tolist())
+        return tuple(sorted(self._fresh))

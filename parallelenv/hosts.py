@@ -1,0 +1,272 @@
+"""The hosts of a pool: how they are started, written to, heard, replaced and ended.
+
+A host that failed, died or hung is dealt with in this file and nowhere else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from parallelenv.batch import Batch, Layout
+from parallelenv.errors import ClosedError, UnpicklableError, WorkerDiedError
+from parallelenv.failures import Failure
+from parallelenv.interrupts import Shield
+from parallelenv.protocol import Backend, Channel, Command, Death, HostDied, HostRecipe, Printed, Reply, UnreadableError
+from parallelenv.requests import Link, Request
+
+Listener = Callable[[Sequence[Printed]], None]
+Announcement = Callable[[Request], None]
+CLOSE_TIMEOUT = 3.0
+"""Seconds that hosts get to close their envs before they are ended."""
+
+
+class Hosts:
+    """All hosts of a `Pool`.
+
+    Args:
+        backend: Where they live.
+        recipes: One per host; its env ids follow those of the one before.
+        listener: Told what envs print in workers, in the thread of the call that is running.
+
+    Attributes:
+        env_ids: All env ids, ascending.
+        layout: What the batch holds.
+        batch: The arrays that all hosts read and write.
+    """
+
+    layout: Layout
+    batch: Batch
+
+    def __init__(self, backend: Backend, recipes: Sequence[HostRecipe], listener: Listener) -> None:
+        self.env_ids = tuple(env_id for recipe in recipes for env_id in recipe.env_ids)
+        self._backend = backend
+        self._listener = listener
+        self._printed: list[Printed] = []
+        self._first = self.env_ids[0]
+        self._pid = os.getpid()
+        self._shield = Shield()
+        self._lost: dict[int, WorkerDiedError] = {}  # envs whose worker is dead, also one behind a host of ours
+        try:
+            channels = backend.launch(recipes)
+        except BaseException:
+            backend.close((), 0.0)
+            raise
+        self._links = [Link(recipe, channel) for recipe, channel in zip(recipes, channels, strict=True)]
+        self._link_of_channel = {link.channel: link for link in self._links}
+        self._link_of_env = [link for link in self._links for _ in link.recipe.env_ids]
+        self._whole = [(link, link.recipe.env_ids, self._positions(link)) for link in self._links]
+
+    def adopt(self, batch: Batch) -> None:
+        """Take a batch that is there and hand it to all hosts."""
+        self.layout, self.batch = batch.layout, batch
+        for link in self._links:
+            link.channel.attach(batch)
+
+    # ---------------------------------------------------------------- commands
+
+    def _split(self, env_ids: Sequence[int]) -> Iterable[tuple[Link, tuple[int, ...], Any]]:
+        """Deal env ids out to their hosts: host, its ids, their positions in ``env_ids``."""
+        if env_ids is self.env_ids or tuple(env_ids) == self.env_ids:
+            return self._whole
+        positions: dict[Link, list[int]] = {}
+        for position, env_id in enumerate(env_ids):
+            positions.setdefault(self._link(env_id), []).append(position)
+        return [(link, tuple(env_ids[index] for index in found), found) for link, found in positions.items()]
+
+    def _positions(self, link: Link) -> slice:
+        return slice(link.recipe.env_ids[0] - self._first, link.recipe.env_ids[-1] - self._first + 1)
+
+    def _link(self, env_id: int) -> Link:
+        return self._link_of_env[env_id - self._first]
+
+    def _dispatch(self, request: Request, packed: Sequence[tuple[Link, Command, Any]], announce: Announcement) -> None:
+        """Send the commands of a request, all of them or, before ``announce`` was called with it, none."""
+        with self._shield:
+            announce(request)
+            for link, command, message in packed:
+                request.pending[command.number] = command.env_ids
+                link.in_flight[command.number] = request
+                try:
+                    link.channel.send(message)
+                except HostDied:
+                    self._bury(link)
+
+    def give_up(self, request: Request, error: Exception) -> None:
+        """Let the envs that have not answered a request fail, and whoever else waits for their hosts."""
+        for link in self._links:
+            if not request.pending.keys() & link.in_flight.keys():
+                continue
+            for number, waiting in link.in_flight.items():
+                link.in_flight[number] = None
+                if waiting is not None:
+                    late = waiting.pending[number]
+                    waiting.answer(number, {}, {env_id: Failure(error, env_id, "") for env_id in late})
+
+    # ---------------------------------------------------------------- answers
+
+    def pump(self, deadline: float | None) -> bool:
+        """Wait for hosts to answer, and file what they say.
+
+        Args:
+            deadline: Moment of `time.monotonic` at which to stop waiting, or ``None``.
+
+        Returns:
+            Whether anything came before the deadline.
+
+        Raises:
+            ClosedError: If another thread has closed the pool.
+        """
+        self._refuse_closed()
+        timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
+        ready = self._backend.wait([link.channel for link in self._links if link.in_flight], timeout)
+        with self._shield:
+            for channel in ready:
+                self._receive(self._link_of_channel[channel])
+        if self._printed:
+            printed, self._printed = self._printed, []
+            self._listener(printed)
+        return bool(ready)
+
+    def _refuse_closed(self) -> None:
+        if not self._links:
+            raise ClosedError("This ParallelEnv was closed while a call was waiting for its envs.")
+
+    def _receive(self, link: Link) -> None:
+        try:
+            reply = link.channel.receive()
+        except HostDied:
+            self._bury(link)
+            return
+        except UnreadableError as error:
+            reply = Reply(error.number, {}, self._not_read(link, error))
+        if reply.output:
+            self._printed += reply.output
+        request = link.in_flight.pop(reply.number, None)
+        if request is None:  # given up, or nothing but output
+            return
+        if reply.rows is not None:
+            self.batch.put_results(request.pending[reply.number], reply.rows)
+        if reply.failures:
+            self._note_deaths(reply)
+        request.answer(reply.number, reply.values, reply.failures)
+
+    def _not_read(self, link: Link, error: UnreadableError) -> dict[int, Failure]:
+        """Return what became of the envs of a command that was lost between the caller and a host, either way."""
+        request = link.in_flight.get(error.number)
+        env_ids = request.pending[error.number] if request is not None else ()
+        cause = UnpicklableError(
+            f"What was sent to a worker, or came back, can be pickled but not unpickled ({error.reason}). Give and "
+            "return plain data."
+        )
+        return {env_id: Failure(cause, env_id, "the copying between processes") for env_id in env_ids}
+
+    # ---------------------------------------------------------------- deaths
+
+    def _note_deaths(self, reply: Reply) -> None:
+        """Note which envs have lost the worker that they had behind a host of ours."""
+        for env_id, failure in reply.failures.items():
+            if failure.is_of_worker and isinstance(failure.exception, WorkerDiedError):
+                self._lost[env_id] = failure.exception
+
+    @property
+    def has_dead(self) -> bool:
+        """Whether any env is known to have lost its worker."""
+        return bool(self._lost)
+
+    def obituaries(self, env_ids: Sequence[int]) -> dict[int, Failure]:
+        """Return, of these envs, those whose worker is known to be dead, each with the error that says so."""
+        return {env_id: Failure(self._lost[env_id], env_id, "") for env_id in env_ids if env_id in self._lost}
+
+    def refuse_dead(self, env_ids: Sequence[int]) -> None:
+        """Raise `WorkerDiedError` if a worker of these envs is known to be dead."""
+        lost = tuple(env_id for env_id in env_ids if env_id in self._lost) if self._lost else ()
+        if lost:
+            raise self._lost[lost[0]].about(lost)
+
+    def _bury(self, link: Link) -> None:
+        """Note that a host is dead and fail what it was asked for.
+
+        Raises:
+            ClosedError: If another thread has closed the pool: that one ends the hosts, and it alone.
+        """
+        self._refuse_closed()
+        link.death = link.channel.cause_of_death()
+        owned = link.recipe.env_ids
+        self._lost.update(dict.fromkeys(owned, link.obituary(owned)))
+        self._fail_waiting(link)
+        link.channel.kill()
+
+    def _fail_waiting(self, link: Link) -> None:
+        """Fail what a dead host was asked for: nobody else would ever answer."""
+        for number, request in sorted(link.in_flight.items()):
+            if request is not None:
+                env_ids = request.pending[number]
+                error = link.obituary(env_ids)
+                request.answer(number, {}, {env_id: Failure(error, env_id, "") for env_id in env_ids})
+        link.in_flight.clear()
+
+    # ---------------------------------------------------------------- replacing
+
+    def _let_finish(self, links: Sequence[Link], timeout: float | None) -> None:
+        """Wait until hosts have done what they were asked for, no longer than ``timeout`` seconds."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while any(link.in_flight for link in links) and self.pump(deadline):
+            pass
+
+    def _replace(self, link: Link) -> None:
+        """Start another host in the place of one that is dead or busy.
+
+        Raises:
+            WorkerStartError: If the system does not let it start. Its envs are then dead, and this can be tried again.
+        """
+        with self._shield:
+            if link.death is None:
+                link.channel.kill()
+                link.death = Death(detail="It was busy, and replaced because an env of it had to be rebuilt.")
+                self._lost.update(dict.fromkeys(link.recipe.env_ids, link.obituary(link.recipe.env_ids)))
+            self._fail_waiting(link)
+        (channel,) = self._backend.launch([link.recipe])
+        if "batch" in vars(self):  # a pool behind a host gets its own after the first build
+            channel.attach(self.batch)
+        with self._shield:
+            self._link_of_channel.pop(link.channel, None)
+            link.channel = channel
+            self._link_of_channel[channel] = link
+            link.death = None
+
+    # ---------------------------------------------------------------- the end
+
+    def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
+        """End all hosts. Quiet, bounded in time, harmless when repeated or after a fork.
+
+        Args:
+            timeout: Seconds that hosts get to close their envs before they are ended.
+
+        Raises:
+            KeyboardInterrupt: When all have been ended, without further patience.
+        """
+        links = self._links
+        if not links or os.getpid() != self._pid:  # closed already; or a forked child must not end its parent's workers
+            return
+        channels = [link.channel for link in links if not link.death]
+        try:
+            self._links = []
+            vars(self).pop("batch", None)  # its memory goes now, not when the user lets go of the closed object
+            printed = [*self._printed, *self._backend.close(channels, timeout)]
+        except KeyboardInterrupt:
+            self._close_at_once(channels)
+            raise
+        if printed:
+            with contextlib.suppress(OSError, ValueError):  # the interpreter is ending, and nobody reads any more
+                self._listener(printed)
+
+    def _close_at_once(self, channels: Sequence[Channel]) -> None:
+        """End hosts without patience, whatever interrupts it."""
+        while True:
+            with contextlib.suppress(KeyboardInterrupt):
+                self._backend.close(channels, 0.0)
+                return
