@@ -90,8 +90,11 @@ class Calls(Known):
 
         Returns:
             A list in the order of ``id``, or ``(height, width, 3)`` uint8.
+
+        Raises:
+            ArgumentError: If what is to be tiled is no uint8 array: RGB, grey, or RGB with alpha, which is left out.
         """
         env_ids = self._ids(id)
         values = self._pool.ask("render", env_ids).values
         frames = [values.get(env_id) for env_id in env_ids]
-        return tile_frames(frames) if tile else frames
+        return tile_frames(frames, env_ids) if tile else frames

@@ -9,22 +9,26 @@ from typing import Any
 import numpy as np
 
 from parallelenv.errors import ArgumentError
+from parallelenv.spaces import describe_value
 
 
-def tile_frames(frames: Sequence[Any]) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def tile_frames(frames: Sequence[Any], env_ids: Sequence[int] | None = None) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """Return an RGB picture with the frames in a near-square grid, row by row.
 
     Args:
-        frames: Arrays ``(height, width, 3)`` uint8, or ``(height, width)`` grey; their sizes
-            may differ. Smaller ones are padded with black, to the right and below.
+        frames: uint8 arrays ``(height, width, 3)``, ``(height, width)`` grey, or ``(height, width, 4)``, of which the
+            alpha is left out; their sizes may differ. Smaller ones are padded with black, to the right and below.
+        env_ids: Whose they are, for messages; ``None``: they are counted.
 
     Returns:
         ``(rows * max_height, columns * max_width, 3)`` uint8.
 
     Raises:
-        ArgumentError: If a frame is no such array, as with a render mode that draws a window.
+        ArgumentError: If a frame is no such array, as with a render mode that draws a window. Numbers of another dtype
+            are refused too: nobody knows which of them is white.
     """
-    pictures = [_as_rgb(frame, index) for index, frame in enumerate(frames)]
+    whose = range(len(frames)) if env_ids is None else env_ids
+    pictures = [_as_rgb(frame, env_id) for frame, env_id in zip(frames, whose, strict=True)]
     columns = math.ceil(math.sqrt(len(pictures)))
     rows = math.ceil(len(pictures) / max(columns, 1))
     height = max((picture.shape[0] for picture in pictures), default=0)
@@ -36,10 +40,16 @@ def tile_frames(frames: Sequence[Any]) -> np.ndarray[Any, np.dtype[np.uint8]]:
     return canvas
 
 
-def _as_rgb(frame: Any, index: int) -> np.ndarray[Any, Any]:
-    if not isinstance(frame, np.ndarray) or frame.ndim not in (2, 3) or (frame.ndim == 3 and frame.shape[2] < 3):
+def _as_rgb(frame: Any, env_id: int) -> np.ndarray[Any, Any]:
+    if not isinstance(frame, np.ndarray):
         raise ArgumentError(
-            f"Frame {index} is {type(frame).__name__}, no RGB array, so it cannot be tiled. "
-            "Make the envs with render_mode='rgb_array'."
+            f"The frame of env {env_id} is {describe_value(frame)}, no RGB array, so it cannot be tiled. Make the envs "
+            "with render_mode='rgb_array'."
+        )
+    is_picture = frame.ndim == 2 or (frame.ndim == 3 and frame.shape[2] in (3, 4))
+    if frame.dtype != np.uint8 or not is_picture or not frame.size:
+        raise ArgumentError(
+            f"The frame of env {env_id} is {describe_value(frame)}; tiled are uint8 arrays (height, width, 3), "
+            "(height, width) grey or (height, width, 4) with alpha. Let the env's render() return one of them."
         )
     return np.repeat(frame[..., None], 3, axis=2) if frame.ndim == 2 else frame[..., :3]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 
 from parallelenv import ParallelEnv
 from parallelenv.errors import ArgumentError
+from parallelenv.testing.envs import Counter
 from parallelenv.tiles import tile_frames
 
 
@@ -32,8 +35,55 @@ def test_grey_frames_become_rgb() -> None:
 
 
 def test_what_is_no_frame_cannot_be_tiled() -> None:
-    with pytest.raises(ArgumentError, match="Frame 1 is NoneType.*render_mode='rgb_array'"):
+    with pytest.raises(
+        ArgumentError, match=r"frame of env 1 is None \(NoneType\), no RGB array.*render_mode='rgb_array'"
+    ):
         tile_frames([frame(2, 2, 1), None])
+
+
+def test_alpha_is_left_out() -> None:
+    picture = np.full((2, 2, 4), 9, np.uint8)
+    picture[..., 3] = 0
+    assert tile_frames([picture]).tolist() == frame(2, 2, 9).tolist()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        np.full((2, 2, 3), 0.5),
+        np.full((2, 2, 3), 0.5, np.float32),
+        np.full((2, 2), 300, np.uint16),
+        np.full((2, 2, 3), -1),
+        np.ones((2, 2, 3), bool),
+        np.ones((2, 2, 3), complex),
+        np.full((2, 2, 3), None),
+        np.ones((2, 2, 9), np.uint8),
+        np.ones((2, 2, 1), np.uint8),
+        np.ones((2, 2, 3, 3), np.uint8),
+        np.ones((0, 2, 3), np.uint8),
+    ],
+    ids=lambda wrong: f"{wrong.dtype}{wrong.shape}",
+)
+def test_numbers_that_are_no_picture_cannot_be_tiled(wrong: Any) -> None:
+    place = f"frame of env 7 is of shape {wrong.shape} and dtype {wrong.dtype}; tiled are uint8"
+    with pytest.raises(ArgumentError, match=re.escape(place)):
+        tile_frames([frame(2, 2, 1), wrong], [2, 7])
+
+
+class Grown(Counter):
+    """Its number says how its frame is stored."""
+
+    def render(self) -> Any:
+        return np.full((2, 2, 3), 0.5, np.float32) if self.number else frame(2, 2, 7)
+
+
+def test_the_env_is_named_whose_frame_cannot_be_tiled(make_env: Callable[..., ParallelEnv]) -> None:
+    env = make_env([partial(Grown, number) for number in (0, 1, 0)])
+    env.reset()
+    assert env.render([2, 0], tile=True).tolist() == np.full((2, 4, 3), 7).tolist()
+    with pytest.raises(ArgumentError, match=r"frame of env 1 is of shape \(2, 2, 3\) and dtype float32"):
+        env.render([2, 1], tile=True)
+    assert env.render(1)[0].dtype == np.float32
 
 
 def test_every_mode_renders_the_same(make_env: Callable[..., ParallelEnv]) -> None:

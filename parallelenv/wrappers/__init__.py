@@ -4,8 +4,9 @@ from parallelenv.wrappers.base import ParallelWrapper, WrappedState
 from parallelenv.wrappers.episodes import RecordEpisodeStatistics
 from parallelenv.wrappers.finite import CheckFinite
 from parallelenv.wrappers.normalize import Normalizer, NormalizeRewards, NormalizeStates
-from parallelenv.wrappers.seeing import AnswerWrapper, StateWrapper
+from parallelenv.wrappers.seeing import AnswerWrapper
 from parallelenv.wrappers.stack import StackStates
+from parallelenv.wrappers.states import StateWrapper
 from parallelenv.wrappers.statistics import RunningStatistics
 from parallelenv.wrappers.video import RecordVideo
 

@@ -12,8 +12,7 @@ from gymnasium.vector.utils import concatenate, create_empty_array
 
 from parallelenv.answers import Align
 from parallelenv.batch import Array, has_true
-from parallelenv.chunks import map_leaves
-from parallelenv.errors import EnvContractError, ParallelEnvError, SpacesError
+from parallelenv.errors import SpacesError
 from parallelenv.results import StepBatch, StepResult
 from parallelenv.spaces import Structure, describe_value, object_array, stack_values
 
@@ -61,31 +60,29 @@ class Acting:
             return np.zeros(len(self.dones), dtype=bool)
         return np.array([isinstance(info.get("failure"), BaseException) for info in self.infos], dtype=bool)
 
-    def rewards(self, who_asks: str) -> Array:
-        """Return their rewards, ``(k,)`` float64.
-
-        Raises:
-            EnvContractError: If one is no number; ``error.partial`` is the answer.
-        """
+    def rewards(self) -> tuple[Array, dict[int, Any]]:
+        """Return their rewards, ``(k,)`` float64 with 0 for what is no number, and by env id what is none."""
         rewards = self.result.rewards
         if rewards.dtype != object:
             plain: Array = rewards[self.positions]
-            return plain
-        for env_id, reward in zip(self.env_ids.tolist(), rewards[self.positions], strict=True):
-            if not isinstance(reward, (int, float, np.number)):
-                error = EnvContractError(
-                    f"{who_asks} needs rewards that are numbers; that of env {env_id} is {describe_value(reward)}."
-                )
-                raise carrying(self.result, error)
-        return np.array(rewards[self.positions].tolist(), dtype=np.float64)
+            return plain, {}
+        numbers, others = np.zeros(len(self.positions)), {}
+        for row, (env_id, reward) in enumerate(zip(self.env_ids.tolist(), rewards[self.positions], strict=True)):
+            number = _as_number(reward)
+            if number is None:
+                others[env_id] = reward
+            else:
+                numbers[row] = number
+        return numbers, others
 
-    def with_states(self, states: Any) -> StepResult:
-        """Return the answer with these in the place of their states."""
+    def with_states(self, states: Any, space: Space) -> StepResult:
+        """Return the answer with these, which are in this space, in the place of their states."""
         if self._is_whole:
             return _replaced(self.result, states, self.result.rewards)
+        structure = Structure(space)
         rows: list[Any] = [None] * len(self.result.dones)
         for row, place in enumerate(self.positions.tolist()):
-            rows[place] = row_of(states, row)
+            rows[place] = row_of(structure, states, row)
         return _replaced(self.result, object_array(rows), self.result.rewards)
 
     def with_rewards(self, rewards: Array) -> StepResult:
@@ -114,9 +111,30 @@ def _replaced(result: StepResult, states: Any, rewards: Array) -> StepResult:
     return StepResult(states, rewards, result.dones, result.infos, result.terminated, result.truncated, result.env_ids)
 
 
-def row_of(states: Any, row: int) -> Any:
-    """Return one state of a batch of arrays."""
-    return map_leaves(states, lambda leaf: leaf[row])
+def _as_number(reward: Any) -> float | None:
+    if not isinstance(reward, (int, float, np.integer, np.floating, np.bool_)):
+        return None
+    try:
+        return float(reward)
+    except OverflowError:  # an int of 400 digits
+        return None
+
+
+def row_of(structure: Structure, states: Any, row: int) -> Any:
+    """Return a copy of one state of a batch. Only the structure tells a batch of tuples from a tuple of batches."""
+    return structure.join([_copied(leaf[row]) for leaf in structure.split(states)])
+
+
+def rows_of(structure: Structure, states: Any, rows: Sequence[int]) -> Any:
+    """Return a batch of some states of a batch; of object arrays, in which envs may rest, too."""
+    if isinstance(states, np.ndarray) and states.dtype == object:
+        return states[list(rows)]
+    return structure.join(
+        [
+            leaf[list(rows)] if hasattr(leaf, "shape") else tuple(leaf[row] for row in rows)
+            for leaf in structure.split(states)
+        ]
+    )
 
 
 def batch_of(space: Space, states: Sequence[Any]) -> Any:
@@ -135,34 +153,66 @@ def aligned(result: StepResult, align: Align, space: Space) -> StepResult | Step
     """
     if align == "item":
         return result
-    rows = _unstacked(result, Structure(space))
+    rows = unstacked(result, Structure(space)) if len(result.env_ids) else []
     items = list(zip(rows, result.rewards.tolist(), result.dones.tolist(), result.infos.tolist(), strict=True))
     return StepBatch(items, terminated=result.terminated, truncated=result.truncated, env_ids=result.env_ids)
 
 
-def _unstacked(result: StepResult, structure: Structure) -> list[Any]:
-    """Return one state per env: copies, for with ``copy=False`` those of the batch may be views."""
+def unstacked(result: StepResult, structure: Structure) -> list[Any]:
+    """Return one state per env: copies, for with ``copy=False`` those of the batch may be views.
+
+    Raises:
+        SpacesError: If the states are not like the space.
+    """
     states = result.states
     if isinstance(states, np.ndarray) and states.dtype == object:
         return list(states)
-    try:
-        leaves = structure.split(states)
-    except (LookupError, TypeError) as error:
+    check_states(structure.space, states, len(result.dones))
+    return [row_of(structure, states, row) for row in range(len(result.dones))]
+
+
+def check_states(space: Space, states: Any, num_states: int) -> None:
+    """Refuse what is no batch of so many states of a space. Shapes and dtypes of leaves are not looked at.
+
+    Raises:
+        SpacesError: If it is none.
+    """
+    found = _unlike(space, states, num_states, "")
+    if found:
         raise SpacesError(
-            f"A wrapper answers states that are not like its observation_space, {structure.space} "
-            f"({type(error).__name__}: {error}). Give StateWrapper the space of what process() returns."
-        ) from None
-    return [structure.join([_copied(leaf[row]) for leaf in leaves]) for row in range(len(result.dones))]
+            f"A wrapper answers states that are not like its observation_space, {space}: {found}. Give StateWrapper "
+            "the space of what process() returns."
+        )
+
+
+def _unlike(space: Space, states: Any, num_states: int, path: str) -> str:
+    """Return what is wrong with a batch of states, nothing if it is one."""
+    if type(space) is spaces.Dict:
+        if not isinstance(states, dict) or states.keys() != space.spaces.keys():
+            return f"states{path} must be a dict with the keys {list(space.spaces)}; found was {_described(states)}"
+        parts = [(space.spaces[key], states[key], f"{path}[{key!r}]") for key in states]
+    elif type(space) is spaces.Tuple:
+        if not isinstance(states, tuple) or len(states) != len(space.spaces):
+            return f"states{path} must be a tuple of {len(space.spaces)}; found was {_described(states)}"
+        parts = [(part, states[index], f"{path}[{index}]") for index, part in enumerate(space.spaces)]
+    else:
+        return _unlike_leaf(states, num_states, path)
+    return next(filter(None, (_unlike(part, values, num_states, where) for part, values, where in parts)), "")
+
+
+def _unlike_leaf(values: Any, num_states: int, path: str) -> str:
+    is_batch = not isinstance(values, (str, bytes, dict)) and hasattr(values, "__len__") and getattr(values, "ndim", 1)
+    if is_batch and len(values) == num_states:
+        return ""
+    return f"states{path} must have a row for each of {num_states} envs; found was {_described(values)}"
+
+
+def _described(states: Any) -> str:
+    return f"a dict with the keys {list(states)}" if isinstance(states, dict) else describe_value(states)
 
 
 def _copied(value: Any) -> Any:
     return value.copy() if isinstance(value, np.ndarray) else value
-
-
-def carrying(result: Any, error: ParallelEnvError) -> ParallelEnvError:
-    """Return an error that carries an answer, so that it is not lost with it."""
-    error.partial = result  # type: ignore[attr-defined]
-    return error
 
 
 def with_leaves(space: gymnasium.Space[Any], change: Any, path: str = "") -> gymnasium.Space[Any]:

@@ -45,7 +45,7 @@ def space_of(env: Any) -> Space:
 
 
 def _refuse_other(env: Any) -> None:
-    if not hasattr(env, "customized_method"):
+    if isinstance(env, type) or not hasattr(env, "customized_method"):
         raise ArgumentError(
             f"env={env!r} is no ParallelEnv, and no wrapper of one. Wrap single envs where you make them."
         )
@@ -127,6 +127,8 @@ class ParallelWrapper:
                 f"The state is of {found}, and {type(self).__qualname__} remembers something of its own. Load it "
                 "through the same wrappers, in the same order, through which it was saved."
             )
+        if not isinstance(state.memory, dict):
+            raise ArgumentError(f"The state of {found} has no memory, but {state.memory!r:.80}. Save it anew.")
         forms, expected = _forms(state.memory), _forms(self.remembered())
         if forms != expected:
             raise ArgumentError(
@@ -196,8 +198,8 @@ class ParallelWrapper:
 
 
 def _forms(memory: dict[str, Any]) -> dict[str, Any]:
-    """Return what must be alike of two memories of a wrapper."""
-    return {name: _form(value) for name, value in memory.items()}
+    """Return what must be alike of two memories of a wrapper: arguments, under ``"settings"``, and shapes."""
+    return {name: value if name == "settings" else _form(value) for name, value in memory.items()}
 
 
 def _form(value: Any) -> Any:

@@ -12,7 +12,8 @@ from parallelenv.arguments import check_positive
 from parallelenv.batch import Array
 from parallelenv.errors import EnvContractError
 from parallelenv.results import StepResult
-from parallelenv.wrappers.answers import Acting, carrying
+from parallelenv.wrappers.answers import Acting
+from parallelenv.wrappers.refused import WHERE_THEY_ARE, no_number_error
 from parallelenv.wrappers.seeing import AnswerWrapper
 
 
@@ -41,6 +42,7 @@ class RecordEpisodeStatistics(AnswerWrapper):
         super().__init__(env)
         check_positive("buffer_length", buffer_length)
         self._key = stats_key
+        self._buffer_length = buffer_length
         self.episode_count = 0
         self.return_queue: deque[float] = deque(maxlen=buffer_length)
         self.length_queue: deque[int] = deque(maxlen=buffer_length)
@@ -55,10 +57,23 @@ class RecordEpisodeStatistics(AnswerWrapper):
         self._begin(list(env_ids))
         return states
 
+    def missed(self, env_ids: tuple[int, ...], has_begun: bool) -> None:
+        """Forget episodes whose end cannot be told."""
+        if has_begun:
+            self._begin(list(env_ids))
+        else:
+            self._is_over[list(env_ids)] = True
+
     def answered(self, result: StepResult) -> StepResult:
-        """Count the steps of envs that acted, and tell of episodes that ended."""
+        """Count the steps of envs that acted, and tell of episodes that ended.
+
+        Raises:
+            EnvContractError: If a reward is no number, or an info has such a key; all other envs are answered.
+        """
         acting = Acting(result, self.single_observation_space)
-        rewards = acting.rewards(type(self).__name__)
+        rewards, no_numbers = acting.rewards()
+        if no_numbers:
+            self.refuse(no_number_error(no_numbers, type(self).__name__), result, no_numbers)
         runs, mended = ~self._is_over[acting.env_ids], acting.mended
         ends = acting.dones & runs
         self._refuse_other(acting, ends)
@@ -73,13 +88,14 @@ class RecordEpisodeStatistics(AnswerWrapper):
         return result
 
     def _refuse_other(self, acting: Acting, ends: Array) -> None:
-        for env_id, info in zip(acting.env_ids[ends].tolist(), acting.infos[ends], strict=True):
-            if self._key in info:
-                error = EnvContractError(
-                    f"The info of env {env_id} has {self._key!r} already, perhaps of a wrapper around the env itself. "
-                    "Drop one of the two, or give another stats_key."
-                )
-                raise carrying(acting.result, error)
+        ended = zip(acting.env_ids[ends].tolist(), acting.infos[ends], strict=True)
+        clashes = [env_id for env_id, info in ended if self._key in info]
+        if clashes:
+            error = EnvContractError(
+                f"The info of envs {clashes} has {self._key!r} already, perhaps of a wrapper around the env itself. "
+                f"Drop one of the two, or give another stats_key. {WHERE_THEY_ARE}"
+            )
+            self.refuse(error, acting.result, clashes)
 
     def _tell(self, env_id: int) -> dict[str, Any]:
         total, length = float(self._returns[env_id]), int(self._lengths[env_id])
@@ -103,7 +119,9 @@ class RecordEpisodeStatistics(AnswerWrapper):
         return {**counted, "_is_over": self._is_over, "elapsed": time.perf_counter() - self._begins}
 
     def remember(self, memory: dict[str, Any]) -> None:
-        """Take it over; the time in between does not count."""
+        """Take it over, as many of the latest episodes as are kept here; the time in between does not count."""
         memory = dict(memory)
         self._begins = time.perf_counter() - memory.pop("elapsed")
+        for name in ("return_queue", "length_queue", "time_queue"):
+            memory[name] = deque(memory[name], maxlen=self._buffer_length)
         super().remember(memory)

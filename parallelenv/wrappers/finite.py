@@ -10,19 +10,22 @@ import numpy as np
 from parallelenv.errors import NotFiniteError
 from parallelenv.results import StepResult
 from parallelenv.spaces import Structure, as_array, is_tensor
-from parallelenv.wrappers.answers import Acting, carrying
+from parallelenv.wrappers.answers import Acting
+from parallelenv.wrappers.refused import WHERE_THEY_ARE
 from parallelenv.wrappers.seeing import AnswerWrapper
 
 _FLOATS = "fc"
+_LOOK = f"{WHERE_THEY_ARE} Look into these envs with get_env_attr(), or reset() them."
 Found = tuple[int, str]
-"""A row, and where in it something is not finite."""
+"""An env, or a row, and where something of it is not finite."""
 
 
 class CheckFinite(AnswerWrapper):
     """Raises `NotFiniteError` as soon as an action, a state or a reward is nan, or infinite.
 
     It says which env it is and where in its action or state. Actions are looked at before anything is sent, but not
-    those of envs that rest; answers when they are here, and the error has them as its ``partial``.
+    those of envs that rest; answers when they are here. What such envs have answered is in ``error.refused``, by env
+    id, and what all others have is ``error.partial``.
 
     Args:
         env: As in `ParallelWrapper`.
@@ -58,64 +61,57 @@ class CheckFinite(AnswerWrapper):
         env_ids = self.chosen(id)
         resting = self.done & (self.unwrapped._asynchronous in (None, "idle"))
         found = [
-            (env_ids[row], where)
+            (env_ids[row], f"action{where}")
             for row, where in find_in_actions(self._actions, action, self.check_inf)
             if row < len(env_ids) and not resting[env_ids[row]]
         ]
         if found:
-            raise _error("action", found, self.check_inf, "Nothing was sent.")
+            raise _error(found, self.check_inf, "Nothing was sent.")
 
     def began(self, states: Any, env_ids: tuple[int, ...]) -> Any:
-        """Return first states that are finite."""
-        refuse_states(self._states, states, env_ids, states, self.check_inf)
+        """Return first states that are finite.
+
+        Raises:
+            NotFiniteError: If some are not; all other envs are answered.
+        """
+        found = self._find_in_states(states, env_ids)
+        if found:
+            error = _error(found, self.check_inf, _LOOK)
+            self.refuse_begun(error, states, env_ids, error.env_ids)
         return states
 
     def answered(self, result: StepResult) -> StepResult:
-        """Return an answer in which all is finite."""
+        """Return an answer in which all is finite.
+
+        Raises:
+            NotFiniteError: If something is not; all other envs are answered.
+        """
         acting = Acting(result, self.single_observation_space)
         if acting.is_nobody:
             return result
-        refuse_states(self._states, acting.states, acting.env_ids.tolist(), result, self.check_inf)
+        found = self._find_in_states(acting.states, acting.env_ids.tolist())
         rewards = result.rewards[acting.positions]
-        found = [(int(acting.env_ids[row]), "") for row in _bad_rows(rewards, self.check_inf)]
-        if found:
-            raise carrying(result, _error("reward", found, self.check_inf))
+        found += [(int(acting.env_ids[row]), "reward") for row in _bad_rows(rewards, self.check_inf)]
         if self.restarts:
-            self._refuse_ended(acting)
+            found += self._find_in_ended(acting)
+        if found:
+            error = _error(found, self.check_inf, _LOOK)
+            self.refuse(error, result, error.env_ids)
         return result
 
-    def _refuse_ended(self, acting: Acting) -> None:
-        found = [
-            (env_id, "")
+    def _find_in_states(self, states: Any, env_ids: Sequence[int]) -> list[Found]:
+        return [
+            (env_ids[row], f"state{self._states.describe(index)}")
+            for index, leaf in enumerate(self._states.split(states))
+            for row in _bad_rows(leaf, self.check_inf)
+        ]
+
+    def _find_in_ended(self, acting: Acting) -> list[Found]:
+        return [
+            (env_id, "last state")
             for env_id, info in zip(acting.env_ids[acting.dones].tolist(), acting.infos[acting.dones], strict=True)
             if _is_bad(info.get("ended_state"), self.check_inf)
         ]
-        if found:
-            raise carrying(acting.result, _error("last state", found, self.check_inf))
-
-
-def refuse_states(
-    structure: Structure, states: Any, env_ids: Sequence[int], answer: Any, check_inf: bool = True
-) -> None:
-    """Refuse states that are not finite.
-
-    Args:
-        structure: Theirs.
-        states: Batched.
-        env_ids: Whose they are.
-        answer: What the error is to have as its ``partial``.
-        check_inf: Whether infinite ones are refused too.
-
-    Raises:
-        NotFiniteError: If there are any.
-    """
-    found = [
-        (env_ids[row], structure.describe(index))
-        for index, leaf in enumerate(structure.split(states))
-        for row in _bad_rows(leaf, check_inf)
-    ]
-    if found:
-        raise carrying(answer, _error("state", found, check_inf))
 
 
 def find_in_actions(structure: Structure, action: Any, check_inf: bool) -> list[Found]:
@@ -171,16 +167,23 @@ def _is_bad(value: Any, check_inf: bool) -> bool:
     return bool((~np.isfinite(array) if check_inf else np.isnan(array)).any())
 
 
-def _error(what: str, found: Sequence[Found], check_inf: bool, ending: str = "") -> NotFiniteError:
-    """Return the error that names envs and places."""
+def describe_places(found: Sequence[Found]) -> str:
+    """Return which envs it is and where, for messages."""
     by_place: dict[str, list[int]] = {}
     for env_id, where in found:
         by_place.setdefault(where, []).append(env_id)
-    places = "; ".join(
-        f"{what}{where} of {'env' if len(env_ids) == 1 else 'envs'} {', '.join(map(str, sorted(env_ids)))}"
+    return "; ".join(
+        f"{where} of {'env' if len(env_ids) == 1 else 'envs'} {', '.join(map(str, sorted(env_ids)))}"
         for where, env_ids in by_place.items()
     )
+
+
+def env_ids_of(found: Sequence[Found]) -> tuple[int, ...]:
+    """Return the envs in which something was found, ascending."""
+    return tuple(sorted({env_id for env_id, _ in found}))
+
+
+def _error(found: Sequence[Found], check_inf: bool, ending: str) -> NotFiniteError:
+    """Return the error that names envs and places."""
     kind = "nan or infinite" if check_inf else "nan"
-    ids = tuple(sorted({env_id for env_id, _ in found}))
-    ending = ending or "The answer is error.partial; look into these envs with get_env_attr(), or reset() them."
-    return NotFiniteError(f"Something is {kind} in: {places}. {ending}", ids)
+    return NotFiniteError(f"Something is {kind} in: {describe_places(found)}. {ending}", env_ids_of(found))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +13,12 @@ from parallelenv.batch import Array
 from parallelenv.errors import ArgumentError, NotFiniteError, SpacesError
 from parallelenv.results import StepResult
 from parallelenv.spaces import Structure
-from parallelenv.wrappers.answers import Acting, carrying, with_leaves
+from parallelenv.wrappers.answers import Acting, with_leaves
 from parallelenv.wrappers.base import space_of
-from parallelenv.wrappers.finite import refuse_states
-from parallelenv.wrappers.seeing import AnswerWrapper, StateWrapper
+from parallelenv.wrappers.finite import Found, describe_places, env_ids_of
+from parallelenv.wrappers.refused import WHERE_THEY_ARE, no_number_error
+from parallelenv.wrappers.seeing import AnswerWrapper
+from parallelenv.wrappers.states import StateWrapper
 from parallelenv.wrappers.statistics import RunningStatistics
 
 
@@ -88,9 +90,9 @@ class NormalizeStates(StateWrapper):
         leaves = _leaves_to_normalize(structure, keys)
         statistics = _fitting(statistics, {name: shape for _, name, shape in leaves})
         places = {name: index for index, name, _ in leaves}
-        epsilon, clip = _positive("epsilon", epsilon), _positive("clip", clip)
+        epsilon, clip = _finite("epsilon", epsilon), _positive("clip", clip)
         self.normalizer = Normalizer(structure, places, statistics, epsilon, clip)
-        self.frozen = frozen
+        self.frozen = _flag("frozen", frozen)
 
         def changed(leaf: Any, where: str) -> Any:
             return spaces.Box(-clip, clip, leaf.shape, np.float32) if where in places else leaf
@@ -112,28 +114,28 @@ class NormalizeStates(StateWrapper):
 
     def began(self, states: Any, env_ids: tuple[int, ...]) -> Any:
         """Count first states, and return them normalised."""
-        self._count(states, env_ids, states)
+        found = self._count(states, env_ids)
+        if found:
+            error = _spoilt(found)
+            self.refuse_begun(error, states, env_ids, error.env_ids)
         return super().began(states, env_ids)
 
     def answered(self, result: StepResult) -> StepResult:
         """Count the states of envs that acted, and return the answer with them normalised."""
         acting = Acting(result, self.raw_space)
-        if not acting.is_nobody:
-            self._count(acting.states, acting.env_ids.tolist(), result)
+        found = [] if acting.is_nobody else self._count(acting.states, acting.env_ids.tolist())
+        if found:
+            error = _spoilt(found)
+            self.refuse(error, result, error.env_ids)
         return self.processed(acting)
 
-    def _count(self, states: Any, env_ids: Sequence[int], answer: Any) -> None:
-        """Count states.
-
-        Raises:
-            NotFiniteError: If they would spoil mean and variance for ever; nothing was counted.
-        """
+    def _count(self, states: Any, env_ids: Sequence[int]) -> list[Found]:
+        """Count states, or return those by which mean and variance would be spoilt for ever: nothing was counted."""
         if self.frozen:
-            return
-        structure = self.normalizer.structure
-        refuse_states(structure, states, env_ids, answer)
-        leaves = structure.split(states)
-        self.statistics.update({name: leaves[index] for name, index in self.normalizer.places.items()})
+            return []
+        leaves = self.normalizer.structure.split(states)
+        found = self.statistics.spoilers({name: leaves[index] for name, index in self.normalizer.places.items()})
+        return [(env_ids[row], f"state{name}") for name, rows in found.items() for row in rows]
 
     def remembered(self) -> dict[str, Any]:
         """Return the statistics."""
@@ -177,11 +179,11 @@ class NormalizeRewards(AnswerWrapper):
         clip: float = 10.0,
     ) -> None:
         super().__init__(env)
-        if not isinstance(gamma, (int, float)) or not 0 <= gamma <= 1:
+        if not _is_number(gamma) or not 0 <= gamma <= 1:
             raise ArgumentError(f"gamma={gamma!r} is no discount. Give a number from 0 to 1.")
         self.statistics = _fitting(statistics, {"": ()})
-        self.gamma, self.frozen = gamma, frozen
-        self.epsilon, self.clip = _positive("epsilon", epsilon), _positive("clip", clip)
+        self.gamma, self.frozen = float(gamma), _flag("frozen", frozen)
+        self.epsilon, self.clip = _finite("epsilon", epsilon), _positive("clip", clip)
         self.returns: Array = np.zeros(len(env))
 
     def began(self, states: Any, env_ids: tuple[int, ...]) -> Any:
@@ -192,35 +194,39 @@ class NormalizeRewards(AnswerWrapper):
     def answered(self, result: StepResult) -> StepResult:
         """Count the returns of envs that acted, and return the answer with their rewards scaled."""
         acting = Acting(result, self.single_observation_space)
-        rewards = acting.rewards(type(self).__name__)
-        given = ~acting.mended
+        rewards, no_numbers = acting.rewards()
+        if no_numbers:
+            self.refuse(no_number_error(no_numbers, type(self).__name__), result, no_numbers)
         if not self.frozen:
-            self._count(acting.env_ids[given], rewards[given], result)
+            self._count(acting, rewards)
         self.returns[acting.env_ids[acting.dones]] = 0.0
         _, variance = self.statistics.leaves[""].guess()
         scaled = np.clip(rewards / np.sqrt(variance + self.epsilon), -self.clip, self.clip)
         return acting.with_rewards(scaled)
 
-    def _count(self, env_ids: Array, rewards: Array, result: StepResult) -> None:
+    def _count(self, acting: Acting, rewards: Array) -> None:
         """Count returns.
 
         Raises:
-            NotFiniteError: If they would spoil the variance for ever; nothing was counted.
+            NotFiniteError: If some would spoil the variance for ever; theirs are not counted.
         """
-        wrong = tuple(env_ids[~np.isfinite(rewards)].tolist())
-        if wrong:
-            error = NotFiniteError(
-                f"The reward of envs {list(wrong)} is nan or infinite, and would spoil the statistics for ever. The "
-                "answer is error.partial.",
-                wrong,
-            )
-            raise carrying(result, error)
-        self.returns[env_ids] = self.returns[env_ids] * self.gamma + rewards
-        self.statistics.update({"": self.returns[env_ids]})
+        given = ~acting.mended
+        env_ids = acting.env_ids[given]
+        with np.errstate(all="ignore"):  # what overflows is found
+            returns = self.returns[env_ids] * self.gamma + rewards[given]
+        found = self.statistics.spoilers({"": returns})
+        if found:
+            error = _spoilt([(int(env_ids[row]), "reward") for row in found[""]])
+            self.refuse(error, acting.result, error.env_ids)
+        self.returns[env_ids] = returns
+
+    def missed(self, env_ids: tuple[int, ...], has_begun: bool) -> None:
+        """Let returns begin anew."""
+        self.returns[list(env_ids)] = 0.0
 
     def remembered(self) -> dict[str, Any]:
-        """Return the statistics, and the returns so far."""
-        return {"statistics": self.statistics, "returns": self.returns}
+        """Return the statistics, the returns so far, and how they are discounted."""
+        return {"statistics": self.statistics, "returns": self.returns, "settings": {"gamma": self.gamma}}
 
     def remember(self, memory: dict[str, Any]) -> None:
         """Take them over; the statistics for all who share them."""
@@ -234,6 +240,9 @@ def _leaves_to_normalize(structure: Structure, keys: Sequence[str] | None) -> li
     if isinstance(keys, str):
         raise ArgumentError(f"keys={keys!r} is a text. Give a list, [{keys!r}].")
     known = list(structure.space.spaces) if isinstance(structure.space, spaces.Dict) else []
+    if keys is not None and not isinstance(keys, Iterable):
+        raise ArgumentError(f"keys={keys!r} must be a list of keys of the observation space, or None for all.")
+    keys = None if keys is None else list(keys)
     unknown = [key for key in keys or () if key not in known]
     if unknown:
         raise ArgumentError(f"keys={keys!r} has {unknown[0]!r} in it; the observation space has the keys {known}.")
@@ -257,7 +266,31 @@ def _fitting(statistics: Any, shapes: Mapping[str, tuple[int, ...]]) -> RunningS
     return statistics
 
 
+def _spoilt(found: Sequence[Found]) -> NotFiniteError:
+    return NotFiniteError(
+        f"Mean or variance would become nan or infinite for ever by: {describe_places(found)}. That was not counted. "
+        f"{WHERE_THEY_ARE} Find out why with get_env_attr(), or set frozen=True.",
+        env_ids_of(found),
+    )
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, (bool, np.bool_)):
+        raise ArgumentError(f"{name}={value!r} must be True or False.")
+    return bool(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+
+
 def _positive(name: str, value: Any) -> float:
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
+    if not _is_number(value) or not value > 0:
         raise ArgumentError(f"{name}={value!r} must be a positive number.")
-    return value
+    return float(value)
+
+
+def _finite(name: str, value: Any) -> float:
+    if _positive(name, value) == np.inf:
+        raise ArgumentError(f"{name}={value!r} must be finite: all would become 0.")
+    return float(value)

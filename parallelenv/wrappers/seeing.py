@@ -1,25 +1,23 @@
-"""Bases of wrappers: one that sees every answer, and one that changes states."""
+"""The base of wrappers that see every answer."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
-import gymnasium
 import numpy as np
 
 from parallelenv.arguments import check_align
-from parallelenv.errors import HandedOverError, MissingMethodError, ParallelEnvError, ResetNeededError
+from parallelenv.errors import HandedOverError, ResetNeededError
 from parallelenv.ids import parse_ids
-from parallelenv.ownership import own
 from parallelenv.results import StepBatch, StepResult
-from parallelenv.spaces import batched
-from parallelenv.wrappers.answers import Acting, Space, aligned, batch_of, row_of
+from parallelenv.spaces import Structure
+from parallelenv.wrappers.answers import aligned, row_of, rows_of
 from parallelenv.wrappers.base import ParallelWrapper
+from parallelenv.wrappers.refused import Refused, carry, is_unanswered, parted, refused_in
 
 if TYPE_CHECKING:
     from parallelenv.answers import Align
-    from parallelenv.env import ParallelEnv
 
 
 class AnswerWrapper(ParallelWrapper):
@@ -28,9 +26,17 @@ class AnswerWrapper(ParallelWrapper):
     They see every answer once, batched, whichever call it comes from (`step`, `recv`, `step_wait`), of however many
     envs and in whatever ``align``; and if an env fails, those of the others, which the error has as its ``partial``.
 
+    What is wrong with the answer of some envs they raise by `refuse` or `refuse_begun`, and the others are answered all
+    the same. Whatever else they raise loses nothing either: ``error.partial`` is then the whole answer as the wrapped
+    one gave it, batched, and wrappers around this one leave it so. ``error.refused`` says by env id who was not
+    answered: `missed` hears of it.
+
     Args:
         env: As in `ParallelWrapper`.
     """
+
+    _refusing: BaseException | None = None
+    """What `refuse` is raising: it has all that is to be kept, and other errors have not."""
 
     def began(self, states: Any, env_ids: tuple[int, ...]) -> Any:
         """Return what a reset is to answer.
@@ -45,6 +51,68 @@ class AnswerWrapper(ParallelWrapper):
         """Return what a step is to answer. ``result``: what it has answered; its infos may be changed."""
         return result
 
+    def missed(self, env_ids: tuple[int, ...], has_begun: bool) -> None:
+        """Hear of envs whose answer was refused, by this wrapper or one inside, so that episodes are not mixed up.
+
+        Args:
+            env_ids: Those whose episode has ended, or that have begun one.
+            has_begun: Whether they are in a new episode now; else they need a reset.
+        """
+
+    def refuse(self, error: BaseException, result: StepResult, env_ids: Collection[int]) -> NoReturn:
+        """Raise an error that concerns some envs of an answer, when the others are answered.
+
+        Args:
+            error: What is raised. Its ``partial`` becomes what this wrapper answers for the others, and its ``refused``
+                what these envs answered: ``(state, reward, done, info)`` by env id.
+            result: The answer.
+            env_ids: Those envs.
+        """
+        structure = self._raw_structure()
+        others, theirs = parted(result, env_ids, structure)
+        refused = Refused.of(theirs, structure)
+        carry(error, others, refused)
+        self._miss(refused)
+        if len(others.env_ids):
+            self._answer_rest(error, lambda: self._answer_step(others, "item"))
+        self._refusing = error
+        raise error
+
+    def keep(self, error: BaseException, answer: Any) -> None:
+        """Let an error that concerns no env's answer have as its ``partial`` what would have been answered.
+
+        Args:
+            error: To be raised by `began` or `answered`.
+            answer: What they would have returned.
+        """
+        carry(error, answer, Refused())
+        self._refusing = error
+
+    def refuse_begun(
+        self, error: BaseException, states: Any, env_ids: Sequence[int], refused_ids: Collection[int]
+    ) -> NoReturn:
+        """Raise an error that concerns the first states of some envs, as `refuse` does.
+
+        Args:
+            error: What is raised. Its ``refused`` becomes their states by env id.
+            states: First states.
+            env_ids: Whose they are.
+            refused_ids: Those of them whose state is refused.
+        """
+        structure = self._raw_structure()
+        left = [row for row, env_id in enumerate(env_ids) if env_id not in refused_ids]
+        others, other_ids = rows_of(structure, states, left), tuple(env_ids[row] for row in left)
+        carry(error, others, _first_states(structure, states, env_ids, refused_ids))
+        self.missed(tuple(refused_ids), True)
+        if left:
+            self._answer_rest(error, lambda: self._answer_reset(others, other_ids))
+        self._refusing = error
+        raise error
+
+    def _raw_structure(self) -> Structure:
+        """Return how the states are made that the wrapped one answers."""
+        return Structure(self.env.single_observation_space)
+
     def reset(self, id: Any = None, *, seed: Any = None, options: Any = None) -> Any:
         """Begin new episodes, as `ParallelEnv.reset`."""
         env_ids = self.chosen(id)
@@ -53,14 +121,42 @@ class AnswerWrapper(ParallelWrapper):
             states = self.env.reset(id, seed=seed, options=options)
         except BaseException as error:
             if hasattr(error, "partial"):
-                begun = tuple(env_id for env_id in env_ids if self.have_begun((env_id,)))
-                object.__setattr__(error, "partial", self.began(error.partial, begun))
+                self._see_begun(error, env_ids)
             raise
-        return self.began(states, env_ids)
+        return self._answer_reset(states, env_ids)
+
+    def _answer_reset(self, states: Any, env_ids: tuple[int, ...]) -> Any:
+        try:
+            return self.began(states, env_ids)
+        except BaseException as error:
+            if self._refusing is not error:  # of a function of the user's
+                carry(error, states, _first_states(self._raw_structure(), states, env_ids, env_ids))
+                self.missed(env_ids, True)
+            self._refusing = None
+            raise
+
+    def _see_begun(self, error: BaseException, env_ids: Sequence[int]) -> None:
+        """See those that have begun, though others have not."""
+        refused: Refused = refused_in(error) or Refused()
+        self.missed(tuple(refused), True)
+        left = tuple(env_id for env_id in env_ids if env_id not in refused and self.have_begun((env_id,)))
+        if left or not refused:
+            partial = error.partial  # type: ignore[attr-defined]
+            self._answer_rest(error, lambda: self._answer_reset(partial, left))
 
     def step(self, action: Any, id: Any = None, align: Align = "item") -> Any:
         """Step envs, as `ParallelEnv.step`."""
         return self._seen(align, self.env.step, action, id)
+
+    def send(self, action: Any, id: Any = None) -> None:
+        """Begin a step, as `ParallelEnv.send`."""
+        self._refuse_handed_over()
+        self.env.send(action, id)
+
+    def step_async(self, action: Any, id: Any = None) -> None:
+        """Begin a step, as `ParallelEnv.step_async`."""
+        self._refuse_handed_over()
+        self.env.step_async(action, id)
 
     def recv(
         self, min_envs: int = 1, max_envs: int | None = None, timeout: float | None = None, align: Align = "item"
@@ -83,17 +179,55 @@ class AnswerWrapper(ParallelWrapper):
             if isinstance(partial, StepResult):
                 self._see_partial(error, partial, align)
             raise
-        return self._shaped(result, align)
+        return self._answer_step(result, align)
 
     def _see_partial(self, error: BaseException, partial: StepResult, align: Align) -> None:
-        """See what is left of a call. What is wrong with that too is a note of the error that is there already."""
-        try:
-            object.__setattr__(error, "partial", self._shaped(partial, align))
-        except ParallelEnvError as another:
-            error.add_note(f"And of what is left: {another}")
+        """See what is left of a call."""
+        refused: Refused = refused_in(error) or Refused()
+        self._miss(refused)
+        if is_unanswered(partial, refused):
+            self._shape_partial(error, align)
+        else:
+            self._answer_rest(error, lambda: self._answer_step(partial, align))
 
-    def _shaped(self, result: StepResult, align: Align) -> StepResult | StepBatch:
-        return aligned(self.answered(result), align, self.single_observation_space)
+    def _answer_step(self, result: StepResult, align: Align) -> StepResult | StepBatch:
+        """Return what a step is to answer, in the shape asked for."""
+        try:
+            return aligned(self.answered(result), align, self.single_observation_space)
+        except BaseException as error:
+            if self._refusing is not error:  # of a function of the user's
+                refused = Refused.of(result, self._raw_structure())
+                carry(error, result, refused)
+                self._miss(refused)
+            self._refusing = None
+            self._shape_partial(error, align)
+            raise
+
+    def _shape_partial(self, error: BaseException, align: Align) -> None:
+        """Bring what is left of a call in shape; not what this wrapper has not answered."""
+        partial: Any = getattr(error, "partial", None)
+        if not len(partial.env_ids) or not is_unanswered(partial, refused_in(error) or Refused()):
+            carry(error, aligned(partial, align, self.single_observation_space))
+
+    def _answer_rest(self, error: BaseException, answer: Callable[[], Any]) -> None:
+        """Let an error have what is answered of what is left. What is wrong with that too is a note of the error."""
+        refused = refused_in(error) or Refused()
+        try:
+            partial = answer()
+        except Exception as another:  # noqa: BLE001 (of users' functions too: the first error may not be lost)
+            error.add_note(f"And of what is left: {another}")
+            partial = getattr(another, "partial", getattr(error, "partial", None))
+            refused = Refused({**refused, **(refused_in(another) or {})})
+        carry(error, partial, refused if refused else None)
+
+    def _miss(self, refused: Refused) -> None:
+        """Hear of episodes that ended in a step that was refused."""
+        mended = tuple(env_id for env_id, is_mended in refused.ended.items() if self.restarts or is_mended)
+        over = tuple(env_id for env_id in refused.ended if env_id not in mended)
+        if mended:
+            self.missed(mended, True)
+        if over:
+            self.missed(over, False)
 
     def chosen(self, id: Any) -> tuple[int, ...]:
         """Return the env ids that an ``id`` argument means."""
@@ -123,60 +257,7 @@ class AnswerWrapper(ParallelWrapper):
             )
 
 
-class StateWrapper(AnswerWrapper):
-    """Base of wrappers that change states: `process` is called with those of all envs that answer.
-
-    Args:
-        env: As in `ParallelWrapper`.
-        observation_space: The space of a processed state of one env; ``None``: it stays the same.
-    """
-
-    def __init__(
-        self, env: ParallelEnv | ParallelWrapper, observation_space: gymnasium.Space[Any] | None = None
-    ) -> None:
-        super().__init__(env)
-        self.raw_space: Space = env.single_observation_space
-        self.single_observation_space = self.raw_space if observation_space is None else observation_space
-        self.observation_space = batched(self.single_observation_space, len(env))
-        self.observation_spaces = (
-            env.observation_spaces if observation_space is None else [own(observation_space) for _ in range(len(env))]
-        )
-
-    def process(self, states: Any) -> Any:
-        """Return states in another form.
-
-        Called for states of `reset`, `step` and `recv`, without those of envs that have none, and once more for
-        those that are ``info["ended_state"]``.
-
-        Args:
-            states: Batched as `ParallelEnv.step` gives them; of any number of envs.
-
-        Returns:
-            An array whose first axis is that of the envs, or a dict or tuple of such arrays.
-
-        Raises:
-            MissingMethodError: If a subclass does not have it.
-        """
-        raise MissingMethodError(
-            f"{type(self).__name__} lacks process(states). Write it: it returns states in another form."
-        )
-
-    def began(self, states: Any, env_ids: tuple[int, ...]) -> Any:
-        """Return first states, processed."""
-        return self.process(states)
-
-    def answered(self, result: StepResult) -> StepResult:
-        """Return an answer whose states are processed, last ones of episodes too."""
-        return self.processed(Acting(result, self.raw_space))
-
-    def processed(self, acting: Acting) -> StepResult:
-        """Return an answer whose states are processed, last ones of episodes too."""
-        if self.restarts:
-            self._process_ended([info for info in acting.infos[acting.dones] if info.get("ended_state") is not None])
-        return acting.result if acting.is_nobody else acting.with_states(self.process(acting.states))
-
-    def _process_ended(self, infos: Sequence[dict[str, Any]]) -> None:
-        if infos:
-            processed = self.process(batch_of(self.raw_space, [info["ended_state"] for info in infos]))
-            for row, info in enumerate(infos):
-                info["ended_state"] = own(row_of(processed, row))
+def _first_states(structure: Structure, states: Any, env_ids: Sequence[int], refused_ids: Collection[int]) -> Refused:
+    return Refused(
+        {env_id: row_of(structure, states, row) for row, env_id in enumerate(env_ids) if env_id in refused_ids}
+    )

@@ -14,7 +14,7 @@ from parallelenv.results import StepResult
 from parallelenv.spaces import Structure, as_array
 from parallelenv.wrappers.answers import Acting
 from parallelenv.wrappers.base import space_of
-from parallelenv.wrappers.seeing import StateWrapper
+from parallelenv.wrappers.states import StateWrapper
 
 
 class StackStates(StateWrapper):
@@ -75,7 +75,12 @@ class StackStates(StateWrapper):
         for stack, leaf in zip(self._stacks, leaves, strict=True):
             stack[goes_on] = np.concatenate([stack[goes_on, 1:], leaf[~begins][:, None]], axis=1)
         self._fill(acting.env_ids[begins], [leaf[begins] for leaf in leaves])
-        return acting.with_states(self._shown(acting.env_ids))
+        return acting.with_states(self._shown(acting.env_ids), self.single_observation_space)
+
+    def missed(self, env_ids: tuple[int, ...], has_begun: bool) -> None:
+        """Let stacks begin anew whose first state was not seen."""
+        if has_begun:
+            self._is_known[list(env_ids)] = False
 
     def _stack_ended(self, acting: Acting) -> None:
         """Let infos of episodes that ended have the last stack."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from parallelenv.batch import Array
-from parallelenv.errors import ArgumentError
+from parallelenv.errors import ArgumentError, NotFiniteError
 
 _PRIOR = 1e-4
 """Weight, in states, of the mean 0 and variance 1 that are assumed at first: as in Gymnasium and Stable-Baselines3."""
@@ -48,21 +50,48 @@ class Moments:
         """``shape`` float64, of all that there were, not of a sample; 0 if there were none."""
         return self.squares / max(self.count, 1)
 
-    def add(self, other: Moments) -> None:
-        """Take in what others were computed from, as if it had been seen here (Chan, Golub and LeVeque)."""
-        total = self.count + other.count
-        if not other.count:
-            return
-        distance = other.mean - self.mean
-        self.squares = self.squares + other.squares + distance**2 * (self.count * other.count / total)
-        self.mean = self.mean + distance * (other.count / total)
-        self.count = total
+    def plus(self, other: Moments) -> Moments:
+        """Return those of everything that both were computed from (Chan, Golub and LeVeque)."""
+        total = Moments(self.mean.shape)
+        total.count = self.count + other.count
+        if total.count:
+            distance, share = other.mean - self.mean, other.count / total.count
+            total.squares = self.squares + other.squares + distance**2 * (self.count * share)
+            total.mean = self.mean + distance * share
+        return total
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether one can go on with them: `guess` needs the square of the mean, too."""
+        return bool(np.isfinite(self.squares + self.mean**2).all())
+
+    def refuse_nonsense(self) -> None:
+        """Refuse what no numbers can have.
+
+        Raises:
+            ValueError: If that is found.
+        """
+        if not self.mean.dtype == self.squares.dtype == np.float64 or self.mean.shape != self.squares.shape:
+            raise ValueError("mean and squares are not float64 of one shape")
+        if self.count < 0 or not self.is_finite or (self.squares < 0).any():
+            raise ValueError("count, mean or squares have values that none can have")
 
     def guess(self) -> tuple[Array, Array]:
         """Return mean and variance with what is assumed at first, so that a few arrays do not say too much."""
         total = self.count + _PRIOR
         squares = self.squares + _PRIOR + self.mean**2 * (self.count * _PRIOR / total)
         return self.mean * (self.count / total), squares / total
+
+
+def _as_rows(name: str, rows: Any) -> Array:
+    """Return rows of real numbers, as an array."""
+    try:
+        array = np.asarray(rows)
+    except ValueError:  # ragged lists
+        array = np.array(None)
+    if array.dtype.kind not in "fiub" or not array.ndim:
+        raise ArgumentError(f"batch[{name!r}] must be an array of real numbers, (k, *shape); found was {rows!r:.80}.")
+    return array
 
 
 class RunningStatistics:
@@ -97,40 +126,88 @@ class RunningStatistics:
             batch: ``(k, *shape)`` for each leaf.
 
         Raises:
-            ArgumentError: If leaves or shapes are others; nothing was taken in.
+            ArgumentError: If leaves or shapes are others, or something is no array of real numbers.
+            NotFiniteError: If mean or variance would become nan or infinite, and so stay. In both cases nothing was
+                taken in.
         """
-        self._take({name: Moments.of(np.asarray(rows)) for name, rows in batch.items()}, "The batch")
+        found = self.spoilers(batch)
+        if found:
+            places = ", ".join(f"{len(rows)} rows of {name!r}" for name, rows in found.items())
+            raise NotFiniteError(f"Mean or variance would become nan or infinite for ever by {places} of the batch.")
+
+    def spoilers(self, batch: Mapping[str, Array]) -> dict[str, list[int]]:
+        """Take in a batch, as `update`, unless it has rows that would spoil everything: return them, by leaf."""
+        if not isinstance(batch, Mapping):
+            raise ArgumentError(f"batch={batch!r} must be a dict of arrays, one for each of {list(self.leaves)}.")
+        arrays = {name: _as_rows(name, rows) for name, rows in batch.items()}
+        with np.errstate(all="ignore"):  # what overflows is found
+            moments = {name: Moments.of(rows) for name, rows in arrays.items()}
+            total = self._plus(moments, "The batch")
+            wrong = [name for name, leaf in total.items() if not leaf.is_finite]
+            if wrong:
+                return {name: self._spoilers_of(name, arrays[name]) for name in wrong}
+        self.leaves.update(total)
+        return {}
+
+    def _spoilers_of(self, name: str, rows: Array) -> list[int]:
+        """Return the rows with which alone a leaf would be spoilt; all of them if that takes several."""
+        own = self.leaves[name]
+        alone = [row for row in range(len(rows)) if not own.plus(Moments.of(rows[row : row + 1])).is_finite]
+        return alone or list(range(len(rows)))
 
     def merge(self, *others: RunningStatistics) -> None:
         """Take in what others have seen, as if it had been seen here. What two of them share counts twice.
 
         Raises:
-            ArgumentError: If leaves or shapes are others; of this one nothing was taken in.
+            ArgumentError: If leaves or shapes are others, or it is something else.
+            NotFiniteError: As `update`. In both cases nothing was taken in.
         """
-        for other in others:
-            self._take(other.leaves, "The other")
+        total = dict(self.leaves)
+        with np.errstate(all="ignore"):  # what overflows is found
+            for other in others:
+                if not isinstance(other, RunningStatistics):
+                    raise ArgumentError(f"{other!r} cannot be merged. Give RunningStatistics.")
+                total = self._plus(other.leaves, "The other", total)
+            is_finite = all(leaf.is_finite for leaf in total.values())
+        if not is_finite:
+            raise NotFiniteError("Mean or variance would become nan or infinite for ever by what is to be merged.")
+        self.leaves.update(total)
 
-    def _take(self, leaves: Mapping[str, Moments], which: str) -> None:
+    def _plus(
+        self, leaves: Mapping[str, Moments], which: str, so_far: Mapping[str, Moments] | None = None
+    ) -> dict[str, Moments]:
+        """Return what there would be with other leaves; nothing is changed."""
         shapes = {name: moments.mean.shape for name, moments in leaves.items()}
         if shapes != self.shapes:
             raise ArgumentError(
                 f"{which} has the leaves {shapes}, but these statistics are of {self.shapes}. Only statistics of the "
                 "same space belong together."
             )
-        for name, moments in leaves.items():
-            self.leaves[name].add(moments)
+        return {name: moments.plus(leaves[name]) for name, moments in (so_far or self.leaves).items()}
 
     def save(self, path: str | Path) -> None:
-        """Write them to a file of numpy's ``.npz`` format. One that is there is replaced when all is written."""
+        """Write them to a file of numpy's ``.npz`` format. One that is there is replaced when all is written.
+
+        Raises:
+            ArgumentError: If it is no path of a file.
+            OSError: If it cannot be written; nothing is left behind.
+        """
+        if not isinstance(path, (str, os.PathLike)) or not Path(path).name or "\0" in str(path):
+            raise ArgumentError(f"path={path!r} is no path of a file.")
         target = Path(path)
         arrays: dict[str, Any] = {"names": np.array(list(self.leaves), dtype=str)}
         for index, moments in enumerate(self.leaves.values()):
             arrays[f"count{index}"] = np.int64(moments.count)
             arrays[f"mean{index}"], arrays[f"squares{index}"] = moments.mean, moments.squares
         part = target.with_name(target.name + ".part")
-        with part.open("wb") as file:  # numpy would add a suffix to a name
-            np.savez(file, **arrays)
-        part.replace(target)
+        try:
+            with part.open("wb") as file:  # numpy would add a suffix to a name
+                np.savez(file, **arrays)
+            part.replace(target)
+        except BaseException:
+            with contextlib.suppress(OSError):  # there may be none
+                part.unlink()
+            raise
 
     @classmethod
     def load(cls, path: str | Path) -> RunningStatistics:
@@ -147,6 +224,9 @@ class RunningStatistics:
                 for index, moments in enumerate(loaded.leaves.values()):
                     moments.count = int(found[f"count{index}"])
                     moments.mean, moments.squares = found[f"mean{index}"], found[f"squares{index}"]
+                    moments.refuse_nonsense()
+                if len(loaded.leaves) != len(names):
+                    raise ValueError("a name stands there twice")
         except (ValueError, LookupError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
             raise ArgumentError(
                 f"path={str(path)!r} is no file of statistics ({type(error).__name__}: {error}). Give one that "

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,11 +26,13 @@ class RecordVideo(AnswerWrapper):
 
     A film has a frame for each `reset`, `step` and `recv`: what the envs look like after it, so an env that began its
     next episode within a step shows how that begins. A frame waits for envs that are in the middle of a step. Frames
-    are kept in memory until the film is full, or `close` or `save` ends it.
+    are kept in memory until the film is full, or `close` or `save` ends it, and is written; one that cannot be written
+    is kept. What goes wrong with a film loses no step: ``error.partial`` is what it has answered.
 
     Args:
         env: As in `ParallelWrapper`. Make its envs with ``render_mode="rgb_array"``.
-        video_folder: Where films go, as ``<name_prefix>-step-<first step>.<video_format>``. It is made if need be.
+        video_folder: Where films go, as ``<name_prefix>-step-<first step>.<video_format>``. It is made if need be. A
+            file that is there is left alone: the film is then called ``...-step-<first step>-2``, and so on.
         step_trigger: Called with the number of steps and receives made so far, before each: whether a film begins.
             ``None``: at once, and never again.
         video_length: Frames of a film.
@@ -42,6 +47,7 @@ class RecordVideo(AnswerWrapper):
     Raises:
         ArgumentError: If an argument does not fit.
         MissingDependencyError: If Pillow is not installed, or made without the format.
+        OSError: If the folder cannot be made.
     """
 
     def __init__(
@@ -66,6 +72,13 @@ class RecordVideo(AnswerWrapper):
         self._env_ids = parse_ids(slice(None) if id is None else id, len(env))
         if not self._env_ids:
             raise ArgumentError(f"id={id!r} names no envs, so there is nothing to film. Leave it out for all.")
+        if not isinstance(name_prefix, str) or not name_prefix or set(name_prefix) & set("/\\\0"):
+            raise ArgumentError(
+                f"name_prefix={name_prefix!r} is no beginning of a file name. Give a text without slashes; folders go "
+                "into video_folder."
+            )
+        if not isinstance(video_folder, (str, os.PathLike)):
+            raise ArgumentError(f"video_folder={video_folder!r} is no path of a folder.")
         self._folder = Path(video_folder)
         self._folder.mkdir(parents=True, exist_ok=True)
         self._trigger = step_trigger or (lambda step: step == 0)
@@ -83,16 +96,28 @@ class RecordVideo(AnswerWrapper):
 
     def began(self, states: Any, env_ids: tuple[int, ...]) -> Any:
         """Take a frame after a reset."""
-        self._begin_if_wanted()
-        self._take(states)
-        return states
+        return self._filmed(states)
 
     def answered(self, result: StepResult) -> StepResult:
         """Take a frame after a step."""
-        self._begin_if_wanted()
-        self._steps += 1
-        self._take(result)
-        return result
+        try:
+            return self._filmed(result)  # type: ignore[no-any-return]
+        finally:
+            self._steps += 1
+
+    def _filmed(self, answer: Any) -> Any:
+        """Take a frame, and return the answer.
+
+        Raises:
+            BaseException: What goes wrong with it; ``error.partial`` is the answer, so that it is not lost.
+        """
+        try:
+            self._begin_if_wanted()
+            self._take()
+        except BaseException as error:
+            self.keep(error, answer)
+            raise
+        return answer
 
     def _begin_if_wanted(self) -> None:
         if self._frames is None and self._asked < self._steps:
@@ -100,41 +125,58 @@ class RecordVideo(AnswerWrapper):
             if self._trigger(self._steps):
                 self._frames, self._first = [], self._steps
 
-    def _take(self, answer: Any) -> None:
-        """Take a frame, unless one of the envs has no episode yet: it may have nothing to show.
-
-        Raises:
-            BaseException: What goes wrong with it; ``error.partial`` is the answer, so that it is not lost.
-        """
+    def _take(self) -> None:
+        """Take a frame, unless one of the envs has no episode yet: it may have nothing to show."""
         if self._frames is None or not self.have_begun(self._env_ids):
             return
-        try:
+        if len(self._frames) < self._length:  # else it could not be written the last time
             self._frames.append(self.env.render(self._env_ids, tile=True))
-            if len(self._frames) >= self._length:
-                self.save()
-        except BaseException as error:
-            object.__setattr__(error, "partial", answer)
-            raise
+        if len(self._frames) >= self._length:
+            self.save()
 
     def save(self) -> Path | None:
         """End the film that is being made, and return where it was written; ``None`` if there is none.
 
         Raises:
-            OSError: If it cannot be written.
+            OSError: If it cannot be written. It is kept, and written by the next call, step or `close` that can.
         """
-        frames, self._frames = self._frames, None
-        if not frames:
+        if not self._frames:
+            self._frames = None
             return None
-        path = self._folder / f"{self._prefix}-step-{self._first}.{self._format}"
-        save_animation(path, frames, self._fps)
+        try:
+            path = self._write(self._frames)
+        except BaseException as error:
+            error.add_note(f"The film of {len(self._frames)} frames is kept; save() writes it as soon as that can be.")
+            raise
+        self._frames = None
         self.paths.append(path)
+        return path
+
+    def _write(self, frames: list[Array]) -> Path:
+        path = self._new_path()
+        try:
+            save_animation(path, frames, self._fps)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+        return path
+
+    def _new_path(self) -> Path:
+        """Return a file that was made just now, so that none is overwritten, whoever else films there."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for number in itertools.count(1):
+            counted = f"-{number}" if number > 1 else ""
+            path = self._folder / f"{self._prefix}-step-{self._first}{counted}.{self._format}"
+            with contextlib.suppress(FileExistsError):
+                path.touch(exist_ok=False)
+                break
         return path
 
     def close(self) -> None:
         """Write the film that is being made, and close the `ParallelEnv`.
 
         Raises:
-            OSError: If it cannot be written; everything is closed all the same.
+            OSError: If it cannot be written; everything is closed all the same, and `save` may be tried again.
         """
         try:
             self.save()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from functools import partial
 from typing import Any
 
@@ -134,6 +135,9 @@ def test_what_would_go_past_a_wrapper_is_refused(call: str) -> None:
 def test_what_is_no_parallel_env_is_refused() -> None:
     with pytest.raises(ArgumentError, match="is no ParallelEnv"):
         ParallelWrapper(Counter())  # type: ignore[arg-type]
+    for kind in (ParallelWrapper, NormalizeStates, RecordEpisodeStatistics):
+        with pytest.raises(ArgumentError, match="is no ParallelEnv"):
+            kind(ParallelEnv)  # type: ignore[arg-type]
     with ParallelEnv([Counter]) as env, pytest.raises(NotImplementedError, match="StateWrapper lacks process"):
         StateWrapper(env).reset()
 
@@ -241,9 +245,15 @@ def test_states_that_are_not_like_the_space_are_refused() -> None:
     with CheckFinite(ParallelEnv([Counter])) as env:
         assert env.reset().shape == (1, 3)
     with Cheered(Renamed(ParallelEnv([Sheet]))) as renamed:
-        renamed.reset()
-        with pytest.raises(SpacesError, match=r"not like its observation_space, Dict.*Give StateWrapper the space"):
-            renamed.step(renamed.action_space.sample(), align="batch")
+        with pytest.raises(SpacesError, match="not like its observation_space, Dict.*Give StateWrapper") as caught:
+            renamed.reset()
+        error: Any = caught.value
+        assert error.partial.keys() == error.refused[0].keys() == {"image", "inner", "word"}
+        for align in ("item", "batch"):
+            with pytest.raises(
+                SpacesError, match=r"dict with the keys \['image', .*found was a dict with the keys \['other'\]"
+            ):
+                renamed.step(renamed.action_space.sample(), align=align)
 
 
 @nearby
@@ -252,8 +262,9 @@ def test_a_wrapped_env_that_was_handed_over_is_refused(make_env: MakeEnv) -> Non
     env.unwrapped.to_gymnasium()
     with pytest.raises(HandedOverError, match=r"in Doubled was handed over by to_gymnasium"):
         env.reset()
-    with pytest.raises(HandedOverError, match="another ParallelEnv"):
-        env.step(ONES)
+    for call in (env.step, env.send, env.step_async):
+        with pytest.raises(HandedOverError, match="another ParallelEnv"):
+            call(ONES)
 
 
 def wrapped(env: Any, stack_size: int = 2) -> RecordEpisodeStatistics:
@@ -316,6 +327,9 @@ def test_a_state_of_other_wrappers_is_refused_and_nothing_touched(make_env: Make
         StackStates(env.unwrapped, 2).load_state(saved)
     with pytest.raises(ArgumentError, match="state is a WrappedState. Give what save_state"):
         env.unwrapped.load_state(saved)
+    broken = dataclasses.replace(saved, memory=None)
+    with pytest.raises(ArgumentError, match="The state of RecordEpisodeStatistics has no memory, but None"):
+        env.load_state(broken)
     longer = wrapped(env.unwrapped, stack_size=3)
     with pytest.raises(ArgumentError, match="StackStates remembers is of the form .*same arguments"):
         longer.load_state(saved)

@@ -127,13 +127,76 @@ def test_what_cannot_be_counted_is_refused_and_not_lost(make_env: MakeEnv) -> No
     twice.reset()
     twice.step([0])
     twice.step([0])
-    with pytest.raises(EnvContractError, match="info of env 0 has 'episode' already.*another stats_key") as caught:
+    with pytest.raises(EnvContractError, match=r"info of envs \[0\] has 'episode' .*another stats_key") as caught:
         twice.step([0])
     error: Any = caught.value
-    assert error.partial.infos[0]["episode"]["l"] == 3
+    assert error.refused[0][3]["episode"]["l"] == 3
     ragged = RecordEpisodeStatistics(make_env([partial(Ragged, 0)]))
     ragged.reset()
-    with pytest.raises(EnvContractError, match="RecordEpisodeStatistics needs rewards that are numbers"):
+    with pytest.raises(EnvContractError, match="RecordEpisodeStatistics needs rewards that are numbers") as caught:
         ragged.step([0])
+    error = caught.value
+    assert error.refused[0][1].shape == (2,)
     with ParallelEnv([Counter]) as env, pytest.raises(ArgumentError, match="buffer_length=0 must be an int"):
         RecordEpisodeStatistics(env, 0)
+
+
+class Says(Plain):
+    """Ends after ``length`` steps; in its third step it answers what it is told to."""
+
+    def __init__(self, length: int, reward: Any = 1.0, info: dict[str, Any] | None = None) -> None:
+        super().__init__(0, length)
+        self.says = reward, info or {}
+
+    def step(self, action: int) -> Any:
+        state, _, *ends, _ = super().step(action)
+        reward, info = self.says if self.count == 3 else (1.0, {})
+        return (state, reward, *ends, info)
+
+
+@nearby
+@pytest.mark.parametrize("reward", ["x", 1j, np.complex128(1), 10**400, None, np.zeros(2)])
+def test_an_end_is_told_though_another_env_is_refused(reward: Any, make_env: MakeEnv) -> None:
+    env = RecordEpisodeStatistics(make_env([partial(Says, 3), partial(Says, 3, reward)], asynchronous="restart"))
+    env.reset()
+    env.step([0, 0])
+    env.step([0, 0])
+    with pytest.raises(EnvContractError, match="that of env 1 is") as caught:
+        env.step([0, 0], align="batch")
+    error: Any = caught.value
+    assert error.partial.env_ids.tolist() == [0]
+    assert error.partial[0][3]["episode"]["l"] == 3
+    assert error.refused.keys() == {1}
+    env.step([0, 0])
+    env.step([0, 0])
+    with pytest.raises(EnvContractError, match="needs rewards") as caught:
+        env.step([0, 0])
+    error = caught.value
+    assert error.partial.infos[0]["episode"]["l"] == 3
+    assert list(env.length_queue) == [3, 3]
+
+
+@nearby
+def test_an_episode_whose_end_was_refused_is_not_a_part_of_the_next(make_env: MakeEnv) -> None:
+    clashing = partial(Says, 3, 1.0, {"episode": 5})
+    env = RecordEpisodeStatistics(make_env([clashing, partial(Says, 3)], asynchronous="restart"))
+    env.reset()
+    env.step([0, 0])
+    env.step([0, 0])
+    with pytest.raises(EnvContractError, match=r"envs \[0\] has 'episode'"):
+        env.step([0, 0])
+    assert env.save_state().memory["_lengths"].tolist() == [0, 0]
+    assert env.episode_count == 1
+
+
+@nearby
+def test_a_state_that_is_loaded_keeps_as_many_episodes_as_are_kept_here(make_env: MakeEnv) -> None:
+    env = RecordEpisodeStatistics(make_env([partial(Says, 1)], asynchronous="restart"), 2)
+    env.reset()
+    for _ in range(3):
+        env.step([0])
+    longer = RecordEpisodeStatistics(env.unwrapped, 5)
+    longer.load_state(env.save_state())
+    assert longer.return_queue.maxlen == longer.time_queue.maxlen == 5
+    longer.step([0])
+    assert list(longer.length_queue) == [1, 1, 1]

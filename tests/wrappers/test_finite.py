@@ -129,16 +129,35 @@ def test_answers_name_the_env_and_the_place(align: Any, make_env: MakeEnv) -> No
         env.step([0], id=1, align=align)
     error: Any = caught.value
     assert error.env_ids == (1,)
-    assert error.partial.states["a"].tolist() == [[0, INF]]
+    assert error.refused[1][0]["a"].tolist() == [0, INF]
+    assert len(error.partial) == (4 if align == "item" else 0)
+    assert error.partial.env_ids.tolist() == []
     rewarded = env_of(partial(Echo, reward=NAN), make_env)
     rewarded.send([0, 0, 0])
-    with pytest.raises(NotFiniteError, match="in: reward of envs 0, 1, 2. The answer is error.partial"):
+    with pytest.raises(NotFiniteError, match="in: reward of envs 0, 1, 2. What they answered is in error.refused"):
         rewarded.recv(3)
     begun = CheckFinite(make_env([partial(Echo, first=NAN)]))
     with pytest.raises(NotFiniteError, match=r"state\['a'\] of env 0") as caught:
         begun.reset()
     error = caught.value
-    assert np.isnan(error.partial["a"][0, 1])
+    assert np.isnan(error.refused[0]["a"][1])
+    assert error.partial["a"].shape == (0, 2)
+
+
+@nearby
+def test_all_that_is_not_finite_is_told_and_the_others_are_answered(make_env: MakeEnv) -> None:
+    kinds = [partial(Echo, state=INF), partial(Echo, reward=NAN, state=NAN), partial(Echo, reward=2.0)]
+    env = CheckFinite(make_env(kinds))
+    env.reset()
+    with pytest.raises(NotFiniteError, match=r"in: state\['a'\] of envs 0, 1; reward of env 1\.") as caught:
+        env.step([0, 0, 0], [2, 1, 0])
+    error: Any = caught.value
+    assert error.env_ids == (0, 1)
+    assert list(error.refused) == [1, 0]
+    assert error.refused[0][1:3] == (0.0, False)
+    assert error.partial.env_ids.tolist() == [2]
+    assert error.partial.rewards.tolist() == [2.0]
+    assert error.partial.states["a"].tolist() == [[0.0, 0.0]]
 
 
 @nearby

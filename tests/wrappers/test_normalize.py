@@ -19,7 +19,13 @@ from parallelenv import ParallelEnv
 from parallelenv.errors import ArgumentError, EnvContractError, NotFiniteError, SpacesError
 from parallelenv.identity import difference
 from parallelenv.testing.envs import Counter, Ragged, Sheet, Words
-from parallelenv.wrappers import NormalizeRewards, NormalizeStates, RecordEpisodeStatistics, RunningStatistics
+from parallelenv.wrappers import (
+    NormalizeRewards,
+    NormalizeStates,
+    RecordEpisodeStatistics,
+    RunningStatistics,
+    StackStates,
+)
 
 nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
 ENV_FNS = [partial(Counter, number, 3 + number) for number in range(3)]
@@ -201,6 +207,13 @@ def test_what_does_not_belong_together_is_refused(tmp_path: Path) -> None:
         statistics.merge(RunningStatistics({"": (4,)}))
     with pytest.raises(ArgumentError, match="The batch has the leaves .*'x'"):
         statistics.update({"x": np.zeros((2, 3))})
+    nonsense: Any
+    for nonsense in (5, None, {"": 5}, {"": [[1, 2, 3], [1]]}, {"": np.zeros((2, 3), complex)}, {"": "abc"}):
+        with pytest.raises(ArgumentError, match=r"batch.* must be (a dict of arrays|an array of real numbers)"):
+            statistics.update(nonsense)
+    with pytest.raises(ArgumentError, match="5 cannot be merged. Give RunningStatistics"):
+        statistics.merge(statistics, 5)  # type: ignore[arg-type]
+    assert statistics.count == 0
     text = tmp_path / "text"
     text.write_text("nothing")
     foreign = tmp_path / "foreign.npz"
@@ -212,10 +225,58 @@ def test_what_does_not_belong_together_is_refused(tmp_path: Path) -> None:
         RunningStatistics.load(tmp_path / "absent")
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"count0": np.int64(-5)},
+        {"mean0": np.array(["a", "b"])},
+        {"mean0": np.array([np.nan, 1.0])},
+        {"squares0": np.ones(7)},
+        {"squares0": np.array([-1.0, 1.0])},
+        {"names": np.array(["", ""]), "count1": np.int64(1), "mean1": np.ones(2), "squares1": np.ones(2)},
+    ],
+)
+def test_files_with_nonsense_in_them_are_refused(wrong: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "scale.npz"
+    right = {"names": np.array([""]), "count0": np.int64(5), "mean0": np.ones(2), "squares0": np.ones(2)}
+    np.savez(path, **right)
+    assert RunningStatistics.load(path).count == 5
+    np.savez(path, **{**right, **wrong})
+    with pytest.raises(ArgumentError, match="is no file of statistics"):
+        RunningStatistics.load(path)
+
+
+def test_what_cannot_be_saved_leaves_nothing_behind(tmp_path: Path) -> None:
+    statistics = RunningStatistics({"": ()})
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    with pytest.raises(IsADirectoryError):
+        statistics.save(folder)
+    assert [file.name for file in tmp_path.iterdir()] == ["folder"]
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError):
+        statistics.save(tmp_path / "file" / "scale")
+    nowhere: Any
+    for nowhere in ("", "/", 5, None, "a\0b"):
+        with pytest.raises(ArgumentError, match="is no path of a file"):
+            statistics.save(nowhere)
+
+
+@nearby
+def test_a_state_of_other_returns_is_refused(make_env: MakeEnv) -> None:
+    env = NormalizeRewards(make_env([Sensor]), 0.9)
+    with pytest.raises(ArgumentError, match=r"'gamma': 0\.9}.*here it is .*'gamma': 0\.5}.*the same arguments"):
+        NormalizeRewards(env.unwrapped, 0.5).load_state(env.save_state())
+
+
 def test_arguments_that_do_not_fit_are_refused() -> None:
     with ParallelEnv([Sensor]) as env:
         cases: list[tuple[dict[str, Any], str]] = [
             ({"keys": ["colour"]}, "has 'colour' in it; the observation space has the keys"),
+            ({"keys": 5}, "keys=5 must be a list of keys"),
+            ({"frozen": "no"}, "frozen='no' must be True or False"),
+            ({"epsilon": np.inf}, "epsilon=inf must be finite"),
+            ({"clip": np.nan}, "clip=nan must be a positive number"),
             ({"keys": "far"}, r"is a text. Give a list, \['far'\]"),
             ({"clip": 0}, "clip=0 must be a positive number"),
             ({"epsilon": True}, "epsilon=True must be a positive number"),
@@ -225,8 +286,14 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
         for wrong, message in cases:
             with pytest.raises(ArgumentError, match=message):
                 NormalizeStates(env, **wrong)
-        with pytest.raises(ArgumentError, match="gamma=1.5 is no discount"):
-            NormalizeRewards(env, 1.5)
+        gamma: Any
+        for gamma in (1.5, True, "a", np.nan):
+            with pytest.raises(ArgumentError, match=f"gamma={gamma!r} is no discount"):
+                NormalizeRewards(env, gamma)
+        with pytest.raises(ArgumentError, match="frozen=0 must be True or False"):
+            NormalizeRewards(env, frozen=0)  # type: ignore[arg-type]
+        numbers: Any = np.float32(0.5)
+        assert NormalizeRewards(env, numbers, clip=numbers, epsilon=numbers).gamma == 0.5
         with pytest.raises(SpacesError, match=r"There is no Box to normalise in Dict.*keys=\['kind'\]"):
             NormalizeStates(env, ["kind"])
     with ParallelEnv([Counter, Words]) as env, pytest.raises(SpacesError, match="share no observation space"):
@@ -240,21 +307,170 @@ def test_what_would_spoil_statistics_is_refused_and_not_lost() -> None:
     with env:
         env.reset()
         inner: Any = env.env
-        with pytest.raises(NotFiniteError, match=r"state\['far'\] of env 1; state\['near'\] of env 1") as caught:
+        places = r"state\['far'\] of env 1; state\['near'\] of env 1\. That was not counted"
+        with pytest.raises(NotFiniteError, match=places) as caught:
             env.step([1.0, np.nan])
         error: Any = caught.value
-        assert error.partial.rewards[0] == 1.0
-        assert "And of what is left: The reward of envs [1]" in error.__notes__[0]
-        assert caught.value.env_ids == (1,)
-        assert inner.statistics.count == 2
+        assert error.env_ids == (1,)
+        assert np.isnan(error.refused[1][0]["far"]).all()
+        assert np.isnan(error.refused[1][1])
+        assert error.partial.env_ids.tolist() == [0]
+        assert error.partial.rewards.tolist() == [10.0]
+        assert error.partial.states["far"].shape == (1, 2)
+        assert not hasattr(error, "__notes__")
+        assert inner.statistics.count == 3
+        assert env.returns.tolist() == [1.0, 0.0]
         inner.frozen = True
-        with pytest.raises(NotFiniteError, match=r"reward of envs \[0\] is nan or infinite"):
+        with pytest.raises(NotFiniteError, match=r"ever by: reward of env 0\."):
             env.step([np.inf, 0.0])
-        assert env.statistics.count == 0
+        assert env.statistics.count == 2
     with NormalizeRewards(ParallelEnv([partial(Ragged, 0)])) as ragged:
         ragged.reset()
         with pytest.raises(EnvContractError, match="NormalizeRewards needs rewards that are numbers; that of env 0"):
             ragged.step([1])
+
+
+class Told(gym.Env[Any, Any]):
+    """Its states and rewards are given, one per step; it ends with the last of them."""
+
+    observation_space = Box(-np.inf, np.inf, (1,), np.float64)
+    action_space = Discrete(2)
+
+    def __init__(self, rewards: Any, states: Any = None, first: float = 0.0) -> None:
+        self.rewards, self.first = rewards, first
+        self.states = states or [1.0] * len(rewards)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self.count = 0
+        return np.array([self.first]), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.count += 1
+        place = self.count - 1
+        return np.array([self.states[place]]), self.rewards[place], self.count == len(self.rewards), False, {}
+
+
+@nearby
+@pytest.mark.parametrize(("huge", "gamma"), [(1e200, 0.99), (-1e155, 1.0), (1.7e308, 1.0)])
+def test_huge_rewards_are_refused_and_forgotten(huge: float, gamma: float, make_env: MakeEnv) -> None:
+    rewards = [1.0, huge, 3.0, 5.0]
+    env = NormalizeRewards(make_env([partial(Told, rewards), partial(Told, [1.0, 2.0, 3.0, 4.0])]), gamma)
+    env.reset()
+    env.step([0, 0])
+    with pytest.raises(NotFiniteError, match="nan or infinite for ever by: reward of env 0.*frozen=True"):
+        env.step([0, 0])
+    assert env.returns.tolist() == [1.0, 1.0 * gamma + 2.0]
+    assert np.isfinite(env.step([0, 0]).rewards).all()
+    assert env.statistics.count == 5
+
+
+def test_returns_that_grow_too_large_are_refused() -> None:
+    with NormalizeRewards(ParallelEnv([partial(Told, [1e153] * 99)]), 1.0) as env:
+        env.reset()
+        for _ in range(10):
+            env.step([0])
+        with pytest.raises(NotFiniteError, match="reward of env 0"):
+            [env.step([0]) for _ in range(88)]
+        variance = env.statistics.leaves[""].variance
+        assert np.isfinite(variance)
+
+
+@nearby
+@pytest.mark.parametrize("huge", [1e200, -1.7e308, np.nan, np.inf])
+def test_huge_states_are_refused_and_forgotten(huge: float, make_env: MakeEnv) -> None:
+    kinds = [partial(Told, [0.0] * 4, [1.0, huge, 3.0, 4.0]), partial(Told, [0.0] * 4, [5.0, 6.0, 7.0, 8.0])]
+    env = NormalizeStates(make_env(kinds), clip=np.inf)
+    env.reset()
+    env.step([0, 0])
+    with pytest.raises(NotFiniteError, match="for ever by: state of env 0") as caught:
+        env.step([0, 0])
+    error: Any = caught.value
+    assert difference(error.refused[0][0], np.array([huge])) is None
+    left = error.partial
+    assert left.env_ids.tolist() == [1]
+    assert difference(left.states, env.process(np.array([[6.0]]))) is None
+    assert np.isfinite(env.step([0, 0]).states).all()
+    assert env.statistics.leaves[""].mean == pytest.approx([np.mean([0, 0, 1, 5, 6, 3, 7])])
+
+
+@nearby
+def test_a_first_state_that_is_refused_is_so_alone(make_env: MakeEnv) -> None:
+    kinds = [partial(Told, [1.0] * 9, first=1e200), partial(Told, [1.0] * 9, first=2.0)]
+    env = StackStates(NormalizeStates(make_env(kinds)), 2)
+    with pytest.raises(NotFiniteError, match="for ever by: state of env 0") as caught:
+        env.reset([1, 0])
+    error: Any = caught.value
+    assert error.refused == {0: np.array([1e200])}
+    assert error.partial.shape == (1, 2, 1)
+    states = env.step([0, 0]).states
+    assert states[0, 0] == states[0, 1]  # what is before the first that was seen
+    assert states[1, 0] != states[1, 1]
+
+
+def test_several_that_are_too_large_together_are_refused_together() -> None:
+    statistics = RunningStatistics({"": ()})
+    statistics.update({"": np.array([1.0, 2.0])})
+    huge = np.full(9, 1.3e154)  # their squares are finite, and the sum of these is not
+    huge[::2] *= -1
+    with pytest.raises(NotFiniteError, match="nan or infinite for ever by 9 rows of ''"):
+        statistics.update({"": huge})
+    with pytest.raises(NotFiniteError, match="by 1 rows of ''"):
+        statistics.update({"": np.array([3.0, np.nan])})
+    spoilt = RunningStatistics({"": ()})
+    spoilt.leaves[""].mean = np.array(np.inf)
+    spoilt.leaves[""].count = 1
+    with pytest.raises(NotFiniteError, match="by what is to be merged"):
+        statistics.merge(statistics, spoilt)
+    assert statistics.count == 2
+    assert statistics.leaves[""].mean == 1.5
+
+
+@nearby
+def test_a_return_ends_though_another_env_is_refused(make_env: MakeEnv) -> None:
+    kinds = [partial(Told, [5.0] * 3), partial(Told, [1.0, 1.0, np.nan])]
+    env = NormalizeRewards(make_env(kinds, asynchronous="restart"), 1.0)
+    env.reset()
+    env.step([0, 0])
+    env.step([0, 0])
+    with pytest.raises(NotFiniteError, match="reward of env 1") as caught:
+        env.step([0, 0])
+    error: Any = caught.value
+    assert error.partial.dones.tolist() == [True]
+    assert error.refused[1][2] is True
+    assert env.returns.tolist() == [0.0, 0.0]
+    env.step([0, 0])
+    assert env.returns.tolist() == [5.0, 1.0]
+
+
+@nearby
+def test_wrappers_outside_go_on_from_what_those_inside_answer(make_env: MakeEnv) -> None:
+    steady = partial(Told, [1.0] * 6, [100.0 * step for step in range(6)])
+    broken = partial(Told, [1.0] * 6, [1.0, 2.0, np.nan, 4.0, 5.0, 6.0])
+    inner = NormalizeStates(make_env([steady, broken]))
+    env = StackStates(inner, 3)
+    env.reset()
+    shown = [env.step([0, 0]).states[0, -1], env.step([0, 0]).states[0, -1]]
+    with pytest.raises(NotFiniteError, match="state of env 1") as caught:
+        env.step([0, 0])
+    error: Any = caught.value
+    assert error.partial.states.shape == (1, 3, 1)
+    shown.append(error.partial.states[0, -1])
+    assert error.partial.states[0].tolist() == np.array(shown).tolist()
+    assert abs(np.array(shown)).max() <= 10.0
+    later = env.step([0, 0]).states
+    assert later[0, :2].tolist() == np.array(shown[1:]).tolist()
+
+
+@nearby
+def test_a_stack_begins_anew_after_an_end_that_was_refused_inside(make_env: MakeEnv) -> None:
+    kinds = [partial(Told, [1.0, 1.0, np.inf], [1.0, 2.0, 3.0], first=7.0)]
+    env = StackStates(NormalizeRewards(make_env(kinds, asynchronous="restart")), 2)
+    env.reset()
+    env.step([0])
+    env.step([0])
+    with pytest.raises(NotFiniteError):
+        env.step([0])
+    assert env.step([0]).states.tolist() == [[[1.0], [1.0]]]
 
 
 @nearby

@@ -15,7 +15,7 @@ from parallelenv import ParallelEnv
 from parallelenv.animation import save_animation
 from parallelenv.errors import ArgumentError, MissingDependencyError
 from parallelenv.testing.envs import Counter
-from parallelenv.wrappers import RecordVideo
+from parallelenv.wrappers import RecordEpisodeStatistics, RecordVideo
 
 Image = pytest.importorskip("PIL.Image")
 nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
@@ -126,7 +126,93 @@ def test_an_env_without_frames_loses_no_answer(make_env: MakeEnv, tmp_path: Path
     with pytest.raises(ArgumentError, match="render_mode='rgb_array'") as caught:
         env.step([0], align="batch")
     error = caught.value
-    assert error.partial.dones.tolist() == [False]
+    assert error.partial[0][2] is False
+    assert error.partial.env_ids.tolist() == [0]
+    assert error.refused == {}
+
+
+@nearby
+def test_a_trigger_that_raises_loses_no_answer(make_env: MakeEnv, tmp_path: Path) -> None:
+    def is_wanted(step: int) -> bool:
+        if step in (0, 2):
+            raise ZeroDivisionError("no idea")
+        return step == 3
+
+    env = RecordEpisodeStatistics(RecordVideo(lamps(make_env, 0), tmp_path, is_wanted, 1))
+    with pytest.raises(ZeroDivisionError) as caught:
+        env.reset()
+    error: Any = caught.value
+    assert error.partial.shape == (1, 3)
+    env.step([0])
+    env.step([0])
+    with pytest.raises(ZeroDivisionError) as caught:
+        env.step([0], align="batch")
+    error = caught.value
+    assert error.partial[0][0][1] == 3
+    assert env.step([0]).infos[0]["episode"]["l"] == 4
+    assert [path.stem for path in env.paths] == ["parallelenv-step-3"]
+
+
+@nearby
+def test_a_film_that_cannot_be_written_is_kept(make_env: MakeEnv, tmp_path: Path) -> None:
+    folder = tmp_path / "films"
+    env = RecordVideo(lamps(make_env, 0, asynchronous="continue"), folder, video_length=2)
+    env.reset()
+    folder.rmdir()
+    folder.touch()
+    for step in (1, 2):
+        with pytest.raises(FileExistsError) as caught:
+            env.step([0])
+        error: Any = caught.value
+        assert error.partial.states[0, 1] == step
+        assert error.__notes__ == ["The film of 2 frames is kept; save() writes it as soon as that can be."]
+    with pytest.raises(FileExistsError):
+        env.close()
+    assert env.closed
+    folder.unlink()
+    path = env.save()
+    assert path is not None
+    assert [round(int(frame[4, 4, 0]) / 20) for frame in read(path)] == [0, 1]
+    env.close()
+    assert env.paths == [path]
+
+
+def test_a_film_that_breaks_off_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with RecordVideo(ParallelEnv([Lamp]), tmp_path) as env:
+        env.reset()
+        with monkeypatch.context() as patch:
+            patch.setattr(Image.Image, "save", lambda *args, **kwargs: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                env.save()
+        assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["parallelenv-step-0.webp"]
+
+
+def test_a_film_is_not_written_over_another(tmp_path: Path) -> None:
+    names = []
+    for length in (1, 2, 3):
+        with RecordVideo(ParallelEnv([Lamp]), tmp_path) as env:
+            env.reset()
+            for _ in range(length - 1):
+                env.step([0])
+        names.append(env.paths[0].stem)
+        assert len(read(env.paths[0])) == length
+    assert names == ["parallelenv-step-0", "parallelenv-step-0-2", "parallelenv-step-0-3"]
+
+
+class Bleak(Lamp):
+    def render(self) -> Any:
+        return super().render() / 255
+
+
+@nearby
+def test_frames_that_are_no_pictures_are_not_filmed(make_env: MakeEnv, tmp_path: Path) -> None:
+    env = RecordVideo(make_env([Bleak]), tmp_path)
+    with pytest.raises(ArgumentError, match="frame of env 0 is of shape .* and dtype float64") as caught:
+        env.reset()
+    error: Any = caught.value
+    assert error.partial.shape == (1, 3)
+    assert env.save() is None
 
 
 def test_arguments_that_do_not_fit_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,10 +224,17 @@ def test_arguments_that_do_not_fit_are_refused(tmp_path: Path, monkeypatch: pyte
             ({"fps": 0}, "fps=0 must be a positive number of frames"),
             ({"id": []}, r"id=\[\] names no envs"),
             ({"id": 3}, "names env 3"),
+            ({"name_prefix": "a/b"}, "name_prefix='a/b' is no beginning of a file name"),
+            ({"name_prefix": "../up"}, "without slashes"),
+            ({"name_prefix": ""}, "name_prefix='' is no"),
+            ({"name_prefix": 5}, "name_prefix=5 is no"),
         ]
         for wrong, message in cases:
             with pytest.raises(ArgumentError, match=message):
                 RecordVideo(env, tmp_path, **wrong)
+        for folder in (None, 5):
+            with pytest.raises(ArgumentError, match="is no path of a folder"):
+                RecordVideo(env, folder)  # type: ignore[arg-type]
         monkeypatch.setitem(sys.modules, "PIL", None)
         with pytest.raises(MissingDependencyError, match="pip install pillow"):
             RecordVideo(env, tmp_path)

@@ -1,0 +1,95 @@
+"""What wrappers refuse of an answer: it is kept in the error, and so is what the other envs answered."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+
+from parallelenv.errors import EnvContractError
+from parallelenv.results import StepResult
+from parallelenv.spaces import Structure, describe_value
+from parallelenv.wrappers.answers import rows_of, unstacked
+
+WHERE_THEY_ARE = "What they answered is in error.refused, what the others did in error.partial."
+
+
+class Refused(dict[int, Any]):
+    """By env id, what envs have answered whom a wrapper refused, as the one inside of it had given it.
+
+    A ``(state, reward, done, info)`` each, or after a reset a state.
+
+    Attributes:
+        beside: The ``partial`` that goes with it: an exception that is raised a second time may have an old one.
+    """
+
+    beside: Any = None
+
+    @classmethod
+    def of(cls, result: StepResult, structure: Structure) -> Refused:
+        """Return all of a step's answer as refused. ``structure``: of its states."""
+        rows = unstacked(result, structure)
+        answers = zip(rows, result.rewards.tolist(), result.dones.tolist(), result.infos.tolist(), strict=True)
+        return cls(zip(result.env_ids.tolist(), answers, strict=True))
+
+    @property
+    def ended(self) -> dict[int, bool]:
+        """Of a step: the ids of envs whose episode ended, and whether that was because they were built anew."""
+        return {
+            env_id: isinstance(info.get("failure"), BaseException)
+            for env_id, (_, _, done, info) in self.items()
+            if done
+        }
+
+
+def refused_in(error: BaseException) -> Refused | None:
+    """Return what wrappers have refused already; ``None`` if the error did not come from one."""
+    refused = getattr(error, "refused", None)
+    is_of_now = isinstance(refused, Refused) and refused.beside is getattr(error, "partial", None)
+    return refused if is_of_now else None
+
+
+def carry(error: BaseException, partial: Any, refused: Refused | None = None) -> None:
+    """Let an error have what is left of a call, and what was refused; without ``refused`` what it has already."""
+    if refused is None:
+        refused = refused_in(error)
+    object.__setattr__(error, "partial", partial)  # also of one that is a frozen dataclass
+    if refused is not None:
+        refused.beside = partial
+        object.__setattr__(error, "refused", refused)
+    elif isinstance(getattr(error, "refused", None), Refused):  # of the last time that it was raised
+        object.__delattr__(error, "refused")
+
+
+def is_unanswered(partial: StepResult, refused: Refused) -> bool:
+    """Whether all that is left of a call is what a wrapper inside has not answered."""
+    return bool(refused) and refused.keys() >= set(partial.env_ids.tolist())
+
+
+def parted(result: StepResult, env_ids: Collection[int], structure: Structure) -> tuple[StepResult, StepResult]:
+    """Return an answer without these envs, and theirs."""
+    is_theirs = np.isin(result.env_ids, list(env_ids))
+    others, theirs = (
+        StepResult(
+            rows_of(structure, result.states, rows.tolist()),
+            result.rewards[rows],
+            result.dones[rows],
+            result.infos[rows],
+            result.terminated[rows],
+            result.truncated[rows],
+            result.env_ids[rows],
+        )
+        for rows in (np.flatnonzero(~is_theirs), np.flatnonzero(is_theirs))
+    )
+    return others, theirs
+
+
+def no_number_error(rewards: Mapping[int, Any], who_asks: str) -> EnvContractError:
+    """Return the error about rewards, by env id, that are no numbers."""
+    env_id, reward = next(iter(rewards.items()))
+    others = f", and those of envs {list(rewards)[1:]} neither" if len(rewards) > 1 else ""
+    return EnvContractError(
+        f"{who_asks} needs rewards that are numbers; that of env {env_id} is {describe_value(reward)}{others}. "
+        f"{WHERE_THEY_ARE}"
+    )
