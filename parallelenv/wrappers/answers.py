@@ -201,8 +201,8 @@ def _unlike(space: Space, states: Any, num_states: int, path: str) -> str:
 
 
 def _unlike_leaf(values: Any, num_states: int, path: str) -> str:
-    is_batch = not isinstance(values, (str, bytes, dict)) and hasattr(values, "__len__") and getattr(values, "ndim", 1)
-    if is_batch and len(values) == num_states:
+    is_single = isinstance(values, (str, bytes, dict)) or not hasattr(values, "__len__")
+    if not is_single and getattr(values, "ndim", None) != 0 and len(values) == num_states:
         return ""
     return f"states{path} must have a row for each of {num_states} envs; found was {_described(values)}"
 

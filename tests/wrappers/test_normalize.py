@@ -238,7 +238,12 @@ def test_what_does_not_belong_together_is_refused(tmp_path: Path) -> None:
 )
 def test_files_with_nonsense_in_them_are_refused(wrong: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "scale.npz"
-    right = {"names": np.array([""]), "count0": np.int64(5), "mean0": np.ones(2), "squares0": np.ones(2)}
+    right: dict[str, Any] = {
+        "names": np.array([""]),
+        "count0": np.int64(5),
+        "mean0": np.ones(2),
+        "squares0": np.ones(2),
+    }
     np.savez(path, **right)
     assert RunningStatistics.load(path).count == 5
     np.savez(path, **{**right, **wrong})

@@ -74,7 +74,7 @@ def test_states_of_every_space_go_through_as_they_are(
     for env in (Same(wrapped[0]), Same(CheckFinite(wrapped[1]))):
         assert difference(plain.reset(seed=1), env.reset(seed=1)) is None
         for align in ("item", "batch", "item", "item"):
-            expected, found = plain.step([0, 0, 0], align=align), env.step([0, 0, 0], align=align)  # type: ignore[arg-type]
+            expected, found = plain.step([0, 0, 0], align=align), env.step([0, 0, 0], align=align)
             assert difference(list(expected), list(found)) is None
 
 
