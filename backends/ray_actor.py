@@ -27,6 +27,7 @@ from parallelenv.backends.host import Host
 from parallelenv.backends.lifeline import Address, Lifeline, take_hold
 from parallelenv.backends.log import Log, redirect_streams
 from parallelenv.backends.memory import SharedMemory
+from parallelenv.backends.origin import own_origin
 from parallelenv.backends.pipe import Switchboard
 from parallelenv.backends.ray_cluster import SHUT_DOWN, ActorOptions, Cluster, Reservation, missing_resources
 from parallelenv.backends.ray_local import Actor, Doorway, LocalChannel, first_line, go_in, hand_over_log
@@ -235,7 +236,8 @@ class RayBackend:
                 f"ray_options has the name {name!r}, which {len(recipes)} actors cannot share. Drop it."
             )
         registered = registered_by_user()
-        packed = [encode(PackedRecipe.of(recipe, registered, environment={})) for recipe in recipes]
+        caller = own_origin()._replace(folder="")  # a node, or Ray's `working_dir`, may have it elsewhere
+        packed = [encode(PackedRecipe.of(recipe, registered, caller, environment={})) for recipe in recipes]
         options = [self._options_of(recipe) for recipe in recipes]
         try:
             kinds = [ray.remote(**one)(self.host_class) for one in options]

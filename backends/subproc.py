@@ -24,6 +24,7 @@ from parallelenv.backends.codec import encode
 from parallelenv.backends.inprocess import CallerChannel
 from parallelenv.backends.log import Log
 from parallelenv.backends.memory import SharedMemory
+from parallelenv.backends.origin import own_copy_first, own_origin
 from parallelenv.backends.pipe import LAST_CHANCE, PipeChannel, Switchboard
 from parallelenv.backends.spread import Spreader
 from parallelenv.backends.worker import PackedRecipe, serve
@@ -76,7 +77,7 @@ class SubprocBackend:
 
     def launch(self, recipes: Sequence[HostRecipe]) -> list[Channel]:  # noqa: D102 (see Backend)
         registered = registered_by_user()
-        packed = [PackedRecipe.of(recipe, registered) for recipe in recipes]
+        packed = [PackedRecipe.of(recipe, registered, own_origin()) for recipe in recipes]
         if self._caller_steps and not self._callers_share:
             self._callers_share = packed[-1].env_ids  # the smallest share: the caller has more to do than to step
         ours = [recipe for recipe in recipes if recipe.env_ids == self._callers_share]
@@ -130,7 +131,7 @@ class SubprocBackend:
         foreign = [*_OPEN, ours] if self._method == "fork" else []
         try:
             with _STARTING, Shield(), _hidden_main(), _sleepy_blas(), _deaf_to_interrupts(self._method):
-                _preload(self._method)
+                _start_server(self._method)
                 process = context.Process(target=serve, args=(theirs, log, foreign), name="parallelenv-worker")
                 process.start()
                 channel = PipeChannel(process, ours, log, self._switchboard.poller, env_ids)
@@ -174,14 +175,18 @@ def start_methods() -> list[str]:
     return [default, *(method for method in methods if method != default)]
 
 
-def _preload(method: str) -> None:
-    """Let the fork server import what every worker needs, if it is not running yet.
+def _start_server(method: str) -> None:
+    """Start the fork server, if it is not running yet, and let it import what every worker needs.
 
     Eight workers are then ready in 0.04 s, else in 0.75 s.
     """
+    if method != "forkserver":
+        return
     server: Any = forkserver._forkserver
-    if method == "forkserver" and server._preload_modules == ["__main__"]:  # else it is the user's own choice
+    if server._preload_modules == ["__main__"]:  # else it is the user's own choice
         forkserver.set_forkserver_preload(_PRELOADED)
+    with own_copy_first():
+        forkserver.ensure_running()
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from parallelenv.backends.host import Host
 from parallelenv.backends.launcher import forget_launcher
 from parallelenv.backends.log import Log, redirect_descriptors, redirect_streams
 from parallelenv.backends.memory import SharedMemory
+from parallelenv.backends.origin import Origin, refuse_other_copy
 from parallelenv.backends.wire import Wire
 from parallelenv.batch import Batch, Layout
 from parallelenv.protocol import HostRecipe, Settings, UnreadableError
@@ -46,6 +47,7 @@ class PackedRecipe:
             empty, the worker keeps its own.
         path: Where the caller finds modules: Ray workers know only a part of it.
         registered: Env specs that the caller registered.
+        caller: Which copy of this package the caller runs.
     """
 
     env_ids: tuple[int, ...]
@@ -56,10 +58,15 @@ class PackedRecipe:
     environment: dict[str, str]
     path: tuple[str, ...]
     registered: dict[str, bytes]
+    caller: Origin
 
     @classmethod
     def of(
-        cls, recipe: HostRecipe, registered: dict[str, bytes], environment: Mapping[str, str] = os.environ
+        cls,
+        recipe: HostRecipe,
+        registered: dict[str, bytes],
+        caller: Origin,
+        environment: Mapping[str, str] = os.environ,
     ) -> PackedRecipe:
         """Return a recipe ready to travel.
 
@@ -76,12 +83,13 @@ class PackedRecipe:
             dict(environment),
             tuple(sys.path),
             registered,
+            caller,
         )
 
     def unpack(self) -> HostRecipe:
         """Return the recipe; its envs are unpickled when they are built, each time anew."""
         envs = tuple(
-            EnvRecipe(env_id, _Packed(packed, env_id, is_live), is_live=False)
+            EnvRecipe(env_id, _Packed(packed, env_id, is_live, self.caller), is_live=False)
             for env_id, packed, is_live in zip(self.env_ids, self.envs, self.live, strict=True)
         )
         return HostRecipe(self.env_ids, envs, self.num_cpus, self.settings)
@@ -94,8 +102,10 @@ class _Packed:
     packed: bytes
     env_id: int
     is_live: bool
+    caller: Origin
 
     def __call__(self) -> Any:
+        refuse_other_copy(self.caller)
         return unpack(self.packed, self.env_id, self.is_live).build()
 
 

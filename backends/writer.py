@@ -88,7 +88,7 @@ class Writer:
         shape = getattr(reward, "shape", None)
         if shape is not None and all(length == 1 for length in shape) and hasattr(reward, "item"):
             reward = reward.item()
-        if isinstance(reward, (float, int, np.number, np.bool_)):
+        if isinstance(reward, (float, int, np.integer, np.floating, np.bool_)):
             with contextlib.suppress(OverflowError):  # an int beyond what a float holds stays what it is
                 self.batch.rewards[row] = reward
                 return None

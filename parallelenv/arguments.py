@@ -41,6 +41,17 @@ def check_timeout(timeout: Any) -> float | None:
     return None if timeout == math.inf else min(float(timeout), _LONGEST)
 
 
+def check_grace(timeout: Any, default: float) -> float:
+    """Return how many seconds workers get to close their envs; ``None`` means the default."""
+    if timeout is None:
+        return default
+    if not isinstance(timeout, (int, float)) or isinstance(timeout, bool) or not timeout >= 0:
+        raise ArgumentError(
+            f"timeout={timeout!r} must be a number of seconds, 0 or more, or None for {default:g}. Nothing was closed."
+        )
+    return min(float(timeout), _LONGEST)
+
+
 def check_failure_handling(on_failure: Any, max_restarts: Any) -> None:
     """Refuse an unknown way to deal with failures."""
     if on_failure not in ("raise", "restart"):
@@ -55,11 +66,12 @@ def check_spaces(spaces: Any) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any
     """Return a copy of an observation and an action space, or ``None`` if none are given."""
     if spaces is None:
         return None
-    is_pair = isinstance(spaces, (tuple, list)) and len(spaces) == 2
-    if not is_pair or not all(isinstance(space, gymnasium.Space) for space in spaces):
+    is_pair = isinstance(spaces, tuple) and len(spaces) == 2
+    # `Space` itself is abstract: it has no values.
+    if not is_pair or not all(isinstance(one, gymnasium.Space) and type(one) is not gymnasium.Space for one in spaces):
         raise ArgumentError(
-            f"spaces={spaces!r} is no pair of spaces. Give (observation_space, action_space) of one env, both of "
-            "Gymnasium, or leave it out, and envs are asked for theirs."
+            f"spaces={spaces!r} is no pair of spaces. Give (observation_space, action_space) of one env, a tuple of "
+            "two of Gymnasium's, or leave it out, and envs are asked for theirs."
         )
     return copy.deepcopy(spaces[0]), copy.deepcopy(spaces[1])
 

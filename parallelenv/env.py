@@ -435,14 +435,18 @@ class ParallelEnv(Familiar):
     # ---------------------------------------------------------------- the end
 
     def close(self, timeout: float | None = None) -> None:
-        """Close all envs and end all workers. Never raises; harmless when repeated.
+        """Close all envs and end all workers. Whatever envs do, it does not raise; harmless when repeated.
 
         Args:
             timeout: Seconds that workers get to close their envs before they are ended; ``None``: 3.
+
+        Raises:
+            ArgumentError: If ``timeout`` is no such number; nothing was closed.
         """
+        grace = arguments.check_grace(timeout, CLOSE_TIMEOUT)
         self._is_closed = True
         if hasattr(self, "_finalizer"):
-            self._pool.close(CLOSE_TIMEOUT if timeout is None else timeout)
+            self._pool.close(grace)
             self._finalizer.detach()
 
     @classmethod

@@ -39,6 +39,10 @@ class Landed:
         stepped = [env_id for env_id in self.stepped if env_id not in self.failures]
         return Landed(env_ids, stepped, self.extras, self.failures, self.restarted)
 
+    def without_failure_of(self, env_ids: Sequence[int]) -> Landed:
+        """Return the part of these envs, as if they had not failed."""
+        return Landed(env_ids, env_ids, self.extras, {}, self.restarted)
+
 
 class Flights:
     """Which envs have an undelivered step, and what has come back so far."""
@@ -112,6 +116,11 @@ class Flights:
     def __contains__(self, env_id: int) -> bool:
         """Whether an env has an undelivered step."""
         return env_id in self._in_flight or env_id in self._landed
+
+    @property
+    def env_ids(self) -> tuple[int, ...]:
+        """Ids of envs with an undelivered step."""
+        return (*self._in_flight, *self._landed)
 
     @property
     def num_landed(self) -> int:

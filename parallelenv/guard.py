@@ -14,6 +14,16 @@ _Params = ParamSpec("_Params")
 _Result = TypeVar("_Result")
 _Owner = TypeVar("_Owner", bound="Guarded")
 
+_SHOWN = {
+    "_hand_over": "to_gymnasium(), to_sb3() or to_tianshou",
+    "_reset_each": "reset",
+    "_refuse_fresh": "reset",
+    "_latest_states": "reset",
+    "_existing_attr": "get_attr",
+    "_call_async": "call",
+}
+"""What users call where an adapter calls such a method; any other has their name, but for the underscore."""
+
 
 class _Process:
     """Which process this is, without a system call each time: that takes 1 us between the steps of real envs."""
@@ -45,7 +55,7 @@ class Guarded:
         )
 
     def _refuse(self, call: str) -> NoReturn:
-        call = call.lstrip("_")  # what adapters call has the name of what their user called
+        call = _shown(call)
         if self._is_closed:
             raise ClosedError(f"{call}() was called on a closed ParallelEnv. Make a new one.")
         if _Process.pid != self._home:
@@ -56,6 +66,11 @@ class Guarded:
         raise ConcurrentUseError(
             f"{call}() was called while another thread is using this ParallelEnv. Use one per thread, or a lock."
         )
+
+
+def _shown(method: str) -> str:
+    """Return the name of a method for messages."""
+    return _SHOWN.get(method) or method.lstrip("_")
 
 
 def exclusive(
@@ -75,7 +90,9 @@ def exclusive(
             return method(self, *args, **kwargs)
         except Exception as error:
             if self._is_closed and not isinstance(error, ClosedError):  # what it used was taken away under it
-                raise ClosedError(f"This ParallelEnv was closed while {method.__name__}() was running.") from error
+                raise ClosedError(
+                    f"This ParallelEnv was closed while {_shown(method.__name__)}() was running."
+                ) from error
             raise
         finally:
             self._user.clear()

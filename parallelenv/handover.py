@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+import numpy as np
+
 from parallelenv import arguments
 from parallelenv.answers import Align
 from parallelenv.batch import Layout
@@ -54,7 +56,9 @@ class Adaptable(Calls):
         """Return a `gymnasium.vector.VectorEnv` that steps these envs, for whatever takes one.
 
         From now on an ended episode is followed as ``autoreset_mode`` says, whatever ``asynchronous`` was, and all
-        envs need a reset. Closing the vector env closes this object.
+        envs need a reset. Closing the vector env closes this object. Of ``copy=False`` observations are as of
+        ``copy=False`` in Gymnasium's own vector envs: valid until the next call, and here read-only. Infos and
+        ``final_obs`` are always the caller's.
 
         Args:
             autoreset_mode: ``"NextStep"``: the step after the end of an episode resets that env, ignores its action,
@@ -79,7 +83,8 @@ class Adaptable(Calls):
         """Return a `VecEnv` of Stable-Baselines3 that steps these envs, for its algorithms and wrappers.
 
         From now on an ended env is reset within the step that ends it, whatever ``asynchronous`` was, and all envs
-        need a reset. Closing the `VecEnv` closes this object.
+        need a reset. Closing the `VecEnv` closes this object. Observations are copied also with ``copy=False``: the
+        algorithms keep the latest ones while they step, and would store, and learn from, the next ones in their place.
 
         Raises:
             MissingDependencyError: If Stable-Baselines3 is not installed.
@@ -104,7 +109,7 @@ class Adaptable(Calls):
         """Return what Tianshou's collectors and wrappers take for one of its vector envs.
 
         From now on nothing happens when an episode ends, whatever ``asynchronous`` was: collectors reset. All envs
-        need a reset. Closing it closes this object.
+        need a reset. Closing it closes this object. Observations are copied, whatever ``copy`` was.
 
         Args:
             wait_num: So many envs a step waits for; the others go on with theirs. ``None``: all.
@@ -124,13 +129,25 @@ class Adaptable(Calls):
     # ---------------------------------------------------------------- for adapters
 
     @exclusive
-    def _hand_over(self, contract: str, policy: Policy, observation_space: gymnasium.Space[Any] | None) -> None:
+    def _hand_over(
+        self,
+        contract: str,
+        policy: Policy,
+        observation_space: gymnasium.Space[Any] | None = None,
+        *,
+        reward_dtype: np.dtype[Any] | None = None,
+        always_copies: bool = False,
+        waits_by: str = "step_wait()",
+    ) -> None:
         """Follow the contract of an adapter from now on.
 
         Args:
             contract: The call that asked for it.
             policy: What happens when an episode ends.
             observation_space: What states are batched in; ``None``: as before.
+            reward_dtype: What rewards have to be numbers of; ``None``: they may be anything.
+            always_copies: Whether states are copied whatever ``copy`` was.
+            waits_by: What waits on for a step that was interrupted, or is late.
         """
         if self._contract == contract:
             return
@@ -139,15 +156,17 @@ class Adaptable(Calls):
                 f"{contract} was called, but this ParallelEnv was handed over by {self._contract} and follows its "
                 "rules. Make another ParallelEnv from the same list of env fns."
             )
-        stepper = self._stepper.under(policy)
+        terms: dict[str, Any] = {"always_copies": always_copies, "reward_dtype": reward_dtype}
+        stepper = self._stepper.under(policy, **terms)
         old = self._pool.layout
         space = old.observation_space if observation_space is None else observation_space
         if space is not old.observation_space or policy.autoreset != old.keeps_ended:
             self._pool.rearrange(Layout(space, old.action_space, old.first, old.num_envs, policy.autoreset))
-            stepper = self._stepper.under(policy)
+            stepper = self._stepper.under(policy, **terms)
         vars(self).pop("observation_space", None)  # it is cached
         self._roller = self._roller.under(policy, stepper)
         self._stepper = stepper
+        self._pool.waits_by = waits_by
         self._contract = self._asynchronous = contract
 
     @exclusive
@@ -181,6 +200,11 @@ class Adaptable(Calls):
         """Begin episodes and return the first states, one per env."""
         resetting = self._stepper.begin_reset(env_ids, self._beginnings(env_ids, seed, options))
         return self._end_reset(resetting, None, "batch")  # type: ignore[no-any-return]
+
+    @property
+    def _under_way(self) -> list[int]:
+        """Ids of envs with a step whose result was not delivered; none once this is closed."""
+        return [] if self._is_closed else self._stepper.under_way
 
     @exclusive
     def _latest_states(self) -> Any:
@@ -218,7 +242,8 @@ class Adaptable(Calls):
         values = self._pool.ask("get", env_ids, None, key).values
         without = [env_id for env_id in env_ids if env_id not in values]
         if without:
-            raise AbsentAttributeError(f"{name_envs(without)} has no attribute {key!r}, and no wrapper around it has.")
+            whom = f"{name_envs(without)} has" if len(without) == 1 else f"{name_envs(without)} have"
+            raise AbsentAttributeError(f"{whom} no attribute {key!r}, nor has a wrapper around it.")
         return [values[env_id][0] for env_id in env_ids]
 
     # ---------------------------------------------------------------- for both

@@ -55,6 +55,7 @@ class Pool(Hosts):
         self._timeout: float | None = None  # building envs may take as long as it takes
         self._call_timeout = timeout
         self._numbers = itertools.count(1)
+        self.waits_by = "recv()"  # what users call to wait on for a step, for messages
         plan = backend.plan(len(recipes), num_cpus, num_gpus)
         settings = Settings(silence_warnings, threads=max(1, usable_cores() // sum(plan.cpus)))
         super().__init__(backend, spread(recipes, plan, settings), listener)
@@ -213,7 +214,7 @@ class Pool(Hosts):
         """Return the error that says who did not answer in time, and what can be done about it."""
         ids = tuple(sorted(env_ids))
         ways = {
-            "step": f"Wait on with recv(), give a longer timeout, or rebuild with restart({list(ids)}).",
+            "step": f"Wait on with {self.waits_by}, give a longer timeout, or rebuild with restart({list(ids)}).",
             "rollout": f"The steps since the last chunk are lost: begin anew with reset({list(ids)}), after "
             f"restart({list(ids)}) if the env hangs, and with a longer timeout if it is only slow.",
         }

@@ -181,16 +181,22 @@ def becomes(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> bool:
     """Whether an array can be cast to a dtype without loss of meaning."""
     if array.dtype == dtype:
         return True
-    if not np.can_cast(array.dtype, dtype, "same_kind"):
-        return False
-    may_wrap = dtype.kind in "iu" and not np.can_cast(array.dtype, dtype, "safe")
-    return not may_wrap or bool((array.astype(dtype) == array).all())
+    if array.dtype.kind in "iu" and dtype.kind in "iu":  # by value: plain ints are int64, which is no kind of uint8
+        return np.can_cast(array.dtype, dtype, "safe") or bool((array.astype(dtype) == array).all())
+    return np.can_cast(array.dtype, dtype, "same_kind")
 
 
 def describe_value(value: Any) -> str:
     """Return what kind of value it is, for messages."""
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     if shape is None or dtype is None:
-        text = repr(value)
+        text = _repr(value)
         return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
     return f"of shape {tuple(shape)} and dtype {dtype}"
+
+
+def _repr(value: Any) -> str:
+    try:
+        return repr(value)
+    except Exception:  # noqa: BLE001 (a broken __repr__, or an int of thousands of digits, must not hide the message)
+        return "a value that has no repr"

@@ -7,6 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from parallelenv.actions import ActionReader
 from parallelenv.answers import Align, Teller
 from parallelenv.batch import Array
@@ -20,6 +22,7 @@ from parallelenv.protocol import NOTHING, Extra
 from parallelenv.recovery import Recovery
 from parallelenv.requests import Request
 from parallelenv.results import StepBatch, StepResult, gather_states, list_states
+from parallelenv.rewards import refuse_other_rewards
 from parallelenv.saving import Progress
 
 Begins = Sequence[tuple[int | None, dict[str, Any] | None]]
@@ -44,6 +47,7 @@ class Stepper:
         copy: Whether states are copied for the user.
         timeout: Seconds that a step may take; ``None`` means for ever.
         recovery: What restarts envs that fail; ``None`` if nothing does.
+        reward_dtype: What rewards have to be numbers of; ``None``: they may be anything.
 
     Attributes:
         episodes: Where the episodes of the envs are.
@@ -51,7 +55,13 @@ class Stepper:
     """
 
     def __init__(
-        self, pool: Pool, policy: Policy, copy: bool, timeout: float | None, recovery: Recovery | None
+        self,
+        pool: Pool,
+        policy: Policy,
+        copy: bool,
+        timeout: float | None,
+        recovery: Recovery | None,
+        reward_dtype: np.dtype[Any] | None = None,
     ) -> None:
         self._pool = pool
         self._policy = policy
@@ -60,6 +70,7 @@ class Stepper:
         self._copy = copy
         self.timeout = timeout
         self._recovery = recovery
+        self._reward_dtype = reward_dtype
         self._actions = ActionReader(pool.layout)
         self._flights = Flights()
         # The latest step, from before its first message leaves until the user has the result.
@@ -69,8 +80,13 @@ class Stepper:
         # next. Every other call unsets it.
         self._proven: Sequence[int] | None = None
 
-    def under(self, policy: Policy) -> Stepper:
+    def under(self, policy: Policy, *, always_copies: bool, reward_dtype: np.dtype[Any] | None) -> Stepper:
         """Return a stepper of the same pool with another policy. All envs then need a reset.
+
+        Args:
+            policy: What happens when an episode ends.
+            always_copies: Whether states are copied also where the user can do without.
+            reward_dtype: As in `Stepper`.
 
         Raises:
             EnvBusyError: If a step is under way.
@@ -79,7 +95,15 @@ class Stepper:
         self._refuse_busy(self._pool.env_ids)
         if self._recovery is not None:
             self._recovery.forget(self._pool.env_ids)
-        return Stepper(self._pool, policy, self._copy, self.timeout, self._recovery)
+        copy = self._copy or always_copies
+        return Stepper(self._pool, policy, copy, self.timeout, self._recovery, reward_dtype)
+
+    @property
+    def under_way(self) -> list[int]:
+        """Ids of envs with a step whose result was not delivered, ascending."""
+        if self._unsettled is None:
+            return sorted(self._flights.env_ids) if self._flights else []
+        return sorted({*self._unsettled[0], *self._flights.env_ids})
 
     # ---------------------------------------------------------------- episodes
 
@@ -337,7 +361,7 @@ class Stepper:
         if busy:
             raise EnvBusyError(
                 f"envs {busy} have a step under way whose result was not received (sent, interrupted or late). "
-                "Get it with recv(), or drop it with reset()."
+                f"Get it with {self._pool.waits_by}, or drop it with reset()."
             )
 
     def _check(self, env_ids: Sequence[int]) -> None:
@@ -368,13 +392,13 @@ class Stepper:
         Raises:
             BaseException: What an env raised; ``error.partial`` has the others' results.
         """
-        if landed.failures and self._recovery is not None:
-            landed = self._mend(landed, self._recovery)
-        failures = landed.failures
-        if failures:
-            landed = landed.without_failures()
+        whole, unpaid = self._judge(landed)
+        failures = whole.failures
+        landed = whole.without_failures() if failures else whole
         try:
             result = self._teller.tell(self._pool.batch, landed, align)
+            if unpaid:  # they have stepped: where their episodes are is noted, and nobody is told
+                self._teller.tell(self._pool.batch, whole.without_failure_of(unpaid), "batch")
         except (ValueError, TypeError) as error:  # from a user's own space, say
             self._settle()
             self._flights.forget([*landed.env_ids, *failures])
@@ -389,6 +413,18 @@ class Stepper:
             self.episodes.lose(env_id for env_id, failure in failures.items() if failure.operation != "step")
             raise_failures([failures[env_id] for env_id in sorted(failures)], partial=result)
         return result
+
+    def _judge(self, landed: Landed) -> tuple[Landed, Sequence[int]]:
+        """Return what has landed with all that has failed in it, and what could be mended mended.
+
+        Also the ids of envs that have failed in nothing but their reward.
+        """
+        wrong: Sequence[int] = ()
+        if self._reward_dtype is not None:
+            landed, wrong = refuse_other_rewards(self._pool.batch, landed, self._reward_dtype)
+        if landed.failures and self._recovery is not None:
+            landed = self._mend(landed, self._recovery)
+        return landed, [env_id for env_id in wrong if env_id in landed.failures] if wrong else wrong
 
     def _mend(self, landed: Landed, recovery: Recovery) -> Landed:
         """Restart what failed: it then counts as cut off, and its state is the first of its next episode."""

@@ -74,6 +74,43 @@ def test_wrong_spaces_are_errors_where_they_matter(make_env: MakeEnv) -> None:
         fitting.step([0.5, 1.0])
 
 
+class Image(Old):
+    """Answers lists of ints."""
+
+    def __init__(self, brightness: int = 255) -> None:
+        self.brightness = brightness
+
+    def reset(self) -> Any:
+        return [0, self.brightness]
+
+    def step(self, action: Any) -> Any:
+        assert action.dtype == np.uint8
+        return [int(action[0]), 2], 1.0, False, {}
+
+
+UNSIGNED = Box(0, 255, (2,), np.uint8), Box(0, 200, (2,), np.uint8)
+
+
+@pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
+def test_plain_ints_become_unsigned_ones_by_value(make_env: MakeEnv) -> None:
+    env = make_env([Image] * 2, spaces=UNSIGNED)
+    states = env.reset()
+    assert states.dtype == np.uint8
+    assert states.tolist() == [[0, 255]] * 2
+    for actions in ([[1, 2], [3, 4]], np.array([[1, 2], [3, 4]]), np.array([[1, 2], [3, 4]], np.int8)):
+        assert env.step(actions).states.tolist() == [[1, 2], [3, 2]]
+    for outside in (-1, 256, 2**40):
+        with pytest.raises(ActionError, match="has dtype int64, which does not become uint8 without loss of meaning"):
+            env.step([[1, 2], [3, outside]])
+    with pytest.raises(ActionError, match="has dtype float64, which does not become uint8"):
+        env.step([[1.0, 2.0], [3.0, 4.0]])
+    for wrong in (-1, 256):
+        with pytest.raises(
+            EnvContractError, match=rf"state is \[0, {wrong}\] \(list\), but the observation space says"
+        ):
+            make_env([partial(Image, wrong)], spaces=UNSIGNED).reset()
+
+
 def test_a_mode_is_chosen_by_them_too() -> None:
     assert "No env could be tried" in recommend([Silent]).reason
     found = recommend([Silent], spaces=SPACES)
@@ -88,7 +125,19 @@ def test_a_mode_is_chosen_by_them_too() -> None:
         recommend([Silent], spaces=5)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("spaces", [SPACES[0], (SPACES[0],), (SPACES[0], None), "spaces", [1, 2], (*SPACES, SPACES[0])])
+@pytest.mark.parametrize(
+    "spaces",
+    [
+        SPACES[0],
+        (SPACES[0],),
+        (SPACES[0], None),
+        "spaces",
+        [1, 2],
+        (*SPACES, SPACES[0]),
+        list(SPACES),
+        (gym.Space(), SPACES[1]),
+    ],
+)
 def test_what_is_no_pair_is_refused(spaces: Any) -> None:
     with pytest.raises(ArgumentError, match=r"is no pair of spaces. Give \(observation_space, action_space\)"):
         ParallelEnv([Silent], spaces=spaces)

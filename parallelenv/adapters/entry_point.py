@@ -12,7 +12,9 @@ from gymnasium.vector import AutoresetMode
 from parallelenv import arguments
 from parallelenv.adapters.gymnasium import GymnasiumVectorEnv
 from parallelenv.env import ParallelEnv
+from parallelenv.errors import ArgumentError, InvalidEnvError
 from parallelenv.recipes import make_recipes
+from parallelenv.spaces import describe_value
 
 
 def vector_entry_point(
@@ -44,13 +46,30 @@ def vector_entry_point(
         InvalidEnvError: If the id is not registered, or ``env`` none of these.
     """
     arguments.check_positive("num_envs", num_envs)
-    made: Callable[..., Any] = functools.partial(_make, make_recipes([env])[0].source, max_episode_steps, make_kwargs)
-    pool = ParallelEnv([made] * num_envs, para_mode, **(parallel_kwargs or {}))
+    recipe = make_recipes([env])[0]
+    if recipe.is_live:
+        raise InvalidEnvError(
+            f"env is {describe_value(env)}, an env itself, and {num_envs} are to be made. Give what makes one: a "
+            "registered id, an EnvSpec, or a callable."
+        )
+    made: Callable[..., Any] = functools.partial(_make, recipe.source, max_episode_steps, make_kwargs)
+    pool = ParallelEnv([made] * num_envs, para_mode, **_check_kwargs(parallel_kwargs))
     try:
         return pool.to_gymnasium(autoreset_mode)
     except BaseException:
         pool.close()
         raise
+
+
+def _check_kwargs(parallel_kwargs: Any) -> dict[str, Any]:
+    if parallel_kwargs is None:
+        return {}
+    if not isinstance(parallel_kwargs, dict):
+        raise ArgumentError(f"parallel_kwargs={parallel_kwargs!r} is no dict. Give arguments of ParallelEnv by name.")
+    ours = [name for name in ("envs", "para_mode") if name in parallel_kwargs]
+    if ours:
+        raise ArgumentError(f"parallel_kwargs has {ours} in it. Give env= and para_mode= instead, beside it.")
+    return parallel_kwargs
 
 
 def _make(source: Any, max_episode_steps: int | None, make_kwargs: dict[str, Any]) -> Any:

@@ -12,13 +12,13 @@ from gymnasium.vector.utils import batch_space
 
 from parallelenv import arguments
 from parallelenv.adapters.infos import gather_infos
+from parallelenv.adapters.partial import retell
 from parallelenv.adapters.pending import nothing_begun, step_under_way
 from parallelenv.adapters.spaces import ObservationMode, check_alike, declared_spaces, vector_spaces
 from parallelenv.batch import Array
 from parallelenv.errors import (
     ArgumentError,
     EnvBusyError,
-    EnvContractError,
     IdTypeError,
     InvalidIdError,
     NothingInFlightError,
@@ -76,7 +76,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         action_spaces = declared_spaces("action_space", env)
         check_alike("action_space", action_spaces, "Make them equal.")
         contract = f"to_gymnasium({mode.value!r}, observation_mode={_show(observation_mode)})"
-        env._hand_over(contract, _POLICIES[mode](), single)
+        env._hand_over(contract, _POLICIES[mode](), single, reward_dtype=np.dtype(np.float64))
         self.observation_space, self.single_observation_space = copy.deepcopy((batched, single))
         self.single_action_space = copy.deepcopy(action_spaces[0])
         self.action_space = batch_space(self.single_action_space, self.num_envs)
@@ -105,7 +105,8 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
             Observations of all envs, of those that were not reset the latest ones, and the infos of those that were.
 
         Raises:
-            ArgumentError: If seeds or mask do not fit (IdTypeError, a TypeError, if the mask is no array of bools).
+            ArgumentError: If seeds, options or mask do not fit (IdTypeError, a TypeError, if the mask is no array of
+                bools).
             PendingCallError: If a ``..._async`` waits for its ``..._wait``.
             ResetNeededError: If the mask leaves out an env that was never reset. In all cases nothing was reset.
             BaseException: What an env raised.
@@ -118,6 +119,8 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
     ) -> None:
         """Begin to begin new episodes; `reset_wait` returns what `reset` does. Arguments and errors as there."""
         self._refuse_awaited("reset")
+        if options is not None and not isinstance(options, dict):
+            raise ArgumentError(f"options={options!r} is no dict. Give a dict: it goes to each env's reset.")
         env, everyone = self.parallel_env, range(self.num_envs)
         seeds = None if seed is None else arguments.spread_seeds(seed, everyone, self.num_envs, whole=True)
         chosen = list(everyone)
@@ -140,7 +143,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
             WorkerTimeoutError: If it takes longer. This can be called again.
             BaseException: What an env raised.
         """
-        begun = self._take("reset")
+        begun = self._take("reset", timeout)
         resetting: Any = begun.what
         observations = self.parallel_env._reset_wait(resetting, timeout)
         self._begun = None
@@ -168,14 +171,19 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
             ResetNeededError: If an env was never reset, or has ended and the mode is ``"Disabled"``. In all of these
                 cases nothing was stepped.
             WorkerTimeoutError: If it takes longer than the `ParallelEnv`'s ``timeout``; `step_wait` waits on.
-            BaseException: What an env raised; ``error.partial`` has what the others answered.
+            EnvContractError: If an env's reward is no number.
+            BaseException: What an env raised. ``error.partial`` is what this would have returned, with rows of the
+                others alone, whose ids are its ``env_ids``.
         """
         self._check_step()
         try:
             result = self.parallel_env._step(actions)
         except EnvBusyError as error:
             raise step_under_way() from error
-        return self._gathered(result)
+        except BaseException as error:
+            retell(error, _gathered)
+            raise
+        return _gathered(result)
 
     def step_async(self, actions: Any) -> None:
         """Begin a step; `step_wait` returns what `step` does. Argument and errors as there."""
@@ -195,14 +203,20 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         Raises:
             NoPendingCallError: If there is none.
             WorkerTimeoutError: If it takes longer. This can be called again.
-            BaseException: What an env raised; ``error.partial`` has what the others answered.
+            EnvContractError: If an env's reward is no number.
+            BaseException: What an env raised. ``error.partial`` is what this would have returned, with rows of the
+                others alone, whose ids are its ``env_ids``.
         """
         if self._is_awaited:
-            self._take("step")
+            self._take("step", timeout)
         try:
-            return self._gathered(self.parallel_env._step_wait(timeout))
+            result = self.parallel_env._step_wait(timeout)
         except NothingInFlightError as error:
             raise nothing_begun("step") from error
+        except BaseException as error:
+            retell(error, _gathered)
+            raise
+        return _gathered(result)
 
     def _check_step(self) -> None:
         self._refuse_awaited("step")
@@ -212,13 +226,6 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
                 f"envs {ended} have ended, and autoreset_mode is 'Disabled'. Call reset(options={{'reset_mask': "
                 "terminations | truncations}) first, or choose another autoreset_mode."
             )
-
-    def _gathered(self, result: StepResult) -> Stepped:
-        states, rewards, _, infos = result
-        if rewards.dtype == object:
-            rewards = _as_numbers(rewards)
-        said = gather_infos(map(_with_final, infos), self.num_envs) if any(infos) else {}
-        return states, rewards, result.terminated, result.truncated, said
 
     # ---------------------------------------------------------------- attributes and methods
 
@@ -254,7 +261,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
             WorkerTimeoutError: If it takes longer. This can be called again.
             BaseException: What a method raised.
         """
-        request: Any = self._take("call").what
+        request: Any = self._take("call", timeout).what
         answers = self.parallel_env._call_wait(request, timeout)
         self._begun = None
         return tuple(answers)
@@ -302,11 +309,14 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
     def close(  # type: ignore[override]
         self, timeout: float | None = None, terminate: bool = False
     ) -> None:
-        """Close the `ParallelEnv`, and what is under way with it. Never raises; harmless when repeated.
+        """Close the `ParallelEnv`, and what is under way with it. Whatever envs do, it does not raise.
 
         Args:
             timeout: Seconds that workers get to close their envs before they are ended; ``None``: a few.
             terminate: Whether they get none.
+
+        Raises:
+            ArgumentError: If ``timeout`` is no such number; nothing was closed.
         """
         self.parallel_env.close(0.0 if terminate else timeout)
 
@@ -323,12 +333,16 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
             name = self._begun.name
             raise PendingCallError(f"{call}() was called while {name}_async() waits for {name}_wait().", name)
 
-    def _take(self, name: str) -> _Begun:
-        """Return what was begun. From now on something else may be called, should the wait be broken off."""
+    def _take(self, name: str, timeout: Any) -> _Begun:
+        """Return what was begun. From now on something else may be called, should the wait be broken off.
+
+        ``timeout`` is that of the wait, and is looked at before.
+        """
         if self.closed:
             self.parallel_env._refuse(f"{name}_wait")
         if self._begun is None or self._begun.name != name:
             raise nothing_begun(name)
+        arguments.check_timeout(timeout)
         self._is_awaited = False
         return self._begun
 
@@ -351,6 +365,13 @@ def _parse_mask(mask: Any, num_envs: int) -> list[int]:
     return np.flatnonzero(mask).tolist()
 
 
+def _gathered(result: StepResult) -> Stepped:
+    """Return a step, of all envs or of some, as a vector env does."""
+    states, rewards, _, infos = result
+    said = gather_infos(map(_with_final, infos), len(infos)) if any(infos) else {}
+    return states, rewards, result.terminated, result.truncated, said
+
+
 def _with_final(info: dict[Any, Any]) -> dict[Any, Any]:
     """Return the info of one env; where a reset came within the step, that of the reset, and what was before it."""
     ending: Ending | None = info.pop(Ending, None)
@@ -358,13 +379,6 @@ def _with_final(info: dict[Any, Any]) -> dict[Any, Any]:
         return info
     final = {} if ending.state is None else {"final_obs": ending.state}
     return {**final, "final_info": info, **ending.reset_info}
-
-
-def _as_numbers(rewards: Array) -> Array:
-    try:
-        return rewards.astype(np.float64)
-    except (TypeError, ValueError) as error:
-        raise EnvContractError(f"A vector env's rewards are numbers, and these are not: {rewards!r}.") from error
 
 
 def _show(mode: ObservationMode) -> str:

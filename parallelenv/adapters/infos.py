@@ -68,6 +68,8 @@ def _column(key: Any, rows: Sequence[int], values: Sequence[Any], num_envs: int)
 
 def _as_arrays(values: Sequence[Any]) -> Sequence[Array] | None:
     """Return arrays of one shape, or numbers as such; ``None`` if they are neither. A bool is no number."""
+    if any(isinstance(value, np.ma.MaskedArray) for value in values):  # a plain array would lose the mask
+        return None
     if isinstance(values[0], np.ndarray):
         shape = values[0].shape
         return values if all(isinstance(value, np.ndarray) and value.shape == shape for value in values) else None

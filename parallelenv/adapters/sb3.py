@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from stable_baselines3.common.vec_env.base_vec_env import VecEnv
 
+from parallelenv import arguments
+from parallelenv.adapters.partial import retell
 from parallelenv.adapters.pending import nothing_begun, step_under_way
 from parallelenv.adapters.spaces import check_alike, declared_spaces
 from parallelenv.batch import Array
@@ -43,7 +45,8 @@ class SB3VecEnv(VecEnv):
         check_alike("observation_space", observation_spaces)
         check_alike("action_space", action_spaces)
         _check_render_modes([facts.render_mode for facts in env._pool.facts])
-        env._hand_over("to_sb3()", SameStep(), None)
+        # Its algorithms keep the latest observations while they step: views would be the next ones by then.
+        env._hand_over("to_sb3()", SameStep(), reward_dtype=np.dtype(np.float32), always_copies=True)
         super().__init__(env.num_envs, *copy.deepcopy((observation_spaces[0], action_spaces[0])))
         self.metadata = dict(env._pool.facts[0].metadata)
 
@@ -65,6 +68,9 @@ class SB3VecEnv(VecEnv):
             result = self.parallel_env._step(actions)
         except EnvBusyError as error:
             raise step_under_way() from error
+        except BaseException as error:
+            retell(error, self._told)
+            raise
         return self._told(result)
 
     def step_async(self, actions: Any) -> None:
@@ -94,22 +100,27 @@ class SB3VecEnv(VecEnv):
 
         Raises:
             NoPendingCallError: If no step was begun.
-            BaseException: What an env raised; ``error.partial`` has what the others answered.
+            EnvContractError: If an env's reward is no number, or a finite one that is infinite in float32.
+            BaseException: What an env raised. ``error.partial`` is what this would have returned, with rows of the
+                others alone, whose ids are its ``env_ids``.
         """
         try:
             result = self.parallel_env._step_wait(None)
         except NothingInFlightError as error:
             raise nothing_begun("step") from error
+        except BaseException as error:
+            retell(error, self._told)
+            raise
         return self._told(result)
 
     def _told(self, result: StepResult) -> tuple[Any, Array, Array, list[dict[str, Any]]]:
         states, rewards, dones, infos = result
         listed: list[dict[Any, Any]] = infos.tolist()
         is_cut = (result.truncated & ~result.terminated).tolist()
-        for env_id, info in enumerate(listed):
+        for position, (env_id, info) in enumerate(zip(result.env_ids.tolist(), listed, strict=True)):
             ending: Ending | None = info.pop(Ending, None)
             is_known = ending is None or ending.state is not None
-            info["TimeLimit.truncated"] = is_cut[env_id] and is_known
+            info["TimeLimit.truncated"] = is_cut[position] and is_known
             if ending is not None:
                 self.reset_infos[env_id] = ending.reset_info
                 if is_known:
@@ -132,6 +143,7 @@ class SB3VecEnv(VecEnv):
 
     def has_attr(self, attr_name: str) -> bool:
         """Say if every env has an attribute; it need not be one that can be copied."""
+        arguments.check_name("attr_name", attr_name)
         return all(self._asked("has", None, attr_name, None))
 
     def set_attr(self, attr_name: str, value: Any, indices: Indices = None) -> None:
@@ -147,10 +159,13 @@ class SB3VecEnv(VecEnv):
             AttributeError: If an env has none of that name.
             BaseException: What a method raised.
         """
+        arguments.check_name("method_name", method_name)
         return self._asked("use", (method_args, method_kwargs), (method_name, True), indices)
 
     def env_is_wrapped(self, wrapper_class: type, indices: Indices = None) -> list[bool]:
         """Say of envs if a wrapper of this class is around them."""
+        if not isinstance(wrapper_class, type):
+            raise ArgumentError(f"wrapper_class={wrapper_class!r} is no class. Give the class of a wrapper.")
         return self._asked("is_wrapped", wrapper_class, None, indices)
 
     def get_images(self) -> Sequence[Any]:
@@ -167,7 +182,7 @@ class SB3VecEnv(VecEnv):
 
 
 def _ids(indices: Indices) -> Any:
-    return slice(None) if indices is None else indices if isinstance(indices, (int, np.integer)) else list(indices)
+    return slice(None) if indices is None else indices
 
 
 def _check_render_modes(modes: Sequence[str | None]) -> None:

@@ -57,6 +57,7 @@ def vector_spaces(env: Adaptable, mode: ObservationMode) -> tuple[gymnasium.Spac
         return batch_differing_spaces(spaces), spaces[0]
     if isinstance(mode, tuple) and len(mode) == 2 and all(isinstance(space, gymnasium.Space) for space in mode):
         _check_shapes(spaces, mode[1])
+        _check_batched(mode[0], mode[1], len(spaces))
         return mode
     raise ArgumentError(
         f"observation_mode={mode!r} is not known; expected 'same', 'different', or a tuple of the batched and the "
@@ -71,3 +72,12 @@ def _check_shapes(spaces: Sequence[gymnasium.Space[Any]], single: gymnasium.Spac
                 f"The observation_space of env {env_id} is {space}, of other shapes or dtypes than {single}. No vector "
                 "env can batch them; step the ParallelEnv itself."
             )
+
+
+def _check_batched(batched: gymnasium.Space[Any], single: gymnasium.Space[Any], num_envs: int) -> None:
+    expected = batch_space(single, num_envs)
+    if not isinstance(batched, type(expected)) or not is_space_dtype_shape_equiv(batched, expected):
+        raise SpacesError(
+            f"The batched observation space given is {batched}, but observations of {num_envs} envs in {single} have "
+            f"the shapes and dtypes of {expected}. Give one that has these."
+        )

@@ -9,8 +9,16 @@ import gymnasium
 import numpy as np
 
 from parallelenv import arguments
+from parallelenv.adapters.partial import retell
 from parallelenv.batch import Array
-from parallelenv.errors import ActionError, ArgumentError, EnvBusyError, InvalidEnvError, WorkerTimeoutError
+from parallelenv.errors import (
+    ActionError,
+    ArgumentError,
+    EnvBusyError,
+    InvalidEnvError,
+    NothingInFlightError,
+    WorkerTimeoutError,
+)
 from parallelenv.ids import parse_ids
 from parallelenv.policy import Policy
 from parallelenv.results import StepBatch
@@ -35,8 +43,6 @@ class TianshouVectorEnv:
         parallel_env: Whose envs are stepped.
         env_num: Number of envs.
         is_async: Whether a step may return before all envs have finished theirs.
-        ready_id: Ids of envs that can be stepped and reset.
-        waiting_id: Ids of envs with a step under way.
         action_space: One per env.
         observation_space: One per env.
         metadata: One per env.
@@ -53,10 +59,8 @@ class TianshouVectorEnv:
                     f"The observation space of env {env_id} is {space}, and Tianshou takes no tuples. Make it a Dict, "
                     "or wrap the env in gymnasium.wrappers.FlattenObservation."
                 )
-        env._hand_over("to_tianshou()", Policy(), None)
+        env._hand_over("to_tianshou()", Policy(), waits_by="step(None)")
         self.is_async = self.wait_num != self.env_num or self.timeout is not None
-        self.ready_id = list(range(self.env_num))
-        self.waiting_id: list[int] = []
         self.action_space = env.action_spaces
         self.observation_space = env.observation_spaces
         self.metadata = [dict(facts.metadata) for facts in env._pool.facts]
@@ -70,13 +74,24 @@ class TianshouVectorEnv:
         """Whether this or the `ParallelEnv` was closed."""
         return self.parallel_env.closed
 
+    @property
+    def waiting_id(self) -> list[int]:
+        """Ids of envs with a step under way: begun, late, or interrupted."""
+        return self.parallel_env._under_way
+
+    @property
+    def ready_id(self) -> list[int]:
+        """Ids of the other envs."""
+        waiting = set(self.waiting_id)
+        return [env_id for env_id in range(self.env_num) if env_id not in waiting]
+
     # ---------------------------------------------------------------- episodes
 
     def reset(self, env_id: Ids = None, *, seed: Any = None, options: Any = None) -> tuple[Array, Array]:
         """Begin episodes.
 
         Args:
-            env_id: Which envs, by default all.
+            env_id: Which envs, by default all; steps of theirs that are under way are then dropped.
             seed: As Tianshou has it: an int is the same seed for every env. A list: one per env.
             options: Of each env's ``reset``.
 
@@ -85,10 +100,10 @@ class TianshouVectorEnv:
             dicts or of different shapes, and an object array of dicts.
 
         Raises:
-            EnvBusyError: If a step of one is under way; nothing was reset.
+            EnvBusyError: If a step of one that is named is under way; nothing was reset.
             BaseException: What an env raised.
         """
-        env_ids = self._ready(env_id)
+        env_ids = list(range(self.env_num)) if env_id is None else self._ready(env_id)
         seeds = [seed] * len(env_ids) if isinstance(seed, (int, np.integer)) else seed
         states = self.parallel_env._reset_each(env_ids, seeds, options)
         infos = self.parallel_env.reset_infos
@@ -98,7 +113,7 @@ class TianshouVectorEnv:
         """Step envs; if ``is_async``, return what has come of the steps of those that are the first to finish.
 
         Args:
-            action: One per env; ``None``, if ``is_async``: only wait for steps that are under way.
+            action: One per env; ``None``: only wait for steps that are under way, if ``is_async`` or after Ctrl-C.
             id: Which envs, by default all.
 
         Returns:
@@ -110,34 +125,40 @@ class TianshouVectorEnv:
             EnvBusyError: If a step of one is under way.
             ResetNeededError: If one was never reset. In all cases nothing was stepped.
             NothingInFlightError: If there is nothing to wait for.
-            BaseException: What an env raised; ``error.partial`` has what the others answered.
+            BaseException: What an env raised. ``error.partial`` is what this would have returned, with rows of the
+                others alone, whose ids are its ``env_ids``.
         """
-        if not self.is_async:
-            if action is None:
+        try:
+            batch = self._stepped(action, id)
+        except BaseException as error:
+            retell(error, self._told)
+            raise
+        return self._told(batch)
+
+    def _stepped(self, action: Any, id: Ids) -> StepBatch:
+        if action is None:
+            if not self.is_async and not self.waiting_id:
                 raise ActionError("action=None only waits, and there is nothing to wait for. Give wait_num or timeout.")
-            return self._told(self.parallel_env.step(action, self._ready(id), "batch"))
-        if action is not None:
-            env_ids = self._ready(id)
-            self.parallel_env.send(action, env_ids)
-            self.waiting_id += env_ids
-            self.ready_id = [one for one in self.ready_id if one not in set(env_ids)]
-        return self._told(self._received())
+            return self._received()
+        env_ids = self._ready(id)
+        if not self.is_async:
+            return self.parallel_env.step(action, env_ids, "batch")  # type: ignore[no-any-return]
+        self.parallel_env.send(action, env_ids)
+        return self._received()
 
     def _received(self) -> StepBatch:
         wanted = max(1, min(self.wait_num, len(self.waiting_id)))
         try:
-            batch: StepBatch = self.parallel_env.recv(wanted, timeout=self.timeout, align="batch")
+            return self.parallel_env.recv(wanted, timeout=self.timeout, align="batch")  # type: ignore[no-any-return]
         except WorkerTimeoutError:
             if self.timeout is None:  # it is the pool's own, for an env that hangs
                 raise
-            batch = self.parallel_env.recv(1, align="batch")
-        found = batch.env_ids.tolist()
-        self.waiting_id = [one for one in self.waiting_id if one not in set(found)]
-        self.ready_id += found
-        return batch
+        except NothingInFlightError:
+            raise NothingInFlightError("No step is under way that could be waited for. Give actions.") from None
+        return self.parallel_env.recv(1, align="batch")  # type: ignore[no-any-return]
 
     def _told(self, batch: StepBatch) -> Stepped:
-        states, rewards, _, infos = zip(*batch, strict=True)
+        states, rewards, _, infos = zip(*batch, strict=True) if batch else ((), (), (), ())
         for env_id, info in zip(batch.env_ids.tolist(), infos, strict=True):
             info["env_id"] = env_id
         return _stacked(states), _stacked(rewards), batch.terminated, batch.truncated, object_array(infos)
@@ -209,9 +230,12 @@ class TianshouVectorEnv:
             EnvBusyError: If one has a step under way.
         """
         env_ids = list(range(self.env_num)) if id is None else list(parse_ids(id, self.env_num))
-        busy = [env_id for env_id in env_ids if env_id in self.waiting_id] if self.waiting_id else []
+        waiting = self.waiting_id
+        busy = [env_id for env_id in env_ids if env_id in waiting] if waiting else []
         if busy:
-            raise EnvBusyError(f"envs {busy} have a step under way. Wait for it with step(None).")
+            raise EnvBusyError(
+                f"envs {busy} have a step under way. Wait for it with step(None), or drop all that are with reset()."
+            )
         return env_ids
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from adapters.envs import Looped
+from parallelenv import ParallelEnvError
 from parallelenv.errors import ArgumentError
 from parallelenv.identity import difference
 
@@ -47,3 +48,19 @@ def test_what_is_registered_may_be_a_callable_with_arguments() -> None:
         vector_entry_point(0, env=Looped)
     with pytest.raises(ValueError, match="autoreset_mode"):
         vector_entry_point(2, env=Looped, para_mode="subproc", autoreset_mode="never")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"env": Looped()}, "an env itself.*Give what makes one: a registered id"),
+        ({"env": Looped, "parallel_kwargs": 5}, "parallel_kwargs=5 is no dict"),
+        ({"env": Looped, "parallel_kwargs": {"para_mode": "dummy"}}, r"parallel_kwargs has \['para_mode'\] in it"),
+        ({"env": Looped, "parallel_kwargs": {"envs": [Looped]}}, r"parallel_kwargs has \['envs'\] in it"),
+    ],
+)
+def test_what_cannot_be_made_is_refused(arguments: Any, message: str) -> None:
+    from parallelenv import vector_entry_point
+
+    with pytest.raises(ParallelEnvError, match=message):
+        vector_entry_point(2, **arguments)

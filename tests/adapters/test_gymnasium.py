@@ -17,7 +17,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from adapters.envs import Fragile, Looped, Varied
 from parallelenv import ParallelEnv
-from parallelenv.errors import ArgumentError, EnvContractError, HandedOverError, SpacesError
+from parallelenv.errors import ArgumentError, ClosedError, HandedOverError, SpacesError
 from parallelenv.identity import difference
 
 ZEROS = np.zeros(3, dtype=np.int64)
@@ -274,6 +274,14 @@ def test_spaces_may_be_given(make_env: MakeEnv) -> None:
     assert env.reset()[0] in batched
 
 
+@pytest.mark.parametrize("batched", [Box(0, 50, (2, 1), np.float32), Box(0, 50, (3, 1), np.float64), Discrete(3)])
+def test_a_batched_space_that_holds_other_batches_is_refused(batched: Any) -> None:
+    single = Box(0, 50, (1,), np.float32)
+    message = r"of 3 envs in Box\(0.0, 50.0, \(1,\), float32\) have the shapes"
+    with ParallelEnv([partial(Bounded, 10)] * 3) as env, pytest.raises(SpacesError, match=message):
+        env.to_gymnasium(observation_mode=(batched, single))
+
+
 @pytest.mark.parametrize(
     ("env_fns", "message"),
     [
@@ -417,12 +425,29 @@ def test_an_env_that_is_restarted_counts_as_cut_off(autoreset_mode: str, make: A
     assert env.step(ZEROS)[0].tolist() == [[3], [0 if autoreset_mode == "NextStep" else 1], [3]]
 
 
-def test_rewards_that_are_no_numbers_are_refused(make: Any) -> None:
-    class Wordy(Looped):
-        def step(self, action: Any) -> Any:
-            return self.state, "much", False, False, {}
+@nearby
+@pytest.mark.parametrize("options", [5, "reset_mask", [{}] * 3])
+def test_options_are_a_dict(options: Any, make: Any) -> None:
+    env = make()
+    with pytest.raises(ArgumentError, match="is no dict. Give a dict"):
+        env.reset(options=options)
+    assert env.reset(options={"level": 1})[0].tolist() == [[0]] * 3
 
-    env = make([Wordy] * 3)
-    env.reset()
-    with pytest.raises(EnvContractError, match="A vector env's rewards are numbers"):
-        env.step(ZEROS)
+
+@nearby
+@pytest.mark.parametrize("timeout", ["x", -1, float("nan"), True])
+def test_a_time_to_close_in_is_a_number(timeout: Any, make: Any) -> None:
+    env = make()
+    with pytest.raises(ArgumentError, match="a number of seconds, 0 or more, or None for 3. Nothing was closed"):
+        env.close(timeout)
+    assert not env.closed
+    env.close(0)
+    assert env.closed
+
+
+@nearby
+def test_what_is_closed_cannot_be_handed_over(make_env: MakeEnv) -> None:
+    env = make_env([Looped])
+    env.close()
+    with pytest.raises(ClosedError, match=r"^to_gymnasium\(\), to_sb3\(\) or to_tianshou\(\) was called on a closed"):
+        env.to_gymnasium()

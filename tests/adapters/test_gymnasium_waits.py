@@ -19,7 +19,7 @@ from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoA
 from gymnasium.vector import AsyncVectorEnv
 
 from adapters.envs import Looped, Slow
-from parallelenv.errors import WorkerTimeoutError
+from parallelenv.errors import ArgumentError, WorkerTimeoutError
 
 ZEROS = np.zeros(3, dtype=np.int64)
 ONE_ONE = np.array([0, 1, 0])
@@ -81,6 +81,19 @@ def test_nothing_else_may_come_before_the_wait(begun: str, make: Any) -> None:
         assert missing.value.name == other
     WAIT[begun](env)
     env.step(ZEROS)
+
+
+@nearby
+@pytest.mark.parametrize("name", WAIT)
+def test_a_wait_with_a_timeout_that_is_none_changes_nothing(name: str, make: Any) -> None:
+    env = make()
+    env.reset()
+    BEGIN[name](env)
+    with pytest.raises(ArgumentError, match="timeout='x' must be a positive number of seconds"):
+        getattr(env, f"{name}_wait")("x")
+    with pytest.raises(AlreadyPendingCallError, match=rf"while {name}_async\(\) waits for {name}_wait\(\)"):
+        env.get_attr("length")
+    WAIT[name](env)
 
 
 @nearby
@@ -156,7 +169,7 @@ def test_what_takes_too_long_can_be_awaited_again(make: Any) -> None:
     env = make([partial(Slow, 9)] * 3)
     env.reset()
     env.step_async(ONE_ONE)
-    with pytest.raises(multiprocessing.TimeoutError) as caught:
+    with pytest.raises(multiprocessing.TimeoutError, match=r"Wait on with step_wait\(\)") as caught:
         env.step_wait(timeout=0.05)
     assert isinstance(caught.value, WorkerTimeoutError)
     with pytest.raises(AlreadyPendingCallError, match=r"Get it with step_wait\(\), or drop it with reset\(\)"):

@@ -93,6 +93,14 @@ def test_arrays_get_the_dtype_that_keeps_them_all() -> None:
     assert gather(np.array([2**53 + 1]), np.array([0.5])).dtype == object
 
 
+def test_a_masked_array_keeps_its_mask() -> None:
+    masked, plain = np.ma.MaskedArray([1, 2], [True, False]), np.array([3, 4])
+    for values in ((masked, plain), (plain, masked), (masked, masked)):
+        column = gather(*values)
+        assert column.dtype == object
+        assert all(found is value for found, value in zip(column, values, strict=False))
+
+
 def test_the_mask_replaces_a_key_of_its_name() -> None:
     gathered = gather_infos([{"a": 1, "_a": 5}, {}], 2)
     assert gathered["_a"].tolist() == [True, False]

@@ -71,6 +71,17 @@ def test_what_is_returned_is_the_callers_to_change(make_env: MakeEnv) -> None:
 
 
 @nearby
+def test_observations_are_copied_whatever_copy_is(make_env: MakeEnv) -> None:
+    env: Any = make_env([partial(Looped, 9)] * 3, copy=False).to_sb3()
+    first = env.reset()
+    second = env.step(np.zeros(3, int))[0]  # algorithms store both
+    env.step(np.zeros(3, int))
+    assert first.tolist() == [[0]] * 3
+    assert second.tolist() == [[1]] * 3
+    first[:] = second[:] = 5  # the caller's
+
+
+@nearby
 def test_attributes_and_methods_are_reached_by_index(make_env: MakeEnv) -> None:
     env: Any = make_env([partial(Looped, 5 + number) for number in range(3)]).to_sb3()
     env.reset()
@@ -82,6 +93,7 @@ def test_attributes_and_methods_are_reached_by_index(make_env: MakeEnv) -> None:
     assert env.env_method("add", 1, indices=[1], other=0.5) == [1.5]
     assert env.has_attr("length")
     assert not env.has_attr("nonsense")
+    assert env.get_attr("length", slice(1, 3)) == [6, 9]
     with pytest.raises(AttributeError, match="nonsense"):
         env.get_attr("nonsense")
     with pytest.raises(AttributeError, match="no method 'nonsense'"):
@@ -97,6 +109,22 @@ def test_wrappers_of_the_envs_are_seen(make_env: MakeEnv) -> None:
     env: Any = make_env([lambda: Monitor(Looped()), Looped]).to_sb3()
     assert env.env_is_wrapped(Monitor) == [True, False]
     assert env.env_is_wrapped(Monitor, 1) == [False]
+
+
+@nearby
+def test_arguments_that_cannot_be_are_refused(make_env: MakeEnv) -> None:
+    env: Any = make_env([Looped] * 2).to_sb3()
+    for indices in (1.5, "x", [0, 0], [2]):
+        with pytest.raises(ArgumentError, match="id="):
+            env.get_attr("length", indices)
+        with pytest.raises(ArgumentError, match="id="):
+            env.env_method("add", 1, indices=indices)
+    with pytest.raises(ArgumentError, match="attr_name=5 is no name"):
+        env.has_attr(5)
+    with pytest.raises(ArgumentError, match="method_name=5 is no name"):
+        env.env_method(5)
+    with pytest.raises(ArgumentError, match="wrapper_class=5 is no class"):
+        env.env_is_wrapped(5)
 
 
 @nearby

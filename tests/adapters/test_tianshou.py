@@ -198,7 +198,7 @@ def test_an_ended_env_is_left_to_the_caller(make_env: MakeEnv) -> None:
     assert observations.tolist() == [[0], [0]]
     assert infos.tolist() == [{}, {}]
     assert [frame.max() for frame in env.render()] == [0, 2, 0]
-    with pytest.raises(AttributeError, match="envs 0, 1, 2 has no attribute 'nonsense'"):
+    with pytest.raises(AttributeError, match="envs 0, 1, 2 have no attribute 'nonsense'"):
         env.get_env_attr("nonsense")
 
 

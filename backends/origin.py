@@ -1,0 +1,75 @@
+"""Which copy of this package is running: in a worker it must be the caller's."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import parallelenv
+from parallelenv.errors import WorkerStartError
+
+_INSTALLED = ("site-packages", "dist-packages")
+
+
+class Origin(NamedTuple):
+    """Where a copy of this package comes from.
+
+    Attributes:
+        version: Its version.
+        folder: Where it is; empty if that says nothing, as it does not on other machines.
+    """
+
+    version: str
+    folder: str
+
+
+def own_origin() -> Origin:
+    """Return where the copy comes from that runs here."""
+    return Origin(parallelenv.__version__, os.path.dirname(os.path.realpath(parallelenv.__file__)))
+
+
+def refuse_other_copy(caller: Origin) -> None:
+    """Refuse to work for a caller that runs another copy than this process.
+
+    Raises:
+        WorkerStartError: If it does.
+    """
+    ours = own_origin()
+    if not caller.folder:
+        if caller.version != ours.version:
+            raise WorkerStartError(
+                f"A worker has version {ours.version} of parallelenv, in {ours.folder}, but the caller has "
+                f"{caller.version}. Install the same version on all machines."
+            )
+    elif caller != ours:
+        raise WorkerStartError(
+            f"A worker runs another copy of parallelenv than the caller: version {ours.version} in {ours.folder}, not "
+            f"{caller.version} in {caller.folder}. A fork server that was running already has imported it. Import "
+            f"parallelenv before you start one, use start_method='spawn', or set PYTHONPATH="
+            f"{os.path.dirname(caller.folder)} before Python starts."
+        )
+
+
+@contextlib.contextmanager
+def own_copy_first() -> Iterator[None]:
+    """Let Python processes that start meanwhile find this copy before any other.
+
+    A fork server imports it before it is told of the caller's `sys.path`. If that was changed in the caller, it finds
+    another copy, which is then that of all workers. Where packages are installed it looks anyway, and is not made to
+    look first: there may be packages with names of the standard library's.
+    """
+    root = os.path.dirname(own_origin().folder)
+    if os.path.basename(root) in _INSTALLED:
+        yield
+        return
+    found = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (root, found)))
+    try:
+        yield
+    finally:
+        if found is None:
+            os.environ.pop("PYTHONPATH", None)
+        else:
+            os.environ["PYTHONPATH"] = found

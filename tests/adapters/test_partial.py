@@ -1,0 +1,90 @@
+"""What others answered while an env failed: in the form of the adapter, with nothing of ours in it."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import MakeEnv
+
+from adapters.envs import Fragile
+from adapters.neighbours import require
+from parallelenv.identity import difference
+
+ONE_ONE = np.array([0, 1, 0])
+ENDS_FIRST = [partial(Fragile, 1), partial(Fragile, 9), partial(Fragile, 9)]
+nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
+
+
+def begun_and_awaited(env: Any) -> None:
+    env.step_async(ONE_ONE)
+    env.step_wait()
+
+
+both_ways = pytest.mark.parametrize("step", [lambda env: env.step(ONE_ONE), begun_and_awaited], ids=["step", "wait"])
+
+
+def failed(step: Callable[[Any], Any], env: Any) -> Any:
+    """Return what is left of a step in which env 1 failed."""
+    env.reset()
+    with pytest.raises(KeyError, match="one is too much") as caught:
+        step(env)
+    left = caught.value.partial  # type: ignore[attr-defined]
+    assert left.env_ids.tolist() == [0, 2]
+    again = pickle.loads(pickle.dumps(left))
+    assert again.env_ids.tolist() == [0, 2]
+    assert difference(tuple(again), tuple(left)) is None
+    return left
+
+
+@nearby
+@both_ways
+def test_gymnasium_has_the_ends_of_episodes_as_in_a_step(step: Any, make: Any) -> None:
+    observations, rewards, terminations, truncations, infos = failed(step, make(ENDS_FIRST, "SameStep"))
+    assert observations.tolist() == [[0], [1]]
+    assert rewards.tolist() == [2, 2]
+    assert terminations.tolist() == [True, False]
+    assert truncations.tolist() == [False, False]
+    assert infos.keys() == {"final_obs", "_final_obs", "final_info", "_final_info"}
+    assert infos["final_obs"][0].tolist() == [1]
+    assert infos["_final_obs"].tolist() == [True, False]
+
+
+@pytest.mark.neighbours
+@nearby
+@both_ways
+def test_stable_baselines_has_them_as_in_a_step(step: Any, make_env: MakeEnv) -> None:
+    require("stable_baselines3.common.vec_env")
+    env: Any = make_env(ENDS_FIRST).to_sb3()
+    observations, rewards, dones, infos = failed(step, env)
+    assert observations.tolist() == [[0], [1]]
+    assert rewards.dtype == np.float32
+    assert rewards.tolist() == [2, 2]
+    assert dones.tolist() == [True, False]
+    assert infos[0].keys() == {"TimeLimit.truncated", "terminal_observation"}
+    assert infos[1] == {"TimeLimit.truncated": False}
+    assert infos[0]["terminal_observation"].tolist() == [1]
+
+
+@nearby
+def test_tianshou_has_its_five_arrays(make_env: MakeEnv) -> None:
+    env: Any = make_env(ENDS_FIRST).to_tianshou()
+    observations, rewards, terminated, truncated, infos = failed(lambda env: env.step(ONE_ONE), env)
+    assert observations.tolist() == [[1], [1]]
+    assert rewards.tolist() == [2, 2]
+    assert terminated.tolist() == [True, False]
+    assert truncated.tolist() == [False, False]
+    assert infos.tolist() == [{"env_id": 0}, {"env_id": 2}]
+
+
+@nearby
+def test_nobody_may_be_left(make_env: MakeEnv) -> None:
+    env: Any = make_env([Fragile]).to_tianshou()
+    env.reset()
+    with pytest.raises(KeyError) as caught:
+        env.step([1])
+    assert [len(part) for part in caught.value.partial] == [0] * 5  # type: ignore[attr-defined]

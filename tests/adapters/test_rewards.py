@@ -1,0 +1,147 @@
+"""Rewards that are no numbers: no adapter makes one of them, and none goes by unnoticed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import MakeEnv
+
+from adapters.envs import Looped
+from adapters.neighbours import require
+from parallelenv import ParallelEnv
+from parallelenv.errors import EnvContractError
+
+ZEROS = np.zeros(3, np.int64)
+Adapter = Callable[[ParallelEnv], Any]
+nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
+
+
+class Paid(Looped):
+    """Rewards its second step with something special, and raises for action 1."""
+
+    def __init__(self, reward: Any = 1.0, length: int = 9) -> None:
+        super().__init__(length)
+        self.reward = reward
+
+    def step(self, action: Any) -> Any:
+        if action == 1:
+            raise KeyError("one is too much")
+        state, _, *rest = super().step(action)
+        return state, self.reward if state[0] == 2 else 1.0, *rest
+
+
+@pytest.fixture(params=["gym", pytest.param("sb3", marks=pytest.mark.neighbours)])
+def adapted(request: pytest.FixtureRequest) -> Adapter:
+    """Return an adapter that knows rewards as numbers, and resets within the step."""
+    if request.param == "sb3":
+        require("stable_baselines3.common.vec_env")
+        return lambda env: env.to_sb3()
+    return lambda env: env.to_gymnasium("SameStep")
+
+
+NO_NUMBERS = {
+    "nothing": (None, r"env 1 None \(NoneType\)"),
+    "a text": ("1.5", r"env 1 '1.5' \(str\)"),
+    "several": (np.ones(3), r"env 1 of shape \(3,\) and dtype float64"),
+    "a list": ([1.0], r"env 1 \[1.0\] \(list\)"),
+    "a complex one": (np.clongdouble(1j), r"env 1 of shape \(\) and dtype complex\d+"),
+    "too much": (10**400, r"env 1 10+\.\.\. \(int\)"),
+    "far too much": (10**5000, r"env 1 a value that has no repr \(int\)"),
+}
+
+
+@nearby
+@pytest.mark.parametrize("what", NO_NUMBERS)
+def test_what_is_no_number_is_refused(what: str, adapted: Adapter, make_env: MakeEnv) -> None:
+    reward, shown = NO_NUMBERS[what]
+    env = adapted(make_env([Paid, partial(Paid, reward), Paid]))
+    env.reset()
+    env.step(ZEROS)
+    with pytest.raises(EnvContractError, match=rf"and these are not: {shown}\. Return such a one") as caught:
+        env.step(ZEROS)
+    observations, rewards, *_ = caught.value.partial  # type: ignore[attr-defined]
+    assert observations.tolist() == [[2], [2]]
+    assert rewards.tolist() == [1, 1]
+    assert caught.value.partial.env_ids.tolist() == [0, 2]  # type: ignore[attr-defined]
+    observations, rewards, *_ = env.step(ZEROS)
+    assert observations.tolist() == [[3]] * 3  # all have stepped
+    assert rewards.tolist() == [1, 1, 1]
+
+
+@nearby
+def test_all_of_them_are_named_in_one_error(adapted: Adapter, make_env: MakeEnv) -> None:
+    env = adapted(make_env([partial(Paid, None), Paid, partial(Paid, "much")]))
+    env.reset()
+    env.step_async(ZEROS)
+    env.step_wait()
+    env.step_async(ZEROS)
+    with pytest.raises(EnvContractError, match=r"env 0 None \(NoneType\), env 2 'much' \(str\)") as caught:
+        env.step_wait()
+    assert caught.value.partial.env_ids.tolist() == [1]  # type: ignore[attr-defined]
+
+
+@nearby
+def test_it_is_a_failure_beside_others(adapted: Adapter, make_env: MakeEnv) -> None:
+    env = adapted(make_env([Paid, partial(Paid, None), Paid]))
+    env.reset()
+    env.step(ZEROS)
+    with pytest.raises(ExceptionGroup) as caught:
+        env.step(np.array([1, 0, 0]))
+    assert [type(error) for error in caught.value.exceptions] == [KeyError, EnvContractError]
+    assert caught.value.partial.env_ids.tolist() == [2]  # type: ignore[attr-defined]
+
+
+@nearby
+def test_numbers_of_any_type_are_numbers(adapted: Adapter, make_env: MakeEnv) -> None:
+    given = [Fraction(1, 2), Decimal("0.25"), True, np.float16(3), np.array([[4]]), np.uint8(5), 6, np.nan, -np.inf]
+    env = adapted(make_env([partial(Paid, reward) for reward in given]))
+    env.reset()
+    env.step(np.zeros(len(given), int))
+    _, rewards, *_ = env.step(np.zeros(len(given), int))
+    np.testing.assert_array_equal(rewards, [0.5, 0.25, 1, 3, 4, 5, 6, np.nan, -np.inf])
+    assert rewards.dtype.kind == "f"
+
+
+@nearby
+@pytest.mark.parametrize(("autoreset_mode", "next_state"), [("NextStep", 0), ("SameStep", 1)])
+def test_the_end_that_came_with_it_is_known(autoreset_mode: str, next_state: int, make: Any) -> None:
+    env = make([Paid, partial(Paid, None, 2), Paid], autoreset_mode)
+    env.reset()
+    env.step(ZEROS)
+    with pytest.raises(EnvContractError):
+        env.step(ZEROS)
+    assert env.step(ZEROS)[0].tolist() == [[3], [next_state], [3]]
+
+
+@nearby
+def test_an_env_may_be_restarted_for_it(adapted: Adapter, make_env: MakeEnv) -> None:
+    env = adapted(make_env([Paid, partial(Paid, "much"), Paid], on_failure="restart"))
+    env.reset()
+    env.step(ZEROS)
+    observations, rewards, *_ = env.step(ZEROS)
+    assert observations.tolist() == [[2], [0], [2]]
+    assert rewards.tolist() == [1, 0, 1]
+
+
+@pytest.mark.neighbours
+@nearby
+def test_what_float32_does_not_hold_is_refused_where_it_would_become_infinite(make_env: MakeEnv) -> None:
+    require("stable_baselines3.common.vec_env")
+    env: Any = make_env([Paid, partial(Paid, -1e300), partial(Paid, np.inf)]).to_sb3()
+    env.reset()
+    env.step(ZEROS)
+    with pytest.raises(
+        EnvContractError, match=r"a number that float32 holds here.*: env 1 -1e\+300 \(float\)"
+    ) as caught:
+        env.step(ZEROS)
+    assert caught.value.partial[1].tolist() == [1, np.inf]  # type: ignore[attr-defined]
+    other: Any = make_env([partial(Paid, -1e300)]).to_gymnasium()
+    other.reset()
+    other.step([0])
+    assert other.step([0])[1].tolist() == [-1e300]

@@ -1,0 +1,133 @@
+"""The adapter for Tianshou after something went wrong: which envs wait, and how one goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import MakeEnv
+
+from adapters.envs import Fragile, Looped, Slow
+from parallelenv.errors import ActionError, EnvBusyError, NothingInFlightError, WorkerDiedError, WorkerTimeoutError
+
+ZEROS = [0, 0, 0]
+ONE_ONE = [0, 1, 0]
+apart = pytest.mark.parametrize("mode", ["thread", "subproc"], indirect=True)
+
+
+class Mortal(Looped):
+    """Ends its worker for action 1."""
+
+    def step(self, action: Any) -> Any:
+        if action == 1:
+            os._exit(3)
+        return super().step(action)
+
+
+def fail(env: Any, actions: Any, error: type[Exception]) -> None:
+    """Step until the failure that is due is raised."""
+    with pytest.raises(error):  # noqa: PT012 (whoever is first is told of first)
+        env.step(actions)
+        while env.waiting_id:
+            env.step(None)
+
+
+def finish(env: Any, actions: Any) -> list[int]:
+    """Step all envs, and return the ids in the order in which they finished."""
+    ids = [info["env_id"] for info in env.step(actions)[4]]
+    while env.waiting_id:
+        ids += [info["env_id"] for info in env.step(None)[4]]
+    return ids
+
+
+@pytest.mark.parametrize("mode", ["dummy", "thread", "subproc"], indirect=True)
+def test_an_env_that_raised_waits_no_longer(make_env: MakeEnv) -> None:
+    env: Any = make_env([partial(Fragile, 9)] * 3, num_cpus=3).to_tianshou(wait_num=1)
+    env.reset()
+    fail(env, ONE_ONE, KeyError)
+    while env.waiting_id:
+        env.step(None)
+    assert env.ready_id == [0, 1, 2]
+    assert sorted(finish(env, ZEROS)) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("mode", ["subproc"], indirect=True)
+def test_an_env_whose_worker_died_goes_on_after_a_restart(make_env: MakeEnv) -> None:
+    env: Any = make_env([partial(Mortal, 9)] * 3, num_cpus=3).to_tianshou(wait_num=1)
+    env.reset()
+    fail(env, ONE_ONE, WorkerDiedError)
+    assert 1 in env.ready_id
+    env.parallel_env.restart(1)
+    env.reset([1])
+    while env.waiting_id:
+        env.step(None)
+    assert sorted(finish(env, ZEROS)) == [0, 1, 2]
+
+
+DROPS: dict[str, Callable[[Any], Any]] = {
+    "its own": lambda env: env.reset()[0],
+    "that below": lambda env: env.parallel_env.reset(),
+    "in part": lambda env: np.concatenate([env.reset([0, 2])[0], env.parallel_env.reset([1])]),
+}
+
+
+@apart
+@pytest.mark.parametrize("which", DROPS)
+def test_a_reset_drops_what_is_under_way(which: str, make_env: MakeEnv) -> None:
+    env: Any = make_env([partial(Slow, 9)] * 3, num_cpus=3).to_tianshou(wait_num=2)
+    env.reset()
+    env.step(ONE_ONE)
+    assert env.waiting_id == [1]
+    assert DROPS[which](env).tolist() == [[0], [0], [0]]
+    assert env.waiting_id == []
+    with pytest.raises(NothingInFlightError, match="No step is under way that could be waited for"):
+        env.step(None)
+    assert sorted(finish(env, ZEROS)) == [0, 1, 2]
+
+
+@apart
+def test_an_interrupted_step_can_be_had_or_dropped(make_env: MakeEnv) -> None:
+    env: Any = make_env([partial(Slow, 9)] * 3, num_cpus=3).to_tianshou()
+    env.reset()
+    for end in (lambda: env.step(None)[0].tolist() == [[1], [1], [1]], lambda: not env.reset()[0].any()):
+        interrupt = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+        interrupt.start()
+        with pytest.raises(KeyboardInterrupt):
+            env.step(ONE_ONE)
+        interrupt.join()
+        assert env.waiting_id == [0, 1, 2]
+        with pytest.raises(EnvBusyError, match=r"Wait for it with step\(None\), or drop all that are with reset\(\)"):
+            env.step(ZEROS)
+        assert end()
+        assert env.waiting_id == []
+    env.step(ZEROS)
+    with pytest.raises(ActionError, match="action=None only waits"):
+        env.step(None)
+
+
+@apart
+def test_a_step_that_is_late_can_be_had(make_env: MakeEnv) -> None:
+    env: Any = make_env([partial(Slow, 9)] * 3, num_cpus=3, timeout=0.1).to_tianshou()
+    env.reset()
+    with pytest.raises(WorkerTimeoutError, match=r"Wait on with step\(None\), give a longer timeout"):
+        env.step(ONE_ONE)
+    while env.waiting_id:
+        with contextlib.suppress(WorkerTimeoutError):
+            assert env.step(None)[0].tolist() == [[1], [1], [1]]
+
+
+@pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
+def test_nobody_may_step(make_env: MakeEnv) -> None:
+    env: Any = make_env([Looped] * 2, copy=False).to_tianshou()
+    env.reset()
+    assert [len(part) for part in env.step([], [])] == [0] * 5
+    first = env.step([0, 0])[0]
+    env.step([0, 0])
+    assert first.tolist() == [[1], [1]]  # copies, whatever `copy` was

@@ -1,0 +1,98 @@
+"""Workers run the caller's copy of this package, or say that they do not."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import pytest
+from conftest import MakeEnv
+
+import parallelenv
+from parallelenv.backends import origin
+from parallelenv.errors import WorkerStartError
+
+HERE = Path(parallelenv.__file__).resolve().parent
+
+SCRIPT = """
+import sys
+{first}
+sys.path.insert(0, sys.argv[1])
+import parallelenv
+import gymnasium as gym
+
+class Where(gym.Env):
+    observation_space = action_space = gym.spaces.Discrete(2)
+    def file(self):
+        import parallelenv
+        return parallelenv.__file__
+
+with parallelenv.ParallelEnv([Where], "subproc", start_method=sys.argv[2]) as env:
+    files = {{parallelenv.__file__, *env.customized_method("file")}}
+    print(*files)
+import os
+print(os.environ["PYTHONPATH"] == sys.argv[3])
+"""
+SERVER_FIRST = """
+from multiprocessing import forkserver
+forkserver.set_forkserver_preload(["parallelenv.backends.worker"])
+forkserver.ensure_running()
+"""
+
+
+def run(tmp_path: Path, method: str, first: str = "") -> subprocess.CompletedProcess[str]:
+    """Run a script that has a copy of its own of this package, where another is what Python finds otherwise."""
+    shutil.copytree(HERE, tmp_path / "parallelenv", ignore=shutil.ignore_patterns("__pycache__"))
+    found = os.pathsep.join([str(HERE.parent), *filter(None, sys.path)])
+    return subprocess.run(
+        [sys.executable, "-c", SCRIPT.format(first=first), str(tmp_path), method, found],
+        cwd="/",
+        env={**os.environ, "PYTHONPATH": found},
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn", "fork"])
+def test_workers_run_the_callers_copy(method: str, tmp_path: Path) -> None:
+    ended = run(tmp_path, method)
+    assert ended.stderr == ""
+    assert ended.stdout.split() == [str(tmp_path / "parallelenv" / "__init__.py"), "True"]
+
+
+def test_a_fork_server_with_another_copy_is_refused(tmp_path: Path) -> None:
+    ended = run(tmp_path, "forkserver", SERVER_FIRST)
+    last = ended.stderr.strip().splitlines()
+    assert any("WorkerStartError: A worker runs another copy of parallelenv than the caller" in line for line in last)
+    assert f"in {HERE}, not {parallelenv.__version__} in {tmp_path / 'parallelenv'}" in ended.stderr
+    assert f"PYTHONPATH={tmp_path} before" in ended.stderr
+
+
+class Plain(gym.Env[Any, Any]):
+    observation_space = action_space = gym.spaces.Discrete(2)
+
+
+@pytest.mark.parametrize("mode", ["ray"], indirect=True)
+def test_actors_need_the_same_version(make_env: MakeEnv, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallelenv, "__version__", "0.0.1")
+    with pytest.raises(WorkerStartError, match="but the caller has 0.0.1. Install the same version on all machines"):
+        make_env([Plain])
+
+
+def test_where_packages_are_installed_nobody_is_made_to_look_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    with origin.own_copy_first():
+        assert os.environ["PYTHONPATH"] == str(HERE.parent)
+    assert "PYTHONPATH" not in os.environ
+    monkeypatch.setattr(parallelenv, "__file__", str(tmp_path / "site-packages" / "parallelenv" / "__init__.py"))
+    with origin.own_copy_first():
+        assert "PYTHONPATH" not in os.environ
