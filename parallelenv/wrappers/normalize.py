@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from parallelenv import translations
 from parallelenv.batch import Array
 from parallelenv.errors import ArgumentError, NotFiniteError, SpacesError
 from parallelenv.results import StepResult
 from parallelenv.spaces import Structure
 from parallelenv.wrappers.answers import Acting, carrying, with_leaves
-from parallelenv.wrappers.base import space_of
+from parallelenv.wrappers.base import checked_flag, space_of
 from parallelenv.wrappers.finite import refuse_states
 from parallelenv.wrappers.seeing import AnswerWrapper, StateWrapper
 from parallelenv.wrappers.statistics import RunningStatistics
@@ -60,13 +61,13 @@ class NormalizeStates(StateWrapper):
         keys: Of a `Dict` space: those whose parts are to be normalised; ``None``: all.
         statistics: What to begin with, or to share with another wrapper: with that of the training, say, in an
             evaluation. ``None``: nothing.
-        frozen: Whether nothing more is counted.
+        frozen: Whether nothing more is counted, by this one.
         epsilon: Added to the variance.
         clip: Largest value of the outcome; `math.inf` for none.
 
     Attributes:
         normalizer: What does it: a `Normalizer`, to be used in a policy for `ParallelEnv.rollout`.
-        frozen: Whether nothing more is counted; may be set at any time.
+        frozen: Whether nothing more is counted, as in `ParallelWrapper`.
 
     Raises:
         SpacesError: If the envs share no space, or it has no `Box` to normalise.
@@ -90,7 +91,7 @@ class NormalizeStates(StateWrapper):
         places = {name: index for index, name, _ in leaves}
         epsilon, clip = _positive("epsilon", epsilon), _positive("clip", clip)
         self.normalizer = Normalizer(structure, places, statistics, epsilon, clip)
-        self.frozen = frozen
+        self._frozen = checked_flag("frozen", frozen)
 
         def changed(leaf: Any, where: str) -> Any:
             return spaces.Box(-clip, clip, leaf.shape, np.float32) if where in places else leaf
@@ -101,6 +102,11 @@ class NormalizeStates(StateWrapper):
     def statistics(self) -> RunningStatistics:
         """What was counted: to be saved, loaded or merged."""
         return self.normalizer.statistics
+
+    @property
+    def state_statistics(self) -> RunningStatistics:
+        """The same, by a name that says of what, also to a `NormalizeRewards` around it."""
+        return self.statistics
 
     def process(self, states: Any) -> Any:
         """Return states on the common scale of now; nothing is counted.
@@ -128,7 +134,7 @@ class NormalizeStates(StateWrapper):
         Raises:
             NotFiniteError: If they would spoil mean and variance for ever; nothing was counted.
         """
-        if self.frozen:
+        if self._frozen:
             return
         structure = self.normalizer.structure
         refuse_states(structure, states, env_ids, answer)
@@ -160,7 +166,7 @@ class NormalizeRewards(AnswerWrapper):
 
     Attributes:
         statistics: `RunningStatistics` of the returns.
-        frozen: Whether nothing more is counted; may be set at any time.
+        frozen: Whether nothing more is counted, as in `ParallelWrapper`.
 
     Raises:
         ArgumentError: If an argument does not fit.
@@ -180,9 +186,14 @@ class NormalizeRewards(AnswerWrapper):
         if not isinstance(gamma, (int, float)) or not 0 <= gamma <= 1:
             raise ArgumentError(f"gamma={gamma!r} is no discount. Give a number from 0 to 1.")
         self.statistics = _fitting(statistics, {"": ()})
-        self.gamma, self.frozen = gamma, frozen
+        self.gamma, self._frozen = gamma, checked_flag("frozen", frozen)
         self.epsilon, self.clip = _positive("epsilon", epsilon), _positive("clip", clip)
         self.returns: Array = np.zeros(len(env))
+
+    @property
+    def reward_statistics(self) -> RunningStatistics:
+        """The same as ``statistics``, by a name that says of what, also to a `NormalizeStates` around it."""
+        return self.statistics
 
     def began(self, states: Any, env_ids: tuple[int, ...]) -> Any:
         """Let returns begin anew."""
@@ -194,7 +205,7 @@ class NormalizeRewards(AnswerWrapper):
         acting = Acting(result, self.single_observation_space)
         rewards = acting.rewards(type(self).__name__)
         given = ~acting.mended
-        if not self.frozen:
+        if not self._frozen:
             self._count(acting.env_ids[given], rewards[given], result)
         self.returns[acting.env_ids[acting.dones]] = 0.0
         _, variance = self.statistics.leaves[""].guess()
@@ -230,7 +241,10 @@ class NormalizeRewards(AnswerWrapper):
 def _leaves_to_normalize(structure: Structure, keys: Sequence[str] | None) -> list[tuple[int, str, tuple[int, ...]]]:
     """Return index, place and shape of each leaf that is to be normalised."""
     if structure.space is None:
-        raise SpacesError("The envs share no observation space, so their states have no common scale.")
+        raise SpacesError(
+            "The envs share no observation space, so their states have no common scale. If they declare none, "
+            f"{translations.GIVE_SPACES}."
+        )
     if isinstance(keys, str):
         raise ArgumentError(f"keys={keys!r} is a text. Give a list, [{keys!r}].")
     known = list(structure.space.spaces) if isinstance(structure.space, spaces.Dict) else []

@@ -278,7 +278,7 @@ def test_spaces_may_be_given(make_env: MakeEnv) -> None:
     ("env_fns", "message"),
     [
         ([partial(Bounded, 9), partial(Bounded, 9, (2,))], "env 1 is Box.*of other shapes or dtypes"),
-        ([Spaceless, Spaceless], "env 0 declares no observation_space"),
+        ([Spaceless, Spaceless], "env 0 declares no observation_space.*give ParallelEnv spaces="),
     ],
 )
 def test_envs_that_cannot_be_batched_are_refused(env_fns: Any, message: str) -> None:
