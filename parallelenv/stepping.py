@@ -337,7 +337,7 @@ class Stepper:
         if busy:
             raise EnvBusyError(
                 f"envs {busy} have a step under way whose result was not received (sent, interrupted or late). "
-                "Get it with recv(), or drop it with reset()."
+                "Get it with recv(), after step_async() with step_wait(), or drop it with reset()."
             )
 
     def _check(self, env_ids: Sequence[int]) -> None:
