@@ -87,6 +87,7 @@ _ATTRIBUTES = {
     "has_attr": "get_env_attr(name, default=...) answers the default for envs that do not have it.",
     "set_options": "Give them to reset(options=...).",
     "env_num": "Here it is num_envs.",
+    "is_async": "Collectors of Tianshou take what to_tianshou() returns.",
     "obs_rms": "Here it is state_statistics, of NormalizeStates; its mean and variance are those of .leaves[''].",
     "return_rms": "Here it is reward_statistics, of NormalizeRewards; its variance is that of .leaves[''].",
     "ret_rms": "Here it is reward_statistics, of NormalizeRewards; its variance is that of .leaves[''].",

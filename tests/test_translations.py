@@ -184,6 +184,7 @@ def test_names_of_others_say_what_does_the_same() -> None:
         "env_method": "Here it is customized_method",
         "get_attr": "Here it is get_env_attr",
         "obs_rms": "Here it is state_statistics",
+        "is_async": "what to_tianshou",
         "training": r"env\.frozen = True",
         "frozen": "NormalizeStates and NormalizeRewards, and there is neither",
     }
