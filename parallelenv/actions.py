@@ -11,6 +11,7 @@ from gymnasium.vector.utils import batch_space, iterate
 from parallelenv.batch import Batch, Layout, Rows
 from parallelenv.errors import ActionError
 from parallelenv.spaces import as_array, becomes
+from parallelenv.texts import count, were
 
 
 class ActionReader:
@@ -143,14 +144,16 @@ class ActionReader:
 
     def _check_count(self, action: Any, env_ids: Sequence[int]) -> None:
         try:
-            count = len(action)
+            given = len(action)
         except TypeError:
             raise ActionError(
                 f"action={action!r} is a single action, but actions are given as a batch: one for each of the "
-                f"{len(env_ids)} envs asked to step. For one env write [action]."
+                f"envs asked to step, {len(env_ids)} here. For one env write [action]."
             ) from None
-        if count != len(env_ids):
-            raise ActionError(f"{count} actions were given for {len(env_ids)} envs. Give one per {self._order}.")
+        if given != len(env_ids):
+            raise ActionError(
+                f"{were(given, 'action')} given for {count(len(env_ids), 'env')}. Give one per {self._order}."
+            )
 
     def _checked(self, index: int, leaf: Any, count: int) -> Any:
         field = self._fields[index]

@@ -11,6 +11,7 @@ import gymnasium
 import numpy as np
 
 from parallelenv.errors import ArgumentError
+from parallelenv.texts import count, were
 
 _LONGEST = 1e8
 """Seconds, three years: the system's own waiting calls overflow at some 1e10."""
@@ -116,7 +117,9 @@ def spread_seeds(seed: Any, env_ids: Sequence[int], num_envs: int, *, whole: boo
     if seed is None or isinstance(seed, (str, bytes, bool, dict, set)) or not _is_sized(seed):
         raise ArgumentError(f"seed={seed!r} is no seed. Give an int, or a list with one int or None per env.")
     if len(seed) != len(env_ids):
-        raise ArgumentError(f"{len(seed)} seeds were given for {len(env_ids)} envs. Give one each, or an int for all.")
+        raise ArgumentError(
+            f"{were(len(seed), 'seed')} given for {count(len(env_ids), 'env')}. Give one each, or an int for all."
+        )
     return [None if item is None else _check_seed(item) for item in seed]
 
 
@@ -165,7 +168,8 @@ def _check_list(name: str, items: Any, env_ids: Sequence[int], expected: str) ->
         raise ArgumentError(f"{name}={items!r} cannot be spread over envs. Give {expected}.")
     if len(items) != len(env_ids):
         raise ArgumentError(
-            f"{name} has {len(items)} items for {len(env_ids)} envs. Give {expected}, in the order of id."
+            f"{name} has {count(len(items), 'item')} for {count(len(env_ids), 'env')}. Give {expected}, in the order "
+            "of id."
         )
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import atexit
 import functools
+import inspect
 import multiprocessing.util  # noqa: F401 (its exit handler joins workers: ours, registered later, runs before it)
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import gymnasium
 
-from parallelenv import arguments, cells, recipes, registry
+from parallelenv import arguments, cells, recipes, registry, translations
 from parallelenv.answers import Align
 from parallelenv.familiar import Familiar
 from parallelenv.goal import Goal
@@ -175,10 +176,11 @@ class ParallelEnv(Familiar):
         """Return a `ParallelEnv` of ``num_envs`` envs made by ``gymnasium.make(id, **make_kwargs)``.
 
         Raises:
-            InvalidEnvError: If the id is not registered.
+            InvalidEnvError: If the id is not registered, or is no id.
+            UnknownOptionError: If a further argument is one of ``make_vec_env`` or ``make_vec``, and none of the env.
         """
         arguments.check_positive("num_envs", num_envs)
-        spec = recipes.make_recipes([id])[0].source
+        spec = recipes.registered(id, make_kwargs)
         env_fn = functools.partial(gymnasium.make, spec, **make_kwargs)
         return cls(
             [env_fn] * num_envs,
@@ -417,6 +419,18 @@ class ParallelEnv(Familiar):
         self._seeds = dict(state.seeds)
         request.raise_failures(partial=lost)
         return lost
+
+    if not TYPE_CHECKING:  # to a type checker any name could be set
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            """Set what is there to be set. A public name that is not would be accepted and do nothing.
+
+            Raises:
+                AbsentAttributeError: If there is none. A subclass may have what it likes.
+            """
+            if not name.startswith("_") and type(self) is ParallelEnv and not hasattr(ParallelEnv, name):
+                raise translations.not_to_set(self, name, name in inspect.signature(ParallelEnv).parameters)
+            object.__setattr__(self, name, value)
 
     def __len__(self) -> int:
         """Return the number of envs."""

@@ -133,7 +133,7 @@ class EnvContractError(ParallelEnvError, TypeError):
 
 
 class AbsentAttributeError(ParallelEnvError, AttributeError):
-    """An env has no such attribute."""
+    """An env, or a `ParallelEnv` itself, has no such attribute."""
 
 
 class AbsentMethodError(ParallelEnvError, AttributeError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from parallelenv import arguments
+from parallelenv import arguments, translations
 from parallelenv.answers import Align
 from parallelenv.errors import NothingInFlightError
 from parallelenv.guard import exclusive
@@ -61,6 +61,20 @@ class Familiar(Adaptable):
         result = self._stepper.finish(self._awaited, limit, align)
         self._awaited = ()
         return result
+
+    if not TYPE_CHECKING:  # to a type checker any name would be there
+
+        def __getattr__(self, name: str) -> Any:
+            """Refuse a name that is not there, and say what does the same. No worker is asked.
+
+            Raises:
+                AttributeError: Always; an `AbsentAttributeError` if it is no private name.
+            """
+            if name.startswith("_"):  # probed for by copy, pickle and notebooks
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+            if hasattr(type(self), name):  # a property that has raised an AttributeError: that is the one to see
+                return object.__getattribute__(self, name)
+            raise translations.absent(self, name)
 
     def get_images(self, id: Any = None) -> list[Any]:
         """Return the frame of each env, as ``render(id)``; ``render(tile=True)`` makes one picture of them."""

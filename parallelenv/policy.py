@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from parallelenv import translations
 from parallelenv.batch import Array
 from parallelenv.errors import UnknownPolicyError
 
@@ -143,7 +144,7 @@ def make_policy(word: str | None) -> Policy:
         return _POLICIES[word]()
     words = [name for name in _POLICIES if name is not None]
     near = get_close_matches(str(word), words, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
+    hint = translations.of_policy(word) or (f" Did you mean {near[0]!r}?" if near else "")
     raise UnknownPolicyError(
         f"asynchronous={word!r} is not known; expected one of (None, {str(tuple(words))[1:]}.{hint}"
     )

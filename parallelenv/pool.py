@@ -55,7 +55,9 @@ class Pool(Hosts):
         self._timeout: float | None = None  # building envs may take as long as it takes
         self._call_timeout = timeout
         self._numbers = itertools.count(1)
-        self.waits_by = "recv()"  # what users call to wait on for a step, for messages
+        self.waits_by = (
+            "recv(), after step_async() with step_wait()"  # what users call to wait on for a step, for messages
+        )
         plan = backend.plan(len(recipes), num_cpus, num_gpus)
         settings = Settings(silence_warnings, threads=max(1, usable_cores() // sum(plan.cpus)))
         super().__init__(backend, spread(recipes, plan, settings), listener)

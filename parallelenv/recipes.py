@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
 import gymnasium
-from gymnasium.envs.registration import EnvSpec
+from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.utils import EzPickle
 
-from parallelenv.errors import InvalidEnvError, UnpicklableError
+from parallelenv import translations
+from parallelenv.errors import InvalidEnvError, UnknownOptionError, UnpicklableError
 from parallelenv.unpickling import loads
 
 _ACCEPTED = "a Gymnasium env, an env fn (a callable without arguments that makes one), a registered id or an EnvSpec"
@@ -68,6 +70,38 @@ def make_recipes(envs: Sequence[Any]) -> tuple[EnvRecipe, ...]:
     recipes = tuple(_recipe(env_id, item) for env_id, item in enumerate(items))
     _refuse_twins(recipes)
     return recipes
+
+
+def registered(id: Any, make_kwargs: Mapping[str, Any]) -> EnvSpec:
+    """Return the spec of an id that ``gymnasium.make`` is to be called with, and with these arguments.
+
+    Raises:
+        InvalidEnvError: If it is not registered, or is no id.
+        UnknownOptionError: If an argument is one that other libraries make vector envs with, and none of this env.
+    """
+    if not isinstance(id, (str, EnvSpec)):
+        raise InvalidEnvError(
+            f"id={_show(id)} is no registered id and no EnvSpec. {_as_list(id)} Arguments of an env fn go in by "
+            "functools.partial."
+        )
+    spec: EnvSpec = make_recipes([id])[0].source
+    for name, value in make_kwargs.items():
+        hint = translations.of_make_argument(name)
+        if hint and not _takes(spec, name):
+            raise UnknownOptionError(
+                f"{name}={_show(value)} is no argument of ParallelEnv.make(), nor of {spec.id}.{hint}"
+            )
+    return spec
+
+
+def _takes(spec: EnvSpec, name: str) -> bool:
+    """Whether what makes an env takes an argument. Looked into for suspects alone: it imports the env's module."""
+    try:
+        creator = spec.entry_point if callable(spec.entry_point) else load_env_creator(str(spec.entry_point))
+        parameters = inspect.signature(creator).parameters.values()
+    except (ImportError, AttributeError, TypeError, ValueError):  # not to be had here: whoever makes it will tell
+        return True
+    return name in spec.kwargs or any(one.name == name or one.kind is one.VAR_KEYWORD for one in parameters)
 
 
 def pack(recipes: Sequence[EnvRecipe]) -> list[bytes]:
@@ -133,10 +167,7 @@ def refuse_live(recipes: Iterable[EnvRecipe]) -> None:
 
 def _listed(envs: Any) -> list[Any]:
     if isinstance(envs, (str, EnvSpec)) or is_env(envs) or callable(envs):
-        raise InvalidEnvError(
-            f"envs={_show(envs)} is a single env. Give a list, [{_show(envs)}, ...], "
-            "or use ParallelEnv.make(id, num_envs=...)."
-        )
+        raise InvalidEnvError(f"envs={_show(envs)} is a single env{'' if _is_made(envs) else ' fn'}. {_as_list(envs)}")
     try:
         items = list(envs)
     except TypeError:
@@ -144,6 +175,23 @@ def _listed(envs: Any) -> list[Any]:
     if not items:
         raise InvalidEnvError(f"envs is empty. Give at least one of: {_ACCEPTED}.")
     return items
+
+
+def _is_made(item: Any) -> bool:
+    return isinstance(item, (str, EnvSpec)) or is_env(item)
+
+
+def _as_list(item: Any) -> str:
+    """Return how to give what was given alone, one sentence."""
+    if isinstance(item, (str, EnvSpec)):
+        word = _show(item) if isinstance(item, str) else "spec"
+        return f"Give a list, [{word}] * n, or use ParallelEnv.make({word}, num_envs=n)."
+    if is_env(item):
+        return "Give a list, one each, to ParallelEnv: [make() for _ in range(n)]."
+    if not callable(item):
+        return f"Give {_ACCEPTED}, in a list, to ParallelEnv."
+    name = getattr(item, "__name__", "")
+    return f"Give a list, one per env, to ParallelEnv: [{name if name.isidentifier() else 'env_fn'}] * n."
 
 
 def _recipe(env_id: int, item: Any) -> EnvRecipe:

@@ -14,6 +14,7 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from parallelenv import translations
 from parallelenv.errors import ArgumentError, MissingDependencyError, UnknownModeError, UnknownOptionError
 from parallelenv.protocol import Backend
 
@@ -89,6 +90,7 @@ def _refuse_details(options: dict[str, Any], num_gpus: float) -> None:
         raise UnknownOptionError(
             f"{name}={value!r} is no option of para_mode={AUTO!r}, which accepts none: they differ between the modes "
             f"that it may choose. Name the mode; recommend(envs) says which one it would be."
+            f"{translations.of_argument(name)}"
         )
     if num_gpus:
         raise ArgumentError(
@@ -115,7 +117,8 @@ def make_backend(para_mode: Any, options: dict[str, Any]) -> Backend:
         if name not in accepted:
             raise UnknownOptionError(
                 f"{name}={value!r} is no option of para_mode={_word(para_mode)!r}; it accepts "
-                f"{', '.join(accepted) if accepted else 'no further options'}.{_nearest(name, accepted)}"
+                f"{', '.join(accepted) if accepted else 'no further options'}."
+                f"{translations.of_argument(name) or _nearest(name, accepted)}"
             )
     backend: Backend = kind(**options)
     return backend
@@ -130,7 +133,8 @@ def load_backend(word: Any) -> type[Any]:
     """
     if not isinstance(word, str) or word not in known_modes():
         known = known_words()
-        raise UnknownModeError(f"para_mode={word!r} is not known; expected one of {known}.{_nearest(word, known)}")
+        hint = translations.of_mode(word) or _nearest(word, known)
+        raise UnknownModeError(f"para_mode={word!r} is not known; expected one of {known}.{hint}")
     if word not in _MODES:
         foreign: type[Any] = _foreign()[word].load()
         return foreign

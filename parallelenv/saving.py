@@ -7,6 +7,7 @@ from typing import Any
 
 from parallelenv.batch import Array
 from parallelenv.errors import ArgumentError
+from parallelenv.texts import count
 
 VERSION = 1
 
@@ -62,12 +63,37 @@ class SavedState:
         return f"<SavedState of {len(self.envs)} envs, {size:,} bytes{lost}>"
 
 
+@dataclass(frozen=True)
+class WrappedState:
+    """What `save_state` of a wrapper returns that remembers something itself. Plain data, as `SavedState` is.
+
+    Attributes:
+        wrapper: Its class, by name.
+        memory: What it remembers.
+        state: What the wrapped one returned.
+    """
+
+    wrapper: str
+    memory: dict[str, Any]
+    state: SavedState | WrappedState
+
+    @property
+    def unsaved(self) -> tuple[int, ...]:
+        """As in `SavedState`."""
+        return self.state.unsaved
+
+
 def check_saved(state: Any, num_envs: int, asynchronous: str | None) -> SavedState:
     """Refuse a state that does not belong to this kind of `ParallelEnv`.
 
     Raises:
         ArgumentError: If it is no `SavedState`, or of another number of envs, policy or format.
     """
+    if isinstance(state, WrappedState):
+        raise ArgumentError(
+            f"The state is of {state.wrapper}, but here is a ParallelEnv, which has no place for what that remembers. "
+            "Load it through the same wrappers, in the same order, through which it was saved."
+        )
     if not isinstance(state, SavedState):
         raise ArgumentError(f"state is a {type(state).__name__}. Give what save_state() returned.")
     if state.version != VERSION:
@@ -76,7 +102,7 @@ def check_saved(state: Any, num_envs: int, asynchronous: str | None) -> SavedSta
             "the version that saved it."
         )
     if len(state.envs) != num_envs:
-        raise ArgumentError(f"The state is of {len(state.envs)} envs, but there are {num_envs}. Make as many.")
+        raise ArgumentError(f"The state is of {count(len(state.envs), 'env')}, but there are {num_envs}. Make as many.")
     if state.asynchronous != asynchronous:
         raise ArgumentError(
             f"The state was saved with asynchronous={state.asynchronous!r}, but this is a ParallelEnv with "

@@ -18,6 +18,11 @@ def count(number: int, thing: str) -> str:
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
+def were(number: int, thing: str) -> str:
+    """Return a number of things, and the verb that goes with it: ``1 env was``, ``2 envs were``."""
+    return f"{count(number, thing)} {'was' if number == 1 else 'were'}"
+
+
 def duration(seconds: float) -> str:
     """Return a time with three digits, in a unit that suits it."""
     for unit, size in (("s", 1.0), ("ms", 1e-3)):

@@ -228,6 +228,7 @@ def test_wrong_ids_are_refused(env: ParallelEnv, id: Any, error: type[Exception]
     ("action", "message"),
     [
         ([0, 0, 0], "3 actions were given for 4 envs"),
+        ([0], "1 action was given for 4 envs"),
         ([0] * 5, "5 actions were given for 4 envs"),
         (np.zeros(3, int), "3 actions were given"),
         (0, "is a single action"),
@@ -293,7 +294,7 @@ def test_a_step_before_the_reset_is_refused(make_env: MakeEnv) -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ([{"name": "a"}], "data has 1 items for 4 envs"),
+        ([{"name": "a"}], "data has 1 item for 4 envs"),
         ([0, 1, 2, 3], "data has 0 in it.*envs are chosen with id="),
         ("name", "data='name' cannot be spread"),
         (3, "data=3 cannot be spread"),
@@ -339,6 +340,7 @@ def test_an_absent_method_names_the_env_and_harms_nobody(env: ParallelEnv) -> No
         (1.5, r"seed=1\.5 is no seed"),
         (-1, "Seeds are ints of 0 or more"),
         ([1, 2], "2 seeds were given for 4 envs"),
+        ([1], "1 seed was given for 4 envs"),
         ([1, 2, 3, 0.5], r"seed=0\.5"),
         ({1, 2, 3, 4}, "is no seed"),
         (np.array(5.0), "is no seed"),
@@ -352,7 +354,7 @@ def test_wrong_seeds_are_refused(env: ParallelEnv, seed: Any, message: str) -> N
 
 
 def test_wrong_options_are_refused(env: ParallelEnv) -> None:
-    with pytest.raises(ArgumentError, match="options has 1 items for 4 envs"):
+    with pytest.raises(ArgumentError, match="options has 1 item for 4 envs"):
         env.reset(options=[{}])
     with pytest.raises(ArgumentError, match="must have a dict or None for each"):
         env.reset(options=[1, 2, 3, 4])

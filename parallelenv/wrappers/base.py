@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
+import numpy as np
+
+from parallelenv import translations
 from parallelenv.errors import (
     ArgumentError,
     InvalidStateError,
@@ -12,26 +14,12 @@ from parallelenv.errors import (
     WrappedError,
 )
 from parallelenv.ownership import own
+from parallelenv.saving import WrappedState
 from parallelenv.wrappers.answers import Space
 
 if TYPE_CHECKING:
     from parallelenv.answers import Align
     from parallelenv.env import ParallelEnv
-
-
-@dataclass(frozen=True)
-class WrappedState:
-    """What `save_state` of a wrapper returns that remembers something itself. Plain data, as `SavedState` is.
-
-    Attributes:
-        wrapper: Its class, by name.
-        memory: What it remembers.
-        state: What the wrapped one returned.
-    """
-
-    wrapper: str
-    memory: dict[str, Any]
-    state: Any
 
 
 def space_of(env: Any) -> Space:
@@ -61,9 +49,45 @@ class ParallelWrapper:
         env: What it wraps.
     """
 
+    _frozen: bool | None = None
+    """Whether this wrapper alone counts nothing more; ``None``: it never does."""
+
     def __init__(self, env: ParallelEnv | ParallelWrapper) -> None:
         _refuse_other(env)
         self.env = env
+
+    @property
+    def frozen(self) -> bool:
+        """Whether nothing more is counted by any `NormalizeStates` or `NormalizeRewards`, this one or inside of it.
+
+        To be set at any time, which is for all of them.
+
+        Raises:
+            ArgumentError: If it is set to something else than a bool.
+            AbsentAttributeError: If there is none of them.
+        """
+        return all(layer._frozen for layer in self._that_count())
+
+    @frozen.setter
+    def frozen(self, frozen: bool) -> None:
+        for layer in self._that_count():
+            layer._frozen = checked_flag("frozen", frozen)
+
+    def _that_count(self) -> list[ParallelWrapper]:
+        """Return the wrappers, from this one inwards, that count what they see.
+
+        Raises:
+            AbsentAttributeError: If there is none that could be `frozen`.
+        """
+        found: list[ParallelWrapper] = []
+        layer: Any = self
+        while isinstance(layer, ParallelWrapper):
+            if layer._frozen is not None:
+                found.append(layer)
+            layer = layer.env
+        if not found:
+            raise translations.absent(self, "frozen")
+        return found
 
     @property
     def unwrapped(self) -> ParallelEnv:
@@ -180,6 +204,18 @@ class ParallelWrapper:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}.")
         return getattr(self.env, name)
 
+    if not TYPE_CHECKING:  # to a type checker any name could be set
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            """Set an attribute of this wrapper; unlike reading, this does not look inside.
+
+            Raises:
+                AbsentAttributeError: If it is a setting of other libraries, which would do nothing here.
+            """
+            if translations.is_setting(name) and not hasattr(type(self), name):
+                raise translations.not_to_set(self, name, is_argument=False)
+            object.__setattr__(self, name, value)
+
     def __len__(self) -> int:
         """Return the number of envs."""
         return len(self.env)
@@ -195,6 +231,17 @@ class ParallelWrapper:
     def __repr__(self) -> str:
         """Return one line."""
         return f"<{type(self).__name__} around {self.env!r}>"
+
+
+def checked_flag(name: str, value: Any) -> bool:
+    """Return a switch as a bool.
+
+    Raises:
+        ArgumentError: If it is none.
+    """
+    if not isinstance(value, (bool, np.bool_)):
+        raise ArgumentError(f"{name}={value!r} must be True or False.")
+    return bool(value)
 
 
 def _forms(memory: dict[str, Any]) -> dict[str, Any]:

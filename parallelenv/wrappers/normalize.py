@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from parallelenv import translations
 from parallelenv.batch import Array
 from parallelenv.errors import ArgumentError, NotFiniteError, SpacesError
 from parallelenv.results import StepResult
 from parallelenv.spaces import Structure
 from parallelenv.wrappers.answers import Acting, with_leaves
-from parallelenv.wrappers.base import space_of
+from parallelenv.wrappers.base import checked_flag, space_of
 from parallelenv.wrappers.finite import Found, describe_places, env_ids_of
 from parallelenv.wrappers.refused import WHERE_THEY_ARE, no_number_error
 from parallelenv.wrappers.seeing import AnswerWrapper
@@ -62,13 +63,13 @@ class NormalizeStates(StateWrapper):
         keys: Of a `Dict` space: those whose parts are to be normalised; ``None``: all.
         statistics: What to begin with, or to share with another wrapper: with that of the training, say, in an
             evaluation. ``None``: nothing.
-        frozen: Whether nothing more is counted.
+        frozen: Whether nothing more is counted, by this one.
         epsilon: Added to the variance.
         clip: Largest value of the outcome; `math.inf` for none.
 
     Attributes:
         normalizer: What does it: a `Normalizer`, to be used in a policy for `ParallelEnv.rollout`.
-        frozen: Whether nothing more is counted; may be set at any time.
+        frozen: Whether nothing more is counted, as in `ParallelWrapper`.
 
     Raises:
         SpacesError: If the envs share no space, or it has no `Box` to normalise.
@@ -92,7 +93,7 @@ class NormalizeStates(StateWrapper):
         places = {name: index for index, name, _ in leaves}
         epsilon, clip = _finite("epsilon", epsilon), _positive("clip", clip)
         self.normalizer = Normalizer(structure, places, statistics, epsilon, clip)
-        self.frozen = _flag("frozen", frozen)
+        self._frozen = checked_flag("frozen", frozen)
 
         def changed(leaf: Any, where: str) -> Any:
             return spaces.Box(-clip, clip, leaf.shape, np.float32) if where in places else leaf
@@ -103,6 +104,11 @@ class NormalizeStates(StateWrapper):
     def statistics(self) -> RunningStatistics:
         """What was counted: to be saved, loaded or merged."""
         return self.normalizer.statistics
+
+    @property
+    def state_statistics(self) -> RunningStatistics:
+        """The same, by a name that says of what, also to a `NormalizeRewards` around it."""
+        return self.statistics
 
     def process(self, states: Any) -> Any:
         """Return states on the common scale of now; nothing is counted.
@@ -131,7 +137,7 @@ class NormalizeStates(StateWrapper):
 
     def _count(self, states: Any, env_ids: Sequence[int]) -> list[Found]:
         """Count states, or return those by which mean and variance would be spoilt for ever: nothing was counted."""
-        if self.frozen:
+        if self._frozen:
             return []
         leaves = self.normalizer.structure.split(states)
         found = self.statistics.spoilers({name: leaves[index] for name, index in self.normalizer.places.items()})
@@ -162,7 +168,7 @@ class NormalizeRewards(AnswerWrapper):
 
     Attributes:
         statistics: `RunningStatistics` of the returns.
-        frozen: Whether nothing more is counted; may be set at any time.
+        frozen: Whether nothing more is counted, as in `ParallelWrapper`.
 
     Raises:
         ArgumentError: If an argument does not fit.
@@ -182,9 +188,14 @@ class NormalizeRewards(AnswerWrapper):
         if not _is_number(gamma) or not 0 <= gamma <= 1:
             raise ArgumentError(f"gamma={gamma!r} is no discount. Give a number from 0 to 1.")
         self.statistics = _fitting(statistics, {"": ()})
-        self.gamma, self.frozen = float(gamma), _flag("frozen", frozen)
+        self.gamma, self._frozen = float(gamma), checked_flag("frozen", frozen)
         self.epsilon, self.clip = _finite("epsilon", epsilon), _positive("clip", clip)
         self.returns: Array = np.zeros(len(env))
+
+    @property
+    def reward_statistics(self) -> RunningStatistics:
+        """The same as ``statistics``, by a name that says of what, also to a `NormalizeStates` around it."""
+        return self.statistics
 
     def began(self, states: Any, env_ids: tuple[int, ...]) -> Any:
         """Let returns begin anew."""
@@ -197,7 +208,7 @@ class NormalizeRewards(AnswerWrapper):
         rewards, no_numbers = acting.rewards()
         if no_numbers:
             self.refuse(no_number_error(no_numbers, type(self).__name__), result, no_numbers)
-        if not self.frozen:
+        if not self._frozen:
             self._count(acting, rewards)
         self.returns[acting.env_ids[acting.dones]] = 0.0
         _, variance = self.statistics.leaves[""].guess()
@@ -236,7 +247,10 @@ class NormalizeRewards(AnswerWrapper):
 def _leaves_to_normalize(structure: Structure, keys: Sequence[str] | None) -> list[tuple[int, str, tuple[int, ...]]]:
     """Return index, place and shape of each leaf that is to be normalised."""
     if structure.space is None:
-        raise SpacesError("The envs share no observation space, so their states have no common scale.")
+        raise SpacesError(
+            "The envs share no observation space, so their states have no common scale. If they declare none, "
+            f"{translations.GIVE_SPACES}."
+        )
     if isinstance(keys, str):
         raise ArgumentError(f"keys={keys!r} is a text. Give a list, [{keys!r}].")
     known = list(structure.space.spaces) if isinstance(structure.space, spaces.Dict) else []
@@ -272,16 +286,6 @@ def _spoilt(found: Sequence[Found]) -> NotFiniteError:
         f"{WHERE_THEY_ARE} Find out why with get_env_attr(), or set frozen=True.",
         env_ids_of(found),
     )
-
-
-def _flag(name: str, value: Any) -> bool:
-    if not isinstance(value, (bool, np.bool_)):
-        raise ArgumentError(f"{name}={value!r} must be True or False.")
-    return bool(value)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
 
 
 def _positive(name: str, value: Any) -> float:

@@ -7,8 +7,9 @@ import itertools
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
+from parallelenv import translations
 from parallelenv.animation import check_format, check_fps, save_animation
 from parallelenv.arguments import check_positive
 from parallelenv.batch import Array
@@ -19,6 +20,8 @@ from parallelenv.wrappers.seeing import AnswerWrapper
 
 _FPS = 30.0
 """Frames a second of envs that do not say it."""
+_DARK = (None, "human", "ansi", "rgb_array_list")
+"""What an env is not to be made with, as ``render_mode``."""
 
 
 class RecordVideo(AnswerWrapper):
@@ -45,7 +48,8 @@ class RecordVideo(AnswerWrapper):
         paths: Of films that are written, oldest first.
 
     Raises:
-        ArgumentError: If an argument does not fit.
+        ArgumentError: If an argument does not fit, or an env that is to be filmed has another ``render_mode``.
+        UnknownOptionError: If there is no such argument.
         MissingDependencyError: If Pillow is not installed, or made without the format.
         OSError: If the folder cannot be made.
     """
@@ -61,7 +65,9 @@ class RecordVideo(AnswerWrapper):
         fps: float | None = None,
         video_format: str = "webp",
         id: Any = None,
+        **others: Never,
     ) -> None:
+        translations.refuse_arguments("RecordVideo", others)
         super().__init__(env)
         check_positive("video_length", video_length)
         check_format(video_format)
@@ -79,6 +85,7 @@ class RecordVideo(AnswerWrapper):
             )
         if not isinstance(video_folder, (str, os.PathLike)):
             raise ArgumentError(f"video_folder={video_folder!r} is no path of a folder.")
+        self._refuse_dark()
         self._folder = Path(video_folder)
         self._folder.mkdir(parents=True, exist_ok=True)
         self._trigger = step_trigger or (lambda step: step == 0)
@@ -89,6 +96,16 @@ class RecordVideo(AnswerWrapper):
         self._first = 0
         self._frames: list[Array] | None = None
         self.paths: list[Path] = []
+
+    def _refuse_dark(self) -> None:
+        """Refuse envs that answer no single picture. What has no ``render_mode`` at all may do as it likes."""
+        modes = self.get_env_attr("render_mode", self._env_ids, "rgb_array")
+        for env_id, mode in zip(self._env_ids, modes, strict=True):
+            if mode in _DARK:
+                raise ArgumentError(
+                    f"env {env_id} has render_mode={mode!r}, so there is nothing to film. Make it with "
+                    "render_mode='rgb_array': ParallelEnv.make(id, n, render_mode='rgb_array')."
+                )
 
     def _own_fps(self) -> float:
         said = self.get_env_attr("metadata", self._env_ids[:1], {})

@@ -286,7 +286,7 @@ def test_a_batched_space_that_holds_other_batches_is_refused(batched: Any) -> No
     ("env_fns", "message"),
     [
         ([partial(Bounded, 9), partial(Bounded, 9, (2,))], "env 1 is Box.*of other shapes or dtypes"),
-        ([Spaceless, Spaceless], "env 0 declares no observation_space"),
+        ([Spaceless, Spaceless], "env 0 declares no observation_space.*give ParallelEnv spaces="),
     ],
 )
 def test_envs_that_cannot_be_batched_are_refused(env_fns: Any, message: str) -> None:

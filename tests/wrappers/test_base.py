@@ -289,6 +289,21 @@ def test_a_state_that_is_loaded_is_gone_on_from_by_wrappers_too(make_env: MakeEn
             assert difference(tuple(step), tuple(found)) is None
 
 
+class Locked(Counter):
+    """Neither says its state nor can be pickled."""
+
+    def __reduce__(self) -> Any:
+        raise TypeError("not me")
+
+
+def test_a_state_through_wrappers_names_the_unsaved_too() -> None:
+    with wrapped(ParallelEnv([Counter, Locked])) as env:
+        env.reset(seed=1)
+        saved = env.save_state()
+        assert saved.unsaved == env.unwrapped.save_state().unsaved == (1,)
+        assert env.load_state(saved) == (1,)
+
+
 class Stubborn(Counter):
     """Says its state, and does not take it back if its number is 1."""
 
@@ -325,8 +340,12 @@ def test_a_state_of_other_wrappers_is_refused_and_nothing_touched(make_env: Make
         env.load_state(env.unwrapped.save_state())
     with pytest.raises(ArgumentError, match="is of RecordEpisodeStatistics, and StackStates remembers"):
         StackStates(env.unwrapped, 2).load_state(saved)
-    with pytest.raises(ArgumentError, match="state is a WrappedState. Give what save_state"):
-        env.unwrapped.load_state(saved)
+    bares: list[Any] = [env.unwrapped, Doubled(env.unwrapped)]
+    for bare in bares:
+        with pytest.raises(ArgumentError, match="is of RecordEpisodeStatistics, but here is .*the same wrappers"):
+            bare.load_state(saved)
+    with pytest.raises(ArgumentError, match="state is a dict. Give what save_state"):
+        bares[0].load_state({})
     broken = dataclasses.replace(saved, memory=None)
     with pytest.raises(ArgumentError, match="The state of RecordEpisodeStatistics has no memory, but None"):
         env.load_state(broken)

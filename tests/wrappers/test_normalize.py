@@ -167,6 +167,55 @@ def test_frozen_statistics_do_not_change() -> None:
         assert first.rewards.tolist() == again.rewards.tolist()
 
 
+def test_the_outermost_freezes_all_that_count() -> None:
+    states = NormalizeStates(ParallelEnv([Sensor] * 2))
+    env = RecordEpisodeStatistics(NormalizeRewards(RecordEpisodeStatistics(states)))
+    with env:
+        env.reset()
+        env.step([3.0, 5.0])
+        assert not env.frozen
+        env.frozen = True
+        assert env.frozen
+        assert states.frozen
+        before = pickle.dumps((env.state_statistics, env.reward_statistics))
+        env.step([3.0, 5.0])
+        assert pickle.dumps((env.state_statistics, env.reward_statistics)) == before
+        states.frozen = False  # of what is outside of it nothing
+        assert not env.frozen
+        env.step([3.0, 5.0])
+        assert env.state_statistics.count == 6
+        assert env.reward_statistics.count == 2
+        env.frozen = False
+        env.step([3.0, 5.0])
+        assert env.reward_statistics.count == 4
+
+
+def test_frozen_as_an_argument_is_of_one() -> None:
+    with NormalizeRewards(NormalizeStates(ParallelEnv([Sensor])), frozen=True) as env:
+        assert not env.frozen
+        env.reset()
+        env.step([1.0])
+        assert (env.state_statistics.count, env.reward_statistics.count) == (2, 0)
+
+
+def test_nothing_that_counts_is_nothing_to_freeze() -> None:
+    with RecordEpisodeStatistics(ParallelEnv([Sensor])) as env:
+        with pytest.raises(AttributeError, match="'frozen'.*neither around this"):
+            env.frozen = True
+        assert not hasattr(env, "frozen")
+
+
+@pytest.mark.parametrize("outermost", [NormalizeStates, NormalizeRewards])
+def test_statistics_have_names_that_reach_through_the_other(outermost: Any) -> None:
+    inner = ({NormalizeStates, NormalizeRewards} - {outermost}).pop()
+    with outermost(inner(ParallelEnv([Sensor]))) as env:
+        env.reset()
+        env.step([1.0])
+        assert env.state_statistics.shapes.keys() == {"['far']", "['near']"}
+        assert env.reward_statistics.shapes == {"": ()}
+        assert env.statistics is (env.state_statistics if outermost is NormalizeStates else env.reward_statistics)
+
+
 def test_statistics_are_saved_loaded_and_shared(tmp_path: Path) -> None:
     path = tmp_path / "scale"
     training = NormalizeStates(ParallelEnv([Sensor] * 2))
@@ -301,7 +350,7 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
         assert NormalizeRewards(env, numbers, clip=numbers, epsilon=numbers).gamma == 0.5
         with pytest.raises(SpacesError, match=r"There is no Box to normalise in Dict.*keys=\['kind'\]"):
             NormalizeStates(env, ["kind"])
-    with ParallelEnv([Counter, Words]) as env, pytest.raises(SpacesError, match="share no observation space"):
+    with ParallelEnv([Counter, Words]) as env, pytest.raises(SpacesError, match="share no.*give ParallelEnv spaces="):
         NormalizeStates(env)
     with pytest.raises(ArgumentError, match="is no ParallelEnv"):
         NormalizeStates(Counter())

@@ -14,7 +14,7 @@ from conftest import MakeEnv
 from parallelenv import ParallelEnv
 from parallelenv.animation import save_animation
 from parallelenv.errors import ArgumentError, MissingDependencyError
-from parallelenv.testing.envs import Counter
+from parallelenv.testing.envs import Counter, Old
 from parallelenv.wrappers import RecordEpisodeStatistics, RecordVideo
 
 Image = pytest.importorskip("PIL.Image")
@@ -25,12 +25,15 @@ class Lamp(Counter):
     """Shows how often it was stepped, by its brightness."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
+    render_mode = "rgb_array"
 
     def render(self) -> Any:
         return np.full((8 + 8 * self.number, 16, 3), 20 * self.count, np.uint8)
 
 
 class Dark(Counter):
+    render_mode = "rgb_array"
+
     def render(self) -> None:
         return None
 
@@ -213,6 +216,37 @@ def test_frames_that_are_no_pictures_are_not_filmed(make_env: MakeEnv, tmp_path:
     error: Any = caught.value
     assert error.partial.shape == (1, 3)
     assert env.save() is None
+
+
+@pytest.mark.parametrize("render_mode", [None, "human", "ansi", "rgb_array_list"])
+def test_envs_that_answer_no_picture_are_refused_at_once(render_mode: Any, tmp_path: Path) -> None:
+    dark = Lamp(1)
+    dark.render_mode = render_mode
+    with ParallelEnv([Lamp(0), dark]) as env:
+        with pytest.raises(ArgumentError, match=f"env 1 has render_mode={render_mode!r}.*render_mode='rgb_array'"):
+            RecordVideo(env, tmp_path / "films")
+        assert not (tmp_path / "films").exists()
+        with RecordVideo(env, tmp_path, video_length=1, id=0) as others:
+            others.reset()
+            assert len(others.paths) == 1
+
+
+def test_an_old_env_without_render_modes_is_filmed(tmp_path: Path) -> None:
+    class Painted(Old):
+        def render(self) -> Any:
+            return np.full((8, 8, 3), 9, np.uint8)
+
+    with RecordVideo(ParallelEnv([Painted]), tmp_path, video_length=1) as env:
+        env.reset()
+        assert len(env.paths) == 1
+
+
+@pytest.mark.parametrize("trigger", ["episode_trigger", "record_video_trigger"])
+def test_triggers_of_others_are_translated(trigger: str, tmp_path: Path) -> None:
+    foreign: dict[str, Any] = {trigger: bool}
+    said = f"{trigger}=.* is no argument of RecordVideo. Give step_trigger"
+    with ParallelEnv([Lamp]) as env, pytest.raises(TypeError, match=said):
+        RecordVideo(env, tmp_path, **foreign)
 
 
 def test_arguments_that_do_not_fit_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,274 @@
+"""Words of other libraries: refused where they would do nothing, with what does the same here."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import pytest
+from gymnasium.vector import AutoresetMode
+
+from parallelenv import ParallelEnv, ParallelWrapper
+from parallelenv.errors import (
+    AbsentAttributeError,
+    ArgumentError,
+    InvalidEnvError,
+    ParallelEnvError,
+    UnknownModeError,
+    UnknownOptionError,
+    UnknownPolicyError,
+)
+from parallelenv.testing.envs import Counter
+from parallelenv.wrappers import NormalizeRewards, NormalizeStates, RecordEpisodeStatistics
+
+made: list[int] = []
+
+
+class Noted(Counter):
+    """Notes that it was made, and takes an argument that other libraries give to others."""
+
+    def __init__(self, number: int = 0, seed: int = 0) -> None:
+        super().__init__(number)
+        self.seed_given = seed
+        made.append(number)
+
+
+class Greedy(Counter):
+    def __init__(self, **everything: Any) -> None:
+        super().__init__(0)
+        self.everything = everything
+
+
+@pytest.fixture(autouse=True)
+def registered() -> Any:
+    made.clear()
+    creators: dict[str, Any] = {"Noted-v0": Noted, "Greedy-v0": Greedy}
+    for name, creator in creators.items():
+        gym.register(name, creator)
+    gym.register("Lost-v0", "no_such_module:Env")
+    yield
+    for name in ("Noted-v0", "Greedy-v0", "Lost-v0"):
+        del gym.registry[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("observation_space", r"Give spaces=\(observation_space, action_space\)"),
+        ("action_space", r"Give spaces=\(observation_space, action_space\)"),
+        ("context", "Give start_method='spawn'"),
+        ("max_concurrency", "Give num_cpus"),
+        ("shared_memory", "Leave it out"),
+        ("autoreset_mode", r"an argument of to_gymnasium\(\); without an adapter give asynchronous='restart'"),
+        ("seed", r"reset\(seed="),
+        ("num_envs", r"ParallelEnv\.make\(id, num_envs=n\)"),
+        ("render_mode", r"ParallelEnv\.make\(id, num_envs=n, \.\.\.\) hands it on"),
+    ],
+)
+@pytest.mark.parametrize("para_mode", ["dummy", "subproc", "auto"])
+def test_an_argument_of_others_is_translated(name: str, hint: str, para_mode: str) -> None:
+    foreign: dict[str, Any] = {name: 5}
+    with pytest.raises(UnknownOptionError, match=f"{name}=5 is no option of para_mode='{para_mode}'.*{hint}"):
+        ParallelEnv([Noted] * 2, para_mode, **foreign)
+    assert made == []
+
+
+def test_a_word_of_nobody_has_no_translation() -> None:
+    with pytest.raises(UnknownOptionError, match=r"it accepts no further options\.$"):
+        ParallelEnv([Noted], nonsense=5)
+    with pytest.raises(UnknownModeError, match=r"'auto'\)\.$"):
+        ParallelEnv([Noted], "nonsense")
+    with pytest.raises(UnknownPolicyError, match=r"'continue'\)\.$"):
+        ParallelEnv([Noted], asynchronous="nonsense")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("word", "mode"), [("sync", "dummy"), ("async", "subproc")])
+def test_a_mode_of_others_is_translated(word: str, mode: str) -> None:
+    with pytest.raises(UnknownModeError, match=f"para_mode='{word}' is not known.*'{word}' is '{mode}' here"):
+        ParallelEnv([Noted], word)
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("SameStep", "is 'restart' here"),
+        ("SAME_STEP", "is 'restart' here"),
+        (AutoresetMode.SAME_STEP, "is 'restart' here"),
+        ("NextStep", r"is to_gymnasium\('NextStep'\) here"),
+        ("Disabled", "is 'continue' here"),
+    ],
+)
+def test_a_policy_of_others_is_translated(word: Any, hint: str) -> None:
+    with pytest.raises(UnknownPolicyError, match=f"asynchronous=.*is not known.*{hint}"):
+        ParallelEnv([Noted], asynchronous=word)
+
+
+# ---------------------------------------------------------------- make
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("n_envs", "Here it is num_envs"),
+        ("wrapper_class", "Wrap each env where it is made"),
+        ("env_kwargs", r"\*\*env_kwargs"),
+        ("vec_env_cls", "Give a mode"),
+        ("vectorization_mode", "Give a mode"),
+        ("vec_env_kwargs", "Give its items"),
+        ("monitor_dir", "VecMonitor"),
+        ("start_method", "in backend_options"),
+    ],
+)
+def test_make_refuses_arguments_of_others_before_envs_are_made(name: str, hint: str) -> None:
+    foreign: dict[str, Any] = {name: "x"}
+    with pytest.raises(
+        UnknownOptionError, match=rf"{name}='x' is no argument of ParallelEnv\.make.*Noted-v0\. .*{hint}"
+    ):
+        ParallelEnv.make("Noted-v0", 2, **foreign)
+    assert made == []
+
+
+def test_make_hands_on_what_the_env_takes() -> None:
+    with ParallelEnv.make("Noted-v0", 2, seed=7, number=3) as env:
+        assert env.get_env_attr("seed_given") == [7, 7]
+    with ParallelEnv.make("Greedy-v0", 1, n_envs=5) as env:
+        assert env.get_env_attr("everything") == [{"n_envs": 5}]
+    spec = gym.spec("Noted-v0")
+    spec.kwargs["seed"] = 1
+    with ParallelEnv.make(spec, seed=2) as env:
+        assert env.get_env_attr("seed_given") == [2]
+    with pytest.raises(ModuleNotFoundError, match="no_such_module"):  # and not what we might have said before
+        ParallelEnv.make("Lost-v0", 1, seed=5)
+
+
+@pytest.mark.parametrize(
+    ("id", "hint"),
+    [
+        (Noted, r"\[Noted\] \* n"),
+        (lambda: Noted(1), r"\[env_fn\] \* n"),
+        (partial(Noted, 3), r"\[env_fn\] \* n"),
+        (Counter(0), r"\[make\(\) for _ in range\(n\)\]"),
+        (None, "a registered id or an EnvSpec, in a list"),
+    ],
+)
+def test_make_takes_ids_alone(id: Any, hint: str) -> None:
+    with pytest.raises(InvalidEnvError, match=f"is no registered id and no EnvSpec.*{hint}"):
+        ParallelEnv.make(id, 2)
+    assert made == []
+
+
+@pytest.mark.parametrize(
+    ("envs", "hint"),
+    [
+        ("CartPole-v1", r"\['CartPole-v1'\] \* n, or use ParallelEnv\.make\('CartPole-v1', num_envs=n\)"),
+        (Noted, r"single env fn\. Give a list, one per env, to ParallelEnv: \[Noted\] \* n"),
+        (partial(Noted, 3), r"\[env_fn\] \* n"),
+        (Counter(0), r"single env\. .*\[make\(\) for _ in range\(n\)\]"),
+    ],
+)
+def test_what_is_given_alone_is_shown_as_a_list(envs: Any, hint: str) -> None:
+    with pytest.raises(InvalidEnvError, match=hint):
+        ParallelEnv(envs)
+
+
+# ---------------------------------------------------------------- names
+
+
+def test_names_of_others_say_what_does_the_same() -> None:
+    hints = {
+        "metadata": r"If the envs have it, get_env_attr\('metadata'\)",
+        "render_mode": r"get_env_attr\('render_mode'\)",
+        "spec": r"get_env_attr\('spec'\)",
+        "call": "Here it is customized_method",
+        "env_method": "Here it is customized_method",
+        "get_attr": "Here it is get_env_attr",
+        "obs_rms": "Here it is state_statistics",
+        "is_async": "what to_tianshou",
+        "training": r"env\.frozen = True",
+        "frozen": "NormalizeStates and NormalizeRewards, and there is neither",
+    }
+    with ParallelEnv([Counter]) as env:
+        for one in (env, RecordEpisodeStatistics(env)):
+            for name, hint in hints.items():
+                assert not hasattr(one, name)
+                with pytest.raises(AttributeError, match=f"has no attribute '{name}'. .*{hint}") as caught:
+                    getattr(one, name)
+                assert isinstance(caught.value, ParallelEnvError)
+                assert caught.value.name == name
+
+
+def test_names_are_looked_for_in_no_worker() -> None:
+    env: Any = ParallelEnv([Counter])
+    env.close()  # whoever asked an env now would get a ClosedError
+    for name in ("_repr_html_", "_ipython_canary_method_should_not_exist_", "_repr_mimebundle_", "number"):
+        assert not hasattr(env, name)
+    assert not hasattr(ParallelWrapper(env), "_repr_html_")
+
+
+def test_an_error_in_a_property_is_not_hidden() -> None:
+    with pytest.raises(AttributeError, match="'_num_envs'"):
+        ParallelEnv.__new__(ParallelEnv).num_envs  # noqa: B018
+
+
+def test_what_would_do_nothing_cannot_be_set() -> None:
+    with ParallelEnv([Counter]) as made_env:
+        env: Any = made_env
+        with pytest.raises(
+            AbsentAttributeError, match=r"'asynchronous' to set.*ParallelEnv\(envs, asynchronous=\.\.\.\)"
+        ):
+            env.asynchronous = "restart"
+        with pytest.raises(AttributeError, match=r"'num_cpus' to set.*another one: ParallelEnv\(envs, num_cpus="):
+            env.num_cpus = 2
+        with pytest.raises(AttributeError, match=r"'gravity' to set.*set_env_attr\('gravity', value\)"):
+            env.gravity = 5
+        with pytest.raises(AttributeError, match="done"):
+            env.done = [True]
+        env.render = lambda: "mine"  # what is there can be replaced, as ever
+        assert env.render() == "mine"
+
+
+def test_a_subclass_has_attributes_of_its_own() -> None:
+    class Named(ParallelEnv):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            self.title = "mine"
+
+    env = Named([Counter])
+    with env:
+        assert env.title == "mine"
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("training", r"env\.frozen = True, set on the outermost wrapper"),
+        ("update_running_mean", r"env\.frozen = True, set on the outermost wrapper"),
+        ("norm_reward", "Leave out NormalizeRewards"),
+        ("asynchronous", "Make another one"),
+    ],
+)
+def test_settings_of_others_cannot_be_set_on_a_wrapper(name: str, hint: str) -> None:
+    with NormalizeRewards(NormalizeStates(ParallelEnv([Counter]))) as env:
+        with pytest.raises(AbsentAttributeError, match=f"NormalizeRewards has no attribute '{name}' to set.*{hint}"):
+            setattr(env, name, False)
+        assert not hasattr(env, name)
+
+
+def test_a_wrapper_may_have_such_a_setting_itself() -> None:
+    class Learning(ParallelWrapper):
+        training = True
+
+    with Learning(ParallelEnv([Counter])) as env:
+        env.training = False
+        assert not env.training
+        env.note = "mine"  # type: ignore[attr-defined]
+        assert env.note == "mine"
+
+
+def test_a_frozen_that_is_no_bool_is_refused() -> None:
+    with NormalizeStates(ParallelEnv([Counter])) as env:
+        with pytest.raises(ArgumentError, match="frozen='yes' must be True or False"):
+            env.frozen = "yes"  # type: ignore[assignment]
+        with pytest.raises(ArgumentError, match="frozen=None must be True or False"):
+            NormalizeRewards(env, frozen=None)  # type: ignore[arg-type]
