@@ -288,6 +288,10 @@ def _spoilt(found: Sequence[Found]) -> NotFiniteError:
     )
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+
+
 def _positive(name: str, value: Any) -> float:
     if not _is_number(value) or not value > 0:
         raise ArgumentError(f"{name}={value!r} must be a positive number.")
