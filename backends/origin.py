@@ -56,20 +56,20 @@ def refuse_other_copy(caller: Origin) -> None:
 def own_copy_first() -> Iterator[None]:
     """Let Python processes that start meanwhile find this copy before any other.
 
-    A fork server imports it before it is told of the caller's `sys.path`. If that was changed in the caller, it finds
-    another copy, which is then that of all workers. Where packages are installed it looks anyway, and is not made to
-    look first: there may be packages with names of the standard library's.
+    A fork server imports it before it is told of the caller's `sys.path`, and looks into the current folder first,
+    where there may be the sources of an installed package. Where packages are installed it looks anyway, and is not
+    made to look first: there may be packages with names of the standard library's.
     """
     root = os.path.dirname(own_origin().folder)
-    if os.path.basename(root) in _INSTALLED:
-        yield
-        return
-    found = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (root, found)))
+    found = {name: os.environ.get(name) for name in ("PYTHONSAFEPATH", "PYTHONPATH")}
+    os.environ["PYTHONSAFEPATH"] = "1"  # nothing is looked for in the current folder
+    if os.path.basename(root) not in _INSTALLED:
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (root, found["PYTHONPATH"])))
     try:
         yield
     finally:
-        if found is None:
-            os.environ.pop("PYTHONPATH", None)
-        else:
-            os.environ["PYTHONPATH"] = found
+        for name, value in found.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -90,9 +90,28 @@ def test_where_packages_are_installed_nobody_is_made_to_look_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PYTHONPATH", raising=False)
+    monkeypatch.setattr(parallelenv, "__file__", str(tmp_path / "sources" / "parallelenv" / "__init__.py"))
     with origin.own_copy_first():
-        assert os.environ["PYTHONPATH"] == str(HERE.parent)
+        assert os.environ["PYTHONPATH"] == str(tmp_path / "sources")
     assert "PYTHONPATH" not in os.environ
     monkeypatch.setattr(parallelenv, "__file__", str(tmp_path / "site-packages" / "parallelenv" / "__init__.py"))
     with origin.own_copy_first():
         assert "PYTHONPATH" not in os.environ
+
+
+def test_a_copy_in_the_current_folder_is_not_taken(tmp_path: Path) -> None:
+    sources, script = tmp_path / "sources", tmp_path / "script.py"
+    shutil.copytree(HERE, sources / "parallelenv", ignore=shutil.ignore_patterns("__pycache__"))
+    script.write_text(SCRIPT.format(first=""))
+    found = os.pathsep.join([str(HERE.parent), *filter(None, sys.path)])
+    ended = subprocess.run(
+        [sys.executable, str(script), str(tmp_path), "forkserver", found],
+        cwd=sources,
+        env={**os.environ, "PYTHONPATH": found},
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert ended.stderr == ""
+    assert ended.stdout.split() == [str(HERE / "__init__.py"), "True"]
