@@ -1,4 +1,4 @@
-"""Rewards as numbers, for adapters: elsewhere an env may reward with whatever it likes."""
+"""Rewards as numbers, for adapters and wrappers: elsewhere an env may reward with whatever it likes."""
 
 from __future__ import annotations
 
@@ -15,6 +15,16 @@ from parallelenv.errors import EnvContractError
 from parallelenv.failures import Failure
 from parallelenv.flights import Landed
 from parallelenv.spaces import describe_value
+
+
+def as_number(reward: Any) -> float | None:
+    """Return a reward as a float; ``None`` if it is no number, or an int beyond what a float holds."""
+    if not isinstance(reward, Real | Decimal | np.bool_):
+        return None
+    try:
+        return float(reward)
+    except OverflowError:
+        return None
 
 
 def refuse_other_rewards(batch: Batch, landed: Landed, dtype: np.dtype[Any]) -> tuple[Landed, Sequence[int]]:
@@ -49,10 +59,7 @@ def _numbered(batch: Batch, landed: Landed) -> tuple[Mapping[int, Any], dict[int
         if extra.reward is None or env_id in landed.failures:
             continue
         reward = extra.reward[0]
-        try:
-            number = float(reward) if isinstance(reward, Real | Decimal) else None
-        except OverflowError:
-            number = None
+        number = as_number(reward)
         if number is None:
             wrong[env_id] = reward
         else:

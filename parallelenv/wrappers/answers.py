@@ -14,6 +14,7 @@ from parallelenv.answers import Align
 from parallelenv.batch import Array, has_true
 from parallelenv.errors import SpacesError
 from parallelenv.results import StepBatch, StepResult
+from parallelenv.rewards import as_number
 from parallelenv.spaces import Structure, describe_value, object_array, stack_values
 
 Space: TypeAlias = "gymnasium.Space[Any] | None"
@@ -58,7 +59,7 @@ class Acting:
         """``(k,)`` bool: who failed and was built anew. Its state is a first one, and its reward none that it gave."""
         if not has_true(self.dones):  # a failure that was mended ends an episode
             return np.zeros(len(self.dones), dtype=bool)
-        return np.array([isinstance(info.get("failure"), BaseException) for info in self.infos], dtype=bool)
+        return np.array([is_mended(info) for info in self.infos], dtype=bool)
 
     def rewards(self) -> tuple[Array, dict[int, Any]]:
         """Return their rewards, ``(k,)`` float64 with 0 for what is no number, and by env id what is none."""
@@ -68,7 +69,7 @@ class Acting:
             return plain, {}
         numbers, others = np.zeros(len(self.positions)), {}
         for row, (env_id, reward) in enumerate(zip(self.env_ids.tolist(), rewards[self.positions], strict=True)):
-            number = _as_number(reward)
+            number = as_number(reward)
             if number is None:
                 others[env_id] = reward
             else:
@@ -111,13 +112,9 @@ def _replaced(result: StepResult, states: Any, rewards: Array) -> StepResult:
     return StepResult(states, rewards, result.dones, result.infos, result.terminated, result.truncated, result.env_ids)
 
 
-def _as_number(reward: Any) -> float | None:
-    if not isinstance(reward, (int, float, np.integer, np.floating, np.bool_)):
-        return None
-    try:
-        return float(reward)
-    except OverflowError:  # an int of 400 digits
-        return None
+def is_mended(info: dict[str, Any]) -> bool:
+    """Whether an info says that its env failed and was built anew."""
+    return isinstance(info.get("failure"), BaseException)
 
 
 def row_of(structure: Structure, states: Any, row: int) -> Any:

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from parallelenv.errors import EnvContractError
+from parallelenv.failures import put
 from parallelenv.results import StepResult
 from parallelenv.spaces import Structure, describe_value
-from parallelenv.wrappers.answers import rows_of, unstacked
+from parallelenv.wrappers.answers import is_mended, rows_of, unstacked
 
 WHERE_THEY_ARE = "What they answered is in error.refused, what the others did in error.partial."
 
@@ -36,11 +37,7 @@ class Refused(dict[int, Any]):
     @property
     def ended(self) -> dict[int, bool]:
         """Of a step: the ids of envs whose episode ended, and whether that was because they were built anew."""
-        return {
-            env_id: isinstance(info.get("failure"), BaseException)
-            for env_id, (_, _, done, info) in self.items()
-            if done
-        }
+        return {env_id: is_mended(info) for env_id, (_, _, done, info) in self.items() if done}
 
 
 def refused_in(error: BaseException) -> Refused | None:
@@ -54,10 +51,10 @@ def carry(error: BaseException, partial: Any, refused: Refused | None = None) ->
     """Let an error have what is left of a call, and what was refused; without ``refused`` what it has already."""
     if refused is None:
         refused = refused_in(error)
-    object.__setattr__(error, "partial", partial)  # also of one that is a frozen dataclass
+    put(error, "partial", partial)
     if refused is not None:
         refused.beside = partial
-        object.__setattr__(error, "refused", refused)
+        put(error, "refused", refused)
     elif isinstance(getattr(error, "refused", None), Refused):  # of the last time that it was raised
         object.__delattr__(error, "refused")
 

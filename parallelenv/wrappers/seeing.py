@@ -238,7 +238,7 @@ class AnswerWrapper(ParallelWrapper):
     @property
     def restarts(self) -> bool:
         """Whether an env that ends begins its next episode in the same step."""
-        return bool(self.unwrapped._asynchronous == "restart")
+        return self.unwrapped._roller.policy.autoreset
 
     def have_begun(self, env_ids: Sequence[int]) -> bool:
         """Whether all of these envs have an episode."""

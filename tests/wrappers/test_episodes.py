@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+from fractions import Fraction
 from functools import partial
 from typing import Any
 
@@ -152,6 +154,15 @@ class Says(Plain):
         state, _, *ends, _ = super().step(action)
         reward, info = self.says if self.count == 3 else (1.0, {})
         return (state, reward, *ends, info)
+
+
+@nearby
+@pytest.mark.parametrize("reward", [Fraction(5, 2), Decimal("2.5")])
+def test_rewards_of_other_types_of_numbers_count(reward: Any, make_env: MakeEnv) -> None:
+    env = RecordEpisodeStatistics(make_env([partial(Says, 3, reward)], asynchronous="restart"))
+    env.reset(seed=0)
+    infos = [env.step([1]).infos[0] for _ in range(3)]
+    assert infos[2]["episode"]["r"] == 4.5
 
 
 @nearby
