@@ -22,6 +22,7 @@ class Progress:
         paused: ``(n,)`` bool.
         fresh: Ids of envs that need a reset.
         reset_infos: One per env.
+        exhausted: Ids of envs that have no further episode.
     """
 
     done: Array
@@ -30,6 +31,7 @@ class Progress:
     paused: Array
     fresh: tuple[int, ...]
     reset_infos: tuple[dict[str, Any], ...]
+    exhausted: tuple[int, ...] = ()  # the default is for what was saved before there were such
 
 
 @dataclass(frozen=True)

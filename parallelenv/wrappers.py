@@ -60,6 +60,15 @@ class ParallelWrapper:
         """Return the results of steps, as `ParallelEnv.recv`."""
         return self.env.recv(min_envs, max_envs, timeout, align)
 
+    def next_task(self, id: Any = None, **kwargs: Any) -> Any:
+        """Begin the next tasks, as `TaskPool.next_task`: by `reset`."""
+        _tasks(self, "next_task")
+        return self.reset(id, options=kwargs or None)
+
+    def get_observations(self, id: Any = None) -> Any:
+        """Return what is seen of tasks, as `TaskPool.get_observations`."""
+        return _tasks(self, "get_observations")(id)
+
     def close(self) -> None:
         """Close the `ParallelEnv`."""
         self.env.close()
@@ -150,7 +159,11 @@ class StateWrapper(ParallelWrapper):
 
     def reset(self, id: Any = None, *, seed: Any = None, options: Any = None) -> Any:
         """Begin new episodes and return the first states, processed."""
-        return self.process(super().reset(id, seed=seed, options=options))
+        return self._processed_states(super().reset(id, seed=seed, options=options))
+
+    def get_observations(self, id: Any = None) -> Any:
+        """Return what is seen of tasks, processed."""
+        return self._processed_states(super().get_observations(id))
 
     def step(self, action: Any, id: Any = None, align: Align = "item") -> Any:
         """Step envs, as `ParallelEnv.step`; states are processed."""
@@ -168,7 +181,7 @@ class StateWrapper(ParallelWrapper):
         for info in infos:
             if info.get("ended_state") is not None:
                 info["ended_state"] = _row(self.process(self._batch([info["ended_state"]])), 0)
-        missing = [state is None for state in states] if _may_lack(states) else [False] * count
+        missing = _missing(states) or [False] * count
         if any(missing) or align == "batch":
             rows = self._rows(states, missing)
             states = object_array(rows)
@@ -178,6 +191,10 @@ class StateWrapper(ParallelWrapper):
             items = list(zip(rows, rewards.tolist(), dones.tolist(), infos.tolist(), strict=True))
             return StepBatch(items, terminated=result.terminated, truncated=result.truncated, env_ids=result.env_ids)
         return StepResult(states, rewards, dones, infos, result.terminated, result.truncated, result.env_ids)
+
+    def _processed_states(self, states: Any) -> Any:
+        missing = _missing(states)
+        return object_array(self._rows(states, missing)) if any(missing) else self.process(states)
 
     def _rows(self, states: Any, missing: Sequence[bool]) -> list[Any]:
         """Return the processed states as one per env, ``None`` where there is none."""
@@ -197,8 +214,21 @@ class StateWrapper(ParallelWrapper):
         return concatenate(space, states, empty)
 
 
-def _may_lack(states: Any) -> bool:
-    return isinstance(states, np.ndarray) and states.dtype == object
+def _missing(states: Any) -> list[bool]:
+    """Return of each state whether there is none; nothing if all are there."""
+    may_lack = isinstance(states, np.ndarray) and states.dtype == object
+    return [state is None for state in states] if may_lack else []
+
+
+def _tasks(wrapper: ParallelWrapper, name: str) -> Any:
+    """Return a method that only a `TaskPool` has.
+
+    Raises:
+        AttributeError: If there is none inside the wrapper.
+    """
+    if not hasattr(wrapper.unwrapped, name):
+        raise AttributeError(f"{wrapper.env!r} has no {name}(): only what ParallelEnv.from_samplers() makes has it.")
+    return getattr(wrapper.env, name)
 
 
 def _row(states: Any, row: int) -> Any:

@@ -12,7 +12,7 @@ from parallelenv import arguments
 from parallelenv.batch import Array
 from parallelenv.errors import ActionError, ArgumentError, EnvBusyError, InvalidEnvError, WorkerTimeoutError
 from parallelenv.ids import parse_ids
-from parallelenv.policy import Policy
+from parallelenv.policy import ByHand
 from parallelenv.results import StepBatch
 from parallelenv.spaces import object_array
 
@@ -53,7 +53,7 @@ class TianshouVectorEnv:
                     f"The observation space of env {env_id} is {space}, and Tianshou takes no tuples. Make it a Dict, "
                     "or wrap the env in gymnasium.wrappers.FlattenObservation."
                 )
-        env._hand_over("to_tianshou()", Policy(), None)
+        env._hand_over("to_tianshou()", ByHand(), None)
         self.is_async = self.wait_num != self.env_num or self.timeout is not None
         self.ready_id = list(range(self.env_num))
         self.waiting_id: list[int] = []
