@@ -14,9 +14,9 @@ import gymnasium
 from parallelenv import arguments, cells, recipes, registry
 from parallelenv.answers import Align
 from parallelenv.errors import ArgumentError
+from parallelenv.familiar import Familiar
 from parallelenv.goal import Goal
 from parallelenv.guard import exclusive
-from parallelenv.handover import Adaptable
 from parallelenv.hosts import CLOSE_TIMEOUT
 from parallelenv.output import make_listener
 from parallelenv.policy import make_policy
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 OnFailure = Literal["raise", "restart"]
 
 
-class ParallelEnv(Adaptable):
+class ParallelEnv(Familiar):
     """Runs a list of environments side by side; one word chooses how.
 
     Env ids are positions in the list, ``0 .. n-1``, and never change. Wherever an ``id`` is
@@ -73,6 +73,9 @@ class ParallelEnv(Adaptable):
             last lines of a worker that dies are in the error. Envs in this process print as ever.
         copy: ``False`` lets ``step`` and ``reset`` answer states as read-only views that are
             valid until the next call.
+        spaces: ``(observation_space, action_space)`` of every env, instead of what envs declare: for those that
+            declare none, or declare them at a cost. No worker is asked for any. What does not fit them is an
+            `EnvContractError` of the env that answers it, or an `ActionError`.
         keep: In a notebook, what a cell has made and left open is closed when that cell is run again and
             makes another one. ``True``: this one is not.
         **backend_options: Options of the chosen backend.
@@ -100,6 +103,7 @@ class ParallelEnv(Adaptable):
         max_restarts: int = 10,
         output: Literal["show", "quiet"] = "show",
         copy: bool = True,
+        spaces: tuple[gymnasium.Space[Any], gymnasium.Space[Any]] | None = None,
         keep: bool = False,
         **backend_options: Any,
     ) -> None:
@@ -110,8 +114,9 @@ class ParallelEnv(Adaptable):
         arguments.check_counts(num_cpus, num_gpus)
         timeout = arguments.check_timeout(timeout)
         arguments.check_failure_handling(on_failure, max_restarts)
+        spaces = arguments.check_spaces(spaces)
         env_recipes = recipes.make_recipes(envs)
-        backend, num_cpus, chosen = registry.settle(para_mode, backend_options, env_recipes, num_cpus, num_gpus)
+        backend, num_cpus, chosen = registry.settle(para_mode, backend_options, env_recipes, num_cpus, num_gpus, spaces)
         if on_failure == "restart" and backend.uses_live_envs:
             recipes.refuse_live(env_recipes)
         self._mode, self._recommendation = registry.describe(para_mode, chosen), chosen
@@ -121,6 +126,7 @@ class ParallelEnv(Adaptable):
             backend,
             env_recipes,
             policy.autoreset,
+            spaces,
             num_cpus=num_cpus,
             num_gpus=num_gpus,
             silence_warnings=no_warning,
@@ -138,13 +144,13 @@ class ParallelEnv(Adaptable):
             cells.note(self)
 
     def _start(
-        self, backend: Backend, env_recipes: Sequence[EnvRecipe], keeps_ended: bool, **pool_arguments: Any
+        self, backend: Backend, env_recipes: Sequence[EnvRecipe], keeps_ended: bool, spaces: Any, **pool_arguments: Any
     ) -> None:
         """Start hosts and build envs, or leave nothing behind."""
         try:
             self._pool = Pool(backend, env_recipes, **pool_arguments)
             self._finalizer = weakref.finalize(self, self._pool.close)
-            self._pool.build(keeps_ended)
+            self._pool.build(keeps_ended, spaces)
         except BaseException:
             backend.close((), 0.0)  # whatever was begun, also where an interrupt came before the pool was known
             raise
@@ -165,6 +171,7 @@ class ParallelEnv(Adaptable):
         max_restarts: int = 10,
         output: Literal["show", "quiet"] = "show",
         copy: bool = True,
+        spaces: tuple[gymnasium.Space[Any], gymnasium.Space[Any]] | None = None,
         keep: bool = False,
         backend_options: dict[str, Any] | None = None,
         **make_kwargs: Any,
@@ -189,6 +196,7 @@ class ParallelEnv(Adaptable):
             max_restarts=max_restarts,
             output=output,
             copy=copy,
+            spaces=spaces,
             keep=keep,
             **(backend_options or {}),
         )
