@@ -28,7 +28,8 @@ def owners(env: Any) -> list[Any]:
     """Return who may have an attribute: the layers of an env and, of samplers, the task and the sampler in it."""
     found = list(layers(env))
     base = found[-1]
-    return [*found, *filter(None.__ne__, (base.task, base.sampler))] if isinstance(base, TaskEnv) else found
+    inside = [base.task, base.sampler] if isinstance(base, TaskEnv) else []
+    return [*found, *(part for part in inside if part is not None)]
 
 
 def get_attribute(env: Any, key: str) -> tuple[Any] | None:

@@ -197,10 +197,11 @@ def make_task_env(make_sampler_fn: Callable[..., Any], arguments: Mapping[str, A
 def _check(candidate: Any, names: tuple[str, ...], what: str, kind: str) -> None:
     missing = [name for name in names if not callable(getattr(candidate, name, None))]
     if missing or isinstance(candidate, type):
-        lacks = f"lacks {_listed(missing)}" if missing else "is a class"
+        is_class = isinstance(candidate, type)
+        shown = f"the class {candidate.__name__}" if is_class else type(candidate).__name__
+        lacks = "is no instance" if is_class else f"lacks {_listed(missing)}"
         raise InvalidEnvError(
-            f"{what} {type(candidate).__name__}, which {lacks}. A {kind} has {_listed(names)}; see "
-            f"parallelenv.tasks.{kind}."
+            f"{what} {shown}, which {lacks}. A {kind} has {_listed(names)}; see parallelenv.tasks.{kind}."
         )
 
 

@@ -21,8 +21,10 @@ import pytest
 
 from parallelenv import ParallelEnv, registry
 from parallelenv.errors import MissingDependencyError
+from parallelenv.task_pool import TaskPool
 
 MakeEnv = Callable[..., ParallelEnv]
+MakePool = Callable[..., TaskPool]
 
 PATIENCE = 2.0  # seconds that what is ending gets to be gone
 _RAY_DESCRIPTORS = 8  # connections that Ray opens and closes when it likes
@@ -107,6 +109,21 @@ def make_env(mode: str) -> Iterator[MakeEnv]:
 
     def make(envs: Any, **kwargs: Any) -> ParallelEnv:
         made.append(ParallelEnv(envs, para_mode=mode, **kwargs))
+        return made[-1]
+
+    yield make
+    for env in made:
+        env.close()
+
+
+@pytest.fixture
+def make_pool(mode: str) -> Iterator[MakePool]:
+    """Make a `TaskPool` in the mode under test, with two workers; it is closed after the test."""
+    made: list[TaskPool] = []
+
+    def make(make_sampler_fn: Any, sampler_fn_args: Any, auto: bool = True, **kwargs: Any) -> TaskPool:
+        arguments = {"num_cpus": 2, **kwargs}
+        made.append(ParallelEnv.from_samplers(make_sampler_fn, sampler_fn_args, mode, auto, **arguments))
         return made[-1]
 
     yield make
