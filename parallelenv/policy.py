@@ -136,6 +136,8 @@ class SameStep(Restart):
         self, info: dict[Any, Any], ended_state: Any, reset_info: dict[str, Any], is_exhausted: bool
     ) -> None:
         info[Ending] = Ending(ended_state, reset_info)
+        if is_exhausted:
+            info.update(reset_info)
 
 
 class NextStep(Policy):

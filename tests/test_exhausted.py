@@ -9,7 +9,6 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from adapters.neighbours import require
 from conftest import MakeEnv, MakePool, needs_ray
 from samplers import Once, Walks
 
@@ -365,77 +364,6 @@ def test_a_sampler_made_anew_begins_with_its_first_task(make_pool: MakePool, no_
     result = env.step([1, 1])
     assert [str(info.get("failure")) for info in result.infos] == ["crash", "None"]
     assert env.attr("number", id=0) == [1]
-
-
-# ---------------------------------------------------------------- adapters
-
-
-@nearby
-def test_next_step_shows_it_once_and_then_refuses(make_pool: MakePool) -> None:
-    env = make_pool(Walks, walks(totals=(1, 9)))
-    vector_env = env.to_gymnasium()
-    vector_env.reset(options={"length": 1})
-    assert vector_env.step([1, 1])[2].tolist() == [True, True]
-    states, rewards, terminations, truncations, infos = vector_env.step([1, 1])  # in which both begin, were there two
-    assert states[:, :2].tolist() == [[1, 1], [2, 0]]
-    assert (rewards.tolist(), terminations.tolist(), truncations.tolist()) == ([0, 0], [False, False], [True, False])
-    assert infos["exhausted"].tolist() == [True, False]
-    with pytest.raises(ExhaustedError, match=r'envs \[0\] have no further episode.*"exhausted"'):
-        vector_env.step([1, 1])
-    with pytest.raises(ExhaustedError, match=r"envs \[0\]"):
-        vector_env.reset()
-
-
-@nearby
-def test_same_step_ends_the_last_task_and_then_refuses(make_pool: MakePool) -> None:
-    env = make_pool(Walks, walks("sheet", totals=(1, 9)))
-    vector_env = env.to_gymnasium("SameStep")
-    vector_env.reset(options={"length": 1})
-    states, rewards, terminations, _, infos = vector_env.step([2, 2])
-    assert terminations.tolist() == [True, True]
-    assert rewards.tolist() == [3, 3]
-    assert states["place"][:, :2].tolist() == [[1, 1], [2, 0]]
-    assert infos["final_obs"][0]["word"] == "ab"
-    assert infos["exhausted"].tolist() == [True, False]
-    for _ in range(2):
-        with pytest.raises(ExhaustedError, match=r"envs \[0\]"):
-            vector_env.step([1, 1])
-
-
-@nearby
-def test_disabled_and_tianshou_refuse_the_reset(make_pool: MakePool) -> None:
-    vector_env = make_pool(Walks, walks(totals=(1, 9))).to_gymnasium("Disabled")
-    vector_env.reset(options={"length": 1})
-    vector_env.step([1, 1])
-    with pytest.raises(ExhaustedError, match=r"envs \[0\]") as caught:
-        vector_env.reset(options={"reset_mask": np.array([True, True])})
-    assert caught.value.partial[1][:2].tolist() == [2, 0]  # type: ignore[attr-defined]
-    env = make_pool(Walks, walks(totals=(1, 9)))
-    taken = env.to_tianshou()
-    taken.reset()
-    with pytest.raises(ExhaustedError, match=r"envs \[0\]"):
-        taken.reset([0])
-    with pytest.raises(ExhaustedError, match=r"envs \[0\]"):
-        taken.step([1, 1])
-    taken.step([1], [1])
-    env.call("rewind", id=0)
-    taken.reset([0])
-    taken.step([1, 1])
-
-
-@pytest.mark.neighbours
-def test_sb3_gets_the_last_step_and_then_the_error(make_pool: MakePool) -> None:
-    require("stable_baselines3")
-    venv = make_pool(Walks, walks(totals=(1, 9))).to_sb3()
-    venv.set_options({"length": 1})
-    venv.reset()
-    _, rewards, dones, infos = venv.step(np.array([1, 1]))
-    assert (rewards.tolist(), dones.tolist()) == ([2, 2], [True, True])
-    assert infos[0]["terminal_observation"][:2].tolist() == [1, 1]
-    with pytest.raises(ExhaustedError, match=r"envs \[0\]"):
-        venv.step(np.array([1, 1]))
-    with pytest.raises(ExhaustedError, match=r"envs \[0\]"):
-        venv.reset()
 
 
 # ---------------------------------------------------------------- wrappers
