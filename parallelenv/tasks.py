@@ -67,14 +67,14 @@ class TaskSampler(Protocol):
     """Gives tasks. Inherit from it for the defaults, or have the methods; any others too.
 
     Attributes:
-        observation_space: Of all of its tasks; ``None``: not declared.
+        observation_space: A Gymnasium space, of all of its tasks; ``None``: not declared.
         action_space: Likewise.
         length: Number of tasks in all; ``None`` or ``math.inf``: there is no end. Nobody but users asks for it.
     """
 
-    observation_space: gymnasium.Space[Any] | None = None
-    action_space: gymnasium.Space[Any] | None = None
-    length: float | None = None
+    observation_space: Any = None  # Any: a sampler may declare them more narrowly
+    action_space: Any = None
+    length: Any = None
 
     def next_task(self, **kwargs: Any) -> Task | None:
         """Return the next task, ``None`` if there are no more. ``kwargs`` are the options of the reset."""

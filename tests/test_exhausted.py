@@ -228,7 +228,8 @@ def test_a_rollout_leaves_them_out(make_pool: MakePool, mode: str, kind: str) ->
         rollouts.append([rollout, env.exhausted, env.done, env.reset_infos, env.step(ONES, align="batch")[2]])
         if pool is not make_pool:
             env.close()
-    assert difference(*map(_plain, rollouts)) is None, difference(*map(_plain, rollouts))
+    expected, found = map(_plain, rollouts)
+    assert difference(expected, found) is None, difference(expected, found)
     rollout = rollouts[0][0]
     assert not rollout.valid[:, 2].any()
     assert [info for (_, env_id), info in rollout.reset_infos.items() if env_id == 0] == [EXHAUSTED]

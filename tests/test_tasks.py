@@ -359,7 +359,7 @@ def test_a_pool_of_other_envs_says_what_it_lacks() -> None:
     with TaskPool(["CartPole-v1"]) as env:
         env.reset()
         with pytest.raises(
-            AbsentMethodError, match="CartPoleEnv has no method 'observe', and no wrapper around it has.$"
+            AbsentMethodError, match=r"CartPoleEnv has no method 'observe', and no wrapper around it has\."
         ):
             env.get_observations()
 
