@@ -43,14 +43,26 @@ _LONG_IN = {
     "ray": {
         *_ADAPTERS,
         "test_bad_input.py",
+        "test_calls_per_env.py",
         "test_contract.py",
+        "test_exhausted.py",
         "test_faults.py",
         "test_rebuilding.py",
         "test_recovery.py",
         "test_rollout.py",
         "test_saving.py",
+        "test_task_worlds.py",
+        "test_tasks.py",
     },
-    "ray-subproc": {*_ADAPTERS, "test_bad_input.py", "test_faults.py", "test_rollout.py", "test_saving.py"},
+    "ray-subproc": {
+        *_ADAPTERS,
+        "test_bad_input.py",
+        "test_faults.py",
+        "test_rollout.py",
+        "test_saving.py",
+        "test_task_worlds.py",
+        "test_tasks.py",
+    },
 }
 
 
