@@ -212,7 +212,7 @@ class Host:
             try:
                 state, reset_info = self._env(row + writer.first).reset(None, None)
             except ExhaustedError:
-                ended_loose, reset_info, is_exhausted = own(said[1]), EXHAUSTED, True
+                ended_loose, reset_info, is_exhausted = said[1], EXHAUSTED, True
             else:
                 ended_loose, said = said[1], (said[0], writer.store_state(row, state), said[2])
             self.doing = "step"

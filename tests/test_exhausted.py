@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from functools import partial
 from typing import Any
@@ -13,7 +14,7 @@ from conftest import MakeEnv, MakePool, needs_ray
 from samplers import Once, Walks
 
 from parallelenv import ParallelEnv, recovery
-from parallelenv.errors import ExhaustedError, ResetNeededError
+from parallelenv.errors import ExhaustedError, ResetNeededError, WorkerDiedError
 from parallelenv.identity import difference
 from parallelenv.task_pool import TaskPool
 from parallelenv.tasks import TaskEnv, make_task_env
@@ -344,6 +345,29 @@ def test_a_sampler_made_anew_may_have_no_task(
     assert result.infos[0]["exhausted"] is True
     assert env.all_exhausted()
     assert env.step([1], align="batch") == [(None, None, True, EXHAUSTED)]
+
+
+class Dying(Fleeting):
+    """Its first task ends the worker."""
+
+    def next_task(self, *args: Any, **kwargs: Any) -> Any:
+        task: Any = super().next_task(*args, **kwargs)
+        if task is not None:
+            task.step = lambda action: os._exit(3)
+        return task
+
+
+@pytest.mark.parametrize("mode", ["subproc"], indirect=True)
+def test_a_worker_made_anew_knows_no_state_of_an_exhausted_env(
+    make_pool: MakePool, tmp_path: Any, no_delay: None
+) -> None:
+    env = make_pool(Dying, [{"folder": str(tmp_path), "kind": "sheet"}], on_failure="restart")
+    env.next_task()
+    result = env.step([1])
+    assert isinstance(result.infos[0]["failure"], WorkerDiedError)
+    assert result.infos[0]["exhausted"] is True
+    assert result.states["word"] == (None,)
+    assert env.all_exhausted()
 
 
 @nearby
