@@ -79,8 +79,13 @@ class Legacy(Resettable):
         if not isinstance(result, tuple) or len(result) != 4:
             return result
         state, reward, done, info = result
-        cut_off = bool(done) and isinstance(info, dict) and bool(info.get("TimeLimit.truncated", False))
-        return state, reward, bool(done) and not cut_off, cut_off, info
+        return state, reward, *split_done(done, info), info
+
+
+def split_done(done: Any, info: Any) -> tuple[bool, bool]:
+    """Return terminated and truncated for the single flag that there was in older times."""
+    is_cut = bool(done) and isinstance(info, dict) and bool(info.get("TimeLimit.truncated", False))
+    return bool(done) and not is_cut, is_cut
 
 
 def adapt(env: Any) -> Resettable:

@@ -16,10 +16,10 @@ from parallelenv.backends.state import load_env, save_env
 from parallelenv.backends.writer import Writer
 from parallelenv.batch import Batch
 from parallelenv.chunks import Order
-from parallelenv.errors import EnvContractError, EnvInterruptedError, InvalidEnvError
+from parallelenv.errors import EnvContractError, EnvInterruptedError, ExhaustedError, InvalidEnvError
 from parallelenv.failures import Failure
 from parallelenv.ownership import own
-from parallelenv.protocol import Command, EnvFacts, Extra, HostRecipe, Reply
+from parallelenv.protocol import EXHAUSTED, Command, EnvFacts, Extra, HostRecipe, Reply
 
 Walk = Callable[[Iterator[Any], Any, dict[int, Any]], None]
 Turns = tuple[Iterator[int], Sequence[int]]
@@ -203,17 +203,29 @@ class Host:
             values: Where to note what does not fit into the rows.
         """
         writer = self._writer
-        ended_loose = reset_info = None
+        ended_loose = reset_info = is_exhausted = None
         if goes_on:
             if any(said):  # copied before the reset: an env may reuse the buffers that it returned
                 said = own(said[0]), own(said[1]), own(said[2])
             writer.keep_ended(row)
             self.doing = "reset"
-            state, reset_info = self._env(row + writer.first).reset(None, None)
-            ended_loose, said = said[1], (said[0], writer.store_state(row, state), said[2])
+            try:
+                state, reset_info = self._env(row + writer.first).reset(None, None)
+            except ExhaustedError:
+                ended_loose, reset_info, is_exhausted = said[1], EXHAUSTED, True
+            else:
+                ended_loose, said = said[1], (said[0], writer.store_state(row, state), said[2])
             self.doing = "step"
         if reset_info or any(said):
-            values[row + writer.first] = _extra(*said, ended_loose, reset_info or None)
+            values[row + writer.first] = _extra(*said, ended_loose, reset_info or None, is_exhausted)
+
+    def rest(self, env_id: int) -> Extra:
+        """Answer for an env whose reset has found no further episode: it is done, and its last state stays."""
+        writer = self._writer
+        row = env_id - writer.first
+        writer.rewards[row] = 0.0
+        writer.store_flags(row, False, True)
+        return Extra(EXHAUSTED, writer.latest_loose(row), is_exhausted=True)
 
     # ---------------------------------------------------------------- rollouts
 
@@ -292,6 +304,15 @@ class Host:
         bound = functools.partial(found, *positional, **named)
         return _draw(bound) if name == "render" else bound()
 
+    def invoke(self, env_id: int, argument: tuple[str, tuple[Any, ...], dict[str, Any]], common: Any) -> Any:
+        """Return what a method returns for arguments; each env has a method of its own."""
+        name, positional, named = argument
+        return self.use(env_id, (positional, named), (name, True))
+
+    def read(self, env_id: int, name: str, common: Any) -> Any:
+        """Return an attribute that the env must have; each env has one of its own."""
+        return get_existing(self._env(env_id).env, name)
+
     def has(self, env_id: int, argument: Any, key: str) -> bool:
         """Say if there is such an attribute; it need not be one that can be copied."""
         return get_attribute(self._env(env_id).env, key) is not None
@@ -368,10 +389,13 @@ class Execution:
                 yield reply
 
     def _note(self, error: BaseException) -> None:
-        """Note what went wrong in one env; an interrupt is raised again."""
+        """Note what went wrong in one env, or that it has no further episode; an interrupt is raised again."""
         env_id = self._host.current
         if env_id is None:
             raise error
+        if isinstance(error, ExhaustedError) and self._host.doing == "reset":
+            self._reply.values[env_id] = self._host.rest(env_id)
+            return
         self._reply.failures[env_id] = self._failure(error, env_id)
         if isinstance(error, KeyboardInterrupt) and self._host.in_caller:
             raise error

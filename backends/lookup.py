@@ -7,6 +7,7 @@ from typing import Any
 
 from parallelenv.errors import AbsentAttributeError, AbsentMethodError
 from parallelenv.recipes import is_env
+from parallelenv.tasks import TaskEnv
 
 _ABSENT = object()
 
@@ -23,6 +24,14 @@ def layers(env: Any) -> Iterator[Any]:
         env = inner
 
 
+def owners(env: Any) -> list[Any]:
+    """Return who may have an attribute: the layers of an env and, of samplers, the task and the sampler in it."""
+    found = list(layers(env))
+    base = found[-1]
+    inside = [base.task, base.sampler] if isinstance(base, TaskEnv) else []
+    return [*found, *(part for part in inside if part is not None)]
+
+
 def get_attribute(env: Any, key: str) -> tuple[Any] | None:
     """Return the attribute in a one-tuple, or ``None`` if there is none.
 
@@ -33,7 +42,7 @@ def get_attribute(env: Any, key: str) -> tuple[Any] | None:
     first, *rest = key.split(".")
     value = getattr(env, first, _ABSENT)
     if value is _ABSENT:
-        found = (getattr(layer, first, _ABSENT) for layer in layers(env))
+        found = (getattr(owner, first, _ABSENT) for owner in owners(env))
         value = next((value for value in found if value is not _ABSENT), _ABSENT)
     for name in rest:
         value = getattr(value, name, _ABSENT)
@@ -48,13 +57,12 @@ def get_existing(env: Any, key: str) -> Any:
     """
     found = get_attribute(env, key)
     if found is None:
-        name = type(list(layers(env))[-1]).__name__
-        raise AbsentAttributeError(f"{name} has no attribute {key!r}, and no wrapper around it has.")
+        raise AbsentAttributeError(_absent(env, f"attribute {key!r}"))
     return found[0]
 
 
 def set_attribute(env: Any, key: str, value: Any) -> None:
-    """Set an attribute on the layer that has it, else on the innermost.
+    """Set an attribute on the layer that has it, or the task or sampler, else on the innermost layer.
 
     Raises:
         AttributeError: If an object on a dotted way is absent.
@@ -66,8 +74,7 @@ def set_attribute(env: Any, key: str, value: Any) -> None:
             raise AttributeError(f"{key!r} cannot be set: the env has no attribute {'.'.join(way)!r}.")
         setattr(found[0], name, value)
         return
-    stack = list(layers(env))
-    owner = next((layer for layer in stack if hasattr(layer, name)), stack[-1])
+    owner = next((owner for owner in owners(env) if hasattr(owner, name)), list(layers(env))[-1])
     setattr(owner, name, value)
 
 
@@ -80,9 +87,15 @@ def get_method(env: Any, key: str) -> Any:
     found = get_attribute(env, key)
     if found is not None and callable(found[0]):
         return found[0]
-    name = type(list(layers(env))[-1]).__name__
     if found is None:
-        raise AbsentMethodError(f"{name} has no method {key!r}, and no wrapper around it has.")
+        raise AbsentMethodError(_absent(env, f"method {key!r}"))
+    name = type(list(layers(env))[-1]).__name__
     raise AbsentMethodError(
         f"{key!r} of {name} is {type(found[0]).__name__}, no method. Read it with get_env_attr({key!r})."
     )
+
+
+def _absent(env: Any, what: str) -> str:
+    base = list(layers(env))[-1]
+    inside = f" Nor has its sampler, {type(base.sampler).__name__}, or its task." if isinstance(base, TaskEnv) else ""
+    return f"{type(base).__name__} has no {what}, and no wrapper around it has.{inside}"

@@ -95,7 +95,8 @@ class HostRollout:
             self._player.forget([recorder.all_ids[column] for column in (*ended, *failed)])
         for column in ended:
             left = shares[column]
-            shares[column] = 0 if order.skips_done else left if left is None else left - 1
+            rests = order.skips_done or recorder.all_ids[column] in recorder.exhausted
+            shares[column] = 0 if rests else left if left is None else left - 1
         out = {column for column in ended if shares[column] == 0}.union(failed)
         if out:
             recorder.select([column for column in recorder.active if column not in out])
@@ -134,6 +135,7 @@ class Recorder:
         active: Columns of those that are stepped now.
         env_ids: Their env ids.
         count: Steps made.
+        exhausted: As in `Chunk`.
         failed: As in `Chunk`.
         broken: As in `Chunk`.
     """
@@ -144,6 +146,7 @@ class Recorder:
         self.active: list[int] = []
         self.env_ids: tuple[int, ...] = ()
         self.count = 0
+        self.exhausted: set[int] = set()
         self.failed: dict[int, tuple[int, Failure]] = {}
         self.broken: Failure | None = None
         self._writer, self._batch = writer, writer.batch
@@ -222,7 +225,9 @@ class Recorder:
 
     def _note_said(self, step: int, env_id: int, extra: Extra) -> None:
         """Note what a step answered beside its row, copied now: an env may change it in its next step."""
-        info, _, reward, _, reset_info = extra
+        info, _, reward, _, reset_info, is_exhausted = extra
+        if is_exhausted:
+            self.exhausted.add(env_id)
         if info or reward or reset_info:
             self._said[step, env_id] = Extra(own(info), None, own(reward), None, own(reset_info))
 
@@ -258,6 +263,7 @@ class Recorder:
             time.perf_counter() - self._begun,
             self.failed,
             self.broken,
+            self.exhausted,
         )
 
     def _stacked_extras(self, forms: Mapping[str, Form]) -> dict[str, Array]:

@@ -119,6 +119,11 @@ class Writer:
             self.loose[row] = loose
         return loose or None
 
+    def latest_loose(self, row: int) -> list[Any] | None:
+        """Return the loose leaves of the latest state in a row, if states have any; ``None`` each if there is none."""
+        count = sum(array is None for array in self.batch.states)
+        return self.loose.get(row, [None] * count) if count else None
+
     def keep_ended(self, row: int) -> None:
         """Keep the state in a row as the last one of an episode."""
         for array, ended in self._kept:

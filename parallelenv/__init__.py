@@ -8,6 +8,7 @@ from parallelenv.choice import Recommendation, recommend
 from parallelenv.env import ParallelEnv
 from parallelenv.errors import ParallelEnvError
 from parallelenv.results import StepBatch, StepResult
+from parallelenv.task_pool import TaskPool
 from parallelenv.trajectory import Rollout
 from parallelenv.wrappers import ParallelWrapper, StateWrapper
 
@@ -20,6 +21,7 @@ __all__ = [
     "StateWrapper",
     "StepBatch",
     "StepResult",
+    "TaskPool",
     "recommend",
     "vector_entry_point",
 ]

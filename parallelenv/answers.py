@@ -39,6 +39,8 @@ class Teller:
         """
         rows = batch.rows(landed.stepped)
         terminated, truncated = batch.terminated[rows].copy(), batch.truncated[rows].copy()
+        if landed.extras and (has_true(terminated) or has_true(truncated)):
+            self._episodes.note_exhausted(landed.exhausted)
         if self._policy.resets_next and has_true(self._episodes.done):
             self._note_resets(landed)
         terminated, truncated = self._episodes.note_step(landed.env_ids, rows, terminated, truncated)
@@ -62,7 +64,7 @@ class Teller:
             stepped = set(landed.stepped)
             for position, env_id in enumerate(env_ids):
                 if env_id not in stepped:
-                    infos[position] = {}
+                    infos[position] = self._episodes.absent_info(env_id)
         if extras:
             for position, env_id in enumerate(env_ids):
                 said = extras[env_id].info if env_id in extras else None
@@ -72,9 +74,12 @@ class Teller:
             for position in dones.nonzero()[0].tolist():
                 env_id = env_ids[position]
                 extra = extras.get(env_id, NOTHING)
+                is_exhausted = bool(extra.is_exhausted)
+                if env_id in self._episodes.exhausted and not is_exhausted:  # since an earlier step
+                    continue
                 reset_info = extra.reset_info or {}
                 self._episodes.reset_infos[env_id] = own(reset_info) if reset_info else {}
                 is_known = env_id not in landed.restarted
                 ended = ended_state(batch, env_id, extra) if is_known else None
-                self._policy.describe_end(infos[position], ended, reset_info)
+                self._policy.describe_end(infos[position], ended, reset_info, is_exhausted)
         return infos

@@ -15,6 +15,7 @@ from parallelenv.texts import count, were
 
 _LONGEST = 1e8
 """Seconds, three years: the system's own waiting calls overflow at some 1e10."""
+_ARGUMENTS = "a list or tuple of positional arguments, a dict of keyword arguments, or None"
 MISSING: Any = type("MISSING", (), {"__repr__": lambda self: "<not given>"})()
 """Default of arguments for which ``None`` is a value."""
 
@@ -151,6 +152,35 @@ def spread_data(data: Any, env_ids: Sequence[int]) -> list[dict[str, Any]] | Non
     if wrong:
         raise ArgumentError(f"data has {wrong[0]!r} in it. Give {expected}; envs are chosen with id=.")
     return list(data)
+
+
+def spread_names(argument: str, names: Any, env_ids: Sequence[int]) -> list[str]:
+    """Return the name of what each env is asked for."""
+    if isinstance(names, str):
+        check_name(argument, names)
+        return [names] * len(env_ids)
+    _check_list(argument, names, env_ids, "a name for all envs, or a list with one per env")
+    for name in names:
+        check_name(argument, name)
+    return list(names)
+
+
+def spread_arguments(each: Any, env_ids: Sequence[int]) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Return the positional and the keyword arguments of each env's method."""
+    if each is None:
+        return [((), {})] * len(env_ids)
+    _check_list("function_args_list", each, env_ids, f"a list with one item per env, {_ARGUMENTS}")
+    return [_arguments(one) for one in each]
+
+
+def _arguments(one: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if one is None:
+        return (), {}
+    if isinstance(one, dict) and all(isinstance(name, str) for name in one):
+        return (), one
+    if isinstance(one, (list, tuple)):
+        return tuple(one), {}
+    raise ArgumentError(f"function_args_list has {one!r} in it. Each item is {_ARGUMENTS}.")
 
 
 def spread_values(value: Any, values: Any, env_ids: Sequence[int]) -> list[Any]:

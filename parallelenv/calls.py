@@ -7,6 +7,7 @@ from typing import Any
 
 from parallelenv import arguments
 from parallelenv.arguments import MISSING
+from parallelenv.errors import ArgumentError
 from parallelenv.guard import exclusive
 from parallelenv.known import Known
 from parallelenv.tiles import tile_frames
@@ -78,6 +79,73 @@ class Calls(Known):
         env_ids = self._ids(id)
         arguments.check_name("env_method", env_method)
         values = self._pool.ask("call", env_ids, arguments.spread_data(data, env_ids), env_method).values
+        return [values.get(env_id) for env_id in env_ids]
+
+    @exclusive
+    def call(self, function_names: str | Sequence[str], function_args_list: Any = None, id: Any = None) -> list[Any]:
+        """Call a method of each env, not necessarily the same one, and return what it returned.
+
+        Args:
+            function_names: A name for all, or a list with one per env, each as in `customized_method`.
+            function_args_list: A list with one item per env: a list or tuple of positional arguments, a dict of keyword
+                arguments, or ``None``. Arguments are copied.
+            id: Which envs.
+
+        Returns:
+            Copies, one per env, in the order of ``id``.
+
+        Raises:
+            ArgumentError: If a name is none, or there are not as many as envs; nothing was called.
+            AbsentMethodError: If an env has no such method; the others were called.
+            BaseException: What a method raised; ``error.partial`` maps the others' ids to their returns.
+        """
+        env_ids = self._ids(id)
+        names = arguments.spread_names("function_names", function_names, env_ids)
+        given = arguments.spread_arguments(function_args_list, env_ids)
+        return self._ask_each("invoke", env_ids, [(name, *one) for name, one in zip(names, given, strict=True)])
+
+    @exclusive
+    def attr(self, names: str | Sequence[str], id: Any = None) -> list[Any]:
+        """Return an attribute of each env, not necessarily the same one, that it must have.
+
+        Args:
+            names: A name for all, or a list with one per env, each as in `get_env_attr`.
+            id: Which envs.
+
+        Returns:
+            Copies, one per env, in the order of ``id``.
+
+        Raises:
+            ArgumentError: If a name is none, or there are not as many as envs; nothing was asked.
+            AbsentAttributeError: If an env has no such attribute; ``error.partial`` maps the others' ids to theirs.
+        """
+        env_ids = self._ids(id)
+        return self._ask_each("read", env_ids, arguments.spread_names("names", names, env_ids))
+
+    @exclusive
+    def command(self, name: str, data: Any = None, id: Any = None) -> list[Any]:
+        """Give a command to envs that have a method ``command(name, data)``, and return what that returned.
+
+        Args:
+            name: Any text that the envs understand.
+            data: The same for each env; each gets a copy.
+            id: Which envs.
+
+        Returns:
+            Copies, one per env, in the order of ``id``.
+
+        Raises:
+            ArgumentError: If ``name`` is no text; nothing was called.
+            AbsentMethodError: If an env takes no commands; the others did.
+            BaseException: What an env raised; ``error.partial`` maps the others' ids to their returns.
+        """
+        env_ids = self._ids(id)
+        if not isinstance(name, str):
+            raise ArgumentError(f"name={name!r} is no name of a command. Give a text that the envs understand.")
+        return self._ask_each("invoke", env_ids, [("command", (name, data), {})] * len(env_ids))
+
+    def _ask_each(self, operation: str, env_ids: Sequence[int], each: Sequence[Any]) -> list[Any]:
+        values = self._pool.ask(operation, env_ids, each).values
         return [values.get(env_id) for env_id in env_ids]
 
     @exclusive

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -85,6 +85,7 @@ class Chunk:
         seconds: How long the host took for it, without what messages take.
         failed: In which step an env failed, and why. It made no further one.
         broken: Why the policy has given no actions for the step after the last; ``None`` if it was not at fault.
+        exhausted: Envs that have found no further episode. They made no further step.
     """
 
     env_ids: tuple[int, ...]
@@ -101,6 +102,7 @@ class Chunk:
     seconds: float = 0.0
     failed: Mapping[int, tuple[int, Failure]] = field(default_factory=dict)
     broken: Failure | None = None
+    exhausted: Collection[int] = ()
 
     @property
     def num_steps(self) -> int:

@@ -7,13 +7,14 @@ import functools
 import inspect
 import multiprocessing.util  # noqa: F401 (its exit handler joins workers: ours, registered later, runs before it)
 import weakref
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import gymnasium
 
 from parallelenv import arguments, cells, recipes, registry, translations
 from parallelenv.answers import Align
+from parallelenv.errors import ArgumentError
 from parallelenv.familiar import Familiar
 from parallelenv.goal import Goal
 from parallelenv.guard import exclusive
@@ -29,6 +30,9 @@ from parallelenv.saving import SavedState, check_saved
 from parallelenv.stepping import Stepper
 from parallelenv.texts import count
 from parallelenv.trajectory import Rollout
+
+if TYPE_CHECKING:
+    from parallelenv.task_pool import TaskPool
 
 OnFailure = Literal["raise", "restart"]
 
@@ -199,6 +203,40 @@ class ParallelEnv(Familiar):
             **(backend_options or {}),
         )
 
+    @classmethod
+    def from_samplers(
+        cls,
+        make_sampler_fn: Callable[..., Any],
+        sampler_fn_args: Sequence[Mapping[str, Any]],
+        para_mode: Any = "dummy",
+        auto_resample_when_done: bool = True,
+        **options: Any,
+    ) -> TaskPool:
+        """Return a `TaskPool`: a `ParallelEnv` whose envs are samplers of tasks, an episode of each a task.
+
+        Args:
+            make_sampler_fn: Returns a `TaskSampler`. It is called where the sampler will live.
+            sampler_fn_args: Its keyword arguments: a dict per env. It gets copies.
+            para_mode: As above.
+            auto_resample_when_done: Whether a task that ends is followed by the sampler's next within the same step, as
+                by ``asynchronous="restart"``. If not, it rests until `TaskPool.next_task`, as by ``"idle"``.
+            **options: Everything else that the constructor takes, but for ``asynchronous``.
+
+        Raises:
+            ArgumentError: If ``sampler_fn_args`` is no sequence of dicts, or ``asynchronous`` is given.
+            InvalidEnvError: If what was made is no sampler.
+            BaseException: As the constructor.
+        """
+        from parallelenv.task_pool import TaskPool, make_recipes  # which is a subclass
+
+        if "asynchronous" in options:
+            raise ArgumentError(
+                f"asynchronous={options['asynchronous']!r} was given to from_samplers(). Give auto_resample_when_done: "
+                "True is 'restart', False is 'idle'. For another, make a TaskPool of env fns that return a TaskEnv."
+            )
+        policy: Literal["idle", "restart"] = "restart" if auto_resample_when_done else "idle"
+        return TaskPool(make_recipes(make_sampler_fn, sampler_fn_args), para_mode, policy, **options)
+
     # ---------------------------------------------------------------- episodes
 
     @exclusive
@@ -214,7 +252,9 @@ class ParallelEnv(Familiar):
             options: A dict for all, or a list with one per env asked.
 
         Returns:
-            States as in `step`, in the order of ``id``. The infos are in `reset_infos`.
+            States as in `step`, in the order of ``id``. The infos are in `reset_infos`. ``None`` in the place of an env
+            that has no further episode: whose own ``reset`` raised `ExhaustedError`. It is `exhausted` then, and
+            answers ``(None, None, True, {"exhausted": True})``, whatever ``asynchronous``, until a reset finds one.
 
         Raises:
             ArgumentError: If ``seed`` or ``options`` do not fit; nothing was reset.
@@ -330,7 +370,8 @@ class ParallelEnv(Familiar):
             num_steps: So many steps each env makes, fewer if its policy of ended episodes lets it rest.
             num_episodes: Or so many episodes are ended, each env its share: the first envs one more if they do not
                 come out even. An episode that is under way counts. What takes longest is waited for, so short
-                episodes are not preferred. With ``"idle"`` one per env at most, with ``"continue"`` none.
+                episodes are not preferred. With ``"idle"`` one per env at most, with ``"continue"`` none. Envs that are
+                exhausted have no share, and those that become so end fewer.
             id: Which envs.
             rnn_state: What the policy remembers of these envs, as `Rollout.rnn_state` of the rollout before: episodes
                 under way go on with it. ``None``: nothing.
@@ -479,7 +520,7 @@ class ParallelEnv(Familiar):
         if errors:
             raise BaseExceptionGroup("Some did not close well.", errors)
 
-    def __enter__(self) -> ParallelEnv:
+    def __enter__(self) -> Self:
         """Return itself; the end of the ``with`` block closes it."""
         return self
 

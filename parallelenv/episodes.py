@@ -1,4 +1,4 @@
-"""Where the episodes of all envs are: who has one, who is done or paused, what the reset said."""
+"""Where the episodes of all envs are: who has one, who is done, exhausted or paused, what the reset said."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import numpy as np
 
 from parallelenv.batch import Array, has_true
 from parallelenv.chunks import Chunk
-from parallelenv.errors import EnvPausedError, ResetNeededError
+from parallelenv.errors import EnvPausedError, ExhaustedError, ResetNeededError
+from parallelenv.failures import Failure, raise_failures
 from parallelenv.ownership import own
 from parallelenv.policy import Policy
-from parallelenv.protocol import NOTHING
+from parallelenv.protocol import EXHAUSTED, NOTHING
 from parallelenv.saving import Progress
 
 
@@ -27,6 +28,7 @@ class Episodes:
         done: ``(num_envs,)`` bool: whose last answer was done, or who was ended by the policy.
         terminated: ``(num_envs,)`` bool, of each env's latest step.
         truncated: ``(num_envs,)`` bool, of each env's latest step.
+        exhausted: Ids of envs that have no further episode: their latest reset has found none. They are done.
         paused: ``(num_envs,)`` bool.
         unpaused: Env ids that are not paused, ascending.
         reset_infos: The info of each env's latest reset.
@@ -39,6 +41,7 @@ class Episodes:
         self._fresh = set(env_ids)  # who was never reset, or lost its state
         # Who was not stepped since it was reset, or since it was loaded, and whether its row has its state.
         self._unstepped: dict[int, bool] = {}
+        self.exhausted: set[int] = set()
         self.done = np.zeros(num_envs, dtype=bool)
         self.terminated = np.zeros(num_envs, dtype=bool)
         self.truncated = np.zeros(num_envs, dtype=bool)
@@ -83,11 +86,45 @@ class Episodes:
         return tuple(env_id for env_id in env_ids if self.done[env_id]) if has_true(self.done) else ()
 
     def choose(self, env_ids: Sequence[int]) -> tuple[Sequence[int], list[int] | None]:
-        """Return the envs that are not done, and their positions if some are."""
-        if not has_true(self.done):
+        """Return the envs that are neither exhausted nor, if the policy skips such, done; and their positions.
+
+        Raises:
+            ExhaustedError: As `refuse_exhausted`.
+        """
+        if self.exhausted:
+            self.refuse_exhausted(env_ids)
+        if not self._policy.skips_done:
+            chosen = [position for position, env_id in enumerate(env_ids) if env_id not in self.exhausted]
+        elif has_true(self.done):
+            chosen = [position for position, env_id in enumerate(env_ids) if not self.done[env_id]]
+        else:
             return env_ids, None
-        chosen = [position for position, env_id in enumerate(env_ids) if not self.done[env_id]]
         return [env_ids[position] for position in chosen], chosen
+
+    def living(self, env_ids: Sequence[int]) -> Sequence[int]:
+        """Return those of the envs that are not exhausted."""
+        return [env_id for env_id in env_ids if env_id not in self.exhausted] if self.exhausted else env_ids
+
+    def refuse_exhausted(self, env_ids: Sequence[int], partial: Any = None) -> None:
+        """Raise `ExhaustedError` if any of these envs is exhausted, and its policy lets nobody rest.
+
+        Args:
+            env_ids: The envs.
+            partial: What the others have answered, for ``error.partial``.
+        """
+        if self._policy.lets_rest:
+            return
+        exhausted = [env_id for env_id in env_ids if env_id in self.exhausted]
+        if exhausted:
+            error = ExhaustedError(
+                f"envs {exhausted} have no further episode, and what steps them has no answer for envs that rest. End "
+                'the loop when an info has "exhausted", give samplers that do not end, or use the ParallelEnv itself.'
+            )
+            raise_failures([Failure(error, env_id, "reset") for env_id in exhausted], partial)
+
+    def absent_info(self, env_id: int) -> dict[str, Any]:
+        """Return the info of an env that was not stepped."""
+        return dict(EXHAUSTED) if env_id in self.exhausted else {}
 
     def pause(self, env_ids: Sequence[int]) -> None:
         """Leave envs out until `resume`."""
@@ -104,7 +141,9 @@ class Episodes:
 
     def lose(self, env_ids: Iterable[int]) -> None:
         """Take note that envs need a reset, unless something else is noted of them."""
-        self._fresh.update(env_ids)
+        lost = tuple(env_ids)
+        self._fresh.update(lost)
+        self.exhausted.difference_update(lost)
 
     def keep(self, env_ids: Iterable[int]) -> None:
         """Take note that envs have an episode, wherever it is."""
@@ -121,6 +160,13 @@ class Episodes:
             record[rows] = False
         self._unstepped.update(dict.fromkeys(env_ids, True))
         self.keep(env_ids)
+
+    def note_exhausted(self, env_ids: Iterable[int]) -> None:
+        """Take note that resets of envs have found no further episode; of one within a step, before its flags."""
+        for env_id in env_ids:
+            self.exhausted.add(env_id)
+            self._fresh.discard(env_id)
+            self.done[env_id], self.terminated[env_id], self.truncated[env_id] = True, False, True
 
     def note_stepped(self, env_ids: Sequence[int]) -> None:
         """Take note that envs are stepped."""
@@ -143,7 +189,7 @@ class Episodes:
             Both flags of all envs of the answer.
         """
         self._policy.mark_done(self.done, stepped, terminated | truncated)
-        if not self._policy.skips_done:  # nobody is ever absent, and the flags need not be kept
+        if not (self._policy.skips_done or self.exhausted):  # nobody is absent, and the flags need not be kept
             return terminated, truncated
         self.terminated[stepped], self.truncated[stepped] = terminated, truncated
         shown = list(env_ids)
@@ -154,6 +200,7 @@ class Episodes:
 
     def note_chunk(self, chunk: Chunk) -> None:
         """Take over what the steps of a rollout have come to: of each env that made any, how the last one left it."""
+        self.note_exhausted(chunk.exhausted)
         told = chunk.valid | chunk.flags.any(axis=2)
         columns = np.flatnonzero(told.any(axis=0))
         if not len(columns):
@@ -173,7 +220,8 @@ class Episodes:
     def progress(self) -> Progress:
         """Return all of this as plain data."""
         flags = self.done.copy(), self.terminated.copy(), self.truncated.copy(), self.paused.copy()
-        return Progress(*flags, tuple(sorted(self._fresh)), tuple(map(own, self.reset_infos)))
+        fresh, exhausted = tuple(sorted(self._fresh)), tuple(sorted(self.exhausted))
+        return Progress(*flags, fresh, tuple(map(own, self.reset_infos)), exhausted)
 
     def go_on_from(self, progress: Progress, lost: Collection[int]) -> tuple[int, ...]:
         """Take over where episodes are; ``lost`` envs have none.
@@ -183,6 +231,7 @@ class Episodes:
         """
         self.done[:], self.terminated[:], self.truncated[:] = progress.done, progress.terminated, progress.truncated
         self._fresh = {*progress.fresh, *lost}
+        self.exhausted = set(progress.exhausted).difference(lost)
         self._unstepped = dict.fromkeys(self._everyone, False)
         self.reset_infos = list(map(own, progress.reset_infos))
         self.resume(self._everyone)

@@ -140,6 +140,13 @@ class AbsentMethodError(ParallelEnvError, AttributeError):
     """An env has no such method, or what has that name cannot be called."""
 
 
+class ExhaustedError(ParallelEnvError, RuntimeError):
+    """An env has no further episode: its ``reset`` raises this, and the env counts as exhausted.
+
+    Users meet it where nobody may rest: in a plain Gymnasium loop, and in adapters.
+    """
+
+
 class EnvInterruptedError(ParallelEnvError, RuntimeError):
     """An env was interrupted in the middle of a step, in the caller's own process."""
 

@@ -33,6 +33,11 @@ class Landed:
     failures: Mapping[int, Failure]
     restarted: Collection[int] = ()
 
+    @property
+    def exhausted(self) -> list[int]:
+        """Those whose reset, in this step, has found no further episode."""
+        return [env_id for env_id, extra in self.extras.items() if extra.is_exhausted]
+
     def without_failures(self) -> Landed:
         """Return this without the envs that failed."""
         env_ids = [env_id for env_id in self.env_ids if env_id not in self.failures]

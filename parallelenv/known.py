@@ -7,6 +7,7 @@ import functools
 from typing import Any
 
 import gymnasium
+import numpy as np
 
 from parallelenv.batch import Array, has_true
 from parallelenv.choice import Recommendation
@@ -41,9 +42,25 @@ class Known(Guarded):
         return bool(self._stepper.episodes.done.all())
 
     @property
+    def exhausted(self) -> Array:
+        """``(n,)`` bool: who has no further episode, so that it rests. They are done, too."""
+        flags: Array = np.zeros(self._num_envs, dtype=bool)
+        flags[list(self._stepper.episodes.exhausted)] = True
+        return flags
+
+    def all_exhausted(self) -> bool:
+        """Whether no env has a further episode."""
+        return len(self._stepper.episodes.exhausted) == self._num_envs
+
+    @property
     def paused(self) -> Array:
         """``(n,)`` bool: who is paused."""
         return self._stepper.episodes.paused.copy()
+
+    @property
+    def num_unpaused(self) -> int:
+        """Number of envs that are not paused."""
+        return len(self._stepper.episodes.unpaused)
 
     @property
     def reset_infos(self) -> list[dict[str, Any]]:

@@ -30,6 +30,8 @@ class Policy:
         resets_next: Whether the step after the end of an episode resets the env, whatever its action.
         skips_done: Whether done envs are left out and answer ``(None, None, True, {})``.
         is_shared: Whether the end of one env concerns others, so that no worker can act on it alone.
+        lets_rest: Whether an env without further episode may answer ``(None, None, True, {"exhausted": True})``; if
+            not, to reset or step it is an error.
         max_episodes: So many episodes an env plays, each with a beginning and an end, if nobody resets it.
     """
 
@@ -39,6 +41,7 @@ class Policy:
     resets_next = False
     skips_done = False
     is_shared = False
+    lets_rest = True
     max_episodes: float = 0
     _plain_info: ClassVar[dict[str, Any]] = {}
 
@@ -57,13 +60,16 @@ class Policy:
         """
         done[rows] = ended
 
-    def describe_end(self, info: dict[str, Any], ended_state: Any, reset_info: dict[str, Any]) -> None:
+    def describe_end(
+        self, info: dict[str, Any], ended_state: Any, reset_info: dict[str, Any], is_exhausted: bool
+    ) -> None:
         """Add to an info what a reset within the step would otherwise hide.
 
         Args:
             info: The user's.
             ended_state: Last state of the episode that ended.
             reset_info: The info of the reset that followed.
+            is_exhausted: Whether that reset has found no further episode.
         """
 
 
@@ -98,10 +104,15 @@ class Restart(Policy):
     max_episodes = math.inf
     _plain_info: ClassVar[dict[str, Any]] = {"reset": False}
 
-    def describe_end(self, info: dict[str, Any], ended_state: Any, reset_info: dict[str, Any]) -> None:  # noqa: D102
-        info["reset"] = True
+    def describe_end(  # noqa: D102 (see Policy)
+        self, info: dict[str, Any], ended_state: Any, reset_info: dict[str, Any], is_exhausted: bool
+    ) -> None:
+        info["reset"] = not is_exhausted
         info["ended_state"] = ended_state
-        info["reset_info"] = reset_info
+        if is_exhausted:
+            info.update(reset_info)
+        else:
+            info["reset_info"] = reset_info
 
 
 class Ending(NamedTuple):
@@ -119,16 +130,28 @@ class Ending(NamedTuple):
 class SameStep(Restart):
     """``"restart"`` for adapters: infos are the envs' own; where an episode ended, `Ending` is under that very key."""
 
+    lets_rest = False
     _plain_info: ClassVar[dict[str, Any]] = {}
 
-    def describe_end(self, info: dict[Any, Any], ended_state: Any, reset_info: dict[str, Any]) -> None:  # noqa: D102
+    def describe_end(  # noqa: D102 (see Policy)
+        self, info: dict[Any, Any], ended_state: Any, reset_info: dict[str, Any], is_exhausted: bool
+    ) -> None:
         info[Ending] = Ending(ended_state, reset_info)
+        if is_exhausted:
+            info.update(reset_info)
 
 
 class NextStep(Policy):
     """Ended envs begin their next episode in the next step, for adapters."""
 
     resets_next = True
+    lets_rest = False
+
+
+class ByHand(Policy):
+    """``"continue"`` for adapters: whoever uses them resets."""
+
+    lets_rest = False
 
 
 _POLICIES: dict[str | None, type[Policy]] = {policy.word: policy for policy in (StopAll, Idle, Restart, Policy)}

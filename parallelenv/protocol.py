@@ -117,6 +117,8 @@ class Extra(NamedTuple):
         ended_loose: Like ``loose``, of the last state of an episode that ended in this step and
             was followed by a reset.
         reset_info: The info of that reset, ``None`` if it is empty.
+        is_exhausted: ``True`` if that reset, or the one that this answers, has found no further episode. The row of
+            the env then still has its last state. ``None`` otherwise.
     """
 
     info: dict[str, Any] | None = None
@@ -124,9 +126,12 @@ class Extra(NamedTuple):
     reward: tuple[Any] | None = None
     ended_loose: list[Any] | None = None
     reset_info: dict[str, Any] | None = None
+    is_exhausted: bool | None = None
 
 
 NOTHING = Extra()
+EXHAUSTED = {"exhausted": True}
+"""The info of a reset that has found no further episode, and of an env that rests since then."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from parallelenv.batch import Array, Batch
+from parallelenv.batch import Array, Batch, Layout
 from parallelenv.flights import Landed
 from parallelenv.protocol import Extra
 from parallelenv.spaces import object_array
@@ -108,6 +108,24 @@ def by_env(batch: Batch, landed: Landed, rows: Any, flags: Flags, infos: Array) 
     items = list(zip(states, rewards, flags[2].tolist(), infos.tolist(), strict=True))
     env_ids = np.array(landed.env_ids, dtype=np.int64)
     return StepBatch(items, terminated=flags[0], truncated=flags[1], env_ids=env_ids)
+
+
+def first_states(batch: Batch, landed: Landed, is_listed: bool, copy: bool) -> Any:
+    """Return the states of a reset, ``None`` where an env is absent: batched, or as a list with one per env."""
+    is_whole = len(landed.stepped) == len(landed.env_ids)
+    if is_whole and not is_listed:
+        return gather_states(batch, landed.stepped, batch.rows(landed.stepped), landed.extras, copy)
+    states = _completed(landed, list_states(batch, landed.stepped, landed.extras))
+    return states if is_listed else object_array(states)
+
+
+def batch_states(layout: Layout, states: Sequence[Any]) -> Any:
+    """Return states that are not in a batch as if they were; in an array of objects if ``None`` is among them."""
+    if not states or any(state is None for state in states):
+        return object_array(states)
+    structure = layout.states
+    columns = zip(*map(structure.split, states), strict=True)
+    return structure.join([structure.stack(index, column) for index, column in enumerate(columns)])
 
 
 def _rewards(batch: Batch, landed: Landed, rows: Any) -> Array:

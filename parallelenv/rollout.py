@@ -64,11 +64,12 @@ class Roller:
 
     def run(self, player: Any, env_ids: Sequence[int], goal: Goal, rnn_state: Any, shows_progress: bool) -> Rollout:
         """Make a rollout. ``player`` is the policy that acts; everything else as in `ParallelEnv.rollout`."""
-        goal.check(self.policy, env_ids)
+        living = self.episodes.living(env_ids)
+        goal.check(self.policy, living)
         check_rows("rnn_state", rnn_state, len(env_ids))
         packed = pack_player(player, None)
         starts = self.stepper.begin_rollout(env_ids)
-        shares = goal.shares(env_ids)
+        shares = {**dict.fromkeys(env_ids, 0), **goal.shares(living)}
         if self.policy.skips_done:
             self._leave_out_done(goal, shares)
         course = _Course(self, packed, env_ids, goal.num_steps, shares)
@@ -259,6 +260,7 @@ class _Course:
             episodes.note_chunk(chunk)
         for env_id, (_, begun) in mended.items():
             episodes.reset_infos[env_id] = begun.info or {}
+        episodes.note_exhausted(env_id for env_id, (_, begun) in mended.items() if begun.is_exhausted)
         self._note_failures(left, chunks, any(env_id in lost for env_id in left))
         num_ended = self._spend(chunks)
         self.sent = self._packed if mended else None
@@ -315,6 +317,7 @@ class _Course:
                     self._left[env_id] = 0
                 elif left:
                     self._left[env_id] = left - 1
+        self._left.update(dict.fromkeys(self._roller.episodes.exhausted.intersection(self._left), 0))
         return total
 
     @contextlib.contextmanager

@@ -23,6 +23,7 @@ class Progress:
         paused: ``(n,)`` bool.
         fresh: Ids of envs that need a reset.
         reset_infos: One per env.
+        exhausted: Ids of envs that have no further episode.
     """
 
     done: Array
@@ -31,6 +32,7 @@ class Progress:
     paused: Array
     fresh: tuple[int, ...]
     reset_infos: tuple[dict[str, Any], ...]
+    exhausted: tuple[int, ...] = ()  # the default is for what was saved before there were such
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from parallelenv.pool import NO_FAILURES, Pool
 from parallelenv.protocol import NOTHING, Extra
 from parallelenv.recovery import Recovery
 from parallelenv.requests import Request
-from parallelenv.results import StepBatch, StepResult, gather_states, list_states
+from parallelenv.results import StepBatch, StepResult, first_states, gather_states
 from parallelenv.rewards import refuse_other_rewards
 from parallelenv.saving import Progress
 
@@ -121,7 +121,7 @@ class Stepper:
         return Resetting(env_ids, each, self._post_reset(env_ids, each))
 
     def finish_reset(self, resetting: Resetting, timeout: float | None, align: Align = "item") -> Any:
-        """Return the first states: batched, or with align ``"batch"`` a list with one per env.
+        """Return the first states: batched, or with align ``"batch"`` a list; ``None`` of an env that is exhausted.
 
         Args:
             resetting: What was begun.
@@ -132,28 +132,47 @@ class Stepper:
             WorkerTimeoutError: If they do not come in time. This can be called again.
             BaseException: What an env raised; ``error.partial`` has the states of the others, whose
                 episodes have begun.
+            ExhaustedError: If an env has no further episode, and the policy lets nobody rest.
         """
         env_ids, request = resetting.env_ids, self._await_reset(resetting, timeout)
         failures, extras = request.failures, request.values
         good = tuple(env_id for env_id in env_ids if env_id not in failures) if failures else env_ids
-        rows = self._pool.batch.rows(good)
-        if align == "batch":
-            states: Any = list_states(self._pool.batch, good, extras)
-        else:
-            states = gather_states(self._pool.batch, good, rows, extras, self._copy)
+        exhausted = [env_id for env_id, extra in extras.items() if extra.is_exhausted]
+        begun = [env_id for env_id in good if env_id not in exhausted] if exhausted else good
+        landed = Landed(good, begun, extras, failures)
+        states = first_states(self._pool.batch, landed, align == "batch", self._copy)
         for env_id in good:
             self.episodes.reset_infos[env_id] = extras.get(env_id, NOTHING).info or {}
-        self.episodes.note_begun(good, rows)
+        self.episodes.note_begun(begun, self._pool.batch.rows(begun))
+        self.episodes.note_exhausted(exhausted)
         request.raise_failures(partial=states)
+        if exhausted:
+            self.episodes.refuse_exhausted(good, partial=states)
         return states
 
     def _post_reset(self, env_ids: Sequence[int], each: Begins) -> Request:
-        def announce(request: Request) -> None:
-            self._flights.forget(env_ids)
-            self.episodes.lose(env_ids)  # and so they stay if anything goes wrong
-
         failed = NO_FAILURES if self._recovery is None else self._pool.obituaries(env_ids)
-        return self._pool.post("reset", env_ids, each, None, announce, failed)
+        # They are lost, and so they stay if anything goes wrong.
+        return self._pool.post("reset", env_ids, each, None, lambda _: self._lose(env_ids), failed)
+
+    def _lose(self, env_ids: Sequence[int]) -> None:
+        """Drop undelivered steps of envs, which need a reset from now on."""
+        self._flights.forget(env_ids)
+        self.episodes.lose(env_ids)
+        if self._recovery is not None:
+            self._recovery.forget(env_ids)
+
+    def end_episodes(self, operation: str, env_ids: Sequence[int], each: Sequence[Any], common: Any) -> None:
+        """Ask envs for what takes their episodes from them; they need a reset afterwards."""
+        self._settle()
+        request = self._pool.post(operation, env_ids, each, common, lambda _: self._lose(env_ids))
+        self._pool.wait(request, self.timeout)
+        request.raise_failures()
+
+    def note_seeds(self, env_ids: Sequence[int], seeds: Sequence[int | None]) -> None:
+        """Take note of seeds that envs were given otherwise than by a reset."""
+        if self._recovery is not None:
+            self._recovery.note_seeds(env_ids, seeds)
 
     def _await_reset(self, resetting: Resetting, timeout: float | None) -> Request:
         """Wait for resets; with a recovery ask again and again until no worker dies or hangs of it."""
@@ -201,16 +220,10 @@ class Stepper:
     def restart(self, env_ids: Sequence[int]) -> tuple[int, ...]:
         """Rebuild envs and return the ids of all that were; they need a reset."""
         self._settle()
-        request = self._pool.rebuild(env_ids, self._note_rebuilt)
+        request = self._pool.rebuild(env_ids, self._lose)
         rebuilt = tuple(sorted({*request.env_ids, *request.values}))
         request.raise_failures(partial=tuple(env_id for env_id in rebuilt if env_id not in request.failures))
         return rebuilt
-
-    def _note_rebuilt(self, env_ids: Sequence[int]) -> None:
-        self._flights.forget(env_ids)
-        self.episodes.lose(env_ids)
-        if self._recovery is not None:
-            self._recovery.forget(env_ids)
 
     def pause(self, env_ids: Sequence[int]) -> None:
         """Leave envs out until they are taken in again."""
@@ -323,13 +336,15 @@ class Stepper:
             EnvPausedError: If one is paused.
             WorkerDiedError: If one has lost its worker.
             ResetNeededError: If one has no episode to step in.
+            ExhaustedError: If one has no further episode, and the policy lets nobody rest.
             ActionError: If the actions do not fit. In all cases nothing was sent.
         """
         if env_ids is not self._proven:
             self._settle()
             self._check(env_ids)
         self._proven = None
-        stepped, chosen = self.episodes.choose(env_ids) if self._policy.skips_done else (env_ids, None)
+        may_rest = self._policy.skips_done or self.episodes.exhausted
+        stepped, chosen = self.episodes.choose(env_ids) if may_rest else (env_ids, None)
         each = None
         if self._actions.fills_batch:
             self._actions.put_rows(self._pool.batch, action, env_ids, stepped, chosen)
@@ -369,6 +384,12 @@ class Stepper:
         self.episodes.refuse_paused(env_ids)
         if self._recovery is None:
             self._pool.refuse_dead(env_ids)
+        self.episodes.refuse_fresh(env_ids)
+
+    def refuse_unready(self, env_ids: Sequence[int]) -> None:
+        """Refuse envs with a step under way, and those that have no episode."""
+        self._settle()
+        self._refuse_busy(env_ids)
         self.episodes.refuse_fresh(env_ids)
 
     # ---------------------------------------------------------------- rollouts
@@ -434,8 +455,8 @@ class Stepper:
             row = env_id - batch.layout.first
             batch.rewards[row] = 0.0
             batch.flags[row] = False, True
-            info = {"failure": noted(failure)}
-            extras[env_id] = Extra(info, begun.loose, reset_info=begun.info)
+            info = {**(begun.info or {} if begun.is_exhausted else {}), "failure": noted(failure)}
+            extras[env_id] = Extra(info, begun.loose, reset_info=begun.info, is_exhausted=begun.is_exhausted)
             self.episodes.reset_infos[env_id] = begun.info or {}
         self.episodes.keep(mended)
         return Landed(landed.env_ids, landed.stepped, extras, left, mended.keys())

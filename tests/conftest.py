@@ -21,8 +21,10 @@ import pytest
 
 from parallelenv import ParallelEnv, registry
 from parallelenv.errors import MissingDependencyError
+from parallelenv.task_pool import TaskPool
 
 MakeEnv = Callable[..., ParallelEnv]
+MakePool = Callable[..., TaskPool]
 
 PATIENCE = 2.0  # seconds that what is ending gets to be gone
 _RAY_DESCRIPTORS = 8  # connections that Ray opens and closes when it likes
@@ -41,14 +43,26 @@ _LONG_IN = {
     "ray": {
         *_ADAPTERS,
         "test_bad_input.py",
+        "test_calls_per_env.py",
         "test_contract.py",
+        "test_exhausted.py",
         "test_faults.py",
         "test_rebuilding.py",
         "test_recovery.py",
         "test_rollout.py",
         "test_saving.py",
+        "test_task_worlds.py",
+        "test_tasks.py",
     },
-    "ray-subproc": {*_ADAPTERS, "test_bad_input.py", "test_faults.py", "test_rollout.py", "test_saving.py"},
+    "ray-subproc": {
+        *_ADAPTERS,
+        "test_bad_input.py",
+        "test_faults.py",
+        "test_rollout.py",
+        "test_saving.py",
+        "test_task_worlds.py",
+        "test_tasks.py",
+    },
 }
 
 
@@ -107,6 +121,21 @@ def make_env(mode: str) -> Iterator[MakeEnv]:
 
     def make(envs: Any, **kwargs: Any) -> ParallelEnv:
         made.append(ParallelEnv(envs, para_mode=mode, **kwargs))
+        return made[-1]
+
+    yield make
+    for env in made:
+        env.close()
+
+
+@pytest.fixture
+def make_pool(mode: str) -> Iterator[MakePool]:
+    """Make a `TaskPool` in the mode under test, with two workers; it is closed after the test."""
+    made: list[TaskPool] = []
+
+    def make(make_sampler_fn: Any, sampler_fn_args: Any, auto: bool = True, **kwargs: Any) -> TaskPool:
+        arguments = {"num_cpus": 2, **kwargs}
+        made.append(ParallelEnv.from_samplers(make_sampler_fn, sampler_fn_args, mode, auto, **arguments))
         return made[-1]
 
     yield make

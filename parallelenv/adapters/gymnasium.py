@@ -25,7 +25,7 @@ from parallelenv.errors import (
     PendingCallError,
     ResetNeededError,
 )
-from parallelenv.policy import Ending, NextStep, Policy, SameStep
+from parallelenv.policy import ByHand, Ending, NextStep, Policy, SameStep
 from parallelenv.requests import Request
 from parallelenv.results import StepResult
 from parallelenv.stepping import Resetting
@@ -38,7 +38,7 @@ Stepped = tuple[Any, Array, Array, Array, dict[str, Any]]
 _POLICIES: dict[AutoresetMode, type[Policy]] = {
     AutoresetMode.NEXT_STEP: NextStep,
     AutoresetMode.SAME_STEP: SameStep,
-    AutoresetMode.DISABLED: Policy,
+    AutoresetMode.DISABLED: ByHand,
 }
 _NOT_BY_CALL = ("reset", "step", "close")
 

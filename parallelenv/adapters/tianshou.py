@@ -20,7 +20,7 @@ from parallelenv.errors import (
     WorkerTimeoutError,
 )
 from parallelenv.ids import parse_ids
-from parallelenv.policy import Policy
+from parallelenv.policy import ByHand
 from parallelenv.results import StepBatch
 from parallelenv.spaces import object_array
 
@@ -59,7 +59,7 @@ class TianshouVectorEnv:
                     f"The observation space of env {env_id} is {space}, and Tianshou takes no tuples. Make it a Dict, "
                     "or wrap the env in gymnasium.wrappers.FlattenObservation."
                 )
-        env._hand_over("to_tianshou()", Policy(), waits_by="step(None)")
+        env._hand_over("to_tianshou()", ByHand(), waits_by="step(None)")
         self.is_async = self.wait_num != self.env_num or self.timeout is not None
         self.action_space = env.action_spaces
         self.observation_space = env.observation_spaces

@@ -150,22 +150,28 @@ def aligned(result: StepResult, align: Align, space: Space) -> StepResult | Step
     """
     if align == "item":
         return result
-    rows = unstacked(result, Structure(space)) if len(result.env_ids) else []
+    rows = unstacked(result.states, Structure(space), len(result.env_ids))
     items = list(zip(rows, result.rewards.tolist(), result.dones.tolist(), result.infos.tolist(), strict=True))
     return StepBatch(items, terminated=result.terminated, truncated=result.truncated, env_ids=result.env_ids)
 
 
-def unstacked(result: StepResult, structure: Structure) -> list[Any]:
+def unstacked(states: Any, structure: Structure, count: int) -> list[Any]:
     """Return one state per env: copies, for with ``copy=False`` those of the batch may be views.
+
+    Args:
+        states: Of ``count`` envs, batched.
+        structure: Theirs.
+        count: How many.
 
     Raises:
         SpacesError: If the states are not like the space.
     """
-    states = result.states
+    if not count:
+        return []
     if isinstance(states, np.ndarray) and states.dtype == object:
         return list(states)
-    check_states(structure.space, states, len(result.dones))
-    return [row_of(structure, states, row) for row in range(len(result.dones))]
+    check_states(structure.space, states, count)
+    return [row_of(structure, states, row) for row in range(count)]
 
 
 def check_states(space: Space, states: Any, num_states: int) -> None:

@@ -120,6 +120,16 @@ class ParallelWrapper:
         """Return the result of a step that was begun, as `ParallelEnv.step_wait`."""
         return self.env.step_wait(timeout, align)
 
+    def next_task(self, id: Any = None, **kwargs: Any) -> Any:
+        """Begin the next tasks, as `TaskPool.next_task`: by `reset`.
+
+        Raises:
+            AttributeError: If what is wrapped is no `TaskPool`.
+        """
+        if not hasattr(self.unwrapped, "next_task"):
+            raise AttributeError(f"{self!r} has no next_task(): that of ParallelEnv.from_samplers() has.")
+        return self.reset(id, options=kwargs or None)
+
     def save_state(self) -> Any:
         """Return the state of everything, as `ParallelEnv.save_state`, and what wrappers remember of it."""
         state, memory = self.env.save_state(), self.remembered()

@@ -30,7 +30,7 @@ class Refused(dict[int, Any]):
     @classmethod
     def of(cls, result: StepResult, structure: Structure) -> Refused:
         """Return all of a step's answer as refused. ``structure``: of its states."""
-        rows = unstacked(result, structure)
+        rows = unstacked(result.states, structure, len(result.env_ids))
         answers = zip(rows, result.rewards.tolist(), result.dones.tolist(), result.infos.tolist(), strict=True)
         return cls(zip(result.env_ids.tolist(), answers, strict=True))
 

@@ -11,13 +11,16 @@ from parallelenv.arguments import check_align
 from parallelenv.errors import HandedOverError, ResetNeededError
 from parallelenv.ids import parse_ids
 from parallelenv.results import StepBatch, StepResult
-from parallelenv.spaces import Structure
-from parallelenv.wrappers.answers import aligned, row_of, rows_of
+from parallelenv.spaces import Structure, object_array
+from parallelenv.wrappers.answers import aligned, batch_of, row_of, rows_of, unstacked
 from parallelenv.wrappers.base import ParallelWrapper
 from parallelenv.wrappers.refused import Refused, carry, is_unanswered, parted, refused_in
 
 if TYPE_CHECKING:
     from parallelenv.answers import Align
+
+Look = Callable[[Any, tuple[int, ...]], Any]
+"""What is done with the states of envs, which are given beside them."""
 
 
 class AnswerWrapper(ParallelWrapper):
@@ -109,6 +112,10 @@ class AnswerWrapper(ParallelWrapper):
         self._refusing = error
         raise error
 
+    def _structure_now(self) -> Structure:
+        """Return how the states are made that this wrapper answers."""
+        return Structure(self.single_observation_space)
+
     def _raw_structure(self) -> Structure:
         """Return how the states are made that the wrapped one answers."""
         return Structure(self.env.single_observation_space)
@@ -126,6 +133,40 @@ class AnswerWrapper(ParallelWrapper):
         return self._answer_reset(states, env_ids)
 
     def _answer_reset(self, states: Any, env_ids: tuple[int, ...]) -> Any:
+        try:
+            return self._of_living(states, env_ids, self._begin)
+        except BaseException as error:
+            refused = refused_in(error) or Refused()
+            self._set_beside_exhausted(error, tuple(env_id for env_id in env_ids if env_id not in refused))
+            raise
+
+    def _of_living(self, states: Any, env_ids: tuple[int, ...], look: Look) -> Any:
+        """Return what comes of the states of envs that are not exhausted, and ``None`` for the others."""
+        living = self._living(env_ids)
+        if not living or len(living) == len(env_ids):
+            return look(states, env_ids) if living else states
+        batch = batch_of(self.env.single_observation_space, [states[place] for place in living])
+        return self._beside_exhausted(look(batch, tuple(env_ids[place] for place in living)), env_ids)
+
+    def _living(self, env_ids: Sequence[int]) -> list[int]:
+        """Return the places of envs that are not exhausted."""
+        places: list[int] = np.flatnonzero(~self.exhausted[list(env_ids)]).tolist()
+        return places
+
+    def _beside_exhausted(self, states: Any, env_ids: Sequence[int]) -> Any:
+        """Return the states of some envs, as this wrapper answers them, with ``None`` for others that are exhausted."""
+        rows: list[Any] = [None] * len(env_ids)
+        living = self._living(env_ids)
+        for place, state in zip(living, unstacked(states, self._structure_now(), len(living)), strict=True):
+            rows[place] = state
+        return object_array(rows)
+
+    def _set_beside_exhausted(self, error: BaseException, env_ids: Sequence[int]) -> None:
+        """Let an error that has what these envs begin with have it with ``None`` for who is exhausted."""
+        if hasattr(error, "partial") and 0 < len(self._living(env_ids)) < len(env_ids):
+            carry(error, self._beside_exhausted(error.partial, env_ids))
+
+    def _begin(self, states: Any, env_ids: tuple[int, ...]) -> Any:
         try:
             return self.began(states, env_ids)
         except BaseException as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 from gymnasium.vector.utils import batch_space
@@ -60,6 +60,10 @@ class StackStates(StateWrapper):
         rows = np.array(env_ids, dtype=np.int64)
         self._fill(rows, self._structure.split(states))
         return self._shown(rows)
+
+    def get_observations(self, id: Any = None) -> NoReturn:
+        """Refuse: what is seen now may be on a stack already, or not."""
+        self._refuse("get_observations")
 
     def answered(self, result: StepResult) -> StepResult:
         """Put states on their stacks, and return the answer with these."""

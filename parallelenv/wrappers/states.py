@@ -66,6 +66,13 @@ class StateWrapper(AnswerWrapper):
         """Return an answer whose states are processed, last ones of episodes too."""
         return self.processed(Acting(result, self.raw_space))
 
+    def get_observations(self, id: Any = None) -> Any:
+        """Return what is seen of tasks, as `TaskPool.get_observations`, processed."""
+        env: Any = self.env
+        return self._of_living(
+            env.get_observations(id), self.chosen(id), lambda states, env_ids: self._processed(states, len(env_ids))
+        )
+
     def processed(self, acting: Acting) -> StepResult:
         """Return an answer whose states are processed, last ones of episodes too.
 

@@ -1,0 +1,83 @@
+"""Adapters have no answer for an env that rests: they tell the step that finds no further episode, and then refuse."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from conftest import MakePool
+from samplers import Walks
+
+from adapters.neighbours import require
+from parallelenv.errors import ExhaustedError
+
+nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
+ONE_AND_NINE = [{"total": 1}, {"total": 9}]
+
+
+@nearby
+def test_next_step_shows_it_once_and_then_refuses(make_pool: MakePool) -> None:
+    env = make_pool(Walks, ONE_AND_NINE)
+    vector_env = env.to_gymnasium()
+    vector_env.reset(options={"length": 1})
+    assert vector_env.step([1, 1])[2].tolist() == [True, True]
+    states, rewards, terminations, truncations, infos = vector_env.step([1, 1])  # in which both begin, were there two
+    assert states[:, :2].tolist() == [[1, 1], [2, 0]]
+    assert (rewards.tolist(), terminations.tolist(), truncations.tolist()) == ([0, 0], [False, False], [True, False])
+    assert infos["exhausted"].tolist() == [True, False]
+    with pytest.raises(ExhaustedError, match=r'envs \[0\] have no further episode.*"exhausted"'):
+        vector_env.step([1, 1])
+    with pytest.raises(ExhaustedError, match=r"envs \[0\]"):
+        vector_env.reset()
+
+
+@nearby
+def test_same_step_ends_the_last_task_and_then_refuses(make_pool: MakePool) -> None:
+    env = make_pool(Walks, [{**one, "kind": "sheet"} for one in ONE_AND_NINE])
+    vector_env = env.to_gymnasium("SameStep")
+    vector_env.reset(options={"length": 1})
+    states, rewards, terminations, _, infos = vector_env.step([2, 2])
+    assert terminations.tolist() == [True, True]
+    assert rewards.tolist() == [3, 3]
+    assert states["place"][:, :2].tolist() == [[1, 1], [2, 0]]
+    assert infos["final_obs"][0]["word"] == "ab"
+    assert infos["exhausted"].tolist() == [True, False]
+    for _ in range(2):
+        with pytest.raises(ExhaustedError, match=r"envs \[0\]"):
+            vector_env.step([1, 1])
+
+
+@nearby
+def test_disabled_and_tianshou_refuse_the_reset(make_pool: MakePool) -> None:
+    vector_env = make_pool(Walks, ONE_AND_NINE).to_gymnasium("Disabled")
+    vector_env.reset(options={"length": 1})
+    vector_env.step([1, 1])
+    with pytest.raises(ExhaustedError, match=r"envs \[0\]") as caught:
+        vector_env.reset(options={"reset_mask": np.array([True, True])})
+    assert caught.value.partial[1][:2].tolist() == [2, 0]  # type: ignore[attr-defined]
+    env = make_pool(Walks, ONE_AND_NINE)
+    taken = env.to_tianshou()
+    taken.reset()
+    with pytest.raises(ExhaustedError, match=r"envs \[0\]"):
+        taken.reset([0])
+    with pytest.raises(ExhaustedError, match=r"envs \[0\]"):
+        taken.step([1, 1])
+    taken.step([1], [1])
+    env.call("rewind", id=0)
+    taken.reset([0])
+    taken.step([1, 1])
+
+
+@pytest.mark.neighbours
+def test_sb3_gets_the_last_step_and_then_the_error(make_pool: MakePool) -> None:
+    require("stable_baselines3")
+    venv = make_pool(Walks, ONE_AND_NINE).to_sb3()
+    venv.set_options({"length": 1})
+    venv.reset()
+    _, rewards, dones, infos = venv.step(np.array([1, 1]))
+    assert (rewards.tolist(), dones.tolist()) == ([2, 2], [True, True])
+    assert infos[0]["terminal_observation"][:2].tolist() == [1, 1]
+    assert ("exhausted" in infos[0], "exhausted" in infos[1]) == (True, False)
+    with pytest.raises(ExhaustedError, match=r"envs \[0\]"):
+        venv.step(np.array([1, 1]))
+    with pytest.raises(ExhaustedError, match=r"envs \[0\]"):
+        venv.reset()

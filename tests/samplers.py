@@ -1,0 +1,129 @@
+"""Samplers for the tests of tasks: small, deterministic, and each task says which one it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.spaces import Box, Dict, Discrete, Text
+
+from parallelenv.errors import ExhaustedError
+from parallelenv.tasks import TaskStep
+
+LETTERS = "abcdefgh"
+PLAIN = Box(-1e6, 1e6, (3,), np.float64)
+SPACES: dict[str, Any] = {
+    "plain": PLAIN,
+    "sheet": Dict({"place": PLAIN, "word": Text(8, charset=LETTERS)}),
+    "bare": None,  # nothing declared
+}
+
+
+class Walk:
+    """A task: so many steps. What it shows: its number, its steps so far, and a number that the sampler drew.
+
+    It overwrites its array, so that whoever keeps it sees it change.
+    """
+
+    def __init__(self, sampler: Walks, number: int, length: int, draw: float) -> None:
+        self.sampler = sampler
+        self.number = number
+        self.length = length
+        self.count = 0
+        self.place = np.array([number, 0, draw])
+
+    def step(self, action: Any) -> Any:
+        self.count += 1
+        self.place[1] = self.count
+        if self.sampler.crash is not None and (self.number, self.count) == self.sampler.crash:
+            raise RuntimeError("crash")
+        reward, info = float(action) + self.number, {"walk": self.number} if self.count % 2 else {}
+        if self.number % 2:  # as Gymnasium has it, and terminated
+            return self.get_observations(), reward, self.count == self.length, False, info
+        return TaskStep(self.get_observations(), reward, False, info)  # that it is over, is_done() says alone
+
+    def is_done(self) -> bool:
+        return self.count >= self.length
+
+    def get_observations(self) -> Any:
+        if self.sampler.kind == "sheet":
+            return {"place": self.place, "word": LETTERS[: 1 + self.count]}
+        return self.place
+
+    def render(self) -> Any:
+        return np.full((2, 3, 3), self.number, np.uint8)
+
+    def close(self) -> None:
+        self.sampler.closed.append(self.number)
+
+    def name(self, mark: str = "") -> str:
+        return f"walk {self.number}{mark}"
+
+    def command(self, name: str, data: Any) -> Any:
+        return self.number, name, data
+
+
+class Walks:
+    """Gives so many walks, of lengths that it draws."""
+
+    action_space = Discrete(5)
+
+    def __init__(
+        self, total: float = 3, kind: str = "plain", crash: tuple[int, int] | None = None, log: Any = None
+    ) -> None:
+        self.total = total
+        self.length = total
+        self.kind = kind
+        self.crash = crash
+        self.log = log
+        if SPACES[kind] is not None:
+            self.observation_space = SPACES[kind]
+        self.given = 0
+        self.rng = np.random.default_rng(0)
+        self.closed: list[Any] = []
+        self.asked: list[Any] = []
+
+    def next_task(self, length: int | None = None, **kwargs: Any) -> Walk | None:
+        self.asked.append(kwargs)
+        if self.given >= self.total:
+            return None
+        self.given += 1
+        drawn, draw = int(self.rng.integers(1, 4)), float(self.rng.random())
+        return Walk(self, self.given, length or drawn, draw)
+
+    def reset(self) -> None:
+        self.given = 0
+
+    def set_seed(self, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+
+    def close(self) -> None:
+        self.closed.append("sampler")
+        if self.log is not None:
+            self.log.append(self.closed)
+
+
+class Once(gym.Env[Any, Any]):
+    """No task, but it has so many episodes, of two steps each."""
+
+    observation_space = Box(-10, 10, (1,), np.float64)
+    action_space = Discrete(2)
+
+    def __init__(self, episodes: int = 1) -> None:
+        self.left = episodes
+        self.count = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        if not self.left:
+            raise ExhaustedError("all were played")
+        self.left -= 1
+        self.count = 0
+        return np.zeros(1), {"left": self.left}
+
+    def step(self, action: Any) -> Any:
+        self.count += 1
+        if action == 1:
+            raise ExhaustedError("in the middle of a step")
+        return np.full(1, float(self.count)), 1.0, self.count == 2, False, {}

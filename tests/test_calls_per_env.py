@@ -1,0 +1,150 @@
+"""`call`, `attr` and `command`: each env asked for something of its own."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from conftest import MakeEnv
+from gymnasium.wrappers import TimeLimit
+
+from parallelenv.errors import AbsentAttributeError, AbsentMethodError, ArgumentError, IdRangeError
+
+nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
+
+
+class Part:
+    level = 5
+
+    def double(self, number: int) -> int:
+        return 2 * number
+
+
+class Asked(gym.Env[Any, Any]):
+    observation_space = gym.spaces.Discrete(2)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.part = Part()
+        self.notes: list[Any] = []
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        return 0, {}
+
+    def step(self, action: Any) -> Any:
+        return 0, 0.0, False, False, {}
+
+    def add(self, one: Any, other: Any = 0) -> Any:
+        return self.number + one + other
+
+    def keep(self, notes: list[Any]) -> list[Any]:
+        notes.append(self.number)
+        self.notes = notes
+        return notes
+
+    def fail(self) -> None:
+        if self.number == 1:
+            raise ZeroDivisionError("by env 1")
+
+    def command(self, name: str, data: Any) -> Any:
+        return f"{name} {self.number}", data
+
+
+@pytest.fixture
+def env(make_env: MakeEnv) -> Any:
+    return make_env([partial(Asked, number) for number in range(4)], num_cpus=2)
+
+
+def test_one_name_for_all_or_one_each(env: Any) -> None:
+    assert env.call("add", [[1], (2, 3), {"one": 4, "other": 5}, [0]]) == [1, 6, 11, 3]
+    assert env.call(["add", "part.double"], [[10], [20]], id=[2, 0]) == [12, 40]
+    assert env.call("fail", id=[3, 0]) == [None, None]
+    assert env.call("keep", [[[]], [[]]], id=[True, False, True, False]) == [[0], [2]]
+
+
+def test_an_int_is_a_subset_of_one(env: Any) -> None:
+    for id in (3, [3], slice(3, 4), np.int64(3)):
+        assert env.call("add", [[1]], id=id) == [4]
+        assert env.call(["add"], [[1]], id=id) == [4]
+        assert env.attr("number", id) == env.attr(["number"], id) == [3]
+        assert env.command("go", {"far": 1}, id) == [("go 3", {"far": 1})]
+
+
+def test_attributes_are_there_or_it_is_an_error(env: Any) -> None:
+    assert env.attr("number") == [0, 1, 2, 3]
+    assert env.attr(["part.level", "number"], id=[1, 2]) == [5, 2]
+    with pytest.raises(AbsentAttributeError, match="Asked has no attribute 'nothing'") as caught:
+        env.attr(["number", "nothing", "number", "number"])
+    assert caught.value.partial == {0: 0, 2: 2, 3: 3}  # type: ignore[attr-defined]
+    assert "env 1" in caught.value.__notes__[0]
+
+
+def test_commands_go_to_all_or_to_some(env: Any) -> None:
+    assert env.command("go") == [(f"go {number}", None) for number in range(4)]
+    assert env.command("any text", [1, 2], id=[2, 0]) == [("any text 2", [1, 2]), ("any text 0", [1, 2])]
+
+
+@nearby
+def test_nothing_is_shared(env: Any) -> None:
+    given: list[Any] = []
+    returned = env.call("keep", [[given]] * 4)
+    assert given == []
+    assert returned == [[0], [1], [2], [3]]
+    returned[0].append("mine")
+    assert env.attr("notes") == [[0], [1], [2], [3]]
+    data: dict[str, Any] = {"a": []}
+    answers = env.command("go", data)
+    answers[0][1]["a"].append(1)
+    assert data == {"a": []}
+    assert answers[1][1] == {"a": []}
+
+
+def test_a_failure_keeps_what_the_others_returned(env: Any) -> None:
+    with pytest.raises(ZeroDivisionError, match="by env 1") as caught:
+        env.call(["add", "fail", "fail", "add"], [[1], None, None, [1]])
+    assert caught.value.partial == {0: 1, 2: None, 3: 4}  # type: ignore[attr-defined]
+    with pytest.raises(AbsentMethodError, match=r"Read it with get_env_attr\('number'\)"):
+        env.call("number")
+
+
+@nearby
+def test_names_go_through_wrappers(make_env: MakeEnv) -> None:
+    env: Any = make_env([lambda: TimeLimit(Asked(7), 3)])
+    assert env.call("add", [[1]]) == [8]
+    assert env.attr("_max_episode_steps") == [3]
+    assert env.command("go", 1) == [("go 7", 1)]
+
+
+@nearby
+def test_what_does_not_fit_is_refused_and_nothing_is_called(env: Any) -> None:
+    ways: list[tuple[Any, str]] = [
+        (lambda: env.call(["add"] * 3), "function_names has 3 items for 4 envs"),
+        (lambda: env.call(3), "function_names=3 cannot be spread over envs. Give a name for all envs"),
+        (lambda: env.call(["add", "add", "a b", "add"]), "function_names='a b' is no name"),
+        (lambda: env.call("__class__"), "double-underscore"),
+        (lambda: env.call("keep", [[[]]]), "function_args_list has 1 items for 4 envs"),
+        (lambda: env.call("keep", {"notes": []}), "function_args_list={'notes': .*Give a list with one item per env"),
+        (lambda: env.call("keep", [[[]], [[]], [[]], 3]), "function_args_list has 3 in it. Each item is a list or"),
+        (lambda: env.call("keep", [[[]], [[]], [[]], {1: []}]), "function_args_list has {1: "),
+        (lambda: env.attr(["number"] * 5), "names has 5 items for 4 envs"),
+        (lambda: env.attr("a.b c"), "names='a.b c' is no name"),
+        (lambda: env.command(3), "name=3 is no name of a command"),
+    ]
+    for way, message in ways:
+        with pytest.raises(ArgumentError, match=message):
+            way()
+    with pytest.raises(IdRangeError):
+        env.call("keep", [[[]]], id=4)
+    assert env.attr("notes") == [[]] * 4
+
+
+@nearby
+def test_who_takes_no_commands_says_so(make_env: MakeEnv) -> None:
+    env: Any = make_env(["CartPole-v1"])
+    with pytest.raises(AbsentMethodError, match="CartPoleEnv has no method 'command'"):
+        env.command("go")

@@ -1,0 +1,447 @@
+"""Envs that have no further episode: what they answer, in every mode and policy, and that nothing waits for them."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from conftest import MakeEnv, MakePool, needs_ray
+from samplers import Once, Walks
+
+from parallelenv import ParallelEnv, recovery
+from parallelenv.errors import ExhaustedError, ResetNeededError, WorkerDiedError
+from parallelenv.identity import difference
+from parallelenv.task_pool import TaskPool
+from parallelenv.tasks import TaskEnv, make_task_env
+from parallelenv.wrappers import CheckFinite, NormalizeStates, RecordEpisodeStatistics, StackStates, StateWrapper
+
+nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
+TOTALS = (1, 3, 0, 2)
+ONES = np.ones(len(TOTALS), np.int64)
+EXHAUSTED = {"exhausted": True}
+
+
+def walks(kind: str = "plain", totals: Any = TOTALS) -> list[dict[str, Any]]:
+    return [{"total": total, "kind": kind} for total in totals]
+
+
+def env_fns(kind: str = "plain", totals: Any = TOTALS) -> list[Any]:
+    return [partial(make_task_env, Walks, arguments) for arguments in walks(kind, totals)]
+
+
+def ones(states: Any) -> Any:
+    return np.ones(len(states["word"] if isinstance(states, dict) else states), np.int64)
+
+
+# ---------------------------------------------------------------- the meaning
+
+
+def play(env: ParallelEnv, asynchronous: Any) -> list[Any]:
+    """Return all that is answered until nobody has an episode, and what comes after."""
+    log: list[Any] = [env.reset(seed=7), env.reset_infos]
+    for step in range(40):
+        if step % 3 == 2:
+            batch = env.step(ONES, align="batch")
+            log += [list(batch), batch.terminated, batch.truncated]
+        elif step % 3 == 1:
+            env.send(ONES)
+            parts = [env.recv(max_envs=1) for _ in ONES]
+            log += [[list(part), part.env_ids] for part in sorted(parts, key=lambda part: int(part.env_ids[0]))]
+        else:
+            result = env.step(ONES)
+            log += [list(result), result.terminated, result.truncated, result.env_ids]
+        log += [env.done, env.exhausted, env.reset_infos]
+        if env.all_exhausted():
+            break
+        if env.all_done() and asynchronous != "restart":
+            log += [env.reset(), env.reset_infos]
+        elif asynchronous == "continue" and env.has_done():
+            log += [env.reset(env.done), env.reset_infos]
+    assert env.all_exhausted()
+    assert env.all_done()
+    log += [list(env.step(ONES)), list(env.step(ONES[:2], id=[2, 0], align="batch")), env.reset(), env.reset(seed=3)]
+    return log
+
+
+@pytest.mark.parametrize("asynchronous", [None, "idle", "restart", "continue"])
+@pytest.mark.parametrize("kind", ["plain", "sheet", "bare"])
+def test_every_mode_plays_the_same_to_the_end(make_env: MakeEnv, mode: str, asynchronous: Any, kind: str) -> None:
+    if needs_ray(mode) and kind == "bare":
+        pytest.skip("a second each, and what has no space goes the way of texts")
+    with ParallelEnv(env_fns(kind), asynchronous=asynchronous) as oracle:
+        expected = play(oracle, asynchronous)
+    found = play(make_env(env_fns(kind), asynchronous=asynchronous, num_cpus=2), asynchronous)
+    assert difference(expected, found) is None, difference(expected, found)
+
+
+@nearby
+@pytest.mark.parametrize("asynchronous", [None, "idle", "restart", "continue"])
+def test_a_reset_that_finds_nothing_answers_none_and_the_env_rests(make_env: MakeEnv, asynchronous: Any) -> None:
+    env = make_env(env_fns(), asynchronous=asynchronous, num_cpus=2)
+    states = env.reset()
+    assert [state is None for state in states] == [False, False, True, False]
+    assert env.reset_infos == [{}, {}, EXHAUSTED, {}]
+    assert env.done.tolist() == env.exhausted.tolist() == [False, False, True, False]
+    assert not env.all_exhausted()
+    result = env.step(ONES)
+    assert (result.states[2], result.rewards[2], result.infos[2]) == (None, None, EXHAUSTED)
+    assert (result.dones[2], result.terminated[2], result.truncated[2]) == (True, False, True)
+    assert "exhausted" not in result.infos[0]
+    assert env.step([1], id=2, align="batch") == [(None, None, True, EXHAUSTED)]
+    assert env.reset([2]).tolist() == [None]
+    env.reset([2, 0], options={"any": 1})
+    assert env.done[2]
+
+
+@nearby
+def test_the_step_that_ends_the_last_task_is_told_in_full(make_pool: MakePool) -> None:
+    env = make_pool(Walks, walks(totals=(1, 9)))
+    env.next_task(length=2)
+    env.step([1, 1])
+    result = env.step([4, 4])
+    assert result.dones.tolist() == [True, True]
+    assert result.rewards.tolist() == [5.0, 5.0]  # a float array: nobody is absent yet
+    assert result.states[:, :2].tolist() == [[1, 2], [2, 0]]  # its last state, and the first of the other's next
+    last, other = result.infos
+    assert (last["exhausted"], last["reset"]) == (True, False)
+    assert "reset_info" not in last
+    assert (other["reset"], "exhausted" in other) == (True, False)
+    assert np.array_equal(last["ended_state"], result.states[0])
+    last["ended_state"][:] = 99
+    assert result.states[0][0] == 1
+    assert env.reset_infos == [EXHAUSTED, {}]
+
+
+@nearby
+def test_what_no_array_has_is_told_of_the_last_step_too_and_is_the_users_own(make_pool: MakePool) -> None:
+    env = make_pool(Walks, walks("bare", totals=(1,)))
+    env.next_task(length=1)
+    state, reward, done, info = env.step([2], align="batch")[0]
+    assert (state[:2].tolist(), reward, done, info["walk"]) == ([1, 1], 3.0, True, 1)
+    info["ended_state"][:] = 99
+    assert state[0] == 1
+
+
+@nearby
+@pytest.mark.parametrize("asynchronous", [None, "idle", "continue"])
+def test_the_end_of_the_last_task_is_as_any_without_autoreset(make_env: MakeEnv, asynchronous: Any) -> None:
+    env = make_env(env_fns(totals=(1, 9)), asynchronous=asynchronous)
+    env.reset(options=[{"length": 1}, {"length": 9}])
+    assert "exhausted" not in env.step([1, 1]).infos[0]
+    assert not env.exhausted.any()
+    env.reset(0)
+    assert env.exhausted.tolist() == [True, False]
+
+
+def test_the_end_of_one_is_the_end_of_all_but_exhaustion_is_of_one() -> None:
+    with ParallelEnv(env_fns(totals=(0, 9, 9))) as env:
+        env.reset(options={"length": 2})
+        assert env.step([1, 1, 1]).dones.tolist() == [True, False, False]
+        env.step([1, 1, 1])
+        assert [info for *_, info in env.step([1, 1, 1], align="batch")] == [EXHAUSTED, {}, {}]
+
+
+@nearby
+def test_a_reset_asks_again(make_pool: MakePool) -> None:
+    env = make_pool(Walks, walks(totals=(0, 0)))
+    env.next_task()
+    assert env.all_exhausted()
+    env.set_env_attr("total", 2, id=1)
+    states = env.next_task()
+    assert states[0] is None
+    assert states[1][:2].tolist() == [1, 0]
+    assert env.done.tolist() == env.exhausted.tolist() == [True, False]
+    assert env.step([1], id=[1]).states.dtype == np.float64
+
+
+@nearby
+def test_any_env_may_have_no_further_episode(make_env: MakeEnv) -> None:
+    env = make_env([partial(Once, 2), Once], asynchronous="restart")
+    env.reset()
+    env.step([0, 0])
+    assert [info.get("exhausted") for info in env.step([0, 0]).infos] == [None, True]
+    env.step([0, 0])
+    env.step([0, 0])
+    assert env.all_exhausted()
+
+
+@nearby
+def test_in_the_middle_of_a_step_it_is_a_failure_as_any(make_env: MakeEnv) -> None:
+    env = make_env([partial(Once, 2), Once], asynchronous="restart")
+    env.reset()
+    with pytest.raises(ExhaustedError, match="in the middle") as caught:
+        env.step([0, 1])
+    assert caught.value.partial.env_ids.tolist() == [0]  # type: ignore[attr-defined]
+    assert not env.exhausted.any()
+
+
+@nearby
+def test_paused_or_unasked_it_says_nothing(make_pool: MakePool) -> None:
+    env = make_pool(Walks, walks())
+    env.next_task(length=9)
+    env.pause(2)
+    assert env.num_unpaused == 3
+    assert env.step(ONES[:3]).states.shape == (3, 3)  # no object array: nobody is absent
+    env.resume()
+    assert env.num_unpaused == 4
+    assert env.step(ONES[:2], id=[3, 0]).states.dtype == np.float64
+
+
+@nearby
+def test_recv_never_waits_for_who_rests(make_pool: MakePool) -> None:
+    env = make_pool(Walks, walks(totals=(0, 0)), timeout=20)
+    env.next_task()
+    env.send([1, 1])
+    result = env.recv(min_envs=2)
+    assert result.env_ids.tolist() == [0, 1]
+    assert result.infos.tolist() == [EXHAUSTED, EXHAUSTED]
+
+
+@nearby
+def test_a_rebuilt_env_needs_a_reset_and_is_not_exhausted(make_pool: MakePool) -> None:
+    env = make_pool(Walks, walks(totals=(1, 0)))
+    env.next_task(length=1)
+    env.step([1, 1])
+    assert env.all_exhausted()
+    assert env.restart(0) == (0,)
+    assert env.exhausted.tolist() == [False, True]
+    with pytest.raises(ResetNeededError, match=r"envs \[0\]"):
+        env.step([1, 1])
+    assert env.next_task(0)[0, :2].tolist() == [1, 0]
+
+
+# ---------------------------------------------------------------- rollouts
+
+
+@pytest.mark.parametrize("kind", ["plain", "sheet"])
+def test_a_rollout_leaves_them_out(make_pool: MakePool, mode: str, kind: str) -> None:
+    rollouts = []
+    for pool in (partial(ParallelEnv.from_samplers, num_cpus=1), make_pool):
+        env = pool(Walks, walks(kind))
+        env.reset(seed=7)
+        rollout = env.rollout(ones, 12)
+        assert env.exhausted[2]
+        rollouts.append([rollout, env.exhausted, env.done, env.reset_infos, env.step(ONES, align="batch")[2]])
+        if pool is not make_pool:
+            env.close()
+    expected, found = map(_plain, rollouts)
+    assert difference(expected, found) is None, difference(expected, found)
+    rollout = rollouts[0][0]
+    assert not rollout.valid[:, 2].any()
+    assert [info for (_, env_id), info in rollout.reset_infos.items() if env_id == 0] == [EXHAUSTED]
+
+
+def _plain(log: list[Any]) -> list[Any]:
+    rollout, *rest = log
+    rewards = np.where(rollout.valid, rollout.rewards, 0)
+    return [
+        rewards, rollout.valid, rollout.dones, rollout.terminated, rollout.infos, rollout.reset_infos,
+        rollout.ended_states, *rest,
+    ]  # fmt: skip
+
+
+@nearby
+def test_a_rollout_makes_the_steps_that_step_makes(make_pool: MakePool) -> None:
+    outside, beside = make_pool(Walks, walks()), make_pool(Walks, walks())
+    for env in (outside, beside):
+        env.reset(seed=3)
+    results = [outside.step(ONES) for _ in range(10)]
+    rollout = beside.rollout(ones, 10)
+    for step, result in enumerate(results):
+        steps = [reward is not None for reward in result.rewards]
+        assert rollout.valid[step].tolist() == steps
+        assert rollout.rewards[step, steps].tolist() == result.rewards[steps].tolist()
+        assert rollout.dones[step, steps].tolist() == result.dones[steps].tolist()
+    assert difference(outside.done, beside.done) is None
+    assert difference(outside.exhausted, beside.exhausted) is None
+
+
+@nearby
+def test_episodes_that_there_are_not_end_a_rollout_early(make_pool: MakePool) -> None:
+    env = make_pool(Walks, walks(totals=(1, 4, 0)), timeout=60)
+    env.next_task()
+    rollout = env.rollout(ones, num_episodes=8)  # four each, of the two that have any
+    assert rollout.env_ids.tolist() == [0, 1, 2]
+    assert rollout.dones.sum(axis=0).tolist() == [1, 4, 0]
+    assert env.all_exhausted()
+    assert len(env.rollout(ones, num_episodes=8)) == 0
+    assert not env.rollout(ones, 3).valid.any()
+
+
+@nearby
+def test_with_idle_a_rollout_plays_one_task_each(make_pool: MakePool) -> None:
+    env = make_pool(Walks, walks(totals=(1, 2, 0)), auto=False)
+    played = 0
+    for _ in range(3):
+        env.next_task()
+        rollout = env.rollout(ones, num_episodes=int((~env.exhausted).sum()) or 1)
+        played += int(rollout.dones.sum())
+    assert (played, env.all_exhausted()) == (3, True)
+
+
+# ---------------------------------------------------------------- going on
+
+
+@pytest.mark.parametrize("asynchronous", ["idle", "restart"])
+def test_a_saved_state_knows_it(make_env: MakeEnv, mode: str, asynchronous: Any) -> None:
+    env = make_env(env_fns(), asynchronous=asynchronous, num_cpus=2)
+    env.reset(seed=5)
+    for _ in range(2):
+        env.step(ONES)
+    state = pickle.loads(pickle.dumps(env.save_state()))
+    expected = [list(env.step(ONES)) for _ in range(6)]
+    exhausted = env.exhausted
+    with ParallelEnv(env_fns(), asynchronous=asynchronous) as other:
+        assert other.load_state(state) == ()
+        assert other.exhausted[2]
+        found = [list(other.step(ONES)) for _ in range(6)]
+        assert difference(expected, found) is None, difference(expected, found)
+        assert difference(exhausted, other.exhausted) is None
+
+
+def test_a_state_saved_before_there_were_exhausted_envs_is_read() -> None:
+    with ParallelEnv(env_fns(totals=(3, 3)), asynchronous="restart") as env:
+        env.reset()
+        state = env.save_state()
+        del vars(state.progress)["exhausted"]
+        assert env.load_state(pickle.loads(pickle.dumps(state))) == ()
+        assert not env.exhausted.any()
+
+
+# ---------------------------------------------------------------- failures
+
+
+@pytest.fixture
+def no_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery, "_FIRST_DELAY", 0.0)
+
+
+class Fleeting(Walks):
+    """Has tasks until one crashes; made anew it has none."""
+
+    def __init__(self, folder: str, kind: str) -> None:
+        from pathlib import Path
+
+        births = Path(folder, "births")
+        super().__init__(0 if births.exists() else 3, kind, crash=(1, 2))
+        births.touch()
+
+
+@pytest.mark.parametrize("kind", ["plain", "sheet"])
+@pytest.mark.parametrize("auto", [True, False])
+def test_a_sampler_made_anew_may_have_no_task(
+    make_pool: MakePool, tmp_path: Any, no_delay: None, kind: str, auto: bool
+) -> None:
+    env = make_pool(Fleeting, [{"folder": str(tmp_path), "kind": kind}], auto, on_failure="restart")
+    env.next_task(length=9)
+    env.step([1])
+    result = env.step([1])
+    assert (result.dones[0], result.truncated[0], str(result.infos[0]["failure"])) == (True, True, "crash")
+    assert result.infos[0]["exhausted"] is True
+    assert env.all_exhausted()
+    assert env.step([1], align="batch") == [(None, None, True, EXHAUSTED)]
+
+
+class Dying(Fleeting):
+    """Its first task ends the worker."""
+
+    def next_task(self, *args: Any, **kwargs: Any) -> Any:
+        task: Any = super().next_task(*args, **kwargs)
+        if task is not None:
+            task.step = lambda action: os._exit(3)
+        return task
+
+
+@pytest.mark.parametrize("mode", ["subproc"], indirect=True)
+def test_a_worker_made_anew_knows_no_state_of_an_exhausted_env(
+    make_pool: MakePool, tmp_path: Any, no_delay: None
+) -> None:
+    env = make_pool(Dying, [{"folder": str(tmp_path), "kind": "sheet"}], on_failure="restart")
+    env.next_task()
+    result = env.step([1])
+    assert isinstance(result.infos[0]["failure"], WorkerDiedError)
+    assert result.infos[0]["exhausted"] is True
+    assert result.states["word"] == (None,)
+    assert env.all_exhausted()
+
+
+@nearby
+def test_a_sampler_made_anew_may_have_no_task_in_a_rollout(make_pool: MakePool, tmp_path: Any, no_delay: None) -> None:
+    env = make_pool(Fleeting, [{"folder": str(tmp_path), "kind": "sheet"}], on_failure="restart")
+    env.next_task(length=9)
+    rollout = env.rollout(ones, 6)
+    assert rollout.valid[:, 0].tolist() == [True, True, False, False, False, False]
+    assert rollout.truncated[:, 0].tolist() == [False, True, False, False, False, False]
+    assert env.all_exhausted()
+
+
+@nearby
+def test_a_sampler_made_anew_begins_with_its_first_task(make_pool: MakePool, no_delay: None) -> None:
+    env = make_pool(Walks, [{"total": 3, "crash": (2, 1)}, {"total": 3}], on_failure="restart", max_restarts=2)
+    env.next_task(length=1)
+    env.step([1, 1])
+    assert env.attr("number") == [2, 2]
+    result = env.step([1, 1])
+    assert [str(info.get("failure")) for info in result.infos] == ["crash", "None"]
+    assert env.attr("number", id=0) == [1]
+
+
+# ---------------------------------------------------------------- wrappers
+
+
+class Doubled(StateWrapper):
+    def process(self, states: Any) -> Any:
+        return states * 2
+
+
+@nearby
+def test_wrappers_see_only_who_has_a_state(make_pool: MakePool) -> None:
+    doubled = Doubled(RecordEpisodeStatistics(make_pool(Walks, walks())))
+    states = doubled.next_task(length=2)
+    assert [None if state is None else state[0] for state in states] == [2, 2, None, 2]
+    seen = doubled.get_observations()
+    assert [None if state is None else state[0] for state in seen] == [2, 2, None, 2]
+    assert doubled.get_observations([3, 1])[:, 0].tolist() == [2, 2]
+    doubled.step(ONES)
+    infos = doubled.step(ONES).infos
+    assert [info.get("episode", {}).get("l") for info in infos] == [2, 2, None, 2]
+    assert infos[0]["ended_state"][:2].tolist() == [2, 4]
+    assert doubled.step(ONES).states[0] is None
+    while not doubled.all_exhausted():
+        doubled.step(ONES)
+    assert doubled.next_task().tolist() == [None] * 4
+
+
+@nearby
+def test_statistics_and_stacks_do_not_count_them(make_pool: MakePool) -> None:
+    normalized = NormalizeStates(CheckFinite(make_pool(Walks, walks(totals=(0, 9)))))
+    assert normalized.next_task()[0] is None
+    assert normalized.statistics.count == 1
+    normalized.step([np.nan, 1])  # the action of an env that rests is nobody's
+    assert normalized.statistics.count == 2
+    stacked = StackStates(make_pool(Walks, walks(totals=(0, 9))), 2)
+    assert stacked.next_task()[1][:, 1].tolist() == [0, 0]
+    assert stacked.step([1, 1]).states[1][:, 1].tolist() == [0, 1]
+
+
+# ---------------------------------------------------------------- for oneself
+
+
+def test_a_loop_over_one_env_meets_the_error() -> None:
+    env: gym.Env[Any, Any] = TaskEnv(Walks(1))
+    env.reset()
+    with pytest.raises(ExhaustedError, match=r"Walks has no further task. Call its reset\(\)"):
+        env.reset()
+    with pytest.raises(ResetNeededError, match="no task to step"):
+        env.step(1)
+
+
+def test_another_policy_is_had_by_hand() -> None:
+    with TaskPool(env_fns(totals=(2,)), asynchronous="continue") as env:
+        env.next_task(length=1)
+        assert [bool(env.step([1]).dones[0]) for _ in range(2)] == [True, True]

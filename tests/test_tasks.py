@@ -1,0 +1,382 @@
+"""Samplers as envs, and what only a pool of them can be asked."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from conftest import MakePool
+from gymnasium.utils.env_checker import check_env
+from gymnasium.wrappers import TimeLimit
+from samplers import PLAIN, Walks
+
+from parallelenv import ParallelEnv, ParallelWrapper
+from parallelenv.errors import AbsentMethodError, ArgumentError, EnvBusyError, InvalidEnvError, ResetNeededError
+from parallelenv.identity import difference
+from parallelenv.task_pool import TaskPool
+from parallelenv.tasks import Task, TaskEnv, TaskSampler, TaskStep
+from parallelenv.wrappers import StackStates
+
+nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
+FOUR = [{"total": 9}] * 4
+
+
+# ---------------------------------------------------------------- a sampler as an env
+
+
+class Count(Task):
+    """Inherits what it does not have."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def step(self, action: Any) -> Any:
+        self.count += 1
+        return self.get_observations(), 1.0, False, False, {}
+
+    def is_done(self) -> bool:
+        return self.count >= 2
+
+    def get_observations(self) -> Any:
+        return np.full(3, float(self.count))
+
+
+class Counts(TaskSampler):
+    """Has no end, inherits what it does not have, and notes what it is called for."""
+
+    observation_space = PLAIN
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self) -> None:
+        self.log: list[Any] = []
+
+    def next_task(self, **kwargs: Any) -> Task:
+        self.log.append(kwargs)
+        return Count()
+
+    def reset(self) -> None:
+        self.log.append("reset")
+
+    def set_seed(self, seed: int) -> None:
+        self.log.append(seed)
+
+
+def test_it_is_an_env_as_gymnasium_wants_it() -> None:
+    check_env(TaskEnv(Counts()), skip_render_check=True)
+
+
+def test_what_reset_is_given_goes_to_the_sampler() -> None:
+    sampler = Counts()
+    env = TaskEnv(sampler)
+    env.reset(seed=3, options={"level": 2})
+    env.reset()
+    assert sampler.log == [3, {"level": 2}, {}]
+    assert sampler.length is None
+    assert env.render() is None
+    env.close()
+
+
+def test_an_end_that_only_the_task_knows_is_a_cut() -> None:
+    env = TaskEnv(Counts())
+    env.reset()
+    assert env.step(0)[2:4] == (False, False)
+    assert env.step(0)[2:4] == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("done", "info", "flags"),
+    [
+        (False, {}, (False, False)),
+        (True, {"a": 1}, (True, False)),
+        (True, {"TimeLimit.truncated": True}, (False, True)),
+    ],
+)
+def test_one_flag_is_split_as_that_of_old_envs(done: bool, info: Any, flags: Any) -> None:
+    class Told(Count):
+        def step(self, action: Any) -> Any:
+            return TaskStep(np.zeros(3), 2.0, done, info)
+
+    class Telling(Counts):
+        def next_task(self, **kwargs: Any) -> Task:
+            return Told()
+
+    env = TaskEnv(Telling())
+    env.reset()
+    _, reward, terminated, truncated, found = env.step(0)
+    assert (reward, (terminated, truncated), found) == (2.0, flags, info)
+
+
+@pytest.mark.parametrize("returned", [None, (1, 2, 3, 4), [0, 0.0, False, False, {}]])
+def test_what_a_step_may_not_return(returned: Any) -> None:
+    class Odd(Count):
+        def step(self, action: Any) -> Any:
+            return returned
+
+    class Odds(Counts):
+        def next_task(self, **kwargs: Any) -> Task:
+            return Odd()
+
+    env = TaskEnv(Odds())
+    env.reset()
+    with pytest.raises(TypeError, match=f"Odd returned a {type(returned).__name__}. Return .*TaskStep"):
+        env.step(0)
+
+
+def test_what_is_no_sampler_and_no_task() -> None:
+    with pytest.raises(
+        InvalidEnvError, match=r"sampler is Count, which lacks next_task\(\), reset\(\), set_seed\(\)\. A"
+    ):
+        TaskEnv(Count())  # type: ignore[arg-type]
+    with pytest.raises(InvalidEnvError, match="sampler is the class Counts, which is no instance"):
+        TaskEnv(Counts)  # type: ignore[arg-type]
+
+    class Wrong(Counts):
+        def next_task(self, **kwargs: Any) -> Any:
+            return 3
+
+    with pytest.raises(InvalidEnvError, match=r"next_task\(\) of Wrong returned int, which lacks step\(\), is_done"):
+        TaskEnv(Wrong()).reset()
+
+
+def test_tasks_are_closed_before_the_next_and_the_sampler_last() -> None:
+    log: list[Any] = []
+    env = TaskEnv(Walks(3, log=log))
+    env.reset()
+    env.reset()
+    assert env.sampler.closed == [1]  # type: ignore[attr-defined]
+    assert env.render().shape == (2, 3, 3)
+    env.close()
+    assert log == [[1, 2, "sampler"]]
+
+
+def test_render_mode_and_metadata_are_the_samplers() -> None:
+    class Drawn(Counts):
+        render_mode = "rgb_array"
+        metadata = {"render_modes": ["rgb_array"], "render_fps": 7}  # noqa: RUF012
+
+    env = TaskEnv(Drawn())
+    assert (env.render_mode, env.metadata["render_fps"]) == ("rgb_array", 7)
+    assert TaskEnv(Counts()).metadata == gym.Env.metadata
+    assert TaskEnv(Counts()).metadata is not gym.Env.metadata
+
+
+# ---------------------------------------------------------------- a pool of them
+
+
+def test_samplers_are_made_where_they_run_and_share_nothing(make_pool: MakePool) -> None:
+    shared = {"total": 3, "log": []}
+    env = make_pool(Walks, [shared, shared])
+    assert type(env) is TaskPool
+    env.next_task()
+    env.set_env_attr("total", 7, id=0)
+    env.call("sampler.log.append", [["mine"]], id=0)
+    assert env.attr("sampler.log") == [["mine"], []]
+    assert env.attr("total") == [7, 3]
+    assert shared == {"total": 3, "log": []}
+    assert env.restart(0) == (0,)
+    assert env.attr("sampler.log", id=0) == [[]]
+
+
+@pytest.mark.parametrize(("auto", "policy"), [(True, "restart"), (False, "idle")])
+def test_resampling_is_a_policy(make_pool: MakePool, auto: bool, policy: str) -> None:
+    env = make_pool(Walks, [{"total": 9}] * 2, auto)
+    assert f"asynchronous={policy!r}" in repr(env)
+    env.reset(options=[{"length": 1}, {"length": 3}])
+    env.step([1, 1])
+    assert env.attr("number", id=0) == [2 if auto else 1]
+    assert (env.step([1, 1]).states[0] is None) is not auto
+    (given,) = env.attr("given", id=0)
+    assert env.next_task(0)[0, :2].tolist() == [given + 1, 0]
+
+
+def test_next_task_gives_first_states_and_takes_arguments(make_pool: MakePool) -> None:
+    env = make_pool(Walks, FOUR)
+    assert env.next_task().shape == (4, 3)
+    states = env.next_task([3, 1], length=1, other=(2, 3))
+    assert states[:, :2].tolist() == [[2, 0], [2, 0]]
+    assert env.attr("asked", id=[1, 0]) == [[{}, {"other": (2, 3)}], [{}]]
+    assert env.attr("length", id=3) == [1]  # of the task, which comes before the sampler
+    assert env.attr("sampler.length", id=3) == [9]
+
+
+def test_reset_all_goes_back_and_leaves_the_random_numbers(make_pool: MakePool) -> None:
+    env = make_pool(Walks, FOUR)
+    first = env.reset(seed=3, options={"length": 9})
+    env.pause(0)
+    env.send([1, 1, 1])
+    env.reset_all()
+    with pytest.raises(ResetNeededError, match=r"envs \[1, 2, 3\]"):
+        env.step([1, 1, 1])
+    env.resume()
+    again = env.next_task()
+    assert again[:, 0].tolist() == [1, 1, 1, 1]
+    assert not np.array_equal(again[:, 2], first[:, 2])
+    env.reset_all()
+    env.set_seeds([3, 4, 5, 6])
+    assert difference(env.next_task(), first) is None
+    assert env.attr("closed", id=2) == [[1, 1]]
+
+
+def test_seeds_are_set_at_once(make_pool: MakePool) -> None:
+    env = make_pool(Walks, FOUR)
+    env.next_task()
+    assert env.set_seeds(3) == [3, 4, 5, 6]
+    drawn = env.next_task()[:, 2]
+    assert env.set_seeds([5, None, 3, None]) == [5, None, 3, None]
+    again = env.next_task()[:, 2]
+    assert (again[2], again[0]) == (drawn[0], drawn[2])
+    assert again[1] not in drawn
+    with pytest.raises(ArgumentError, match="2 seeds were given for 4 envs"):
+        env.set_seeds([1, 2])
+
+
+def test_observations_are_those_of_now(make_pool: MakePool) -> None:
+    env = make_pool(Walks, [{"total": total, "kind": "sheet"} for total in (2, 0, 2)])
+    with pytest.raises(ResetNeededError, match=r"envs \[0, 1, 2\]"):
+        env.get_observations()
+    env.next_task(length=5)
+    env.step([1, 1, 1])
+    env.set_env_attr("count", 3, id=2)  # of the task
+    seen = env.get_observations()
+    assert (seen[0]["word"], seen[1], seen[2]["word"]) == ("ab", None, "abcd")
+    batch = env.get_observations([2, 0])
+    assert batch["word"] == ("abcd", "ab")
+    assert batch["place"].shape == (2, 3)
+    batch["place"][:] = 99
+    assert env.get_observations(0)["place"][0].tolist()[:2] == [1, 1]
+    env.send([1], id=0)
+    with pytest.raises(EnvBusyError, match=r"envs \[0\]"):
+        env.get_observations()
+    env.recv()
+
+
+@nearby
+def test_they_are_batched_as_states_are(make_pool: MakePool) -> None:
+    env = make_pool(Walks, FOUR)
+    assert difference(env.next_task(), env.get_observations()) is None
+    assert difference(env.step([1, 1], id=[2, 1]).states, env.get_observations([2, 1])) is None
+
+
+@nearby
+def test_one_message_for_each_worker(make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:
+    env = make_pool(Walks, FOUR)
+    sent: list[Any] = []
+    for link in env._pool._links:
+        monkeypatch.setattr(link.channel, "pack", partial(_noted, sent, link.channel.pack))
+    calls: list[Any] = [
+        env.next_task, env.get_observations, env.reset_all, partial(env.set_seeds, 3), env.next_task,
+        partial(env.call, ["name", "is_done", "name", "is_done"]), partial(env.attr, "number"),
+        partial(env.command, "turn"), partial(env.step, [1, 1, 1, 1]),
+    ]  # fmt: skip
+    for call in calls:
+        sent.clear()
+        call()
+        assert len(sent) == env.num_hosts, call
+    assert len(calls) == 9
+
+
+def _noted(log: list[Any], function: Any, *args: Any) -> Any:
+    log.append(args)
+    return function(*args)
+
+
+@nearby
+def test_names_are_looked_up_in_task_and_sampler(make_pool: MakePool) -> None:
+    env = make_pool(Walks, FOUR)
+    assert env.get_env_attr("given", id=0) == [0]
+    env.next_task()
+    assert env.customized_method("name", {"mark": "!"}) == ["walk 1!"] * 4
+    env.set_env_attr("count", 2)
+    env.set_env_attr("given", 7)
+    assert env.attr("task.count") == env.get_env_attr("count") == [2] * 4
+    assert env.next_task()[:, 0].tolist() == [8] * 4
+    with pytest.raises(
+        AbsentMethodError, match="TaskEnv has no method 'nothing'.*Nor has its sampler, Walks, or its task"
+    ):
+        env.call("nothing")
+
+
+def test_names_are_looked_up_through_wrappers_too() -> None:
+    with TaskPool([lambda: TimeLimit(TaskEnv(Walks(9)), 3)] * 2) as env:
+        env.next_task(length=9)
+        assert env.call("name") == ["walk 1"] * 2
+        env.set_env_attr("length", 2)
+        assert env.attr("task.length") == [2, 2]
+        assert env.get_observations().shape == (2, 3)
+
+
+@nearby
+def test_a_pool_is_rendered_and_rolled_out(make_pool: MakePool) -> None:
+    env = make_pool(Walks, [{"total": math.inf}] * 2)
+    assert env.render() == [None, None]
+    env.next_task()
+    assert env.render(tile=True).shape[-1] == 3
+    assert env.rollout(lambda states: np.ones(len(states), int), num_episodes=6).dones.sum() == 6
+
+
+@nearby
+def test_a_rebuilt_sampler_goes_on_from_the_seeds_that_were_set(make_pool: MakePool) -> None:
+    drawn = []
+    for _ in range(2):
+        env = make_pool(Walks, [{"total": 9, "crash": (1, 1)}] * 2, on_failure="restart")
+        env.set_seeds([11, 12])
+        env.next_task()
+        drawn.append(env.step([1, 1]).states[:, 2])
+    assert difference(*drawn) is None
+    assert drawn[0][0] != drawn[0][1]
+
+
+def test_wrong_arguments_are_refused_before_anything_is_made() -> None:
+    cases: list[tuple[Any, Any, str]] = [
+        (3, [{}], "make_sampler_fn=3 cannot be called"),
+        (Walks, {"total": 3}, "sampler_fn_args={'total': 3} is no list. Give a list with a dict"),
+        (Walks, "ab", "is no list"),
+        (Walks, 4, "sampler_fn_args=4 is no list"),
+        (Walks, [], "sampler_fn_args is empty"),
+        (Walks, [{}, 3], r"sampler_fn_args\[1\] is 3, no dict"),
+        (Walks, [{1: 2}], r"sampler_fn_args\[0\] is {1: 2}, no dict"),
+    ]
+    for make_sampler_fn, sampler_fn_args, message in cases:
+        with pytest.raises(ArgumentError, match=message):
+            ParallelEnv.from_samplers(make_sampler_fn, sampler_fn_args)
+    with pytest.raises(ArgumentError, match="asynchronous='idle' was given.*auto_resample_when_done"):
+        ParallelEnv.from_samplers(Walks, [{}], asynchronous="idle")
+
+
+@nearby
+def test_what_a_maker_raises_or_returns_instead(make_pool: MakePool) -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'wrong'"):
+        make_pool(Walks, [{}, {"wrong": 1}])
+    with pytest.raises(InvalidEnvError, match="sampler is dict, which lacks"):
+        make_pool(dict, [{"a": 1}])
+
+
+def test_a_pool_of_other_envs_says_what_it_lacks() -> None:
+    with TaskPool(["CartPole-v1"]) as env:
+        env.reset()
+        with pytest.raises(
+            AbsentMethodError, match=r"CartPoleEnv has no method 'observe', and no wrapper around it has\."
+        ):
+            env.get_observations()
+
+
+def test_a_wrapper_asks_for_tasks_only_where_there_are_any(make_pool: MakePool) -> None:
+    with ParallelEnv(["CartPole-v1"]) as env:
+        with pytest.raises(AttributeError, match="has no next_task"):
+            ParallelWrapper(env).next_task()
+        with pytest.raises(AttributeError, match="get_observations"):
+            ParallelWrapper(env).get_observations()
+    stacked = StackStates(make_pool(Walks, FOUR), 2)
+    assert stacked.next_task(length=2).shape == (4, 2, 3)
+    with pytest.raises(RuntimeError, match=r"get_observations\(\) would go past StackStates"):
+        stacked.get_observations()
+
+
+def test_with_gives_the_pool_itself(make_pool: MakePool) -> None:
+    with make_pool(Walks, FOUR) as env:
+        assert env.next_task().shape == (4, 3)
+    assert env.closed
