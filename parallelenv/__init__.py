@@ -7,11 +7,17 @@ from parallelenv.adapters.entry_point import vector_entry_point
 from parallelenv.choice import Recommendation, recommend
 from parallelenv.env import ParallelEnv
 from parallelenv.errors import ParallelEnvError
+from parallelenv.evaluation import Evaluation
 from parallelenv.results import StepBatch, StepResult
 from parallelenv.trajectory import Rollout
+from parallelenv.turns import CLOSE, RESET, TERMINATED
 from parallelenv.wrappers import ParallelWrapper, StateWrapper
 
 __all__ = [
+    "CLOSE",
+    "RESET",
+    "TERMINATED",
+    "Evaluation",
     "ParallelEnv",
     "ParallelEnvError",
     "ParallelWrapper",

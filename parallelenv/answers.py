@@ -54,6 +54,14 @@ class Teller:
             if env_id not in landed.restarted:
                 self._episodes.reset_infos[env_id] = own(landed.extras.get(env_id, NOTHING).info or {})
 
+    def _note_begun(self, landed: Landed, infos: Array) -> None:
+        """Say of envs that were reset that they were, and keep what the resets said."""
+        for position, env_id in enumerate(landed.env_ids):
+            if env_id in landed.begun:
+                infos[position]["reset"] = True
+                self._episodes.reset_infos[env_id] = own(landed.extras.get(env_id, NOTHING).info or {})
+        self._episodes.note_first_states(landed.begun)
+
     def _infos(self, batch: Batch, landed: Landed, dones: Array) -> Array:
         """Return the infos, each a dict of its own, also where an env had nothing to say."""
         env_ids, extras = landed.env_ids, landed.extras
@@ -68,6 +76,8 @@ class Teller:
                 said = extras[env_id].info if env_id in extras else None
                 if said:
                     infos[position] = {**said, **infos[position]}
+        if landed.begun:
+            self._note_begun(landed, infos)
         if self._policy.autoreset:
             for position in dones.nonzero()[0].tolist():
                 env_id = env_ids[position]

@@ -67,6 +67,15 @@ def check_window(min_envs: Any, max_envs: Any) -> None:
         raise ArgumentError(f"max_envs={max_envs} is less than min_envs={min_envs}. Give at least as many.")
 
 
+def check_policy(policy: Any) -> None:
+    """Refuse a policy that cannot be called."""
+    if not callable(policy):
+        raise ArgumentError(
+            f"policy is a {type(policy).__name__}, which cannot be called. Give a function or an object that takes the "
+            "states of some envs and returns an action for each."
+        )
+
+
 def check_name(argument: str, name: Any) -> None:
     """Refuse what is no plain, possibly dotted, name."""
     if not isinstance(name, str) or not all(part.isidentifier() for part in name.split(".")):

@@ -15,7 +15,6 @@ from parallelenv import arguments, cells, recipes, registry
 from parallelenv.answers import Align
 from parallelenv.goal import Goal
 from parallelenv.guard import exclusive
-from parallelenv.handover import Adaptable
 from parallelenv.hosts import CLOSE_TIMEOUT
 from parallelenv.output import make_listener
 from parallelenv.policy import make_policy
@@ -25,14 +24,15 @@ from parallelenv.recipes import EnvRecipe
 from parallelenv.recovery import Recovery
 from parallelenv.rollout import Roller
 from parallelenv.saving import SavedState, check_saved
-from parallelenv.stepping import Stepper
+from parallelenv.sending import Sender
 from parallelenv.texts import count
+from parallelenv.traffic import Traffic
 from parallelenv.trajectory import Rollout
 
 OnFailure = Literal["raise", "restart"]
 
 
-class ParallelEnv(Adaptable):
+class ParallelEnv(Traffic):
     """Runs a list of environments side by side; one word chooses how.
 
     Env ids are positions in the list, ``0 .. n-1``, and never change. Wherever an ``id`` is
@@ -126,7 +126,7 @@ class ParallelEnv(Adaptable):
         self._num_envs = len(env_recipes)
         self._everyone = self._pool.env_ids
         recovery = Recovery(self._pool, max_restarts) if on_failure == "restart" else None
-        self._stepper = Stepper(self._pool, policy, copy, timeout, recovery)
+        self._stepper = Sender(self._pool, policy, copy, timeout, recovery)
         self._roller = Roller(self._pool, policy, self._stepper, recovery, timeout)
         self._is_closed = False
         self._live.add(self)
@@ -260,39 +260,6 @@ class ParallelEnv(Adaptable):
         return self._stepper.step(action, env_ids, align)
 
     @exclusive
-    def send(self, action: Any, id: Any = None) -> None:
-        """Start a step of envs and return without waiting; `recv` gives the results.
-
-        Raises:
-            As `step`, before anything was sent.
-        """
-        self._stepper.send(action, self._ids(id))
-
-    @exclusive
-    def recv(
-        self, min_envs: int = 1, max_envs: int | None = None, timeout: float | None = None, align: Align = "item"
-    ) -> Any:
-        """Return the results of envs that have finished their step, first come, first served.
-
-        Args:
-            min_envs: Wait until so many are ready, or all that are under way if those are fewer.
-            max_envs: Give at most so many; the rest stays for the next call.
-            timeout: Seconds to wait; ``None`` means the pool's own timeout.
-            align: As in `step`.
-
-        Returns:
-            As `step`; ``env_ids`` says whose rows they are.
-
-        Raises:
-            NothingInFlightError: If nothing was sent.
-            WorkerTimeoutError: If fewer than ``min_envs`` finished in time; nothing is lost.
-            BaseException: What an env raised; ``error.partial`` is the others' result.
-        """
-        arguments.check_align(align)
-        arguments.check_window(min_envs, max_envs)
-        return self._stepper.receive(min_envs, max_envs, arguments.check_timeout(timeout), align)
-
-    @exclusive
     def rollout(
         self,
         policy: Callable[..., Any],
@@ -340,16 +307,6 @@ class ParallelEnv(Adaptable):
         """
         env_ids = self._ids(id)
         return self._roller.run(policy, env_ids, Goal.of(num_steps, num_episodes), rnn_state, bool(progress))
-
-    @exclusive
-    def pause(self, id: Any) -> None:
-        """Leave envs out of calls without ``id``, and refuse to step them, until `resume`."""
-        self._stepper.pause(self._ids(id, everyone=True))
-
-    @exclusive
-    def resume(self, id: Any = None) -> None:
-        """Take paused envs in again; without ``id`` all of them."""
-        self._stepper.episodes.resume(self._ids(id, everyone=True))
 
     @exclusive
     def restart(self, id: Any = None) -> tuple[int, ...]:

@@ -73,7 +73,7 @@ def raise_failures(failures: Sequence[Failure], partial: Any) -> None:
         alike.setdefault(_identity(failure), []).append(failure)
     errors = [noted(*group) for group in alike.values()]
     error = errors[0] if len(errors) == 1 else _grouped(failures, errors)
-    _put(error, "partial", partial)
+    put(error, "partial", partial)
     raise error
 
 
@@ -81,8 +81,8 @@ def raise_of_policy(failure: Failure, env_ids: Sequence[int], partial: Any) -> N
     """Raise what the policy of a rollout raised beside these envs, with ``error.partial`` and a note."""
     notes = getattr(failure.exception, "__notes__", [])
     note = f"Raised by {failure.operation} beside envs {', '.join(map(str, env_ids))}, process {failure.pid}."
-    _put(failure.exception, "__notes__", [*notes, note])
-    _put(failure.exception, "partial", partial)
+    put(failure.exception, "__notes__", [*notes, note])
+    put(failure.exception, "partial", partial)
     raise failure.exception
 
 
@@ -96,11 +96,11 @@ def noted(*failures: Failure) -> BaseException:
     note = f"Raised by {who} in {first.operation}, process {first.pid}."
     notes = getattr(first.exception, "__notes__", [])
     if note not in notes:
-        _put(first.exception, "__notes__", [*notes, note])
+        put(first.exception, "__notes__", [*notes, note])
     return first.exception
 
 
-def _put(exception: BaseException, name: str, value: Any) -> None:
+def put(exception: BaseException, name: str, value: Any) -> None:
     """Set an attribute, also of an exception whose class refuses, as a frozen dataclass does."""
     object.__setattr__(exception, name, value)
 
@@ -156,7 +156,7 @@ class _Parts:
 
 def _assemble(kind: type[BaseException], args: tuple[Any, ...], attributes: dict[str, Any]) -> BaseException:
     exception = kind.__new__(kind, *args)
-    _put(exception, "args", args)
+    put(exception, "args", args)
     exception.__dict__.update(attributes)
     return exception
 
@@ -196,10 +196,10 @@ def _unpack(packed: dict[str, Any]) -> BaseException:
     exception = _load(packed)
     cause = RemoteTraceback(packed["text"])
     if packed["chained"] or isinstance(exception, EnvError):
-        _put(exception, "__cause__", cause)
+        put(exception, "__cause__", cause)
     frames = _unpack_traceback(packed["frames"])
     if frames is None:
-        _put(exception, "__cause__", cause)
+        put(exception, "__cause__", cause)
     return exception.with_traceback(frames)
 
 

@@ -14,15 +14,15 @@ from parallelenv.guard import Guarded
 from parallelenv.ids import parse_ids
 from parallelenv.ownership import own
 from parallelenv.pool import Pool
+from parallelenv.sending import Sender
 from parallelenv.spaces import batched
-from parallelenv.stepping import Stepper
 
 
 class Known(Guarded):
     """The attributes of a `ParallelEnv`: cheap, and there after `close` too."""
 
     _pool: Pool
-    _stepper: Stepper
+    _stepper: Sender
     _num_envs: int
     _everyone: tuple[int, ...]
     _recommendation: Recommendation | None
@@ -44,6 +44,11 @@ class Known(Guarded):
     def paused(self) -> Array:
         """``(n,)`` bool: who is paused."""
         return self._stepper.episodes.paused.copy()
+
+    @property
+    def num_unpaused(self) -> int:
+        """Number of envs that are not paused."""
+        return len(self._stepper.episodes.unpaused)
 
     @property
     def reset_infos(self) -> list[dict[str, Any]]:

@@ -111,7 +111,9 @@ class Link:
             way_out = f"All other envs go on. Rebuild with restart({owned}), or leave out with pause({owned})."
             message = f"{worker} is dead. {death} {way_out}"
         else:
-            message = f"{worker} died while its envs were made. {death} Make one of them alone, in this process, to see why."
+            message = (
+                f"{worker} died while its envs were made. {death} Make one of them alone, in this process, to see why."
+            )
         if death.last_lines:
             message += f"\nThe last that it printed:\n{death.last_lines}"
         return WorkerDiedError(message, env_ids, death.pid, death.exitcode)

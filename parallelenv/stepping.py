@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from parallelenv.actions import ActionReader
 from parallelenv.answers import Align, Teller
 from parallelenv.batch import Array
 from parallelenv.episodes import Episodes
-from parallelenv.errors import EnvBusyError, EnvContractError, NothingInFlightError
+from parallelenv.errors import EnvBusyError, EnvContractError
 from parallelenv.failures import Failure, noted, raise_failures
 from parallelenv.flights import Flights, Landed
 from parallelenv.policy import Policy
@@ -22,8 +21,10 @@ from parallelenv.requests import Request
 from parallelenv.results import StepBatch, StepResult, gather_states, list_states
 from parallelenv.saving import Progress
 
-Begins = Sequence[tuple[int | None, dict[str, Any] | None]]
-"""Seed and options of each env that is to begin an episode."""
+Begin = tuple[int | None, dict[str, Any] | None]
+"""Seed and options of an env that is to begin an episode."""
+Begins = Sequence[Begin]
+"""Those of several envs."""
 
 
 @dataclass(slots=True)
@@ -69,7 +70,7 @@ class Stepper:
         # next. Every other call unsets it.
         self._proven: Sequence[int] | None = None
 
-    def under(self, policy: Policy) -> Stepper:
+    def under(self, policy: Policy) -> Self:
         """Return a stepper of the same pool with another policy. All envs then need a reset.
 
         Raises:
@@ -79,7 +80,7 @@ class Stepper:
         self._refuse_busy(self._pool.env_ids)
         if self._recovery is not None:
             self._recovery.forget(self._pool.env_ids)
-        return Stepper(self._pool, policy, self._copy, self.timeout, self._recovery)
+        return type(self)(self._pool, policy, self._copy, self.timeout, self._recovery)
 
     # ---------------------------------------------------------------- episodes
 
@@ -90,11 +91,14 @@ class Stepper:
             env_ids: The envs, in the order of the answer. Undelivered steps of theirs are dropped.
             each: Seed and options of each.
         """
+        self._prepare_reset(env_ids, each)
+        return Resetting(env_ids, each, self._post_reset(env_ids, each))
+
+    def _prepare_reset(self, env_ids: Sequence[int], each: Begins) -> None:
         self._settle()
         if self._recovery is not None:
             self._recovery.note_seeds(env_ids, [seed for seed, _ in each])
             self._mend_unasked(env_ids, self._pool.obituaries(env_ids), self._recovery)
-        return Resetting(env_ids, each, self._post_reset(env_ids, each))
 
     def finish_reset(self, resetting: Resetting, timeout: float | None, align: Align = "item") -> Any:
         """Return the first states: batched, or with align ``"batch"`` a list with one per env.
@@ -123,10 +127,12 @@ class Stepper:
         request.raise_failures(partial=states)
         return states
 
-    def _post_reset(self, env_ids: Sequence[int], each: Begins) -> Request:
+    def _post_reset(self, env_ids: Sequence[int], each: Begins, *, flies: bool = False) -> Request:
         def announce(request: Request) -> None:
             self._flights.forget(env_ids)
             self.episodes.lose(env_ids)  # and so they stay if anything goes wrong
+            if flies:
+                self._unsettled = (env_ids, request)
 
         failed = NO_FAILURES if self._recovery is None else self._pool.obituaries(env_ids)
         return self._pool.post("reset", env_ids, each, None, announce, failed)
@@ -163,16 +169,16 @@ class Stepper:
         else:
             self._pool.wait(request, self.timeout if timeout is None else timeout)
 
-    def latest_states(self) -> Any:
-        """Return the latest states of all envs, batched.
+    def latest_states(self, env_ids: Sequence[int] | None = None) -> Any:
+        """Return the latest states of envs, by default of all, batched.
 
         Raises:
             UnpicklableError: If a part of a state cannot be copied from its worker.
         """
-        everyone, batch = self._pool.env_ids, self._pool.batch
+        asked, batch = self._pool.env_ids if env_ids is None else env_ids, self._pool.batch
         has_loose = any(array is None for array in batch.states)
-        extras = self._pool.ask("look", everyone).values if has_loose else {}
-        return gather_states(batch, everyone, batch.rows(everyone), extras, self._copy)
+        extras = self._pool.ask("look", asked).values if has_loose else {}
+        return gather_states(batch, asked, batch.rows(asked), extras, self._copy)
 
     def restart(self, env_ids: Sequence[int]) -> tuple[int, ...]:
         """Rebuild envs and return the ids of all that were; they need a reset."""
@@ -226,71 +232,6 @@ class Stepper:
         self._proven = env_ids
         return result
 
-    def begin(self, action: Any, env_ids: Sequence[int]) -> None:
-        """Begin a step of all of these envs, for `finish`."""
-        self._launch(action, env_ids)
-
-    def finish(self, env_ids: Sequence[int], timeout: float | None, align: Align) -> StepResult | StepBatch:
-        """Return what envs answered to a step that was begun, or sent, or whose call was interrupted.
-
-        Args:
-            env_ids: All of the envs, in the order of the answer.
-            timeout: Seconds; ``None`` means the pool's own.
-            align: As in `step`.
-
-        Raises:
-            NothingInFlightError: If no step of one of them is under way.
-            WorkerTimeoutError: If they do not answer in time. This can be called again.
-        """
-        if self._unsettled is None or self._unsettled[0] is not env_ids:
-            self._settle()
-            return self._collect(env_ids, timeout, align)
-        request = self._unsettled[1]
-        self._await(request, timeout)
-        return self._deliver(Landed(env_ids, request.env_ids, request.values, request.failures), align)
-
-    def _collect(self, env_ids: Sequence[int], timeout: float | None, align: Align) -> StepResult | StepBatch:
-        flights = self._flights
-        missing = [env_id for env_id in env_ids if env_id not in flights]
-        if missing:
-            raise NothingInFlightError(f"No step of envs {missing} is in flight. Begin one first.")
-        self._await_landing(len(flights), timeout)
-        return self._deliver(flights.part(env_ids), align)
-
-    def send(self, action: Any, env_ids: Sequence[int]) -> None:
-        """Begin a step of envs."""
-        _, request = self._launch(action, env_ids)
-        self._unsettled = None
-        self._flights.adopt(env_ids, request)
-
-    def receive(
-        self, min_envs: int, max_envs: int | None, timeout: float | None, align: Align
-    ) -> StepResult | StepBatch:
-        """Return what envs answered that have finished their step.
-
-        ``timeout``: as in `ParallelEnv.recv`.
-        """
-        self._settle()
-        flights = self._flights
-        if not flights:
-            raise NothingInFlightError("recv() was called, but no step is in flight. Call send() first.")
-        self._await_landing(min(min_envs, len(flights)), timeout)
-        return self._deliver(flights.landed(max_envs), align)
-
-    def _await_landing(self, wanted: int, timeout: float | None) -> None:
-        """Wait until so many envs have finished their step. ``timeout`` and errors: as in `_await`."""
-        flights = self._flights
-        limit = self.timeout if timeout is None else timeout
-        deadline = None if limit is None else time.monotonic() + limit
-        while flights.num_landed < wanted:
-            if self._pool.pump(deadline):
-                continue
-            late = self._pool.late(flights.running, limit, "step")
-            if timeout is not None or self._recovery is None:
-                raise late
-            for request in flights.requests:
-                self._pool.give_up(request, late)
-
     def _launch(self, action: Any, env_ids: Sequence[int]) -> tuple[Sequence[int], Request | None]:
         """Send a step to the envs that take part in it; return them and their request.
 
@@ -336,7 +277,8 @@ class Stepper:
         busy = [env_id for env_id in env_ids if env_id in self._flights] if self._flights else []
         if busy:
             raise EnvBusyError(
-                f"envs {busy} have a step under way whose result was not received (sent, interrupted or late). "
+                f"envs {busy} have a step under way whose result was not received (sent, interrupted or late; or a "
+                "reset that was sent). "
                 "Get it with recv(), or drop it with reset()."
             )
 
@@ -373,6 +315,10 @@ class Stepper:
         failures = landed.failures
         if failures:
             landed = landed.without_failures()
+        if landed.begun:  # a reset writes no reward and no flags
+            rows = self._pool.batch.rows(landed.begun)
+            self._pool.batch.rewards[rows] = 0.0
+            self._pool.batch.flags[rows] = False
         try:
             result = self._teller.tell(self._pool.batch, landed, align)
         except (ValueError, TypeError) as error:  # from a user's own space, say
@@ -392,7 +338,9 @@ class Stepper:
 
     def _mend(self, landed: Landed, recovery: Recovery) -> Landed:
         """Restart what failed: it then counts as cut off, and its state is the first of its next episode."""
-        mended, left = recovery.mend(landed.failures)
+        raised = {env_id: failure for env_id, failure in landed.failures.items() if env_id in landed.begun}
+        others = {env_id: failure for env_id, failure in landed.failures.items() if env_id not in raised}
+        mended, left = recovery.mend(others)
         batch, extras = self._pool.batch, dict(landed.extras)
         for env_id, (failure, begun) in mended.items():
             row = env_id - batch.layout.first
@@ -402,4 +350,4 @@ class Stepper:
             extras[env_id] = Extra(info, begun.loose, reset_info=begun.info)
             self.episodes.reset_infos[env_id] = begun.info or {}
         self.episodes.keep(mended)
-        return Landed(landed.env_ids, landed.stepped, extras, left, mended.keys())
+        return Landed(landed.env_ids, landed.stepped, extras, {**raised, **left}, mended.keys(), landed.begun)
