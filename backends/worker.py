@@ -18,9 +18,10 @@ from parallelenv.backends.codec import decode, decode_command, encode_not_read, 
 from parallelenv.backends.host import Host
 from parallelenv.backends.log import Log, redirect_descriptors, redirect_streams
 from parallelenv.backends.memory import SharedMemory
+from parallelenv.backends.sharing import Form, SharedArrays
 from parallelenv.backends.wire import Wire
-from parallelenv.batch import Batch, Layout
-from parallelenv.protocol import HostRecipe, Settings, UnreadableError
+from parallelenv.batch import Array, Batch, Layout
+from parallelenv.protocol import HostRecipe, Place, Settings, UnreadableError
 from parallelenv.recipes import EnvRecipe, pack, register_again, unpack
 
 if sys.platform != "win32":
@@ -45,6 +46,8 @@ class PackedRecipe:
             empty, the worker keeps its own.
         path: Where the caller finds modules: Ray workers know only a part of it.
         registered: Env specs that the caller registered.
+        place: As in `HostRecipe`.
+        shared: Forms of arrays whose memory comes after this, if there are any.
     """
 
     env_ids: tuple[int, ...]
@@ -55,6 +58,8 @@ class PackedRecipe:
     environment: dict[str, str]
     path: tuple[str, ...]
     registered: dict[str, bytes]
+    place: Place
+    shared: tuple[Form, ...]
 
     @classmethod
     def of(
@@ -75,15 +80,17 @@ class PackedRecipe:
             dict(environment),
             tuple(sys.path),
             registered,
+            recipe.place,
+            recipe.shared.forms if isinstance(recipe.shared, SharedArrays) else (),
         )
 
-    def unpack(self) -> HostRecipe:
-        """Return the recipe; its envs are unpickled when they are built, each time anew."""
+    def unpack(self, shared: Mapping[str, Array]) -> HostRecipe:
+        """Return the recipe, with arrays that are here now; envs are unpickled when they are built, each time anew."""
         envs = tuple(
             EnvRecipe(env_id, _Packed(packed, env_id, is_live), is_live=False)
             for env_id, packed, is_live in zip(self.env_ids, self.envs, self.live, strict=True)
         )
-        return HostRecipe(self.env_ids, envs, self.num_cpus, self.settings)
+        return HostRecipe(self.env_ids, envs, self.num_cpus, self.settings, self.place, shared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +141,8 @@ def serve(connection: Connection, log: Log | None, foreign: Sequence[Connection]
 
 def _serve(wire: Wire, log: Log | None) -> None:
     packed: PackedRecipe = decode(wire.receive())
-    host = Host(packed.unpack())
+    shared = SharedArrays.receive(wire.connection, packed.shared) if packed.shared else {}
+    host = Host(packed.unpack(shared))
     if log is not None:
         redirect_streams(log, lambda: host.current, (1, 2))
     prepare_worker(packed)

@@ -11,6 +11,7 @@ from parallelenv.evaluation import Evaluation
 from parallelenv.results import StepBatch, StepResult
 from parallelenv.trajectory import Rollout
 from parallelenv.turns import CLOSE, RESET, TERMINATED
+from parallelenv.whereabouts import WorkerInfo, get_worker_info
 from parallelenv.wrappers import ParallelWrapper, StateWrapper
 
 __all__ = [
@@ -26,6 +27,8 @@ __all__ = [
     "StateWrapper",
     "StepBatch",
     "StepResult",
+    "WorkerInfo",
+    "get_worker_info",
     "recommend",
     "vector_entry_point",
 ]

@@ -102,6 +102,15 @@ def spread_seeds(seed: Any, env_ids: Sequence[int], num_envs: int, *, whole: boo
     return [None if item is None else _check_seed(item) for item in seed]
 
 
+def check_base_seed(seed: Any) -> int | None:
+    """Return a seed from which those of all envs follow, or ``None`` for none."""
+    if seed is None:
+        return None
+    if not _is_int(seed):
+        raise ArgumentError(f"seed={seed!r} is no int. Env i gets seed + i; for others call seed([...]).")
+    return _check_seed(seed)
+
+
 def _check_seed(seed: Any) -> int:
     if not _is_int(seed) or seed < 0:
         raise ArgumentError(f"seed={seed!r} is no seed. Seeds are ints of 0 or more.")

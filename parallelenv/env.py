@@ -6,12 +6,12 @@ import atexit
 import functools
 import multiprocessing.util  # noqa: F401 (its exit handler joins workers: ours, registered later, runs before it)
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import gymnasium
 
-from parallelenv import arguments, cells, recipes, registry
+from parallelenv import arguments, cells, recipes, registry, replicas
 from parallelenv.answers import Align
 from parallelenv.goal import Goal
 from parallelenv.guard import exclusive
@@ -25,6 +25,7 @@ from parallelenv.recovery import Recovery
 from parallelenv.rollout import Roller
 from parallelenv.saving import SavedState, check_saved
 from parallelenv.sending import Sender
+from parallelenv.shared import check_shared
 from parallelenv.texts import count
 from parallelenv.traffic import Traffic
 from parallelenv.trajectory import Rollout
@@ -71,6 +72,9 @@ class ParallelEnv(Traffic):
             valid until the next call.
         keep: In a notebook, what a cell has made and left open is closed when that cell is run again and
             makes another one. ``True``: this one is not.
+        seed: Of the first episodes, as by `seed`, and what `get_worker_info` says while envs are made.
+        shared: Arrays by name that all envs read and nobody writes, copied once to where all workers have them:
+            ``get_worker_info().shared["name"]``.
         **backend_options: Options of the chosen backend.
 
     Raises:
@@ -97,6 +101,8 @@ class ParallelEnv(Traffic):
         output: Literal["show", "quiet"] = "show",
         copy: bool = True,
         keep: bool = False,
+        seed: int | None = None,
+        shared: Mapping[str, Any] | None = None,
         **backend_options: Any,
     ) -> None:
         super().__init__()
@@ -106,6 +112,7 @@ class ParallelEnv(Traffic):
         arguments.check_counts(num_cpus, num_gpus)
         timeout = arguments.check_timeout(timeout)
         arguments.check_failure_handling(on_failure, max_restarts)
+        for_envs = {"seed": arguments.check_base_seed(seed), "shared": check_shared(shared)}
         env_recipes = recipes.make_recipes(envs)
         backend, num_cpus, chosen = registry.settle(para_mode, backend_options, env_recipes, num_cpus, num_gpus)
         if on_failure == "restart" and backend.uses_live_envs:
@@ -122,12 +129,13 @@ class ParallelEnv(Traffic):
             silence_warnings=no_warning,
             timeout=timeout,
             listener=listener,
+            **for_envs,
         )
-        self._num_envs = len(env_recipes)
-        self._everyone = self._pool.env_ids
+        self._num_envs, self._everyone = len(env_recipes), self._pool.env_ids
         recovery = Recovery(self._pool, max_restarts) if on_failure == "restart" else None
         self._stepper = Sender(self._pool, policy, copy, timeout, recovery)
         self._roller = Roller(self._pool, policy, self._stepper, recovery, timeout)
+        self._seeds = dict(enumerate(arguments.spread_seeds(seed, self._everyone, self._num_envs, whole=False)))
         self._is_closed = False
         self._live.add(self)
         if not keep:
@@ -162,6 +170,8 @@ class ParallelEnv(Traffic):
         output: Literal["show", "quiet"] = "show",
         copy: bool = True,
         keep: bool = False,
+        seed: int | None = None,
+        shared: Mapping[str, Any] | None = None,
         backend_options: dict[str, Any] | None = None,
         **make_kwargs: Any,
     ) -> ParallelEnv:
@@ -186,8 +196,35 @@ class ParallelEnv(Traffic):
             output=output,
             copy=copy,
             keep=keep,
+            seed=seed,
+            shared=shared,
             **(backend_options or {}),
         )
+
+    @classmethod
+    def replicate(
+        cls, env: Any, num_envs: int, para_mode: Any = "dummy", *args: Any, seed: int | None = None, **kwargs: Any
+    ) -> ParallelEnv:
+        """Return a `ParallelEnv` of so many copies of one env, which can be told apart.
+
+        Each has a rank, its env id, and `get_worker_info` tells it that. If an env fn has parameters ``rank``,
+        ``world_size`` or ``seed``, it is called with these: the rank, ``num_envs``, and ``seed`` plus the rank.
+
+        Args:
+            env: An env, which is copied, an env fn, a registered id or an `EnvSpec`.
+            num_envs: So many.
+            para_mode: As in the constructor.
+            *args: Further arguments of the constructor.
+            seed: As in the constructor.
+            **kwargs: Further arguments of the constructor.
+
+        Raises:
+            InvalidEnvError: If it is no env.
+            UnpicklableError: If it cannot be copied.
+        """
+        arguments.check_positive("num_envs", num_envs)
+        copies = replicas.replicate(env, num_envs, arguments.check_base_seed(seed))
+        return cls(copies, para_mode, *args, seed=seed, **kwargs)
 
     # ---------------------------------------------------------------- episodes
 

@@ -60,6 +60,12 @@ class ParallelWrapper:
         """Return the results of steps, as `ParallelEnv.recv`."""
         return self.env.recv(min_envs, max_envs, timeout, align)
 
+    async def arecv(
+        self, min_envs: int = 1, max_envs: int | None = None, timeout: float | None = None, align: Align = "item"
+    ) -> Any:
+        """Await the results of steps, as `ParallelEnv.arecv`."""
+        return await self.env.arecv(min_envs, max_envs, timeout, align)
+
     def close(self) -> None:
         """Close the `ParallelEnv`."""
         self.env.close()
@@ -71,6 +77,18 @@ class ParallelWrapper:
             WrappedError: Always.
         """
         self._refuse("rollout")
+
+    def run_episodes(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse, as `rollout` does: it steps the `ParallelEnv` itself."""
+        self._refuse("run_episodes")
+
+    def stream(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse, as `run_episodes` does."""
+        self._refuse("stream")
+
+    def get_state(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse, as `run_episodes` does."""
+        self._refuse("get_state")
 
     def to_gymnasium(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refuse, as `rollout` does: an adapter steps the `ParallelEnv` itself."""
@@ -161,6 +179,12 @@ class StateWrapper(ParallelWrapper):
     ) -> Any:
         """Return the results of steps, as `ParallelEnv.recv`; states are processed."""
         return self._processed(super().recv(min_envs, max_envs, timeout), align)
+
+    async def arecv(
+        self, min_envs: int = 1, max_envs: int | None = None, timeout: float | None = None, align: Align = "item"
+    ) -> Any:
+        """Await the results of steps, as `ParallelEnv.arecv`; states are processed."""
+        return self._processed(await super().arecv(min_envs, max_envs, timeout), align)
 
     def _processed(self, result: StepResult, align: Align) -> StepResult | StepBatch:
         states, rewards, dones, infos = result

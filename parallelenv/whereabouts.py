@@ -1,0 +1,69 @@
+"""Where an env is: what it may ask while it is made, reset or stepped."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from parallelenv.batch import Array
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """What an env may know of where it is.
+
+    Attributes:
+        env_id: Its id.
+        num_envs: Number of envs of its `ParallelEnv`.
+        worker_id: Number of its worker, from 0.
+        num_workers: Number of workers.
+        seed: Of its latest reset that had one. Before that, what `ParallelEnv` was made with, plus the env id;
+            ``None`` if that is nothing.
+        shared: The arrays that `ParallelEnv` was made with, read-only, one and the same in all workers.
+    """
+
+    env_id: int
+    num_envs: int
+    worker_id: int
+    num_workers: int
+    seed: int | None
+    shared: Mapping[str, Array]
+
+
+class Asked(Protocol):
+    """What knows which env it is at."""
+
+    @property
+    def current(self) -> int | None:
+        """The env whose turn it is."""
+        ...
+
+    def describe(self, env_id: int) -> WorkerInfo:
+        """Return what this env may know."""
+        ...
+
+
+_here = threading.local()
+
+
+def get_worker_info() -> WorkerInfo | None:
+    """Return where the env is whose constructor, reset, step or other method is running in this thread.
+
+    So envs share data out among them: ``files[info.env_id :: info.num_envs]``. Envs are told apart also where several
+    live in one worker. In threads that an env has started itself nobody knows whose they are.
+
+    Returns:
+        A `WorkerInfo`; ``None`` outside of envs.
+    """
+    host: Asked | None = getattr(_here, "host", None)
+    env_id = None if host is None else host.current
+    return None if host is None or env_id is None else host.describe(env_id)
+
+
+def enter(host: Asked | None) -> Asked | None:
+    """Let a host answer for what runs in this thread from now on; return who has answered so far."""
+    before: Asked | None = getattr(_here, "host", None)
+    _here.host = host
+    return before
