@@ -67,7 +67,13 @@ class _Tally:
 
 
 def evaluate(
-    stepper: Sender, player: Callable[..., Any], goal: Goal, env_ids: Sequence[int], each: Begins, shows_progress: bool
+    stepper: Sender,
+    player: Callable[..., Any],
+    goal: Goal,
+    env_ids: Sequence[int],
+    each: Begins,
+    announce: Callable[[Sequence[int]], Any],
+    shows_progress: bool,
 ) -> Evaluation:
     """Play episodes. The envs begin with a reset, and need one afterwards.
 
@@ -77,6 +83,7 @@ def evaluate(
         goal: How many episodes.
         env_ids: The envs; each plays its share, and is then left alone.
         each: Seed and options of the first reset of each.
+        announce: Told who is to be reset, when nothing can be refused any more.
         shows_progress: Whether a bar shows, where somebody would see it.
 
     Raises:
@@ -89,6 +96,7 @@ def evaluate(
     tallies = {env_id: _Tally() for env_id in playing}
     with stepper.borrowed(playing) as own, progress_bar(goal, shows_progress, "run_episodes") as advance:
         game = _Game(own, Player(player, None, own.layout), shares, tallies, advance)
+        announce(playing)
         try:
             game.play(playing, [each[place] for place in asked])
         except BaseException as error:

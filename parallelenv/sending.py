@@ -25,6 +25,7 @@ class Sender(Stepper):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._asked: dict[int, Begin] = {}  # how resets that were sent are to be done, should they be lost
+        self._retried = 0.0  # when some were, the last time
 
     # ---------------------------------------------------------------- all at once
 
@@ -92,15 +93,14 @@ class Sender(Stepper):
     ) -> StepResult | StepBatch | None:
         """Do as `receive`, but return ``None`` instead of waiting; ``begin`` is the moment from which time counts."""
         wanted, flights = self._wanted(min_envs), self._flights
-        limit = self.timeout if timeout is None else timeout
-        is_late = limit is not None and time.monotonic() >= begin + limit
         while flights.num_landed < wanted and self._pool.pump(time.monotonic()):
             pass
-        if flights.num_landed < wanted and is_late:
-            self._await_landing(wanted, timeout, begin)
-        elif flights.num_landed < wanted or self._retry_resets():
+        if flights.num_landed < wanted:
+            deadline = self._deadline(timeout, begin)
+            if deadline is not None and time.monotonic() >= deadline:
+                self._be_late(timeout)
             return None
-        return self._deliver(flights.landed(max_envs), align)
+        return None if self._retry_resets() else self._deliver(flights.landed(max_envs), align)
 
     def _wanted(self, min_envs: int) -> int:
         """Return how many envs can be waited for, ``min_envs`` at most.
@@ -115,17 +115,22 @@ class Sender(Stepper):
 
     def _await_landing(self, wanted: int, timeout: float | None, begin: float) -> None:
         """Wait until so many envs have answered. ``timeout`` and errors: as in `_await`; it counts from ``begin``."""
-        flights = self._flights
+        while self._flights.num_landed < wanted or self._retry_resets():
+            if not self._pool.pump(self._deadline(timeout, begin)):
+                self._be_late(timeout)
+
+    def _deadline(self, timeout: float | None, begin: float) -> float | None:
+        """Return until when to wait. Who was asked again meanwhile has as much time as anybody."""
         limit = self.timeout if timeout is None else timeout
-        deadline = None if limit is None else begin + limit
-        while flights.num_landed < wanted or self._retry_resets():
-            if self._pool.pump(deadline):
-                continue
-            late = self._pool.late(flights.running, limit, "step")
-            if timeout is not None or self._recovery is None:
-                raise late
-            for request in flights.requests:
-                self._pool.give_up(request, late)
+        return None if limit is None else max(begin, self._retried) + limit
+
+    def _be_late(self, timeout: float | None) -> None:
+        """Give up what is under way if a recovery deals with that, else say who is late."""
+        late = self._pool.late(self._flights.running, self.timeout if timeout is None else timeout, "step")
+        if timeout is not None or self._recovery is None:
+            raise late
+        for request in self._flights.requests:
+            self._pool.give_up(request, late)
 
     def _retry_resets(self) -> bool:
         """With a recovery, ask again for resets whose worker died or hung; say if there were any."""
@@ -137,6 +142,7 @@ class Sender(Stepper):
         self._mend_unasked(env_ids, lost, self._recovery)
         self._post_reset(env_ids, [self._asked[env_id] for env_id in env_ids], flies=True)
         self._settle()
+        self._retried = time.monotonic()
         return True
 
     # ---------------------------------------------------------------- whose turn it is

@@ -262,10 +262,7 @@ class Traffic(Adaptable):
         if not env_ids:
             raise ArgumentError("run_episodes() has no envs to play with: id is empty, or all are paused.")
         each = self._beginnings(env_ids, seed, options)
-        try:
-            return evaluate(self._stepper, policy, goal, env_ids, each, bool(progress))
-        finally:
-            self._forget_seeds(env_ids)
+        return evaluate(self._stepper, policy, goal, env_ids, each, self._forget_seeds, bool(progress))
 
     # ---------------------------------------------------------------- who is left out
 
