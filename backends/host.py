@@ -22,7 +22,7 @@ from parallelenv.errors import EnvContractError, EnvInterruptedError, InvalidEnv
 from parallelenv.failures import Failure
 from parallelenv.ownership import own
 from parallelenv.protocol import Command, EnvFacts, Extra, HostRecipe, Reply
-from parallelenv.whereabouts import WorkerInfo, enter
+from parallelenv.whereabouts import WorkerInfo, answering, enter
 
 Walk = Callable[[Iterator[Any], Any, dict[int, Any]], None]
 Turns = tuple[Iterator[int], Sequence[int]]
@@ -133,12 +133,11 @@ class Host:
         envs, self._envs = self._envs, [None] * len(self._envs)
         turns = iter(self._everyone)
         self.turns = turns, self._everyone
-        before = enter(self)
         try:
-            for _, env in zip(turns, envs, strict=True):
-                self._close_env(env)
+            with answering(self):
+                for _, env in zip(turns, envs, strict=True):
+                    self._close_env(env)
         finally:
-            enter(before)
             self._recipe = dataclasses.replace(self._recipe, shared={})  # their memory goes now
 
     def _close_env(self, env: Resettable | None) -> None:
@@ -377,8 +376,9 @@ class Execution:
 
     def run(self) -> Reply:
         """Execute what is left of the command and return its reply."""
-        before = enter(self._host)
+        before = None  # if an interrupt comes too early to know. Written out: a context manager takes 1 us
         try:
+            before = enter(self._host)
             return next(self._running())
         finally:
             enter(before)

@@ -114,7 +114,9 @@ class ParallelEnv(Traffic):
         arguments.check_failure_handling(on_failure, max_restarts)
         for_envs = {"seed": arguments.check_base_seed(seed), "shared": check_shared(shared)}
         env_recipes = recipes.make_recipes(envs)
-        backend, num_cpus, chosen = registry.settle(para_mode, backend_options, env_recipes, num_cpus, num_gpus)
+        backend, num_cpus, chosen = registry.settle(
+            para_mode, backend_options, env_recipes, num_cpus, num_gpus, for_envs
+        )
         if on_failure == "restart" and backend.uses_live_envs:
             recipes.refuse_live(env_recipes)
         self._mode, self._recommendation = registry.describe(para_mode, chosen), chosen

@@ -20,6 +20,7 @@ from parallelenv.protocol import Backend
 if TYPE_CHECKING:
     from parallelenv.choice import Recommendation
     from parallelenv.recipes import EnvRecipe
+from parallelenv.whereabouts import offering
 
 ENTRY_POINT_GROUP = "parallelenv.backends"
 AUTO = "auto"
@@ -46,7 +47,12 @@ def known_words() -> tuple[str, ...]:
 
 
 def settle(
-    para_mode: Any, options: dict[str, Any], env_recipes: Sequence[EnvRecipe], num_cpus: int | None, num_gpus: float
+    para_mode: Any,
+    options: dict[str, Any],
+    env_recipes: Sequence[EnvRecipe],
+    num_cpus: int | None,
+    num_gpus: float,
+    for_envs: dict[str, Any],
 ) -> tuple[Backend, int | None, Recommendation | None]:
     """Return a new backend, the cores it may use, and why it was chosen if that was left to us.
 
@@ -56,6 +62,7 @@ def settle(
         env_recipes: What the backend is for.
         num_cpus: As given by the user.
         num_gpus: As given by the user.
+        for_envs: ``seed`` and ``shared``, which envs that are tried may ask for.
 
     Raises:
         As `make_backend`; and, with ``"auto"``:
@@ -67,7 +74,8 @@ def settle(
     _refuse_details(options, num_gpus)
     from parallelenv.choice import choose  # the words must be there before what is chosen from them
 
-    chosen = choose(env_recipes, num_cpus)
+    with offering(**for_envs):
+        chosen = choose(env_recipes, num_cpus)
     return make_backend(chosen.mode, chosen.options), chosen.num_cpus, chosen
 
 

@@ -27,6 +27,7 @@ from parallelenv.costs import Figures
 from parallelenv.errors import EnvContractError
 from parallelenv.recipes import EnvRecipe
 from parallelenv.spaces import Structure
+from parallelenv.whereabouts import Trial, answering, offered
 
 try:
     import resource
@@ -63,8 +64,7 @@ def measure(recipes: Sequence[EnvRecipe]) -> Figures:
     chosen = _some(recipes)
     weights = [sum(recipe.source is one.source for recipe in recipes) for one in chosen]
     seconds = SECONDS / len(chosen)
-    attempt = _try_copies if any(one.is_live for one in chosen) else _try_here
-    found = attempt(chosen, seconds)
+    found = _try_copies(chosen, seconds) if any(one.is_live for one in chosen) else _try_here(chosen, seconds, recipes)
     return _average(found, weights[: len(found)])
 
 
@@ -90,11 +90,11 @@ def _average(found: Sequence[Figures], weights: Sequence[int]) -> Figures:
     )
 
 
-def _try_here(recipes: Sequence[EnvRecipe], seconds: float) -> list[Figures]:
+def _try_here(recipes: Sequence[EnvRecipe], seconds: float, everyone: Sequence[EnvRecipe]) -> list[Figures]:
     found: list[Figures] = []
     begin = time.perf_counter()
     for recipe in recipes:
-        with _undisturbed():
+        with _undisturbed(), answering(Trial(recipe.env_id, len(everyone))):
             env = _build_new(recipe)
             if env is None:
                 return _try_copies(recipes, seconds)
@@ -126,7 +126,7 @@ def _try_copies(recipes: Sequence[EnvRecipe], seconds: float) -> list[Figures]:
     from parallelenv.env import ParallelEnv
 
     probes = [functools.partial(Probe, recipe) for recipe in recipes]
-    with ParallelEnv(probes, "subproc", num_cpus=1, timeout=_PATIENCE) as env:
+    with ParallelEnv(probes, "subproc", num_cpus=1, timeout=_PATIENCE, **offered()) as env:
         return env.customized_method("measure", {"seconds": seconds})
 
 

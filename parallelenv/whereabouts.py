@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from types import MappingProxyType
+from typing import Any, Protocol
 
 from parallelenv.batch import Array
+from parallelenv.shared import frozen
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,3 +70,50 @@ def enter(host: Asked | None) -> Asked | None:
     before: Asked | None = getattr(_here, "host", None)
     _here.host = host
     return before
+
+
+class Trial:
+    """Answers for an env that is tried before it has a host.
+
+    Args:
+        env_id: Its id.
+        num_envs: Number of envs.
+    """
+
+    def __init__(self, env_id: int, num_envs: int) -> None:
+        self.current = env_id
+        self._num_envs = num_envs
+
+    def describe(self, env_id: int) -> WorkerInfo:
+        """Return what it will know of where it is, if there is one worker."""
+        seed, shared = offered()["seed"], offered()["shared"]
+        return WorkerInfo(
+            env_id, self._num_envs, 0, 1, None if seed is None else seed + env_id, MappingProxyType(shared)
+        )
+
+
+@contextlib.contextmanager
+def answering(host: Asked) -> Iterator[None]:
+    """Let something answer in this thread for a while."""
+    before = None  # if an interrupt comes too early to know
+    try:
+        before = enter(host)
+        yield
+    finally:
+        enter(before)
+
+
+@contextlib.contextmanager
+def offering(seed: int | None, shared: Mapping[str, Array]) -> Iterator[None]:
+    """Let envs that are tried in this thread know what `ParallelEnv` is to be made with."""
+    _here.offer = {"seed": seed, "shared": frozen(shared)}
+    try:
+        yield
+    finally:
+        del _here.offer
+
+
+def offered() -> dict[str, Any]:
+    """Return what is offered in this thread, by the names of arguments of `ParallelEnv`."""
+    nothing: dict[str, Any] = {"seed": None, "shared": {}}
+    return getattr(_here, "offer", nothing)

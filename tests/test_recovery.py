@@ -292,7 +292,7 @@ def test_a_reset_sent_that_takes_too_long_is_asked_for_again(make_env: MakeEnv, 
     env = make(make_env, tmp_path, mode, timeout=1.0)
     env.reset(seed=3)
     Path(tmp_path, "lame-2").touch()
-    env.send_reset(2, seed=40)
+    env.send_reset(2, seed=[40])
     landed = asyncio.run(env.arecv()) if mode == "subproc" else env.recv()
     drawn = np.random.Generator(np.random.PCG64(np.random.SeedSequence(40))).random()
     assert landed.states.tolist() == [[2, 0, drawn]]

@@ -16,7 +16,7 @@ import pytest
 from conftest import MakeEnv
 from fragile import EXIT, GO_ON, RAISE, fragile
 
-from parallelenv import TERMINATED, Evaluation, ParallelEnv, StateWrapper, get_worker_info
+from parallelenv import TERMINATED, Evaluation, ParallelEnv, StateWrapper, get_worker_info, recommend
 from parallelenv.backends.dummy import DummyBackend
 from parallelenv.errors import (
     ActionError,
@@ -157,8 +157,8 @@ def test_anything_that_may_be_an_env_can_be_replicated(mode: str) -> None:
             copies.reset()
             assert len(copies.step([1, 1, 1]).env_ids) == 3
     assert live.count == 0
-    for env in ("CartPole-v1", gym.spec("CartPole-v1")):
-        with ParallelEnv.replicate(env, 2, mode, seed=3) as copies:
+    for known in ("CartPole-v1", gym.spec("CartPole-v1")):
+        with ParallelEnv.replicate(known, 2, mode, seed=3) as copies:
             assert_same(copies.reset(), copies.reset(seed=3))
 
 
@@ -259,23 +259,23 @@ def test_what_is_awaited_leaves_the_loop_to_others(make_env: MakeEnv) -> None:
     env = make_env(fleet(Sleeper), num_cpus=5)
     env.reset()
 
-    async def play() -> tuple[int, list[int]]:
-        async def tick() -> None:
-            nonlocal ticks
-            while True:
-                await asyncio.sleep(0)
-                ticks += 1
+    ticks = 0
 
-        ticks = 0
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            await asyncio.sleep(0)
+            ticks += 1
+
+    async def play() -> list[int]:
         ticking = asyncio.ensure_future(tick())
         env.send([20] * 5)
         players = [asyncio.ensure_future(env.arecv(1, 1)) for _ in range(5)]
         received = [int((await player).env_ids[0]) for player in players]
         ticking.cancel()
-        return ticks, received
+        return received
 
-    ticks, received = asyncio.run(play())
-    assert sorted(received) == [0, 1, 2, 3, 4]
+    assert sorted(asyncio.run(play())) == [0, 1, 2, 3, 4]
     assert ticks > 20
 
 
@@ -437,6 +437,25 @@ def test_envs_within_envs_are_told_apart(make_env: MakeEnv) -> None:
     assert infos[2]["inside"] == [(0, 2), (1, 2)]
 
 
+class Curious(Counter):
+    """Cannot be made where nobody can be asked."""
+
+    def __init__(self) -> None:
+        info = get_worker_info()
+        assert info is not None
+        super().__init__(info.env_id)
+        self.found = info.num_envs, info.seed, sum(array.sum() for array in info.shared.values())
+
+
+def test_an_env_that_is_tried_can_ask_too() -> None:
+    assert "could be tried" not in recommend([Curious] * 2).reason
+    with ParallelEnv([Curious] * 3, "auto", seed=3, shared={"ones": np.ones(4)}) as env:
+        assert env.recommendation is not None
+        assert "could be tried" not in env.recommendation.reason
+        assert env.get_env_attr("found") == [(3, 3, 4.0), (3, 4, 4.0), (3, 5, 4.0)]
+    assert get_worker_info() is None
+
+
 @nearby
 def test_a_failure_leaves_no_trace_of_where_it_was(make_env: MakeEnv, tmp_path: Path) -> None:
     env = make_env(fragile(tmp_path))
@@ -504,7 +523,7 @@ def test_an_env_100_times_slower_costs_its_own_share_only(mode: str) -> None:
     fast, slow = 0.01, 1.0
     rates = []
     for first in (fast, slow):
-        options = {"hosts_per_node": 8} if mode == "ray-subproc" else {}  # else they answer together
+        options: dict[str, Any] = {"hosts_per_node": 8} if mode == "ray-subproc" else {}  # else they answer together
         env_fns = [partial(Slow, number, first if number == 0 else fast) for number in range(8)]
         with ParallelEnv(env_fns, mode, "restart", num_cpus=8, **options) as env:
             env.reset(seed=1)

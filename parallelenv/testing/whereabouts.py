@@ -130,7 +130,7 @@ class WhereaboutsContract(Contract):
 
     def test_arrays_are_shared(self, make: Make) -> None:
         """As they were when they were given, read-only, also by envs that are built anew."""
-        arrays = {
+        arrays: dict[str, Any] = {
             "table": np.arange(12, dtype=np.int16).reshape(3, 4)[:, ::-1],
             "nothing": np.zeros((0, 2)),
             "number": np.array(2.5),
