@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help demo test test-ray neighbours faults soak cluster cluster-demo lint bench bench-auto bench-scale wheel-check clean
+.PHONY: help demo test test-ray neighbours neighbours-long faults soak cluster cluster-demo lint bench bench-auto bench-scale wheel-check clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list.
@@ -20,6 +20,9 @@ test: $(VENV)/.test ## Run all tests.
 neighbours: $(VENV)/.neighbours ## Test the adapters beside Stable-Baselines3, Tianshou and RLlib themselves; some 3 minutes.
 	PARALLELENV_REQUIRE_NEIGHBOURS=1 $(BIN)/python -m pytest -m "neighbours and not long" tests/adapters $(PYTEST_ARGS)
 
+neighbours-long: $(VENV)/.neighbours-long ## Compare the adapters for thousands of steps in every mode, and see learners learn; some 20 minutes.
+	PARALLELENV_REQUIRE_NEIGHBOURS=1 PARALLELENV_REQUIRE_RAY=1 $(BIN)/python -m pytest -m "neighbours and long" tests/adapters $(PYTEST_ARGS)
+
 faults: $(VENV)/.test ## Provoke every fault in every mode and print how long each recovery takes; some 8 minutes.
 	$(BIN)/python -m tests.faults $(FAULTS_ARGS)
 
@@ -27,7 +30,7 @@ soak: $(VENV)/.test ## Disturb every mode for ten minutes in all, and account fo
 	$(BIN)/python -m tests.soak --seconds 600 $(SOAK_ARGS)
 
 test-ray: $(VENV)/.test ## Run the tests of the Ray modes that CI leaves out; some 15 minutes.
-	PARALLELENV_REQUIRE_RAY=1 $(BIN)/python -m pytest -m "long and not cluster" -k "ray" --ignore tests/faults --ignore tests/soak $(PYTEST_ARGS)
+	PARALLELENV_REQUIRE_RAY=1 $(BIN)/python -m pytest -m "long and not cluster and not neighbours" -k "ray" --ignore tests/faults --ignore tests/soak $(PYTEST_ARGS)
 
 cluster: $(VENV)/.test ## Test the Ray modes on clusters of two and three nodes on this machine; some 90 seconds.
 	PARALLELENV_REQUIRE_RAY=1 $(BIN)/python -m pytest -m cluster tests/cluster $(PYTEST_ARGS)
@@ -63,6 +66,6 @@ $(VENV)/.python:
 	$(PIP) install --upgrade pip
 	touch $@
 
-$(VENV)/.demo $(VENV)/.test $(VENV)/.neighbours $(VENV)/.lint $(VENV)/.bench: $(VENV)/.%: $(VENV)/.python pyproject.toml
+$(VENV)/.demo $(VENV)/.test $(VENV)/.neighbours $(VENV)/.neighbours-long $(VENV)/.lint $(VENV)/.bench: $(VENV)/.%: $(VENV)/.python pyproject.toml
 	$(PIP) install --editable '.[$*]'
 	touch $@

@@ -262,8 +262,8 @@ class Host:
 
     # ---------------------------------------------------------------- operations
 
-    def build(self, env_id: int, argument: Any, common: Any) -> EnvFacts:
-        """Make an env, after closing the one that it replaces."""
+    def build(self, env_id: int, argument: Any, has_spaces: bool | None) -> EnvFacts:
+        """Make an env, after closing the one that it replaces; it is asked for its spaces unless these are given."""
         slot = env_id - self._first
         recipe = self._recipe.envs[slot]
         old, self._envs[slot] = self._envs[slot], None
@@ -274,8 +274,8 @@ class Host:
         self._envs[slot] = adapted = adapt(env)
         self._steps[slot] = adapted.step
         return EnvFacts(
-            self._shared_space(getattr(env, "observation_space", None)),
-            self._shared_space(getattr(env, "action_space", None)),
+            None if has_spaces else self._shared_space(getattr(env, "observation_space", None)),
+            None if has_spaces else self._shared_space(getattr(env, "action_space", None)),
             dict(getattr(env, "metadata", None) or {}),
             getattr(env, "render_mode", None),
         )

@@ -16,6 +16,7 @@ from typing import Any
 
 from parallelenv.backends.codec import decode, decode_command, encode_not_read, encode_reply, mark_printed
 from parallelenv.backends.host import Host
+from parallelenv.backends.launcher import forget_launcher
 from parallelenv.backends.log import Log, redirect_descriptors, redirect_streams
 from parallelenv.backends.memory import SharedMemory
 from parallelenv.backends.sharing import Form, SharedArrays
@@ -188,6 +189,7 @@ def prepare_worker(packed: PackedRecipe) -> None:
     if packed.environment:
         os.environ.clear()
         os.environ.update(packed.environment)
+    forget_launcher()
     sys.path.extend(folder for folder in packed.path if folder not in sys.path)
     if packed.settings.silence_warnings:
         warnings.simplefilter("ignore")

@@ -139,7 +139,7 @@ class Writer:
         if not fits(value, array.shape[1:], array.dtype):
             raise EnvContractError(
                 f"state{self._structure.describe(index)} is {describe_value(value)}, but the observation space says "
-                f"{self._structure.leaves[index]}. Declare the space that the env really has."
+                f"{self._structure.leaves[index]}. Declare the space that the env really has, or give it by spaces=."
             )
         array[row] = as_array(value)
 

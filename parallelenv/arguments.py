@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from typing import Any
 
+import gymnasium
 import numpy as np
 
 from parallelenv.errors import ArgumentError
@@ -47,6 +49,19 @@ def check_failure_handling(on_failure: Any, max_restarts: Any) -> None:
             "rebuilt and counts as cut off)."
         )
     check_positive("max_restarts", max_restarts)
+
+
+def check_spaces(spaces: Any) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]] | None:
+    """Return a copy of an observation and an action space, or ``None`` if none are given."""
+    if spaces is None:
+        return None
+    is_pair = isinstance(spaces, (tuple, list)) and len(spaces) == 2
+    if not is_pair or not all(isinstance(space, gymnasium.Space) for space in spaces):
+        raise ArgumentError(
+            f"spaces={spaces!r} is no pair of spaces. Give (observation_space, action_space) of one env, both of "
+            "Gymnasium, or leave it out, and envs are asked for theirs."
+        )
+    return copy.deepcopy(spaces[0]), copy.deepcopy(spaces[1])
 
 
 def check_align(align: Any) -> None:

@@ -13,6 +13,7 @@ from parallelenv.cores import usable_cores
 from parallelenv.costs import Candidate, Figures, Room, candidates, pick
 from parallelenv.errors import UnpicklableError
 from parallelenv.recipes import EnvRecipe
+from parallelenv.spaces import Spaces
 from parallelenv.texts import count, duration, one_line
 
 _SAFE = "dummy"  # right for every env, and never far from the quickest by more than the number of cores
@@ -56,7 +57,7 @@ class Recommendation:
         return f"{written}: {self.reason}"
 
 
-def recommend(envs: Sequence[Any], *, num_cpus: int | None = None) -> Recommendation:
+def recommend(envs: Sequence[Any], *, num_cpus: int | None = None, spaces: Spaces | None = None) -> Recommendation:
     """Try envs for a moment and return the mode that is estimated to step them fastest.
 
     One more env is made for it in this process, stepped some 0.2 s with random actions (three times
@@ -67,26 +68,27 @@ def recommend(envs: Sequence[Any], *, num_cpus: int | None = None) -> Recommenda
         envs: As for `ParallelEnv`.
         num_cpus: How many workers there shall be if more than one is of use. Default: as many as
             give the shortest time: up to the usable cores, more if the envs mostly wait.
+        spaces: As for `ParallelEnv`.
 
     Returns:
         Mode, number of workers and options, with the reason. Where no env can be tried it is
         ``"dummy"``. It is never a Ray mode.
 
     Raises:
-        ArgumentError: If ``num_cpus`` has no usable value.
+        ArgumentError: If ``num_cpus`` or ``spaces`` has no usable value.
         InvalidEnvError: If an item of ``envs`` is no env, or comes twice.
     """
     arguments.check_counts(num_cpus, 0)
-    return choose(recipes.make_recipes(envs), num_cpus)
+    return choose(recipes.make_recipes(envs), num_cpus, arguments.check_spaces(spaces))
 
 
-def choose(env_recipes: Sequence[EnvRecipe], num_cpus: int | None) -> Recommendation:
+def choose(env_recipes: Sequence[EnvRecipe], num_cpus: int | None, spaces: Spaces | None = None) -> Recommendation:
     """Return what `recommend` returns."""
     has_instances = any(recipe.is_live for recipe in env_recipes)
     if has_instances and (obstacle := _obstacle(env_recipes)):
         return _unknown(f"Instances are not stepped for a trial, and copies of them are not to be had: {obstacle}")
     try:
-        figures = trial.measure(env_recipes)
+        figures = trial.measure(env_recipes, spaces)
     except Exception as error:  # noqa: BLE001 (envs raise anything; whoever uses them will see it)
         return _unknown(f"No env could be tried: {one_line(error)}")
     cores = usable_cores()

@@ -70,6 +70,9 @@ class ParallelEnv(Traffic):
             last lines of a worker that dies are in the error. Envs in this process print as ever.
         copy: ``False`` lets ``step`` and ``reset`` answer states as read-only views that are
             valid until the next call.
+        spaces: ``(observation_space, action_space)`` of every env, instead of what envs declare: for those that
+            declare none, or declare them at a cost. No worker is asked for any. What does not fit them is an
+            `EnvContractError` of the env that answers it, or an `ActionError`.
         keep: In a notebook, what a cell has made and left open is closed when that cell is run again and
             makes another one. ``True``: this one is not.
         seed: Of the first episodes, as by `seed`, and what `get_worker_info` says while envs are made.
@@ -100,6 +103,7 @@ class ParallelEnv(Traffic):
         max_restarts: int = 10,
         output: Literal["show", "quiet"] = "show",
         copy: bool = True,
+        spaces: tuple[gymnasium.Space[Any], gymnasium.Space[Any]] | None = None,
         keep: bool = False,
         seed: int | None = None,
         shared: Mapping[str, Any] | None = None,
@@ -110,12 +114,12 @@ class ParallelEnv(Traffic):
         self._asynchronous = asynchronous
         policy = make_policy(asynchronous)
         arguments.check_counts(num_cpus, num_gpus)
-        timeout = arguments.check_timeout(timeout)
+        timeout, spaces = arguments.check_timeout(timeout), arguments.check_spaces(spaces)
         arguments.check_failure_handling(on_failure, max_restarts)
         for_envs = {"seed": arguments.check_base_seed(seed), "shared": check_shared(shared)}
         env_recipes = recipes.make_recipes(envs)
         backend, num_cpus, chosen = registry.settle(
-            para_mode, backend_options, env_recipes, num_cpus, num_gpus, for_envs
+            para_mode, backend_options, env_recipes, num_cpus, num_gpus, spaces, for_envs
         )
         if on_failure == "restart" and backend.uses_live_envs:
             recipes.refuse_live(env_recipes)
@@ -126,6 +130,7 @@ class ParallelEnv(Traffic):
             backend,
             env_recipes,
             policy.autoreset,
+            spaces,
             num_cpus=num_cpus,
             num_gpus=num_gpus,
             silence_warnings=no_warning,
@@ -144,13 +149,13 @@ class ParallelEnv(Traffic):
             cells.note(self)
 
     def _start(
-        self, backend: Backend, env_recipes: Sequence[EnvRecipe], keeps_ended: bool, **pool_arguments: Any
+        self, backend: Backend, env_recipes: Sequence[EnvRecipe], keeps_ended: bool, spaces: Any, **pool_arguments: Any
     ) -> None:
         """Start hosts and build envs, or leave nothing behind."""
         try:
             self._pool = Pool(backend, env_recipes, **pool_arguments)
             self._finalizer = weakref.finalize(self, self._pool.close)
-            self._pool.build(keeps_ended)
+            self._pool.build(keeps_ended, spaces)
         except BaseException:
             backend.close((), 0.0)  # whatever was begun, also where an interrupt came before the pool was known
             raise
@@ -171,6 +176,7 @@ class ParallelEnv(Traffic):
         max_restarts: int = 10,
         output: Literal["show", "quiet"] = "show",
         copy: bool = True,
+        spaces: tuple[gymnasium.Space[Any], gymnasium.Space[Any]] | None = None,
         keep: bool = False,
         seed: int | None = None,
         shared: Mapping[str, Any] | None = None,
@@ -197,6 +203,7 @@ class ParallelEnv(Traffic):
             max_restarts=max_restarts,
             output=output,
             copy=copy,
+            spaces=spaces,
             keep=keep,
             seed=seed,
             shared=shared,

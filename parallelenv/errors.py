@@ -104,6 +104,18 @@ class WrappedError(ParallelEnvError, RuntimeError):
     """A call would silently go past a wrapper."""
 
 
+class NotFiniteError(ParallelEnvError, ValueError):
+    """A number is nan or infinite.
+
+    Attributes:
+        env_ids: Whose it is.
+    """
+
+    def __init__(self, message: str, env_ids: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.env_ids = env_ids
+
+
 class SpacesError(ArgumentError, RuntimeError):
     """The envs declare no spaces, or not those that an adapter needs."""
 

@@ -18,7 +18,7 @@ from parallelenv.protocol import Backend, Command, EnvFacts, Place, Settings
 from parallelenv.recipes import EnvRecipe, refuse_live
 from parallelenv.requests import Link, Request, name_envs, pick, spread
 from parallelenv.shared import NOTHING_SHARED, share
-from parallelenv.spaces import common_space
+from parallelenv.spaces import Spaces, common_space, with_spaces
 
 NO_FAILURES: Mapping[int, Failure] = MappingProxyType({})
 
@@ -58,6 +58,7 @@ class Pool(Hosts):
         seed: int | None = None,
         shared: Mapping[str, Array] = NOTHING_SHARED,
     ) -> None:
+        self._has_spaces = False  # else every env is asked for its own
         self._timeout: float | None = None  # building envs may take as long as it takes
         self._call_timeout = timeout
         self._numbers = itertools.count(1)
@@ -67,18 +68,20 @@ class Pool(Hosts):
         at_hosts = share(backend, shared) if shared else shared
         super().__init__(backend, spread(recipes, plan, settings, place, at_hosts), listener)
 
-    def build(self, keeps_ended: bool) -> None:
+    def build(self, keeps_ended: bool, spaces: Spaces | None = None) -> None:
         """Build all envs and the batch. The pool is closed if that fails.
 
         Args:
             keeps_ended: Whether the batch keeps last states of ended episodes.
+            spaces: Observation and action space of every env; ``None``: those that envs declare.
 
         Raises:
             BaseException: What an env's constructor raised.
         """
         try:
-            facts = self.ask("build", self.env_ids).values
-            self.facts = [facts[env_id] for env_id in self.env_ids]
+            self._has_spaces = spaces is not None
+            facts = self.ask("build", self.env_ids, common=self._has_spaces).values
+            self.facts = with_spaces([facts[env_id] for env_id in self.env_ids], spaces)
             observation_space = common_space(one.observation_space for one in self.facts)
             action_space = common_space(one.action_space for one in self.facts)
             self.attach(Layout(observation_space, action_space, self._first, len(self.facts), keeps_ended))
@@ -230,6 +233,7 @@ class Pool(Hosts):
     def forward(self, command: Command) -> Request:
         """Execute a command as a host would: without raising what goes wrong in an env."""
         if command.name == "build":
+            self._has_spaces = bool(command.common)
             return self.rebuild(command.env_ids)
         positions = [position for position, env_id in enumerate(command.env_ids) if not self._link(env_id).death]
         living = [command.env_ids[position] for position in positions]
@@ -273,7 +277,7 @@ class Pool(Hosts):
             for env_id in known:
                 self._lost.pop(env_id, None)
 
-        request = self.post("build", rebuilt, announce=lambda _: note(rebuilt))
+        request = self.post("build", rebuilt, common=self._has_spaces, announce=lambda _: note(rebuilt))
         self.wait(request, None)
         note(request.values.keys() - rebuilt)
         self._note_built(links)

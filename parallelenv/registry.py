@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from parallelenv.errors import ArgumentError, MissingDependencyError, UnknownModeError, UnknownOptionError
 from parallelenv.protocol import Backend
+from parallelenv.whereabouts import offering
 
 if TYPE_CHECKING:
     from parallelenv.choice import Recommendation
     from parallelenv.recipes import EnvRecipe
-from parallelenv.whereabouts import offering
+    from parallelenv.spaces import Spaces
 
 ENTRY_POINT_GROUP = "parallelenv.backends"
 AUTO = "auto"
@@ -52,6 +53,7 @@ def settle(
     env_recipes: Sequence[EnvRecipe],
     num_cpus: int | None,
     num_gpus: float,
+    spaces: Spaces | None,
     for_envs: dict[str, Any],
 ) -> tuple[Backend, int | None, Recommendation | None]:
     """Return a new backend, the cores it may use, and why it was chosen if that was left to us.
@@ -62,6 +64,7 @@ def settle(
         env_recipes: What the backend is for.
         num_cpus: As given by the user.
         num_gpus: As given by the user.
+        spaces: As given by the user.
         for_envs: ``seed`` and ``shared``, which envs that are tried may ask for.
 
     Raises:
@@ -75,7 +78,7 @@ def settle(
     from parallelenv.choice import choose  # the words must be there before what is chosen from them
 
     with offering(**for_envs):
-        chosen = choose(env_recipes, num_cpus)
+        chosen = choose(env_recipes, num_cpus, spaces)
     return make_backend(chosen.mode, chosen.options), chosen.num_cpus, chosen
 
 

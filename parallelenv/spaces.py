@@ -8,13 +8,19 @@ batch; all others are *loose* and travel as Python objects.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 
+if TYPE_CHECKING:
+    from parallelenv.protocol import EnvFacts
+
+Spaces: TypeAlias = "tuple[spaces.Space[Any], spaces.Space[Any]]"
+"""Of observations and of actions."""
 # Exact types: a subclass may have registered a batching of its own with Gymnasium.
 _FIXED = (spaces.Box, spaces.Discrete, spaces.MultiBinary, spaces.MultiDiscrete)
 
@@ -99,6 +105,13 @@ def common_space(candidates: Iterable[spaces.Space[Any] | None]) -> spaces.Space
     first = found[0]
     same = first is not None and all(space is first or space == first for space in found)
     return first if same else None
+
+
+def with_spaces(facts: Sequence[EnvFacts], spaces: Spaces | None) -> list[EnvFacts]:
+    """Return what is known of envs, with these spaces of each if they are given."""
+    if spaces is None:
+        return list(facts)
+    return [dataclasses.replace(one, observation_space=spaces[0], action_space=spaces[1]) for one in facts]
 
 
 def batched(space: spaces.Space[Any] | None, num_envs: int) -> spaces.Space[Any] | None:

@@ -14,9 +14,9 @@ from parallelenv.answers import Align
 from parallelenv.batch import Array
 from parallelenv.errors import ArgumentError, InvalidIdError, WorkerTimeoutError
 from parallelenv.evaluation import Evaluation, evaluate
+from parallelenv.familiar import Familiar
 from parallelenv.goal import Goal
 from parallelenv.guard import exclusive
-from parallelenv.handover import Adaptable
 from parallelenv.results import StepResult
 from parallelenv.turns import CLOSE, RESET, TERMINATED, Actor, Signal, streamed
 
@@ -27,7 +27,7 @@ _NAP = 1 / 8
 """So much of the time waited so far may pass until the next look: an answer is found that much too late at most."""
 
 
-class Traffic(Adaptable):
+class Traffic(Familiar):
     """The part of a `ParallelEnv` that need not wait."""
 
     @exclusive

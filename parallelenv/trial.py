@@ -26,7 +26,7 @@ from parallelenv.backends.adapt import Resettable, adapt
 from parallelenv.costs import Figures
 from parallelenv.errors import EnvContractError
 from parallelenv.recipes import EnvRecipe
-from parallelenv.spaces import Structure
+from parallelenv.spaces import Spaces, Structure
 from parallelenv.whereabouts import Trial, answering, offered
 
 try:
@@ -52,11 +52,12 @@ the usual 5 ms an env that lets go of it once a step would mostly wait to get it
 CPU time goes into asking for it, which looks like work: a sixth of it with this, a fifth with 0.1 ms."""
 
 
-def measure(recipes: Sequence[EnvRecipe]) -> Figures:
+def measure(recipes: Sequence[EnvRecipe], spaces: Spaces | None = None) -> Figures:
     """Return what the envs are like, on average.
 
     Args:
         recipes: Of all of them. Some are tried, evenly spread, if they are of many kinds.
+        spaces: Theirs, of observations and of actions; ``None``: those that they declare.
 
     Raises:
         Exception: Whatever an env raised, or why it cannot be tried.
@@ -64,7 +65,10 @@ def measure(recipes: Sequence[EnvRecipe]) -> Figures:
     chosen = _some(recipes)
     weights = [sum(recipe.source is one.source for recipe in recipes) for one in chosen]
     seconds = SECONDS / len(chosen)
-    found = _try_copies(chosen, seconds) if any(one.is_live for one in chosen) else _try_here(chosen, seconds, recipes)
+    if any(one.is_live for one in chosen):
+        found = _try_copies(chosen, seconds, spaces)
+    else:
+        found = _try_here(chosen, seconds, spaces, len(recipes))
     return _average(found, weights[: len(found)])
 
 
@@ -90,15 +94,15 @@ def _average(found: Sequence[Figures], weights: Sequence[int]) -> Figures:
     )
 
 
-def _try_here(recipes: Sequence[EnvRecipe], seconds: float, everyone: Sequence[EnvRecipe]) -> list[Figures]:
+def _try_here(recipes: Sequence[EnvRecipe], seconds: float, spaces: Spaces | None, num_envs: int) -> list[Figures]:
     found: list[Figures] = []
     begin = time.perf_counter()
     for recipe in recipes:
-        with _undisturbed(), answering(Trial(recipe.env_id, len(everyone))):
+        with _undisturbed(), answering(Trial(recipe.env_id, num_envs)):
             env = _build_new(recipe)
             if env is None:
-                return _try_copies(recipes, seconds)
-            found.append(_try_and_close(env, seconds))
+                return _try_copies(recipes, seconds, spaces)
+            found.append(_try_and_close(env, seconds, spaces))
         if time.perf_counter() - begin > _SLOW_BUILD:
             break
     return found
@@ -121,13 +125,13 @@ def _build_new(recipe: EnvRecipe) -> Any:
     return env
 
 
-def _try_copies(recipes: Sequence[EnvRecipe], seconds: float) -> list[Figures]:
+def _try_copies(recipes: Sequence[EnvRecipe], seconds: float, spaces: Spaces | None) -> list[Figures]:
     """Try copies of live envs in another process, where they can do no harm."""
     from parallelenv.env import ParallelEnv
 
     probes = [functools.partial(Probe, recipe) for recipe in recipes]
     with ParallelEnv(probes, "subproc", num_cpus=1, timeout=_PATIENCE, **offered()) as env:
-        return env.customized_method("measure", {"seconds": seconds})
+        return env.customized_method("measure", {"seconds": seconds, "spaces": spaces})
 
 
 class Probe:
@@ -144,14 +148,14 @@ class Probe:
         """Return what an env returns."""
         return 0, 0.0, False, {}
 
-    def measure(self, seconds: float) -> Figures:
+    def measure(self, seconds: float, spaces: Spaces | None) -> Figures:
         """Try the env out."""
-        return _try_and_close(self._recipe.build(), seconds)
+        return _try_and_close(self._recipe.build(), seconds, spaces)
 
 
-def _try_and_close(env: Any, seconds: float) -> Figures:
+def _try_and_close(env: Any, seconds: float, spaces: Spaces | None) -> Figures:
     try:
-        return _Trial(adapt(env)).measure(seconds)
+        return _Trial(adapt(env), spaces).measure(seconds)
     finally:
         _close(env)
 
@@ -180,13 +184,15 @@ class _Trial:
 
     Args:
         env: How to reach it.
+        spaces: As in `measure`.
 
     Raises:
-        EnvContractError: If it declares no action space.
+        EnvContractError: If it declares no action space, and none is given.
     """
 
-    def __init__(self, env: Resettable) -> None:
-        space = getattr(env.env, "action_space", None)
+    def __init__(self, env: Resettable, spaces: Spaces | None) -> None:
+        declared: tuple[Any, Any] = spaces or _declared(env.env)
+        self._observation_space, space = declared
         if space is None:
             raise EnvContractError("it declares no action space to draw random actions from")
         space = copy.deepcopy(space)  # the env's own, which its class may share among all, keeps its seed
@@ -257,7 +263,7 @@ class _Trial:
 
     def _sizes(self) -> tuple[int, int]:
         """Return the bytes of a state, and the pickled bytes of what has no fixed form."""
-        structure = Structure(getattr(self._env.env, "observation_space", None))
+        structure = Structure(self._observation_space)
         leaves = structure.split(self._state)
         extras = [leaf for index, leaf in enumerate(leaves) if not structure.is_fixed(index)]
         fixed = sum(
@@ -269,6 +275,11 @@ class _Trial:
             return fixed, 0
         pickled = len(cloudpickle.dumps((extras, self._info)))
         return fixed + (pickled if extras else 0), pickled
+
+
+def _declared(env: Any) -> tuple[Any, Any]:
+    """Return the spaces that an env declares, ``None`` for one that it does not."""
+    return getattr(env, "observation_space", None), getattr(env, "action_space", None)
 
 
 def _switches() -> tuple[int, int]:

@@ -12,6 +12,7 @@ from gymnasium.vector.utils import batch_space
 
 from parallelenv import arguments
 from parallelenv.adapters.infos import gather_infos
+from parallelenv.adapters.pending import nothing_begun, step_under_way
 from parallelenv.adapters.spaces import ObservationMode, check_alike, declared_spaces, vector_spaces
 from parallelenv.batch import Array
 from parallelenv.errors import (
@@ -20,7 +21,6 @@ from parallelenv.errors import (
     EnvContractError,
     IdTypeError,
     InvalidIdError,
-    NoPendingCallError,
     NothingInFlightError,
     PendingCallError,
     ResetNeededError,
@@ -174,7 +174,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         try:
             result = self.parallel_env._step(actions)
         except EnvBusyError as error:
-            raise _interrupted() from error
+            raise step_under_way() from error
         return self._gathered(result)
 
     def step_async(self, actions: Any) -> None:
@@ -183,7 +183,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         try:
             self.parallel_env._step_async(actions)
         except EnvBusyError as error:
-            raise _interrupted() from error
+            raise step_under_way() from error
         self._await(_Begun("step", None))
 
     def step_wait(self, timeout: float | None = None) -> Stepped:
@@ -202,7 +202,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         try:
             return self._gathered(self.parallel_env._step_wait(timeout))
         except NothingInFlightError as error:
-            raise _nothing_begun("step") from error
+            raise nothing_begun("step") from error
 
     def _check_step(self) -> None:
         self._refuse_awaited("step")
@@ -328,7 +328,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         if self.closed:
             self.parallel_env._refuse(f"{name}_wait")
         if self._begun is None or self._begun.name != name:
-            raise _nothing_begun(name)
+            raise nothing_begun(name)
         self._is_awaited = False
         return self._begun
 
@@ -365,18 +365,6 @@ def _as_numbers(rewards: Array) -> Array:
         return rewards.astype(np.float64)
     except (TypeError, ValueError) as error:
         raise EnvContractError(f"A vector env's rewards are numbers, and these are not: {rewards!r}.") from error
-
-
-def _interrupted() -> PendingCallError:
-    return PendingCallError(
-        "A step is under way whose result was not received (begun, interrupted, or late). Get it with step_wait(), or "
-        "drop it with reset().",
-        "step",
-    )
-
-
-def _nothing_begun(name: str) -> NoPendingCallError:
-    return NoPendingCallError(f"{name}_wait() was called, but {name}_async() was not.", name)
 
 
 def _show(mode: ObservationMode) -> str:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from stable_baselines3.common.vec_env.base_vec_env import VecEnv
 
+from parallelenv.adapters.pending import nothing_begun, step_under_way
 from parallelenv.adapters.spaces import check_alike, declared_spaces
 from parallelenv.batch import Array
-from parallelenv.errors import ArgumentError
+from parallelenv.errors import ArgumentError, EnvBusyError, NothingInFlightError
 from parallelenv.policy import Ending, SameStep
 from parallelenv.results import StepResult
 
@@ -60,7 +61,11 @@ class SB3VecEnv(VecEnv):
 
     def step(self, actions: Any) -> tuple[Any, Array, Array, list[dict[str, Any]]]:
         """Step all envs, and reset those that end. As `step_async` and `step_wait`."""
-        return self._told(self.parallel_env._step(actions))
+        try:
+            result = self.parallel_env._step(actions)
+        except EnvBusyError as error:
+            raise step_under_way() from error
+        return self._told(result)
 
     def step_async(self, actions: Any) -> None:
         """Begin a step of all envs.
@@ -70,10 +75,13 @@ class SB3VecEnv(VecEnv):
 
         Raises:
             ActionError: If the actions do not fit.
-            EnvBusyError: If a step is under way.
+            PendingCallError: If a step is under way.
             ResetNeededError: If an env was never reset. In all cases nothing was begun.
         """
-        self.parallel_env._step_async(actions)
+        try:
+            self.parallel_env._step_async(actions)
+        except EnvBusyError as error:
+            raise step_under_way() from error
 
     def step_wait(self) -> tuple[Any, Array, Array, list[dict[str, Any]]]:
         """Return what has come of a step.
@@ -85,10 +93,14 @@ class SB3VecEnv(VecEnv):
             to be bootstrapped from.
 
         Raises:
-            NothingInFlightError: If no step was begun.
+            NoPendingCallError: If no step was begun.
             BaseException: What an env raised; ``error.partial`` has what the others answered.
         """
-        return self._told(self.parallel_env._step_wait(None))
+        try:
+            result = self.parallel_env._step_wait(None)
+        except NothingInFlightError as error:
+            raise nothing_begun("step") from error
+        return self._told(result)
 
     def _told(self, result: StepResult) -> tuple[Any, Array, Array, list[dict[str, Any]]]:
         states, rewards, dones, infos = result

@@ -7,6 +7,7 @@ not to be equalled.
 from __future__ import annotations
 
 import copy
+import time
 from typing import Any
 
 import gymnasium as gym
@@ -109,14 +110,46 @@ class Looped(gym.Env[Any, Any]):
         return np.full((2, 2, 3), int(self.state[0]), np.uint8)
 
 
-class Pair:
-    """Two vector envs that are called alike.
+class Fragile(Looped):
+    """Raises for action 1."""
 
-    Args:
-        ours: The adapter.
-        theirs: What it is to equal.
-    """
+    def step(self, action: Any) -> Any:
+        if action == 1:
+            raise KeyError("one is too much")
+        return super().step(action)
 
-    def __init__(self, ours: Any, theirs: Any) -> None:
-        self.ours = ours
-        self.theirs = theirs
+
+class Slow(Looped):
+    """Takes its time for action 1, and for a reset or a call when told to."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self.rest((options or {}).get("rest", 0.0))
+        return super().reset(seed=seed)
+
+    def step(self, action: Any) -> Any:
+        self.rest(0.3 * float(action))
+        return super().step(action)
+
+    def rest(self, duration: float) -> float:
+        """Take so many seconds."""
+        time.sleep(duration)
+        return duration
+
+
+class Drawn(Looped):
+    """Draws frames that are large enough for a video, and tells seeds and steps apart in them."""
+
+    render_mode = "rgb_array"
+
+    def __init__(self, length: int = 5) -> None:
+        super().__init__(length)
+        self.metadata = {"render_modes": ["rgb_array"], "render_fps": 30}
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        state, reward, *rest = super().step(action)
+        return state.copy(), float(reward[0]), *rest
+
+    def render(self) -> Any:
+        frame = np.zeros((32, 32, 3), np.uint8)
+        frame[: 6 * int(self.state[0])] = self.np_random.integers(256, size=3)
+        return frame

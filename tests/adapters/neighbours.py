@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 
 
@@ -17,3 +20,23 @@ def require(module: str) -> Any:
         if os.environ.get("PARALLELENV_REQUIRE_NEIGHBOURS") == "1":
             pytest.fail(reason)
         raise
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed what learners draw from, the generators of the whole process, and leave them as they were.
+
+    Within it torch computes in one thread: for networks this small a second one gains nothing, and where other
+    processes want the cores it took ten times as long.
+    """
+    torch = require("torch")
+    drawn, num_threads = np.random.get_state(), torch.get_num_threads()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        np.random.seed(seed)
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(num_threads)
+            np.random.set_state(drawn)

@@ -3,40 +3,17 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
-from conftest import MakeEnv, needs_ray
+from conftest import MakeEnv
 
-from adapters.envs import SPACES, Pair, Varied
-from parallelenv.identity import difference
+from adapters.envs import SPACES, Varied
+from adapters.twins import GymnasiumTwins
 
 NUM_ENVS = 5
 MODES = ("NextStep", "SameStep", "Disabled")
-
-
-class Twins(Pair):
-    """An adapter and the vector env that it is to equal, which are called alike."""
-
-    def reset(self, seed: Any = None, options: dict[str, Any] | None = None) -> None:
-        theirs = None if options is None else dict(options)  # it takes out of it what it reads
-        self._compare(self.ours.reset(seed=seed, options=options), self.theirs.reset(seed=seed, options=theirs))
-
-    def step(self, actions: Any) -> Any:
-        """Step both; return who has ended."""
-        answers = self.ours.step(actions), self.theirs.step(actions)
-        self._compare(*answers)
-        return answers[0][2] | answers[0][3]
-
-    def _compare(self, ours: Any, theirs: Any) -> None:
-        assert difference(ours, theirs) is None, difference(ours, theirs)
-
-
-@pytest.fixture
-def num_steps(mode: str) -> int:
-    return 100 if needs_ray(mode) else 500
 
 
 @pytest.mark.parametrize("autoreset_mode", MODES)
@@ -46,7 +23,7 @@ def test_steps_and_resets_are_those_of_the_sync_vector_env(
 ) -> None:
     env_fns = [partial(Varied, kind, 4.0 + number) for number in range(NUM_ENVS)]
     theirs = gym.vector.SyncVectorEnv(env_fns, autoreset_mode=autoreset_mode)
-    twins = Twins(make_env(env_fns, num_cpus=2).to_gymnasium(autoreset_mode), theirs)
+    twins = GymnasiumTwins(make_env(env_fns, num_cpus=2).to_gymnasium(autoreset_mode), theirs)
     assert twins.ours.metadata == theirs.metadata
     assert twins.ours.action_space == theirs.action_space
     assert twins.ours.observation_space == theirs.observation_space
@@ -79,7 +56,7 @@ def test_real_envs_are_those_of_the_sync_vector_env(
 ) -> None:
     theirs = gym.make_vec(env_id, NUM_ENVS, "sync", vector_kwargs={"autoreset_mode": autoreset_mode})
     ours = make_env([env_id] * NUM_ENVS, num_cpus=2).to_gymnasium(autoreset_mode)
-    twins = Twins(ours, theirs)
+    twins = GymnasiumTwins(ours, theirs)
     twins.reset(seed=3)
     theirs.action_space.seed(5)
     for _ in range(num_steps):

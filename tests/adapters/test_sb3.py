@@ -1,7 +1,8 @@
-"""The adapter for Stable-Baselines3 equals `DummyVecEnv`, and its wrappers and algorithms work on it."""
+"""The adapter for Stable-Baselines3 equals `DummyVecEnv`, and its algorithms learn the same on it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -10,10 +11,18 @@ import numpy as np
 import pytest
 from conftest import MakeEnv
 
-from adapters.envs import Looped, Pair, Varied
-from adapters.neighbours import require
+from adapters.envs import Fragile, Looped, Varied
+from adapters.neighbours import require, seeded
+from adapters.twins import Sb3Twins
 from parallelenv import ParallelEnv
-from parallelenv.errors import ArgumentError, HandedOverError, NothingInFlightError, SpacesError
+from parallelenv.errors import (
+    ArgumentError,
+    ClosedError,
+    EnvBusyError,
+    HandedOverError,
+    NothingInFlightError,
+    SpacesError,
+)
 from parallelenv.identity import difference
 
 pytestmark = pytest.mark.neighbours
@@ -23,58 +32,22 @@ NUM_ENVS = 5
 nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
 
 
-def sample(env: Any) -> Any:
-    """Return an action for each env as SB3's algorithms give them."""
-    return np.stack([env.action_space.sample() for _ in range(env.num_envs)])
-
-
-def plain(value: Any) -> Any:
-    """Return observations as plain dicts: theirs are ordered ones."""
-    return dict(value) if isinstance(value, dict) else value
-
-
-class Twins(Pair):
-    """An adapter and SB3's own, which are called alike."""
-
-    def reset(self) -> None:
-        self._compare(plain(self.ours.reset()), plain(self.theirs.reset()))
-        self._compare(self.ours.unwrapped.reset_infos, self.theirs.unwrapped.reset_infos)
-
-    def step(self, actions: Any) -> None:
-        observations, *answer = self.ours.step(actions)
-        expected, *others = self.theirs.step(actions)
-        self._compare(plain(observations), plain(expected))
-        self._compare(answer, others)
-        self._compare(self.ours.unwrapped.reset_infos, self.theirs.unwrapped.reset_infos)
-
-    def play(self, num_steps: int) -> None:
-        self.theirs.action_space.seed(5)
-        self.reset()
-        for _ in range(num_steps):
-            self.step(sample(self.theirs))
-
-    def _compare(self, ours: Any, theirs: Any) -> None:
-        assert difference(ours, theirs) is None, difference(ours, theirs)
-
-
 @pytest.mark.parametrize("kind", ["vector", "number", "image", "flat dict"])
-def test_steps_and_resets_are_those_of_dummy_vec_env(kind: str, make_env: MakeEnv) -> None:
+def test_steps_and_resets_are_those_of_dummy_vec_env(kind: str, make_env: MakeEnv, num_steps: int) -> None:
     env_fns = [partial(Varied, kind, 4.0 + number, is_plain=False) for number in range(NUM_ENVS)]
-    mode_env = make_env(env_fns, num_cpus=2)
-    twins = Twins(mode_env.to_sb3(), vec_env.DummyVecEnv(env_fns))
+    twins = Sb3Twins(make_env(env_fns, num_cpus=2).to_sb3(), vec_env.DummyVecEnv(env_fns))
     assert twins.ours.observation_space == twins.theirs.observation_space
     assert twins.ours.action_space == twins.theirs.action_space
     for one in (twins.ours, twins.theirs):
         one.seed(3)
         one.set_options({"level": 2})
-    num_steps = 100 if "ray" in repr(mode_env) else 500
     twins.play(num_steps)
-    twins.play(num_steps)  # without seeds and options, which were used up
+    twins.play(100)  # without seeds and options, which were used up
 
 
 @nearby
 def test_every_env_may_have_options_of_its_own(make_env: MakeEnv) -> None:
-    twins = Twins(make_env([Varied] * 2).to_sb3(), vec_env.DummyVecEnv([Varied] * 2))
+    twins = Sb3Twins(make_env([Varied] * 2).to_sb3(), vec_env.DummyVecEnv([Varied] * 2))
     for one in (twins.ours, twins.theirs):
         one.seed(3)
         one.set_options([{"level": 2}, {}])
@@ -143,20 +116,39 @@ def test_frames_are_tiled(make_env: MakeEnv) -> None:
 def test_steps_may_be_begun_and_awaited(make_env: MakeEnv) -> None:
     env: Any = make_env([Looped] * 3).to_sb3()
     env.reset()
-    with pytest.raises(NothingInFlightError):
+    with pytest.raises(NothingInFlightError, match=r"step_wait\(\) was called, but step_async\(\) was not"):
         env.step_wait()
     env.step_async(np.zeros(3, int))
     assert env.step_wait()[0].tolist() == [[1]] * 3
     env.step_async(np.zeros(3, int))
+    for call in (env.step, env.step_async):
+        with pytest.raises(EnvBusyError, match=r"Get it with step_wait\(\), or drop it with reset\(\)"):
+            call(np.zeros(3, int))
     assert env.reset().tolist() == [[0]] * 3  # drops the step
     assert env.step(np.zeros(3, int))[0].tolist() == [[1]] * 3
 
 
-class Fragile(Looped):
-    def step(self, action: Any) -> Any:
-        if action == 1:
-            raise KeyError("one is too much")
-        return super().step(action)
+@nearby
+def test_after_the_end_everything_is_refused(make_env: MakeEnv) -> None:
+    env: Any = make_env([Looped] * 3).to_sb3()
+    env.reset()
+    env.step_async(np.zeros(3, int))
+    env.close()
+    env.close()
+    calls: list[Callable[[], Any]] = [
+        env.reset,
+        env.step_wait,
+        lambda: env.step(np.zeros(3, int)),
+        lambda: env.step_async(np.zeros(3, int)),
+        lambda: env.get_attr("length"),
+        lambda: env.has_attr("length"),
+        lambda: env.set_attr("length", 1),
+        lambda: env.env_method("add", 1),
+        lambda: env.env_is_wrapped(gym.Wrapper),
+    ]
+    for call in calls:
+        with pytest.raises(ClosedError, match="on a closed ParallelEnv"):
+            call()
 
 
 @nearby
@@ -186,42 +178,26 @@ def test_envs_that_differ_are_refused() -> None:
             env.to_sb3()
 
 
-# -------------------------------------------------------------------- on top of it
+# -------------------------------------------------------------------- learning
 
-WRAPPERS = {
-    "normalize": vec_env.VecNormalize,
-    "stack": lambda env: vec_env.VecFrameStack(env, 3),
-    "check": lambda env: vec_env.VecCheckNan(env, raise_exception=True),
+
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "PPO": {"n_steps": 64, "n_epochs": 2},
+    "DQN": {"learning_starts": 64, "train_freq": 4, "gradient_steps": 2, "buffer_size": 1000},
 }
 
 
 @nearby
-@pytest.mark.parametrize("name", WRAPPERS)
-def test_wrappers_of_sb3_work_on_it(name: str, make_env: MakeEnv) -> None:
-    env_fns = [partial(Varied, mean=4.0 + number) for number in range(NUM_ENVS)]
-    twins = Twins(WRAPPERS[name](make_env(env_fns).to_sb3()), WRAPPERS[name](vec_env.DummyVecEnv(env_fns)))
-    for one in (twins.ours, twins.theirs):
-        one.seed(3)
-    twins.play(300)
-
-
-@nearby
-def test_episodes_are_recorded_by_vec_monitor(make_env: MakeEnv) -> None:
-    env = vec_env.VecMonitor(make_env([partial(Looped, 3)] * 2).to_sb3())
-    env.reset()
-    infos = [env.step(np.zeros(2, int))[3] for _ in range(3)][-1]
-    assert [info["episode"]["r"] for info in infos] == [12, 12]
-    assert [info["episode"]["l"] for info in infos] == [3, 3]
-
-
-@nearby
-def test_ppo_learns_the_same_on_it(make_env: MakeEnv) -> None:
-    from stable_baselines3 import PPO
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_algorithms_learn_the_same_on_it(name: str, make_env: MakeEnv) -> None:
+    import stable_baselines3
 
     weights: list[Any] = []
     for env in (make_env(["CartPole-v1"] * 4).to_sb3(), vec_env.DummyVecEnv([lambda: gym.make("CartPole-v1")] * 4)):
-        model = PPO("MlpPolicy", env, n_steps=64, n_epochs=2, seed=3, device="cpu")
-        model.learn(512)
+        with seeded(3):
+            algorithm = getattr(stable_baselines3, name)
+            model = algorithm("MlpPolicy", env, seed=3, device="cpu", **ALGORITHMS[name])
+            model.learn(512)
         weights.append([weight.detach().numpy() for weight in model.policy.parameters()])
     assert difference(weights[0], weights[1]) is None
 
@@ -243,9 +219,10 @@ def learn_cart_pole(env: Any) -> tuple[list[float], float]:
 
     schedules: Any = {"learning_rate": lambda left: left * 1e-3, "clip_range": lambda left: left * 0.2}
     numbers: Any = {"n_steps": 32, "batch_size": 256, "n_epochs": 20, "gamma": 0.98, "gae_lambda": 0.8, "seed": 1}
-    model = PPO("MlpPolicy", vec_env.VecMonitor(env), device="cpu", **schedules, **numbers)
-    model.learn(100_000, callback=Note())
-    mean, _ = evaluate_policy(model, vec_env.DummyVecEnv([lambda: gym.make("CartPole-v1")]), 20, warn=False)
+    with seeded(1):
+        model = PPO("MlpPolicy", vec_env.VecMonitor(env), device="cpu", **schedules, **numbers)
+        model.learn(100_000, callback=Note())
+        mean, _ = evaluate_policy(model, vec_env.DummyVecEnv([lambda: gym.make("CartPole-v1")]), 20, warn=False)
     return curve, mean
 
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
-from conftest import MakeEnv, needs_ray
+from conftest import MakeEnv
 
-from adapters.envs import Looped, Pair, Varied
+from adapters.dqn_loop import learn, mean_return
+from adapters.envs import Looped, Slow, Varied
 from adapters.neighbours import require
+from adapters.twins import Pair
 from parallelenv import ParallelEnv
-from parallelenv.errors import ArgumentError, EnvBusyError, InvalidEnvError, NothingInFlightError
+from parallelenv.errors import ArgumentError, ClosedError, EnvBusyError, InvalidEnvError, NothingInFlightError
 from parallelenv.identity import difference
 
 NUM_ENVS = 5
@@ -28,7 +30,7 @@ class Twins(Pair):
     def __getattr__(self, name: str) -> Any:
         def both(*args: Any, **kwargs: Any) -> Any:
             ours, theirs = (getattr(env, name)(*args, **kwargs) for env in (self.ours, self.theirs))
-            assert difference(ours, theirs) is None, difference(ours, theirs)
+            self.compare(ours, theirs)
             return ours
 
         return both
@@ -36,7 +38,7 @@ class Twins(Pair):
 
 @pytest.mark.neighbours
 @pytest.mark.parametrize("kind", ["vector", "number", "image", "dict", "text"])
-def test_steps_and_resets_are_those_of_dummy_vector_env(kind: str, make_env: MakeEnv, mode: str) -> None:
+def test_steps_and_resets_are_those_of_dummy_vector_env(kind: str, make_env: MakeEnv, num_steps: int) -> None:
     env_fns = [partial(Varied, kind, 4.0 + number, is_plain=False) for number in range(NUM_ENVS)]
     twins = Twins(make_env(env_fns, num_cpus=2).to_tianshou(), require("tianshou.env").DummyVectorEnv(env_fns))
     twins.seed(3)
@@ -45,7 +47,7 @@ def test_steps_and_resets_are_those_of_dummy_vector_env(kind: str, make_env: Mak
     assert difference(samples[0], samples[1]) is None
     twins.reset(options={"level": 2})
     random = np.random.default_rng(7)
-    for _ in range(50 if needs_ray(mode) else 300):
+    for _ in range(num_steps):
         ids = random.permutation(NUM_ENVS)[: random.integers(1, NUM_ENVS + 1)].tolist()
         actions = [twins.theirs.action_space[env_id].sample() for env_id in ids]
         *_, terminated, truncated, infos = twins.step(actions, ids)
@@ -57,6 +59,25 @@ def test_steps_and_resets_are_those_of_dummy_vector_env(kind: str, make_env: Mak
     twins.get_env_attr("mean")
     twins.set_env_attr("mean", 3.0, [1, 2])
     twins.get_env_attr("mean", 2)
+
+
+@pytest.mark.neighbours
+@nearby
+def test_observations_are_normalized_alike(make_env: MakeEnv) -> None:
+    env = require("tianshou.env")
+    env_fns = [partial(Varied, "vector", 4.0 + number) for number in range(NUM_ENVS)]
+    twins = Twins(*map(env.VectorEnvNormObs, (make_env(env_fns).to_tianshou(), env.DummyVectorEnv(env_fns))))
+    assert len(twins.ours) == NUM_ENVS
+    twins.seed(3)
+    twins.reset()
+    for step in range(100):
+        ids = [step % NUM_ENVS, (step + 2) % NUM_ENVS]
+        *_, terminated, truncated, infos = twins.step([1, 2], ids)
+        ended = [info["env_id"] for info in infos[terminated | truncated]]
+        if ended:
+            twins.reset(ended)
+    for name in ("mean", "var", "count"):
+        twins.compare(getattr(twins.ours.get_obs_rms(), name), getattr(twins.theirs.get_obs_rms(), name))
 
 
 @pytest.mark.filterwarnings("ignore:Using async setting")
@@ -93,15 +114,30 @@ def test_collectors_collect_the_same(is_async: bool, make_env: MakeEnv) -> None:
 
 
 def _cart_pole() -> Any:
-    import gymnasium
-
     return gymnasium.make("CartPole-v1")
 
 
-class Slow(Looped):
-    def step(self, action: Any) -> Any:
-        time.sleep(0.4 * float(action))
-        return super().step(action)
+@nearby
+@pytest.mark.neighbours
+def test_dqn_collects_and_learns_the_same(make_env: MakeEnv) -> None:
+    ours, theirs = (learn(venv, num_steps=800) for venv in _eight_cart_poles(make_env))
+    assert ours.transitions["rew"].shape == (800,)
+    assert difference(ours[:2], theirs[:2]) is None
+
+
+@pytest.mark.long
+@pytest.mark.neighbours
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("mode", ["subproc"], indirect=True)
+def test_dqn_learns_cart_pole_with_the_learning_curve_of_dummy_vector_env(make_env: MakeEnv) -> None:
+    venvs = _eight_cart_poles(make_env)
+    ours, theirs = (learn(venv, num_steps=20_000) for venv in venvs)
+    assert mean_return(ours.policy, venvs[1], 20) >= 150
+    assert difference(ours[:2], theirs[:2]) is None
+
+
+def _eight_cart_poles(make_env: MakeEnv) -> tuple[Any, Any]:
+    return make_env([_cart_pole] * 8).to_tianshou(), require("tianshou.env").DummyVectorEnv([_cart_pole] * 8)
 
 
 @pytest.mark.parametrize("mode", ["thread", "subproc"], indirect=True)
@@ -164,9 +200,28 @@ def test_an_ended_env_is_left_to_the_caller(make_env: MakeEnv) -> None:
     assert [frame.max() for frame in env.render()] == [0, 2, 0]
     with pytest.raises(AttributeError, match="envs 0, 1, 2 has no attribute 'nonsense'"):
         env.get_env_attr("nonsense")
+
+
+@nearby
+@pytest.mark.parametrize("options", [{}, {"wait_num": 2}], ids=["sync", "async"])
+def test_after_the_end_everything_is_refused(options: Any, make_env: MakeEnv) -> None:
+    env: Any = make_env([Looped] * 3).to_tianshou(**options)
+    env.reset()
+    assert not env.is_closed
     env.close()
     env.close()
     assert env.is_closed
+    calls: list[Callable[[], Any]] = [
+        env.reset,
+        env.seed,
+        env.render,
+        lambda: env.step(ZEROS),
+        lambda: env.get_env_attr("length"),
+        lambda: env.set_env_attr("length", 1),
+    ]
+    for call in calls:
+        with pytest.raises(ClosedError, match="on a closed ParallelEnv"):
+            call()
 
 
 def test_what_cannot_be_is_refused() -> None:

@@ -103,7 +103,9 @@ def left_idle(context: Context) -> float:
     return _leave(context, "leave_idle")
 
 
-@fault("exit of the interpreter, busy worker", _NO_BACKGROUND, patience=CLOSE_PATIENCE, ends_interpreter=True, is_slow=True)
+@fault(
+    "exit of the interpreter, busy worker", _NO_BACKGROUND, patience=CLOSE_PATIENCE, ends_interpreter=True, is_slow=True
+)
 def left_busy(context: Context) -> float:
     return _leave(context, "leave_busy")
 

@@ -1,0 +1,25 @@
+"""Wrappers around a whole `ParallelEnv`, which see the answers of all envs at once."""
+
+from parallelenv.wrappers.base import ParallelWrapper, WrappedState
+from parallelenv.wrappers.episodes import RecordEpisodeStatistics
+from parallelenv.wrappers.finite import CheckFinite
+from parallelenv.wrappers.normalize import Normalizer, NormalizeRewards, NormalizeStates
+from parallelenv.wrappers.seeing import AnswerWrapper, StateWrapper
+from parallelenv.wrappers.stack import StackStates
+from parallelenv.wrappers.statistics import RunningStatistics
+from parallelenv.wrappers.video import RecordVideo
+
+__all__ = [
+    "AnswerWrapper",
+    "CheckFinite",
+    "NormalizeRewards",
+    "NormalizeStates",
+    "Normalizer",
+    "ParallelWrapper",
+    "RecordEpisodeStatistics",
+    "RecordVideo",
+    "RunningStatistics",
+    "StackStates",
+    "StateWrapper",
+    "WrappedState",
+]

@@ -1,0 +1,230 @@
+"""The base of all wrappers: it has everything that a `ParallelEnv` has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn, Self
+
+from parallelenv.errors import (
+    ArgumentError,
+    InvalidStateError,
+    ParallelEnvError,
+    WrappedError,
+)
+from parallelenv.ownership import own
+from parallelenv.wrappers.answers import Space
+
+if TYPE_CHECKING:
+    from parallelenv.answers import Align
+    from parallelenv.env import ParallelEnv
+
+
+@dataclass(frozen=True)
+class WrappedState:
+    """What `save_state` of a wrapper returns that remembers something itself. Plain data, as `SavedState` is.
+
+    Attributes:
+        wrapper: Its class, by name.
+        memory: What it remembers.
+        state: What the wrapped one returned.
+    """
+
+    wrapper: str
+    memory: dict[str, Any]
+    state: Any
+
+
+def space_of(env: Any) -> Space:
+    """Return the space that the states of all envs are in, ``None`` if they share none.
+
+    Raises:
+        ArgumentError: If it is no `ParallelEnv`.
+    """
+    _refuse_other(env)
+    return env.single_observation_space  # type: ignore[no-any-return]
+
+
+def _refuse_other(env: Any) -> None:
+    if not hasattr(env, "customized_method"):
+        raise ArgumentError(
+            f"env={env!r} is no ParallelEnv, and no wrapper of one. Wrap single envs where you make them."
+        )
+
+
+class ParallelWrapper:
+    """Has everything that the `ParallelEnv` in it has. Override what is to be different.
+
+    Args:
+        env: A `ParallelEnv`, or another wrapper.
+
+    Attributes:
+        env: What it wraps.
+    """
+
+    def __init__(self, env: ParallelEnv | ParallelWrapper) -> None:
+        _refuse_other(env)
+        self.env = env
+
+    @property
+    def unwrapped(self) -> ParallelEnv:
+        """The `ParallelEnv` without any wrapper."""
+        return self.env.unwrapped
+
+    def reset(self, id: Any = None, *, seed: Any = None, options: Any = None) -> Any:
+        """Begin new episodes, as `ParallelEnv.reset`."""
+        return self.env.reset(id, seed=seed, options=options)
+
+    def step(self, action: Any, id: Any = None, align: Align = "item") -> Any:
+        """Step envs, as `ParallelEnv.step`."""
+        return self.env.step(action, id, align)
+
+    def send(self, action: Any, id: Any = None) -> None:
+        """Begin a step, as `ParallelEnv.send`."""
+        self.env.send(action, id)
+
+    def recv(
+        self, min_envs: int = 1, max_envs: int | None = None, timeout: float | None = None, align: Align = "item"
+    ) -> Any:
+        """Return the results of steps, as `ParallelEnv.recv`."""
+        return self.env.recv(min_envs, max_envs, timeout, align)
+
+    def step_async(self, action: Any, id: Any = None) -> None:
+        """Begin a step, as `ParallelEnv.step_async`."""
+        self.env.step_async(action, id)
+
+    def step_wait(self, timeout: float | None = None, align: Align = "item") -> Any:
+        """Return the result of a step that was begun, as `ParallelEnv.step_wait`."""
+        return self.env.step_wait(timeout, align)
+
+    def save_state(self) -> Any:
+        """Return the state of everything, as `ParallelEnv.save_state`, and what wrappers remember of it."""
+        state, memory = self.env.save_state(), self.remembered()
+        return WrappedState(type(self).__qualname__, own(memory), state) if memory else state
+
+    def load_state(self, state: Any) -> tuple[int, ...]:
+        """Go on from a state, as `ParallelEnv.load_state`.
+
+        Raises:
+            ArgumentError: Also if it was saved through other wrappers than these; nothing was touched.
+        """
+        if not self.remembered():
+            return self.env.load_state(state)
+        self._refuse_state(state)
+        try:
+            lost: tuple[int, ...] = self.env.load_state(state.state)
+        except BaseException as error:
+            was_refused = isinstance(error, ParallelEnvError) and not isinstance(error, InvalidStateError)
+            if not was_refused:  # else it is of an env, which needs a reset, and the others go on from there
+                self.remember(own(state.memory))
+            raise
+        self.remember(own(state.memory))
+        return lost
+
+    def _refuse_state(self, state: Any) -> None:
+        found = state.wrapper if isinstance(state, WrappedState) else f"no wrapper, but a {type(state).__name__}"
+        if found != type(self).__qualname__:
+            raise ArgumentError(
+                f"The state is of {found}, and {type(self).__qualname__} remembers something of its own. Load it "
+                "through the same wrappers, in the same order, through which it was saved."
+            )
+        forms, expected = _forms(state.memory), _forms(self.remembered())
+        if forms != expected:
+            raise ArgumentError(
+                f"What {found} remembers is of the form {forms}, but here it is {expected}. Make it with the same "
+                "arguments, around as many envs."
+            )
+
+    def remembered(self) -> dict[str, Any]:
+        """Return what this wrapper keeps from one call to the next; empty if nothing. For `save_state`."""
+        return {}
+
+    def remember(self, memory: dict[str, Any]) -> None:
+        """Take over what `remembered` returned."""
+        vars(self).update(memory)
+
+    def close(self) -> None:
+        """Close the `ParallelEnv`."""
+        self.env.close()
+
+    def rollout(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse: it steps beside the envs, where no wrapper is.
+
+        Raises:
+            WrappedError: Always.
+        """
+        self._refuse("rollout")
+
+    def send_reset(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse, as `rollout` does: wrappers do not know of resets that are received."""
+        self._refuse("send_reset")
+
+    def arecv(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse, as `send_reset` does."""
+        self._refuse("arecv")
+
+    def stream(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse, as `send_reset` does."""
+        self._refuse("stream")
+
+    def run_episodes(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse, as `send_reset` does."""
+        self._refuse("run_episodes")
+
+    def get_state(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse, as `send_reset` does."""
+        self._refuse("get_state")
+
+    def send_action(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse, as `send_reset` does."""
+        self._refuse("send_action")
+
+    def to_gymnasium(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse, as `rollout` does: an adapter steps the `ParallelEnv` itself."""
+        self._refuse("to_gymnasium")
+
+    def to_sb3(self) -> NoReturn:
+        """Refuse, as `to_gymnasium` does."""
+        self._refuse("to_sb3")
+
+    def to_tianshou(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse, as `to_gymnasium` does."""
+        self._refuse("to_tianshou")
+
+    def _refuse(self, call: str) -> NoReturn:
+        raise WrappedError(
+            f"{call}() would go past {type(self).__name__}. Wrap the single envs instead, or what the other library "
+            f"gives; env.unwrapped.{call}() does without this wrapper."
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the wrapped one has of this name."""
+        if name.startswith("_") or name == "env":
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}.")
+        return getattr(self.env, name)
+
+    def __len__(self) -> int:
+        """Return the number of envs."""
+        return len(self.env)
+
+    def __enter__(self) -> Self:
+        """Return itself; the end of the ``with`` block closes it."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Close."""
+        self.close()
+
+    def __repr__(self) -> str:
+        """Return one line."""
+        return f"<{type(self).__name__} around {self.env!r}>"
+
+
+def _forms(memory: dict[str, Any]) -> dict[str, Any]:
+    """Return what must be alike of two memories of a wrapper."""
+    return {name: _form(value) for name, value in memory.items()}
+
+
+def _form(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_form(part) for part in value]
+    return getattr(value, "shapes", getattr(value, "shape", None))

@@ -1,0 +1,109 @@
+"""What episodes came to."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import Any
+
+import numpy as np
+
+from parallelenv.arguments import check_positive
+from parallelenv.batch import Array
+from parallelenv.errors import EnvContractError
+from parallelenv.results import StepResult
+from parallelenv.wrappers.answers import Acting, carrying
+from parallelenv.wrappers.seeing import AnswerWrapper
+
+
+class RecordEpisodeStatistics(AnswerWrapper):
+    """Adds to the info of a step that ends an episode what that came to: ``info["episode"]``, with Gymnasium's keys.
+
+    ``"r"`` is the sum of rewards, a float, ``"l"`` the number of steps, ``"t"`` the seconds since its beginning. Only
+    steps that an env made count, so not one that failed, and with ``"continue"`` none after the end until a reset.
+
+    Args:
+        env: As in `ParallelWrapper`.
+        buffer_length: How many of the latest episodes to keep.
+        stats_key: Key in the info.
+
+    Attributes:
+        episode_count: How many episodes have ended.
+        return_queue: Returns of the latest ones, oldest first.
+        length_queue: Their lengths.
+        time_queue: Their seconds.
+
+    Raises:
+        ArgumentError: If ``buffer_length`` is no int of at least 1.
+    """
+
+    def __init__(self, env: Any, buffer_length: int = 100, stats_key: str = "episode") -> None:
+        super().__init__(env)
+        check_positive("buffer_length", buffer_length)
+        self._key = stats_key
+        self.episode_count = 0
+        self.return_queue: deque[float] = deque(maxlen=buffer_length)
+        self.length_queue: deque[int] = deque(maxlen=buffer_length)
+        self.time_queue: deque[float] = deque(maxlen=buffer_length)
+        self._returns: Array = np.zeros(len(env))
+        self._lengths: Array = np.zeros(len(env), dtype=np.int64)
+        self._begins: Array = np.full(len(env), time.perf_counter())
+        self._is_over: Array = np.zeros(len(env), dtype=bool)
+
+    def began(self, states: Any, env_ids: tuple[int, ...]) -> Any:
+        """Begin to count anew."""
+        self._begin(list(env_ids))
+        return states
+
+    def answered(self, result: StepResult) -> StepResult:
+        """Count the steps of envs that acted, and tell of episodes that ended."""
+        acting = Acting(result, self.single_observation_space)
+        rewards = acting.rewards(type(self).__name__)
+        runs, mended = ~self._is_over[acting.env_ids], acting.mended
+        ends = acting.dones & runs
+        self._refuse_other(acting, ends)
+        counted = runs & ~mended
+        self._returns[acting.env_ids[counted]] += rewards[counted]
+        self._lengths[acting.env_ids[counted]] += 1
+        for env_id, info in zip(acting.env_ids[ends].tolist(), acting.infos[ends], strict=True):
+            info[self._key] = self._tell(env_id)
+        begun = mended | (acting.dones & self.restarts)
+        self._begin(acting.env_ids[begun])
+        self._is_over[acting.env_ids[acting.dones & ~begun]] = True
+        return result
+
+    def _refuse_other(self, acting: Acting, ends: Array) -> None:
+        for env_id, info in zip(acting.env_ids[ends].tolist(), acting.infos[ends], strict=True):
+            if self._key in info:
+                error = EnvContractError(
+                    f"The info of env {env_id} has {self._key!r} already, perhaps of a wrapper around the env itself. "
+                    "Drop one of the two, or give another stats_key."
+                )
+                raise carrying(acting.result, error)
+
+    def _tell(self, env_id: int) -> dict[str, Any]:
+        total, length = float(self._returns[env_id]), int(self._lengths[env_id])
+        seconds = round(time.perf_counter() - float(self._begins[env_id]), 6)
+        self.episode_count += 1
+        self.return_queue.append(total)
+        self.length_queue.append(length)
+        self.time_queue.append(seconds)
+        return {"r": total, "l": length, "t": seconds}
+
+    def _begin(self, rows: Any) -> None:
+        self._returns[rows], self._lengths[rows], self._is_over[rows] = 0.0, 0, False
+        self._begins[rows] = time.perf_counter()
+
+    def remembered(self) -> dict[str, Any]:
+        """Return what was counted, and since when."""
+        counted = {
+            name: vars(self)[name]
+            for name in ("episode_count", "return_queue", "length_queue", "time_queue", "_returns", "_lengths")
+        }
+        return {**counted, "_is_over": self._is_over, "elapsed": time.perf_counter() - self._begins}
+
+    def remember(self, memory: dict[str, Any]) -> None:
+        """Take it over; the time in between does not count."""
+        memory = dict(memory)
+        self._begins = time.perf_counter() - memory.pop("elapsed")
+        super().remember(memory)

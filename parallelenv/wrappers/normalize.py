@@ -1,0 +1,263 @@
+"""States and rewards brought to a common scale, by what was seen so far."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from parallelenv.batch import Array
+from parallelenv.errors import ArgumentError, NotFiniteError, SpacesError
+from parallelenv.results import StepResult
+from parallelenv.spaces import Structure
+from parallelenv.wrappers.answers import Acting, carrying, with_leaves
+from parallelenv.wrappers.base import space_of
+from parallelenv.wrappers.finite import refuse_states
+from parallelenv.wrappers.seeing import AnswerWrapper, StateWrapper
+from parallelenv.wrappers.statistics import RunningStatistics
+
+
+@dataclass(frozen=True)
+class Normalizer:
+    """A function that brings states to the common scale. It can be pickled, and has then a copy of the statistics.
+
+    Attributes:
+        structure: Of the states.
+        places: Which leaves of it are normalised, by their names in the statistics.
+        statistics: What was counted.
+        epsilon: Added to the variance.
+        clip: Largest value of the outcome.
+    """
+
+    structure: Structure
+    places: Mapping[str, int]
+    statistics: RunningStatistics
+    epsilon: float
+    clip: float
+
+    def __call__(self, states: Any) -> Any:
+        """Return states, batched as envs answer them, on the common scale."""
+        leaves = self.structure.split(states)
+        for name, index in self.places.items():
+            mean, variance = self.statistics.leaves[name].guess()
+            scaled = (leaves[index] - mean) / np.sqrt(variance + self.epsilon)
+            leaves[index] = np.clip(scaled, -self.clip, self.clip).astype(np.float32)
+        return self.structure.join(leaves)
+
+
+class NormalizeStates(StateWrapper):
+    """Brings states to mean 0 and variance 1, each number by itself, by all states seen so far.
+
+    Counted are the states that `reset`, `step` and `recv` answer, of envs that acted: not of those that rest, nor
+    ``info["ended_state"]``, which is brought to the same scale. Only `Box` parts of a state change; they become
+    float32, within ``-clip .. clip``.
+
+    Args:
+        env: As in `ParallelWrapper`. Its envs must share an observation space.
+        keys: Of a `Dict` space: those whose parts are to be normalised; ``None``: all.
+        statistics: What to begin with, or to share with another wrapper: with that of the training, say, in an
+            evaluation. ``None``: nothing.
+        frozen: Whether nothing more is counted.
+        epsilon: Added to the variance.
+        clip: Largest value of the outcome; `math.inf` for none.
+
+    Attributes:
+        normalizer: What does it: a `Normalizer`, to be used in a policy for `ParallelEnv.rollout`.
+        frozen: Whether nothing more is counted; may be set at any time.
+
+    Raises:
+        SpacesError: If the envs share no space, or it has no `Box` to normalise.
+        ArgumentError: If another argument does not fit.
+    """
+
+    def __init__(
+        self,
+        env: Any,
+        keys: Sequence[str] | None = None,
+        *,
+        statistics: RunningStatistics | None = None,
+        frozen: bool = False,
+        epsilon: float = 1e-8,
+        clip: float = 10.0,
+    ) -> None:
+        raw_space: Any = space_of(env)
+        structure = Structure(raw_space)
+        leaves = _leaves_to_normalize(structure, keys)
+        statistics = _fitting(statistics, {name: shape for _, name, shape in leaves})
+        places = {name: index for index, name, _ in leaves}
+        epsilon, clip = _positive("epsilon", epsilon), _positive("clip", clip)
+        self.normalizer = Normalizer(structure, places, statistics, epsilon, clip)
+        self.frozen = frozen
+
+        def changed(leaf: Any, where: str) -> Any:
+            return spaces.Box(-clip, clip, leaf.shape, np.float32) if where in places else leaf
+
+        super().__init__(env, with_leaves(raw_space, changed))
+
+    @property
+    def statistics(self) -> RunningStatistics:
+        """What was counted: to be saved, loaded or merged."""
+        return self.normalizer.statistics
+
+    def process(self, states: Any) -> Any:
+        """Return states on the common scale of now; nothing is counted.
+
+        Args:
+            states: Batched, as the wrapped one gives them.
+        """
+        return self.normalizer(states)
+
+    def began(self, states: Any, env_ids: tuple[int, ...]) -> Any:
+        """Count first states, and return them normalised."""
+        self._count(states, env_ids, states)
+        return super().began(states, env_ids)
+
+    def answered(self, result: StepResult) -> StepResult:
+        """Count the states of envs that acted, and return the answer with them normalised."""
+        acting = Acting(result, self.raw_space)
+        if not acting.is_nobody:
+            self._count(acting.states, acting.env_ids.tolist(), result)
+        return self.processed(acting)
+
+    def _count(self, states: Any, env_ids: Sequence[int], answer: Any) -> None:
+        """Count states.
+
+        Raises:
+            NotFiniteError: If they would spoil mean and variance for ever; nothing was counted.
+        """
+        if self.frozen:
+            return
+        structure = self.normalizer.structure
+        refuse_states(structure, states, env_ids, answer)
+        leaves = structure.split(states)
+        self.statistics.update({name: leaves[index] for name, index in self.normalizer.places.items()})
+
+    def remembered(self) -> dict[str, Any]:
+        """Return the statistics."""
+        return {"statistics": self.statistics}
+
+    def remember(self, memory: dict[str, Any]) -> None:
+        """Take them over, for all who share them."""
+        self.statistics.leaves = memory["statistics"].leaves
+
+
+class NormalizeRewards(AnswerWrapper):
+    """Divides rewards by the standard deviation of discounted returns seen so far.
+
+    Only envs that acted count. An episode's return begins anew when it ends or is reset. A wrapper inside of this
+    one, `RecordEpisodeStatistics` say, sees the rewards as they were.
+
+    Args:
+        env: As in `ParallelWrapper`.
+        gamma: Discount of the returns, from 0 to 1.
+        statistics: As in `NormalizeStates`, of returns.
+        frozen: As in `NormalizeStates`.
+        epsilon: As in `NormalizeStates`.
+        clip: As in `NormalizeStates`.
+
+    Attributes:
+        statistics: `RunningStatistics` of the returns.
+        frozen: Whether nothing more is counted; may be set at any time.
+
+    Raises:
+        ArgumentError: If an argument does not fit.
+    """
+
+    def __init__(
+        self,
+        env: Any,
+        gamma: float = 0.99,
+        *,
+        statistics: RunningStatistics | None = None,
+        frozen: bool = False,
+        epsilon: float = 1e-8,
+        clip: float = 10.0,
+    ) -> None:
+        super().__init__(env)
+        if not isinstance(gamma, (int, float)) or not 0 <= gamma <= 1:
+            raise ArgumentError(f"gamma={gamma!r} is no discount. Give a number from 0 to 1.")
+        self.statistics = _fitting(statistics, {"": ()})
+        self.gamma, self.frozen = gamma, frozen
+        self.epsilon, self.clip = _positive("epsilon", epsilon), _positive("clip", clip)
+        self.returns: Array = np.zeros(len(env))
+
+    def began(self, states: Any, env_ids: tuple[int, ...]) -> Any:
+        """Let returns begin anew."""
+        self.returns[list(env_ids)] = 0.0
+        return states
+
+    def answered(self, result: StepResult) -> StepResult:
+        """Count the returns of envs that acted, and return the answer with their rewards scaled."""
+        acting = Acting(result, self.single_observation_space)
+        rewards = acting.rewards(type(self).__name__)
+        given = ~acting.mended
+        if not self.frozen:
+            self._count(acting.env_ids[given], rewards[given], result)
+        self.returns[acting.env_ids[acting.dones]] = 0.0
+        _, variance = self.statistics.leaves[""].guess()
+        scaled = np.clip(rewards / np.sqrt(variance + self.epsilon), -self.clip, self.clip)
+        return acting.with_rewards(scaled)
+
+    def _count(self, env_ids: Array, rewards: Array, result: StepResult) -> None:
+        """Count returns.
+
+        Raises:
+            NotFiniteError: If they would spoil the variance for ever; nothing was counted.
+        """
+        wrong = tuple(env_ids[~np.isfinite(rewards)].tolist())
+        if wrong:
+            error = NotFiniteError(
+                f"The reward of envs {list(wrong)} is nan or infinite, and would spoil the statistics for ever. The "
+                "answer is error.partial.",
+                wrong,
+            )
+            raise carrying(result, error)
+        self.returns[env_ids] = self.returns[env_ids] * self.gamma + rewards
+        self.statistics.update({"": self.returns[env_ids]})
+
+    def remembered(self) -> dict[str, Any]:
+        """Return the statistics, and the returns so far."""
+        return {"statistics": self.statistics, "returns": self.returns}
+
+    def remember(self, memory: dict[str, Any]) -> None:
+        """Take them over; the statistics for all who share them."""
+        self.statistics.leaves, self.returns = memory["statistics"].leaves, memory["returns"]
+
+
+def _leaves_to_normalize(structure: Structure, keys: Sequence[str] | None) -> list[tuple[int, str, tuple[int, ...]]]:
+    """Return index, place and shape of each leaf that is to be normalised."""
+    if structure.space is None:
+        raise SpacesError("The envs share no observation space, so their states have no common scale.")
+    if isinstance(keys, str):
+        raise ArgumentError(f"keys={keys!r} is a text. Give a list, [{keys!r}].")
+    known = list(structure.space.spaces) if isinstance(structure.space, spaces.Dict) else []
+    unknown = [key for key in keys or () if key not in known]
+    if unknown:
+        raise ArgumentError(f"keys={keys!r} has {unknown[0]!r} in it; the observation space has the keys {known}.")
+    places = None if keys is None else tuple(f"[{key!r}]" for key in keys)
+    leaves = [
+        (index, structure.describe(index), tuple(leaf.shape))
+        for index, leaf in enumerate(structure.leaves)
+        if type(leaf) is spaces.Box and (places is None or structure.describe(index).startswith(places))
+    ]
+    if not leaves:
+        raise SpacesError(f"There is no Box to normalise in {structure.space}, keys={keys!r}.")
+    return leaves
+
+
+def _fitting(statistics: Any, shapes: Mapping[str, tuple[int, ...]]) -> RunningStatistics:
+    """Return statistics, new ones if none are given."""
+    if statistics is None:
+        return RunningStatistics(shapes)
+    if not isinstance(statistics, RunningStatistics) or statistics.shapes != dict(shapes):
+        raise ArgumentError(f"statistics={statistics!r} do not fit; here is normalised what has the shapes {shapes}.")
+    return statistics
+
+
+def _positive(name: str, value: Any) -> float:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
+        raise ArgumentError(f"{name}={value!r} must be a positive number.")
+    return value

@@ -1,0 +1,104 @@
+"""The latest states of an episode as one."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+from gymnasium.vector.utils import batch_space
+
+from parallelenv.arguments import check_positive
+from parallelenv.batch import Array
+from parallelenv.errors import ArgumentError, SpacesError
+from parallelenv.results import StepResult
+from parallelenv.spaces import Structure, as_array
+from parallelenv.wrappers.answers import Acting
+from parallelenv.wrappers.base import space_of
+from parallelenv.wrappers.seeing import StateWrapper
+
+
+class StackStates(StateWrapper):
+    """Answers the latest ``stack_size`` states of each env, the newest last, on a new axis after that of the envs.
+
+    A stack holds states of one episode alone: it begins anew with each, whether the env was reset or began the next
+    one by itself. ``info["ended_state"]`` is the stack at the end. With ``"continue"`` an ended env goes on with its
+    stack until it is reset.
+
+    Args:
+        env: As in `ParallelWrapper`. Its envs must share an observation space, all of whose parts have a fixed form.
+        stack_size: How many states.
+        padding_type: What stands for states before the first: ``"reset"``, the first one, or ``"zero"``.
+
+    Raises:
+        SpacesError: If the space has a part of no fixed form, or there is none.
+        ArgumentError: If another argument does not fit.
+    """
+
+    def __init__(self, env: Any, stack_size: int, padding_type: Literal["reset", "zero"] = "reset") -> None:
+        check_positive("stack_size", stack_size)
+        if padding_type not in ("reset", "zero"):
+            raise ArgumentError(
+                f"padding_type={padding_type!r} is not known; expected 'reset' (the first state again) or 'zero'."
+            )
+        structure = Structure(space_of(env))
+        loose = [index for index in range(len(structure.leaves)) if not structure.is_fixed(index)]
+        if loose:
+            raise SpacesError(
+                f"state{structure.describe(loose[0])} is in {structure.leaves[loose[0]]}, which has no fixed form to "
+                "stack. Take it out with a StateWrapper first."
+            )
+        space: Any = structure.space
+        super().__init__(env, batch_space(space, stack_size))
+        self._structure = structure
+        self._padding_type = padding_type
+        self._is_known: Array = np.zeros(len(env), dtype=bool)
+        leaves: list[Any] = structure.leaves
+        self._stacks: list[Array] = [np.zeros((len(env), stack_size, *leaf.shape), dtype=leaf.dtype) for leaf in leaves]
+
+    def began(self, states: Any, env_ids: tuple[int, ...]) -> Any:
+        """Begin stacks anew, and return them."""
+        rows = np.array(env_ids, dtype=np.int64)
+        self._fill(rows, self._structure.split(states))
+        return self._shown(rows)
+
+    def answered(self, result: StepResult) -> StepResult:
+        """Put states on their stacks, and return the answer with these."""
+        acting = Acting(result, self.raw_space)
+        if acting.is_nobody:
+            return result
+        leaves = [as_array(leaf) for leaf in self._structure.split(acting.states)]
+        begins = acting.mended | ~self._is_known[acting.env_ids]
+        if self.restarts:
+            begins |= acting.dones
+            self._stack_ended(acting)
+        goes_on = acting.env_ids[~begins]
+        for stack, leaf in zip(self._stacks, leaves, strict=True):
+            stack[goes_on] = np.concatenate([stack[goes_on, 1:], leaf[~begins][:, None]], axis=1)
+        self._fill(acting.env_ids[begins], [leaf[begins] for leaf in leaves])
+        return acting.with_states(self._shown(acting.env_ids))
+
+    def _stack_ended(self, acting: Acting) -> None:
+        """Let infos of episodes that ended have the last stack."""
+        for env_id, info in zip(acting.env_ids.tolist(), acting.infos, strict=True):
+            if info.get("ended_state") is not None and self._is_known[env_id]:
+                ended = self._structure.split(info["ended_state"])
+                info["ended_state"] = self._structure.join(
+                    [
+                        np.concatenate([stack[env_id, 1:], np.asarray(leaf, stack.dtype)[None]])
+                        for stack, leaf in zip(self._stacks, ended, strict=True)
+                    ]
+                )
+
+    def _fill(self, rows: Array, leaves: list[Any]) -> None:
+        """Begin the stacks of these envs with states, one per env."""
+        for stack, leaf in zip(self._stacks, leaves, strict=True):
+            stack[rows] = 0 if self._padding_type == "zero" else np.expand_dims(leaf, 1)
+            stack[rows, -1] = leaf
+        self._is_known[rows] = True
+
+    def _shown(self, rows: Array) -> Any:
+        return self._structure.join([stack[rows] for stack in self._stacks])  # copies: rows are no slice
+
+    def remembered(self) -> dict[str, Any]:
+        """Return the stacks."""
+        return {"_stacks": self._stacks, "_is_known": self._is_known}

@@ -1,0 +1,49 @@
+"""An id whose vector entry point makes the adapter for Gymnasium."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from adapters.envs import Looped
+from parallelenv.errors import ArgumentError
+from parallelenv.identity import difference
+
+
+@pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
+def test_an_id_is_registered_with_it(mode: str) -> None:
+    gym.register(
+        "Varied-test-v0",
+        vector_entry_point="parallelenv:vector_entry_point",
+        max_episode_steps=3,
+        kwargs={"env": "CartPole-v1", "parallel_kwargs": {"num_cpus": 2}},
+    )
+    try:
+        env: Any = gym.make_vec("Varied-test-v0", 4, "vector_entry_point", para_mode=mode)
+        with_time_limit = gym.make_vec("CartPole-v1", 4, "sync", max_episode_steps=3)
+        assert env.spec.id == "Varied-test-v0"
+        assert difference(env.reset(seed=1), with_time_limit.reset(seed=1)) is None
+        actions = np.array([0, 1, 0, 1])
+        for _ in range(10):
+            assert difference(env.step(actions), with_time_limit.step(actions)) is None
+        env.close()
+    finally:
+        del gym.registry["Varied-test-v0"]
+
+
+def test_what_is_registered_may_be_a_callable_with_arguments() -> None:
+    from parallelenv import vector_entry_point
+
+    env = vector_entry_point(2, env=Looped, para_mode="dummy", autoreset_mode="SameStep", max_episode_steps=4, length=9)
+    env.reset()
+    assert env.get_attr("length") == (9, 9)
+    truncations = [env.step([0, 0])[3].tolist() for _ in range(4)]
+    assert truncations[2:] == [[False, False], [True, True]]
+    env.close()
+    with pytest.raises(ArgumentError, match="num_envs=0"):
+        vector_entry_point(0, env=Looped)
+    with pytest.raises(ValueError, match="autoreset_mode"):
+        vector_entry_point(2, env=Looped, para_mode="subproc", autoreset_mode="never")

@@ -1,0 +1,210 @@
+"""What is begun with the adapter for Gymnasium and awaited later, and what is refused meanwhile."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import MakeEnv
+from fragile import GO_ON, fragile
+from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
+from gymnasium.vector import AsyncVectorEnv
+
+from adapters.envs import Looped, Slow
+from parallelenv.errors import WorkerTimeoutError
+
+ZEROS = np.zeros(3, dtype=np.int64)
+ONE_ONE = np.array([0, 1, 0])
+nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
+
+
+@nearby
+def test_what_was_begun_is_awaited(make: Any) -> None:
+    env = make()
+    env.reset_async(seed=1)
+    assert env.reset_wait()[0].tolist() == [[0], [0], [0]]
+    env.step_async(ZEROS)
+    assert env.step_wait(timeout=60)[0].tolist() == [[1], [1], [1]]
+    env.call_async("add", 1)
+    assert env.call_wait() == (2, 2, 2)
+
+
+BEGIN: dict[str, Callable[[Any], Any]] = {
+    "reset": lambda env: env.reset_async(),
+    "step": lambda env: env.step_async(ZEROS),
+    "call": lambda env: env.call_async("add", 1),
+}
+ANYTHING: dict[str, Callable[[Any], Any]] = {
+    **BEGIN,
+    "whole reset": lambda env: env.reset(),
+    "whole step": lambda env: env.step(ZEROS),
+    "whole call": lambda env: env.get_attr("length"),
+    "attribute": lambda env: env.call("length"),
+    "set": lambda env: env.set_attr("length", 1),
+    "render": lambda env: env.render(),
+    "generators": lambda env: env.np_random,
+    "seeds": lambda env: env.np_random_seed,
+}
+WAIT: dict[str, Callable[[Any], Any]] = {
+    "reset": lambda env: env.reset_wait(),
+    "step": lambda env: env.step_wait(),
+    "call": lambda env: env.call_wait(),
+}
+REFUSALS = (AlreadyPendingCallError, NoAsyncCallError, ClosedEnvironmentError)
+
+
+@nearby
+@pytest.mark.parametrize("begun", BEGIN)
+def test_nothing_else_may_come_before_the_wait(begun: str, make: Any) -> None:
+    env = make()
+    env.reset()
+    BEGIN[begun](env)
+    for call in ANYTHING.values():
+        with pytest.raises(
+            AlreadyPendingCallError, match=rf"while {begun}_async\(\) waits for {begun}_wait\(\)"
+        ) as caught:
+            call(env)
+        assert caught.value.name == begun
+    for other in BEGIN.keys() - {begun}:
+        with pytest.raises(
+            NoAsyncCallError, match=rf"{other}_wait\(\) was called, but {other}_async\(\) was not"
+        ) as missing:
+            WAIT[other](env)
+        assert missing.value.name == other
+    WAIT[begun](env)
+    env.step(ZEROS)
+
+
+@nearby
+@pytest.mark.parametrize("name", WAIT)
+def test_a_wait_needs_a_beginning(name: str, make: Any) -> None:
+    env = make()
+    with pytest.raises(NoAsyncCallError):
+        WAIT[name](env)
+
+
+@nearby
+def test_after_the_end_everything_is_refused(make: Any) -> None:
+    env = make()
+    env.reset()
+    env.step_async(ZEROS)
+    env.close()
+    env.close()
+    for call in [*ANYTHING.values(), *WAIT.values()]:
+        with pytest.raises(ClosedEnvironmentError, match="on a closed ParallelEnv"):
+            call(env)
+
+
+def refusal(call: Callable[[Any], Any], env: Any) -> tuple[type[Exception], str | None]:
+    """Return which error of Gymnasium's an env answers with, and what that says was called."""
+    with pytest.raises(REFUSALS) as caught:
+        call(env)
+    kind = next(known for known in REFUSALS if isinstance(caught.value, known))
+    return kind, getattr(caught.value, "name", None)
+
+
+@nearby
+def test_refusals_are_those_of_the_async_vector_env(make: Any) -> None:
+    theirs = AsyncVectorEnv([Looped] * 3, shared_memory=False, context="forkserver")
+    both = make(), theirs
+    try:
+        for env in both:
+            env.reset()
+        for begun in (None, *BEGIN):
+            others = [wait for name, wait in WAIT.items() if name != begun]
+            if begun is not None:
+                others += ANYTHING.values()
+                for env in both:
+                    BEGIN[begun](env)
+            for call in others:
+                assert refusal(call, both[0]) == refusal(call, theirs)
+            if begun is not None:
+                for env in both:
+                    WAIT[begun](env)
+    finally:
+        for env in both:
+            env.close()
+            env.close()
+    for call in (*ANYTHING.values(), *WAIT.values()):
+        assert refusal(call, both[0]) == refusal(call, theirs) == (ClosedEnvironmentError, None)
+
+
+@pytest.mark.parametrize("mode", ["subproc", "thread"], indirect=True)
+def test_what_is_still_busy_is_not_handed_over(make_env: MakeEnv, tmp_path: Path) -> None:
+    env = make_env(fragile(tmp_path), num_cpus=2, timeout=0.3)
+    env.reset()
+    for call in (lambda: env.customized_method("wait", id=0), lambda: env.to_gymnasium("SameStep")):
+        with pytest.raises(WorkerTimeoutError, match=r"did not answer within 0.3 s. Give a longer timeout, or rebuild"):
+            call()
+    (tmp_path / "go").touch()
+    assert env.get_env_attr("number") == [0, 1, 2, 3]  # it went on as it was
+    vector_env = env.to_gymnasium("SameStep")
+    vector_env.reset()
+    assert vector_env.step([GO_ON] * 4)[0][:, 1].tolist() == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("mode", ["subproc", "thread"], indirect=True)
+def test_what_takes_too_long_can_be_awaited_again(make: Any) -> None:
+    env = make([partial(Slow, 9)] * 3)
+    env.reset()
+    env.step_async(ONE_ONE)
+    with pytest.raises(multiprocessing.TimeoutError) as caught:
+        env.step_wait(timeout=0.05)
+    assert isinstance(caught.value, WorkerTimeoutError)
+    with pytest.raises(AlreadyPendingCallError, match=r"Get it with step_wait\(\), or drop it with reset\(\)"):
+        env.step(ZEROS)
+    assert env.step_wait()[0].tolist() == [[1], [1], [1]]
+    with pytest.raises(NoAsyncCallError):
+        env.step_wait()
+    env.step_async(ONE_ONE)
+    with pytest.raises(TimeoutError):
+        env.step_wait(timeout=0.05)
+    assert env.reset()[0].tolist() == [[0], [0], [0]]
+    assert env.step(ZEROS)[0].tolist() == [[1], [1], [1]]
+
+
+@pytest.mark.parametrize("mode", ["subproc", "thread"], indirect=True)
+@pytest.mark.parametrize("name", ["reset", "call"])
+def test_resets_and_calls_that_take_too_long_can_be_awaited_again(name: str, make: Any) -> None:
+    env = make([partial(Slow, 9)] * 3)
+    env.reset()
+    begin: dict[str, Callable[[], Any]] = {
+        "reset": lambda: env.reset_async(options={"rest": 0.3}),
+        "call": lambda: env.call_async("rest", 0.3),
+    }
+    begin[name]()
+    wait = getattr(env, f"{name}_wait")
+    with pytest.raises(multiprocessing.TimeoutError) as caught:
+        wait(timeout=0.05)
+    assert isinstance(caught.value, WorkerTimeoutError)
+    if name == "call":
+        assert wait() == (0.3, 0.3, 0.3)
+    else:
+        assert wait()[0].tolist() == [[0], [0], [0]]
+    with pytest.raises(NoAsyncCallError):
+        wait()
+    assert env.step(ZEROS)[0].tolist() == [[1], [1], [1]]
+
+
+@pytest.mark.parametrize("mode", ["subproc", "thread"], indirect=True)
+def test_a_step_that_was_interrupted_can_be_had(make: Any) -> None:
+    env = make([partial(Slow, 9)] * 3)
+    env.reset()
+    for end in (lambda: env.step_wait()[0].tolist() == [[1], [1], [1]], lambda: not env.reset()[0].any()):
+        interrupt = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+        interrupt.start()
+        with pytest.raises(KeyboardInterrupt):
+            env.step(ONE_ONE)
+        interrupt.join()
+        with pytest.raises(AlreadyPendingCallError, match="interrupted"):
+            env.step(ZEROS)
+        assert end()
+    env.step(ZEROS)

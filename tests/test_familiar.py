@@ -1,0 +1,77 @@
+"""The names that users of other libraries know."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from conftest import MakeEnv
+from fragile import GO_ON, RAISE, Fragile
+
+from parallelenv import ParallelEnv
+from parallelenv.errors import ArgumentError, EnvBusyError, NothingInFlightError
+from parallelenv.identity import difference
+from parallelenv.testing.envs import Counter
+
+ENV_FNS = [partial(Counter, number, 3) for number in range(3)]
+
+
+def in_a_loop(asynchronous: Any) -> ParallelEnv:
+    """Return the oracle. Two of Ray's pools at once would want more cores than there are."""
+    return ParallelEnv(ENV_FNS, asynchronous=asynchronous)
+
+
+@pytest.mark.parametrize("asynchronous", [None, "idle", "restart"])
+def test_step_async_and_step_wait_are_a_step(asynchronous: Any, make_env: MakeEnv) -> None:
+    plain, env = in_a_loop(asynchronous), make_env(ENV_FNS, asynchronous=asynchronous)
+    assert difference(plain.reset(seed=1), env.reset(seed=1)) is None
+    for step in range(5):
+        id: Any = [2, 0] if step % 2 else None
+        actions = [step % 4] * (2 if id else 3)
+        align: Any = "batch" if step == 2 else "item"
+        env.step_async(actions, id)
+        expected, found = plain.step(actions, id, align), env.step_wait(align=align)
+        assert difference(list(expected), list(found)) is None
+        assert expected.env_ids.tolist() == found.env_ids.tolist()
+    plain.close()
+
+
+def test_what_is_not_under_way_cannot_be_waited_for(make_env: MakeEnv) -> None:
+    env = make_env(ENV_FNS)
+    env.reset(seed=1)
+    with pytest.raises(NothingInFlightError, match=r"Call step_async\(\) first"):
+        env.step_wait()
+    env.step_async([0, 0, 0])
+    with pytest.raises(EnvBusyError):
+        env.step_async([0, 0, 0])
+    with pytest.raises(ArgumentError, match="timeout=-1"):
+        env.step_wait(-1)
+    env.step_wait(30)
+    with pytest.raises(NothingInFlightError, match="step_async"):
+        env.step_wait()
+    env.step_async([0, 0, 0])
+    env.reset()
+    with pytest.raises(NothingInFlightError, match=r"No step of envs \[0, 1, 2\] is in flight"):
+        env.step_wait()
+
+
+def test_a_failure_comes_with_the_others(make_env: MakeEnv) -> None:
+    env = make_env([partial(Fragile, number) for number in range(3)])
+    env.reset()
+    env.step_async([GO_ON, RAISE, GO_ON])
+    with pytest.raises(ZeroDivisionError) as caught:
+        env.step_wait()
+    error: Any = caught.value
+    assert error.partial.env_ids.tolist() == [0, 2]
+
+
+def test_images_are_frames(make_env: MakeEnv) -> None:
+    env = make_env([lambda: gym.make("CartPole-v1", render_mode="rgb_array")] * 2)
+    env.reset(seed=1)
+    for image, frame in zip(env.get_images(), env.render(), strict=True):
+        assert np.array_equal(image, frame)
+    assert len(env.get_images(1)) == 1
+    assert env.unwrapped is env

@@ -1,0 +1,102 @@
+"""Spaces that the user gives, instead of those that envs declare."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from conftest import MakeEnv
+from gymnasium.spaces import Box, Discrete
+
+from parallelenv import ParallelEnv, recommend
+from parallelenv.errors import ActionError, ArgumentError, EnvContractError
+from parallelenv.testing.envs import Old
+
+SPACES = Box(-np.inf, np.inf, (2,), np.float64), Box(-9, 9, (), np.float64)
+
+
+class Silent(gym.Env[Any, Any]):
+    """Does not want to be asked."""
+
+    @property
+    def observation_space(self) -> Any:  # type: ignore[override]
+        raise RuntimeError("this takes minutes")
+
+    action_space = observation_space
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return np.zeros(2), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return np.full(2, float(action)), 1.0, False, False, {}
+
+
+def test_no_env_is_asked(make_env: MakeEnv) -> None:
+    with pytest.raises(RuntimeError, match="this takes minutes"):
+        make_env([Silent])
+    env = make_env([Silent] * 2, spaces=SPACES)
+    env.reset()
+    assert env.step(np.array([1.0, 2.0])).states.tolist() == [[1, 1], [2, 2]]
+    assert env.single_observation_space == SPACES[0]
+    assert env.observation_spaces == [SPACES[0]] * 2
+    assert env.action_spaces == [SPACES[1]] * 2
+    assert env.observation_space is not None
+    assert env.observation_space.shape == (2, 2)
+    env.restart()
+    env.reset()
+    assert env.step([3.0, 4.0]).states.tolist() == [[3, 3], [4, 4]]
+
+
+@pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
+def test_old_objects_get_what_needs_spaces(make_env: MakeEnv) -> None:
+    env = make_env([partial(Old, number) for number in range(3)], spaces=SPACES)
+    plain = make_env([partial(Old, number) for number in range(3)])
+    assert env.reset(seed=1).tolist() == plain.reset(seed=1).tolist()
+    assert env.step([1.0, 2.0, 3.0]).states.tolist() == plain.step([1.0, 2.0, 3.0]).states.tolist()
+    vector_env = env.to_gymnasium()
+    observations, _ = vector_env.reset(seed=1)
+    assert observations in vector_env.observation_space
+    vector_env.close()
+
+
+@pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
+def test_wrong_spaces_are_errors_where_they_matter(make_env: MakeEnv) -> None:
+    env = make_env([Silent] * 2, spaces=(Box(-1, 1, (3,), np.float64), Discrete(2)))
+    with pytest.raises(EnvContractError, match=r"state is of shape \(2,\).*says Box.*\(3,\).*give it by spaces="):
+        env.reset(1)
+    fitting = make_env([Silent] * 2, spaces=(SPACES[0], Discrete(2)))
+    fitting.reset()
+    with pytest.raises(ActionError, match="does not become int64"):
+        fitting.step([0.5, 1.0])
+
+
+def test_a_mode_is_chosen_by_them_too() -> None:
+    assert "No env could be tried" in recommend([Silent]).reason
+    found = recommend([Silent], spaces=SPACES)
+    assert found.step_cost is not None
+    assert found.state_nbytes == 16
+    live = Old(1)
+    assert recommend([live], spaces=SPACES).state_nbytes == 16
+    with ParallelEnv([Silent] * 2, "auto", spaces=SPACES) as env:
+        assert env.recommendation is not None
+        assert env.recommendation.state_nbytes == 16
+    with pytest.raises(ArgumentError, match="is no pair of spaces"):
+        recommend([Silent], spaces=5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("spaces", [SPACES[0], (SPACES[0],), (SPACES[0], None), "spaces", [1, 2], (*SPACES, SPACES[0])])
+def test_what_is_no_pair_is_refused(spaces: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"is no pair of spaces. Give \(observation_space, action_space\)"):
+        ParallelEnv([Silent], spaces=spaces)
+
+
+def test_make_takes_them_too_and_they_are_copied() -> None:
+    wider = Box(-np.inf, np.inf, (4,), np.float32)
+    with ParallelEnv.make("CartPole-v1", 2, spaces=(wider, Discrete(2))) as env:
+        assert env.single_observation_space == wider
+        assert env.single_observation_space is not wider
+        assert env.reset(seed=1).shape == (2, 4)

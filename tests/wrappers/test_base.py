@@ -1,0 +1,322 @@
+"""Wrappers around a whole `ParallelEnv`."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from conftest import MakeEnv
+from fragile import GO_ON, RAISE, Fragile
+
+from parallelenv import ParallelEnv, ParallelWrapper, StateWrapper
+from parallelenv.errors import (
+    ArgumentError,
+    ClosedError,
+    HandedOverError,
+    NothingInFlightError,
+    SpacesError,
+    WrappedError,
+)
+from parallelenv.identity import difference
+from parallelenv.testing.envs import Counter, Sheet
+from parallelenv.wrappers import (
+    AnswerWrapper,
+    CheckFinite,
+    NormalizeRewards,
+    NormalizeStates,
+    RecordEpisodeStatistics,
+    StackStates,
+)
+
+nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
+ENV_FNS = [partial(Counter, number, 3 + number) for number in range(3)]
+ONES = np.ones(3, np.int64)
+
+
+class Doubled(StateWrapper):
+    def process(self, states: Any) -> Any:
+        return states * 2.0
+
+
+class Cheered(ParallelWrapper):
+    def step(self, *args: Any, **kwargs: Any) -> Any:
+        result = super().step(*args, **kwargs)
+        result.rewards[:] += 10
+        return result
+
+
+@nearby
+@pytest.mark.parametrize("asynchronous", [None, "idle", "restart", "continue"])
+def test_states_are_processed_wherever_they_are(asynchronous: Any, make_env: MakeEnv) -> None:
+    plain: Any = make_env(ENV_FNS, asynchronous=asynchronous)
+    doubled = Doubled(make_env(ENV_FNS, asynchronous=asynchronous))
+    assert difference(plain.reset(seed=1) * 2.0, doubled.reset(seed=1)) is None
+    for step in range(12):
+        if step % 3 == 0:
+            raw, found = plain.step(ONES), doubled.step(ONES)
+            pairs = zip(raw.states, found.states, strict=True)
+            assert difference(raw.rewards, found.rewards) is None
+        elif step % 3 == 1:
+            raw, found = plain.step(ONES, align="batch"), doubled.step(ONES, align="batch")
+            pairs = zip([item[0] for item in raw], [item[0] for item in found], strict=True)
+            assert difference([item[1:3] for item in raw], [item[1:3] for item in found]) is None
+        else:
+            for env in (plain, doubled):
+                env.send(ONES)
+            raw, found = plain.recv(3), doubled.recv(3)
+            order = [raw.env_ids.tolist().index(env_id) for env_id in found.env_ids]
+            pairs = zip([raw.states[place] for place in order], found.states, strict=True)
+        for state, changed in pairs:
+            assert difference(None if state is None else state * 2.0, changed) is None
+        assert sorted(raw.env_ids) == sorted(found.env_ids)
+
+
+@nearby
+def test_ended_states_are_processed(make_env: MakeEnv) -> None:
+    env = Doubled(make_env(ENV_FNS, asynchronous="restart"))
+    env.reset(seed=1)
+    env.step(ONES)
+    env.step(ONES)
+    ended = env.step(ONES).infos[0]["ended_state"]
+    assert ended[:2].tolist() == [0, 6]
+
+
+@nearby
+def test_dicts_are_processed(make_env: MakeEnv) -> None:
+    class Picture(StateWrapper):
+        def process(self, states: Any) -> Any:
+            return {"image": states["image"] / 255}
+
+    env_fns = [partial(Sheet, number, 2) for number in range(2)]
+    space = gym.spaces.Dict({"image": gym.spaces.Box(0, 1, (2, 3))})
+    env = Picture(make_env(env_fns, asynchronous="restart"), space)
+    batched: Any = env.observation_space
+    assert batched["image"].shape == (2, 2, 3)
+    assert env.reset(seed=1).keys() == {"image"}
+    actions = env.action_space.sample()
+    env.step(actions)
+    result = env.step(actions, align="batch")
+    assert result[0][0]["image"].shape == (2, 3)
+    assert result[0][3]["ended_state"]["image"].shape == (2, 3)
+
+
+@nearby
+def test_everything_else_is_forwarded(make_env: MakeEnv) -> None:
+    inner = make_env(ENV_FNS)
+    env = Cheered(Doubled(inner))
+    assert env.unwrapped is inner
+    assert len(env) == 3
+    assert repr(env).startswith("<Cheered around <Doubled around <parallelenv.ParallelEnv of 3 envs")
+    assert copy.copy(env).unwrapped is inner
+    env.reset(seed=1)
+    assert (env.step(ONES).rewards > 5).all()
+    assert env.get_env_attr("number") == [0, 1, 2]
+    env.pause([1])
+    assert env.step(ONES[:2]).env_ids.tolist() == [0, 2]
+    with pytest.raises(AttributeError, match="nonsense"):
+        env.nonsense  # noqa: B018
+    with env:
+        pass
+    with pytest.raises(ClosedError):
+        env.reset()
+
+
+@pytest.mark.parametrize("call", ["rollout", "to_gymnasium", "to_sb3", "to_tianshou"])
+def test_what_would_go_past_a_wrapper_is_refused(call: str) -> None:
+    with ParallelEnv([Counter]) as env, pytest.raises(WrappedError, match=rf"{call}\(\) would go past Cheered"):
+        getattr(Cheered(env), call)()
+
+
+def test_what_is_no_parallel_env_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="is no ParallelEnv"):
+        ParallelWrapper(Counter())  # type: ignore[arg-type]
+    with ParallelEnv([Counter]) as env, pytest.raises(NotImplementedError, match="StateWrapper lacks process"):
+        StateWrapper(env).reset()
+
+
+class Fallen(Fragile):
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        if options:
+            raise ZeroDivisionError("at the beginning")
+        return super().reset(seed=seed)
+
+
+class Watching(AnswerWrapper):
+    """Notes whose answers it has seen."""
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        self.seen: list[tuple[int, ...]] = []
+
+    def began(self, states: Any, env_ids: tuple[int, ...]) -> Any:
+        assert len(states) == len(env_ids)
+        self.seen.append(env_ids)
+        return states
+
+    def answered(self, result: Any) -> Any:
+        self.seen.append(tuple(result.env_ids.tolist()))
+        return result
+
+
+@nearby
+def test_every_answer_is_seen_once(make_env: MakeEnv) -> None:
+    env = Watching(Doubled(make_env([partial(Fallen, number) for number in range(3)])))
+    env.reset()
+    env.reset([2, 0])
+    env.pause(1)
+    env.reset()
+    env.step([GO_ON] * 2, align="batch")
+    env.step_async([GO_ON], id=2)
+    env.step_wait()
+    env.send([GO_ON], id=slice(0, 1))
+    env.recv()
+    assert env.seen == [(0, 1, 2), (2, 0), (0, 2), (0, 2), (2,), (0,)]
+
+
+@nearby
+@pytest.mark.parametrize("align", ["item", "batch"])
+def test_what_is_left_of_a_call_is_seen_and_processed(align: Any, make_env: MakeEnv) -> None:
+    env = Watching(Doubled(make_env([partial(Fallen, number) for number in range(3)])))
+    with pytest.raises(ZeroDivisionError) as caught:
+        env.reset([2, 0, 1], options=[None, {"fall": 1}, None])
+    begun: Any = caught.value
+    assert begun.partial.tolist() == [[4, 0], [2, 0]]
+    env.reset(0)
+    with pytest.raises(ZeroDivisionError) as caught:
+        env.step([GO_ON, RAISE, GO_ON], align=align)
+    left: Any = caught.value
+    states = left.partial.states if align == "item" else [item[0] for item in left.partial]
+    assert np.stack(states).tolist() == [[0, 2], [4, 2]]
+    assert env.seen == [(2, 1), (0,), (0, 2)]
+    with pytest.raises(ArgumentError, match="align='rows' is not known"):
+        env.step([GO_ON] * 3, align="rows")  # type: ignore[arg-type]
+    assert env.get_env_attr("steps") == [1, 1, 1]
+
+
+@nearby
+@pytest.mark.parametrize("copy", [True, False])
+def test_per_env_answers_are_those_of_the_env(copy: bool, make_env: MakeEnv) -> None:
+    env_fns = [partial(Sheet, number, 2 + number) for number in range(2)]
+    plain = make_env(env_fns, asynchronous="idle")
+    env = CheckFinite(make_env(env_fns, asynchronous="idle", copy=copy))
+    plain.reset(seed=1)
+    env.reset(seed=1)
+    kept = []
+    for _ in range(4):
+        actions = plain.action_space.sample()  # type: ignore[union-attr]
+        kept.append((plain.step(actions, align="batch"), env.step(actions, align="batch")))
+    for expected, found in kept:
+        assert difference(list(expected), list(found)) is None
+        assert found.env_ids.tolist() == [0, 1]
+    kept[0][1][0][0]["image"][:] = 0  # writable, too
+
+
+@nearby
+def test_step_wait_is_refused_without_a_step(make_env: MakeEnv) -> None:
+    env = Doubled(make_env(ENV_FNS))
+    env.reset()
+    with pytest.raises(NothingInFlightError):
+        env.step_wait()
+
+
+@nearby
+def test_spaces_of_all_envs_are_those_of_the_wrapper(make_env: MakeEnv) -> None:
+    space = gym.spaces.Box(-1, 1, (3,))
+    env = Doubled(make_env(ENV_FNS), space)
+    assert env.observation_spaces == [space] * 3
+    assert Doubled(env).observation_spaces == [space] * 3
+    assert Doubled(env.unwrapped).observation_spaces == env.unwrapped.observation_spaces
+
+
+class Renamed(StateWrapper):
+    def process(self, states: Any) -> Any:
+        return {"other": states["image"]}
+
+
+def test_states_that_are_not_like_the_space_are_refused() -> None:
+    with CheckFinite(ParallelEnv([Counter])) as env:
+        assert env.reset().shape == (1, 3)
+    with Cheered(Renamed(ParallelEnv([Sheet]))) as renamed:
+        renamed.reset()
+        with pytest.raises(SpacesError, match=r"not like its observation_space, Dict.*Give StateWrapper the space"):
+            renamed.step(renamed.action_space.sample(), align="batch")
+
+
+@nearby
+def test_a_wrapped_env_that_was_handed_over_is_refused(make_env: MakeEnv) -> None:
+    env = Doubled(make_env(ENV_FNS))
+    env.unwrapped.to_gymnasium()
+    with pytest.raises(HandedOverError, match=r"in Doubled was handed over by to_gymnasium"):
+        env.reset()
+    with pytest.raises(HandedOverError, match="another ParallelEnv"):
+        env.step(ONES)
+
+
+def wrapped(env: Any, stack_size: int = 2) -> RecordEpisodeStatistics:
+    stacked = StackStates(NormalizeStates(env), stack_size)
+    return RecordEpisodeStatistics(NormalizeRewards(Doubled(stacked)))
+
+
+@nearby
+def test_a_state_that_is_loaded_is_gone_on_from_by_wrappers_too(make_env: MakeEnv) -> None:
+    env = wrapped(make_env(ENV_FNS, asynchronous="restart"))
+    env.reset(seed=1)
+    env.step(ONES)
+    saved = env.save_state()
+    expected = [env.step(ONES) for _ in range(6)]
+    other = wrapped(make_env(ENV_FNS, asynchronous="restart"))
+    for one in (env, other):
+        assert one.load_state(saved) == ()
+        for step in expected:
+            found = one.step(ONES)
+            for info in (*step.infos, *found.infos):
+                info.get("episode", {}).pop("t", None)
+            assert difference(tuple(step), tuple(found)) is None
+
+
+class Stubborn(Counter):
+    """Says its state, and does not take it back if its number is 1."""
+
+    def get_state(self) -> Any:
+        return self.count
+
+    def set_state(self, state: Any) -> None:
+        if self.number == 1:
+            raise ZeroDivisionError("no way back")
+        self.count = state
+
+
+@nearby
+def test_wrappers_go_on_from_a_state_that_one_env_does_not_take(make_env: MakeEnv) -> None:
+    env = StackStates(make_env([partial(Stubborn, number, 9) for number in range(2)]), 2)
+    env.reset(seed=1)
+    for _ in range(2):
+        env.step([0, 0])
+    saved = env.save_state()
+    for _ in range(3):
+        env.step([0, 0])
+    with pytest.raises(ZeroDivisionError):
+        env.load_state(saved)
+    assert env.step([0], id=0).states[0, :, 1].tolist() == [2, 3]
+
+
+@nearby
+def test_a_state_of_other_wrappers_is_refused_and_nothing_touched(make_env: MakeEnv) -> None:
+    env = wrapped(make_env(ENV_FNS))
+    env.reset(seed=1)
+    env.step(ONES)
+    saved = env.save_state()
+    with pytest.raises(ArgumentError, match="is of no wrapper, but a SavedState, and RecordEpisodeStatistics"):
+        env.load_state(env.unwrapped.save_state())
+    with pytest.raises(ArgumentError, match="is of RecordEpisodeStatistics, and StackStates remembers"):
+        StackStates(env.unwrapped, 2).load_state(saved)
+    with pytest.raises(ArgumentError, match="state is a WrappedState. Give what save_state"):
+        env.unwrapped.load_state(saved)
+    longer = wrapped(env.unwrapped, stack_size=3)
+    with pytest.raises(ArgumentError, match="StackStates remembers is of the form .*same arguments"):
+        longer.load_state(saved)
+    assert Doubled(env.unwrapped).load_state(Doubled(env.unwrapped).save_state()) == ()

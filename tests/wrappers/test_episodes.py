@@ -1,0 +1,139 @@
+"""What episodes came to, compared with what Gymnasium's wrapper around each env says."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import MakeEnv
+from fragile import GO_ON, RAISE, Fragile
+from gymnasium.wrappers import RecordEpisodeStatistics as AroundOne
+
+from parallelenv import ParallelEnv
+from parallelenv.errors import ArgumentError, EnvContractError
+from parallelenv.testing.envs import Counter, Ragged
+from parallelenv.wrappers import RecordEpisodeStatistics
+
+nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
+LENGTHS = [3, 4, 6]
+
+
+class Plain(Counter):
+    """Says what is new in an info that is new."""
+
+    def step(self, action: int) -> Any:
+        *others, _ = super().step(action)
+        return (*others, {})
+
+
+def around_one(number: int) -> Any:
+    return AroundOne(Plain(number, LENGTHS[number]))
+
+
+def play(env: Any) -> list[Any]:
+    """Step all, some and by send and recv, reset one in the middle; return what is said of episodes."""
+    actions = np.array([1, 2, 3])
+    env.reset(seed=2)
+    told: list[Any] = []
+    for step in range(16):
+        if step == 5 or (step > 10 and env.done[2]):
+            env.reset(2, seed=4)
+        if step % 3 == 0:
+            result = env.step(actions)
+        elif step % 3 == 1:
+            env.send(actions[:2], id=[1, 0])
+            result = env.recv(2)
+        else:
+            result = env.step(actions[2:], id=2, align="batch")
+            said = [item[3]["episode"] for item in result if "episode" in item[3]]
+            told.append([(2, one["r"], one["l"]) for one in said])
+            continue
+        pairs = zip(result.env_ids.tolist(), (info.get("episode") for info in result.infos), strict=True)
+        told.append(sorted((env_id, one["r"], one["l"]) for env_id, one in pairs if one))
+    return told
+
+
+@nearby
+@pytest.mark.parametrize("asynchronous", [None, "idle", "restart"])
+def test_it_tells_what_a_wrapper_around_each_env_does(asynchronous: Any, make_env: MakeEnv) -> None:
+    theirs = make_env([partial(around_one, number) for number in range(3)], asynchronous=asynchronous)
+    env_fns = [partial(Plain, number, LENGTHS[number]) for number in range(3)]
+    ours = RecordEpisodeStatistics(make_env(env_fns, asynchronous=asynchronous))
+    expected, found = play(theirs), play(ours)
+    assert [[(i, length) for i, _, length in step] for step in expected] == [
+        [(i, length) for i, _, length in step] for step in found
+    ]
+    returns = [said[1] for step in found for said in step]
+    assert returns == pytest.approx([said[1] for step in expected for said in step])
+    assert len(returns) == ours.episode_count == len(ours.length_queue) > 0
+    assert list(ours.return_queue) == returns
+
+
+@nearby
+def test_what_is_said_has_plain_types(make_env: MakeEnv) -> None:
+    env = RecordEpisodeStatistics(make_env([Counter]), stats_key="told")
+    env.reset()
+    for _ in range(3):
+        assert "told" not in env.step([0]).infos[0]
+    told = env.step([0]).infos[0]["told"]
+    assert {name: type(value) for name, value in told.items()} == {"r": float, "l": int, "t": float}
+    assert 0 < told["t"] == env.time_queue[0] < 60
+
+
+@nearby
+def test_with_continue_an_episode_ends_once(make_env: MakeEnv) -> None:
+    env = RecordEpisodeStatistics(make_env([partial(Counter, 0, 2)], asynchronous="continue"), buffer_length=1)
+    for _ in range(2):
+        env.reset()
+        told = [env.step([1]).infos[0].get("episode") for _ in range(5)]
+        assert [said["l"] if said else None for said in told] == [None, 2, None, None, None]
+    assert env.episode_count == 2
+    assert len(env.return_queue) == 1
+
+
+@nearby
+@pytest.mark.parametrize("asynchronous", ["idle", "restart", "continue"])
+def test_a_step_that_failed_does_not_count(asynchronous: Any, make_env: MakeEnv) -> None:
+    env_fns = [partial(Fragile, number) for number in range(2)]
+    env = RecordEpisodeStatistics(make_env(env_fns, asynchronous=asynchronous, on_failure="restart"))
+    env.reset()
+    env.step([GO_ON, GO_ON])
+    told = env.step([GO_ON, RAISE]).infos
+    assert "episode" not in told[0]
+    assert (told[1]["episode"]["r"], told[1]["episode"]["l"]) == (1.0, 1)
+    if asynchronous == "idle":
+        env.reset(1)
+    env.step([GO_ON, GO_ON])
+    with_others = env.step([GO_ON, RAISE])
+    assert with_others.infos[1]["episode"]["l"] == 1
+
+
+@nearby
+def test_what_is_left_of_a_call_counts(make_env: MakeEnv) -> None:
+    env = RecordEpisodeStatistics(make_env([partial(Counter, 0, 2), partial(Fragile, 1)], asynchronous="idle"))
+    env.reset()
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError) as caught:
+            env.step([1, RAISE], align="batch")
+    error: Any = caught.value
+    assert error.partial[0][3]["episode"]["l"] == 2
+
+
+@nearby
+def test_what_cannot_be_counted_is_refused_and_not_lost(make_env: MakeEnv) -> None:
+    twice = RecordEpisodeStatistics(make_env([partial(around_one, 0)]))
+    twice.reset()
+    twice.step([0])
+    twice.step([0])
+    with pytest.raises(EnvContractError, match="info of env 0 has 'episode' already.*another stats_key") as caught:
+        twice.step([0])
+    error: Any = caught.value
+    assert error.partial.infos[0]["episode"]["l"] == 3
+    ragged = RecordEpisodeStatistics(make_env([partial(Ragged, 0)]))
+    ragged.reset()
+    with pytest.raises(EnvContractError, match="RecordEpisodeStatistics needs rewards that are numbers"):
+        ragged.step([0])
+    with ParallelEnv([Counter]) as env, pytest.raises(ArgumentError, match="buffer_length=0 must be an int"):
+        RecordEpisodeStatistics(env, 0)

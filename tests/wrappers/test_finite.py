@@ -1,0 +1,186 @@
+"""Numbers that are none, in actions, states and rewards."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from conftest import MakeEnv
+from gymnasium.spaces import Box, Dict, Discrete
+
+from parallelenv.errors import ActionError, NotFiniteError
+from parallelenv.testing.envs import Counter, Old, Ragged, Sheet
+from parallelenv.wrappers import CheckFinite
+
+nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
+NAN, INF = float("nan"), float("inf")
+
+
+class Echo(gym.Env[Any, Any]):
+    """Answers what it was told to."""
+
+    observation_space = Dict({"a": Box(-INF, INF, (2,)), "b": Box(-INF, INF, (), np.float64)})
+    action_space = Discrete(2)
+
+    def __init__(self, state: float = 0.0, reward: float = 0.0, first: float = 0.0, length: int = 9) -> None:
+        self.answers = state, reward, first
+        self.length = length
+
+    def _show(self, value: float) -> dict[str, Any]:
+        return {"a": np.array([0.0, value], np.float32), "b": np.array(0.0)}
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self.count = 0
+        return self._show(self.answers[2]), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.count += 1
+        return self._show(self.answers[0]), self.answers[1], self.count == self.length, False, {}
+
+
+class Forces(Echo):
+    action_space = Box(-INF, INF, (2,))  # type: ignore[assignment]
+
+
+class Parts(Echo):
+    action_space = Dict({"push": Box(-INF, INF, (2,)), "turn": Discrete(3)})  # type: ignore[assignment]
+
+
+def env_of(kind: Any, make_env: MakeEnv, **kwargs: Any) -> CheckFinite:
+    env = CheckFinite(make_env([kind] * 3, **kwargs))
+    env.reset()
+    return env
+
+
+def batch(*values: float) -> Any:
+    return np.array([[0.0, value] for value in values], np.float32)
+
+
+@nearby
+@pytest.mark.parametrize("call", ["step", "send", "step_async"])
+@pytest.mark.parametrize(
+    ("kind", "actions", "where"),
+    [
+        (Forces, batch(0, NAN, INF), "action of envs 1, 2"),
+        (Forces, [np.zeros(2), [NAN, 0.0], np.zeros(2)], "action of env 1"),
+        (Parts, {"push": batch(0, 0, -INF), "turn": np.zeros(3, int)}, r"action\['push'\] of env 2"),
+        (Parts, [{"push": batch(value)[0], "turn": 0} for value in (NAN, 0, 0)], r"action\['push'\] of env 0"),
+    ],
+)
+def test_actions_are_refused_before_anything_is_sent(
+    kind: Any, actions: Any, where: str, call: str, make_env: MakeEnv
+) -> None:
+    env = env_of(kind, make_env)
+    with pytest.raises(NotFiniteError, match=f"nan or infinite in: {where}. Nothing was sent") as caught:
+        getattr(env, call)(actions)
+    assert caught.value.env_ids
+    assert env.get_env_attr("count") == [0, 0, 0]
+    with pytest.raises(NotFiniteError, match="of env 2"):
+        env.step([next(iter(actions["push"] if isinstance(actions, dict) else actions)) * 0 + NAN], id=2) if (
+            kind is Forces
+        ) else env.step([{"push": batch(NAN)[0], "turn": 0}], id=[2])
+
+
+@nearby
+def test_tensors_are_looked_at_too(make_env: MakeEnv) -> None:
+    torch = pytest.importorskip("torch")
+    env = env_of(Forces, make_env)
+    actions = torch.zeros(3, 2)
+    env.step(actions)
+    actions[1, 0] = NAN
+    with pytest.raises(NotFiniteError, match="action of env 1"):
+        env.step(actions)
+
+
+@nearby
+def test_actions_of_envs_that_rest_are_not_looked_at(make_env: MakeEnv) -> None:
+    env = CheckFinite(make_env([partial(Forces, length=1), Forces], asynchronous="idle"))
+    env.reset()
+    env.step(batch(0, 0))
+    assert env.step(batch(NAN, 0)).rewards[0] is None
+    env = CheckFinite(make_env([partial(Forces, length=1), Forces], asynchronous="continue"))
+    env.reset()
+    env.step(batch(0, 0))
+    with pytest.raises(NotFiniteError, match="action of env 0"):
+        env.step(batch(NAN, 0))
+
+
+@nearby
+def test_what_is_wrong_otherwise_is_for_the_step_to_say(make_env: MakeEnv) -> None:
+    env = env_of(Parts, make_env)
+    wrong: Any
+    for wrong in (5, {"push": batch(NAN, 0, 0)}, [3, 4, 5], "abc"):
+        with pytest.raises(ActionError):
+            env.step(wrong)
+    forces = env_of(Forces, make_env)
+    for wrong in (None, batch(0, 0, 0, NAN), np.array(NAN)):
+        with pytest.raises(ActionError):
+            forces.step(wrong)
+
+
+@nearby
+@pytest.mark.parametrize("align", ["item", "batch"])
+def test_answers_name_the_env_and_the_place(align: Any, make_env: MakeEnv) -> None:
+    env = env_of(partial(Echo, state=INF), make_env)
+    with pytest.raises(NotFiniteError, match=r"nan or infinite in: state\['a'\] of env 1\.") as caught:
+        env.step([0], id=1, align=align)
+    error: Any = caught.value
+    assert error.env_ids == (1,)
+    assert error.partial.states["a"].tolist() == [[0, INF]]
+    rewarded = env_of(partial(Echo, reward=NAN), make_env)
+    rewarded.send([0, 0, 0])
+    with pytest.raises(NotFiniteError, match="in: reward of envs 0, 1, 2. The answer is error.partial"):
+        rewarded.recv(3)
+    begun = CheckFinite(make_env([partial(Echo, first=NAN)]))
+    with pytest.raises(NotFiniteError, match=r"state\['a'\] of env 0") as caught:
+        begun.reset()
+    error = caught.value
+    assert np.isnan(error.partial["a"][0, 1])
+
+
+@nearby
+def test_last_states_are_looked_at(make_env: MakeEnv) -> None:
+    env = env_of(partial(Echo, state=NAN, length=1), make_env, asynchronous="restart")
+    with pytest.raises(NotFiniteError, match="last state of envs 0, 1, 2"):
+        env.step([0, 0, 0])
+
+
+@nearby
+def test_infinite_numbers_may_be_allowed(make_env: MakeEnv) -> None:
+    env = CheckFinite(make_env([partial(Echo, state=INF, reward=-INF)] * 2), check_inf=False)
+    env.reset()
+    assert env.step([0, 0]).rewards.tolist() == [-INF, -INF]
+    worse = CheckFinite(make_env([partial(Echo, state=NAN)] * 2), check_inf=False)
+    worse.reset()
+    with pytest.raises(NotFiniteError, match="Something is nan in: state"):
+        worse.step([0, 0])
+
+
+class Poisoned(Old):
+    def step(self, action: float) -> Any:
+        state, reward, done, info = super().step(action)
+        return (state * NAN if action > 1 else state), reward, done, info
+
+
+@nearby
+def test_states_without_a_space_are_looked_at(make_env: MakeEnv) -> None:
+    env = CheckFinite(make_env([partial(Poisoned, 0), partial(Ragged, 1), Counter, Sheet]))
+    env.reset(seed=1)
+    sheet = {"force": np.zeros(2, np.float32), "move": 0}
+    env.step([0.0, 0.0, 0, sheet])
+    with pytest.raises(NotFiniteError, match="in: state of env 0"):
+        env.step([2.0, 0.0, 0, sheet])
+    with pytest.raises(NotFiniteError, match="in: action of env 1"):
+        env.step([0.0, NAN, 0, sheet])
+
+
+@nearby
+def test_what_is_finite_passes_as_it_is(make_env: MakeEnv) -> None:
+    env = CheckFinite(make_env([partial(Sheet, number, 3) for number in range(2)], asynchronous="idle"))
+    env.reset(seed=1)
+    for _ in range(5):
+        last = env.step(env.action_space.sample())
+    assert last.states.tolist() == [None, None]

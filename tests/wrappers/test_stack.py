@@ -1,0 +1,127 @@
+"""The latest states of an episode as one, compared with what Gymnasium's wrapper around each env answers."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from conftest import MakeEnv
+from fragile import GO_ON, RAISE, Fragile
+from gymnasium.wrappers import FrameStackObservation
+
+from parallelenv import ParallelEnv
+from parallelenv.errors import ArgumentError, SpacesError
+from parallelenv.identity import difference
+from parallelenv.testing.envs import Counter, Pair, Sheet, Words
+from parallelenv.wrappers import StackStates
+
+nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
+SIZE = 3
+
+
+def pole(number: int) -> Any:
+    return gym.make("CartPole-v1", max_episode_steps=2 + number)
+
+
+def pair(number: int) -> Any:
+    return Pair(number, 2 + number)
+
+
+def stacked_by_gymnasium(make: Any, padding_type: str) -> Any:
+    return FrameStackObservation(make(), SIZE, padding_type=padding_type)
+
+
+def play(env: Any, make: Any) -> list[Any]:
+    """Step all, some and by send and recv; reset one and then those that are done; return all that is answered."""
+    actions = [np.asarray(make().action_space.sample()) * 0 for _ in range(4)]
+    told = [env.reset(seed=5)]
+    for step in range(9):
+        if step == 3:
+            told.append(env.reset(1, seed=8))
+        if step == 6 and env.has_done():
+            told.append(env.reset(env.done, seed=9))
+        if step % 3 == 0:
+            result = env.step(actions)
+        elif step % 3 == 1:
+            result = env.step(actions[:2], id=[3, 0], align="batch")
+            told += [[item[0] for item in result], [item[3].get("ended_state") for item in result]]
+            continue
+        else:
+            env.step_async(actions)
+            result = env.step_wait()
+        told += [result.states, result.dones, [info.get("ended_state") for info in result.infos]]
+    return told
+
+
+@nearby
+@pytest.mark.parametrize("make", [pole, pair])
+@pytest.mark.parametrize("padding_type", ["reset", "zero"])
+@pytest.mark.parametrize("asynchronous", [None, "idle", "restart", "continue"])
+def test_it_stacks_as_a_wrapper_around_each_env(
+    asynchronous: Any, padding_type: Any, make: Any, make_env: MakeEnv
+) -> None:
+    env_fns = [partial(make, number) for number in range(4)]
+    around = [partial(stacked_by_gymnasium, env_fn, padding_type) for env_fn in env_fns]
+    ours = StackStates(make_env(env_fns, asynchronous=asynchronous), SIZE, padding_type)
+    theirs = make_env(around, asynchronous=asynchronous)
+    assert ours.single_observation_space == theirs.single_observation_space
+    assert ours.observation_space == theirs.observation_space
+    expected, found = play(theirs, env_fns[0]), play(ours, env_fns[0])
+    assert difference(expected, found) is None
+
+
+@nearby
+def test_stacks_are_the_users_own(make_env: MakeEnv) -> None:
+    env = StackStates(make_env([Counter] * 2, copy=False), 2)
+    first = env.reset(seed=1)
+    kept = first.copy()
+    second = env.step([0, 0]).states
+    assert difference(first, kept) is None
+    second[:] = 7
+    assert env.step([0, 0]).states[0, :, 1].tolist() == [1, 2]
+
+
+@nearby
+def test_an_env_that_fails_leaves_the_stacks_of_others_right(make_env: MakeEnv) -> None:
+    env = StackStates(make_env([partial(Fragile, number) for number in range(2)]), 2)
+    env.reset()
+    with pytest.raises(ZeroDivisionError) as caught:
+        env.step([GO_ON, RAISE])
+    partial_result: Any = caught.value
+    assert partial_result.partial.states.tolist() == [[[0, 0], [0, 1]]]
+    assert env.step([GO_ON], id=0).states.tolist() == [[[0, 1], [0, 2]]]
+
+
+@nearby
+@pytest.mark.parametrize("asynchronous", ["idle", "restart", "continue"])
+def test_an_env_that_is_mended_begins_a_stack(asynchronous: Any, make_env: MakeEnv) -> None:
+    env_fns = [partial(Fragile, number) for number in range(2)]
+    env = StackStates(make_env(env_fns, asynchronous=asynchronous, on_failure="restart"), 2)
+    env.reset()
+    env.step([GO_ON, GO_ON])
+    result = env.step([GO_ON, RAISE])
+    assert result.dones.tolist() == [False, True]
+    assert result.states.tolist() == [[[0, 1], [0, 2]], [[1, 0], [1, 0]]]
+    assert result.infos[1].get("ended_state") is None
+
+
+def test_an_env_that_was_wrapped_under_way_begins_with_what_comes_first() -> None:
+    with ParallelEnv([Counter] * 2) as env:
+        env.reset(seed=1)
+        late = StackStates(env, 3)
+        assert late.step([0, 0]).states[0, :, 1].tolist() == [1, 1, 1]
+
+
+def test_what_has_no_fixed_form_is_refused() -> None:
+    with ParallelEnv([Sheet]) as env, pytest.raises(SpacesError, match=r"state\['word'\] is in Text.*no fixed form"):
+        StackStates(env, 2)
+    with ParallelEnv([Counter, Words]) as env, pytest.raises(SpacesError, match="state is in None"):
+        StackStates(env, 2)
+    with ParallelEnv([Counter]) as env:
+        with pytest.raises(ArgumentError, match="stack_size=0 must be an int of at least 1"):
+            StackStates(env, 0)
+        with pytest.raises(ArgumentError, match="padding_type='first' is not known; expected 'reset'"):
+            StackStates(env, 2, "first")  # type: ignore[arg-type]
