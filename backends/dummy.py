@@ -6,12 +6,13 @@ less time than a message, some 10 us.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from parallelenv.backends.inprocess import CallerChannel
-from parallelenv.batch import Batch, Layout
+from parallelenv.batch import Array, Batch, Layout
 from parallelenv.protocol import Channel, HostRecipe, Plan, Printed
+from parallelenv.shared import copied
 
 
 class DummyBackend:
@@ -22,6 +23,9 @@ class DummyBackend:
 
     def plan(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> Plan:  # noqa: D102 (see Backend)
         return Plan((1,))
+
+    def share(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:  # noqa: D102 (see Sharing)
+        return copied(arrays)
 
     def launch(self, recipes: Sequence[HostRecipe]) -> list[Channel]:  # noqa: D102 (see Backend)
         return [CallerChannel(recipe) for recipe in recipes]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import operator
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from parallelenv.backends.adapt import Resettable, adapt
@@ -20,6 +22,7 @@ from parallelenv.errors import EnvContractError, EnvInterruptedError, ExhaustedE
 from parallelenv.failures import Failure
 from parallelenv.ownership import own
 from parallelenv.protocol import EXHAUSTED, Command, EnvFacts, Extra, HostRecipe, Reply
+from parallelenv.whereabouts import WorkerInfo, answering, enter
 
 Walk = Callable[[Iterator[Any], Any, dict[int, Any]], None]
 Turns = tuple[Iterator[int], Sequence[int]]
@@ -60,6 +63,7 @@ class Host:
         self._spaces: list[Any] = []
         self._writer: Writer
         self._rollout: HostRollout | None = None
+        self._seeds: dict[int, int] = {}  # of the latest reset of each env that had one
 
     def attach(self, batch: Batch) -> None:
         """Take the batch whose rows its envs write."""
@@ -90,6 +94,20 @@ class Host:
         turns = iter(command.env_ids)
         return walk, zip(turns, each, strict=True), (turns, command.env_ids)
 
+    def describe(self, env_id: int) -> WorkerInfo:
+        """Return what an env may know of where it is."""
+        recipe = self._recipe
+        place = recipe.place
+        seed = None if place.seed is None else place.seed + env_id
+        return WorkerInfo(
+            env_id,
+            place.num_envs,
+            place.first_worker,
+            place.num_workers,
+            self._seeds.get(env_id, seed),
+            MappingProxyType(recipe.shared),
+        )
+
     @property
     def writer(self) -> Writer:
         """The rows that its envs write now: others, once it was given up."""
@@ -115,8 +133,12 @@ class Host:
         envs, self._envs = self._envs, [None] * len(self._envs)
         turns = iter(self._everyone)
         self.turns = turns, self._everyone
-        for _, env in zip(turns, envs, strict=True):
-            self._close_env(env)
+        try:
+            with answering(self):
+                for _, env in zip(turns, envs, strict=True):
+                    self._close_env(env)
+        finally:
+            self._recipe = dataclasses.replace(self._recipe, shared={})  # their memory goes now
 
     def _close_env(self, env: Resettable | None) -> None:
         """Close an env that is not used any more, whatever it raises: it is gone either way."""
@@ -240,8 +262,11 @@ class Host:
             values[command.env_ids[0]] = self._rollout.play(self, command)
 
     def run_step(self, env_ids: tuple[int, ...], each: Sequence[Any] | None, autoreset: bool) -> Reply:
-        """Step envs within a rollout: as on a command of their own."""
-        return self.execute(Command(0, "step", env_ids, each, autoreset))
+        """Step envs within a rollout: as on a command of their own. Then it is no env's turn, but the policy's."""
+        turns = self.turns
+        reply = self.execute(Command(0, "step", env_ids, each, autoreset))
+        self.turns = turns
+        return reply
 
     def end_rollout(self, env_id: int, argument: Any, common: Any) -> None:
         """Let go of the policy."""
@@ -255,6 +280,7 @@ class Host:
         recipe = self._recipe.envs[slot]
         old, self._envs[slot] = self._envs[slot], None
         self._steps[slot] = _not_built
+        self._seeds.pop(env_id, None)
         self._close_env(old)
         env = recipe.build()
         self._envs[slot] = adapted = adapt(env)
@@ -269,6 +295,8 @@ class Host:
     def reset(self, env_id: int, each: tuple[int | None, dict[str, Any] | None], common: Any) -> Extra | None:
         """Begin an episode."""
         seed, options = each
+        if seed is not None:
+            self._seeds[env_id] = seed
         state, info = self._env(env_id).reset(seed, own(options))
         loose = self._writer.store_state(env_id - self._writer.first, state)
         return Extra(info or None, loose) if info or loose else None
@@ -369,7 +397,12 @@ class Execution:
 
     def run(self) -> Reply:
         """Execute what is left of the command and return its reply."""
-        return next(self._running())
+        before = None  # if an interrupt comes too early to know. Written out: a context manager takes 1 us
+        try:
+            before = enter(self._host)
+            return next(self._running())
+        finally:
+            enter(before)
 
     def _running(self) -> Iterator[Reply]:
         """Execute what is left of the command and yield its reply.

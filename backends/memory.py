@@ -27,16 +27,19 @@ class SharedMemory:
     Args:
         fileno: Descriptor of an open file without a name. Owned by this object.
         nbytes: Size.
+        access: As of `mmap.mmap`: whether this process may write.
     """
 
-    def __init__(self, fileno: int, nbytes: int) -> None:
+    def __init__(self, fileno: int, nbytes: int, access: int = mmap.ACCESS_WRITE) -> None:
         self._fileno = fileno
         self.nbytes = nbytes
-        self.map = mmap.mmap(fileno, nbytes)
+        self.map = mmap.mmap(fileno, nbytes, access=access)
 
     @classmethod
-    def create(cls, nbytes: int) -> SharedMemory:
-        """Return new memory.
+    def create(
+        cls, nbytes: int, what: str = "The batch needs", way_out: str = "Use fewer envs or smaller states"
+    ) -> SharedMemory:
+        """Return new memory. What it is for, and the way out where there is none, are for the message.
 
         Raises:
             SharedMemoryError: If there is no room for it.
@@ -47,15 +50,15 @@ class SharedMemory:
         except OSError as error:
             os.close(fileno)
             raise SharedMemoryError(
-                f"The batch needs {nbytes:,} bytes of shared memory, which cannot be had: {error}. "
-                "Use fewer envs or smaller states, or para_mode='thread'."
+                f"{what} {nbytes:,} bytes of shared memory, which cannot be had: {error}. {way_out}, or "
+                "para_mode='thread'."
             ) from error
         return cls(fileno, nbytes)
 
     @classmethod
-    def receive(cls, connection: Connection, nbytes: int) -> SharedMemory:
+    def receive(cls, connection: Connection, nbytes: int, access: int = mmap.ACCESS_WRITE) -> SharedMemory:
         """Return memory that another process sent with `send`."""
-        return cls(reduction.recv_handle(connection), nbytes)
+        return cls(reduction.recv_handle(connection), nbytes, access)
 
     def send(self, connection: Connection, pid: int) -> None:
         """Give a process access, over a duplex pipe to it."""

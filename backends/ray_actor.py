@@ -10,8 +10,10 @@ import contextlib
 import os
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from parallelenv.backends import ray_cluster
 from parallelenv.backends.codec import (
@@ -34,10 +36,11 @@ from parallelenv.backends.ray_local import Actor, Doorway, LocalChannel, first_l
 from parallelenv.backends.spread import Spreader
 from parallelenv.backends.wire import Message, Wire
 from parallelenv.backends.worker import PackedRecipe, die_with_caller, obey, prepare_worker
-from parallelenv.batch import Batch, Layout
+from parallelenv.batch import Array, Batch, Layout
 from parallelenv.errors import ArgumentError, SchedulingError, WorkerStartError
 from parallelenv.protocol import Channel, Command, Death, HostDied, HostRecipe, Plan, Printed, Reply, UnreadableError
 from parallelenv.recipes import registered_by_user
+from parallelenv.shared import frozen
 
 _SLICE = 0.1
 """Seconds of one wait: an interrupt is seen between two of them, not within one."""
@@ -51,15 +54,16 @@ class RayHost:
     Args:
         message: A `PackedRecipe`, encoded.
         caller: Where to learn of the end of the caller, sooner than from Ray, which takes 1.4 to 2.6 s.
+        shared: Read-only arrays for the envs, in Ray's object store.
     """
 
-    def __init__(self, message: Message, caller: Address | None) -> None:
+    def __init__(self, message: Message, caller: Address | None, shared: Mapping[str, Array]) -> None:
         self._lifeline = take_hold(caller)  # raises if the caller has given up meanwhile: Ray may still start it
         if self._lifeline is not None:
             die_with_caller(self._lifeline)
         self._packed: PackedRecipe = decode(message)
         prepare_worker(self._packed)
-        self._host = self._make_host(self._packed.unpack())
+        self._host = self._make_host(self._packed.unpack(frozen(shared)))
         self._log = Log.create()
         if self._log is not None:
             # Python's own output alone: what C code prints goes to Ray's log files.
@@ -206,6 +210,7 @@ class RayBackend:
         self._switchboard = Switchboard(Spreader(caller_steps=False))
         self._started: list[Actor] = []
         self._reservation: Reservation | None = None
+        self._shared: Any = {}  # arrays, or what Ray knows them by
 
     def plan(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> Plan:  # noqa: D102 (see Backend)
         self._cluster = Cluster.join(self._init)
@@ -226,6 +231,13 @@ class RayBackend:
     def place(self, num_envs: int, num_cpus: int) -> Plan:
         """Return how many actors to start for so many envs on so many cores."""
         return Plan((1,) * min(num_cpus, num_envs))
+
+    def share(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
+        """Put arrays into Ray's object store, once; hosts read them there. Each node has its own copy."""
+        import ray
+
+        self._shared = ray.put({name: np.array(array, order="C", subok=False) for name, array in arrays.items()})
+        return {}
 
     def launch(self, recipes: Sequence[HostRecipe]) -> list[Channel]:  # noqa: D102 (see Backend)
         import ray
@@ -264,7 +276,7 @@ class RayBackend:
         try:
             for kind, message, place in zip(kinds, packed, places, strict=True):
                 lifeline = Lifeline.create()
-                handle = kind.options(**place).remote(message, lifeline and lifeline.address)
+                handle = kind.options(**place).remote(message, lifeline and lifeline.address, self._shared)
                 self._started.append(Actor(handle, session, lifeline))
             actors = self._started[before:]
             self._await_start(actors, options)
@@ -390,6 +402,7 @@ class RayBackend:
         if self._reservation is not None and cluster.session.lasts:
             self._reservation.give_back()
         self._reservation = None
+        self._shared = {}
         cluster.leave()
         return printed
 

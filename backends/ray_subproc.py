@@ -35,6 +35,8 @@ class PoolHost:
             num_cpus=recipe.num_cpus,
             silence_warnings=recipe.settings.silence_warnings,
             listener=self._printed.extend,
+            place=recipe.place,
+            shared=recipe.shared,
         )
 
     def allocate(self, layout: Layout) -> Batch:

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing import forkserver, resource_tracker
 from typing import Any
 
@@ -26,9 +26,10 @@ from parallelenv.backends.log import Log
 from parallelenv.backends.memory import SharedMemory
 from parallelenv.backends.origin import own_copy_first, own_origin
 from parallelenv.backends.pipe import LAST_CHANCE, PipeChannel, Switchboard
+from parallelenv.backends.sharing import SharedArrays
 from parallelenv.backends.spread import Spreader
 from parallelenv.backends.worker import PackedRecipe, serve
-from parallelenv.batch import Batch, Layout
+from parallelenv.batch import Array, Batch, Layout
 from parallelenv.cores import usable_cores
 from parallelenv.errors import ArgumentError, WorkerStartError
 from parallelenv.interrupts import Shield
@@ -75,16 +76,20 @@ class SubprocBackend:
     def plan(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> Plan:  # noqa: D102 (see Backend)
         return Plan((1,) * min(num_cpus or usable_cores(), num_envs))
 
+    def share(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:  # noqa: D102 (see Sharing)
+        return SharedArrays.place(arrays)
+
     def launch(self, recipes: Sequence[HostRecipe]) -> list[Channel]:  # noqa: D102 (see Backend)
         registered = registered_by_user()
         packed = [PackedRecipe.of(recipe, registered, own_origin()) for recipe in recipes]
         if self._caller_steps and not self._callers_share:
             self._callers_share = packed[-1].env_ids  # the smallest share: the caller has more to do than to step
         ours = [recipe for recipe in recipes if recipe.env_ids == self._callers_share]
-        workers = self._start_all([recipe for recipe in packed if recipe.env_ids != self._callers_share])
+        theirs = [recipe for recipe in packed if recipe.env_ids != self._callers_share]
+        workers = self._start_all(theirs, recipes[0].shared)
         return [*workers, *(CallerChannel(_without_live_envs(recipe)) for recipe in ours)]
 
-    def _start_all(self, packed: Sequence[PackedRecipe]) -> list[Channel]:
+    def _start_all(self, packed: Sequence[PackedRecipe], shared: Mapping[str, Array]) -> list[Channel]:
         if packed and multiprocessing.current_process().daemon:
             raise WorkerStartError(
                 "This process is a daemonic one of multiprocessing, which may not start processes. Use "
@@ -101,6 +106,8 @@ class SubprocBackend:
         for channel, recipe in zip(channels, packed, strict=True):
             with contextlib.suppress(OSError):  # if it died already, its first command says so
                 channel.wire.send(encode(recipe))
+                if isinstance(shared, SharedArrays):
+                    shared.send(channel.wire.connection, channel.process.pid)
         return list(channels)
 
     def _start(self, env_ids: tuple[int, ...], wanted: int) -> PipeChannel:

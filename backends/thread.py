@@ -11,15 +11,16 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from parallelenv.backends.host import Host
 from parallelenv.backends.inprocess import detach, take_over
-from parallelenv.batch import Batch, Layout
+from parallelenv.batch import Array, Batch, Layout
 from parallelenv.cores import usable_cores
 from parallelenv.errors import WorkerStartError
 from parallelenv.protocol import Channel, Command, Death, HostRecipe, Plan, Printed, Reply
+from parallelenv.shared import copied
 
 _SLICE = 0.1
 """Seconds of one wait: an interrupt that comes just before the wait begins is seen at its end."""
@@ -94,6 +95,9 @@ class ThreadBackend:
 
     def plan(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> Plan:  # noqa: D102 (see Backend)
         return Plan((1,) * min(num_cpus or usable_cores(), num_envs))
+
+    def share(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:  # noqa: D102 (see Sharing)
+        return copied(arrays)
 
     def launch(self, recipes: Sequence[HostRecipe]) -> list[Channel]:  # noqa: D102 (see Backend)
         return [self._start(recipe) for recipe in recipes]

@@ -20,9 +20,10 @@ from parallelenv.backends.launcher import forget_launcher
 from parallelenv.backends.log import Log, redirect_descriptors, redirect_streams
 from parallelenv.backends.memory import SharedMemory
 from parallelenv.backends.origin import Origin, refuse_other_copy
+from parallelenv.backends.sharing import Form, SharedArrays
 from parallelenv.backends.wire import Wire
-from parallelenv.batch import Batch, Layout
-from parallelenv.protocol import HostRecipe, Settings, UnreadableError
+from parallelenv.batch import Array, Batch, Layout
+from parallelenv.protocol import HostRecipe, Place, Settings, UnreadableError
 from parallelenv.recipes import EnvRecipe, pack, register_again, unpack
 
 if sys.platform != "win32":
@@ -48,6 +49,8 @@ class PackedRecipe:
         path: Where the caller finds modules: Ray workers know only a part of it.
         registered: Env specs that the caller registered.
         caller: Which copy of this package the caller runs.
+        place: As in `HostRecipe`.
+        shared: Forms of arrays whose memory comes after this, if there are any.
     """
 
     env_ids: tuple[int, ...]
@@ -59,6 +62,8 @@ class PackedRecipe:
     path: tuple[str, ...]
     registered: dict[str, bytes]
     caller: Origin
+    place: Place
+    shared: tuple[Form, ...]
 
     @classmethod
     def of(
@@ -84,15 +89,17 @@ class PackedRecipe:
             tuple(sys.path),
             registered,
             caller,
+            recipe.place,
+            recipe.shared.forms if isinstance(recipe.shared, SharedArrays) else (),
         )
 
-    def unpack(self) -> HostRecipe:
-        """Return the recipe; its envs are unpickled when they are built, each time anew."""
+    def unpack(self, shared: Mapping[str, Array]) -> HostRecipe:
+        """Return the recipe, with arrays that are here now; envs are unpickled when they are built, each time anew."""
         envs = tuple(
             EnvRecipe(env_id, _Packed(packed, env_id, is_live, self.caller), is_live=False)
             for env_id, packed, is_live in zip(self.env_ids, self.envs, self.live, strict=True)
         )
-        return HostRecipe(self.env_ids, envs, self.num_cpus, self.settings)
+        return HostRecipe(self.env_ids, envs, self.num_cpus, self.settings, self.place, shared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +152,8 @@ def serve(connection: Connection, log: Log | None, foreign: Sequence[Connection]
 
 def _serve(wire: Wire, log: Log | None) -> None:
     packed: PackedRecipe = decode(wire.receive())
-    host = Host(packed.unpack())
+    shared = SharedArrays.receive(wire.connection, packed.shared) if packed.shared else {}
+    host = Host(packed.unpack(shared))
     if log is not None:
         redirect_streams(log, lambda: host.current, (1, 2))
     prepare_worker(packed)

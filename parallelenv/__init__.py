@@ -7,12 +7,19 @@ from parallelenv.adapters.entry_point import vector_entry_point
 from parallelenv.choice import Recommendation, recommend
 from parallelenv.env import ParallelEnv
 from parallelenv.errors import ParallelEnvError
+from parallelenv.evaluation import Evaluation
 from parallelenv.results import StepBatch, StepResult
 from parallelenv.task_pool import TaskPool
 from parallelenv.trajectory import Rollout
+from parallelenv.turns import CLOSE, RESET, TERMINATED
+from parallelenv.whereabouts import WorkerInfo, get_worker_info
 from parallelenv.wrappers import ParallelWrapper, StateWrapper
 
 __all__ = [
+    "CLOSE",
+    "RESET",
+    "TERMINATED",
+    "Evaluation",
     "ParallelEnv",
     "ParallelEnvError",
     "ParallelWrapper",
@@ -22,6 +29,8 @@ __all__ = [
     "StepBatch",
     "StepResult",
     "TaskPool",
+    "WorkerInfo",
+    "get_worker_info",
     "recommend",
     "vector_entry_point",
 ]

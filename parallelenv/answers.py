@@ -56,6 +56,14 @@ class Teller:
             if env_id not in landed.restarted:
                 self._episodes.reset_infos[env_id] = own(landed.extras.get(env_id, NOTHING).info or {})
 
+    def _note_begun(self, landed: Landed, infos: Array) -> None:
+        """Say of envs that were reset that they were, and keep what the resets said."""
+        for position, env_id in enumerate(landed.env_ids):
+            if env_id in landed.begun:
+                infos[position]["reset"] = True
+                self._episodes.reset_infos[env_id] = own(landed.extras.get(env_id, NOTHING).info or {})
+        self._episodes.note_first_states(landed.begun)
+
     def _infos(self, batch: Batch, landed: Landed, dones: Array) -> Array:
         """Return the infos, each a dict of its own, also where an env had nothing to say."""
         env_ids, extras = landed.env_ids, landed.extras
@@ -70,16 +78,22 @@ class Teller:
                 said = extras[env_id].info if env_id in extras else None
                 if said:
                     infos[position] = {**said, **infos[position]}
+        if landed.begun:
+            self._note_begun(landed, infos)
         if self._policy.autoreset:
-            for position in dones.nonzero()[0].tolist():
-                env_id = env_ids[position]
-                extra = extras.get(env_id, NOTHING)
-                is_exhausted = bool(extra.is_exhausted)
-                if env_id in self._episodes.exhausted and not is_exhausted:  # since an earlier step
-                    continue
-                reset_info = extra.reset_info or {}
-                self._episodes.reset_infos[env_id] = own(reset_info) if reset_info else {}
-                is_known = env_id not in landed.restarted
-                ended = ended_state(batch, env_id, extra) if is_known else None
-                self._policy.describe_end(infos[position], ended, reset_info, is_exhausted)
+            self._describe_ends(batch, landed, dones, infos)
         return infos
+
+    def _describe_ends(self, batch: Batch, landed: Landed, dones: Array, infos: Array) -> None:
+        """Say of envs whose episode has ended what the reset within the step would hide."""
+        for position in dones.nonzero()[0].tolist():
+            env_id = landed.env_ids[position]
+            extra = landed.extras.get(env_id, NOTHING)
+            is_exhausted = bool(extra.is_exhausted)
+            if env_id in self._episodes.exhausted and not is_exhausted:  # since an earlier step
+                continue
+            reset_info = extra.reset_info or {}
+            self._episodes.reset_infos[env_id] = own(reset_info) if reset_info else {}
+            is_known = env_id not in landed.restarted
+            ended = ended_state(batch, env_id, extra) if is_known else None
+            self._policy.describe_end(infos[position], ended, reset_info, is_exhausted)

@@ -96,6 +96,15 @@ def check_window(min_envs: Any, max_envs: Any) -> None:
         raise ArgumentError(f"max_envs={max_envs} is less than min_envs={min_envs}. Give at least as many.")
 
 
+def check_policy(policy: Any) -> None:
+    """Refuse a policy that cannot be called."""
+    if not callable(policy):
+        raise ArgumentError(
+            f"policy is a {type(policy).__name__}, which cannot be called. Give a function or an object that takes the "
+            "states of some envs and returns an action for each."
+        )
+
+
 def check_name(argument: str, name: Any) -> None:
     """Refuse what is no plain, possibly dotted, name."""
     if not isinstance(name, str) or not all(part.isidentifier() for part in name.split(".")):
@@ -122,6 +131,15 @@ def spread_seeds(seed: Any, env_ids: Sequence[int], num_envs: int, *, whole: boo
             f"{were(len(seed), 'seed')} given for {count(len(env_ids), 'env')}. Give one each, or an int for all."
         )
     return [None if item is None else _check_seed(item) for item in seed]
+
+
+def check_base_seed(seed: Any) -> int | None:
+    """Return a seed from which those of all envs follow, or ``None`` for none."""
+    if seed is None:
+        return None
+    if not _is_int(seed):
+        raise ArgumentError(f"seed={seed!r} is no int. Env i gets seed + i; for others call seed([...]).")
+    return _check_seed(seed)
 
 
 def _check_seed(seed: Any) -> int:

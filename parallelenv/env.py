@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import gymnasium
 
-from parallelenv import arguments, cells, recipes, registry, translations
+from parallelenv import arguments, cells, recipes, registry, replicas, translations
 from parallelenv.answers import Align
 from parallelenv.errors import ArgumentError
-from parallelenv.familiar import Familiar
 from parallelenv.goal import Goal
 from parallelenv.guard import exclusive
 from parallelenv.hosts import CLOSE_TIMEOUT
@@ -27,8 +26,10 @@ from parallelenv.recipes import EnvRecipe
 from parallelenv.recovery import Recovery
 from parallelenv.rollout import Roller
 from parallelenv.saving import SavedState, check_saved
-from parallelenv.stepping import Stepper
+from parallelenv.sending import Sender
+from parallelenv.shared import check_shared
 from parallelenv.texts import count
+from parallelenv.traffic import Traffic
 from parallelenv.trajectory import Rollout
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 OnFailure = Literal["raise", "restart"]
 
 
-class ParallelEnv(Familiar):
+class ParallelEnv(Traffic):
     """Runs a list of environments side by side; one word chooses how.
 
     Env ids are positions in the list, ``0 .. n-1``, and never change. Wherever an ``id`` is
@@ -79,6 +80,9 @@ class ParallelEnv(Familiar):
             `EnvContractError` of the env that answers it, or an `ActionError`.
         keep: In a notebook, what a cell has made and left open is closed when that cell is run again and
             makes another one. ``True``: this one is not.
+        seed: Of the first episodes, as by `seed`, and what `get_worker_info` says while envs are made.
+        shared: Arrays by name that all envs read and nobody writes, copied once to where all workers have them:
+            ``get_worker_info().shared["name"]``.
         **backend_options: Options of the chosen backend.
 
     Raises:
@@ -106,6 +110,8 @@ class ParallelEnv(Familiar):
         copy: bool = True,
         spaces: tuple[gymnasium.Space[Any], gymnasium.Space[Any]] | None = None,
         keep: bool = False,
+        seed: int | None = None,
+        shared: Mapping[str, Any] | None = None,
         **backend_options: Any,
     ) -> None:
         super().__init__()
@@ -113,11 +119,13 @@ class ParallelEnv(Familiar):
         self._asynchronous = asynchronous
         policy = make_policy(asynchronous)
         arguments.check_counts(num_cpus, num_gpus)
-        timeout = arguments.check_timeout(timeout)
+        timeout, spaces = arguments.check_timeout(timeout), arguments.check_spaces(spaces)
         arguments.check_failure_handling(on_failure, max_restarts)
-        spaces = arguments.check_spaces(spaces)
+        for_envs = {"seed": arguments.check_base_seed(seed), "shared": check_shared(shared)}
         env_recipes = recipes.make_recipes(envs)
-        backend, num_cpus, chosen = registry.settle(para_mode, backend_options, env_recipes, num_cpus, num_gpus, spaces)
+        backend, num_cpus, chosen = registry.settle(
+            para_mode, backend_options, env_recipes, num_cpus, num_gpus, spaces, for_envs
+        )
         if on_failure == "restart" and backend.uses_live_envs:
             recipes.refuse_live(env_recipes)
         self._mode, self._recommendation = registry.describe(para_mode, chosen), chosen
@@ -133,12 +141,13 @@ class ParallelEnv(Familiar):
             silence_warnings=no_warning,
             timeout=timeout,
             listener=listener,
+            **for_envs,
         )
-        self._num_envs = len(env_recipes)
-        self._everyone = self._pool.env_ids
+        self._num_envs, self._everyone = len(env_recipes), self._pool.env_ids
         recovery = Recovery(self._pool, max_restarts) if on_failure == "restart" else None
-        self._stepper = Stepper(self._pool, policy, copy, timeout, recovery)
+        self._stepper = Sender(self._pool, policy, copy, timeout, recovery)
         self._roller = Roller(self._pool, policy, self._stepper, recovery, timeout)
+        self._seeds = dict(enumerate(arguments.spread_seeds(seed, self._everyone, self._num_envs, whole=False)))
         self._is_closed = False
         self._live.add(self)
         if not keep:
@@ -174,6 +183,8 @@ class ParallelEnv(Familiar):
         copy: bool = True,
         spaces: tuple[gymnasium.Space[Any], gymnasium.Space[Any]] | None = None,
         keep: bool = False,
+        seed: int | None = None,
+        shared: Mapping[str, Any] | None = None,
         backend_options: dict[str, Any] | None = None,
         **make_kwargs: Any,
     ) -> ParallelEnv:
@@ -200,6 +211,8 @@ class ParallelEnv(Familiar):
             copy=copy,
             spaces=spaces,
             keep=keep,
+            seed=seed,
+            shared=shared,
             **(backend_options or {}),
         )
 
@@ -236,6 +249,31 @@ class ParallelEnv(Familiar):
             )
         policy: Literal["idle", "restart"] = "restart" if auto_resample_when_done else "idle"
         return TaskPool(make_recipes(make_sampler_fn, sampler_fn_args), para_mode, policy, **options)
+
+    @classmethod
+    def replicate(
+        cls, env: Any, num_envs: int, para_mode: Any = "dummy", *args: Any, seed: int | None = None, **kwargs: Any
+    ) -> ParallelEnv:
+        """Return a `ParallelEnv` of so many copies of one env, which can be told apart.
+
+        Each has a rank, its env id, and `get_worker_info` tells it that. If an env fn has parameters ``rank``,
+        ``world_size`` or ``seed``, it is called with these: the rank, ``num_envs``, and ``seed`` plus the rank.
+
+        Args:
+            env: An env, which is copied, an env fn, a registered id or an `EnvSpec`.
+            num_envs: So many.
+            para_mode: As in the constructor.
+            *args: Further arguments of the constructor.
+            seed: As in the constructor.
+            **kwargs: Further arguments of the constructor.
+
+        Raises:
+            InvalidEnvError: If it is no env.
+            UnpicklableError: If it cannot be copied.
+        """
+        arguments.check_positive("num_envs", num_envs)
+        copies = replicas.replicate(env, num_envs, arguments.check_base_seed(seed))
+        return cls(copies, para_mode, *args, seed=seed, **kwargs)
 
     # ---------------------------------------------------------------- episodes
 
@@ -310,39 +348,6 @@ class ParallelEnv(Familiar):
         return self._stepper.step(action, env_ids, align)
 
     @exclusive
-    def send(self, action: Any, id: Any = None) -> None:
-        """Start a step of envs and return without waiting; `recv` gives the results.
-
-        Raises:
-            As `step`, before anything was sent.
-        """
-        self._stepper.send(action, self._ids(id))
-
-    @exclusive
-    def recv(
-        self, min_envs: int = 1, max_envs: int | None = None, timeout: float | None = None, align: Align = "item"
-    ) -> Any:
-        """Return the results of envs that have finished their step, first come, first served.
-
-        Args:
-            min_envs: Wait until so many are ready, or all that are under way if those are fewer.
-            max_envs: Give at most so many; the rest stays for the next call.
-            timeout: Seconds to wait; ``None`` means the pool's own timeout.
-            align: As in `step`.
-
-        Returns:
-            As `step`; ``env_ids`` says whose rows they are.
-
-        Raises:
-            NothingInFlightError: If nothing was sent.
-            WorkerTimeoutError: If fewer than ``min_envs`` finished in time; nothing is lost.
-            BaseException: What an env raised; ``error.partial`` is the others' result.
-        """
-        arguments.check_align(align)
-        arguments.check_window(min_envs, max_envs)
-        return self._stepper.receive(min_envs, max_envs, arguments.check_timeout(timeout), align)
-
-    @exclusive
     def rollout(
         self,
         policy: Callable[..., Any],
@@ -391,16 +396,6 @@ class ParallelEnv(Familiar):
         """
         env_ids = self._ids(id)
         return self._roller.run(policy, env_ids, Goal.of(num_steps, num_episodes), rnn_state, bool(progress))
-
-    @exclusive
-    def pause(self, id: Any) -> None:
-        """Leave envs out of calls without ``id``, and refuse to step them, until `resume`."""
-        self._stepper.pause(self._ids(id, everyone=True))
-
-    @exclusive
-    def resume(self, id: Any = None) -> None:
-        """Take paused envs in again; without ``id`` all of them."""
-        self._stepper.episodes.resume(self._ids(id, everyone=True))
 
     @exclusive
     def restart(self, id: Any = None) -> tuple[int, ...]:

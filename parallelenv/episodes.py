@@ -49,6 +49,10 @@ class Episodes:
         self.unpaused = env_ids
         self.reset_infos: list[dict[str, Any]] = [{} for _ in range(num_envs)]
 
+    @property
+    def _flags(self) -> tuple[Array, Array, Array]:
+        return self.done, self.terminated, self.truncated
+
     # ---------------------------------------------------------------- who may be stepped
 
     def refuse_fresh(self, env_ids: Iterable[int]) -> None:
@@ -156,8 +160,16 @@ class Episodes:
 
     def note_begun(self, env_ids: Sequence[int], rows: Any) -> None:
         """Take note that envs, which have these rows, have been reset."""
-        for record in (self.done, self.terminated, self.truncated):
+        self.note_asked_to_begin(rows)
+        self.note_first_states(env_ids)
+
+    def note_asked_to_begin(self, rows: Any) -> None:
+        """Take note that the envs with these rows are not done any more: they are to begin episodes."""
+        for record in self._flags:
             record[rows] = False
+
+    def note_first_states(self, env_ids: Sequence[int]) -> None:
+        """Take note that the states of these envs are the first of their episodes."""
         self._unstepped.update(dict.fromkeys(env_ids, True))
         self.keep(env_ids)
 
@@ -167,6 +179,16 @@ class Episodes:
             self.exhausted.add(env_id)
             self._fresh.discard(env_id)
             self.done[env_id], self.terminated[env_id], self.truncated[env_id] = True, False, True
+
+    def take_over(self, other: Episodes, env_ids: Sequence[int]) -> None:
+        """Take over what another record has of envs. They need a reset."""
+        rows = list(env_ids)
+        for ours, theirs in zip(self._flags, other._flags, strict=True):
+            ours[rows] = theirs[rows]
+        for env_id in env_ids:
+            self.reset_infos[env_id] = other.reset_infos[env_id]
+        self.note_stepped(env_ids)
+        self.lose(env_ids)
 
     def note_stepped(self, env_ids: Sequence[int]) -> None:
         """Take note that envs are stepped."""

@@ -1,4 +1,4 @@
-"""Steps that were begun and not yet delivered: at most one per env.
+"""Steps, and resets in their place, that were begun and not yet delivered: at most one per env.
 
 A step is *in flight* until its host answered, then *landed* until the user has it. Whatever
 interrupts the caller in between, the step is still here, and ``recv()`` gives it.
@@ -7,7 +7,7 @@ interrupts the caller in between, the step is still here, and ``recv()`` gives i
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from parallelenv.failures import Failure
@@ -17,14 +17,15 @@ from parallelenv.requests import Request
 
 @dataclass(slots=True)
 class Landed:
-    """What envs answered to a step, before it is shaped for the user.
+    """What envs answered to a step, or to a reset in the place of one, before it is shaped for the user.
 
     Attributes:
         env_ids: The envs, in the order of the answer.
-        stepped: Those of them that were stepped; the others are absent, because they are done.
+        stepped: Those of them that were stepped; the others are absent, because they are done or exhausted.
         extras: What was answered beside the batch, by env id.
         failures: What failed, by env id.
         restarted: Those of ``stepped`` that failed and were restarted; their states are first ones.
+        begun: Those of ``stepped`` that were reset instead; their states are first ones, too.
     """
 
     env_ids: Sequence[int]
@@ -32,6 +33,7 @@ class Landed:
     extras: Mapping[int, Extra]
     failures: Mapping[int, Failure]
     restarted: Collection[int] = ()
+    begun: Sequence[int] = ()
 
     @property
     def exhausted(self) -> list[int]:
@@ -42,7 +44,14 @@ class Landed:
         """Return this without the envs that failed."""
         env_ids = [env_id for env_id in self.env_ids if env_id not in self.failures]
         stepped = [env_id for env_id in self.stepped if env_id not in self.failures]
-        return Landed(env_ids, stepped, self.extras, self.failures, self.restarted)
+        begun = [env_id for env_id in self.begun if env_id not in self.failures]
+        return Landed(env_ids, stepped, self.extras, self.failures, self.restarted, begun)
+
+    def with_resting(self, resting: Collection[int]) -> Landed:
+        """Return this with some envs absent."""
+        stepped = [env_id for env_id in self.stepped if env_id not in resting]
+        begun = [env_id for env_id in self.begun if env_id not in resting]
+        return replace(self, stepped=stepped, begun=begun)
 
     def without_failure_of(self, env_ids: Sequence[int]) -> Landed:
         """Return the part of these envs, as if they had not failed."""
@@ -58,12 +67,13 @@ class Flights:
         self._extras: dict[int, Extra] = {}
         self._failures: dict[int, Failure] = {}
         self._absent: set[int] = set()
+        self._begun: set[int] = set()  # whose answer here is that to a reset
 
     def adopt(self, env_ids: Sequence[int], request: Request | None) -> None:
-        """Take charge of a step.
+        """Take charge of a step or reset.
 
         Args:
-            env_ids: All envs that were asked to step.
+            env_ids: All envs that were asked.
             request: Where those of them answer that were stepped, if there are any.
         """
         stepped: tuple[int, ...] = ()
@@ -87,6 +97,8 @@ class Flights:
                 continue
             del self._in_flight[env_id]
             self._landed[env_id] = None
+            if request.operation == "reset":
+                self._begun.add(env_id)
             if env_id in values:
                 self._extras[env_id] = values[env_id]
             if env_id in failures:
@@ -99,7 +111,13 @@ class Flights:
     def part(self, env_ids: Sequence[int]) -> Landed:
         """Return what has come back from these envs, in their order."""
         stepped = [env_id for env_id in env_ids if env_id not in self._absent]
-        return Landed(env_ids, stepped, _part(self._extras, env_ids), _part(self._failures, env_ids))
+        begun = [env_id for env_id in env_ids if env_id in self._begun] if self._begun else ()
+        return Landed(env_ids, stepped, _part(self._extras, env_ids), _part(self._failures, env_ids), begun=begun)
+
+    def lost_resets(self) -> dict[int, Failure]:
+        """Return why resets have failed, by env id, that failed for want of a worker."""
+        failures = _part(self._failures, tuple(self._begun)) if self._failures else {}
+        return {env_id: failure for env_id, failure in sorted(failures.items()) if failure.is_of_worker}
 
     def forget(self, env_ids: Iterable[int]) -> None:
         """Drop the steps of these envs: they were delivered, or nobody wants them any more."""
@@ -109,6 +127,7 @@ class Flights:
             self._extras.pop(env_id, None)
             self._failures.pop(env_id, None)
             self._absent.discard(env_id)
+            self._begun.discard(env_id)
 
     def __bool__(self) -> bool:
         """Whether any env has an undelivered step."""

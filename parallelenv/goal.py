@@ -76,7 +76,7 @@ class Goal:
 
 
 @contextlib.contextmanager
-def progress_bar(goal: Goal, is_wanted: bool) -> Iterator[Callable[[int], Any]]:
+def progress_bar(goal: Goal, is_wanted: bool, name: str = "rollout") -> Iterator[Callable[[int], Any]]:
     """Show a bar where somebody would see it, and yield what moves it on."""
     if not is_wanted:
         yield lambda _: None
@@ -89,7 +89,7 @@ def progress_bar(goal: Goal, is_wanted: bool) -> Iterator[Callable[[int], Any]]:
         yield lambda _: None
         return
     total, unit = (goal.num_steps, "step") if goal.num_episodes is None else (goal.num_episodes, "episode")
-    with tqdm(total=total, unit=unit, desc="rollout", leave=False, delay=_BAR_DELAY) as bar:
+    with tqdm(total=total, unit=unit, desc=name, leave=False, delay=_BAR_DELAY) as bar:
         yield bar.update
 
 

@@ -9,6 +9,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from parallelenv.batch import Batch, Layout
@@ -256,6 +257,8 @@ class Hosts:
         try:
             self._links = []
             vars(self).pop("batch", None)  # its memory goes now, not when the user lets go of the closed object
+            for link in links:
+                link.recipe = replace(link.recipe, shared={})  # likewise
             printed = [*self._printed, *self._backend.close(channels, timeout)]
         except KeyboardInterrupt:
             self._close_at_once(channels)

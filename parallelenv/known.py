@@ -15,15 +15,15 @@ from parallelenv.guard import Guarded
 from parallelenv.ids import parse_ids
 from parallelenv.ownership import own
 from parallelenv.pool import Pool
+from parallelenv.sending import Sender
 from parallelenv.spaces import batched
-from parallelenv.stepping import Stepper
 
 
 class Known(Guarded):
     """The attributes of a `ParallelEnv`: cheap, and there after `close` too."""
 
     _pool: Pool
-    _stepper: Stepper
+    _stepper: Sender
     _num_envs: int
     _everyone: tuple[int, ...]
     _recommendation: Recommendation | None

@@ -8,15 +8,16 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from parallelenv.batch import Layout
+from parallelenv.batch import Array, Layout
 from parallelenv.cores import usable_cores
 from parallelenv.errors import WorkerTimeoutError
 from parallelenv.failures import Failure
 from parallelenv.hosts import CLOSE_TIMEOUT, Announcement, Hosts, Listener
 from parallelenv.output import show
-from parallelenv.protocol import Backend, Command, EnvFacts, Settings
+from parallelenv.protocol import Backend, Command, EnvFacts, Place, Settings
 from parallelenv.recipes import EnvRecipe, refuse_live
 from parallelenv.requests import Link, Request, name_envs, pick, spread
+from parallelenv.shared import NOTHING_SHARED, share
 from parallelenv.spaces import Spaces, common_space, with_spaces
 
 NO_FAILURES: Mapping[int, Failure] = MappingProxyType({})
@@ -33,6 +34,9 @@ class Pool(Hosts):
         silence_warnings: Whether worker processes ignore warnings.
         timeout: Seconds that a call may take; ``None`` means for ever.
         listener: Told what envs print in workers, in the thread of the call that is running.
+        place: Where this pool stands among others; ``None`` if it stands alone.
+        seed: As in `Place`, of a pool that stands alone.
+        shared: Arrays that all envs are to have.
 
     Attributes:
         facts: What is known of each env, in env id order.
@@ -50,6 +54,9 @@ class Pool(Hosts):
         silence_warnings: bool = True,
         timeout: float | None = None,
         listener: Listener = show,
+        place: Place | None = None,
+        seed: int | None = None,
+        shared: Mapping[str, Array] = NOTHING_SHARED,
     ) -> None:
         self._has_spaces = False  # else every env is asked for its own
         self._timeout: float | None = None  # building envs may take as long as it takes
@@ -60,7 +67,9 @@ class Pool(Hosts):
         )
         plan = backend.plan(len(recipes), num_cpus, num_gpus)
         settings = Settings(silence_warnings, threads=max(1, usable_cores() // sum(plan.cpus)))
-        super().__init__(backend, spread(recipes, plan, settings), listener)
+        place = place or Place(num_workers=0, seed=seed)
+        at_hosts = share(backend, shared) if shared else shared
+        super().__init__(backend, spread(recipes, plan, settings, place, at_hosts), listener)
 
     def build(self, keeps_ended: bool, spaces: Spaces | None = None) -> None:
         """Build all envs and the batch. The pool is closed if that fails.

@@ -12,12 +12,12 @@ which they were sent, one `Reply` each.
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from parallelenv.batch import Batch, Layout, Rows
+    from parallelenv.batch import Array, Batch, Layout, Rows
     from parallelenv.failures import Failure
     from parallelenv.recipes import EnvRecipe
 
@@ -148,6 +148,23 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """Where a host stands among all that a `ParallelEnv` has.
+
+    Attributes:
+        first_worker: Number of its first worker, or of the only one.
+        num_workers: Number of workers of all hosts.
+        num_envs: Number of envs of all hosts.
+        seed: What env 0 is seeded with before its first reset, env 1 with one more, and so on; ``None``: nothing.
+    """
+
+    first_worker: int = 0
+    num_workers: int = 1
+    num_envs: int = 0
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class HostRecipe:
     """All that is needed to start one host, now or again after it died.
 
@@ -156,12 +173,16 @@ class HostRecipe:
         envs: How to make each of them.
         num_cpus: Cores that are this host's share.
         settings: What every host is told.
+        place: Where it stands among all hosts.
+        shared: Read-only arrays for all envs, as `Sharing.share` has made them; empty if there are none.
     """
 
     env_ids: tuple[int, ...]
     envs: tuple[EnvRecipe, ...]
     num_cpus: int
     settings: Settings
+    place: Place = Place()
+    shared: Mapping[str, Array] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,5 +362,20 @@ class Backend(Protocol):
 
         Returns:
             What envs printed where the caller does not see it, and no reply has told.
+        """
+        ...
+
+
+class Sharing(Backend, Protocol):
+    """A backend that can give all envs the same arrays. Another one refuses ``shared=``."""
+
+    def share(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
+        """Copy arrays to where all hosts read them, once; called between `plan` and `launch`.
+
+        Args:
+            arrays: The user's, of plain dtypes.
+
+        Returns:
+            What `HostRecipe.shared` is to be; `launch` brings it to its hosts as read-only arrays.
         """
         ...

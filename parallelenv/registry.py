@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from parallelenv import translations
 from parallelenv.errors import ArgumentError, MissingDependencyError, UnknownModeError, UnknownOptionError
 from parallelenv.protocol import Backend
+from parallelenv.whereabouts import offering
 
 if TYPE_CHECKING:
     from parallelenv.choice import Recommendation
@@ -53,7 +54,8 @@ def settle(
     env_recipes: Sequence[EnvRecipe],
     num_cpus: int | None,
     num_gpus: float,
-    spaces: Spaces | None = None,
+    spaces: Spaces | None,
+    for_envs: dict[str, Any],
 ) -> tuple[Backend, int | None, Recommendation | None]:
     """Return a new backend, the cores it may use, and why it was chosen if that was left to us.
 
@@ -64,6 +66,7 @@ def settle(
         num_cpus: As given by the user.
         num_gpus: As given by the user.
         spaces: As given by the user.
+        for_envs: ``seed`` and ``shared``, which envs that are tried may ask for.
 
     Raises:
         As `make_backend`; and, with ``"auto"``:
@@ -75,7 +78,8 @@ def settle(
     _refuse_details(options, num_gpus)
     from parallelenv.choice import choose  # the words must be there before what is chosen from them
 
-    chosen = choose(env_recipes, num_cpus, spaces)
+    with offering(**for_envs):
+        chosen = choose(env_recipes, num_cpus, spaces)
     return make_backend(chosen.mode, chosen.options), chosen.num_cpus, chosen
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from parallelenv.batch import Array
 from parallelenv.errors import WorkerDiedError
 from parallelenv.failures import Failure, raise_failures
-from parallelenv.protocol import Channel, Death, HostRecipe, Plan, Settings
+from parallelenv.protocol import Channel, Death, HostRecipe, Place, Plan, Settings
 from parallelenv.recipes import EnvRecipe
 
 Landing = Callable[["Request", Sequence[int], Mapping[int, Any], Mapping[int, Failure]], None]
@@ -119,13 +120,27 @@ class Link:
         return WorkerDiedError(message, env_ids, death.pid, death.exitcode)
 
 
-def spread(recipes: Sequence[EnvRecipe], plan: Plan, settings: Settings) -> list[HostRecipe]:
-    """Deal envs out to hosts as evenly as their cores allow, consecutive ids together."""
+def spread(
+    recipes: Sequence[EnvRecipe], plan: Plan, settings: Settings, place: Place, shared: Mapping[str, Array]
+) -> list[HostRecipe]:
+    """Deal envs out to hosts as evenly as their cores allow, consecutive ids together.
+
+    Args:
+        recipes: Of the envs.
+        plan: How many hosts there are.
+        settings: What every host is told.
+        place: Of all of these hosts together. Without a number of workers it is that of all there are.
+        shared: As in `HostRecipe`.
+    """
+    shares = deal(len(recipes), plan.cpus)
+    workers = [min(num_cpus, share) for num_cpus, share in zip(plan.cpus, shares, strict=True)]
+    whole = place if place.num_workers else replace(place, num_workers=sum(workers), num_envs=len(recipes))
     hosts = []
     start = 0
-    for num_cpus, share in zip(plan.cpus, deal(len(recipes), plan.cpus), strict=True):
+    for index, (num_cpus, share) in enumerate(zip(plan.cpus, shares, strict=True)):
         part = tuple(recipes[start : start + share])
-        hosts.append(HostRecipe(tuple(recipe.env_id for recipe in part), part, num_cpus, settings))
+        own = replace(whole, first_worker=whole.first_worker + sum(workers[:index]))
+        hosts.append(HostRecipe(tuple(recipe.env_id for recipe in part), part, num_cpus, settings, own, shared))
         start += share
     return hosts
 

@@ -10,6 +10,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
+from parallelenv.arguments import check_policy
 from parallelenv.batch import Array, Batch
 from parallelenv.chunks import Chunk, Ended, Memory, Order, action_rooms, check_rows, join_ends, room
 from parallelenv.episodes import Episodes
@@ -101,11 +102,7 @@ def pack_player(player: Any, memory: Memory | None) -> Array:
         ArgumentError: If it cannot be called.
         UnpicklableError: If it cannot be pickled.
     """
-    if not callable(player):
-        raise ArgumentError(
-            f"policy is a {type(player).__name__}, which cannot be called. Give a function or an object that takes the "
-            "states of some envs and returns an action for each."
-        )
+    check_policy(player)
     try:
         packed = cloudpickle.dumps((player, memory))
     except Exception as error:  # pickling runs user code: anything may come

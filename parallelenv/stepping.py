@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from parallelenv.actions import ActionReader
 from parallelenv.answers import Align, Teller
 from parallelenv.batch import Array
 from parallelenv.episodes import Episodes
-from parallelenv.errors import EnvBusyError, EnvContractError, NothingInFlightError
+from parallelenv.errors import EnvBusyError, EnvContractError
 from parallelenv.failures import Failure, noted, raise_failures
 from parallelenv.flights import Flights, Landed
 from parallelenv.policy import Policy
@@ -25,8 +24,10 @@ from parallelenv.results import StepBatch, StepResult, first_states, gather_stat
 from parallelenv.rewards import refuse_other_rewards
 from parallelenv.saving import Progress
 
-Begins = Sequence[tuple[int | None, dict[str, Any] | None]]
-"""Seed and options of each env that is to begin an episode."""
+Begin = tuple[int | None, dict[str, Any] | None]
+"""Seed and options of an env that is to begin an episode."""
+Begins = Sequence[Begin]
+"""Those of several envs."""
 
 
 @dataclass(slots=True)
@@ -80,7 +81,7 @@ class Stepper:
         # next. Every other call unsets it.
         self._proven: Sequence[int] | None = None
 
-    def under(self, policy: Policy, *, always_copies: bool, reward_dtype: np.dtype[Any] | None) -> Stepper:
+    def under(self, policy: Policy, *, always_copies: bool, reward_dtype: np.dtype[Any] | None) -> Self:
         """Return a stepper of the same pool with another policy. All envs then need a reset.
 
         Args:
@@ -96,7 +97,7 @@ class Stepper:
         if self._recovery is not None:
             self._recovery.forget(self._pool.env_ids)
         copy = self._copy or always_copies
-        return Stepper(self._pool, policy, copy, self.timeout, self._recovery, reward_dtype)
+        return type(self)(self._pool, policy, copy, self.timeout, self._recovery, reward_dtype)
 
     @property
     def under_way(self) -> list[int]:
@@ -114,11 +115,14 @@ class Stepper:
             env_ids: The envs, in the order of the answer. Undelivered steps of theirs are dropped.
             each: Seed and options of each.
         """
+        self._prepare_reset(env_ids, each)
+        return Resetting(env_ids, each, self._post_reset(env_ids, each))
+
+    def _prepare_reset(self, env_ids: Sequence[int], each: Begins) -> None:
         self._settle()
         if self._recovery is not None:
             self._recovery.note_seeds(env_ids, [seed for seed, _ in each])
             self._mend_unasked(env_ids, self._pool.obituaries(env_ids), self._recovery)
-        return Resetting(env_ids, each, self._post_reset(env_ids, each))
 
     def finish_reset(self, resetting: Resetting, timeout: float | None, align: Align = "item") -> Any:
         """Return the first states: batched, or with align ``"batch"`` a list; ``None`` of an env that is exhausted.
@@ -150,10 +154,14 @@ class Stepper:
             self.episodes.refuse_exhausted(good, partial=states)
         return states
 
-    def _post_reset(self, env_ids: Sequence[int], each: Begins) -> Request:
+    def _post_reset(self, env_ids: Sequence[int], each: Begins, *, flies: bool = False) -> Request:
+        def announce(request: Request) -> None:
+            self._lose(env_ids)  # and so they stay if anything goes wrong
+            if flies:
+                self._unsettled = (env_ids, request)
+
         failed = NO_FAILURES if self._recovery is None else self._pool.obituaries(env_ids)
-        # They are lost, and so they stay if anything goes wrong.
-        return self._pool.post("reset", env_ids, each, None, lambda _: self._lose(env_ids), failed)
+        return self._pool.post("reset", env_ids, each, None, announce, failed)
 
     def _lose(self, env_ids: Sequence[int]) -> None:
         """Drop undelivered steps of envs, which need a reset from now on."""
@@ -206,16 +214,16 @@ class Stepper:
         else:
             self._pool.wait(request, self.timeout if timeout is None else timeout)
 
-    def latest_states(self) -> Any:
-        """Return the latest states of all envs, batched.
+    def latest_states(self, env_ids: Sequence[int] | None = None) -> Any:
+        """Return the latest states of envs, by default of all, batched.
 
         Raises:
             UnpicklableError: If a part of a state cannot be copied from its worker.
         """
-        everyone, batch = self._pool.env_ids, self._pool.batch
+        asked, batch = self._pool.env_ids if env_ids is None else env_ids, self._pool.batch
         has_loose = any(array is None for array in batch.states)
-        extras = self._pool.ask("look", everyone).values if has_loose else {}
-        return gather_states(batch, everyone, batch.rows(everyone), extras, self._copy)
+        extras = self._pool.ask("look", asked).values if has_loose else {}
+        return gather_states(batch, asked, batch.rows(asked), extras, self._copy)
 
     def restart(self, env_ids: Sequence[int]) -> tuple[int, ...]:
         """Rebuild envs and return the ids of all that were; they need a reset."""
@@ -263,71 +271,6 @@ class Stepper:
         self._proven = env_ids
         return result
 
-    def begin(self, action: Any, env_ids: Sequence[int]) -> None:
-        """Begin a step of all of these envs, for `finish`."""
-        self._launch(action, env_ids)
-
-    def finish(self, env_ids: Sequence[int], timeout: float | None, align: Align) -> StepResult | StepBatch:
-        """Return what envs answered to a step that was begun, or sent, or whose call was interrupted.
-
-        Args:
-            env_ids: All of the envs, in the order of the answer.
-            timeout: Seconds; ``None`` means the pool's own.
-            align: As in `step`.
-
-        Raises:
-            NothingInFlightError: If no step of one of them is under way.
-            WorkerTimeoutError: If they do not answer in time. This can be called again.
-        """
-        if self._unsettled is None or self._unsettled[0] is not env_ids:
-            self._settle()
-            return self._collect(env_ids, timeout, align)
-        request = self._unsettled[1]
-        self._await(request, timeout)
-        return self._deliver(Landed(env_ids, request.env_ids, request.values, request.failures), align)
-
-    def _collect(self, env_ids: Sequence[int], timeout: float | None, align: Align) -> StepResult | StepBatch:
-        flights = self._flights
-        missing = [env_id for env_id in env_ids if env_id not in flights]
-        if missing:
-            raise NothingInFlightError(f"No step of envs {missing} is in flight. Begin one first.")
-        self._await_landing(len(flights), timeout)
-        return self._deliver(flights.part(env_ids), align)
-
-    def send(self, action: Any, env_ids: Sequence[int]) -> None:
-        """Begin a step of envs."""
-        _, request = self._launch(action, env_ids)
-        self._unsettled = None
-        self._flights.adopt(env_ids, request)
-
-    def receive(
-        self, min_envs: int, max_envs: int | None, timeout: float | None, align: Align
-    ) -> StepResult | StepBatch:
-        """Return what envs answered that have finished their step.
-
-        ``timeout``: as in `ParallelEnv.recv`.
-        """
-        self._settle()
-        flights = self._flights
-        if not flights:
-            raise NothingInFlightError("recv() was called, but no step is in flight. Call send() first.")
-        self._await_landing(min(min_envs, len(flights)), timeout)
-        return self._deliver(flights.landed(max_envs), align)
-
-    def _await_landing(self, wanted: int, timeout: float | None) -> None:
-        """Wait until so many envs have finished their step. ``timeout`` and errors: as in `_await`."""
-        flights = self._flights
-        limit = self.timeout if timeout is None else timeout
-        deadline = None if limit is None else time.monotonic() + limit
-        while flights.num_landed < wanted:
-            if self._pool.pump(deadline):
-                continue
-            late = self._pool.late(flights.running, limit, "step")
-            if timeout is not None or self._recovery is None:
-                raise late
-            for request in flights.requests:
-                self._pool.give_up(request, late)
-
     def _launch(self, action: Any, env_ids: Sequence[int]) -> tuple[Sequence[int], Request | None]:
         """Send a step to the envs that take part in it; return them and their request.
 
@@ -343,8 +286,7 @@ class Stepper:
             self._settle()
             self._check(env_ids)
         self._proven = None
-        may_rest = self._policy.skips_done or self.episodes.exhausted
-        stepped, chosen = self.episodes.choose(env_ids) if may_rest else (env_ids, None)
+        stepped, chosen = self._taking_part(env_ids)
         each = None
         if self._actions.fills_batch:
             self._actions.put_rows(self._pool.batch, action, env_ids, stepped, chosen)
@@ -363,6 +305,11 @@ class Stepper:
         who_begins = self.episodes.ended(stepped) or False if self._policy.resets_next else self._policy.autoreset
         return stepped, self._pool.post("step", stepped, each, who_begins, announce, failed)
 
+    def _taking_part(self, env_ids: Sequence[int]) -> tuple[Sequence[int], list[int] | None]:
+        """Return who does not rest in a step, as `Episodes.choose`."""
+        may_rest = self._policy.skips_done or self.episodes.exhausted
+        return self.episodes.choose(env_ids) if may_rest else (env_ids, None)
+
     def _settle(self) -> None:
         """Take charge of a step whose call did not come to its end."""
         self._proven = None
@@ -375,8 +322,8 @@ class Stepper:
         busy = [env_id for env_id in env_ids if env_id in self._flights] if self._flights else []
         if busy:
             raise EnvBusyError(
-                f"envs {busy} have a step under way whose result was not received (sent, interrupted or late). "
-                f"Get it with {self._pool.waits_by}, or drop it with reset()."
+                f"envs {busy} have a step under way whose result was not received (sent, interrupted or late; or a "
+                f"reset that was sent). Get it with {self._pool.waits_by}, or drop it with reset()."
             )
 
     def _check(self, env_ids: Sequence[int]) -> None:
@@ -413,6 +360,8 @@ class Stepper:
         Raises:
             BaseException: What an env raised; ``error.partial`` has the others' results.
         """
+        if landed.begun:
+            landed = self._file_resets(landed)
         whole, unpaid = self._judge(landed)
         failures = whole.failures
         landed = whole.without_failures() if failures else whole
@@ -435,6 +384,15 @@ class Stepper:
             raise_failures([failures[env_id] for env_id in sorted(failures)], partial=result)
         return result
 
+    def _file_resets(self, landed: Landed) -> Landed:
+        """Return what has landed with reward and flags of resets, which write none; who found no episode rests."""
+        rows = self._pool.batch.rows(landed.begun)
+        self._pool.batch.rewards[rows] = 0.0
+        self._pool.batch.flags[rows] = False
+        exhausted = [env_id for env_id in landed.exhausted if env_id in landed.begun]
+        self.episodes.note_exhausted(exhausted)
+        return landed.with_resting(exhausted) if exhausted else landed
+
     def _judge(self, landed: Landed) -> tuple[Landed, Sequence[int]]:
         """Return what has landed with all that has failed in it, and what could be mended mended.
 
@@ -449,7 +407,9 @@ class Stepper:
 
     def _mend(self, landed: Landed, recovery: Recovery) -> Landed:
         """Restart what failed: it then counts as cut off, and its state is the first of its next episode."""
-        mended, left = recovery.mend(landed.failures)
+        raised = {env_id: failure for env_id, failure in landed.failures.items() if env_id in landed.begun}
+        others = {env_id: failure for env_id, failure in landed.failures.items() if env_id not in raised}
+        mended, left = recovery.mend(others)
         batch, extras = self._pool.batch, dict(landed.extras)
         for env_id, (failure, begun) in mended.items():
             row = env_id - batch.layout.first
@@ -459,4 +419,4 @@ class Stepper:
             extras[env_id] = Extra(info, begun.loose, reset_info=begun.info, is_exhausted=begun.is_exhausted)
             self.episodes.reset_infos[env_id] = begun.info or {}
         self.episodes.keep(mended)
-        return Landed(landed.env_ids, landed.stepped, extras, left, mended.keys())
+        return Landed(landed.env_ids, landed.stepped, extras, {**raised, **left}, mended.keys(), landed.begun)

@@ -27,6 +27,7 @@ from parallelenv.costs import Figures
 from parallelenv.errors import EnvContractError
 from parallelenv.recipes import EnvRecipe
 from parallelenv.spaces import Spaces, Structure
+from parallelenv.whereabouts import Trial, answering, offered
 
 try:
     import resource
@@ -64,8 +65,10 @@ def measure(recipes: Sequence[EnvRecipe], spaces: Spaces | None = None) -> Figur
     chosen = _some(recipes)
     weights = [sum(recipe.source is one.source for recipe in recipes) for one in chosen]
     seconds = SECONDS / len(chosen)
-    attempt = _try_copies if any(one.is_live for one in chosen) else _try_here
-    found = attempt(chosen, seconds, spaces)
+    if any(one.is_live for one in chosen):
+        found = _try_copies(chosen, seconds, spaces)
+    else:
+        found = _try_here(chosen, seconds, spaces, len(recipes))
     return _average(found, weights[: len(found)])
 
 
@@ -91,11 +94,11 @@ def _average(found: Sequence[Figures], weights: Sequence[int]) -> Figures:
     )
 
 
-def _try_here(recipes: Sequence[EnvRecipe], seconds: float, spaces: Spaces | None) -> list[Figures]:
+def _try_here(recipes: Sequence[EnvRecipe], seconds: float, spaces: Spaces | None, num_envs: int) -> list[Figures]:
     found: list[Figures] = []
     begin = time.perf_counter()
     for recipe in recipes:
-        with _undisturbed():
+        with _undisturbed(), answering(Trial(recipe.env_id, num_envs)):
             env = _build_new(recipe)
             if env is None:
                 return _try_copies(recipes, seconds, spaces)
@@ -127,7 +130,7 @@ def _try_copies(recipes: Sequence[EnvRecipe], seconds: float, spaces: Spaces | N
     from parallelenv.env import ParallelEnv
 
     probes = [functools.partial(Probe, recipe) for recipe in recipes]
-    with ParallelEnv(probes, "subproc", num_cpus=1, timeout=_PATIENCE) as env:
+    with ParallelEnv(probes, "subproc", num_cpus=1, timeout=_PATIENCE, **offered()) as env:
         return env.customized_method("measure", {"seconds": seconds, "spaces": spaces})
 
 

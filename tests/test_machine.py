@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
-from parallelenv import ParallelEnv, registry
+from parallelenv import Evaluation, ParallelEnv, registry
 from parallelenv.errors import ParallelEnvError
 from parallelenv.testing.oddities import Spaceless, Toolbox
 from parallelenv.testing.play import LENGTHS, NUM_ENVS, POLICIES, assert_same, drain, fleet, items
@@ -70,7 +70,8 @@ class Twins:
 def _outcome(env: ParallelEnv, call: str, *arguments: Any, **keywords: Any) -> Any:
     """Return what a call answers, or what it raises."""
     try:
-        return items(getattr(env, call)(*arguments, **keywords))
+        answer = getattr(env, call)(*arguments, **keywords)
+        return items(vars(answer) if isinstance(answer, Evaluation) else answer)
     except ParallelEnvError as error:
         return type(error).__name__, items(getattr(error, "partial", None))
 
@@ -100,6 +101,11 @@ class Machine(RuleBasedStateMachine):
         self.both("reset", env_ids, seed=seed)
         self.in_flight -= self.unpaused if env_ids is None else set(env_ids)
 
+    @rule(env_ids=st.none() | env_ids, seed=seeds)
+    def send_reset(self, env_ids: Any, seed: Any) -> None:
+        self.both("send_reset", env_ids, seed=seed)
+        self.in_flight |= self.unpaused if env_ids is None else set(env_ids)
+
     @rule(seed=st.integers(0, 99))
     def seed(self, seed: int) -> None:
         self.both("seed", seed)
@@ -124,7 +130,17 @@ class Machine(RuleBasedStateMachine):
             expected, found = drain(self.twins.oracle), drain(self.twins.one, max_envs=2)
             assert found.keys() == self.in_flight
             assert_same(expected, found, "received ")
+            assert_same(self.twins.oracle.done, self.twins.one.done, "done")
+            assert_same(self.twins.oracle.reset_infos, self.twins.one.reset_infos, "reset_infos")
         self.in_flight.clear()
+
+    @precondition(lambda self: not self.in_flight)
+    @rule(env_ids=st.none() | env_ids, num_episodes=st.integers(1, 7), seed=seeds)
+    def run_episodes(self, env_ids: Any, num_episodes: int, seed: Any) -> None:
+        def act(states: Any) -> Any:
+            return [int(state[1]) % 5 for state in states]
+
+        self.both("run_episodes", act, num_episodes, env_ids, seed=seed, progress=False)
 
     @precondition(lambda self: not self.in_flight)
     @rule(env_ids=env_ids, seed=st.integers(0, 99))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import time
@@ -17,6 +18,7 @@ from conftest import MakeEnv, needs_ray
 from fragile import two_hosts
 
 from parallelenv import ParallelEnv, errors, recovery
+from parallelenv.testing.play import drain
 
 GO, RAISE, EXIT, HANG = range(4)
 NUM_ENVS = 4
@@ -36,6 +38,7 @@ class Frail(gym.Env[Any, Any]):
         if Path(folder, f"barren-{number}").exists():
             raise RuntimeError(f"env {number} cannot be born")
         self.curse = Path(folder, f"cursed-{number}")
+        self.lameness = Path(folder, f"lame-{number}")
         self.released = Path(folder, "released")
         self.steps = 0
 
@@ -45,6 +48,10 @@ class Frail(gym.Env[Any, Any]):
         self.drawn = self.np_random.random()
         if options and "fail" in options:
             raise KeyError("no such option")
+        if self.lameness.exists():
+            self.lameness.unlink()
+            while not self.released.exists():
+                time.sleep(0.01)
         if self.curse.exists():
             self.curse.unlink()
             os._exit(3)
@@ -256,6 +263,55 @@ def test_a_step_that_takes_too_long_is_a_failure(make_env: MakeEnv, tmp_path: Pa
     assert isinstance(result.infos[3]["failure"], errors.WorkerTimeoutError)
     assert not result.truncated[:2].any()
     assert not env.step(actions()).dones.any()
+
+
+def test_a_reset_sent_to_a_worker_that_dies_of_it_is_asked_for_again(
+    make_env: MakeEnv, tmp_path: Path, mode: str
+) -> None:
+    if in_process(mode):
+        pytest.skip("workers are no processes here")
+    env = make(make_env, tmp_path, mode)
+    env.reset(seed=3)
+    Path(tmp_path, "cursed-1").touch()
+    env.send_reset([1, 3], seed=[40, 41], options={"some": 1})
+    landed = drain(env, min_envs=2)
+    assert not Path(tmp_path, "cursed-1").exists()
+    drawn = [np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed))).random() for seed in (40, 41)]
+    assert [landed[env_id][0].tolist() for env_id in (1, 3)] == [[1, 0, drawn[0]], [3, 0, drawn[1]]]
+    assert landed[1][3] == {"drawn": drawn[0], "reset": True}
+    assert landed[1][1:3] == (0.0, False)
+    assert births(tmp_path) == [2, 2, 1, 1]
+    result = env.step(actions())
+    assert result.truncated.tolist() == [True, False, False, False]  # it only shared the worker
+    assert result.states[:, 1].tolist() == [0, 1, 1, 1]
+
+
+def test_a_reset_sent_that_takes_too_long_is_asked_for_again(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
+    if mode == "dummy":
+        pytest.skip("nobody looks at the clock here")
+    env = make(make_env, tmp_path, mode, timeout=1.0)
+    env.reset(seed=3)
+    Path(tmp_path, "lame-2").touch()
+    env.send_reset(2, seed=[40])
+    landed = asyncio.run(env.arecv()) if mode == "subproc" else env.recv()
+    drawn = np.random.Generator(np.random.PCG64(np.random.SeedSequence(40))).random()
+    assert landed.states.tolist() == [[2, 0, drawn]]
+    assert landed.dones.tolist() == [False]
+    assert births(tmp_path) == [1, 1, 2, 2]
+
+
+def test_an_error_of_a_reset_that_was_sent_is_raised(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
+    env = make(make_env, tmp_path, mode)
+    env.reset(seed=3)
+    env.send_reset([0, 2], options=[{"fail": True}, None])
+    with pytest.raises(KeyError, match="no such option") as caught:
+        env.recv(min_envs=2)
+    assert caught.value.partial.env_ids.tolist() == [2]  # type: ignore[attr-defined]
+    assert births(tmp_path) == [1, 1, 1, 1]
+    with pytest.raises(errors.ResetNeededError, match=r"\[0\]"):
+        env.step(actions())
+    env.reset(0)
+    assert env.step(actions()).states[:, 1].tolist() == [1, 1, 1, 1]
 
 
 def test_a_step_sent_that_takes_too_long_is_a_failure(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:

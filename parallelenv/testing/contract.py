@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import pytest
 
-_PARTS = ("base", "play", "steps", "flights", "calls", "faults")
+_PARTS = ("base", "play", "steps", "flights", "traffic", "whereabouts", "calls", "faults")
 pytest.register_assert_rewrite(*(f"parallelenv.testing.{part}" for part in _PARTS))  # before they are imported
 
 from parallelenv.testing.calls import CallContract, OwnershipContract  # noqa: E402
 from parallelenv.testing.faults import CloseContract, FaultContract  # noqa: E402
 from parallelenv.testing.flights import FlightContract  # noqa: E402
 from parallelenv.testing.steps import StepContract  # noqa: E402
+from parallelenv.testing.traffic import TrafficContract  # noqa: E402
+from parallelenv.testing.whereabouts import WhereaboutsContract  # noqa: E402
 
 
-class BackendContract(StepContract, FlightContract, OwnershipContract, CallContract, FaultContract, CloseContract):
+class BackendContract(
+    StepContract,
+    FlightContract,
+    TrafficContract,
+    WhereaboutsContract,
+    OwnershipContract,
+    CallContract,
+    FaultContract,
+    CloseContract,
+):
     """All that a backend must keep to. Subclass it with a name that pytest collects.
 
     Attributes:

@@ -190,6 +190,30 @@ class ParallelWrapper:
         """
         self._refuse("rollout")
 
+    def send_reset(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse, as `rollout` does: wrappers do not know of resets that are received."""
+        self._refuse("send_reset")
+
+    def arecv(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse, as `send_reset` does."""
+        self._refuse("arecv")
+
+    def stream(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse, as `send_reset` does."""
+        self._refuse("stream")
+
+    def run_episodes(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse, as `send_reset` does."""
+        self._refuse("run_episodes")
+
+    def get_state(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse, as `send_reset` does."""
+        self._refuse("get_state")
+
+    def send_action(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse, as `send_reset` does."""
+        self._refuse("send_action")
+
     def to_gymnasium(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refuse, as `rollout` does: an adapter steps the `ParallelEnv` itself."""
         self._refuse("to_gymnasium")

@@ -134,7 +134,7 @@ class AnswerWrapper(ParallelWrapper):
 
     def _answer_reset(self, states: Any, env_ids: tuple[int, ...]) -> Any:
         try:
-            return self._of_living(states, env_ids, self._begin)
+            return self._of_living(states, env_ids, self._see_first)
         except BaseException as error:
             refused = refused_in(error) or Refused()
             self._set_beside_exhausted(error, tuple(env_id for env_id in env_ids if env_id not in refused))
@@ -166,7 +166,7 @@ class AnswerWrapper(ParallelWrapper):
         if hasattr(error, "partial") and 0 < len(self._living(env_ids)) < len(env_ids):
             carry(error, self._beside_exhausted(error.partial, env_ids))
 
-    def _begin(self, states: Any, env_ids: tuple[int, ...]) -> Any:
+    def _see_first(self, states: Any, env_ids: tuple[int, ...]) -> Any:
         try:
             return self.began(states, env_ids)
         except BaseException as error:

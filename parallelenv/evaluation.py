@@ -1,0 +1,186 @@
+"""Whole episodes played with a policy in the caller's process, and how they went."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from parallelenv.arguments import check_policy
+from parallelenv.backends.player import Player
+from parallelenv.batch import Array
+from parallelenv.failures import put
+from parallelenv.goal import Goal, progress_bar
+from parallelenv.results import StepResult
+from parallelenv.sending import Sender
+from parallelenv.spaces import object_array
+from parallelenv.stepping import Begins
+from parallelenv.texts import count
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Evaluation:
+    """Episodes from their first step to their last: those of the first env, in turn, then those of the second ...
+
+    Attributes:
+        returns: ``(num_episodes,)`` float64, the sum of the rewards; an object array if some are not numbers.
+        lengths: ``(num_episodes,)`` int64, the number of steps.
+        terminated: ``(num_episodes,)`` bool.
+        truncated: ``(num_episodes,)`` bool.
+        infos: ``(num_episodes,)`` object array of dicts: what the env said in the last step.
+        env_ids: ``(num_episodes,)`` int64: who played it.
+    """
+
+    returns: Array
+    lengths: Array
+    terminated: Array
+    truncated: Array
+    infos: Array
+    env_ids: Array
+
+    def __len__(self) -> int:
+        """Return the number of episodes."""
+        return len(self.lengths)
+
+    def __repr__(self) -> str:
+        """Return one line."""
+        mean = "" if not len(self) or self.returns.dtype == object else f", return {self.returns.mean():.6g} on average"
+        return f"<Evaluation of {count(len(self), 'episode')}{mean}>"
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What an env has played: of the episode under way, and the episodes before."""
+
+    reward: Any = 0.0
+    length: int = 0
+    ended: list[tuple[Any, ...]] = field(default_factory=list)
+
+    def add(self, reward: Any) -> None:
+        self.reward, self.length = self.reward + reward, self.length + 1
+
+    def end(self, terminated: bool, truncated: bool, info: dict[str, Any]) -> None:
+        self.ended.append((self.reward, self.length, terminated, truncated, info))
+        self.reward, self.length = 0.0, 0
+
+
+def evaluate(
+    stepper: Sender,
+    player: Callable[..., Any],
+    goal: Goal,
+    env_ids: Sequence[int],
+    each: Begins,
+    announce: Callable[[Sequence[int]], Any],
+    shows_progress: bool,
+) -> Evaluation:
+    """Play episodes. The envs begin with a reset, and need one afterwards.
+
+    Args:
+        stepper: Of the envs.
+        player: The policy that acts.
+        goal: How many episodes.
+        env_ids: The envs; each plays its share, and is then left alone.
+        each: Seed and options of the first reset of each.
+        announce: Told who is to be reset, when nothing can be refused any more.
+        shows_progress: Whether a bar shows, where somebody would see it.
+
+    Raises:
+        BaseException: What an env or the policy raised; ``error.partial`` has the episodes so far.
+    """
+    check_policy(player)
+    shares = {env_id: share or 0 for env_id, share in goal.shares(env_ids).items()}
+    asked = [place for place, env_id in enumerate(env_ids) if shares[env_id]]
+    playing = tuple(env_ids[place] for place in asked)
+    tallies = {env_id: _Tally() for env_id in playing}
+    with stepper.borrowed(playing) as own, progress_bar(goal, shows_progress, "run_episodes") as advance:
+        game = _Game(own, Player(player, None, own.layout), shares, tallies, advance)
+        announce(playing)
+        try:
+            game.play(playing, [each[place] for place in asked])
+        except BaseException as error:
+            put(error, "partial", _told(tallies))
+            raise
+    return _told(tallies)
+
+
+class _Game:
+    """Episodes under way.
+
+    Args:
+        stepper: Under a policy that steps envs on: no env begins an episode that nobody asked for.
+        player: The policy that acts.
+        shares: How many episodes each env plays.
+        tallies: Where to write down how they went.
+        advance: Moves the bar on.
+    """
+
+    def __init__(
+        self,
+        stepper: Sender,
+        player: Player,
+        shares: dict[int, int],
+        tallies: dict[int, _Tally],
+        advance: Callable[[int], Any],
+    ) -> None:
+        self._stepper = stepper
+        self._player = player
+        self._shares = shares
+        self._tallies = tallies
+        self._advance = advance
+
+    def play(self, env_ids: tuple[int, ...], each: Begins) -> None:
+        """Play until every env has had its share. Who ends early waits for nobody; who plays on is waited for.
+
+        Who finds no further episode has played enough.
+        """
+        stepper = self._stepper
+        self._reset(env_ids, each)
+        env_ids = tuple(stepper.episodes.living(env_ids))
+        result: Any = None
+        while env_ids:
+            actions, _ = self._player.act(env_ids, stepper.states_of(env_ids, result))
+            result = stepper.step(actions, env_ids, "item")
+            ended = self._note(result)
+            if not ended:
+                continue
+            self._advance(len(ended))
+            self._player.forget(ended)
+            left = {env_id: self._shares[env_id] - len(self._tallies[env_id].ended) for env_id in ended}
+            env_ids = tuple(env_id for env_id in env_ids if left.get(env_id, 1))
+            again = [env_id for env_id in ended if left[env_id]]
+            if again:
+                self._reset(again, [(None, None)] * len(again))
+                env_ids = tuple(stepper.episodes.living(env_ids))
+                result = None  # has not the states of these
+
+    def _reset(self, env_ids: Sequence[int], each: Begins) -> None:
+        self._stepper.finish_reset(self._stepper.begin_reset(env_ids, each), None)
+
+    def _note(self, result: StepResult) -> list[int]:
+        """Write a step down and return whose episodes it has ended."""
+        flags = result.dones.tolist(), result.terminated.tolist(), result.truncated.tolist()
+        ended = []
+        for row, (env_id, reward) in enumerate(zip(result.env_ids.tolist(), result.rewards, strict=True)):
+            tally = self._tallies[env_id]
+            tally.add(reward)
+            if flags[0][row]:
+                tally.end(flags[1][row], flags[2][row], result.infos[row])
+                ended.append(env_id)
+        return ended
+
+
+def _told(tallies: dict[int, _Tally]) -> Evaluation:
+    """Return the episodes that have ended."""
+    rows = [(env_id, *episode) for env_id, tally in tallies.items() for episode in tally.ended]
+    env_ids, returns, lengths, terminated, truncated, infos = zip(*rows, strict=True) if rows else ((),) * 6
+    are_numbers = all(np.isscalar(one) for one in returns)
+    return Evaluation(
+        np.array(returns, dtype=np.float64) if are_numbers else object_array(returns),
+        np.array(lengths, dtype=np.int64),
+        np.array(terminated, dtype=bool),
+        np.array(truncated, dtype=bool),
+        object_array(infos),
+        np.array(env_ids, dtype=np.int64),
+    )

@@ -1,0 +1,308 @@
+"""The contract of resets that are sent, of pauses in between, and of policies that act for whoever is ready."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter as Tally
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from parallelenv import CLOSE, RESET, TERMINATED
+from parallelenv.errors import EnvBusyError, EnvPausedError, NothingInFlightError, ResetNeededError
+from parallelenv.testing.base import Contract, Make
+from parallelenv.testing.envs import Counter
+from parallelenv.testing.oddities import Sleeper, Troubled, TroubleError
+from parallelenv.testing.play import KINDS, LENGTHS, NUM_ENVS, POLICIES, Actions, assert_same, drain, fleet
+
+ONES = [1] * NUM_ENVS
+policies = pytest.mark.parametrize("policy", POLICIES)
+
+
+class TrafficContract(Contract):
+    """What is sent now and received later, beside plain steps."""
+
+    # ---------------------------------------------------------------- resets that are sent
+
+    @pytest.mark.parametrize("kind", ["array", "dict", "mixed"])
+    @policies
+    def test_a_reset_that_was_sent_is_received(self, kind: str, policy: Any, make: Make, make_oracle: Make) -> None:
+        """First state, reward 0, not done, and the info of the reset; then all is as after a reset."""
+        env, oracle = make(KINDS[kind](), policy), make_oracle(KINDS[kind](), policy)
+        options = [None if number == 1 else {"try": number} for number in range(NUM_ENVS)]  # an old env takes none
+        first, actions = oracle.reset(seed=5, options=options), Actions(oracle, 1).draw(range(NUM_ENVS))
+        env.send_reset(seed=5, options=options)
+        landed = drain(env)
+        for env_id, said in enumerate(oracle.reset_infos):
+            expected = (0.0, False, {**said, "reset": True}, False, False)
+            assert_same(expected, landed[env_id][1:], f"env {env_id} ")
+        assert_same(oracle.reset_infos, env.reset_infos)
+        assert_same(list(map(_row(first), range(NUM_ENVS))), [landed[env_id][0] for env_id in range(NUM_ENVS)])
+        for _ in range(4):
+            assert_same(oracle.step(actions).rewards, env.step(actions).rewards)
+
+    @policies
+    def test_steps_and_resets_fly_beside_each_other(self, policy: Any, make: Make, make_oracle: Make) -> None:
+        """Each delays only its own env, and who was reset is at its first state."""
+        env, oracle = make(fleet(Counter), policy), make_oracle(fleet(Counter), policy)
+        for one in (env, oracle):
+            one.reset(seed=1)
+            one.step(ONES)
+        expected = oracle.step([2, 2, 2], [4, 0, 2])
+        env.send([2, 2, 2], [4, 0, 2])
+        env.send_reset([3, 1], seed=9)
+        landed = drain(env, max_envs=2)
+        for row, env_id in enumerate([4, 0, 2]):
+            assert_same(expected.states[row], landed[env_id][0])
+            assert landed[env_id][2] == expected.dones[row]
+            assert not landed[env_id][3].get("reset") or policy == "restart"
+        again = oracle.reset([3, 1], seed=9)
+        assert_same([again[0], again[1]], [landed[3][0], landed[1][0]])
+        assert landed[3][1:3] == (0.0, False)
+        assert_same(oracle.step(ONES, align="batch"), env.step(ONES, align="batch"))
+
+    def test_a_reset_that_is_sent_drops_a_step(self, make: Make) -> None:
+        """Of its own env; until it is received, that env is busy."""
+        env = make(fleet(Counter))
+        env.reset()
+        env.send(ONES)
+        env.send_reset([1, 3])
+        with pytest.raises(EnvBusyError, match=r"envs \[1, 3\]|reset that was sent"):
+            env.step([1, 1], [1, 3])
+        landed = drain(env)
+        assert [landed[number][0][1] for number in range(NUM_ENVS)] == [1, 0, 1, 0, 1]
+        assert env.step(ONES).states[:, 1].tolist() == [2, 1, 2, 1, 2]
+
+    def test_a_reset_ends_a_reset_that_was_sent(self, make: Make) -> None:
+        """It is the later one that counts, and there is no second answer."""
+        env = make(fleet(Counter))
+        env.send_reset(seed=1)
+        states = env.reset([0, 2], seed=7)
+        landed = drain(env)
+        assert sorted(landed) == [1, 3, 4]
+        assert_same(make(fleet(Counter)).reset(seed=7)[[0, 2]], states)
+
+    def test_seeds_that_were_set_are_used(self, make: Make, make_oracle: Make) -> None:
+        """Once, by the next reset, sent or not."""
+        env, oracle = make(fleet(Counter)), make_oracle(fleet(Counter))
+        for one in (env, oracle):
+            one.seed(11)
+        first = oracle.reset()
+        env.send_reset()
+        landed = drain(env)
+        assert_same(list(first), [landed[env_id][0] for env_id in range(NUM_ENVS)])
+        assert_same(oracle.reset(), env.reset())
+
+    def test_a_reset_that_fails_is_told_once(self, make: Make) -> None:
+        """As by any other failure, the others are in ``error.partial``; that env needs a reset."""
+        env = make([lambda number=number: Troubled(number, "reset" if number == 1 else "") for number in range(3)])
+        env.send_reset([0, 1])
+        with pytest.raises(TroubleError, match="reset of 1") as caught:
+            env.recv(min_envs=2)
+        assert caught.value.partial.env_ids.tolist() == [0]  # type: ignore[attr-defined]
+        with pytest.raises(NothingInFlightError):
+            env.recv()
+        with pytest.raises(ResetNeededError, match=r"\[1\]"):
+            env.step([1, 1], [0, 1])
+        assert env.step([1], [0]).states[0, 1] == 1
+
+    # ---------------------------------------------------------------- pauses
+
+    @policies
+    def test_an_env_is_paused_when_its_answer_is_in(self, policy: Any, make: Make, make_oracle: Make) -> None:
+        """What is under way goes on and is received; then it is left out, until it is resumed."""
+        env, oracle = make(fleet(Counter), policy), make_oracle(fleet(Counter), policy)
+        for one in (env, oracle):
+            one.reset(seed=2)
+            one.step(ONES)
+        expected = oracle.step([3, 3], [1, 4])
+        env.send([3, 3], [1, 4])
+        env.send_reset(0, seed=8)
+        env.pause([0, 1])
+        assert (env.num_unpaused, env.paused.tolist()) == (3, [True, True, False, False, False])
+        landed = drain(env)
+        assert sorted(landed) == [0, 1, 4]
+        for row, env_id in enumerate([1, 4]):
+            assert_same(expected.states[row], landed[env_id][0])
+        with pytest.raises(EnvPausedError, match=r"\[1\]"):
+            env.send([1], 1)
+        oracle.reset(0, seed=8)
+        assert_same(oracle.step([1] * 3, [2, 3, 4], align="batch"), env.step([1] * 3, align="batch"))
+        env.resume(1)
+        assert env.num_unpaused == 4
+        env.resume()
+        assert_same(oracle.step(ONES, align="batch"), env.step(ONES, align="batch"))
+
+    def test_all_may_be_paused(self, make: Make) -> None:
+        """Then nothing is stepped, sent or reset without ``id``."""
+        env = make(fleet(Counter))
+        env.reset()
+        env.pause(slice(None))
+        assert env.num_unpaused == 0
+        assert len(env.step([]).env_ids) == len(env.reset()) == 0
+        env.send([])
+        env.send_reset()
+        with pytest.raises(NothingInFlightError):
+            env.recv()
+        env.resume([4])
+        assert env.step([1]).env_ids.tolist() == [4]
+
+    # ---------------------------------------------------------------- whoever is first
+
+    def test_no_env_starves(self, make: Make) -> None:
+        """Whoever is sent to again at once does not keep the others from being received."""
+        env = make(fleet(Counter), "restart", num_cpus=NUM_ENVS)
+        env.reset()
+        env.send(ONES)
+        counts = np.zeros(NUM_ENVS, np.int64)
+        while counts.min() < 3 and counts.sum() < 5000:  # it is the system that gives workers their cores
+            (env_id,) = env.recv(1, 1).env_ids
+            counts[env_id] += 1
+            env.send([1], env_id)
+        assert counts.min() >= 3, counts
+
+    @policies
+    def test_a_policy_acts_for_whoever_is_ready(self, policy: Any, make: Make, make_oracle: Make) -> None:
+        """Each env goes its own way, and that is the same in every mode; the number of steps is as asked."""
+        kinds = [partial(Counter, number, 99 if policy is None else length) for number, length in enumerate(LENGTHS)]
+        played = [_streamed(one(kinds, policy)) for one in (make_oracle, make)]
+        for env_id in range(NUM_ENVS):
+            expected, found = played[0][env_id], played[1][env_id]
+            shared = min(len(expected), len(found))
+            assert_same(expected[:shared], found[:shared], f"env {env_id} ")
+        total = sum(map(len, played[1].values()))
+        assert total == (sum(LENGTHS) if policy == "idle" else 60)
+
+    def test_a_stream_goes_on_where_it_was_left(self, make: Make) -> None:
+        """Nothing is lost of what was under way, and the loop body may pause, resume and reset."""
+        env = make([partial(Counter, number, 99) for number in range(NUM_ENVS)], "restart")
+        env.send_reset(seed=1)
+        for env_ids, _ in env.stream(_repeat, 7):
+            sent = min(len(env_ids), 7)
+            break
+        env.pause(2)
+        for turn, _ in enumerate(env.stream(_repeat, 12)):
+            if turn == 1:
+                assert env.num_unpaused == NUM_ENVS - 1
+                env.pause(3)
+            elif turn == 3:
+                env.resume()
+        env.resume()
+        with pytest.raises(NothingInFlightError):
+            env.recv()
+        assert sum(env.get_env_attr("count")) == sent + 12
+        assert len(env.step(ONES).env_ids) == NUM_ENVS
+
+    # ---------------------------------------------------------------- one at a time
+
+    @policies
+    def test_one_at_a_time(self, policy: Any, make: Make) -> None:
+        """Until every env has been left out: it ended twice, or, where it goes on by itself, made ten steps."""
+        env = make(fleet(Counter), policy)
+        env.send_reset()
+        ends: Tally[int] = Tally()
+        steps: Tally[int] = Tally()
+        for _ in range(40 * NUM_ENVS):  # many more than it takes
+            if not env.num_unpaused:
+                break
+            found = env.get_state()
+            assert found is not None
+            state, env_id = found
+            ends[env_id] += state is TERMINATED
+            if ends[env_id] == 2 or steps[env_id] == 10:
+                env.send_action(CLOSE, env_id)
+            elif state is TERMINATED:
+                env.send_action(RESET, env_id)
+            else:
+                assert state[0] == env_id
+                steps[env_id] += 1
+                env.send_action(1, env_id)
+        with pytest.raises(NothingInFlightError):
+            env.get_state()
+        if policy == "restart":
+            assert not ends.total()
+        elif policy is not None:
+            assert [steps[env_id] for env_id in range(NUM_ENVS)] == [min(2 * length, 10) for length in LENGTHS]
+
+    def test_get_state_gives_nothing_when_nobody_is_in_time(self, make: Make) -> None:
+        """And loses nothing. Where the caller works itself, nobody looks at the clock."""
+        env = make(fleet(Sleeper), timeout=60)
+        env.send_reset(3)
+        assert env.get_state() is not None
+        env.send_action(60, 3)
+        found = env.get_state(timeout=0.01) or env.get_state(timeout=30)
+        assert found is not None
+        assert found[0][:2].tolist() == [3, 1]
+
+    # ---------------------------------------------------------------- awaited
+
+    def test_answers_can_be_awaited(self, make: Make) -> None:
+        """Others go on meanwhile, and who is cancelled takes nothing along."""
+        env = make(fleet(Sleeper), num_cpus=NUM_ENVS)
+        env.send_reset()
+
+        async def play() -> list[int]:
+            received: list[int] = (await env.arecv(NUM_ENVS)).env_ids.tolist()
+            env.send([0, 0, 0, 30, 0])
+            waiting = asyncio.ensure_future(env.arecv(NUM_ENVS))
+            await asyncio.sleep(0)
+            waiting.cancel()
+            with contextlib.suppress(asyncio.CancelledError):  # it is through already where the caller does the work
+                received += (await waiting).env_ids.tolist()
+            while len(received) < 2 * NUM_ENVS:
+                received += (await env.arecv(max_envs=1)).env_ids.tolist()
+            with pytest.raises(NothingInFlightError):
+                await env.arecv()
+            return received
+
+        assert sorted(asyncio.run(play())) == sorted(2 * list(range(NUM_ENVS)))
+
+    # ---------------------------------------------------------------- whole episodes
+
+    @policies
+    def test_whole_episodes_are_the_same_in_every_mode(self, policy: Any, make: Make, make_oracle: Make) -> None:
+        """Each env plays its share, whatever its episodes are like; then it needs a reset."""
+        played: list[Any] = []
+        for one in (make_oracle(fleet(Counter), policy), make(fleet(Counter), policy)):
+            one.reset(seed=4)
+            one.pause(3)
+            found = one.run_episodes(_repeat, 9, seed=6, progress=False)
+            played.append([vars(found), one.done, one.reset_infos])
+            with pytest.raises(ResetNeededError, match=r"\[0, 1, 2, 4\]"):
+                one.step([1] * 4)
+            one.reset()
+            one.step([1] * 4)
+        assert_same(played[0], played[1])
+        assert found.env_ids.tolist() == [0, 0, 0, 1, 1, 2, 2, 4, 4]
+        assert found.lengths.tolist() == [LENGTHS[env_id] for env_id in found.env_ids]
+
+
+def _row(states: Any) -> Any:
+    """Return what picks the state of one env out of a batch of arrays, dicts of them, or objects."""
+
+    def pick(env_id: int) -> Any:
+        if not isinstance(states, dict):
+            return states[env_id]
+        return {key: _row(part)(env_id) for key, part in states.items()}
+
+    return pick
+
+
+def _repeat(states: Any) -> Any:
+    """Act by the count of steps in the state."""
+    return (states[:, 1] % 5).astype(np.int64)
+
+
+def _streamed(env: Any) -> dict[int, list[Any]]:
+    """Return what each env answered to its steps."""
+    env.send_reset(seed=3)
+    steps: dict[int, list[Any]] = {env_id: [] for env_id in range(NUM_ENVS)}
+    for env_ids, result in env.stream(_repeat, 60, max_envs=3):
+        assert env_ids is result.env_ids
+        for row, env_id in enumerate(env_ids.tolist()):
+            if result.dones[row] or not result.infos[row].get("reset"):
+                steps[env_id].append((result.states[row], result.rewards[row], bool(result.dones[row])))
+    return steps

@@ -1,0 +1,536 @@
+"""Resets that are sent, streams, evaluation, shared arrays: what is refused, what fails, what it costs the others."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import pickle
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from conftest import MakeEnv
+from fragile import EXIT, GO_ON, RAISE, fragile
+
+from parallelenv import TERMINATED, Evaluation, ParallelEnv, StateWrapper, get_worker_info, recommend
+from parallelenv.backends.dummy import DummyBackend
+from parallelenv.errors import (
+    ActionError,
+    ArgumentError,
+    EnvBusyError,
+    EnvPausedError,
+    InvalidEnvError,
+    NothingInFlightError,
+    UnpicklableError,
+    WorkerDiedError,
+    WorkerTimeoutError,
+    WrappedError,
+)
+from parallelenv.testing.envs import Counter, Ragged
+from parallelenv.testing.oddities import Sleeper
+from parallelenv.testing.play import assert_same, drain, fleet
+
+nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
+in_workers = pytest.mark.parametrize("mode", ["thread", "subproc"], indirect=True)
+COUNTERS = [partial(Counter, number, 3 + number) for number in range(3)]
+
+
+def ones(states: Any) -> Any:
+    return np.ones(len(states), np.int64)
+
+
+@pytest.fixture
+def env(make_env: MakeEnv) -> ParallelEnv:
+    """Three envs that have been reset."""
+    env = make_env(COUNTERS, asynchronous="restart", num_cpus=2)
+    env.reset(seed=1)
+    return env
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+@nearby
+@pytest.mark.parametrize(
+    ("call", "arguments", "message"),
+    [
+        ("stream", {"policy": 3}, "policy is a int, which cannot be called"),
+        ("stream", {"policy": ones, "num_steps": 0}, "num_steps=0 must be an int of at least 1"),
+        ("stream", {"policy": ones, "min_envs": 0}, "min_envs=0 must be"),
+        ("stream", {"policy": ones, "min_envs": 3, "max_envs": 2}, "max_envs=2 is less than min_envs=3"),
+        ("stream", {"policy": ones, "timeout": 0}, "timeout=0 must be"),
+        ("stream", {"policy": lambda states, rnn_state, done: states}, "cannot hand it an rnn_state.*env_ids"),
+        ("run_episodes", {"policy": 3, "num_episodes": 2}, "policy is a int, which cannot be called"),
+        ("run_episodes", {"policy": ones, "num_episodes": 0}, "num_episodes=0 must be an int of at least 1"),
+        ("run_episodes", {"policy": ones, "num_episodes": 2, "id": []}, "has no envs to play with"),
+        ("run_episodes", {"policy": ones, "num_episodes": 2, "seed": [1]}, "1 seeds were given for 3 envs"),
+        ("run_episodes", {"policy": ones, "num_episodes": 2, "options": 5}, "options=5 cannot be spread"),
+        ("send_reset", {"seed": "x"}, "seed='x' is no seed"),
+        ("send_reset", {"options": [None]}, "options has 1 items for 3 envs"),
+        ("send_action", {"action": TERMINATED, "env_id": 1}, "action=TERMINATED is no action.*RESET or CLOSE"),
+        ("send_action", {"action": 1, "env_id": [0, 1]}, r"env_id=\[0, 1\] is not the id of one env"),
+        ("send_action", {"action": 1, "env_id": None}, "env_id=None is not the id of one env"),
+    ],
+)
+def test_bad_arguments(env: ParallelEnv, call: str, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        getattr(env, call)(**arguments)
+    with pytest.raises(NothingInFlightError):
+        env.recv()
+    assert env.step([1, 1, 1]).states[:, 1].tolist() == [1, 1, 1]  # nothing was reset or stepped
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"seed": [1, 2, 3]}, r"seed=\[1, 2, 3\] is no int.*seed\(\[\.\.\.\]\)"),
+        ({"seed": -1}, "seed=-1 is no seed"),
+        ({"shared": [np.zeros(2)]}, "shared is a list. Give a dict of numpy arrays"),
+        ({"shared": {3: np.zeros(2)}}, "shared has the name 3, which is no str"),
+        ({"shared": {"a": [1, 2]}}, r"shared\['a'\] is a list"),
+        ({"shared": {"a": np.array([{}])}}, r"shared\['a'\] is an array of object.*env fns"),
+    ],
+)
+def test_bad_arguments_of_the_constructor(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        ParallelEnv(COUNTERS, **arguments)
+
+
+def test_a_backend_that_cannot_share_says_so() -> None:
+    class Plain(DummyBackend):
+        share = None  # type: ignore[assignment]
+
+    with ParallelEnv(COUNTERS, Plain):  # which needs none
+        pass
+    with pytest.raises(ArgumentError, match=r"shared=\['a'\] was given, but Plain has no share\(\)"):
+        ParallelEnv(COUNTERS, Plain, shared={"a": np.zeros(2)})
+
+
+@pytest.mark.parametrize(
+    ("env", "num_envs", "error", "message"),
+    [
+        (Counter, 0, ArgumentError, "num_envs=0 must be"),
+        (3, 2, InvalidEnvError, r"envs\[0\] is 3, which is no env"),
+        ([Counter], 2, InvalidEnvError, r"envs\[0\] is \["),
+    ],
+)
+def test_what_cannot_be_replicated(env: Any, num_envs: int, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        ParallelEnv.replicate(env, num_envs)
+
+
+def test_an_instance_that_cannot_be_copied_cannot_be_replicated() -> None:
+    env = Counter()
+    env.lock = (item for item in range(1))  # type: ignore[attr-defined]
+    with pytest.raises(UnpicklableError, match="env 0 cannot move"):
+        ParallelEnv.replicate(env, 2)
+
+
+@nearby
+def test_a_wrapper_is_not_gone_past(make_env: MakeEnv) -> None:
+    class Doubled(StateWrapper):
+        def process(self, states: Any) -> Any:
+            return states * 2
+
+    wrapped = Doubled(make_env(COUNTERS, asynchronous="restart"))
+    for call in ("send_reset", "arecv", "stream", "run_episodes", "get_state", "send_action"):
+        with pytest.raises(WrappedError, match=rf"{call}\(\) would go past Doubled"):
+            getattr(wrapped, call)(ones)
+
+
+# ---------------------------------------------------------------- copies of one env
+
+
+@nearby
+def test_anything_that_may_be_an_env_can_be_replicated(mode: str) -> None:
+    live = Counter(7)
+    for env, number in ((live, 7), (Counter, 0), (partial(Counter, 4), 4)):
+        with ParallelEnv.replicate(env, 3, mode, "idle") as copies:
+            assert copies.get_env_attr("number") == [number] * 3
+            copies.reset()
+            assert len(copies.step([1, 1, 1]).env_ids) == 3
+    assert live.count == 0
+    for known in ("CartPole-v1", gym.spec("CartPole-v1")):
+        with ParallelEnv.replicate(known, 2, mode, seed=3) as copies:
+            assert_same(copies.reset(), copies.reset(seed=3))
+
+
+def test_parameters_that_nobody_asked_for_are_not_given() -> None:
+    class Own(Counter):
+        def __init__(self, seed: int = 1337, world_size: int = 0, **rest: Any) -> None:
+            super().__init__()
+            self.given = seed, world_size, rest
+
+    with ParallelEnv.replicate(Own, 2) as copies:
+        assert copies.get_env_attr("given") == [(1337, 2, {})] * 2
+    with ParallelEnv.replicate(partial(Own, seed=5), 2, seed=1) as copies:
+        assert copies.get_env_attr("given") == [(5, 2, {})] * 2
+
+
+# ---------------------------------------------------------------- streams
+
+
+@nearby
+def test_a_policy_that_raises_in_a_stream_loses_nothing(env: ParallelEnv) -> None:
+    calls = []
+
+    def failing(states: Any) -> Any:
+        calls.append(len(states))
+        if len(calls) == 2:
+            raise KeyError("lost")
+        return np.ones(len(states), np.int64)
+
+    with pytest.raises(KeyError) as caught:
+        for _ in env.stream(failing, min_envs=3):
+            pass
+    assert sorted(caught.value.partial.env_ids) == [0, 1, 2]  # type: ignore[attr-defined]
+    assert env.step([1, 1, 1]).states[:, 1].tolist() == [2, 2, 2]
+    with pytest.raises(ActionError) as refused:
+        list(env.stream(lambda states: [0.5] * len(states)))
+    assert not hasattr(refused.value, "partial")  # nothing was received before
+
+
+@nearby
+def test_a_policy_is_told_whose_states_it_sees(env: ParallelEnv) -> None:
+    seen: list[Any] = []
+
+    def act(states: Any, env_ids: Any) -> Any:
+        assert states[:, 0].tolist() == env_ids.tolist()
+        seen.extend(env_ids.tolist())
+        return np.ones(len(env_ids), np.int64)
+
+    count = sum(len(env_ids) for env_ids, _ in env.stream(act, 20, max_envs=2))
+    assert count == len(seen) == 20
+
+
+@nearby
+def test_a_stream_ends_when_it_is_closed(env: ParallelEnv) -> None:
+    for turn, _ in enumerate(env.stream(ones)):
+        if turn == 3:
+            env.close()
+    assert turn == 3
+
+
+@nearby
+def test_views_outlive_the_turn_of_a_stream(make_env: MakeEnv) -> None:
+    env = make_env(COUNTERS, asynchronous="restart", num_cpus=1, copy=False)
+    env.reset(seed=1)
+    for _, result in env.stream(ones, 12, min_envs=3):
+        before = result.states.copy()
+        env.get_env_attr("number")  # whoever is asked now has stepped
+        assert_same(before, result.states)
+
+
+@nearby
+def test_states_of_no_fixed_form_are_streamed_one_by_one(make_env: MakeEnv) -> None:
+    env = make_env(fleet(Ragged), asynchronous="restart", num_cpus=2)
+    env.send_reset(seed=1)
+    steps = 0
+    for _, result in env.stream(lambda states: [1.0] * len(states), 23, max_envs=2):
+        steps += sum(not info["reset"] or bool(done) for info, done in zip(result.infos, result.dones, strict=True))
+    assert steps == 23
+
+
+@nearby
+def test_an_env_that_raises_ends_a_stream_and_another_goes_on(make_env: MakeEnv, tmp_path: Path) -> None:
+    env = make_env(fragile(tmp_path), asynchronous="restart", num_cpus=2)
+    env.reset()
+    with pytest.raises(ZeroDivisionError):
+        for _ in env.stream(lambda states: np.where(states.sum(axis=1) == 5, RAISE, GO_ON), min_envs=4):
+            pass
+    for _ in env.stream(lambda states: np.full(len(states), GO_ON), 8):
+        pass
+    with pytest.raises(NothingInFlightError):
+        env.recv()
+
+
+# ---------------------------------------------------------------- awaiting
+
+
+@in_workers
+def test_what_is_awaited_leaves_the_loop_to_others(make_env: MakeEnv) -> None:
+    env = make_env(fleet(Sleeper), num_cpus=5)
+    env.reset()
+
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            await asyncio.sleep(0)
+            ticks += 1
+
+    async def play() -> list[int]:
+        ticking = asyncio.ensure_future(tick())
+        env.send([20] * 5)
+        players = [asyncio.ensure_future(env.arecv(1, 1)) for _ in range(5)]
+        received = [int((await player).env_ids[0]) for player in players]
+        ticking.cancel()
+        return received
+
+    assert sorted(asyncio.run(play())) == [0, 1, 2, 3, 4]
+    assert ticks > 20
+
+
+@in_workers
+def test_what_is_awaited_too_long_is_late_and_not_lost(make_env: MakeEnv) -> None:
+    env = make_env(fleet(Sleeper), num_cpus=5)
+    env.reset()
+    env.send([60, 0], [2, 4])
+
+    async def play() -> None:
+        with pytest.raises(WorkerTimeoutError, match=r"env 2 did not answer within 0.05 s. Wait on with recv"):
+            await env.arecv(min_envs=2, timeout=0.05)
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(env.arecv(min_envs=2), 0.05)
+        assert sorted((await env.arecv(min_envs=2)).env_ids) == [2, 4]
+
+    asyncio.run(play())
+
+
+@nearby
+def test_bad_arguments_of_arecv(env: ParallelEnv) -> None:
+    bad: Any = (({"min_envs": 0}, "min_envs=0"), ({"align": "x"}, "align='x'"), ({"timeout": -1}, "timeout=-1"))
+    for arguments, message in bad:
+        with pytest.raises(ArgumentError, match=message):
+            asyncio.run(env.arecv(**arguments))
+
+
+# ---------------------------------------------------------------- whole episodes
+
+
+@nearby
+def test_whole_episodes_leave_the_others_alone(env: ParallelEnv, make_env: MakeEnv) -> None:
+    env.send([4], 2)
+    with pytest.raises(EnvBusyError, match=r"\[2\]"):
+        env.run_episodes(ones, 3)
+    found = env.run_episodes(ones, 2, id=[1], progress=False)
+    assert found.lengths.tolist() == [4, 4]
+    env.seed(5)
+    with pytest.raises(EnvBusyError):
+        env.run_episodes(ones, 3)
+    assert_same(make_env(COUNTERS).reset(seed=5)[:2], env.reset([0, 1]))  # the seeds are still there
+    assert [entry[0][1] for entry in drain(env).values()] == [1]
+    env.pause(1)
+    with pytest.raises(EnvPausedError, match=r"\[1\]"):
+        env.run_episodes(ones, 3, id=[0, 1])
+    assert env.step([1], 2).states[0, 1] == 2
+
+
+@nearby
+def test_fewer_episodes_than_envs(env: ParallelEnv) -> None:
+    found = env.run_episodes(ones, 2, id=[2, 0, 1], progress=False)
+    assert found.env_ids.tolist() == [2, 0]
+    assert env.step([1], 1).states[0, 1] == 1  # was not reset
+
+
+@nearby
+def test_what_has_been_played_is_kept_when_something_fails(make_env: MakeEnv) -> None:
+    env = make_env(COUNTERS, num_cpus=2)
+    calls = []
+
+    def failing(states: Any) -> Any:
+        calls.append(len(states))
+        if len(calls) == 5:
+            raise KeyError("lost")
+        return np.ones(len(states), np.int64)
+
+    with pytest.raises(KeyError) as caught:
+        env.run_episodes(failing, 6, seed=1, progress=False)
+    found: Evaluation = caught.value.partial  # type: ignore[attr-defined]
+    assert found.lengths.tolist() == [3, 4]
+    assert found.env_ids.tolist() == [0, 1]
+    env.reset()
+    env.step([1, 1, 1])
+
+
+@nearby
+def test_what_is_said_of_episodes(env: ParallelEnv) -> None:
+    def act(states: Any) -> Any:
+        return np.full(len(states), 2)
+
+    found = env.run_episodes(act, 3, seed=1, progress=False)
+    assert found.terminated.tolist() == [True, False, True]
+    assert found.truncated.tolist() == [False, True, False]
+    assert found.infos[0]["trace"][-1] == 3
+    assert found.returns.dtype == np.float64
+    assert len(found) == 3
+    assert repr(found).startswith("<Evaluation of 3 episodes, return ")
+    assert_same(vars(found), vars(pickle.loads(pickle.dumps(found))))
+
+
+@nearby
+def test_rewards_of_several_parts_are_summed(make_env: MakeEnv) -> None:
+    env = make_env(fleet(Ragged))
+    found = env.run_episodes(lambda states: [1.0] * len(states), 5, progress=False)
+    assert [total.tolist() for total in found.returns] == [[0, 4], [7, 7], [6, 3], [18, 6], [16, 4]]
+    assert repr(found) == "<Evaluation of 5 episodes>"
+
+
+@nearby
+def test_a_policy_remembers_each_env_and_is_told_of_beginnings(env: ParallelEnv) -> None:
+    begun: list[int] = []
+
+    def act(states: Any, rnn_state: Any, done: Any) -> Any:
+        count = np.zeros(len(states)) if rnn_state is None else np.where(done, 0, rnn_state)
+        assert count.tolist() == states[:, 1].tolist()  # the env counts its steps too
+        begun.extend(states[done, 0].astype(int).tolist())
+        return np.ones(len(states), np.int64), count + 1, None
+
+    env.run_episodes(act, 7, seed=1, progress=False)
+    assert sorted(begun) == [0, 0, 0, 1, 1, 2, 2]
+
+
+@in_workers
+def test_evaluation_tells_of_episodes_that_were_cut_off(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
+    env = make_env(fragile(tmp_path)[:2], on_failure="restart", num_cpus=2)
+    action = EXIT if mode == "subproc" else RAISE
+
+    def act(states: Any) -> Any:
+        return [GO_ON, action if next(calls) % 4 == 2 else GO_ON][: len(states)]
+
+    calls = iter(range(9))
+    with pytest.raises(StopIteration) as caught:  # the other one never ends
+        env.run_episodes(act, 4, progress=False)
+    found: Evaluation = caught.value.partial  # type: ignore[attr-defined]
+    assert found.env_ids.tolist() == [1, 1]
+    assert found.truncated.all()
+    kind = WorkerDiedError if mode == "subproc" else ZeroDivisionError
+    assert all(isinstance(info["failure"], kind) for info in found.infos)
+
+
+# ---------------------------------------------------------------- where an env is
+
+
+class Nested(Counter):
+    """Has envs of its own, and asks where it is after they were stepped."""
+
+    def step(self, action: int) -> Any:
+        with ParallelEnv([Asking] * 2) as inner:
+            inner.reset()
+            inside = [info["id"] for info in inner.step([1, 1]).infos]
+        info = get_worker_info()
+        assert info is not None
+        return (*super().step(action)[:4], {"inside": inside, "id": info.env_id})
+
+
+class Asking(Counter):
+    def step(self, action: int) -> Any:
+        info = get_worker_info()
+        assert info is not None
+        return (*super().step(action)[:4], {"id": (info.env_id, info.num_envs)})
+
+
+@nearby
+def test_envs_within_envs_are_told_apart(make_env: MakeEnv) -> None:
+    env = make_env([Nested] * 3)
+    env.reset()
+    infos = env.step([1, 1, 1]).infos
+    assert [info["id"] for info in infos] == [0, 1, 2]
+    assert infos[2]["inside"] == [(0, 2), (1, 2)]
+
+
+class Curious(Counter):
+    """Cannot be made where nobody can be asked."""
+
+    def __init__(self) -> None:
+        info = get_worker_info()
+        assert info is not None
+        super().__init__(info.env_id)
+        self.found = info.num_envs, info.seed, sum(array.sum() for array in info.shared.values())
+
+
+def test_an_env_that_is_tried_can_ask_too() -> None:
+    assert "could be tried" not in recommend([Curious] * 2).reason
+    with ParallelEnv([Curious] * 3, "auto", seed=3, shared={"ones": np.ones(4)}) as env:
+        assert env.recommendation is not None
+        assert "could be tried" not in env.recommendation.reason
+        assert env.get_env_attr("found") == [(3, 3, 4.0), (3, 4, 4.0), (3, 5, 4.0)]
+    assert get_worker_info() is None
+
+
+@nearby
+def test_a_failure_leaves_no_trace_of_where_it_was(make_env: MakeEnv, tmp_path: Path) -> None:
+    env = make_env(fragile(tmp_path))
+    env.reset()
+    with pytest.raises(ZeroDivisionError):
+        env.step([GO_ON, RAISE, GO_ON, GO_ON])
+    assert get_worker_info() is None
+
+
+@pytest.mark.parametrize("caller_steps", [False, True])
+def test_shared_memory_goes_with_the_pool(caller_steps: bool) -> None:
+    size = 1 << 22
+    shared = {"large": np.ones(size, np.uint8)}
+    env = ParallelEnv(COUNTERS, "subproc", num_cpus=2, shared=shared, caller_steps=caller_steps)
+    env.reset()
+    assert max(_mapped()) >= size
+    env.close()
+    gc.collect()
+    assert not any(mapped >= size for mapped in _mapped())
+    assert env.closed
+
+
+def _mapped() -> list[int]:
+    """Return the sizes of what this process has mapped of memory that it shares."""
+    lines = Path("/proc/self/maps").read_text(encoding="ascii", errors="replace").splitlines()
+    spans = [line.split()[0].split("-") for line in lines if "memfd:parallelenv" in line]
+    return [int(end, 16) - int(begin, 16) for begin, end in spans]
+
+
+# ---------------------------------------------------------------- what a slow env costs the others
+
+
+class Slow(Counter):
+    """Takes its time: sleeps, so that it does not depend on how many cores there are."""
+
+    def __init__(self, number: int, seconds: float) -> None:
+        super().__init__(number, 10**9)
+        self.seconds = seconds
+
+    def step(self, action: int) -> Any:
+        time.sleep(self.seconds)
+        return super().step(action)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        if options:
+            time.sleep(options["sleep"])
+        return super().reset(seed=seed)
+
+
+def _counts(env: ParallelEnv, seconds: float) -> np.ndarray[Any, Any]:
+    """Return how many steps each env makes in so many seconds."""
+    counts = np.zeros(len(env), np.int64)
+    begin = time.monotonic()
+    for env_ids, _ in env.stream(ones):
+        counts[env_ids] += 1
+        if time.monotonic() > begin + seconds:
+            break
+    drain(env)
+    return counts
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mode", ["thread", "subproc", "ray", "ray-subproc"], indirect=True)
+def test_an_env_100_times_slower_costs_its_own_share_only(mode: str) -> None:
+    fast, slow = 0.01, 1.0
+    rates = []
+    for first in (fast, slow):
+        options: dict[str, Any] = {"hosts_per_node": 8} if mode == "ray-subproc" else {}  # else they answer together
+        env_fns = [partial(Slow, number, first if number == 0 else fast) for number in range(8)]
+        with ParallelEnv(env_fns, mode, "restart", num_cpus=8, **options) as env:
+            env.reset(seed=1)
+            _counts(env, 0.5)
+            rates.append(_counts(env, 4.0))
+            print(mode, first, rates[-1].tolist())
+            if first == slow:  # a reset that takes its time is no other thing
+                env.send_reset(0, options={"sleep": slow})
+                rates.append(_counts(env, 4.0))
+                print(mode, "reset", rates[-1].tolist())
+    for slowed in rates[1:]:
+        assert slowed[1:].min() > 0.75 * rates[0][1:].mean()
+        assert 2 <= slowed[0] <= 5
