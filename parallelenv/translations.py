@@ -56,6 +56,8 @@ _ARGUMENTS = {
 _MODES = {
     "sync": "Gymnasium's 'sync' is 'dummy' here.",
     "async": "Gymnasium's 'async' is 'subproc' here.",
+    **dict.fromkeys(("DummyVecEnv", "SyncVectorEnv", "DummyVectorEnv"), "What it does is 'dummy' here."),
+    **dict.fromkeys(("SubprocVecEnv", "AsyncVectorEnv", "SubprocVectorEnv"), "What it does is 'subproc' here."),
 }
 _POLICIES = {  # as Gymnasium writes them or their enum, without case
     "samestep": "Gymnasium's 'SameStep' is 'restart' here; to_gymnasium('SameStep') has its very form.",
