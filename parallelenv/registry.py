@@ -133,8 +133,8 @@ def _checked(kind: type[Any]) -> type[Any]:
     if lacking:
         hint = translations.of_mode(kind.__name__)
         raise UnknownModeError(
-            f"para_mode={kind.__name__} is a class that lacks {', '.join(lacking)}, so it is no protocol.Backend; expected "
-            f"such a class or one of {known_words()}.{hint}"
+            f"para_mode={kind.__name__} is a class that lacks {', '.join(lacking)}, so it is no protocol.Backend; "
+            f"expected such a class or one of {known_words()}.{hint}"
         )
     return kind
 

@@ -44,8 +44,8 @@ class StackStates(StateWrapper):
         loose = [index for index in range(len(structure.leaves)) if not structure.is_fixed(index)]
         if structure.space is None:
             raise SpacesError(
-                "The envs declare no space that the states of all are in, so these cannot be stacked. Say what they are: "
-                "ParallelEnv(..., spaces=(observation_space, action_space))."
+                "The envs declare no space that the states of all are in, so these cannot be stacked. Say what they "
+                "are: ParallelEnv(..., spaces=(observation_space, action_space))."
             )
         if loose:
             raise SpacesError(
