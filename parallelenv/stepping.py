@@ -391,6 +391,8 @@ class Stepper:
         self._pool.batch.flags[rows] = False
         exhausted = [env_id for env_id in landed.exhausted if env_id in landed.begun]
         self.episodes.note_exhausted(exhausted)
+        for env_id in exhausted:
+            self.episodes.reset_infos[env_id] = self.episodes.absent_info(env_id)
         return landed.with_resting(exhausted) if exhausted else landed
 
     def _judge(self, landed: Landed) -> tuple[Landed, Sequence[int]]:
