@@ -32,7 +32,6 @@ _MAKE_ARGUMENTS = {
     "autoreset_mode": "It is an argument of to_gymnasium(); without an adapter give asynchronous='restart'.",
     "observation_mode": "It is an argument of to_gymnasium().",
     "wait_num": "It is an argument of to_tianshou(); without an adapter use recv(min_envs=...).",
-    "seed": "Give it to reset(seed=...), or call seed(...).",
     "n_envs": "Here it is num_envs, an argument of ParallelEnv.make().",
     "env_kwargs": "Give its items to ParallelEnv.make() themselves: ParallelEnv.make(id, n, **env_kwargs).",
     "wrapper_class": _WRAPPERS,
@@ -82,7 +81,6 @@ _SETTINGS = {
 }
 _ATTRIBUTES = {
     **_SETTINGS,
-    "call": _CALL,
     "env_method": _CALL,
     "get_attr": "Here it is get_env_attr(name, id).",
     "set_attr": "Here it is set_env_attr(name, value, id).",
