@@ -53,6 +53,7 @@ _LONG_IN = {
         "test_saving.py",
         "test_task_worlds.py",
         "test_tasks.py",
+        "test_tasks_under_way.py",
     },
     "ray-subproc": {
         *_ADAPTERS,
@@ -60,6 +61,7 @@ _LONG_IN = {
         "test_faults.py",
         "test_rollout.py",
         "test_saving.py",
+        "test_tasks_under_way.py",
         "test_task_worlds.py",
         "test_tasks.py",
     },
