@@ -1,0 +1,102 @@
+"""How Sphinx builds the site: ``make docs``. Nothing is fetched from a network, neither now nor by its readers."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
+
+sys.path.insert(0, os.path.abspath(".."))
+
+from sphinx.util.nodes import make_refnode
+
+import parallelenv
+
+project = "parallelenv"
+author = "ParallelEnv contributors"
+copyright = author
+version = release = parallelenv.__version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+exclude_patterns = ["examples"]
+html_theme = "furo"
+html_title = f"parallelenv {version}"
+html_theme_options = {"sidebar_hide_name": False}
+html_copy_source = False
+
+myst_heading_anchors = 4  # the README links to its own headings
+myst_enable_extensions = ["colon_fence"]
+default_role = "py:obj"  # `step` in a docstring is a link where there is something of that name, else only the word
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 88
+napoleon_numpy_docstring = False
+napoleon_use_rtype = False
+napoleon_use_ivar = True  # else the fields of a NamedTuple are there twice
+toc_object_entries_show_parents = "hide"
+
+# What a reader of the repository finds under these names is a page here; of other files only the name is left.
+_PAGES = {
+    "README.md": "guide.md",
+    "CHANGELOG.md": "changelog.md",
+    "SECURITY.md": "security.md",
+    "benchmarks/RESULTS.md": "results.md",
+    "notebooks/01_quickstart.ipynb": "notebooks.md",
+    "parallelenv/protocol.py": "api/protocol.md",
+}
+_CODE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)#\s]*)(#[^)\s]*)?\)")
+
+
+def _as_on_the_site(text: str, path: str, docname: str) -> str:
+    """Turn the links of a file of the repository, outside of code, into links between pages."""
+
+    def link(match: re.Match[str]) -> str:
+        words, target, anchor = match[1], match[2], match[3] or ""
+        if "://" in target:
+            return match[0]
+        if not target:  # within the README, whose chapters are another page than its beginning
+            return f"[{words}](guide.md{anchor})" if docname == "index" else match[0]
+        there = posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
+        if there in _PAGES:
+            return f"[{words}]({_PAGES[there]}{anchor})"
+        return f"[{words}]({there.removeprefix('docs/')}{anchor})" if there.startswith("docs/") else words
+
+    parts = _CODE.split(text)
+    return "".join(part if part.startswith("```") else _LINK.sub(link, part) for part in parts)
+
+
+def _read(app: Sphinx, docname: str, text: list[str]) -> None:
+    if "/" not in docname:  # the reference has no such links
+        text[0] = _as_on_the_site(text[0], f"docs/{docname}.md", docname)
+
+
+def _read_included(app: Sphinx, path: Any, docname: str, text: list[str]) -> None:
+    text[0] = _as_on_the_site(text[0], posixpath.normpath(posixpath.join("docs", path.as_posix())), docname)
+
+
+def _find(app: Sphinx, env: Any, node: Any, words: Any) -> Any:
+    """Link a bare name in a docstring to the one class or function of that name, wherever it is described."""
+    if node.get("refdomain") != "py":
+        return None
+    kinds = ("class", "exception", "function")
+    objects = env.get_domain("py").objects.items()
+    found = [item for name, item in objects if name.rpartition(".")[2] == node["reftarget"] and item.objtype in kinds]
+    if len(found) != 1:
+        return None
+    return make_refnode(app.builder, node["refdoc"], found[0].docname, found[0].node_id, words, node["reftarget"])
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Called by Sphinx."""
+    app.connect("source-read", _read)
+    app.connect("include-read", _read_included)
+    app.connect("missing-reference", _find)
+    return {"parallel_read_safe": True}

@@ -1,0 +1,88 @@
+"""The Python blocks of the README and of every page run as written, and print what stands below them.
+
+Those of one page run in order, in one namespace, in a fresh interpreter: a later block may use what an
+earlier one has made, as a reader would who types along. A ``text`` block right after a
+``python`` block is what the latter prints.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+_FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+_RUNNER = """
+import contextlib, io, json, sys
+
+outputs = []
+name, blocks = json.loads(sys.stdin.read())
+for line, code in blocks:
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        # Empty lines before the block: tracebacks then show the page's own line numbers.
+        exec(compile("\\n" * line + code, name, "exec"), globals())
+    outputs.append(printed.getvalue())
+sys.stdout.write(json.dumps(outputs))
+"""
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced Python block: where its code begins, the code, what it is said to print."""
+
+    line: int
+    code: str
+    printed: str | None
+
+
+def _blocks(text: str) -> list[Block]:
+    found = list(_FENCED.finditer(text))
+    blocks = []
+    for index, match in enumerate(found):
+        following = found[index + 1] if index + 1 < len(found) else None
+        if match[1] != "python":
+            continue
+        adjacent = following is not None and not text[match.end() : following.start()].strip()
+        printed = following[2] if following is not None and adjacent and following[1] == "text" else None
+        blocks.append(Block(text.count("\n", 0, match.start(2)), match[2], printed))
+    return blocks
+
+
+BLOCKS = {path.relative_to(ROOT).as_posix(): _blocks(path.read_text(encoding="utf-8")) for path in PAGES}
+WITH_CODE = [name for name, blocks in BLOCKS.items() if blocks]
+
+
+def test_there_are_blocks() -> None:
+    assert len(BLOCKS["README.md"]) > 10
+    assert {"README.md", "docs/quickstart.md", "docs/policies.md", "docs/failures.md", "docs/backends.md"} <= {
+        *WITH_CODE
+    }
+    for name in WITH_CODE:
+        assert any(block.printed is not None for block in BLOCKS[name]), name
+
+
+@pytest.mark.parametrize("name", WITH_CODE)
+def test_a_page_prints_what_it_says(name: str, tmp_path: Path) -> None:
+    blocks = BLOCKS[name]
+    done = subprocess.run(
+        [sys.executable, "-c", _RUNNER],
+        input=json.dumps((name, [(block.line, block.code) for block in blocks])),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr, "a block warned, or left something behind"
+    for block, printed in zip(blocks, json.loads(done.stdout), strict=True):
+        if block.printed is not None:
+            assert printed == block.printed, f"{name}, line {block.line}"

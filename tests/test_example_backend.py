@@ -1,0 +1,45 @@
+"""The complete backend of the documentation keeps the whole contract."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from parallelenv import ParallelEnv
+from parallelenv.testing import BackendContract
+from parallelenv.testing.faults import CloseContract, FaultContract
+
+FILE = Path(__file__).parents[1] / "docs" / "examples" / "piped_backend.py"
+
+
+def _backend() -> Any:
+    spec = importlib.util.spec_from_file_location("piped_backend", FILE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.PipedBackend
+
+
+class TestPipedBackend(FaultContract, CloseContract):
+    """Where a backend has most to do by itself; its answers are compared in what follows."""
+
+    para_mode = _backend()
+
+
+@pytest.mark.long  # 90 s: each test starts two interpreters
+class TestPipedBackendInFull(BackendContract):
+    para_mode = _backend()
+    starts_slowly = True
+
+
+def test_its_answers_are_those_of_the_plain_loop() -> None:
+    answers = []
+    for mode in ("dummy", _backend()):
+        with ParallelEnv(["CartPole-v1"] * 3, mode, "restart", num_cpus=2, shared={"table": np.arange(3)}) as env:
+            answers.append([env.reset(seed=1), *(env.step([0, 1, step % 2]).states for step in range(60))])
+    assert np.array_equal(np.array(answers[0]), np.array(answers[1]))

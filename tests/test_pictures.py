@@ -1,0 +1,41 @@
+"""The pictures of the documentation are those that ``docs/pictures.py`` draws today."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+@pytest.fixture(scope="module")
+def pictures() -> Any:
+    spec = importlib.util.spec_from_file_location("pictures", DOCS / "pictures.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_they_are_drawn_as_they_are_there(pictures: Any) -> None:
+    drawn = pictures.draw()
+    assert {path.name for path in (DOCS / "img").glob("*.svg")} == set(drawn)
+    for name, picture in drawn.items():
+        assert (DOCS / "img" / name).read_text(encoding="utf-8") == picture, f"{name}: python docs/pictures.py"
+
+
+def test_every_picture_of_a_page_is_there() -> None:
+    for page in DOCS.rglob("*.md"):
+        for part in page.read_text(encoding="utf-8").split("](img/")[1:]:
+            assert (DOCS / "img" / part.partition(")")[0]).exists(), page.name
+
+
+def test_those_of_the_policies_show_what_envs_answer(pictures: Any) -> None:
+    assert [state for _, state in pictures.played("restart")[0]] == ["1", "0"] * 4 + ["1"]
+    assert [kind for kind, _ in pictures.played("idle")[1]] == ["stepped"] * 3 + ["ended"] + ["rests"] * 5
+    assert [kind for kind, _ in pictures.played(None)[2]] == ["stepped"] * 2 + ["rests"] * 7
+    assert [kind for kind, _ in pictures.played("continue")[0]] == ["stepped", "ended"] + ["past"] * 7
