@@ -1,0 +1,51 @@
+"""A stack of wrappers answers in every mode what it answers around a loop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import MakeEnv
+
+from parallelenv import ParallelEnv
+from parallelenv.identity import difference
+from parallelenv.testing.envs import Counter
+from parallelenv.testing.play import POLICIES, Actions, fleet
+from parallelenv.wrappers import CheckFinite, NormalizeRewards, NormalizeStates, RecordEpisodeStatistics, StackStates
+
+
+def play(inner: ParallelEnv, folder: Path) -> list[Any]:
+    """Return all that a stack answers to every kind of call, and what it remembers."""
+    env = CheckFinite(NormalizeRewards(NormalizeStates(StackStates(RecordEpisodeStatistics(inner), 3))))
+    draw = Actions(inner, 1).draw
+    log: list[Any] = [env.reset(seed=4)]
+    for turn in range(12):
+        env_ids = [(turn + place) % 5 for place in range(3)]
+        answers: list[Any] = [env.step(draw(range(5)), align=("item", "batch")[turn % 2])]
+        if env.has_done() and turn % 3 == 2:
+            answers += [env.reset(np.flatnonzero(env.done), seed=turn)]
+        env.step_async(draw(env_ids), env_ids)  # not recv(): sums of another order differ in their last bits
+        answers += [env.step_wait()]
+        log += [[told(answer) for answer in answers], env.done]
+    env.state_statistics.save(folder / "states.npz")
+    log += [env.state_statistics.count, env.reward_statistics.count, (folder / "states.npz").stat().st_size > 0]
+    env.step_async(draw(range(5)))
+    return [*log, told(env.step_wait()), env.get_env_attr("count")]
+
+
+def told(answer: Any) -> Any:
+    """Return an answer without the seconds that episodes took."""
+    if hasattr(answer, "env_ids"):
+        for info in [row[3] for row in answer] if isinstance(answer, list) else answer.infos:
+            info.get("episode", {}).pop("t", None)
+    return answer
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_stack_of_wrappers_is_the_same_in_every_mode(make_env: MakeEnv, policy: Any, tmp_path: Path) -> None:
+    with ParallelEnv(fleet(Counter), asynchronous=policy) as oracle:
+        expected = play(oracle, tmp_path)
+    found = play(make_env(fleet(Counter), asynchronous=policy, num_cpus=2), tmp_path)
+    assert difference(expected, found) is None, difference(expected, found)
