@@ -28,6 +28,11 @@ def check_shared(shared: Any) -> Mapping[str, Array]:
     for name, array in shared.items():
         if not isinstance(name, str):
             raise ArgumentError(f"shared has the name {name!r}, which is no str.")
+        if isinstance(array, np.ma.MaskedArray):
+            raise ArgumentError(
+                f"shared[{name!r}] is a {type(array).__name__}, whose mask would be left out. Give array.data and "
+                "array.mask as two arrays."
+            )
         if not isinstance(array, np.ndarray) or array.dtype.hasobject:
             what = f"an array of {array.dtype}" if isinstance(array, np.ndarray) else f"a {type(array).__name__}"
             raise ArgumentError(
@@ -62,5 +67,5 @@ def frozen(arrays: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def copied(arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """Return read-only copies of arrays, for hosts in this process; views, so that nobody can make them writable."""
-    return frozen(frozen({name: np.array(array, order="C", subok=False) for name, array in arrays.items()}))
+    """Return copies of arrays, for hosts in this process, over `bytes`: so nobody can make them writable."""
+    return {name: np.ndarray(array.shape, array.dtype, array.tobytes()) for name, array in arrays.items()}

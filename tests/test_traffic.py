@@ -92,6 +92,7 @@ def test_bad_arguments(env: ParallelEnv, call: str, arguments: dict[str, Any], m
         ({"shared": [np.zeros(2)]}, "shared is a list. Give a dict of numpy arrays"),
         ({"shared": {3: np.zeros(2)}}, "shared has the name 3, which is no str"),
         ({"shared": {"a": [1, 2]}}, r"shared\['a'\] is a list"),
+        ({"shared": {"a": np.ma.masked_array([1, 2], [True, False])}}, r"shared\['a'\] is a MaskedArray.*array\.mask"),
         ({"shared": {"a": np.array([{}])}}, r"shared\['a'\] is an array of object.*env fns"),
     ],
 )
@@ -451,6 +452,42 @@ def test_an_env_that_is_tried_can_ask_too() -> None:
         assert "could be tried" not in env.recommendation.reason
         assert env.get_env_attr("found") == [(3, 3, 4.0), (3, 4, 4.0), (3, 5, 4.0)]
     assert get_worker_info() is None
+
+
+class Meddling(Counter):
+    """Tries to write into what is shared."""
+
+    def unlock(self) -> list[str]:
+        info = get_worker_info()
+        assert info is not None
+        part: Any = info.shared["table"]
+        refused = []
+        while isinstance(part, np.ndarray):
+            try:
+                part.flags.writeable = True
+            except ValueError as error:
+                refused.append(str(error))
+            else:
+                part[:] = 9
+            part = part.base
+        return [*refused, f"sum {info.shared['table'].sum()}"]
+
+
+def test_nobody_can_make_shared_arrays_writable(make_env: MakeEnv) -> None:
+    env = make_env([Meddling] * 2, num_cpus=2, shared={"table": np.ones(4)})
+    _nobody_has_written(env)
+
+
+def test_nor_can_an_env_that_its_caller_steps() -> None:
+    with ParallelEnv([Meddling] * 2, "subproc", num_cpus=2, caller_steps=True, shared={"table": np.ones(4)}) as env:
+        _nobody_has_written(env)
+
+
+def _nobody_has_written(env: ParallelEnv) -> None:
+    for told in env.customized_method("unlock"):
+        assert told[-1] == "sum 4.0"
+        assert len(told) > 1
+        assert all("cannot set WRITEABLE flag" in one for one in told[:-1])
 
 
 @nearby
