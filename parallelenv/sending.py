@@ -11,7 +11,7 @@ import numpy as np
 
 from parallelenv.answers import Align
 from parallelenv.batch import Layout
-from parallelenv.errors import NothingInFlightError
+from parallelenv.errors import NothingInFlightError, WorkerTimeoutError
 from parallelenv.flights import Landed
 from parallelenv.ownership import own
 from parallelenv.policy import Policy
@@ -172,6 +172,10 @@ class Sender(Stepper):
             yield other
         finally:
             self.episodes.take_over(other.episodes, env_ids)
+
+    def late_for_good(self, env_ids: Sequence[int]) -> WorkerTimeoutError:
+        """Return the error for envs that are late where what they have under way is dropped."""
+        return self._pool.late(env_ids, self.timeout, "run_episodes")
 
     @property
     def goes_on(self) -> bool:

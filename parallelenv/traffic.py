@@ -258,10 +258,12 @@ class Traffic(Familiar):
             EnvBusyError, EnvPausedError: As `step`.
             BaseException: What an env or the policy raised; ``error.partial`` has the episodes so far.
         """
-        env_ids, goal = self._ids(id), Goal.of(None, num_episodes)
+        env_ids = self._ids(id)
+        arguments.check_positive("num_episodes", num_episodes)
         if not env_ids:
             raise ArgumentError("run_episodes() has no envs to play with: id is empty, or all are paused.")
         each = self._beginnings(env_ids, seed, options)
+        goal = Goal.of(None, num_episodes)
         return evaluate(self._stepper, policy, goal, env_ids, each, self._forget_seeds, bool(progress))
 
     # ---------------------------------------------------------------- who is left out

@@ -21,10 +21,13 @@ from parallelenv.backends.dummy import DummyBackend
 from parallelenv.errors import (
     ActionError,
     ArgumentError,
+    ClosedError,
     EnvBusyError,
+    EnvContractError,
     EnvPausedError,
     InvalidEnvError,
     NothingInFlightError,
+    ResetNeededError,
     UnpicklableError,
     WorkerDiedError,
     WorkerTimeoutError,
@@ -66,6 +69,7 @@ def env(make_env: MakeEnv) -> ParallelEnv:
         ("stream", {"policy": lambda states, rnn_state, done: states}, "cannot hand it an rnn_state.*env_ids"),
         ("run_episodes", {"policy": 3, "num_episodes": 2}, "policy is a int, which cannot be called"),
         ("run_episodes", {"policy": ones, "num_episodes": 0}, "num_episodes=0 must be an int of at least 1"),
+        ("run_episodes", {"policy": ones, "num_episodes": None}, "^num_episodes=None must be an int of at least 1"),
         ("run_episodes", {"policy": ones, "num_episodes": 2, "id": []}, "has no envs to play with"),
         ("run_episodes", {"policy": ones, "num_episodes": 2, "seed": [1]}, "1 seed was given for 3 envs"),
         ("run_episodes", {"policy": ones, "num_episodes": 2, "options": 5}, "options=5 cannot be spread"),
@@ -249,6 +253,23 @@ def test_an_env_that_raises_ends_a_stream_and_another_goes_on(make_env: MakeEnv,
         env.recv()
 
 
+@nearby
+def test_what_is_refused_in_a_stream_names_it(env: ParallelEnv) -> None:
+    state = env.save_state()
+    env.load_state(state)
+    with pytest.raises(ResetNeededError, match=r"A policy acts on the latest states.*envs \[0, 1, 2\] are not known"):
+        list(env.stream(ones, 3))
+    env.close()
+    with pytest.raises(ClosedError, match=r"^stream\(\) was called"):
+        list(env.stream(ones, 3))
+
+
+@nearby
+def test_what_a_method_cannot_be_given_is_named_by_the_method(env: ParallelEnv) -> None:
+    with pytest.raises(UnpicklableError, match=r"^What nap\(\) was given for env 1 .* Nothing was sent"):
+        env.call("nap", [[], [(item for item in range(1))], []])
+
+
 # ---------------------------------------------------------------- awaiting
 
 
@@ -302,6 +323,15 @@ def test_bad_arguments_of_arecv(env: ParallelEnv) -> None:
 
 
 # ---------------------------------------------------------------- whole episodes
+
+
+@in_workers
+def test_who_is_late_in_an_evaluation_has_nothing_to_be_received(make_env: MakeEnv) -> None:
+    env = make_env(fleet(Sleeper), num_cpus=5, timeout=0.5)
+    with pytest.raises(WorkerTimeoutError, match=r"env 2 did not .*All that played need a reset\..*restart\(\[2\]\)"):
+        env.run_episodes(lambda states: [0, 0, 200, 0, 0], 5, progress=False)
+    with pytest.raises(NothingInFlightError):
+        env.recv()
 
 
 @nearby
@@ -370,6 +400,31 @@ def test_rewards_of_several_parts_are_summed(make_env: MakeEnv) -> None:
     found = env.run_episodes(lambda states: [1.0] * len(states), 5, progress=False)
     assert [total.tolist() for total in found.returns] == [[0, 4], [7, 7], [6, 3], [18, 6], [16, 4]]
     assert repr(found) == "<Evaluation of 5 episodes>"
+
+
+class Paid(Counter):
+    """Gives whatever reward it is told to."""
+
+    def __init__(self, *rewards: Any) -> None:
+        super().__init__(length=len(rewards))
+        self.rewards = rewards
+
+    def step(self, action: Any) -> Any:
+        state, _, *rest = super().step(action)
+        return state, self.rewards[self.count - 1], *rest
+
+
+@nearby
+def test_rewards_that_cannot_be_summed_are_named(make_env: MakeEnv) -> None:
+    env = make_env([partial(Paid, 1.0), partial(Paid, 2.0, {"a": 3})])
+    with pytest.raises(
+        EnvContractError, match=r"env 1 gave the reward {'a': 3}, which cannot be added.*sums"
+    ) as caught:
+        env.run_episodes(ones, 2, progress=False)
+    assert caught.value.partial.returns.tolist() == [1.0]  # type: ignore[attr-defined]
+    found = make_env([partial(Paid, 1j, 2.0)]).run_episodes(ones, 1, progress=False)
+    assert found.returns.tolist() == [2 + 1j]
+    assert repr(found) == "<Evaluation of 1 episode>"
 
 
 @nearby
