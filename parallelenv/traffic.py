@@ -100,15 +100,25 @@ class Traffic(Familiar):
         arguments.check_window(min_envs, max_envs)
         limit = arguments.check_timeout(timeout)
         begin = time.monotonic()
-        while (result := self._arecv(min_envs, max_envs, limit, align, begin)) is None:
+        while True:
+            if self._look(min_envs, limit, begin):
+                # Others have their turn, and whoever has cancelled this while envs stepped in it, by Ctrl-C say, is
+                # heard as long as the answer is still here: a task that is cancelled and then returns loses it.
+                await asyncio.sleep(0)
+                result = self._take(min_envs, max_envs, align)
+                if result is not None:
+                    return result
             waited = time.monotonic() - begin
             nap = min(_LONGEST_NAP, max(_SHORTEST_NAP, waited * _NAP))
             await asyncio.sleep(nap if limit is None else max(0.0, min(nap, limit - waited)))
-        return result
 
     @exclusive
-    def _arecv(self, *arguments: Any) -> Any:
-        return self._stepper.try_to_receive(*arguments)
+    def _look(self, *arguments: Any) -> bool:
+        return self._stepper.look(*arguments)
+
+    @exclusive
+    def _take(self, *arguments: Any) -> Any:
+        return self._stepper.take(*arguments)
 
     # ---------------------------------------------------------------- one at a time
 

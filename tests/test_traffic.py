@@ -314,6 +314,49 @@ def test_what_is_awaited_too_long_is_late_and_not_lost(make_env: MakeEnv) -> Non
     asyncio.run(play())
 
 
+class Cancelling(Counter):
+    """Cancels the task in which it is stepped."""
+
+    def step(self, action: int) -> Any:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        return super().step(action)
+
+
+def test_to_be_cancelled_while_envs_step_in_it_loses_nothing() -> None:
+    async def play(env: ParallelEnv) -> None:
+        env.send([1, 1])
+        await env.arecv(2)
+
+    with ParallelEnv([Cancelling] * 2, "dummy") as env:
+        env.reset()
+        with pytest.raises(asyncio.CancelledError):
+            asyncio.run(play(env))
+        assert env.recv(2).states[:, 1].tolist() == [1, 1]
+
+
+def test_others_have_their_turn_where_nobody_need_wait(make_env: MakeEnv) -> None:
+    env = make_env([Counter])
+    env.reset()
+    log: list[str] = []
+
+    async def play() -> None:
+        for _ in range(3):
+            env.send_reset()
+            await env.arecv()
+            log.append("played")
+
+    async def watch() -> None:
+        log.append("watched")
+
+    async def both() -> None:
+        await asyncio.gather(play(), watch())
+
+    asyncio.run(both())
+    assert log.index("watched") < 2
+
+
 @nearby
 def test_bad_arguments_of_arecv(env: ParallelEnv) -> None:
     bad: Any = (({"min_envs": 0}, "min_envs=0"), ({"align": "x"}, "align='x'"), ({"timeout": -1}, "timeout=-1"))
