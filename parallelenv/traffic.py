@@ -132,8 +132,8 @@ class Traffic(Familiar):
             timeout: Seconds to wait; ``None`` means the pool's own timeout.
 
         Returns:
-            ``(state, env_id)``; instead of the state `TERMINATED` where an episode has ended and, with any policy but
-            ``"restart"``, no other has begun. ``None`` after ``timeout`` seconds.
+            ``(state, env_id)``; instead of the state `TERMINATED` where an episode has ended and no other has begun:
+            with any policy but ``"restart"``, and of an env that is exhausted. ``None`` after ``timeout`` seconds.
 
         Raises:
             As `recv`; `WorkerTimeoutError` only of the pool's own timeout.
@@ -144,8 +144,9 @@ class Traffic(Familiar):
             if timeout is None:
                 raise
             return None
-        state, _, is_done, _ = batch[0]
-        return (TERMINATED if is_done and not self._stepper.goes_on else state), int(batch.env_ids[0])
+        (state, _, is_done, _), env_id = batch[0], int(batch.env_ids[0])
+        has_begun = self._stepper.goes_on and env_id not in self._stepper.episodes.exhausted
+        return (state if has_begun or not is_done else TERMINATED), env_id
 
     def send_action(self, action: Any, env_id: int) -> None:
         """Start what one env is to do next, and return without waiting.
