@@ -165,22 +165,24 @@ class TaskEnv(gymnasium.Env[Any, Any]):
         return render() if callable(render) else None
 
     def close(self) -> None:
-        """Close the task and the sampler."""
-        self._leave()
-        _close(self.sampler)
+        """Close the task and the sampler, whatever the task's ``close`` raises."""
+        try:
+            self._leave()
+        finally:
+            _close(self.sampler)
 
     # ---------------------------------------------------------------- what a TaskPool asks for
 
-    def observe(self) -> Any:
+    def _observe(self) -> Any:
         """Return what is seen of the task now; ``None`` if there is none."""
         return None if self.task is None else self.task.get_observations()
 
-    def rewind(self) -> None:
+    def _rewind(self) -> None:
         """Leave the task, and let the sampler go back to its first one."""
         self._leave()
         self.sampler.reset()
 
-    def reseed(self, seed: int) -> None:
+    def _reseed(self, seed: int) -> None:
         """Seed the sampler."""
         self.sampler.set_seed(seed)
 
