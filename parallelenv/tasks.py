@@ -12,7 +12,13 @@ from typing import Any, NamedTuple, Protocol
 import gymnasium
 
 from parallelenv.backends.adapt import split_done
-from parallelenv.errors import EnvContractError, ExhaustedError, InvalidEnvError, ResetNeededError
+from parallelenv.errors import (
+    EnvContractError,
+    ExhaustedError,
+    InvalidEnvError,
+    ResetNeededError,
+    UnpicklableError,
+)
 from parallelenv.ownership import own
 
 _OF_SAMPLER = ("next_task", "reset", "set_seed")
@@ -192,8 +198,19 @@ class TaskEnv(gymnasium.Env[Any, Any]):
 
 
 def make_task_env(make_sampler_fn: Callable[..., Any], arguments: Mapping[str, Any]) -> TaskEnv:
-    """Return an env of a new sampler. It gets copies of the arguments: it may change them, and be made again."""
-    return TaskEnv(make_sampler_fn(**own(dict(arguments))))
+    """Return an env of a new sampler. It gets copies of the arguments: it may change them, and be made again.
+
+    Raises:
+        UnpicklableError: If one cannot be copied.
+    """
+    try:
+        copies = own(dict(arguments))
+    except Exception as error:
+        raise UnpicklableError(
+            f"sampler_fn_args={list(arguments)} cannot be copied ({type(error).__name__}: {error}). Each sampler gets "
+            "copies, to change and to be made again with. Give plain data, and let make_sampler_fn make the rest of it."
+        ) from error
+    return TaskEnv(make_sampler_fn(**copies))
 
 
 def _check(candidate: Any, names: tuple[str, ...], what: str, kind: str) -> None:

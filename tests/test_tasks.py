@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from functools import partial
 from typing import Any
 
@@ -159,6 +160,26 @@ def test_tasks_are_closed_before_the_next_and_the_sampler_last() -> None:
     assert env.render().shape == (2, 3, 3)
     env.close()
     assert log == [[1, 2, "sampler"]]
+
+
+def test_a_task_that_cannot_close_does_not_keep_its_sampler_from_it() -> None:
+    class Stuck(Count):
+        def close(self) -> None:
+            raise OSError("stuck")
+
+    class Stucks(Counts):
+        def next_task(self, **kwargs: Any) -> Task:
+            return Stuck()
+
+        def close(self) -> None:
+            self.log.append("closed")
+
+    sampler = Stucks()
+    env = TaskEnv(sampler)
+    env.reset()
+    with pytest.raises(OSError, match="stuck"):
+        env.close()
+    assert sampler.log[-1] == "closed"
 
 
 def test_render_mode_and_metadata_are_the_samplers() -> None:
