@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from parallelenv.batch import Array
-from parallelenv.errors import ArgumentError
+from parallelenv.errors import ArgumentError, BatchMemoryError
 from parallelenv.protocol import Backend
 
 NOTHING_SHARED: Mapping[str, Array] = MappingProxyType({})
@@ -47,6 +47,7 @@ def share(backend: Backend, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
 
     Raises:
         ArgumentError: If it does not know how to.
+        BatchMemoryError: If there is no room for them.
     """
     place = getattr(backend, "share", None)
     if place is None:
@@ -54,7 +55,11 @@ def share(backend: Backend, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
             f"shared={list(arrays)} was given, but {type(backend).__name__} has no share(). Let the envs load what "
             "they need, or choose another mode."
         )
-    placed: Mapping[str, Array] = place(arrays)
+    try:
+        placed: Mapping[str, Array] = place(arrays)
+    except MemoryError as error:
+        nbytes = sum(array.nbytes for array in arrays.values())
+        raise BatchMemoryError(f"shared= needs {nbytes:,} bytes of memory, which cannot be had. Share less.") from error
     return placed
 
 

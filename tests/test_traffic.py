@@ -18,9 +18,11 @@ from fragile import EXIT, GO_ON, RAISE, fragile
 
 from parallelenv import TERMINATED, Evaluation, ParallelEnv, StateWrapper, get_worker_info, recommend
 from parallelenv.backends.dummy import DummyBackend
+from parallelenv.backends.memory import SharedMemoryError
 from parallelenv.errors import (
     ActionError,
     ArgumentError,
+    BatchMemoryError,
     ClosedError,
     EnvBusyError,
     EnvContractError,
@@ -113,6 +115,12 @@ def test_a_backend_that_cannot_share_says_so() -> None:
         pass
     with pytest.raises(ArgumentError, match=r"shared=\['a'\] was given, but Plain has no share\(\)"):
         ParallelEnv(COUNTERS, Plain, shared={"a": np.zeros(2)})
+
+
+@pytest.mark.parametrize("mode", ["dummy", "thread", "subproc"], indirect=True)
+def test_what_there_is_no_room_for_cannot_be_shared(make_env: MakeEnv) -> None:
+    with pytest.raises((BatchMemoryError, SharedMemoryError), match=r"^shared= needs 9,007,199,254,740,992 bytes"):
+        make_env(COUNTERS, shared={"a": np.broadcast_to(np.zeros(1), (1 << 50,))})
 
 
 @pytest.mark.parametrize(
