@@ -75,6 +75,8 @@ def take_over(command: Command) -> Command:
 
 def cannot_be_given(operation: str, env_id: int, argument: Any, error: Exception) -> UnpicklableError:
     """Return the error for an argument that cannot be copied to its env."""
+    if operation == "invoke":  # each env has a method of its own
+        operation, argument = f"{argument[0]}()", argument[1:]
     return UnpicklableError(
         f"What {operation} was given for env {env_id} is of type {type(argument).__name__} and cannot be copied to the "
         f"env ({type(error).__name__}: {error}). Nothing was sent. Give plain data."

@@ -31,11 +31,9 @@ class SharedArrays(Mapping[str, Array]):
     def __init__(self, forms: tuple[Form, ...], memory: SharedMemory) -> None:
         self.forms = forms
         self._memory = memory
-        places, _ = _lay_out(forms)
-        self._arrays = {}
-        for (name, shape, dtype), offset in zip(forms, places, strict=True):
-            array: Array = np.ndarray(shape, dtype, buffer=memory.map, offset=offset)
-            self._arrays[name] = array
+        # Read-only also where the memory is not: so nobody can make the arrays writable, not in the caller either.
+        # By way of bytes: `np.ndarray` would look through the memoryview to the memory.
+        self._arrays = _arrays(forms, np.frombuffer(memoryview(memory.map).toreadonly(), np.uint8))
 
     @classmethod
     def place(cls, arrays: Mapping[str, Array]) -> SharedArrays:
@@ -46,11 +44,9 @@ class SharedArrays(Mapping[str, Array]):
         """
         forms = tuple((name, array.shape, array.dtype) for name, array in arrays.items())
         memory = SharedMemory.create(_lay_out(forms)[1], "shared= needs", "Share less")
-        placed = cls(forms, memory)
-        for name, array in arrays.items():
-            placed[name][...] = array
-            placed[name].flags.writeable = False
-        return placed
+        for name, writable in _arrays(forms, memory.map).items():
+            writable[...] = arrays[name]
+        return cls(forms, memory)
 
     def send(self, connection: Connection, pid: int) -> None:
         """Give another process access, which knows the forms already, over a duplex pipe to it."""
@@ -69,6 +65,15 @@ class SharedArrays(Mapping[str, Array]):
 
     def __len__(self) -> int:
         return len(self._arrays)
+
+
+def _arrays(forms: tuple[Form, ...], memory: Any) -> dict[str, Array]:
+    """Return the arrays that lie in memory."""
+    places, _ = _lay_out(forms)
+    return {
+        name: np.ndarray(shape, dtype, buffer=memory, offset=offset)
+        for (name, shape, dtype), offset in zip(forms, places, strict=True)
+    }
 
 
 def _lay_out(forms: tuple[Form, ...]) -> tuple[list[int], int]:

@@ -11,7 +11,7 @@ import numpy as np
 from parallelenv.batch import Array, Batch
 from parallelenv.errors import EnvContractError
 from parallelenv.requests import pick
-from parallelenv.spaces import as_array, describe_value, fits
+from parallelenv.spaces import as_array, describe_value
 
 _FLAGS = frozenset({bool, np.bool_})
 
@@ -101,17 +101,11 @@ class Writer:
         if single is not None:
             self._store_leaf(0, single, row, state)
             return None
-        try:
-            leaves = self._structure.split(state)
-        except (LookupError, TypeError) as error:
-            raise EnvContractError(
-                f"The state returned lacks a part of {self.batch.layout.observation_space}: "
-                f"{type(error).__name__}: {error}."
-            ) from None
+        leaves = self._structure.split_state(state)
         loose = []
         for index, (array, leaf) in enumerate(zip(self.batch.states, leaves, strict=True)):
             if array is None:
-                self._check_loose(index, leaf)
+                self._structure.check_leaf(index, leaf)
                 loose.append(leaf)
             else:
                 self._store_leaf(index, array, row, leaf)
@@ -129,23 +123,11 @@ class Writer:
         for array, ended in self._kept:
             ended[row] = array[row]
 
-    def _check_loose(self, index: int, value: Any) -> None:
-        """Refuse a value that would not fit beside those of other envs."""
-        space = self._structure.leaves[index]
-        if space is None or space.shape is None or space.dtype is None:
-            return
-        if not fits(value, space.shape, np.dtype(space.dtype)):
-            raise EnvContractError(f"the state is {describe_value(value)}, but the observation space says {space}.")
-
     def _store_leaf(self, index: int, array: Array, row: int, value: Any) -> None:
         if type(value) is np.ndarray and value.dtype == array.dtype and value.shape == array.shape[1:]:
             array[row] = value  # what most envs return, without a closer look
             return
-        if not fits(value, array.shape[1:], array.dtype):
-            raise EnvContractError(
-                f"state{self._structure.describe(index)} is {describe_value(value)}, but the observation space says "
-                f"{self._structure.leaves[index]}. Declare the space that the env really has, or give it by spaces=."
-            )
+        self._structure.check_leaf(index, value)
         array[row] = as_array(value)
 
 

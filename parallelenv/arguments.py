@@ -38,7 +38,7 @@ def check_timeout(timeout: Any) -> float | None:
     """Return a timeout in seconds, or ``None`` for none."""
     if timeout is None:
         return None
-    if not isinstance(timeout, (int, float)) or isinstance(timeout, bool) or not timeout > 0:
+    if not _is_number(timeout) or not timeout > 0:
         raise ArgumentError(f"timeout={timeout!r} must be a positive number of seconds, or None to wait for ever.")
     return None if timeout == math.inf else min(float(timeout), _LONGEST)
 
@@ -47,7 +47,7 @@ def check_grace(timeout: Any, default: float) -> float:
     """Return how many seconds workers get to close their envs; ``None`` means the default."""
     if timeout is None:
         return default
-    if not isinstance(timeout, (int, float)) or isinstance(timeout, bool) or not timeout >= 0:
+    if not _is_number(timeout) or not timeout >= 0:
         raise ArgumentError(
             f"timeout={timeout!r} must be a number of seconds, 0 or more, or None for {default:g}. Nothing was closed."
         )
@@ -224,6 +224,10 @@ def _check_list(name: str, items: Any, env_ids: Sequence[int], expected: str) ->
 def _is_sized(items: Any) -> bool:
     """Whether it has a length: an array or a tensor without axes has none."""
     return hasattr(items, "__len__") and getattr(items, "ndim", 1) > 0
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
 
 
 def _is_int(value: Any) -> bool:

@@ -76,7 +76,7 @@ class Episodes:
         unknown = [env_id for env_id in env_ids if self._unstepped.get(env_id) is False]
         if unknown:
             raise ResetNeededError(
-                f"A rollout begins with the states of its envs, and those of envs {unknown} are not known since "
+                f"A policy acts on the latest states of its envs, and those of envs {unknown} are not known since "
                 "load_state(). Step or reset them first."
             )
 

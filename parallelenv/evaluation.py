@@ -11,6 +11,7 @@ import numpy as np
 from parallelenv.arguments import check_policy
 from parallelenv.backends.player import Player
 from parallelenv.batch import Array
+from parallelenv.errors import EnvContractError, WorkerTimeoutError
 from parallelenv.failures import put
 from parallelenv.goal import Goal, progress_bar
 from parallelenv.results import StepResult
@@ -99,6 +100,10 @@ def evaluate(
         announce(playing)
         try:
             game.play(playing, [each[place] for place in asked])
+        except WorkerTimeoutError as error:
+            late = own.late_for_good(error.env_ids)
+            put(late, "partial", _told(tallies))
+            raise late from None
         except BaseException as error:
             put(error, "partial", _told(tallies))
             raise
@@ -164,7 +169,14 @@ class _Game:
         ended = []
         for row, (env_id, reward) in enumerate(zip(result.env_ids.tolist(), result.rewards, strict=True)):
             tally = self._tallies[env_id]
-            tally.add(reward)
+            try:
+                tally.add(reward)
+            except Exception as error:  # whatever a reward is
+                raise EnvContractError(
+                    f"env {env_id} gave the reward {reward!r}, which cannot be added to those before it "
+                    f"({type(error).__name__}: {error}). run_episodes() sums the rewards of an episode: let the env "
+                    "give numbers or arrays, or play by rollout() or step()."
+                ) from error
             if flags[0][row]:
                 tally.end(flags[1][row], flags[2][row], result.infos[row])
                 ended.append(env_id)
@@ -175,7 +187,7 @@ def _told(tallies: dict[int, _Tally]) -> Evaluation:
     """Return the episodes that have ended."""
     rows = [(env_id, *episode) for env_id, tally in tallies.items() for episode in tally.ended]
     env_ids, returns, lengths, terminated, truncated, infos = zip(*rows, strict=True) if rows else ((),) * 6
-    are_numbers = all(np.isscalar(one) for one in returns)
+    are_numbers = all(isinstance(one, (int, float, np.integer, np.floating)) for one in returns)
     return Evaluation(
         np.array(returns, dtype=np.float64) if are_numbers else object_array(returns),
         np.array(lengths, dtype=np.int64),

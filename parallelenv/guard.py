@@ -21,8 +21,13 @@ _SHOWN = {
     "_latest_states": "reset",
     "_existing_attr": "get_attr",
     "_call_async": "call",
+    "_look": "arecv",
+    "_take": "arecv",
+    "_act": "stream",
+    "_is_under_way": "stream",
+    "_detached": "stream",
 }
-"""What users call where an adapter calls such a method; any other has their name, but for the underscore."""
+"""What users call where such a method is called; any other has their name, but for the underscore."""
 
 
 class _Process:

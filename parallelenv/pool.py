@@ -228,6 +228,8 @@ class Pool(Hosts):
             "step": f"Wait on with {self.waits_by}, give a longer timeout, or rebuild with restart({list(ids)}).",
             "rollout": f"The steps since the last chunk are lost: begin anew with reset({list(ids)}), after "
             f"restart({list(ids)}) if the env hangs, and with a longer timeout if it is only slow.",
+            "run_episodes": "All that played need a reset. Play again with a longer timeout, after "
+            f"restart({list(ids)}) if the env hangs.",
         }
         other = f"Give a longer timeout, or rebuild with restart({list(ids)})."
         way_out = ways.get(operation, other)

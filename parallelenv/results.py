@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
 from parallelenv.batch import Array, Batch, Layout
+from parallelenv.errors import EnvContractError
+from parallelenv.failures import Failure, raise_failures
 from parallelenv.flights import Landed
 from parallelenv.protocol import Extra
 from parallelenv.spaces import object_array
@@ -119,12 +121,34 @@ def first_states(batch: Batch, landed: Landed, is_listed: bool, copy: bool) -> A
     return states if is_listed else object_array(states)
 
 
-def batch_states(layout: Layout, states: Sequence[Any]) -> Any:
-    """Return states that are not in a batch as if they were; in an array of objects if ``None`` is among them."""
-    if not states or any(state is None for state in states):
-        return object_array(states)
-    structure = layout.states
-    columns = zip(*map(structure.split, states), strict=True)
+def batch_states(layout: Layout, states: Mapping[int, Any], env_ids: Sequence[int], absent: Collection[int]) -> Any:
+    """Return states that are not in a batch as if they were.
+
+    Args:
+        layout: Of the batch.
+        states: By env id.
+        env_ids: Whose, in the order of the answer.
+        absent: Those of them that have none: in their place is ``None``.
+
+    Raises:
+        EnvContractError: If one does not fit its space; ``error.partial`` maps the others' ids to theirs.
+    """
+    structure, leaves, failures = layout.states, {}, []
+    for env_id in env_ids:
+        if env_id in absent:
+            continue
+        try:
+            leaves[env_id] = structure.split_state(states.get(env_id))
+            for index, leaf in enumerate(leaves[env_id]):
+                structure.check_leaf(index, leaf)
+        except EnvContractError as error:
+            failures.append(Failure(error, env_id, "get_observations()"))
+    if failures:
+        failed = {failure.env_id for failure in failures}
+        raise_failures(failures, {env_id: states.get(env_id) for env_id in leaves if env_id not in failed})
+    if len(leaves) < len(env_ids):
+        return object_array([None if env_id in absent else states.get(env_id) for env_id in env_ids])
+    columns = zip(*leaves.values(), strict=True)
     return structure.join([structure.stack(index, column) for index, column in enumerate(columns)])
 
 

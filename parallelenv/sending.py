@@ -11,7 +11,7 @@ import numpy as np
 
 from parallelenv.answers import Align
 from parallelenv.batch import Layout
-from parallelenv.errors import NothingInFlightError
+from parallelenv.errors import NothingInFlightError, WorkerTimeoutError
 from parallelenv.flights import Landed
 from parallelenv.ownership import own
 from parallelenv.policy import Policy
@@ -88,19 +88,25 @@ class Sender(Stepper):
         self._await_landing(self._wanted(min_envs), timeout, time.monotonic())
         return self._deliver(self._flights.landed(max_envs), align)
 
-    def try_to_receive(
-        self, min_envs: int, max_envs: int | None, timeout: float | None, align: Align, begin: float
-    ) -> StepResult | StepBatch | None:
-        """Do as `receive`, but return ``None`` instead of waiting; ``begin`` is the moment from which time counts."""
+    def look(self, min_envs: int, timeout: float | None, begin: float) -> bool:
+        """Say without waiting whether `take` has something to return; ``begin`` is the moment from which time counts.
+
+        Errors: as of `receive`.
+        """
         wanted, flights = self._wanted(min_envs), self._flights
         while flights.num_landed < wanted and self._pool.pump(time.monotonic()):
             pass
-        if flights.num_landed < wanted:
-            deadline = self._deadline(timeout, begin)
-            if deadline is not None and time.monotonic() >= deadline:
-                self._be_late(timeout)
-            return None
-        return None if self._retry_resets() else self._deliver(flights.landed(max_envs), align)
+        if flights.num_landed >= wanted:
+            return not self._retry_resets()
+        deadline = self._deadline(timeout, begin)
+        if deadline is not None and time.monotonic() >= deadline:
+            self._be_late(timeout)
+        return False
+
+    def take(self, min_envs: int, max_envs: int | None, align: Align) -> StepResult | StepBatch | None:
+        """Return what `receive` would, unless somebody else has received it since `look`. Nothing is stepped here."""
+        enough = self._flights.num_landed >= self._wanted(min_envs)
+        return self._deliver(self._flights.landed(max_envs), align) if enough else None
 
     def _wanted(self, min_envs: int) -> int:
         """Return how many envs can be waited for, ``min_envs`` at most.
@@ -172,6 +178,10 @@ class Sender(Stepper):
             yield other
         finally:
             self.episodes.take_over(other.episodes, env_ids)
+
+    def late_for_good(self, env_ids: Sequence[int]) -> WorkerTimeoutError:
+        """Return the error for envs that are late where what they have under way is dropped."""
+        return self._pool.late(env_ids, self.timeout, "run_episodes")
 
     @property
     def goes_on(self) -> bool:

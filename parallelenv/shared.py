@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from parallelenv.batch import Array
-from parallelenv.errors import ArgumentError
+from parallelenv.errors import ArgumentError, BatchMemoryError
 from parallelenv.protocol import Backend
 
 NOTHING_SHARED: Mapping[str, Array] = MappingProxyType({})
@@ -28,6 +28,11 @@ def check_shared(shared: Any) -> Mapping[str, Array]:
     for name, array in shared.items():
         if not isinstance(name, str):
             raise ArgumentError(f"shared has the name {name!r}, which is no str.")
+        if isinstance(array, np.ma.MaskedArray):
+            raise ArgumentError(
+                f"shared[{name!r}] is a {type(array).__name__}, whose mask would be left out. Give array.data and "
+                "array.mask as two arrays."
+            )
         if not isinstance(array, np.ndarray) or array.dtype.hasobject:
             what = f"an array of {array.dtype}" if isinstance(array, np.ndarray) else f"a {type(array).__name__}"
             raise ArgumentError(
@@ -42,6 +47,7 @@ def share(backend: Backend, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
 
     Raises:
         ArgumentError: If it does not know how to.
+        BatchMemoryError: If there is no room for them.
     """
     place = getattr(backend, "share", None)
     if place is None:
@@ -49,7 +55,11 @@ def share(backend: Backend, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
             f"shared={list(arrays)} was given, but {type(backend).__name__} has no share(). Let the envs load what "
             "they need, or choose another mode."
         )
-    placed: Mapping[str, Array] = place(arrays)
+    try:
+        placed: Mapping[str, Array] = place(arrays)
+    except MemoryError as error:
+        nbytes = sum(array.nbytes for array in arrays.values())
+        raise BatchMemoryError(f"shared= needs {nbytes:,} bytes of memory, which cannot be had. Share less.") from error
     return placed
 
 
@@ -62,5 +72,5 @@ def frozen(arrays: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def copied(arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """Return read-only copies of arrays, for hosts in this process; views, so that nobody can make them writable."""
-    return frozen(frozen({name: np.array(array, order="C", subok=False) for name, array in arrays.items()}))
+    """Return copies of arrays, for hosts in this process, over `bytes`: so nobody can make them writable."""
+    return {name: np.ndarray(array.shape, array.dtype, array.tobytes()) for name, array in arrays.items()}

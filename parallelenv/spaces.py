@@ -16,6 +16,8 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 
+from parallelenv.errors import EnvContractError
+
 if TYPE_CHECKING:
     from parallelenv.protocol import EnvFacts
 
@@ -75,6 +77,34 @@ class Structure:
                 leaf = leaf[key]
             leaves.append(leaf)
         return leaves
+
+    def split_state(self, state: Any) -> list[Any]:
+        """Return the leaves of a state, in order.
+
+        Raises:
+            EnvContractError: If it lacks a leaf.
+        """
+        try:
+            return self.split(state)
+        except (LookupError, TypeError) as error:
+            raise EnvContractError(
+                f"The state returned lacks a part of {self.space}: {type(error).__name__}: {error}."
+            ) from None
+
+    def check_leaf(self, leaf: int, value: Any) -> None:
+        """Refuse a leaf of a state that is not of the shape and dtype of its space, if that has such.
+
+        Raises:
+            EnvContractError: If it is not.
+        """
+        space = self.leaves[leaf]
+        if space is None or space.shape is None or space.dtype is None:
+            return
+        if not fits(value, space.shape, np.dtype(space.dtype)):
+            raise EnvContractError(
+                f"the state{self.describe(leaf)} is {describe_value(value)}, but the observation space says {space}. "
+                "Declare the space that the env really has, or give it by spaces=."
+            )
 
     def join(self, leaves: Sequence[Any]) -> Any:
         """Return the value whose leaves these are: a dict, a tuple or the only leaf."""

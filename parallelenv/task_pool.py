@@ -52,7 +52,7 @@ class TaskPool(ParallelEnv):
         Raises:
             BaseException: What a sampler raised.
         """
-        self._stepper.end_episodes("invoke", self._everyone, [("rewind", (), {})] * self._num_envs, None)
+        self._stepper.end_episodes("invoke", self._everyone, [("_rewind", (), {})] * self._num_envs, None)
 
     @exclusive
     def set_seeds(self, seeds: int | Sequence[int | None]) -> list[int | None]:
@@ -70,7 +70,7 @@ class TaskPool(ParallelEnv):
         """
         spread = arguments.spread_seeds(seeds, self._everyone, self._num_envs, whole=True)
         seeded = [env_id for env_id in self._everyone if spread[env_id] is not None]
-        self._pool.ask("invoke", seeded, [("reseed", (spread[env_id],), {}) for env_id in seeded])
+        self._pool.ask("invoke", seeded, [("_reseed", (spread[env_id],), {}) for env_id in seeded])
         self._stepper.note_seeds(self._everyone, spread)
         return spread
 
@@ -87,12 +87,15 @@ class TaskPool(ParallelEnv):
         Raises:
             ResetNeededError: If an env has no task yet; nothing was asked.
             EnvBusyError: If a step of one is under way.
-            BaseException: What a task raised.
+            EnvContractError: If what a task shows does not fit the space.
+            BaseException: What a task raised; ``error.partial`` maps the others' ids to what is seen of theirs.
         """
         env_ids = self._ids(id)
         self._stepper.refuse_unready(env_ids)
-        values = self._pool.ask("invoke", env_ids, [("observe", (), {})] * len(env_ids)).values
-        return batch_states(self._pool.layout, [values.get(env_id) for env_id in env_ids])
+        values = self._pool.ask("invoke", env_ids, [("_observe", (), {})] * len(env_ids)).values
+        if not env_ids:
+            return self._stepper.latest_states(())
+        return batch_states(self._pool.layout, values, env_ids, self._stepper.episodes.exhausted)
 
 
 def make_recipes(make_sampler_fn: Any, sampler_fn_args: Any) -> list[Callable[[], TaskEnv]]:

@@ -12,7 +12,13 @@ from typing import Any, NamedTuple, Protocol
 import gymnasium
 
 from parallelenv.backends.adapt import split_done
-from parallelenv.errors import EnvContractError, ExhaustedError, InvalidEnvError, ResetNeededError
+from parallelenv.errors import (
+    EnvContractError,
+    ExhaustedError,
+    InvalidEnvError,
+    ResetNeededError,
+    UnpicklableError,
+)
 from parallelenv.ownership import own
 
 _OF_SAMPLER = ("next_task", "reset", "set_seed")
@@ -165,22 +171,24 @@ class TaskEnv(gymnasium.Env[Any, Any]):
         return render() if callable(render) else None
 
     def close(self) -> None:
-        """Close the task and the sampler."""
-        self._leave()
-        _close(self.sampler)
+        """Close the task and the sampler, whatever the task's ``close`` raises."""
+        try:
+            self._leave()
+        finally:
+            _close(self.sampler)
 
     # ---------------------------------------------------------------- what a TaskPool asks for
 
-    def observe(self) -> Any:
+    def _observe(self) -> Any:
         """Return what is seen of the task now; ``None`` if there is none."""
         return None if self.task is None else self.task.get_observations()
 
-    def rewind(self) -> None:
+    def _rewind(self) -> None:
         """Leave the task, and let the sampler go back to its first one."""
         self._leave()
         self.sampler.reset()
 
-    def reseed(self, seed: int) -> None:
+    def _reseed(self, seed: int) -> None:
         """Seed the sampler."""
         self.sampler.set_seed(seed)
 
@@ -190,8 +198,19 @@ class TaskEnv(gymnasium.Env[Any, Any]):
 
 
 def make_task_env(make_sampler_fn: Callable[..., Any], arguments: Mapping[str, Any]) -> TaskEnv:
-    """Return an env of a new sampler. It gets copies of the arguments: it may change them, and be made again."""
-    return TaskEnv(make_sampler_fn(**own(dict(arguments))))
+    """Return an env of a new sampler. It gets copies of the arguments: it may change them, and be made again.
+
+    Raises:
+        UnpicklableError: If one cannot be copied.
+    """
+    try:
+        copies = own(dict(arguments))
+    except Exception as error:
+        raise UnpicklableError(
+            f"sampler_fn_args={list(arguments)} cannot be copied ({type(error).__name__}: {error}). Each sampler gets "
+            "copies, to change and to be made again with. Give plain data, and let make_sampler_fn make the rest of it."
+        ) from error
+    return TaskEnv(make_sampler_fn(**copies))
 
 
 def _check(candidate: Any, names: tuple[str, ...], what: str, kind: str) -> None:

@@ -100,15 +100,25 @@ class Traffic(Familiar):
         arguments.check_window(min_envs, max_envs)
         limit = arguments.check_timeout(timeout)
         begin = time.monotonic()
-        while (result := self._arecv(min_envs, max_envs, limit, align, begin)) is None:
+        while True:
+            if self._look(min_envs, limit, begin):
+                # Others have their turn, and whoever has cancelled this while envs stepped in it, by Ctrl-C say, is
+                # heard as long as the answer is still here: a task that is cancelled and then returns loses it.
+                await asyncio.sleep(0)
+                result = self._take(min_envs, max_envs, align)
+                if result is not None:
+                    return result
             waited = time.monotonic() - begin
             nap = min(_LONGEST_NAP, max(_SHORTEST_NAP, waited * _NAP))
             await asyncio.sleep(nap if limit is None else max(0.0, min(nap, limit - waited)))
-        return result
 
     @exclusive
-    def _arecv(self, *arguments: Any) -> Any:
-        return self._stepper.try_to_receive(*arguments)
+    def _look(self, *arguments: Any) -> bool:
+        return self._stepper.look(*arguments)
+
+    @exclusive
+    def _take(self, *arguments: Any) -> Any:
+        return self._stepper.take(*arguments)
 
     # ---------------------------------------------------------------- one at a time
 
@@ -122,8 +132,8 @@ class Traffic(Familiar):
             timeout: Seconds to wait; ``None`` means the pool's own timeout.
 
         Returns:
-            ``(state, env_id)``; instead of the state `TERMINATED` where an episode has ended and, with any policy but
-            ``"restart"``, no other has begun. ``None`` after ``timeout`` seconds.
+            ``(state, env_id)``; instead of the state `TERMINATED` where an episode has ended and no other has begun:
+            with any policy but ``"restart"``, and of an env that is exhausted. ``None`` after ``timeout`` seconds.
 
         Raises:
             As `recv`; `WorkerTimeoutError` only of the pool's own timeout.
@@ -134,8 +144,9 @@ class Traffic(Familiar):
             if timeout is None:
                 raise
             return None
-        state, _, is_done, _ = batch[0]
-        return (TERMINATED if is_done and not self._stepper.goes_on else state), int(batch.env_ids[0])
+        (state, _, is_done, _), env_id = batch[0], int(batch.env_ids[0])
+        has_begun = self._stepper.goes_on and env_id not in self._stepper.episodes.exhausted
+        return (state if has_begun or not is_done else TERMINATED), env_id
 
     def send_action(self, action: Any, env_id: int) -> None:
         """Start what one env is to do next, and return without waiting.
@@ -258,10 +269,12 @@ class Traffic(Familiar):
             EnvBusyError, EnvPausedError: As `step`.
             BaseException: What an env or the policy raised; ``error.partial`` has the episodes so far.
         """
-        env_ids, goal = self._ids(id), Goal.of(None, num_episodes)
+        env_ids = self._ids(id)
+        arguments.check_positive("num_episodes", num_episodes)
         if not env_ids:
             raise ArgumentError("run_episodes() has no envs to play with: id is empty, or all are paused.")
         each = self._beginnings(env_ids, seed, options)
+        goal = Goal.of(None, num_episodes)
         return evaluate(self._stepper, policy, goal, env_ids, each, self._forget_seeds, bool(progress))
 
     # ---------------------------------------------------------------- who is left out

@@ -269,7 +269,7 @@ def test_a_number_that_would_wrap_is_refused(make_env: MakeEnv) -> None:
 
 
 def test_an_endless_timeout_is_no_timeout(make_env: MakeEnv) -> None:
-    for timeout in (float("inf"), 1e30):
+    for timeout in (float("inf"), 1e30, np.float32(60), np.int64(60)):
         env = make_env([Counter], timeout=timeout)
         assert env.reset().shape == (1, 2)
         env.close()

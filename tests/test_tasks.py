@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,15 @@ from gymnasium.wrappers import TimeLimit
 from samplers import PLAIN, Walks
 
 from parallelenv import ParallelEnv, ParallelWrapper
-from parallelenv.errors import AbsentMethodError, ArgumentError, EnvBusyError, InvalidEnvError, ResetNeededError
+from parallelenv.errors import (
+    AbsentMethodError,
+    ArgumentError,
+    EnvBusyError,
+    EnvContractError,
+    InvalidEnvError,
+    ResetNeededError,
+    UnpicklableError,
+)
 from parallelenv.identity import difference
 from parallelenv.task_pool import TaskPool
 from parallelenv.tasks import Task, TaskEnv, TaskSampler, TaskStep
@@ -153,6 +162,26 @@ def test_tasks_are_closed_before_the_next_and_the_sampler_last() -> None:
     assert log == [[1, 2, "sampler"]]
 
 
+def test_a_task_that_cannot_close_does_not_keep_its_sampler_from_it() -> None:
+    class Stuck(Count):
+        def close(self) -> None:
+            raise OSError("stuck")
+
+    class Stucks(Counts):
+        def next_task(self, **kwargs: Any) -> Task:
+            return Stuck()
+
+        def close(self) -> None:
+            self.log.append("closed")
+
+    sampler = Stucks()
+    env = TaskEnv(sampler)
+    env.reset()
+    with pytest.raises(OSError, match="stuck"):
+        env.close()
+    assert sampler.log[-1] == "closed"
+
+
 def test_render_mode_and_metadata_are_the_samplers() -> None:
     class Drawn(Counts):
         render_mode = "rgb_array"
@@ -261,6 +290,49 @@ def test_they_are_batched_as_states_are(make_pool: MakePool) -> None:
     assert difference(env.step([1, 1], id=[2, 1]).states, env.get_observations([2, 1])) is None
 
 
+class Shows(Count):
+    """Shows what it is told to, after its first step."""
+
+    seen: Any = None
+
+    def step(self, action: Any) -> Any:
+        self.count += 1
+        return np.zeros(3), 1.0, False, False, {}
+
+    def is_done(self) -> bool:
+        return False
+
+    def get_observations(self) -> Any:
+        return self.seen if self.count else np.zeros(3)
+
+
+class ShowsIt(Counts):
+    def next_task(self, **kwargs: Any) -> Task:
+        return Shows()
+
+
+@nearby
+@pytest.mark.parametrize("seen", [None, 3, "x", np.zeros(5), np.zeros(3, complex)])
+def test_what_does_not_fit_is_refused_as_in_a_step(make_pool: MakePool, seen: Any) -> None:
+    env = make_pool(ShowsIt, [{}] * 3)
+    env.next_task()
+    env.step([1], id=1)
+    env.set_env_attr("seen", seen)
+    with pytest.raises(EnvContractError, match="the state is .*, but the observation space says Box") as caught:
+        env.get_observations()
+    assert "env 1 in get_observations()" in "".join(caught.value.__notes__)
+    assert caught.value.partial.keys() == {0, 2}  # type: ignore[attr-defined]
+    assert env.get_observations([2, 0]).shape == (2, 3)
+    assert env.step([1, 1, 1]).states.shape == (3, 3)
+
+
+@nearby
+def test_of_nobody_they_are_as_states_of_nobody(make_pool: MakePool) -> None:
+    for arguments in ([{"total": 1}], [{"total": 1, "kind": "sheet"}]):
+        env = make_pool(Walks, arguments)
+        assert difference(env.reset([]), env.get_observations([])) is None
+
+
 @nearby
 def test_one_message_for_each_worker(make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:
     env = make_pool(Walks, FOUR)
@@ -298,6 +370,22 @@ def test_names_are_looked_up_in_task_and_sampler(make_pool: MakePool) -> None:
         AbsentMethodError, match="TaskEnv has no method 'nothing'.*Nor has its sampler, Walks, or its task"
     ):
         env.call("nothing")
+
+
+class Rewinds(Counts):
+    def rewind(self) -> str:
+        return "of the sampler"
+
+    def observe(self) -> str:
+        return "of the sampler"
+
+
+@nearby
+def test_what_a_pool_asks_for_hides_no_name_of_a_sampler(make_pool: MakePool) -> None:
+    env = make_pool(Rewinds, [{}] * 2)
+    env.next_task()
+    assert env.call(["rewind", "observe"]) == ["of the sampler"] * 2
+    assert env.step([1, 1]).states.shape == (2, 3)
 
 
 def test_names_are_looked_up_through_wrappers_too() -> None:
@@ -355,11 +443,16 @@ def test_what_a_maker_raises_or_returns_instead(make_pool: MakePool) -> None:
         make_pool(dict, [{"a": 1}])
 
 
+def test_arguments_that_cannot_be_copied_are_told_in_every_mode(make_pool: MakePool) -> None:
+    with pytest.raises(UnpicklableError, match="cannot pickle '_thread.lock' object.*(make_sampler_fn|env fn) "):
+        make_pool(Walks, [{"log": threading.Lock()}])
+
+
 def test_a_pool_of_other_envs_says_what_it_lacks() -> None:
     with TaskPool(["CartPole-v1"]) as env:
         env.reset()
         with pytest.raises(
-            AbsentMethodError, match=r"CartPoleEnv has no method 'observe', and no wrapper around it has\."
+            AbsentMethodError, match=r"CartPoleEnv has no method '_observe', and no wrapper around it has\."
         ):
             env.get_observations()
 

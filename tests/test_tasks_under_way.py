@@ -10,7 +10,7 @@ from conftest import MakeEnv, MakePool
 from samplers import Walks
 from test_exhausted import TOTALS, env_fns, walks
 
-from parallelenv import ParallelEnv
+from parallelenv import CLOSE, TERMINATED, ParallelEnv
 from parallelenv.identity import difference
 from parallelenv.testing.play import POLICIES, drain
 
@@ -50,7 +50,25 @@ def test_who_has_no_episode_rests_in_the_answer_of_others(make_pool: MakePool) -
     assert (result.states[place], result.rewards[place], bool(result.dones[place]), result.infos[place]) == RESTS
     assert all(info["reset"] for info in np.delete(result.infos, place))
     env.send_reset(2)
-    assert env.get_state() == (None, 2)  # with a policy under which who ends begins anew there is no TERMINATED
+    assert env.get_state() == (TERMINATED, 2)  # no other episode has begun, though who ends begins anew
+
+
+@pytest.mark.parametrize("auto", [True, False])
+def test_one_at_a_time_until_there_are_no_more(make_pool: MakePool, auto: bool) -> None:
+    env = make_pool(Walks, walks(), auto)
+    ends = dict.fromkeys(range(len(env)), 0)
+    env.send_reset()
+    while env.num_unpaused:
+        state, env_id = env.get_state() or (None, -1)
+        if state is not TERMINATED:
+            assert state is not None
+            env.send_action(1, env_id)
+        elif env.exhausted[env_id]:
+            env.send_action(CLOSE, env_id)
+        else:
+            ends[env_id] += 1
+            env.send_reset(env_id)
+    assert auto or tuple(ends.values()) == TOTALS
 
 
 def test_a_stream_ends_when_there_are_no_more_tasks(make_pool: MakePool) -> None:

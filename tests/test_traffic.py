@@ -18,13 +18,18 @@ from fragile import EXIT, GO_ON, RAISE, fragile
 
 from parallelenv import TERMINATED, Evaluation, ParallelEnv, StateWrapper, get_worker_info, recommend
 from parallelenv.backends.dummy import DummyBackend
+from parallelenv.backends.memory import SharedMemoryError
 from parallelenv.errors import (
     ActionError,
     ArgumentError,
+    BatchMemoryError,
+    ClosedError,
     EnvBusyError,
+    EnvContractError,
     EnvPausedError,
     InvalidEnvError,
     NothingInFlightError,
+    ResetNeededError,
     UnpicklableError,
     WorkerDiedError,
     WorkerTimeoutError,
@@ -66,6 +71,7 @@ def env(make_env: MakeEnv) -> ParallelEnv:
         ("stream", {"policy": lambda states, rnn_state, done: states}, "cannot hand it an rnn_state.*env_ids"),
         ("run_episodes", {"policy": 3, "num_episodes": 2}, "policy is a int, which cannot be called"),
         ("run_episodes", {"policy": ones, "num_episodes": 0}, "num_episodes=0 must be an int of at least 1"),
+        ("run_episodes", {"policy": ones, "num_episodes": None}, "^num_episodes=None must be an int of at least 1"),
         ("run_episodes", {"policy": ones, "num_episodes": 2, "id": []}, "has no envs to play with"),
         ("run_episodes", {"policy": ones, "num_episodes": 2, "seed": [1]}, "1 seed was given for 3 envs"),
         ("run_episodes", {"policy": ones, "num_episodes": 2, "options": 5}, "options=5 cannot be spread"),
@@ -92,6 +98,7 @@ def test_bad_arguments(env: ParallelEnv, call: str, arguments: dict[str, Any], m
         ({"shared": [np.zeros(2)]}, "shared is a list. Give a dict of numpy arrays"),
         ({"shared": {3: np.zeros(2)}}, "shared has the name 3, which is no str"),
         ({"shared": {"a": [1, 2]}}, r"shared\['a'\] is a list"),
+        ({"shared": {"a": np.ma.masked_array([1, 2], [True, False])}}, r"shared\['a'\] is a MaskedArray.*array\.mask"),
         ({"shared": {"a": np.array([{}])}}, r"shared\['a'\] is an array of object.*env fns"),
     ],
 )
@@ -108,6 +115,12 @@ def test_a_backend_that_cannot_share_says_so() -> None:
         pass
     with pytest.raises(ArgumentError, match=r"shared=\['a'\] was given, but Plain has no share\(\)"):
         ParallelEnv(COUNTERS, Plain, shared={"a": np.zeros(2)})
+
+
+@pytest.mark.parametrize("mode", ["dummy", "thread", "subproc"], indirect=True)
+def test_what_there_is_no_room_for_cannot_be_shared(make_env: MakeEnv) -> None:
+    with pytest.raises((BatchMemoryError, SharedMemoryError), match=r"^shared= needs 9,007,199,254,740,992 bytes"):
+        make_env(COUNTERS, shared={"a": np.broadcast_to(np.zeros(1), (1 << 50,))})
 
 
 @pytest.mark.parametrize(
@@ -248,6 +261,23 @@ def test_an_env_that_raises_ends_a_stream_and_another_goes_on(make_env: MakeEnv,
         env.recv()
 
 
+@nearby
+def test_what_is_refused_in_a_stream_names_it(env: ParallelEnv) -> None:
+    state = env.save_state()
+    env.load_state(state)
+    with pytest.raises(ResetNeededError, match=r"A policy acts on the latest states.*envs \[0, 1, 2\] are not known"):
+        list(env.stream(ones, 3))
+    env.close()
+    with pytest.raises(ClosedError, match=r"^stream\(\) was called"):
+        list(env.stream(ones, 3))
+
+
+@nearby
+def test_what_a_method_cannot_be_given_is_named_by_the_method(env: ParallelEnv) -> None:
+    with pytest.raises(UnpicklableError, match=r"^What nap\(\) was given for env 1 .* Nothing was sent"):
+        env.call("nap", [[], [(item for item in range(1))], []])
+
+
 # ---------------------------------------------------------------- awaiting
 
 
@@ -292,6 +322,49 @@ def test_what_is_awaited_too_long_is_late_and_not_lost(make_env: MakeEnv) -> Non
     asyncio.run(play())
 
 
+class Cancelling(Counter):
+    """Cancels the task in which it is stepped."""
+
+    def step(self, action: int) -> Any:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        return super().step(action)
+
+
+def test_to_be_cancelled_while_envs_step_in_it_loses_nothing() -> None:
+    async def play(env: ParallelEnv) -> None:
+        env.send([1, 1])
+        await env.arecv(2)
+
+    with ParallelEnv([Cancelling] * 2, "dummy") as env:
+        env.reset()
+        with pytest.raises(asyncio.CancelledError):
+            asyncio.run(play(env))
+        assert env.recv(2).states[:, 1].tolist() == [1, 1]
+
+
+def test_others_have_their_turn_where_nobody_need_wait(make_env: MakeEnv) -> None:
+    env = make_env([Counter])
+    env.reset()
+    log: list[str] = []
+
+    async def play() -> None:
+        for _ in range(3):
+            env.send_reset()
+            await env.arecv()
+            log.append("played")
+
+    async def watch() -> None:
+        log.append("watched")
+
+    async def both() -> None:
+        await asyncio.gather(play(), watch())
+
+    asyncio.run(both())
+    assert log.index("watched") < 2
+
+
 @nearby
 def test_bad_arguments_of_arecv(env: ParallelEnv) -> None:
     bad: Any = (({"min_envs": 0}, "min_envs=0"), ({"align": "x"}, "align='x'"), ({"timeout": -1}, "timeout=-1"))
@@ -301,6 +374,15 @@ def test_bad_arguments_of_arecv(env: ParallelEnv) -> None:
 
 
 # ---------------------------------------------------------------- whole episodes
+
+
+@in_workers
+def test_who_is_late_in_an_evaluation_has_nothing_to_be_received(make_env: MakeEnv) -> None:
+    env = make_env(fleet(Sleeper), num_cpus=5, timeout=0.5)
+    with pytest.raises(WorkerTimeoutError, match=r"env 2 did not .*All that played need a reset\..*restart\(\[2\]\)"):
+        env.run_episodes(lambda states: [0, 0, 200, 0, 0], 5, progress=False)
+    with pytest.raises(NothingInFlightError):
+        env.recv()
 
 
 @nearby
@@ -369,6 +451,31 @@ def test_rewards_of_several_parts_are_summed(make_env: MakeEnv) -> None:
     found = env.run_episodes(lambda states: [1.0] * len(states), 5, progress=False)
     assert [total.tolist() for total in found.returns] == [[0, 4], [7, 7], [6, 3], [18, 6], [16, 4]]
     assert repr(found) == "<Evaluation of 5 episodes>"
+
+
+class Paid(Counter):
+    """Gives whatever reward it is told to."""
+
+    def __init__(self, *rewards: Any) -> None:
+        super().__init__(length=len(rewards))
+        self.rewards = rewards
+
+    def step(self, action: Any) -> Any:
+        state, _, *rest = super().step(action)
+        return state, self.rewards[self.count - 1], *rest
+
+
+@nearby
+def test_rewards_that_cannot_be_summed_are_named(make_env: MakeEnv) -> None:
+    env = make_env([partial(Paid, 1.0), partial(Paid, 2.0, {"a": 3})])
+    with pytest.raises(
+        EnvContractError, match=r"env 1 gave the reward {'a': 3}, which cannot be added.*sums"
+    ) as caught:
+        env.run_episodes(ones, 2, progress=False)
+    assert caught.value.partial.returns.tolist() == [1.0]  # type: ignore[attr-defined]
+    found = make_env([partial(Paid, 1j, 2.0)]).run_episodes(ones, 1, progress=False)
+    assert found.returns.tolist() == [2 + 1j]
+    assert repr(found) == "<Evaluation of 1 episode>"
 
 
 @nearby
@@ -451,6 +558,42 @@ def test_an_env_that_is_tried_can_ask_too() -> None:
         assert "could be tried" not in env.recommendation.reason
         assert env.get_env_attr("found") == [(3, 3, 4.0), (3, 4, 4.0), (3, 5, 4.0)]
     assert get_worker_info() is None
+
+
+class Meddling(Counter):
+    """Tries to write into what is shared."""
+
+    def unlock(self) -> list[str]:
+        info = get_worker_info()
+        assert info is not None
+        part: Any = info.shared["table"]
+        refused = []
+        while isinstance(part, np.ndarray):
+            try:
+                part.flags.writeable = True
+            except ValueError as error:
+                refused.append(str(error))
+            else:
+                part[:] = 9
+            part = part.base
+        return [*refused, f"sum {info.shared['table'].sum()}"]
+
+
+def test_nobody_can_make_shared_arrays_writable(make_env: MakeEnv) -> None:
+    env = make_env([Meddling] * 2, num_cpus=2, shared={"table": np.ones(4)})
+    _nobody_has_written(env)
+
+
+def test_nor_can_an_env_that_its_caller_steps() -> None:
+    with ParallelEnv([Meddling] * 2, "subproc", num_cpus=2, caller_steps=True, shared={"table": np.ones(4)}) as env:
+        _nobody_has_written(env)
+
+
+def _nobody_has_written(env: ParallelEnv) -> None:
+    for told in env.customized_method("unlock"):
+        assert told[-1] == "sum 4.0"
+        assert len(told) > 1
+        assert all("cannot set WRITEABLE flag" in one for one in told[:-1])
 
 
 @nearby

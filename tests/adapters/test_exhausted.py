@@ -62,7 +62,7 @@ def test_disabled_and_tianshou_refuse_the_reset(make_pool: MakePool) -> None:
     with pytest.raises(ExhaustedError, match=r"envs \[0\]"):
         taken.step([1, 1])
     taken.step([1], [1])
-    env.call("rewind", id=0)
+    env.call("_rewind", id=0)
     taken.reset([0])
     taken.step([1, 1])
 
