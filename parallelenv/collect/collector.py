@@ -9,6 +9,7 @@ from typing import Any, Self
 import numpy as np
 
 from parallelenv import arguments
+from parallelenv.collect.checks import check_component, check_version, listening
 from parallelenv.collect.history import History
 from parallelenv.collect.policies import as_deterministic, load_weights, make_policy, set_existing
 from parallelenv.collect.tallies import Tallies
@@ -20,7 +21,6 @@ from parallelenv.texts import count
 from parallelenv.trajectory import Rollout
 
 Info = dict[str, Any]
-COMPONENTS = ("policy", "envs", "test_envs")
 
 
 class Collector:
@@ -220,7 +220,7 @@ class Collector:
         set_existing(self._policy, name, value)
 
     def replace(self, component: str, make: Callable[..., Any]) -> None:
-        """Put another policy, or other envs, in the place of what is there. Envs that go are closed.
+        """Put another policy, or other envs, in the place of what is there. Envs that go are closed then.
 
         Args:
             component: ``"policy"``, which has the weights that it is made with; ``"envs"``, whose episodes then begin
@@ -295,50 +295,6 @@ class Collector:
         """Return one line."""
         state = "stopped" if self._is_stopped else f"version {self.version}"
         return f"<parallelenv.Collector of {count(len(self._env), 'env')}, {state}>"
-
-
-def listening(listen_to: Iterable[Any]) -> Callable[[], bool]:
-    """Return what says whether one of these has spoken.
-
-    Raises:
-        ArgumentError: If one is neither an event nor a function.
-    """
-    if isinstance(listen_to, str) or not isinstance(listen_to, Iterable):
-        raise ArgumentError(
-            f"listen_to={listen_to!r} is no list. Give a list of events, as threading.Event, or of functions."
-        )
-    asked = []
-    for one in listen_to:
-        ask = getattr(one, "is_set", one)
-        if not callable(ask):
-            raise ArgumentError(
-                f"listen_to has {one!r} in it. Give events, as threading.Event, or functions without arguments."
-            )
-        asked.append(ask)
-    return lambda: any(ask() for ask in asked)
-
-
-def check_version(version: Any, before: int) -> int:
-    """Return the version of new weights.
-
-    Raises:
-        ArgumentError: If it is no int of 0 or more.
-    """
-    if version is None:
-        return before + 1
-    if not isinstance(version, int | np.integer) or isinstance(version, bool) or version < 0:
-        raise ArgumentError(f"version={version!r} must be an int of 0 or more, or None for the next one.")
-    return int(version)
-
-
-def check_component(component: Any) -> None:
-    """Refuse what a collector has not.
-
-    Raises:
-        ArgumentError: If it is none of its components.
-    """
-    if component not in COMPONENTS:
-        raise ArgumentError(f"component={component!r} is not known; expected one of {COMPONENTS}.")
 
 
 def _checked(make: Any, name: str, *, must_restart: bool) -> ParallelEnv:
