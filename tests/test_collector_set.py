@@ -221,6 +221,9 @@ def test_all_stop_when_a_signal_says_so(make_set: MakeSet, tmp_path: Path) -> No
     end = time.monotonic() + 0.3
     _, info = collectors.collect(listen_to=[lambda: time.monotonic() > end])
     assert 0 < info["num_samples"] < 10**7
+    data, info = collectors.collect(listen_to=[lambda: True])
+    assert info["num_steps"].tolist() == [1, 1]  # it has every env, whatever happens
+    assert data.valid.all()
     assert collectors.collect(3)[1]["num_steps"].tolist() == [3, 3]
 
 
@@ -408,7 +411,7 @@ def test_who_dies_at_rest_loses_nothing(mode: str, make_set: MakeSet) -> None:
         found.append(info["lost_samples"])
         assert (data.actions == 3).all()
         assert data.valid.all()
-    assert sum(found) in (0, 32)  # what the order that it did not live to see was for
+    assert sum(found) in (0, 40)  # what the order that it did not live to see was for
     assert collectors.num_replaced == 1
 
 

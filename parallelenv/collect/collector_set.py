@@ -113,6 +113,7 @@ class CollectorSet(Steered):
             raise
         self._fresh = set(range(num_workers))  # who has not begun
         self._parcels = Parcels(num_workers)
+        self._paces = [0.0] * num_workers  # steps per second of each, when last heard of
         self._told = time.perf_counter()
 
     @classmethod
@@ -186,23 +187,22 @@ class CollectorSet(Steered):
         while True:
             left = [goal - self._parcels.count(rank) for rank, goal in enumerate(goals)]
             num_done = sum(one <= 0 for one in left)
-            if not is_over() and num_done < math.ceil(self._fraction * len(self)):
-                orders = {rank: self._slice(rank, left[rank], seconds) for rank in crew.idle if left[rank] > 0}
-                if orders:
-                    crew.order(orders)
+            is_enough = num_done >= math.ceil(self._fraction * len(self)) or is_over()
+            waiting = self._parcels.waiting  # who has nothing yet makes a step in any case: no env may be missing
+            chosen = [rank for rank in crew.idle if left[rank] > 0 and not (is_enough and rank in waiting)]
+            if chosen:
+                crew.order({rank: self._slice(rank, 1 if is_enough else left[rank], seconds) for rank in chosen})
             if not crew.is_busy:
                 return
             for rank, parcel in crew.receive():
                 self._parcels.add(rank, parcel)
                 advance(parcel.info["num_steps"])
+                self._paces[rank] = parcel.info["num_steps"] / max(parcel.info["seconds"], 1e-6)
 
     def _slice(self, rank: int, left: int, seconds: float) -> Order:
         """Return what a collector should do next: about as much as it has time for, so that little can be lost."""
-        info = self._parcels.latest(rank)
-        if info is None or not info["num_steps"]:
-            return Order(min(left, _FIRST), seconds)
-        pace = info["num_steps"] / max(info["seconds"], 1e-6)
-        return Order(max(1, min(left, _FIRST * info["num_steps"], int(pace * seconds))), seconds)
+        pace = self._paces[rank]
+        return Order(max(1, min(left, int(pace * seconds) if pace else _FIRST)), seconds)
 
     # ---------------------------------------------------------------- whoever is ready
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -126,8 +127,15 @@ def _new_axes() -> Any:
         raise MissingDependencyError(
             "plot() needs the package 'matplotlib', which is not installed. Install it with: pip install matplotlib"
         ) from error
-    figure = Figure(figsize=(9, 3), layout="constrained")  # not by pyplot, which would keep it and show it twice
-    return figure.subplots(1, 2)
+    # Not by pyplot, which would keep it and show it twice; but then a notebook has to be told how to show it.
+    picture: Any = type("Picture", (Figure,), {"_repr_png_": _as_png})
+    return picture(figsize=(9, 3), layout="constrained").subplots(1, 2)
+
+
+def _as_png(figure: Any) -> bytes:
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=80)
+    return content.getvalue()
 
 
 def _make_writer(log_dir: str) -> Any:

@@ -37,10 +37,6 @@ class Parcels:
         """Return how many steps there are of a collector."""
         return sum(parcel.info["num_steps"] for parcel in self._parts[rank])
 
-    def latest(self, rank: int) -> Info | None:
-        """Return the info of what has come last of a collector."""
-        return self._parts[rank][-1].info if self._parts[rank] else None
-
     def take(self, ranks: Sequence[int], version: int) -> tuple[list[Rollout], Info]:
         """Hand out what there is of collectors.
 
