@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help demo test test-ray neighbours neighbours-long faults soak cluster cluster-demo lint docs bench bench-auto bench-scale wheel-check clean
+.PHONY: help demo test test-ray neighbours neighbours-long faults soak cluster cluster-demo lint docs bench bench-auto bench-scale bench-collect wheel-check clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list.
@@ -55,6 +55,9 @@ bench-auto: $(VENV)/.bench ## Measure what para_mode="auto" chooses beside every
 
 bench-scale: $(VENV)/.bench ## Model the Ray modes on up to 1000 nodes, with costs measured here; some 3 minutes.
 	$(BIN)/python -m benchmarks.scale $(BENCH_ARGS)
+
+bench-collect: $(VENV)/.bench ## Measure two collectors beside one; a minute.
+	$(BIN)/python -m benchmarks.collect $(BENCH_ARGS)
 
 wheel-check: $(VENV)/.test ## Build the wheel, use it from a folder that holds a foreign backends/.
 	BUILD_PYTHON=$(abspath $(BIN)/python) .ci/wheel-check

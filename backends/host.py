@@ -17,6 +17,7 @@ from parallelenv.backends.rollout import HostRollout
 from parallelenv.backends.state import load_env, save_env
 from parallelenv.backends.writer import Writer
 from parallelenv.batch import Batch
+from parallelenv.broadcast import Broadcast
 from parallelenv.chunks import Order
 from parallelenv.errors import EnvContractError, EnvInterruptedError, ExhaustedError, InvalidEnvError
 from parallelenv.failures import Failure
@@ -336,6 +337,12 @@ class Host:
         """Return what a method returns for arguments; each env has a method of its own."""
         name, positional, named = argument
         return self.use(env_id, (positional, named), (name, True))
+
+    def tell(self, env_id: int, argument: Any, common: Broadcast) -> Any:
+        """Return what a method returns for arguments that are the same for every env, each with copies of its own."""
+        name, positional = common.call()
+        self.doing = name + "()"
+        return get_method(self._env(env_id).env, name)(*positional)
 
     def read(self, env_id: int, name: str, common: Any) -> Any:
         """Return an attribute that the env must have; each env has one of its own."""

@@ -25,6 +25,11 @@ class CallerChannel:
         self._queue: deque[Execution] = deque()
         self._replies: deque[Reply] = deque()
 
+    @property
+    def host(self) -> Host:
+        """The host, for whoever works in this thread too."""
+        return self._host
+
     def pack(self, command: Command) -> Command:  # noqa: D102 (see Channel)
         return command if command.each is None else take_over(command)
 

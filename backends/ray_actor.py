@@ -37,6 +37,7 @@ from parallelenv.backends.spread import Spreader
 from parallelenv.backends.wire import Message, Wire
 from parallelenv.backends.worker import PackedRecipe, die_with_caller, obey, prepare_worker
 from parallelenv.batch import Array, Batch, Layout
+from parallelenv.broadcast import Broadcast
 from parallelenv.errors import ArgumentError, SchedulingError, WorkerStartError
 from parallelenv.protocol import Channel, Command, Death, HostDied, HostRecipe, Plan, Printed, Reply, UnreadableError
 from parallelenv.recipes import registered_by_user
@@ -97,8 +98,13 @@ class RayHost:
         """Make the batch of this host's envs."""
         self._batch = self._make_batch(decode(message))
 
-    def execute(self, message: Message) -> Message:
-        """Execute a command and return the reply."""
+    def execute(self, message: Message, content: Array | None = None) -> Message:
+        """Execute a command and return the reply.
+
+        Args:
+            message: The command.
+            content: That of the `Broadcast` in it, from Ray's object store.
+        """
         try:
             command: Command = decode_command(message, self._packed.env_ids)
         except UnreadableError as error:
@@ -106,6 +112,8 @@ class RayHost:
         if command.rows is not None and self._batch is not None:
             self._batch.put_actions(command.env_ids, command.rows)
             command.rows = None
+        if content is not None:
+            command.common.packed = content
         reply: Reply = self._host.execute(command)
         if command.writes_rows and self._batch is not None:
             reply.rows = self._batch.take_results(command.env_ids)
@@ -136,15 +144,20 @@ class RayChannel:
         self._batch: Batch | None = None
         self._death = Death()
 
-    def pack(self, command: Command) -> Message:  # noqa: D102 (see Channel)
+    def pack(self, command: Command) -> tuple[Any, ...]:  # noqa: D102 (see Channel)
+        stored: tuple[Any, ...] = ()
+        if isinstance(command.common, Broadcast):
+            self._refuse_if_gone()
+            stored = (_store(command.common),)
+            command.common = command.common.without_content()
         if command.reads_actions and self._batch is not None:
             command.rows = self._batch.take_actions(command.env_ids)
         # Never the short form without rows: the actor's batch is not the caller's.
-        return encode_command(command, everyone=())
+        return encode_command(command, everyone=()), *stored
 
-    def send(self, packed: Message) -> None:  # noqa: D102 (see Channel)
+    def send(self, packed: tuple[Any, ...]) -> None:  # noqa: D102 (see Channel)
         self._refuse_if_gone()
-        self.answers.append(self.actor.handle.execute.remote(packed))
+        self.answers.append(self.actor.handle.execute.remote(*packed))
 
     def receive(self) -> Reply:  # noqa: D102 (see Channel)
         import ray
@@ -421,6 +434,15 @@ def _close_and_wait(channels: Sequence[RayChannel], timeout: float) -> list[Prin
         with contextlib.suppress(ray.exceptions.RayError):  # it has died meanwhile, and its words with it
             printed += ray.get(call)
     return printed
+
+
+def _store(broadcast: Broadcast) -> Any:
+    """Put something into Ray's object store, unless it is there; each node then fetches it but once."""
+    import ray
+
+    if broadcast.stored is None:
+        broadcast.stored = ray.put(broadcast.packed)
+    return broadcast.stored
 
 
 def _look(calls: dict[Any, Any], timeout: float) -> list[Any]:

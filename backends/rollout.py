@@ -8,13 +8,13 @@ included; made from outside, in the same process, 35, 49 and 207 us.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
 from parallelenv.backends.player import Extras, Player
-from parallelenv.batch import Array
+from parallelenv.batch import Array, Batch
 from parallelenv.chunks import Chunk, Ended, Form, Memory, Order, Place, action_rooms, join_ends, room, vacant
 from parallelenv.errors import ActionError
 from parallelenv.failures import Failure
@@ -24,9 +24,49 @@ from parallelenv.results import gather_states
 from parallelenv.spaces import object_array
 from parallelenv.unpickling import loads
 
-if TYPE_CHECKING:
-    from parallelenv.backends.host import Host
-    from parallelenv.backends.writer import Writer
+
+class Rows(Protocol):
+    """Where the states of a stage's envs are: a host's `Writer`, say.
+
+    Attributes:
+        first: Env id of row 0.
+        batch: The arrays.
+        loose: Leaves of the latest states that are in no array, by row.
+    """
+
+    first: int
+    batch: Batch
+    loose: dict[int, list[Any]]
+
+    def rows(self, env_ids: Sequence[int]) -> Any:
+        """Return the rows of these envs: a slice if they are consecutive, else a list."""
+        ...
+
+
+class Stage(Protocol):
+    """Who owns the envs beside which a policy acts: a `Host`, or the caller, for all envs of all hosts.
+
+    Attributes:
+        doing: As in `Host`.
+        turns: As in `Host`.
+    """
+
+    doing: str
+    turns: Any
+
+    @property
+    def in_caller(self) -> bool:
+        """Whether Ctrl-C arrives here."""
+        ...
+
+    @property
+    def writer(self) -> Rows:
+        """The rows that its envs write now."""
+        ...
+
+    def run_step(self, env_ids: tuple[int, ...], each: Sequence[Any] | None, autoreset: bool) -> Reply:
+        """Step envs."""
+        ...
 
 
 class HostRollout:
@@ -35,14 +75,23 @@ class HostRollout:
     Args:
         number: Of the rollout.
         packed: As in `Order`.
+        player: The policy, if it is here already.
+        is_over: Asked before every step whether to stop.
     """
 
-    def __init__(self, number: int, packed: Array | None) -> None:
+    def __init__(
+        self,
+        number: int,
+        packed: Array | None,
+        player: Player | None = None,
+        is_over: Callable[[], bool] | None = None,
+    ) -> None:
         self.number = number
         self._packed = packed
-        self._player: Player | None = None
+        self._player = player
+        self._is_over = is_over
 
-    def play(self, host: Host, command: Command) -> Chunk:
+    def play(self, host: Stage, command: Command) -> Chunk:
         """Make the steps that are ordered, fewer if no env has any left or the policy fails.
 
         Args:
@@ -55,6 +104,8 @@ class HostRollout:
         recorder.select([column for column, share in enumerate(shares) if share != 0])
         player, recorder.broken = self._prepare(host, command)
         while player is not None and recorder.env_ids and recorder.count < order.num_steps:
+            if self._is_over is not None and self._is_over():
+                break
             try:
                 each = _act(player, host, recorder)
             except BaseException as error:  # noqa: BLE001 (told to the user as a failure of the policy)
@@ -67,7 +118,7 @@ class HostRollout:
         memory = self._copy_memory(recorder, host, command)
         return recorder.chunk(memory, {} if player is None else player.forms)
 
-    def _prepare(self, host: Host, command: Command) -> tuple[Player | None, Failure | None]:
+    def _prepare(self, host: Stage, command: Command) -> tuple[Player | None, Failure | None]:
         """Return the policy, unpickled once, or what went wrong."""
         if self._player is None:
             host.doing = "the policy"
@@ -78,7 +129,7 @@ class HostRollout:
                 return None, _failure_of_policy(error, host, command)
         return self._player, None
 
-    def _copy_memory(self, recorder: Recorder, host: Host, command: Command) -> Memory | None:
+    def _copy_memory(self, recorder: Recorder, host: Stage, command: Command) -> Memory | None:
         """Return what the policy remembers; that it cannot be copied is the policy's failure, and the steps stay."""
         try:
             return None if self._player is None else self._player.memory
@@ -102,7 +153,7 @@ class HostRollout:
             recorder.select([column for column in recorder.active if column not in out])
 
 
-def _act(player: Player, host: Host, recorder: Recorder) -> list[Any] | None:
+def _act(player: Player, host: Stage, recorder: Recorder) -> list[Any] | None:
     """Ask the policy, and note what it said; return the actions, unless they are in the batch."""
     host.doing, host.turns = "the policy", (iter(()), ())  # what it prints is of no env in particular
     env_ids = recorder.env_ids
@@ -115,7 +166,7 @@ def _act(player: Player, host: Host, recorder: Recorder) -> list[Any] | None:
     return each
 
 
-def _failure_of_policy(error: BaseException, host: Host, command: Command) -> Failure:
+def _failure_of_policy(error: BaseException, host: Stage, command: Command) -> Failure:
     """Return what the policy raised as a failure; an interrupt of the caller is raised again."""
     if isinstance(error, KeyboardInterrupt) and host.in_caller:
         raise error
@@ -140,7 +191,7 @@ class Recorder:
         broken: As in `Chunk`.
     """
 
-    def __init__(self, writer: Writer, all_ids: tuple[int, ...], order: Order) -> None:
+    def __init__(self, writer: Rows, all_ids: tuple[int, ...], order: Order) -> None:
         self._begun = time.perf_counter()
         self.all_ids = all_ids
         self.active: list[int] = []

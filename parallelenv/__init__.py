@@ -5,6 +5,7 @@ This `ParallelEnv` is neither TorchRL's process pool nor PettingZoo's multi-agen
 
 from parallelenv.adapters.entry_point import vector_entry_point
 from parallelenv.choice import Recommendation, recommend
+from parallelenv.collect import Collector, CollectorSet
 from parallelenv.env import ParallelEnv
 from parallelenv.errors import ParallelEnvError
 from parallelenv.evaluation import Evaluation
@@ -19,6 +20,8 @@ __all__ = [
     "CLOSE",
     "RESET",
     "TERMINATED",
+    "Collector",
+    "CollectorSet",
     "Evaluation",
     "ParallelEnv",
     "ParallelEnvError",

@@ -18,6 +18,7 @@ from parallelenv.errors import ArgumentError
 from parallelenv.goal import Goal
 from parallelenv.guard import exclusive
 from parallelenv.hosts import CLOSE_TIMEOUT
+from parallelenv.nearby import roll_here
 from parallelenv.output import make_listener
 from parallelenv.policy import make_policy
 from parallelenv.pool import Pool
@@ -396,6 +397,13 @@ class ParallelEnv(Traffic):
         """
         env_ids = self._ids(id)
         return self._roller.run(policy, env_ids, Goal.of(num_steps, num_episodes), rnn_state, bool(progress))
+
+    @exclusive
+    def _rollout_here(
+        self, policy: Callable[..., Any], num_steps: int, rnn_state: Any, progress: bool, is_over: Callable[[], bool]
+    ) -> Rollout:
+        """Make a rollout of all envs that are not paused with a policy in this process, until ``is_over()``."""
+        return roll_here(self._roller, policy, self._ids(None), Goal.of(num_steps, None), rnn_state, progress, is_over)
 
     @exclusive
     def restart(self, id: Any = None) -> tuple[int, ...]:

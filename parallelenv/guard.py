@@ -17,6 +17,7 @@ _Owner = TypeVar("_Owner", bound="Guarded")
 _SHOWN = {
     "_hand_over": "to_gymnasium(), to_sb3() or to_tianshou",
     "_reset_each": "reset",
+    "_rollout_here": "rollout",
     "_refuse_fresh": "reset",
     "_latest_states": "reset",
     "_existing_attr": "get_attr",

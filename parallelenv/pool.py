@@ -125,6 +125,11 @@ class Pool(Hosts):
         """How hosts are reached, empty if there is nothing to say."""
         return self._backend.placement
 
+    @property
+    def lone_host(self) -> Any:
+        """The only host, if it works in this very thread: to call it takes no message. ``None`` otherwise."""
+        return getattr(self._links[0].channel, "host", None) if len(self._links) == 1 else None
+
     # ---------------------------------------------------------------- commands
 
     def ask(self, name: str, env_ids: Sequence[int], each: Sequence[Any] | None = None, common: Any = None) -> Request:

@@ -33,10 +33,10 @@ def replicate(env: Any, num_envs: int, seed: int | None) -> list[EnvFn]:
         return [functools.partial(loads, recipes.pack([recipe])[0])] * num_envs
     if isinstance(recipe.source, EnvSpec):
         return [functools.partial(gymnasium.make, recipe.source)] * num_envs
-    return [_told(recipe.source, rank, num_envs, seed) for rank in range(num_envs)]
+    return [told(recipe.source, rank, num_envs, seed) for rank in range(num_envs)]
 
 
-def _told(env_fn: Callable[..., Any], rank: int, num_envs: int, seed: int | None) -> EnvFn:
+def told(env_fn: Callable[..., Any], rank: int, num_envs: int, seed: int | None) -> EnvFn:
     """Return an env fn that is told what it asks for by the names of its parameters."""
     known = {"rank": rank, "world_size": num_envs, "seed": None if seed is None else seed + rank}
     wanted = {name: value for name, value in known.items() if name in _asked(env_fn, keeps_default=value is None)}

@@ -23,7 +23,7 @@ from parallelenv.protocol import Extra
 from parallelenv.recovery import Recovery
 from parallelenv.requests import Request
 from parallelenv.stepping import Stepper
-from parallelenv.trajectory import Collector, Rollout
+from parallelenv.trajectory import Assembly, Rollout
 
 CHUNK = 0.2
 """Seconds that a chunk should take: so soon Ctrl-C has an effect, and so often the bar moves."""
@@ -65,23 +65,40 @@ class Roller:
 
     def run(self, player: Any, env_ids: Sequence[int], goal: Goal, rnn_state: Any, shows_progress: bool) -> Rollout:
         """Make a rollout. ``player`` is the policy that acts; everything else as in `ParallelEnv.rollout`."""
-        living = self.episodes.living(env_ids)
-        goal.check(self.policy, living)
-        check_rows("rnn_state", rnn_state, len(env_ids))
+        self.check(env_ids, goal, rnn_state)
         packed = pack_player(player, None)
-        starts = self.stepper.begin_rollout(env_ids)
-        shares = {**dict.fromkeys(env_ids, 0), **goal.shares(living)}
-        if self.policy.skips_done:
-            self._leave_out_done(goal, shares)
-        course = _Course(self, packed, env_ids, goal.num_steps, shares)
-        if rnn_state is not None:
-            ended = self.episodes.done[list(env_ids)]
-            begins = frozenset(env_id for env_id, is_new in zip(env_ids, starts | ended, strict=True) if is_new)
-            course.sent = pack_player(player, Memory(tuple(env_ids), rnn_state, begins))
+        starts, shares, memory = self.begin(env_ids, goal, rnn_state)
+        course = Course(self, packed, env_ids, goal.num_steps, shares)
+        if memory is not None:
+            course.sent = pack_player(player, memory)
         with progress_bar(goal, shows_progress) as advance, course.ending():
             while asked := course.asked():
                 advance(course.go_on(asked))
         return course.result(starts)
+
+    def check(self, env_ids: Sequence[int], goal: Goal, rnn_state: Any) -> None:
+        """Refuse a rollout that the policy of ended episodes, or what is remembered, makes impossible."""
+        goal.check(self.policy, self.episodes.living(env_ids))
+        check_rows("rnn_state", rnn_state, len(env_ids))
+
+    def begin(
+        self, env_ids: Sequence[int], goal: Goal, rnn_state: Any
+    ) -> tuple[Array, dict[int, int | None], Memory | None]:
+        """Refuse envs that cannot be stepped now.
+
+        Returns:
+            Which of the envs are at the beginning of an episode, how many episodes each may still end (``None``: any
+            number), and what the policy remembers of them, ``None`` if nothing.
+        """
+        starts = self.stepper.begin_rollout(env_ids)
+        shares = {**dict.fromkeys(env_ids, 0), **goal.shares(self.episodes.living(env_ids))}
+        if self.policy.skips_done:
+            self._leave_out_done(goal, shares)
+        if rnn_state is None:
+            return starts, shares, None
+        ended = self.episodes.done[list(env_ids)]
+        begins = frozenset(env_id for env_id, is_new in zip(env_ids, starts | ended, strict=True) if is_new)
+        return starts, shares, Memory(tuple(env_ids), rnn_state, begins)
 
     def _leave_out_done(self, goal: Goal, shares: dict[int, int | None]) -> None:
         """Give no share to envs that rest.
@@ -113,12 +130,12 @@ def pack_player(player: Any, memory: Memory | None) -> Array:
     return np.frombuffer(bytearray(packed), np.uint8)
 
 
-class _Course:
+class Course:
     """One rollout under way.
 
     Args:
         roller: Who makes it.
-        packed: The policy that acts, pickled.
+        packed: The policy that acts, pickled; ``None`` if it does not travel.
         env_ids: Its envs.
         num_steps: Steps to make, ``None`` if episodes are counted.
         left: How many episodes each env may still end; ``None``: any number.
@@ -130,7 +147,7 @@ class _Course:
     def __init__(
         self,
         roller: Roller,
-        packed: Array,
+        packed: Array | None,
         env_ids: Sequence[int],
         num_steps: int | None,
         left: dict[int, int | None],
@@ -142,7 +159,7 @@ class _Course:
         self._env_ids = env_ids
         self._num_steps = num_steps
         self._left = left
-        self._collector = Collector(roller.pool.batch, env_ids)
+        self._assembly = Assembly(roller.pool.batch, env_ids)
         self._has_loose = any(array is None for array in roller.pool.batch.states)
         self._count = 0
         self._is_known = False  # to the hosts
@@ -151,6 +168,7 @@ class _Course:
         self._seconds = CHUNK if roller.timeout is None else min(CHUNK, roller.timeout / 4)
         self._is_over = False
         self._is_late = False
+        self._has_stopped = False
         self._failures: dict[int, Failure] = {}
         self._broken: tuple[Failure, tuple[int, ...]] | None = None
 
@@ -253,7 +271,7 @@ class _Course:
             chunks.append(_stand_in(asked, before, stand_ins, roller.pool.batch))
         for chunk in chunks:
             self._cut_off(chunk, mended, lost)
-            self._collector.add(self._count, chunk)
+            self._assembly.add(self._count, chunk)
             episodes.note_chunk(chunk)
         for env_id, (_, begun) in mended.items():
             episodes.reset_infos[env_id] = begun.info or {}
@@ -344,10 +362,10 @@ class _Course:
         running = {env_id for env_id in self._env_ids if not done[env_id]}.difference(self._failures)
         rnn_state = None
         try:
-            rnn_state = self._collector.rnn_state(running)
+            rnn_state = self._assembly.rnn_state(running)
         except ArgumentError as error:
             self._broken = self._broken or (Failure(error, self._env_ids[0], "the policy"), tuple(self._env_ids))
-        rollout = self._collector.rollout(self._num_steps, starts, rnn_state)
+        rollout = self._assembly.rollout(self._num_steps, starts, rnn_state)
         if self._broken is not None:
             raise_of_policy(*self._broken, rollout)
         raise_failures([self._failures[env_id] for env_id in sorted(self._failures)], partial=rollout)

@@ -194,6 +194,12 @@ class Sender(Stepper):
         self._settle()
         return bool(self._flights)
 
+    @property
+    def has_landed(self) -> bool:
+        """Whether an answer is here that was not received."""
+        self._settle()
+        return bool(self._flights.num_landed)
+
     def waiting(self) -> list[int]:
         """Return the envs that can be stepped: they are not paused, have nothing under way, and have not ended.
 

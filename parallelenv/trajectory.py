@@ -110,7 +110,7 @@ class Rollout:
         )
 
 
-class Collector:
+class Assembly:
     """Chunks of a rollout, until they are stacked.
 
     Args:

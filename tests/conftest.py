@@ -44,6 +44,8 @@ _LONG_IN = {
         *_ADAPTERS,
         "test_bad_input.py",
         "test_calls_per_env.py",
+        "test_collector.py",
+        "test_collector_set.py",
         "test_contract.py",
         "test_exhausted.py",
         "test_faults.py",
@@ -58,6 +60,8 @@ _LONG_IN = {
     "ray-subproc": {
         *_ADAPTERS,
         "test_bad_input.py",
+        "test_collector.py",
+        "test_collector_set.py",
         "test_faults.py",
         "test_rollout.py",
         "test_saving.py",

@@ -1,0 +1,320 @@
+"""A policy beside its envs: it collects steps, is evaluated, and takes new weights."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Self
+
+import numpy as np
+
+from parallelenv import arguments
+from parallelenv.collect.checks import check_component, check_version, listening
+from parallelenv.collect.history import History
+from parallelenv.collect.policies import as_deterministic, load_weights, make_policy, set_existing
+from parallelenv.collect.tallies import Tallies
+from parallelenv.env import ParallelEnv
+from parallelenv.errors import ArgumentError, ClosedError
+from parallelenv.evaluation import Evaluation
+from parallelenv.ownership import own
+from parallelenv.texts import count
+from parallelenv.trajectory import Rollout
+
+Info = dict[str, Any]
+
+
+class Collector:
+    """Holds a policy, envs to collect steps from, and envs to test it in.
+
+    The policy is ``policy(states, rnn_state=None, done=None, *, deterministic=False)`` and returns actions, or
+    ``(actions, rnn_state, extras)``; as in `ParallelEnv.rollout`, and it may do without any parameter but the first. It
+    is called in this process, with the states of all envs, wherever these are. It stays one and the same object, so
+    what it draws or counts goes on from one collection to the next.
+
+    Same seeds give identical data in every mode of the envs.
+
+    Args:
+        make_policy: Returns the policy. If it has parameters ``rank``, ``world_size`` or ``seed``, it gets these: the
+            rank, the number of collectors, and ``seed`` plus the rank.
+        make_envs: Returns the `ParallelEnv` to collect from, in any mode, with ``asynchronous="restart"``. It is closed
+            by `stop`.
+        num_steps: So many steps each env makes in a collection.
+        seed: Env i gets ``seed + rank * num_envs + i`` for its first episode; ``None``: nothing.
+        weights: What the policy begins with, as by `set_weights`; ``None``: as it was made.
+        make_test_envs: Returns the `ParallelEnv` for `evaluate`; any policy ``asynchronous``.
+        start_steps: So many steps in the first collection; ``None``: as in any other.
+        log_dir: Folder for TensorBoard; needs ``tensorboardX``, or ``tensorboard`` beside torch.
+        rank: Number of this collector among others.
+        world_size: How many collectors there are.
+
+    Attributes:
+        version: Of the policy's weights: 0 at first, and one more with every `set_weights` that does not name it.
+        history: A `History` of all collections and evaluations.
+
+    Raises:
+        ArgumentError: If an argument has no usable value.
+        BaseException: What the functions given have raised.
+    """
+
+    def __init__(
+        self,
+        make_policy: Callable[..., Any],
+        make_envs: Callable[[], ParallelEnv],
+        *,
+        num_steps: int,
+        seed: int | None = None,
+        weights: Any = None,
+        make_test_envs: Callable[[], ParallelEnv] | None = None,
+        start_steps: int | None = None,
+        log_dir: Any = None,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        self._is_stopped = False
+        arguments.check_positive("num_steps", num_steps)
+        if start_steps is not None:
+            arguments.check_positive("start_steps", start_steps)
+        self._rank, self._world_size = rank, world_size
+        self._seed = arguments.check_base_seed(seed)
+        self._num_steps, self._next_steps = num_steps, start_steps or num_steps
+        self.version = 0
+        self.history = History(log_dir)
+        self._test_env: ParallelEnv | None = None
+        self._replace_policy(make_policy)
+        if weights is not None:
+            load_weights(self._policy, weights)
+        self._env = _checked(make_envs, "make_envs", must_restart=True)
+        try:
+            self._begin()
+            if make_test_envs is not None:
+                self._test_env = _checked(make_test_envs, "make_test_envs", must_restart=False)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _begin(self) -> None:
+        """Let the next collection begin with new episodes."""
+        self._rnn_state: Any = None
+        self._needs_reset = True
+        self._tallies = Tallies(len(self._env))
+        if self._seed is not None:
+            self._env.seed(self._seed + self._rank * len(self._env))
+
+    def _refuse_stopped(self, call: str) -> None:
+        if self._is_stopped:
+            raise ClosedError(f"{call}() was called on a stopped Collector. Make a new one.")
+
+    # ---------------------------------------------------------------- collecting
+
+    def collect(
+        self, num_steps: int | None = None, listen_to: Iterable[Any] = (), *, progress: bool = True
+    ) -> tuple[Rollout, Info]:
+        """Let the policy act, and return the steps. Episodes go on from one collection to the next.
+
+        Args:
+            num_steps: So many each env makes; ``None``: as many as the collector was made for, in the first collection
+                ``start_steps``.
+            listen_to: Events (whatever has ``is_set()``) and functions without arguments. As soon as one is set, or
+                returns ``True``, the collection stops at its next step and returns what it has.
+            progress: Whether a bar shows, on a terminal or in a notebook, from the first second on.
+
+        Returns:
+            ``data``, a `Rollout`, and ``info``, a dict of
+
+            * ``episode_returns`` and ``episode_lengths``, ``(num_ended,)``, of the episodes that have ended, also of
+              their steps in earlier collections, in the order of ``data.ended_states``;
+            * ``num_steps``, of each env, and ``num_samples``, of all together;
+            * ``seconds`` that it took;
+            * ``version`` of the policy.
+
+        Raises:
+            ArgumentError: If an argument has no usable value.
+            ClosedError: After `stop`.
+            BaseException: What an env or the policy raised, as `ParallelEnv.rollout`; ``error.partial`` is the
+                `Rollout` so far. The next collection begins new episodes.
+        """
+        self._refuse_stopped("collect")
+        is_over = listening(listen_to)
+        if num_steps is not None:
+            arguments.check_positive("num_steps", num_steps)
+        began = time.perf_counter()
+        if self._needs_reset:
+            self._env.reset()
+            self._rnn_state = None
+        self._needs_reset = True  # and so it stays if anything goes wrong
+        data = self._env._rollout_here(self._policy, num_steps or self._next_steps, self._rnn_state, progress, is_over)
+        self._needs_reset = False
+        self._next_steps = self._num_steps
+        self._rnn_state = own(data.rnn_state)
+        return data, self._note(data, time.perf_counter() - began)
+
+    def _note(self, data: Rollout, seconds: float) -> Info:
+        returns, lengths = self._tallies.count(data)
+        samples = int(data.valid.sum())
+        self.history.note(returns, self.version, samples, seconds)
+        return {
+            "episode_returns": returns,
+            "episode_lengths": lengths,
+            "num_steps": len(data),
+            "num_samples": samples,
+            "seconds": seconds,
+            "version": self.version,
+        }
+
+    def evaluate(self, num_episodes: int = 10, *, seed: int | None = None, progress: bool = True) -> Evaluation:
+        """Play whole episodes in the test envs, with ``deterministic=True`` if the policy takes that.
+
+        Args:
+            num_episodes: Of all test envs together.
+            seed: Of the first episodes; ``None``: one that follows from the collector's, the same every time, so that
+                versions of a policy are compared by the same episodes.
+            progress: As in `collect`.
+
+        Returns:
+            An `Evaluation`.
+
+        Raises:
+            ArgumentError: If there are no test envs, or an argument has no usable value.
+            ClosedError: After `stop`.
+            BaseException: What an env or the policy raised; ``error.partial`` has the episodes so far.
+        """
+        self._refuse_stopped("evaluate")
+        if self._test_env is None:
+            raise ArgumentError(
+                "evaluate() was called, but there are no test envs. Give make_test_envs, or replace('test_envs', make)."
+            )
+        if seed is None and self._seed is not None:
+            seed = int(np.random.SeedSequence(self._seed, spawn_key=(self._rank,)).generate_state(1)[0])
+        policy = as_deterministic(self._policy)
+        evaluation = self._test_env.run_episodes(policy, num_episodes, seed=seed, progress=progress)
+        self.history.note(evaluation.returns, self.version, is_test=True)
+        return evaluation
+
+    # ---------------------------------------------------------------- what is given to it
+
+    def set_weights(self, weights: Any, version: int | None = None) -> None:
+        """Give the policy weights, by its ``set_weights(weights)`` or torch's ``load_state_dict``, as they are.
+
+        Args:
+            weights: Whatever the policy takes.
+            version: What they are called in infos; ``None``: one more than before.
+
+        Raises:
+            ArgumentError: If the policy takes none, or ``version`` is no int of 0 or more.
+            ClosedError: After `stop`.
+        """
+        self._refuse_stopped("set_weights")
+        version = check_version(version, self.version)
+        load_weights(self._policy, weights)
+        self.version = version
+
+    def update_policy(self, name: str, value: Any) -> None:
+        """Set an attribute that the policy has, to a copy of ``value``; ``"a.b"`` sets ``b`` of its object ``a``.
+
+        Raises:
+            ArgumentError: If the name is none.
+            AbsentAttributeError: If the policy has no such attribute.
+            ClosedError: After `stop`.
+        """
+        self._refuse_stopped("update_policy")
+        set_existing(self._policy, name, value)
+
+    def replace(self, component: str, make: Callable[..., Any]) -> None:
+        """Put another policy, or other envs, in the place of what is there. Envs that go are closed then.
+
+        Args:
+            component: ``"policy"``, which has the weights that it is made with; ``"envs"``, whose episodes then begin
+                anew, with the collector's seed; or ``"test_envs"``.
+            make: As ``make_policy``, ``make_envs`` or ``make_test_envs``.
+
+        Raises:
+            ArgumentError: If there is no such component, or what was made is not one. Nothing was replaced.
+            ClosedError: After `stop`.
+        """
+        self._refuse_stopped("replace")
+        check_component(component)
+        if component == "policy":
+            self._replace_policy(make)
+            self._rnn_state = None
+        elif component == "test_envs":
+            old, self._test_env = self._test_env, _checked(make, "make", must_restart=False)
+            if old is not None:
+                old.close()
+        else:
+            former, self._env = self._env, _checked(make, "make", must_restart=True)
+            former.close()
+            self._begin()
+
+    def _replace_policy(self, make: Callable[..., Any]) -> None:
+        seed = None if self._seed is None else self._seed
+        self._policy = make_policy(make, self._rank, self._world_size, seed)
+
+    def reseed(self, seed: int) -> None:
+        """Begin anew with other seeds: for a collector in the place of one that has died."""
+        self._seed = seed
+        self._begin()
+
+    # ---------------------------------------------------------------- the rest
+
+    @property
+    def policy(self) -> Callable[..., Any]:
+        """The policy."""
+        return self._policy
+
+    @property
+    def num_envs(self) -> int:
+        """Number of envs to collect from."""
+        return len(self._env)
+
+    @property
+    def closed(self) -> bool:
+        """Whether `stop` was called."""
+        return self._is_stopped
+
+    def plot(self, axes: Any = None) -> Any:
+        """Draw returns against samples and seconds, as `History.plot`."""
+        return self.history.plot(axes)
+
+    def stop(self) -> None:
+        """Close the envs. Harmless when repeated."""
+        self._is_stopped = True
+        for env in (getattr(self, "_env", None), getattr(self, "_test_env", None)):
+            if env is not None:
+                env.close()
+        self.history.close()
+
+    def __enter__(self) -> Self:
+        """Return itself; the end of the ``with`` block stops it."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Stop."""
+        self.stop()
+
+    def __repr__(self) -> str:
+        """Return one line."""
+        state = "stopped" if self._is_stopped else f"version {self.version}"
+        return f"<parallelenv.Collector of {count(len(self._env), 'env')}, {state}>"
+
+
+def _checked(make: Any, name: str, *, must_restart: bool) -> ParallelEnv:
+    """Return a new `ParallelEnv`.
+
+    Raises:
+        ArgumentError: If it is none, or not one that a collector can use.
+    """
+    env = make() if callable(make) else make
+    if make is env or not isinstance(env, ParallelEnv):
+        what = f"{name}={make!r} cannot be called" if make is env else f"{name}() returned a {type(env).__name__}"
+        raise ArgumentError(
+            f"{what}. Give a function without arguments that returns a ParallelEnv, with what wrappers do put into its "
+            "envs or into the policy."
+        )
+    if must_restart and env._asynchronous != "restart":
+        policy = env._asynchronous
+        env.close()
+        raise ArgumentError(
+            f"{name}() returned a ParallelEnv with asynchronous={policy!r}. A collector does not stop where an episode "
+            "ends: make it with asynchronous='restart'."
+        )
+    return env

@@ -1,0 +1,318 @@
+"""Many collectors side by side: all together, or each as soon as it is ready."""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from parallelenv import arguments
+from parallelenv.collect.checks import listening
+from parallelenv.collect.collector import Info
+from parallelenv.collect.crew import Crew
+from parallelenv.collect.history import History
+from parallelenv.collect.joining import join_beside, join_evaluations
+from parallelenv.collect.parcels import Parcels
+from parallelenv.collect.seat import Order
+from parallelenv.collect.start import check, start
+from parallelenv.collect.steering import Steered
+from parallelenv.env import ParallelEnv
+from parallelenv.errors import ArgumentError
+from parallelenv.evaluation import Evaluation
+from parallelenv.goal import Goal, progress_bar
+from parallelenv.texts import count
+from parallelenv.trajectory import Rollout
+
+_SLICE = 0.5
+"""Seconds after which a collector sends what it has, and goes on. What a dead one loses is of that order."""
+_QUICK_SLICE = 0.05
+"""The same where others may have to wait for it to stop."""
+_FIRST = 16
+"""Steps of the first slice of a collector: nobody knows how long one takes."""
+
+
+class CollectorSet(Steered):
+    """Collectors in workers of their own, each with a policy and envs, which collect for one caller.
+
+    Same seeds give identical data in every mode, as long as all collect as much and nobody dies: the envs of all
+    collectors are seeded as if they were those of one.
+
+    Args:
+        num_workers: How many collectors.
+        make_policy: As in `Collector`. It is called in each worker.
+        make_envs: As in `Collector`, likewise. ``"dummy"`` is mostly what its `ParallelEnv` should be: beside the
+            policy, in the worker's own process.
+        num_steps: So many steps each env makes in a collection.
+        para_mode: Where the collectors live: as in `ParallelEnv`, but for ``"auto"``.
+        seed: As in `Collector`, of the first one.
+        weights: As in `Collector`.
+        make_test_envs: As in `Collector`.
+        start_steps: As in `Collector`.
+        fraction_samples: When so large a share of the collectors is done, the others stop at their next step, after
+            0.05 s at most if a step takes less, and `collect` returns what they have.
+        compress_data: Whether collections are compressed on their way (needs ``zstandard``): for a slow network.
+        worker_resources: Of each collector's Ray actor: ``{"num_cpus": 1, "num_gpus": 0.5, "memory": 2**30}`` and so
+            on, as ``actor.options`` takes them. For Ray's modes alone.
+        timeout: Seconds that a collector may take for a part of its work, about 0.5 s of collecting, in `stream` for a
+            whole collection; then `WorkerTimeoutError`.
+        max_restarts: So often a collector is replaced within ten minutes; its next death is raised.
+        log_dir: As in `Collector`.
+        **options: Further arguments of `ParallelEnv`, and options of the mode.
+
+    Attributes:
+        version: Of the weights that were set last: 0 at first.
+        history: A `History` of all collections and evaluations.
+
+    Raises:
+        ArgumentError: If an argument has no usable value.
+        BaseException: What the functions given have raised.
+    """
+
+    def __init__(
+        self,
+        num_workers: int,
+        make_policy: Callable[..., Any],
+        make_envs: Callable[[], ParallelEnv],
+        *,
+        num_steps: int,
+        para_mode: Any = "subproc",
+        seed: int | None = None,
+        weights: Any = None,
+        make_test_envs: Callable[[], ParallelEnv] | None = None,
+        start_steps: int | None = None,
+        fraction_samples: float = 1.0,
+        compress_data: bool = False,
+        worker_resources: dict[str, Any] | None = None,
+        timeout: float | None = None,
+        max_restarts: int = 10,
+        log_dir: Any = None,
+        **options: Any,
+    ) -> None:
+        self._is_stopped = False
+        check(num_workers, num_steps, start_steps, fraction_samples, max_restarts, compress_data)
+        seed = arguments.check_base_seed(seed)
+        self._num_steps, self._start_steps = num_steps, start_steps or num_steps
+        self._fraction = fraction_samples
+        self._word = para_mode
+        self.version = 0
+        self.history = History(log_dir)
+        given: dict[str, Any] = {"make_policy": make_policy, "make_envs": make_envs, "make_test_envs": make_test_envs}
+        given |= {"num_steps": num_steps, "seed": seed}
+        options = {"timeout": timeout, **options}
+        self._env = start(num_workers, given, bool(compress_data), para_mode, worker_resources, options)
+        try:
+            self._crew = Crew(self._env, max_restarts, seed)
+            if weights is not None:
+                self._announce_weights(weights)
+        except BaseException:
+            self.stop()
+            raise
+        self._fresh = set(range(num_workers))  # who has not begun
+        self._parcels = Parcels(num_workers)
+        self._paces = [0.0] * num_workers  # steps per second of each, when last heard of
+        self._told = time.perf_counter()
+
+    @classmethod
+    def create(
+        cls, num_workers: int, make_policy: Callable[..., Any], make_envs: Callable[[], ParallelEnv], **options: Any
+    ) -> CollectorSet:
+        """Return a set: the constructor under another name."""
+        return cls(num_workers, make_policy, make_envs, **options)
+
+    @classmethod
+    def create_factory(
+        cls, num_workers: int, make_policy: Callable[..., Any], make_envs: Callable[[], ParallelEnv], **options: Any
+    ) -> Callable[..., CollectorSet]:
+        """Return a function that makes such a set, also in another process: for schemes with several learners.
+
+        It takes further arguments of the constructor, and others instead of those given here.
+        """
+        return functools.partial(cls, num_workers, make_policy, make_envs, **options)
+
+    # ---------------------------------------------------------------- all together
+
+    def collect(
+        self, num_steps: int | None = None, listen_to: Iterable[Any] = (), *, progress: bool = True
+    ) -> tuple[Rollout, Info]:
+        """Let all collectors collect, and return what they have.
+
+        Collections that were under way, as after Ctrl-C or a `stream` that was left, are a part of it.
+
+        Args:
+            num_steps: As in `Collector.collect`.
+            listen_to: As in `Collector.collect`; looked at here, between parts of about 0.05 s.
+            progress: As in `Collector.collect`.
+
+        Returns:
+            ``data``: a `Rollout` of all envs, those of the first collector, then those of the second ... Where a
+            collector has made fewer steps than others, what it lacks is not ``valid``. Where it was replaced its
+            episodes are cut off: truncated. ``info``: as in `Collector.collect`, of all together, and
+
+            * ``num_steps``, ``version`` and ``staleness``, ``(num_workers,)`` each: the steps of each collector, the
+              version of its policy, of the oldest if it has several, and how many versions that is behind;
+            * ``lost_samples``: how many collectors that died had been asked for and had not sent, which is the most
+              that they can have made; they were replaced;
+            * with ``compress_data``: ``num_bytes``, and ``num_bytes_sent``.
+
+        Raises:
+            ArgumentError: If an argument has no usable value.
+            ClosedError: After `stop`.
+            WorkerDiedError: If a collector has died too often.
+            BaseException: What an env or a policy raised. What the collectors have sent comes with the next collection.
+        """
+        self._refuse_stopped("collect")
+        is_over = listening(listen_to)
+        if num_steps is not None:
+            arguments.check_positive("num_steps", num_steps)
+        is_quick = self._fraction < 1 or bool(listen_to)
+        goals = [num_steps or self._steps_of(rank) for rank in range(len(self))]
+        self._told = time.perf_counter()
+        with progress_bar(Goal(sum(goals), None), progress, "collect") as advance:
+            self._work(goals, _QUICK_SLICE if is_quick else _SLICE, is_over, advance)
+        self._fresh.clear()
+        return self._deliver_all()
+
+    def _steps_of(self, rank: int) -> int:
+        return self._start_steps if rank in self._fresh else self._num_steps
+
+    def _work(
+        self, goals: Sequence[int], seconds: float, is_over: Callable[[], bool], advance: Callable[[int], Any]
+    ) -> None:
+        """Let collectors work until they, or enough of them, have reached their goals."""
+        crew = self._crew
+        while True:
+            left = [goal - self._parcels.count(rank) for rank, goal in enumerate(goals)]
+            num_done = sum(one <= 0 for one in left)
+            is_enough = num_done >= math.ceil(self._fraction * len(self)) or is_over()
+            waiting = self._parcels.waiting  # who has nothing yet makes a step in any case: no env may be missing
+            chosen = [rank for rank in crew.idle if left[rank] > 0 and not (is_enough and rank in waiting)]
+            if chosen:
+                crew.order({rank: self._slice(rank, 1 if is_enough else left[rank], seconds) for rank in chosen})
+            if not crew.is_busy:
+                return
+            for rank, parcel in crew.receive():
+                self._parcels.add(rank, parcel)
+                advance(parcel.info["num_steps"])
+                self._paces[rank] = parcel.info["num_steps"] / max(parcel.info["seconds"], 1e-6)
+
+    def _slice(self, rank: int, left: int, seconds: float) -> Order:
+        """Return what a collector should do next: about as much as it has time for, so that little can be lost."""
+        pace = self._paces[rank]
+        return Order(max(1, min(left, int(pace * seconds) if pace else _FIRST)), seconds)
+
+    # ---------------------------------------------------------------- whoever is ready
+
+    def stream(
+        self, num_steps: int | None = None, *, max_in_flight: int | None = None, num_collections: int | None = None
+    ) -> Iterator[tuple[Rollout, Info]]:
+        """Yield the collection of whoever is ready: ``for data, info in collectors.stream()``.
+
+        A collector begins its next collection, with the weights of that moment, before its last one is handed out: it
+        works while the loop does. No more than ``max_in_flight`` are asked for and not handed out: who is faster than
+        the loop waits for it. Leave the loop whenever you like: what is under way comes with the next `collect` or
+        `stream`.
+
+        Args:
+            num_steps: As in `Collector.collect`.
+            max_in_flight: At most the number of collectors, which is the default. With one fewer than that, a collector
+                begins after the loop has seen what it collected before, with the weights that came of it.
+            num_collections: The loop ends after so many; ``None``: when the set is stopped.
+
+        Yields:
+            ``data, info`` of one collector, as `Collector.collect`; ``info`` also has ``collector``, its number;
+            ``staleness``, by how many versions the set's weights are newer now; ``lost_samples``, as in `collect`,
+            since the last time; and, with ``compress_data``, ``num_bytes`` and ``num_bytes_sent``.
+
+        Raises:
+            As `collect`.
+        """
+        self._refuse_stopped("stream")
+        for name, value in (("num_steps", num_steps), ("num_collections", num_collections)):
+            if value is not None:
+                arguments.check_positive(name, value)
+        most = len(self) if max_in_flight is None else max_in_flight
+        arguments.check_positive("max_in_flight", most)
+        if most > len(self):
+            raise ArgumentError(
+                f"max_in_flight={most} is more than {count(len(self), 'collector')} can have: each works on one "
+                "collection at a time. Give at most that many, or use more workers."
+            )
+        return self._streamed(num_steps, most, math.inf if num_collections is None else num_collections)
+
+    def _streamed(self, num_steps: int | None, most: int, left: float) -> Iterator[tuple[Rollout, Info]]:
+        self._told = time.perf_counter()
+        while left > 0 and not self._is_stopped:
+            ready = [rank for rank in self._parcels.waiting if rank not in self._crew.busy]
+            if not ready:
+                self._order_more(num_steps, most, left)
+                for rank, parcel in self._crew.receive():
+                    self._parcels.add(rank, parcel)
+                continue
+            answer = self._deliver_one(ready[0])
+            left -= 1
+            self._order_more(num_steps, most, left)
+            yield answer
+
+    def _order_more(self, num_steps: int | None, most: int, left: float) -> None:
+        """Let those begin that rest, as long as there is room."""
+        waiting = self._parcels.waiting
+        room = int(min(most, left)) - len({*waiting, *self._crew.busy})
+        chosen = [rank for rank in self._crew.idle if rank not in waiting][: max(0, room)]
+        if chosen:
+            self._crew.order({rank: Order(num_steps or self._steps_of(rank)) for rank in chosen})
+            self._fresh.difference_update(chosen)
+
+    # ---------------------------------------------------------------- what comes of it
+
+    def _deliver_all(self) -> tuple[Rollout, Info]:
+        rollouts, info = self._parcels.take(range(len(self)), self.version)
+        return join_beside(rollouts), self._completed(info)
+
+    def _deliver_one(self, rank: int) -> tuple[Rollout, Info]:
+        rollouts, info = self._parcels.take([rank], self.version)
+        single = {name: int(info[name][0]) for name in ("num_steps", "version", "staleness")}
+        return rollouts[0], self._completed({**info, **single, "collector": rank})
+
+    def _completed(self, info: Info) -> Info:
+        """Return an info with what only the set knows, which is noted."""
+        now = time.perf_counter()
+        seconds, self._told = now - self._told, now
+        lost, self._crew.lost = self._crew.lost, 0
+        self.history.note(info["episode_returns"], int(np.min(info["version"])), info["num_samples"], seconds)
+        return {**info, "seconds": seconds, "lost_samples": lost}
+
+    def evaluate(self, num_episodes: int = 10, *, seed: int | None = None) -> Evaluation:
+        """Play whole episodes in the test envs of all collectors, each its share.
+
+        What is under way is waited for, and comes with the next `collect` or `stream`.
+
+        Args:
+            num_episodes: Of all together; the first collectors play one more if they do not come out even.
+            seed: As in `Collector.evaluate`, of the first collector; ``seed + 1`` of the second ...
+
+        Returns:
+            An `Evaluation`: the episodes of the first collector, then those of the second ...; test envs are numbered
+            in that order.
+
+        Raises:
+            ArgumentError: If there are no test envs, or an argument has no usable value.
+            ClosedError: After `stop`.
+            BaseException: What an env or a policy raised, or that a collector has died.
+        """
+        self._refuse_stopped("evaluate")
+        arguments.check_positive("num_episodes", num_episodes)
+        seed = arguments.check_base_seed(seed)
+        self._work([0] * len(self), _SLICE, lambda: True, lambda _: None)
+        self._crew.catch_up()
+        shares = {rank: share for rank, share in Goal(None, num_episodes).shares(range(len(self))).items() if share}
+        orders = [
+            {"num_episodes": share, "seed": None if seed is None else seed + rank} for rank, share in shares.items()
+        ]
+        found: list[Evaluation] = self._env.customized_method("evaluate", orders, list(shares))
+        evaluation = join_evaluations(found)
+        self.history.note(evaluation.returns, self.version, is_test=True)
+        return evaluation

@@ -1,0 +1,204 @@
+"""The collectors of a set: who is at what, what each was told, and who is new because one has died."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from parallelenv.broadcast import Broadcast
+from parallelenv.collect.packing import Parcel
+from parallelenv.collect.seat import Order
+from parallelenv.env import ParallelEnv
+from parallelenv.errors import EnvInterruptedError, WorkerDiedError
+from parallelenv.failures import raise_failures
+from parallelenv.recovery import Budget
+
+Received = list[tuple[int, Parcel]]
+
+
+class Crew:
+    """Collectors, each an env of a `ParallelEnv`. One that is busy is not written to.
+
+    Args:
+        env: The collectors.
+        max_restarts: So often a collector is replaced within ten minutes.
+        seed: Of the set; those of collectors in the place of dead ones follow from it.
+
+    Attributes:
+        env: The collectors.
+        sizes: Number of envs of each.
+        lost: Samples that dead collectors had been asked for and had not sent, since this was last set to 0.
+        num_replaced: How often one was replaced.
+    """
+
+    def __init__(self, env: ParallelEnv, max_restarts: int, seed: int | None) -> None:
+        self.env = env
+        env.reset()
+        self.sizes: list[int] = env.get_env_attr("num_envs")
+        self.lost = 0
+        self.num_replaced = 0
+        self._seed = seed
+        self._budget = Budget(max_restarts)
+        self._orders: dict[int, Order] = {}
+        self._idle: dict[int, None] = dict.fromkeys(range(len(env)))  # a dict for its order: who rests longest
+        self._news: dict[str, Broadcast] = {}  # what all are to know, by subject
+        self._known: list[dict[str, Broadcast]] = [{} for _ in self.sizes]
+        self._received: Received = []
+
+    @property
+    def idle(self) -> list[int]:
+        """Collectors with nothing to do, who has had it longest first."""
+        return list(self._idle)
+
+    @property
+    def busy(self) -> list[int]:
+        """Collectors at work, or whose parcel was not received."""
+        return [*self._orders, *(rank for rank, _ in self._received)]
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether there is anything to receive, or to wait for."""
+        return bool(self._orders or self._received)
+
+    # ---------------------------------------------------------------- what they are told
+
+    def announce(self, subject: str, broadcast: Broadcast, outdates: Sequence[str] = ()) -> None:
+        """Tell all collectors something: those that are busy before their next order, those that come later at first.
+
+        Args:
+            subject: What it is about; later news of the same subject are instead of earlier ones.
+            broadcast: The call.
+            outdates: What the subjects of news begin with that are not true any more.
+
+        Raises:
+            BaseException: What the first collector raised that did. What was true before is then true again.
+        """
+        kept = {name: news for name, news in self._news.items() if not name.startswith(tuple(outdates))}
+        kept.pop(subject, None)
+        before, self._news = self._news, {**kept, subject: broadcast}
+        try:
+            self._catch_up(self.idle)
+        except BaseException:
+            self._news = before
+            raise
+
+    def catch_up(self) -> None:
+        """Let all that are idle know what was announced."""
+        self._catch_up(self.idle)
+
+    def _catch_up(self, ranks: Sequence[int]) -> None:
+        """Tell collectors what they do not know."""
+        while dead := self._dead(ranks):
+            self._replace(dead[0])
+        for subject, broadcast in list(self._news.items()):
+            behind = [rank for rank in ranks if self._known[rank].get(subject) is not broadcast]
+            if behind:
+                self._tell(subject, broadcast, behind)
+
+    def _tell(self, subject: str, broadcast: Broadcast, ranks: Sequence[int]) -> None:
+        request = self.env._pool.try_asking("tell", ranks, None, broadcast)
+        for rank in ranks:
+            if rank not in request.failures:
+                self._known[rank][subject] = broadcast
+        lost = {rank for rank, failure in request.failures.items() if failure.is_of_worker}
+        refused = [failure for rank, failure in sorted(request.failures.items()) if rank not in lost]
+        if refused:
+            self._news.pop(subject)  # else nobody could ever go on
+        raise_failures(refused[:1], None)  # all were told the same: mostly they say the same
+        if lost:
+            self._catch_up(ranks)
+
+    # ---------------------------------------------------------------- what they do
+
+    def order(self, orders: Mapping[int, Order]) -> None:
+        """Let idle collectors work, all at once: the workers of a node begin and answer together."""
+        ranks = list(orders)
+        self._catch_up(ranks)
+        self.env.send(list(orders.values()), ranks)
+        self._orders.update(orders)
+        for rank in ranks:
+            self._idle.pop(rank, None)
+
+    def receive(self) -> Received:
+        """Wait until a collector has sent something, and return all that has come, in that order.
+
+        Where one has died, nothing may have.
+
+        Raises:
+            BaseException: What a collector raised. What others have sent is here, and comes the next time.
+        """
+        while self._orders and (not self._received or self.env._stepper.has_landed):
+            if not self._receive_one():
+                break
+        received, self._received = self._received, []
+        return received
+
+    def _receive_one(self) -> bool:
+        """Wait for what comes next; return whether it is a parcel."""
+        try:
+            batch = self.env.recv(1, 1, align="batch")
+        except WorkerDiedError as error:
+            self._replace(error.env_ids[0])
+            return False
+        except BaseException as error:
+            failed = sorted(set(self._orders).difference(self.env._stepper.under_way))
+            if failed and self._has_broken_off(error, failed):
+                return False
+            raise
+        rank = int(batch.env_ids[0])
+        self._rest([rank])
+        parcel: Parcel = batch[0][0]
+        self.sizes[rank] = parcel.num_envs
+        self._received.append((rank, parcel))
+        return True
+
+    def _has_broken_off(self, error: BaseException, ranks: Sequence[int]) -> bool:
+        """Let collectors that have failed go on; return whether it was only an interrupt, of which the user knows."""
+        is_known = isinstance(error, EnvInterruptedError)
+        if is_known:
+            self._count_loss(ranks)
+        else:
+            self._rest(ranks)
+            error.add_note(f"It was raised in collector {', '.join(map(str, ranks))}, which is an env of its set.")
+        self.env.reset(ranks)
+        return is_known
+
+    def _rest(self, ranks: Sequence[int]) -> None:
+        for rank in ranks:
+            self._orders.pop(rank, None)
+            self._idle[rank] = None
+
+    # ---------------------------------------------------------------- who is new
+
+    def _dead(self, ranks: Sequence[int]) -> list[int]:
+        return list(self.env._pool.obituaries(ranks))
+
+    def _replace(self, rank: int) -> None:
+        """Put others in the place of a collector that has died, and of those that died with it.
+
+        Raises:
+            WorkerDiedError: If that has happened too often.
+        """
+        denied, delay = self._budget.spend([rank])
+        self._count_loss([rank])
+        if denied:
+            raise self.env._pool.obituaries([rank])[rank].exception
+        time.sleep(delay)
+        replaced = self.env.restart([rank])
+        self._count_loss(replaced)
+        self.num_replaced += 1
+        for one in replaced:
+            self._known[one] = {}
+        self.env.reset(list(replaced), seed=[self._next_seed(one) for one in replaced])
+
+    def _count_loss(self, ranks: Sequence[int]) -> None:
+        self.lost += sum(self._orders[rank].num_steps * self.sizes[rank] for rank in ranks if rank in self._orders)
+        self._rest(ranks)
+
+    def _next_seed(self, rank: int) -> int | None:
+        if self._seed is None:
+            return None
+        key = (rank, self.num_replaced)
+        return int(np.random.SeedSequence(self._seed, spawn_key=key).generate_state(1)[0])

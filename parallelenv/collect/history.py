@@ -1,0 +1,151 @@
+"""What a collector has come to: how good its episodes were, after how many samples and seconds."""
+
+from __future__ import annotations
+
+import importlib
+import io
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from parallelenv.errors import ArgumentError, MissingDependencyError
+
+
+class Record(NamedTuple):
+    """A collection or an evaluation.
+
+    Attributes:
+        samples: Steps of single envs collected so far, in all.
+        seconds: Spent on collecting so far, in all.
+        version: Of the policy.
+        episodes: How many have ended.
+        mean_return: Of these; nan if there are none, or rewards are no numbers.
+        is_test: Whether it is an evaluation.
+    """
+
+    samples: int
+    seconds: float
+    version: int
+    episodes: int
+    mean_return: float
+    is_test: bool
+
+
+class History:
+    """All collections and evaluations so far, oldest first.
+
+    Args:
+        log_dir: Folder for TensorBoard, which needs one of the packages ``tensorboardX`` and ``tensorboard`` with
+            torch; ``None``: none is written.
+    """
+
+    def __init__(self, log_dir: Any = None) -> None:
+        self._records: list[Record] = []
+        self._samples, self._seconds = 0, 0.0
+        self._writer = None if log_dir is None else _make_writer(str(log_dir))
+
+    def note(self, returns: Any, version: int, samples: int = 0, seconds: float = 0.0, is_test: bool = False) -> None:
+        """Add a collection, or an evaluation, whose samples do not count."""
+        self._samples += samples
+        self._seconds += seconds
+        values = np.asarray(returns)
+        mean = float(values.mean()) if values.size and values.dtype != object else float("nan")
+        record = Record(self._samples, self._seconds, version, len(values), mean, is_test)
+        self._records.append(record)
+        if self._writer is not None:
+            self._write(record)
+
+    def _write(self, record: Record) -> None:
+        writer: Any = self._writer
+        kind = "test" if record.is_test else "train"
+        if record.mean_return == record.mean_return:
+            writer.add_scalar(f"{kind}/mean_return", record.mean_return, record.samples)
+        writer.add_scalar(f"{kind}/episodes", record.episodes, record.samples)
+        if not record.is_test:
+            writer.add_scalar("train/seconds", record.seconds, record.samples)
+            writer.add_scalar("train/version", record.version, record.samples)
+
+    def close(self) -> None:
+        """Finish what is written for TensorBoard."""
+        writer: Any = self._writer
+        if writer is not None:
+            self._writer = None
+            writer.close()
+
+    def __len__(self) -> int:
+        """Return the number of records."""
+        return len(self._records)
+
+    def __iter__(self) -> Iterator[Record]:
+        """Return the records in turn."""
+        return iter(list(self._records))
+
+    def __getitem__(self, index: int) -> Record:
+        """Return a record."""
+        return self._records[index]
+
+    def __repr__(self) -> str:
+        """Return one line."""
+        return f"<History of {len(self)} records, {self._samples:,} samples in {self._seconds:.1f} s>"
+
+    def plot(self, axes: Any = None) -> Any:
+        """Draw mean returns against samples and against seconds, collections as a line, evaluations as dots.
+
+        Args:
+            axes: Two axes of matplotlib; ``None``: a new figure.
+
+        Returns:
+            The figure.
+
+        Raises:
+            MissingDependencyError: If matplotlib is not installed.
+            ArgumentError: If ``axes`` are not two.
+        """
+        axes = list(_new_axes() if axes is None else axes)
+        if len(axes) != 2:
+            raise ArgumentError(f"axes has {len(axes)} items. Give two axes: for samples and for seconds.")
+        for axis, name in zip(axes, ("samples", "seconds"), strict=True):
+            for is_test, style, label in ((False, "-", "collected"), (True, "o", "evaluated")):
+                chosen = [one for one in self if one.is_test is is_test and one.mean_return == one.mean_return]
+                if chosen:
+                    places = [getattr(one, name) for one in chosen]
+                    axis.plot(places, [one.mean_return for one in chosen], style, label=label)
+            axis.set_xlabel(name)
+            axis.set_ylabel("mean return")
+            if axis.get_legend_handles_labels()[0]:
+                axis.legend()
+        return axes[0].figure
+
+
+def _new_axes() -> Any:
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        if error.name != "matplotlib":
+            raise
+        raise MissingDependencyError(
+            "plot() needs the package 'matplotlib', which is not installed. Install it with: pip install matplotlib"
+        ) from error
+    # Not by pyplot, which would keep it and show it twice; but then a notebook has to be told how to show it.
+    picture: Any = type("Picture", (Figure,), {"_repr_png_": _as_png})
+    return picture(figsize=(9, 3), layout="constrained").subplots(1, 2)
+
+
+def _as_png(figure: Any) -> bytes:
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=80)
+    return content.getvalue()
+
+
+def _make_writer(log_dir: str) -> Any:
+    for module in ("tensorboardX", "torch.utils.tensorboard"):
+        try:
+            return importlib.import_module(module).SummaryWriter(log_dir)
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] not in ("tensorboardX", "tensorboard", "torch"):
+                raise
+    raise MissingDependencyError(
+        f"log_dir={log_dir!r} needs the package 'tensorboardX', or 'tensorboard' beside torch. Install it with: pip "
+        "install tensorboardX"
+    )

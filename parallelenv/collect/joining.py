@@ -1,0 +1,216 @@
+"""Rollouts put together: one after the other, or side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from parallelenv.batch import Array
+from parallelenv.chunks import Place, vacant
+from parallelenv.evaluation import Evaluation
+from parallelenv.spaces import is_tensor, object_array, tensors
+from parallelenv.trajectory import Rollout
+
+Join = Callable[[Sequence[Any]], Any]
+
+
+def join_in_time(parts: Sequence[Rollout]) -> Rollout:
+    """Return rollouts of the same envs, each after the one before, as one.
+
+    Where a part begins an episode and the one before has not ended its own, because the env was lost in between, that
+    counts as cut off: truncated, with the last state that is known.
+    """
+    parts = [part for part in parts if len(part)] or list(parts[-1:])
+    if len(parts) == 1:
+        return parts[0]
+    firsts = np.cumsum([0, *map(len, parts)])
+    states = _joined_leaves(parts[0].states, [part.states for part in parts], 0)
+    flags = {name: np.concatenate([getattr(part, name) for part in parts]) for name in ("terminated", "truncated")}
+    ended = [_Ends.of(part, int(first)) for part, first in zip(parts, firsts, strict=False)]
+    for part, later, first in zip(parts, parts[1:], firsts, strict=False):
+        cut = _Ends.cut_off(part, later, int(first))
+        flags["truncated"][cut.steps, cut.columns] = True
+        ended.append(cut)
+    return Rollout(
+        states=states,
+        actions=_joined_leaves(parts[0].actions, [part.actions for part in parts], 0),
+        rewards=np.concatenate([part.rewards for part in parts]),
+        **flags,
+        valid=np.concatenate([part.valid for part in parts]),
+        extras=_joined_extras(parts, np.concatenate),
+        final_states=parts[-1].final_states,
+        ended_states=_Ends.joined(states, ended),
+        infos=_shifted([part.infos for part in parts], [(int(first), 0) for first in firsts]),
+        reset_infos=_shifted([part.reset_infos for part in parts], [(int(first), 0) for first in firsts]),
+        env_ids=parts[0].env_ids,
+        starts=parts[0].starts,
+        rnn_state=parts[-1].rnn_state,
+    )
+
+
+def join_beside(parts: Sequence[Rollout]) -> Rollout:
+    """Return rollouts of different envs as one: the envs of the first, then those of the second ...
+
+    Envs are numbered anew. Shorter rollouts are filled up with steps that are not valid.
+    """
+    num_steps = max(map(len, parts))
+    columns = np.cumsum([0, *(len(part.env_ids) for part in parts)])
+    shifts = [(0, int(column)) for column in columns]
+    parts = [_lengthened(part, num_steps) for part in parts]
+    states = _joined_leaves(parts[0].states, [part.states for part in parts], 1)
+    names = ("rewards", "terminated", "truncated", "valid")
+    ended = [_Ends.of(part, 0, int(column)) for part, column in zip(parts, columns, strict=False)]
+    finals = [part.final_states for part in parts]
+    memories = [part.rnn_state for part in parts]
+    return Rollout(
+        states=states,
+        actions=_joined_leaves(parts[0].actions, [part.actions for part in parts], 1),
+        **{name: np.concatenate([getattr(part, name) for part in parts], axis=1) for name in names},
+        extras=_joined_extras(parts, lambda arrays: np.concatenate(arrays, axis=1)),
+        final_states=_walk(states, finals, lambda leaves: _joined_leaf(leaves, 0, 1)),
+        ended_states=_Ends.joined(states, ended),
+        infos=_shifted([part.infos for part in parts], shifts),
+        reset_infos=_shifted([part.reset_infos for part in parts], shifts),
+        env_ids=np.arange(columns[-1], dtype=np.int64),
+        starts=np.concatenate([part.starts for part in parts]),
+        rnn_state=None if any(one is None for one in memories) else _joined_memory(memories),
+    )
+
+
+class _Ends:
+    """Episodes that ended: their steps and columns, and their last states, nested as the space."""
+
+    def __init__(self, steps: Array, columns: Array, states: Any) -> None:
+        self.steps, self.columns, self.states = steps, columns, states
+
+    @classmethod
+    def of(cls, part: Rollout, first: int, column: int = 0) -> _Ends:
+        """Return those of a rollout that begins at a step, and at a column."""
+        places = np.argwhere(part.dones)
+        return cls(places[:, 0] + first, places[:, 1] + column, part.ended_states)
+
+    @classmethod
+    def cut_off(cls, part: Rollout, later: Rollout, first: int) -> _Ends:
+        """Return the episodes that a rollout leaves unfinished, and the later one does not go on with."""
+        last = len(part) - 1 - part.valid[::-1].argmax(axis=0)
+        everyone = np.arange(len(part.env_ids))
+        is_open = part.valid.any(axis=0) & ~part.dones[last, everyone]
+        columns = np.flatnonzero(later.starts & is_open)
+        states = _walk(part.states, [part.final_states], lambda leaves: _picked(leaves[0], columns))
+        return cls(last[columns] + first, columns, states)
+
+    @staticmethod
+    def joined(form: Any, parts: Sequence[_Ends]) -> Any:
+        """Return the states of all, by their steps and then their columns. ``form``: how they are nested."""
+        parts = [part for part in parts if len(part.steps)] or list(parts[:1])
+        steps, columns = (np.concatenate([getattr(part, name) for part in parts]) for name in ("steps", "columns"))
+        order = np.lexsort((columns, steps))
+        return _walk(form, [part.states for part in parts], lambda leaves: _picked(_joined_leaf(leaves, 0, 1), order))
+
+
+def _walk(form: Any, nests: Sequence[Any], join: Join) -> Any:
+    """Join nests leaf by leaf. ``form`` tells the leaves, for a batch of texts or graphs is a tuple, too."""
+    if isinstance(form, dict):
+        return {key: _walk(form[key], [nest[key] for nest in nests], join) for key in form}
+    if isinstance(form, tuple):
+        return tuple(_walk(part, [nest[index] for nest in nests], join) for index, part in enumerate(form))
+    return join(nests)
+
+
+def _joined_leaves(form: Any, nests: Sequence[Any], axis: int) -> Any:
+    return _walk(form, nests, lambda leaves: _joined_leaf(leaves, axis, 2))
+
+
+def _joined_leaf(leaves: Sequence[Any], axis: int, num_axes: int) -> Any:
+    """Concatenate leaves. Where they are not of one form, because values differ in shape, they become objects.
+
+    Args:
+        leaves: Arrays, tensors, or tuples of objects.
+        axis: Along which.
+        num_axes: So many axes come before those of a value.
+    """
+    if all(map(is_tensor, leaves)) and len({leaf.shape[num_axes:] for leaf in leaves}) == 1:
+        return tensors().cat(list(leaves), dim=axis)
+    if all(isinstance(leaf, tuple) for leaf in leaves):
+        return tuple(value for leaf in leaves for value in leaf)
+    is_alike = all(isinstance(leaf, np.ndarray) for leaf in leaves) and (
+        len({(leaf.shape[num_axes:], leaf.dtype == object) for leaf in leaves}) == 1
+    )
+    return np.concatenate([leaf if is_alike else _as_objects(leaf, num_axes) for leaf in leaves], axis=axis)
+
+
+def _as_objects(leaf: Any, num_axes: int) -> Array:
+    shape = np.shape(leaf)[:num_axes] if not isinstance(leaf, tuple) else (len(leaf),)
+    if isinstance(leaf, np.ndarray) and leaf.dtype == object and leaf.ndim == num_axes:
+        return leaf
+    return object_array([leaf[place if len(place) > 1 else place[0]] for place in np.ndindex(*shape)]).reshape(shape)
+
+
+def _picked(leaf: Any, rows: Array) -> Any:
+    return object_array([leaf[row] for row in rows.tolist()]) if isinstance(leaf, tuple) else leaf[rows]
+
+
+def _joined_memory(nests: Sequence[Any]) -> Any:
+    first = nests[0]
+    if isinstance(first, dict):
+        return {key: _joined_memory([nest[key] for nest in nests]) for key in first}
+    if isinstance(first, tuple | list):
+        parts = [_joined_memory(column) for column in zip(*nests, strict=True)]
+        return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
+    return None if first is None else _joined_leaf(nests, 0, 1)
+
+
+def _joined_extras(parts: Sequence[Rollout], join: Join) -> dict[str, Array]:
+    """Join what a policy said besides; of parts in which it was not asked there is nothing, which is zeros."""
+    said = next((part.extras for part in parts if part.extras), {})
+    return {name: join([_extra(part, name, like) for part in parts]) for name, like in said.items()}
+
+
+def _extra(part: Rollout, name: str, like: Array) -> Array:
+    return part.extras[name] if name in part.extras else vacant((*part.valid.shape, *like.shape[2:]), like.dtype)
+
+
+def _shifted(told: Sequence[Mapping[Place, Any]], shifts: Sequence[Place]) -> dict[Place, Any]:
+    """Return infos by their places in the whole, sorted by step."""
+    moved = {
+        (step + first, env_id + column): info
+        for infos, (first, column) in zip(told, shifts, strict=False)
+        for (step, env_id), info in infos.items()
+    }
+    return {place: moved[place] for place in sorted(moved)}
+
+
+def _lengthened(part: Rollout, num_steps: int) -> Rollout:
+    """Return a rollout with so many steps, those at its end not valid."""
+    missing = num_steps - len(part)
+    if not missing:
+        return part
+
+    def longer(leaf: Any) -> Any:
+        shape = (missing, *leaf.shape[1:])
+        if is_tensor(leaf):
+            return tensors().cat([leaf, leaf.new_zeros(shape)])
+        return np.concatenate([leaf, vacant(shape, leaf.dtype)])
+
+    changed: dict[str, Any] = {
+        name: _walk(getattr(part, name), [getattr(part, name)], lambda leaves: longer(leaves[0]))
+        for name in ("states", "actions")
+    }
+    changed |= {name: longer(getattr(part, name)) for name in ("rewards", "terminated", "truncated", "valid")}
+    changed["extras"] = {name: longer(array) for name, array in part.extras.items()}
+    return Rollout(**{**vars(part), **changed})
+
+
+def join_evaluations(parts: Sequence[Evaluation]) -> Evaluation:
+    """Return the episodes of all, those of the first, then those of the second ... Envs are numbered in that order."""
+    names = ("returns", "lengths", "terminated", "truncated", "infos")
+    env_ids, offset = [], 0
+    for part in parts:
+        env_ids.append(part.env_ids + offset)
+        offset += int(part.env_ids.max(initial=-1)) + 1
+    return Evaluation(
+        **{name: np.concatenate([getattr(part, name) for part in parts]) for name in names},
+        env_ids=np.concatenate(env_ids),
+    )

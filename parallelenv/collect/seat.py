@@ -1,0 +1,64 @@
+"""A collector in the place of an env, so that hosts, modes, restarts and first-come answers are those of envs."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from parallelenv.collect.collector import Collector
+from parallelenv.collect.packing import Parcel
+from parallelenv.evaluation import Evaluation
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What a collector is to do next: what an action is to an env.
+
+    Attributes:
+        num_steps: So many steps, at most.
+        seconds: It stops at its next step after so many; ``None``: it does not look at the clock.
+    """
+
+    num_steps: int
+    seconds: float | None = None
+
+
+class Seat:
+    """Has what an env has. A step of it is a collection; it has no episodes.
+
+    Args:
+        arguments: Of the `Collector`.
+        compresses: Whether collections are compressed.
+    """
+
+    def __init__(self, arguments: dict[str, Any], compresses: bool) -> None:
+        self.collector = Collector(**arguments)
+        self._compresses = compresses
+
+    @property
+    def num_envs(self) -> int:
+        """Number of envs of the collector."""
+        return self.collector.num_envs
+
+    def reset(self, seed: int | None = None) -> None:
+        """Take another seed, if one is given: this collector is in the place of one that has died."""
+        if seed is not None:
+            self.collector.reseed(seed)
+
+    def step(self, order: Order) -> tuple[Parcel, float, bool, dict[str, Any]]:
+        """Collect."""
+        listen_to = []
+        if order.seconds is not None:
+            end = time.perf_counter() + order.seconds
+            listen_to.append(lambda: time.perf_counter() >= end)
+        data, info = self.collector.collect(order.num_steps, listen_to, progress=False)
+        return Parcel.of(data, info, self._compresses), 0.0, False, {}
+
+    def evaluate(self, num_episodes: int, seed: int | None) -> Evaluation:
+        """Play whole episodes."""
+        return self.collector.evaluate(num_episodes, seed=seed, progress=False)
+
+    def close(self) -> None:
+        """Close the envs."""
+        self.collector.stop()

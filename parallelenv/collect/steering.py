@@ -1,0 +1,114 @@
+"""What the collectors of a set are told, and how they end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Self
+
+from parallelenv import arguments
+from parallelenv.broadcast import Broadcast
+from parallelenv.collect.checks import check_component, check_version
+from parallelenv.collect.crew import Crew
+from parallelenv.collect.history import History
+from parallelenv.env import ParallelEnv
+from parallelenv.errors import ClosedError
+from parallelenv.texts import count
+
+
+class Steered:
+    """The part of a `CollectorSet` that gives its collectors what they work with."""
+
+    version: int
+    history: History
+    _env: ParallelEnv
+    _crew: Crew
+    _word: Any
+    _is_stopped: bool
+
+    def _refuse_stopped(self, call: str) -> None:
+        if self._is_stopped:
+            raise ClosedError(f"{call}() was called on a stopped CollectorSet. Make a new one.")
+
+    # ---------------------------------------------------------------- what is given to them
+
+    def set_weights(self, weights: Any, version: int | None = None) -> None:
+        """Give all policies weights. Collectors at work take them before their next collection.
+
+        They are pickled once. With Ray, collectors elsewhere fetch them from the object store, one copy for each node.
+
+        Args:
+            weights: As in `Collector.set_weights`; each policy gets copies.
+            version: As in `Collector.set_weights`.
+
+        Raises:
+            ArgumentError: If a policy takes none, or ``version`` is no int of 0 or more.
+            UnpicklableError: If they cannot be copied; nothing was set.
+            ClosedError: After `stop`.
+        """
+        self._refuse_stopped("set_weights")
+        self._announce_weights(weights, check_version(version, self.version))
+
+    def _announce_weights(self, weights: Any, version: int = 0) -> None:
+        broadcast = Broadcast("collector.set_weights", weights, version)
+        self._crew.announce("weights", broadcast)
+        self.version = version
+
+    def update_policy(self, name: str, value: Any) -> None:
+        """Set an attribute of all policies, as `Collector.update_policy`. Collectors at work do so afterwards."""
+        self._refuse_stopped("update_policy")
+        arguments.check_name("name", name)
+        self._crew.announce(f"setting {name}", Broadcast("collector.update_policy", name, value))
+
+    def replace(self, component: str, make: Callable[..., Any]) -> None:
+        """Put another policy, or other envs, into all collectors, as `Collector.replace`. Those at work do so later.
+
+        Another policy has the weights that it is made with. There may be another number of envs.
+        """
+        self._refuse_stopped("replace")
+        check_component(component)
+        outdates = ("weights", "setting ") if component == "policy" else ()
+        self._crew.announce(component, Broadcast("collector.replace", component, make), outdates)
+
+    # ---------------------------------------------------------------- the rest
+
+    def __len__(self) -> int:
+        """Return the number of collectors."""
+        return len(self._env)
+
+    @property
+    def num_envs(self) -> int:
+        """Number of envs to collect from, of all collectors."""
+        return sum(self._crew.sizes)
+
+    @property
+    def num_replaced(self) -> int:
+        """How often a collector has died and was replaced."""
+        return self._crew.num_replaced
+
+    @property
+    def closed(self) -> bool:
+        """Whether `stop` was called."""
+        return self._is_stopped
+
+    def plot(self, axes: Any = None) -> Any:
+        """Draw returns against samples and seconds, as `History.plot`."""
+        return self.history.plot(axes)
+
+    def stop(self) -> None:
+        """End all collectors. Harmless when repeated."""
+        self._is_stopped = True
+        self._env.close()
+        self.history.close()
+
+    def __enter__(self) -> Self:
+        """Return itself; the end of the ``with`` block stops it."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Stop."""
+        self.stop()
+
+    def __repr__(self) -> str:
+        """Return one line."""
+        state = "stopped" if self._is_stopped else f"version {self.version}"
+        return f"<parallelenv.CollectorSet of {count(len(self), 'collector')}, para_mode={self._word!r}, {state}>"

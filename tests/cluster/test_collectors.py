@@ -1,0 +1,128 @@
+"""Collectors on a cluster of two nodes: weights fetched once by each, steps sent back, a node that dies."""
+
+from __future__ import annotations
+
+import os
+import time
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from parallelenv import Collector, CollectorSet, ParallelEnv
+from parallelenv.backends import ray_actor
+
+pytestmark = pytest.mark.cluster
+ways = pytest.mark.parametrize("direct", [True, False])
+SIZE = 200_000  # float64 of weights: more than Ray sends with a call
+
+
+class Steady(gym.Env[Any, Any]):
+    """Counts its steps, and has a draw in its state."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float64)
+    action_space = gym.spaces.Discrete(5)
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.steps = 0
+        return self._state(), {}
+
+    def _state(self) -> Any:
+        return np.array([self.steps, self.np_random.random()])
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        return self._state(), float(action), self.steps == 50, False, {}
+
+
+class Placed:
+    """Says in extras on which node it is."""
+
+    def __init__(self) -> None:
+        self.weights = np.zeros(SIZE)
+
+    def set_weights(self, weights: Any) -> None:
+        self.weights = weights
+
+    def __call__(self, states: Any) -> Any:
+        node = "ab".find(os.environ.get("NODE", ""))
+        actions = np.full(len(states), int(self.weights[-1]))
+        return actions, None, {"node": np.full(len(states), node)}
+
+
+make_envs = partial(ParallelEnv, [Steady] * 2, "dummy", "restart")
+
+
+def on_both(direct: bool, num_workers: int = 2, **options: Any) -> CollectorSet:
+    """Make collectors of which only one fits on a node; or two, if there are four."""
+    resources = {"num_cpus": 4 // num_workers}
+    arguments = {"num_steps": 60, "para_mode": "ray", "seed": 1, "direct": direct, **options}
+    return CollectorSet.create(num_workers, Placed, make_envs, worker_resources=resources, **arguments)
+
+
+@pytest.fixture
+def puts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Count what is put into Ray's object store for all hosts."""
+    found: list[int] = []
+    real = ray_actor._store
+
+    def count(broadcast: Any) -> Any:
+        if broadcast.stored is None:
+            found.append(broadcast.packed.nbytes)
+        return real(broadcast)
+
+    monkeypatch.setattr(ray_actor, "_store", count)
+    return found
+
+
+@ways
+def test_data_of_two_nodes_are_those_of_one_process(nodes: Any, direct: bool) -> None:
+    with (
+        on_both(direct) as collectors,
+        Collector(Placed, partial(ParallelEnv, [Steady] * 4, "dummy", "restart"), num_steps=60, seed=1) as single,
+    ):
+        for _ in range(2):
+            (found, info), (expected, _) = collectors.collect(), single.collect()
+            assert found.states.tolist() == expected.states.tolist()
+            assert sorted(found.extras["node"][0].tolist()) == [0, 0, 1, 1]
+            assert info["num_samples"] == 240
+
+
+def test_weights_are_put_into_the_object_store_once(nodes: Any, puts: list[int]) -> None:
+    with on_both(direct=False, num_workers=4) as collectors:
+        weights = np.zeros(SIZE)
+        for value in (1, 2):
+            weights[-1] = value
+            collectors.set_weights(weights)
+            data, info = collectors.collect()
+            assert (data.actions == value).all()
+            assert info["version"].tolist() == [value] * 4
+    assert len(puts) == 2
+    assert min(puts) > SIZE * 8
+
+
+@ways
+def test_when_a_node_dies_its_collector_goes_on_elsewhere(nodes: Any, direct: bool) -> None:
+    with on_both(direct) as collectors:
+        weights = np.full(SIZE, 3.0)
+        collectors.set_weights(weights)
+        data, _ = collectors.collect()
+        lost_node = "ab"[int(data.extras["node"][0, 2])]
+        nodes.add("c", 2)
+        nodes.remove(lost_node)
+        lost, deadline = 0, time.monotonic() + 60
+        while not collectors.num_replaced and time.monotonic() < deadline:
+            data, info = collectors.collect()
+            lost += info["lost_samples"]
+        assert collectors.num_replaced == 1
+        assert lost <= 120
+        data, info = collectors.collect()
+        assert data.valid.all()
+        assert (data.actions == 3).all()
+        assert set(data.extras["node"][0, :2].tolist()) != set(data.extras["node"][0, 2:].tolist())

@@ -1,0 +1,456 @@
+"""Collectors: a policy that stays, and the steps that it makes with envs in every mode."""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from fragile import CAN_DIE, EXIT, GO_ON, RAISE, Fragile, two_hosts
+from test_rollout import POLICIES, Scripted, counts, paced, zeros
+
+from parallelenv import Collector, ParallelEnv
+from parallelenv.errors import (
+    AbsentAttributeError,
+    ArgumentError,
+    ClosedError,
+    MissingDependencyError,
+    WorkerDiedError,
+    WorkerTimeoutError,
+)
+from parallelenv.testing.play import KINDS, assert_same
+
+MakeCollector = Callable[..., Collector]
+
+
+@pytest.fixture
+def make_collector(mode: str) -> Iterator[MakeCollector]:
+    """Make a `Collector` whose envs are in the mode under test; it is stopped after the test."""
+    made: list[Collector] = []
+
+    def make(policy: Any, envs: Any, num_steps: int = 5, env_options: Any = None, **kwargs: Any) -> Collector:
+        options = {"num_cpus": 2, **two_hosts(mode), **(env_options or {})}
+        make_envs = partial(ParallelEnv, envs, mode, "restart", **options)
+        made.append(Collector(lambda: policy, make_envs, num_steps=num_steps, **kwargs))
+        return made[-1]
+
+    yield make
+    for collector in made:
+        collector.stop()
+
+
+def here(policy: Any, envs: Any, num_steps: int = 5, **kwargs: Any) -> Collector:
+    """Make a `Collector` of envs in this process."""
+    return Collector(lambda: policy, lambda: ParallelEnv(envs, "dummy", "restart"), num_steps=num_steps, **kwargs)
+
+
+class Net:
+    """A policy with weights, a setting, a generator of its own, and all that it can be asked."""
+
+    def __init__(self, rank: int = -1, seed: int | None = None) -> None:
+        self.rank, self.seed = rank, seed
+        self.weights = 0
+        self.noise = 0.0
+        self.calls = 0
+        self.was_deterministic: list[bool] = []
+        self._draws = np.random.default_rng(seed)
+
+    def set_weights(self, weights: Any) -> None:
+        self.weights = weights
+
+    def __call__(
+        self, states: Any, rnn_state: Any = None, done: Any = None, *, deterministic: bool = False
+    ) -> tuple[Any, Any, dict[str, Any]]:
+        self.calls += 1
+        self.was_deterministic.append(deterministic)
+        memory = np.zeros(len(states)) if rnn_state is None else np.where(done, 0.0, rnn_state)
+        draw = self._draws.random(len(states)) if self.noise else np.zeros(len(states))
+        actions = (states[:, 0] + memory + 5 * draw).astype(np.int64) % 5
+        return actions, memory + 1, {"memory": memory, "draw": draw}
+
+
+# ---------------------------------------------------------------- data
+
+
+@pytest.mark.parametrize("kind", POLICIES)
+def test_data_are_those_of_a_rollout_in_every_mode(make_collector: MakeCollector, kind: str) -> None:
+    if kind == "tensor":
+        pytest.importorskip("torch")
+    collector = make_collector(POLICIES[kind], KINDS[kind](), seed=3)
+    with ParallelEnv(KINDS[kind](), "dummy", "restart") as env:
+        env.reset(seed=3)
+        for num_steps in (5, 4):
+            data, info = collector.collect(num_steps, progress=False)
+            assert_same(vars(env.rollout(POLICIES[kind], num_steps)), vars(data))
+            assert info["num_steps"] == num_steps
+            assert info["num_samples"] == num_steps * len(env)
+
+
+def test_a_policy_that_draws_and_remembers_gives_the_same_data_in_every_mode(make_collector: MakeCollector) -> None:
+    def collect(collector: Collector) -> list[Any]:
+        collector.update_policy("noise", 0.5)
+        return [vars(collector.collect(4)[0]) for _ in range(3)]
+
+    envs = KINDS["array"]()
+    with here(Net(seed=7), envs, seed=3) as oracle:
+        expected = collect(oracle)
+    assert_same(expected, collect(make_collector(Net(seed=7), envs, seed=3)))
+    draws = np.concatenate([data["extras"]["draw"] for data in expected])
+    assert len(np.unique(draws)) == draws.size  # no collection begins with the generator of the one before
+
+
+def test_episodes_and_memory_go_on_from_one_collection_to_the_next(make_collector: MakeCollector) -> None:
+    collector = make_collector(Net(), paced(lengths=(4, 7)), 3, seed=1)
+    (first, _), (second, info), (third, _) = (collector.collect() for _ in range(3))
+    memories = np.concatenate([data.extras["memory"] for data in (first, second, third)])
+    assert memories.T.tolist() == [[0, 1, 2, 3, 0, 1, 2, 3, 0], [0, 1, 2, 3, 4, 5, 6, 0, 1]]
+    assert second.states[0].tolist() == first.final_states.tolist()
+    assert info["episode_lengths"].tolist() == [4]
+    assert info["episode_returns"][0] == pytest.approx(first.rewards[:, 0].sum() + second.rewards[0, 0])
+
+
+def test_returns_and_lengths_are_of_whole_episodes(make_collector: MakeCollector) -> None:
+    collector = make_collector(lambda states: states[:, 0].astype(int) + 1, counts(2, 5, 12), 4)
+    infos = [collector.collect()[1] for _ in range(3)]
+    assert [info["episode_lengths"].tolist() for info in infos] == [[2, 2], [5, 2, 2], [2, 5, 2, 12]]
+    assert [info["episode_returns"].tolist() for info in infos] == [[2.0, 2.0], [10.0, 2, 2], [2, 10, 2, 36]]
+
+
+def test_what_is_answered_is_the_users_own(make_collector: MakeCollector) -> None:
+    collector, twin = (make_collector(Net(), paced(lengths=(4, 7)), seed=1) for _ in range(2))
+    data, info = collector.collect()
+    before = data.states.copy()
+    for array in (data.states, data.actions, data.rnn_state, data.extras["memory"], info["episode_returns"]):
+        array[...] = 9
+    twin.collect()
+    assert_same(vars(twin.collect()[0]), vars(collector.collect()[0]))
+    assert not np.array_equal(before, data.states)
+
+
+def test_the_first_collection_may_be_larger() -> None:
+    with here(zeros, counts(9, 9), 3, start_steps=10) as collector:
+        assert [len(collector.collect()[0]) for _ in range(3)] == [10, 3, 3]
+        assert len(collector.collect(5)[0]) == 5
+
+
+def test_seeds_follow_from_rank_and_number_of_envs() -> None:
+    envs = KINDS["array"]()
+    with here(zeros, [*envs[:2], *envs[:2]], seed=4) as both, here(zeros, envs[:2], seed=4, rank=1) as second:
+        assert second.collect()[0].states.tolist() == both.collect()[0].states[:, 2:].tolist()
+
+
+def test_what_makes_the_policy_is_told_what_it_asks_for() -> None:
+    make_envs = partial(ParallelEnv, counts(9), "dummy", "restart")
+    with Collector(Net, make_envs, num_steps=1, seed=5, rank=2, world_size=3) as collector:
+        assert (collector.policy.rank, collector.policy.seed) == (2, 7)  # type: ignore[attr-defined]
+
+
+# ---------------------------------------------------------------- to stop before the end
+
+
+class Bell:
+    """A policy that rings when it is called for the n-th time."""
+
+    def __init__(self, when: int) -> None:
+        self.event, self._left = threading.Event(), when
+
+    def __call__(self, states: Any) -> Any:
+        self._left -= 1
+        if not self._left:
+            self.event.set()
+        return zeros(states)
+
+
+def test_it_stops_at_the_next_step_and_goes_on_from_there(make_collector: MakeCollector) -> None:
+    bell = Bell(4)
+    collector = make_collector(bell, counts(3, 9), 50)
+    data, info = collector.collect(listen_to=[lambda: False, bell.event])
+    assert (len(data), info["num_steps"], info["num_samples"]) == (4, 4, 8)
+    assert data.valid.all()
+    assert data.final_states.tolist() == [[0, 1], [1, 4]]
+    assert collector.collect(2)[0].states[:, :, 1].tolist() == [[1, 4], [2, 5]]
+    nothing, info = collector.collect(listen_to=[bell.event])
+    assert (nothing.states.shape, info["num_samples"]) == ((0, 2, 2), 0)
+    assert collector.collect(1)[0].states[:, :, 1].tolist() == [[0, 6]]
+
+
+@pytest.mark.parametrize("wrong", ["now", 3, [3]])
+def test_what_cannot_be_listened_to_is_refused(wrong: Any) -> None:
+    with here(zeros, counts(9)) as collector, pytest.raises(ArgumentError, match="Give .*events, as threading.Event"):
+        collector.collect(listen_to=wrong)
+
+
+# ---------------------------------------------------------------- weights, settings, parts
+
+
+def test_weights_come_as_they_are_and_have_versions() -> None:
+    weights = {"w": np.ones(3)}
+    with here(Net(), counts(9)) as collector:
+        assert collector.collect()[1]["version"] == 0
+        collector.set_weights(weights)
+        assert collector.policy.weights is weights  # type: ignore[attr-defined]
+        assert collector.collect()[1]["version"] == 1
+        collector.set_weights(weights, version=7)
+        collector.set_weights(weights)
+        assert (collector.version, collector.collect()[1]["version"]) == (8, 8)
+        for wrong in (-1, 1.5, True, "2"):
+            with pytest.raises(ArgumentError, match="version=.* must be an int of 0 or more"):
+                collector.set_weights({}, wrong)  # type: ignore[arg-type]
+        assert collector.policy.weights is weights  # type: ignore[attr-defined]
+
+
+def test_weights_may_be_there_from_the_beginning_and_may_be_those_of_a_torch_module() -> None:
+    torch: Any = pytest.importorskip("torch")
+    base: Any = torch.nn.Module
+    module = torch.nn.Linear(2, 5)
+    states = {"weight": torch.ones(5, 2), "bias": torch.arange(5.0)}
+    make_envs = partial(ParallelEnv, counts(9), "dummy", "restart")
+
+    class Best(base):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = module
+
+        def load_state_dict(self, weights: Any, *args: Any, **kwargs: Any) -> Any:
+            return self.inner.load_state_dict(weights)
+
+        def forward(self, states: Any, deterministic: bool = False) -> Any:
+            assert not deterministic
+            return self.inner(torch.as_tensor(states, dtype=torch.float32)).argmax(1)
+
+    with Collector(Best, make_envs, num_steps=3, weights=states) as collector:
+        assert collector.collect()[0].actions.tolist() == [[4]] * 3
+
+
+def test_a_policy_without_weights_says_what_it_lacks() -> None:
+    with here(zeros, counts(9)) as collector:
+        with pytest.raises(ArgumentError, match=r"takes no weights. Give it a method set_weights\(weights\)"):
+            collector.set_weights(1)
+        assert collector.version == 0
+
+
+def test_a_setting_of_the_policy_is_set_to_a_copy() -> None:
+    value = [1]
+    with here(Net(), counts(9)) as collector:
+        collector.update_policy("weights", value)
+        assert (collector.policy.weights, collector.policy.weights is value) == ([1], False)  # type: ignore[attr-defined]
+        with pytest.raises(AbsentAttributeError, match="name='nois'.*has no 'nois' there"):
+            collector.update_policy("nois", 1)
+        with pytest.raises(AbsentAttributeError, match="name='noise.part'.*has no 'part' there"):
+            collector.update_policy("noise.part", 1)
+        with pytest.raises(ArgumentError, match="is no name"):
+            collector.update_policy("a b", 1)
+
+
+def test_parts_are_replaced(mode: str, make_collector: MakeCollector) -> None:
+    collector = make_collector(zeros, counts(9, 9), 2, seed=1)
+    collector.collect()
+    # Both are there for a moment, and Ray in the tests has room for one.
+    room: dict[str, Any] = {"ray_options": {"num_cpus": 0}} if mode.startswith("ray") else {}
+    other = partial(ParallelEnv, counts(4, 4, 4), mode, "restart", num_cpus=2, **room)
+    old = collector._env
+    collector.replace("envs", other)
+    assert old.closed
+    assert collector.num_envs == 3
+    assert collector.collect()[0].starts.all()
+    collector.replace("policy", lambda: lambda states: np.full(len(states), 3))
+    data, info = collector.collect()
+    assert (data.actions == 3).all()
+    assert info["episode_lengths"].tolist() == [4, 4, 4]
+    collector.replace("test_envs", other)
+    assert len(collector.evaluate(3)) == 3
+    test_env = collector._test_env
+    collector.replace("test_envs", other)
+    assert test_env is not None
+    assert test_env.closed
+    assert not data.starts.any()
+
+
+def test_what_cannot_be_replaced_leaves_all_as_it_was() -> None:
+    with here(zeros, counts(9)) as collector:
+        env = collector._env
+        with pytest.raises(ArgumentError, match=r"component='env' is not known; expected one of \('policy', 'envs'"):
+            collector.replace("env", lambda: None)
+        with pytest.raises(ArgumentError, match=r"make\(\) returned a list. Give a function .* returns a ParallelEnv"):
+            collector.replace("envs", lambda: [])
+        with pytest.raises(ArgumentError, match="cannot be called"):
+            collector.replace("policy", lambda: 3)
+        assert collector._env is env
+        assert len(collector.collect()[0]) == 5
+
+
+# ---------------------------------------------------------------- evaluation
+
+
+def test_evaluation_plays_whole_episodes_without_chance_and_always_the_same(
+    mode: str, make_collector: MakeCollector
+) -> None:
+    tests = partial(ParallelEnv, paced(lengths=(4, 7)), mode, num_cpus=2)
+    net = Net()
+    collector = make_collector(net, counts(9), 2, seed=1, make_test_envs=tests)
+    collector.collect()
+    first, second = collector.evaluate(4, progress=False), collector.evaluate(4)
+    assert first.lengths.tolist() == [4, 4, 7, 7]
+    assert first.returns.tolist() == second.returns.tolist()
+    assert collector.evaluate(4, seed=99).returns.tolist() != first.returns.tolist()
+    assert net.was_deterministic[:2] == [False, False]
+    assert all(net.was_deterministic[2:])
+    assert collector.collect()[0].states[0, 0, 1] == 2  # to collect goes on where it was
+
+
+def test_evaluation_without_test_envs_says_what_to_give() -> None:
+    with here(zeros, counts(9)) as collector, pytest.raises(ArgumentError, match="no test envs. Give make_test_envs"):
+        collector.evaluate()
+
+
+# ---------------------------------------------------------------- failures
+
+
+def test_after_an_error_new_episodes_begin_and_the_steps_so_far_are_kept(make_collector: MakeCollector) -> None:
+    envs = [partial(Fragile, number) for number in range(2)]
+    collector = make_collector(Scripted([GO_ON] * 2, [GO_ON] * 2, [RAISE, GO_ON], [GO_ON] * 2), envs, 4)
+    with pytest.raises(ZeroDivisionError, match="env 0 fell over") as caught:
+        collector.collect()
+    partial_data: Any = caught.value.partial  # type: ignore[attr-defined]
+    assert partial_data.valid.tolist() == [[True, True], [True, True], [False, True], [False, True]]
+    data, info = collector.collect()
+    assert data.starts.all()
+    assert info["num_samples"] == 8
+
+
+def test_what_the_policy_raises_is_raised_with_the_steps_so_far(make_collector: MakeCollector) -> None:
+    collector = make_collector(Breaking(), counts(9, 9), 4)
+    with pytest.raises(LookupError, match="no idea") as caught:
+        collector.collect()
+    assert len(caught.value.partial) == 4  # type: ignore[attr-defined]
+    assert caught.value.partial.valid.sum() == 4  # type: ignore[attr-defined]
+    assert collector.collect()[0].valid.all()
+
+
+class Breaking:
+    calls = 0
+
+    def __call__(self, states: Any) -> Any:
+        self.calls += 1
+        if self.calls == 3:
+            raise LookupError("no idea")
+        return zeros(states)
+
+
+def test_a_dead_worker_is_told_or_replaced_as_the_envs_say(mode: str, make_collector: MakeCollector) -> None:
+    if mode not in CAN_DIE:
+        pytest.skip("its workers are threads")
+    envs = [partial(Fragile, number) for number in range(2)]
+    script = Scripted([GO_ON] * 2, [EXIT, GO_ON], [GO_ON] * 2)
+    collector = make_collector(script, envs, 4, {"on_failure": "restart"})
+    data, info = collector.collect()
+    assert data.truncated.T.tolist() == [[False, True, False, False], [False] * 4]
+    assert isinstance(data.infos[1, 0]["failure"], WorkerDiedError)
+    assert info["episode_lengths"].tolist() == [2]
+    told = make_collector(Scripted([GO_ON] * 2, [EXIT, GO_ON], [GO_ON] * 2), envs, 4)
+    with pytest.raises(WorkerDiedError, match="is dead") as caught:
+        told.collect()
+    assert caught.value.partial.valid.sum(axis=0).tolist() == [1, 4]  # type: ignore[attr-defined]
+
+
+def test_a_step_that_takes_too_long_is_told(mode: str, make_collector: MakeCollector, tmp_path: Any) -> None:
+    if mode == "dummy":
+        pytest.skip("nobody is there to look at the clock")
+    envs = [partial(Fragile, number, str(tmp_path)) for number in range(2)]
+    collector = make_collector(Scripted([GO_ON] * 2, [2, GO_ON], [GO_ON] * 2), envs, 3, {"timeout": 0.5})
+    with pytest.raises(WorkerTimeoutError, match="did not answer within 0.5 s") as caught:
+        collector.collect()
+    (tmp_path / "go").touch()
+    assert caught.value.partial.valid.sum(axis=0).tolist() == [1, 3]  # type: ignore[attr-defined]
+    assert collector.collect()[0].valid.all()
+
+
+# ---------------------------------------------------------------- bad input, the end, the looks
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ({"num_steps": 0}, "num_steps=0 must be an int of at least 1"),
+        ({"start_steps": 0}, "start_steps=0 must be an int of at least 1"),
+        ({"seed": "x"}, "seed='x' is no int"),
+        ({"make_policy": 3}, "make_policy=3 cannot be called"),
+        ({"make_policy": lambda: 3}, "policy is a int, which cannot be called"),
+        ({"make_envs": []}, r"make_envs=\[\] cannot be called. Give a function without arguments"),
+        ({"make_envs": lambda: gym.make("CartPole-v1")}, r"make_envs\(\) returned a TimeLimit. Give"),
+        ({"make_test_envs": dict}, r"make_test_envs\(\) returned a dict"),
+        ({"make_envs": partial(ParallelEnv, counts(9), "dummy")}, "asynchronous=None. A collector does not stop"),
+    ],
+)
+def test_bad_arguments_are_refused(given: dict[str, Any], match: str) -> None:
+    arguments: dict[str, Any] = {"make_envs": partial(ParallelEnv, counts(9), "dummy", "restart"), "num_steps": 3}
+    with pytest.raises(ArgumentError, match=match):
+        Collector(**{"make_policy": lambda: zeros, **arguments, **given})
+
+
+def test_a_stopped_collector_says_so() -> None:
+    collector = here(zeros, counts(9))
+    env = collector._env
+    assert repr(collector) == "<parallelenv.Collector of 1 env, version 0>"
+    collector.stop()
+    collector.stop()
+    assert (env.closed, collector.closed) == (True, True)
+    assert repr(collector) == "<parallelenv.Collector of 1 env, stopped>"
+    calls: list[Any] = [
+        collector.collect,
+        collector.evaluate,
+        lambda: collector.set_weights(1),
+        lambda: collector.update_policy("x", 1),
+        lambda: collector.replace("policy", lambda: zeros),
+    ]
+    for call in calls:
+        with pytest.raises(ClosedError, match="on a stopped Collector. Make a new one"):
+            call()
+
+
+@pytest.fixture(scope="session")
+def fonts() -> None:
+    """Let matplotlib open its fonts: it keeps them."""
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    figure.subplots().set_title("text")
+    figure.savefig(io.BytesIO())
+
+
+@pytest.mark.usefixtures("fonts")
+def test_history_counts_samples_and_seconds_and_is_drawn() -> None:
+    tests = partial(ParallelEnv, counts(3))
+    with here(lambda states: zeros(states) + 2, counts(4, 4), 3, make_test_envs=tests) as collector:
+        infos = [collector.collect()[1] for _ in range(4)]
+        collector.evaluate(2)
+        history = collector.history
+        assert [record.samples for record in history] == [6, 12, 18, 24, 24]
+        assert history[3].seconds == pytest.approx(sum(info["seconds"] for info in infos))
+        assert [record.episodes for record in history] == [0, 2, 2, 2, 2]
+        assert [record.mean_return for record in history][1:] == [8, 8, 8, 6]
+        assert [record.is_test for record in history] == [False] * 4 + [True]
+        assert repr(history).startswith("<History of 5 records, 24 samples in ")
+        figure = collector.plot()
+        drawn = [[line.get_xydata().tolist() for line in axis.lines] for axis in figure.axes]
+        assert drawn[0] == [[[12, 8], [18, 8], [24, 8]], [[24, 6]]]
+        assert [axis.get_xlabel() for axis in figure.axes] == ["samples", "seconds"]
+        assert figure._repr_png_().startswith(b"\x89PNG")  # what a notebook shows
+        assert collector.plot(figure.axes) is figure
+        with pytest.raises(ArgumentError, match="axes has 1 items. Give two axes"):
+            collector.plot(figure.axes[:1])
+
+
+def test_tensorboard_is_written_or_asked_for(tmp_path: Any) -> None:
+    if not (find_spec("tensorboardX") or find_spec("tensorboard")):
+        with pytest.raises(MissingDependencyError, match="pip install tensorboardX"):
+            here(zeros, counts(2), log_dir=tmp_path)
+        return
+    with here(zeros, counts(2), log_dir=tmp_path) as collector:
+        collector.collect()
+    (written,) = tmp_path.glob("events*")
+    assert b"train/mean_return" in written.read_bytes()

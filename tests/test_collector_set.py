@@ -1,0 +1,670 @@
+"""Sets of collectors: together, or each as it is ready; in every mode, whatever befalls one of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pytest
+from fragile import CAN_DIE, interrupt, two_hosts
+from test_rollout import POLICIES, Count, counts, part, zeros
+
+from parallelenv import Collector, CollectorSet, ParallelEnv, get_worker_info
+from parallelenv.errors import (
+    AbsentAttributeError,
+    ArgumentError,
+    ClosedError,
+    MissingDependencyError,
+    UnknownOptionError,
+    UnpicklableError,
+    WorkerDiedError,
+    WorkerTimeoutError,
+)
+from parallelenv.testing.play import KINDS, assert_same
+
+MakeSet = Callable[..., CollectorSet]
+
+
+@pytest.fixture
+def make_set(mode: str) -> Iterator[MakeSet]:
+    """Make a set of two collectors in the mode under test; it is stopped after the test."""
+    made: list[CollectorSet] = []
+
+    def make(make_policy: Any, make_envs: Any, num_steps: int = 40, **kwargs: Any) -> CollectorSet:
+        options = {"para_mode": mode, **two_hosts(mode), **kwargs}
+        made.append(CollectorSet(2, make_policy, make_envs, num_steps=num_steps, **options))
+        return made[-1]
+
+    yield make
+    for collectors in made:
+        collectors.stop()
+
+
+def rank() -> int:
+    info = get_worker_info()
+    assert info is not None
+    return info.env_id
+
+
+def own_envs(envs: Any, each: int = 2) -> ParallelEnv:
+    """Make the envs of one collector: so many of all."""
+    return ParallelEnv(envs[rank() * each : (rank() + 1) * each], "dummy", "restart")
+
+
+def few(lengths: Any = (7, 9)) -> ParallelEnv:
+    return ParallelEnv(counts(*lengths), "dummy", "restart")
+
+
+def returning(policy: Any) -> Any:
+    return lambda: policy
+
+
+class Net:
+    """A policy that acts by its weights, and says what it has."""
+
+    def __init__(self, rank: int, seed: int | None = None) -> None:
+        self.rank, self.seed = rank, seed
+        self.weights, self.noise = 0, 0
+
+    def set_weights(self, weights: Any) -> None:
+        if weights is None:
+            raise LookupError("no such weights")
+        self.weights = weights
+
+    def __call__(self, states: Any, *, deterministic: bool = False) -> Any:
+        ones = np.ones(len(states), np.int64)
+        return ones * self.weights, None, {"noise": ones * self.noise, "pid": ones * os.getpid()}
+
+
+class Waiting(Net):
+    """As soon as it is collector 1's turn, it says so and waits for a file."""
+
+    def __init__(self, folder: Path, rank: int, when: int = 0) -> None:
+        super().__init__(rank)
+        self._folder, self._left = folder, when
+
+    def __call__(self, states: Any, *, deterministic: bool = False) -> Any:
+        self._left -= 1
+        if self.rank == 1 and self._left < 0 and not (self._folder / "go").exists():
+            (self._folder / "began").touch()
+            deadline = time.monotonic() + 30
+            while not (self._folder / "go").exists() and time.monotonic() < deadline:
+                time.sleep(0.005)
+        return super().__call__(states)
+
+
+@contextmanager
+def when_waiting(folder: Path, act: Callable[[], Any]) -> Iterator[None]:
+    def watch() -> None:
+        deadline = time.monotonic() + 30
+        while not (folder / "began").exists() and time.monotonic() < deadline:
+            time.sleep(0.005)
+        act()
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
+# ---------------------------------------------------------------- all together
+
+
+def same(expected: Any, found: Any, space: Any, env_ids: range, num_steps: int) -> None:
+    """Fail unless each step of each env has the same state, whatever they are kept in."""
+    for step in range(num_steps):
+        for env_id in env_ids:
+            assert_same(part(expected, (step, env_id), space), part(found, (step, env_id), space), f"{step, env_id}")
+
+
+@pytest.mark.parametrize("kind", POLICIES)
+def test_two_collectors_have_the_data_of_one_with_all_envs(make_set: MakeSet, kind: str) -> None:
+    if kind == "tensor":
+        pytest.importorskip("torch")
+    envs, policy = KINDS[kind]()[:4], POLICIES[kind]
+    if kind == "instances":
+        envs = [partial(KINDS[kind]()[number].__class__, envs[number].env, envs[number].func) for number in range(4)]
+    collectors = make_set(returning(policy), partial(own_envs, envs), seed=3)
+    make_envs = partial(ParallelEnv, KINDS[kind]()[:4], "dummy", "restart")
+    with Collector(returning(policy), make_envs, num_steps=40, seed=3) as single:
+        space = single._env.single_observation_space
+        for _ in range(2):
+            (expected, told), (found, info) = single.collect(), collectors.collect(progress=False)
+            same(expected.states, found.states, space, range(4), 40)
+            for name in ("rewards", "terminated", "truncated", "valid", "infos", "reset_infos", "env_ids", "starts"):
+                assert_same(np.asarray(getattr(expected, name)), np.asarray(getattr(found, name)), name)
+            for place in range(int(expected.dones.sum())):
+                assert_same(part(expected.ended_states, place, space), part(found.ended_states, place, space))
+            for place in range(4):
+                assert_same(part(expected.final_states, place, space), part(found.final_states, place, space))
+            assert sorted(info["episode_lengths"].tolist()) == sorted(told["episode_lengths"].tolist())
+            assert info["num_samples"] == 160
+
+
+def test_what_is_said_of_all_together(make_set: MakeSet) -> None:
+    collectors = make_set(Net, few, 20, start_steps=30)
+    data, info = collectors.collect()
+    assert (len(data), len(collectors.collect()[0]), len(collectors.collect(5)[0])) == (30, 20, 5)
+    names = "episode_lengths episode_returns lost_samples num_samples num_steps seconds staleness version"
+    assert sorted(info) == names.split()
+    assert info["num_steps"].tolist() == [30, 30]
+    assert (info["num_samples"], info["lost_samples"]) == (120, 0)
+    assert info["episode_lengths"].tolist() == [*[7, 9, 7, 9, 7, 9, 7]] * 2
+    assert data.extras["pid"].shape == (30, 4)
+    assert data.env_ids.tolist() == [0, 1, 2, 3]
+    assert info["seconds"] > 0
+    assert [record.samples for record in collectors.history] == [120, 200, 220]
+    assert (len(collectors), collectors.num_envs, collectors.num_replaced) == (2, 4, 0)
+
+
+def test_each_has_a_worker_of_its_own(mode: str, make_set: MakeSet) -> None:
+    collectors = make_set(Net, few, 4)
+    pids = np.unique(collectors.collect()[0].extras["pid"])
+    assert len(pids) == (2 if mode in CAN_DIE else 1)
+
+
+def test_policies_are_told_who_they_are(make_set: MakeSet) -> None:
+    collectors = make_set(Net, few, 4, seed=5)
+    assert collectors._env.get_env_attr("collector.policy.rank") == [0, 1]
+    assert collectors._env.get_env_attr("collector.policy.seed") == [5, 6]
+
+
+class Slow(Count):
+    """A step takes some time."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(0)
+        self.seconds = seconds
+
+    def step(self, action: Any) -> Any:
+        time.sleep(self.seconds)
+        return super().step(action)
+
+
+def slow_envs() -> ParallelEnv:
+    """Make an env of which a step takes 0.1 s in collector 1."""
+    return ParallelEnv([partial(Slow, 0.1 * rank())], "dummy", "restart")
+
+
+def test_the_slower_share_stops_and_nothing_is_thrown_away(make_set: MakeSet) -> None:
+    collectors = make_set(Net, slow_envs, 200, fraction_samples=0.5)
+    reached = np.zeros(2, int)
+    for _ in range(2):
+        data, info = collectors.collect()
+        assert info["num_steps"][0] == 200
+        assert 1 <= info["num_steps"][1] < 100  # it would take 20 s
+        assert info["seconds"] < 10
+        assert data.valid.sum(axis=0).tolist() == info["num_steps"].tolist()
+        assert info["num_samples"] == data.valid.sum()
+        for column in range(2):
+            steps = data.states[data.valid[:, column], column, 1]
+            assert steps.tolist() == list(range(reached[column], reached[column] + len(steps)))
+        reached += info["num_steps"]
+        assert not data.dones.any()
+    assert_same(data.final_states[:, 1], reached.astype(float))
+
+
+def test_all_stop_when_a_signal_says_so(make_set: MakeSet, tmp_path: Path) -> None:
+    collectors = make_set(Net, few, 10**7)
+    end = time.monotonic() + 0.3
+    _, info = collectors.collect(listen_to=[lambda: time.monotonic() > end])
+    assert 0 < info["num_samples"] < 10**7
+    data, info = collectors.collect(listen_to=[lambda: True])
+    assert info["num_steps"].tolist() == [1, 1]  # it has every env, whatever happens
+    assert data.valid.all()
+    assert collectors.collect(3)[1]["num_steps"].tolist() == [3, 3]
+
+
+# ---------------------------------------------------------------- weights
+
+
+def test_weights_reach_all_and_have_versions(make_set: MakeSet) -> None:
+    collectors = make_set(Net, few, 4, weights=2)
+    data, info = collectors.collect()
+    assert (data.actions == 2).all()
+    assert (collectors.version, info["version"].tolist(), info["staleness"].tolist()) == (0, [0, 0], [0, 0])
+    collectors.set_weights(np.int64(3))
+    data, info = collectors.collect()
+    assert (data.actions == 3).all()
+    assert info["version"].tolist() == [1, 1]
+    collectors.set_weights(1, version=9)
+    assert collectors.collect()[1]["version"].tolist() == [9, 9]
+    collectors.update_policy("noise", 4)
+    assert (collectors.collect()[0].extras["noise"] == 4).all()
+    collectors.replace("policy", lambda rank: Net(rank + 5))
+    data, info = collectors.collect()
+    assert (data.actions == 0).all()
+    assert (data.extras["noise"] == 0).all()
+    collectors.replace("envs", partial(few, (3, 3, 3)))
+    assert collectors.collect()[0].states.shape == (4, 6, 2)
+    assert collectors.num_envs == 6
+
+
+def test_what_a_policy_refuses_is_raised(make_set: MakeSet) -> None:
+    collectors = make_set(Net, few, 4)
+    with pytest.raises(LookupError, match="no such weights"):
+        collectors.set_weights(None)
+    collectors.set_weights(1)
+    with pytest.raises(AbsentAttributeError, match="has no 'nois' there"):
+        collectors.update_policy("nois", 1)
+    assert collectors.version == 1
+    assert (collectors.collect()[0].actions == 1).all()
+
+
+def test_what_cannot_be_copied_is_refused_before_anything_is_sent(make_set: MakeSet) -> None:
+    collectors = make_set(Net, few, 4)
+    with pytest.raises(UnpicklableError, match=r"What set_weights\(\) was given cannot be copied .* Nothing was sent"):
+        collectors.set_weights(threading.Lock())
+    assert collectors.version == 0
+    assert (collectors.collect()[0].actions == 0).all()
+
+
+# ---------------------------------------------------------------- whoever is ready
+
+
+def test_a_stream_gives_each_as_it_is_ready_and_newer_weights_to_the_next(make_set: MakeSet) -> None:
+    collectors = make_set(Net, few, 12, start_steps=20)
+    seen: list[tuple[int, int]] = []
+    lengths: dict[int, list[int]] = {0: [], 1: []}
+    for data, info in collectors.stream(num_collections=8):
+        assert (data.actions == info["version"]).all()
+        assert info["staleness"] == collectors.version - info["version"]
+        assert info["num_steps"] == len(data)
+        seen.append((info["collector"], info["version"]))
+        lengths[info["collector"]].append(len(data))
+        collectors.set_weights(collectors.version + 1)
+    assert len(seen) == 8
+    for one in (0, 1):
+        versions = [version for rank, version in seen if rank == one]
+        assert versions == sorted(versions)
+        assert lengths[one] == [20, *[12] * (len(lengths[one]) - 1)]
+    assert not collectors._crew.busy
+
+
+def test_with_one_less_in_flight_the_latest_weights_are_used(make_set: MakeSet) -> None:
+    collectors = make_set(Net, few, 4)
+    versions = []
+    for _, info in collectors.stream(max_in_flight=1, num_collections=6):
+        versions.append(info["version"])
+        assert info["staleness"] <= 1
+        collectors.set_weights(0)
+    assert versions[0] == 0
+    assert versions[-1] >= 4
+
+
+def test_who_is_faster_than_the_loop_waits_for_it(make_set: MakeSet) -> None:
+    collectors = make_set(Net, few, 4)
+    stream = collectors.stream()
+    for _ in range(3):
+        next(stream)
+        assert len(collectors._crew.busy) + len(collectors._parcels.waiting) <= 2
+    stream.close()  # type: ignore[attr-defined]
+    data, info = collectors.collect(10)
+    assert (info["num_steps"] >= 10).all()
+    assert data.valid.sum() == info["num_samples"]
+
+
+def test_a_loop_that_is_left_loses_nothing(make_set: MakeSet) -> None:
+    collectors = make_set(Net, partial(few, (10**6,)), 8)
+    last = np.zeros(2, int)
+    for data, info in collectors.stream():
+        assert data.states[0, 0, 1] == last[info["collector"]]
+        last[info["collector"]] += len(data)
+        if last.sum() >= 40:
+            break
+    data, _ = collectors.collect()
+    assert data.states[0, :, 1].tolist() == last.tolist()
+    for data, _ in collectors.stream(num_collections=3):
+        assert data.starts.tolist() == [False]
+
+
+def test_the_loop_ends_when_the_set_is_stopped() -> None:
+    with CollectorSet(2, Net, few, num_steps=4, para_mode="dummy") as collectors:
+        count = 0
+        for _ in collectors.stream():
+            count += 1
+            if count == 3:
+                collectors.stop()
+    assert count == 3
+
+
+# ---------------------------------------------------------------- deaths
+
+
+class Mortal(Net):
+    """Collector 1 dies at its n-th call, but for those that came after one that has."""
+
+    def __init__(self, folder: Path, when: int, rank: int, seed: int | None = None, again: bool = False) -> None:
+        super().__init__(rank, seed)
+        self._folder, self._left, self._again = folder, when, again
+
+    def __call__(self, states: Any, *, deterministic: bool = False) -> Any:
+        self._left -= 1
+        grave = self._folder / "grave"
+        if self.rank == 1 and not self._left and (self._again or not grave.exists()):
+            grave.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__call__(states)
+
+
+def needs_processes(mode: str) -> None:
+    if mode not in CAN_DIE:
+        pytest.skip("its workers are no processes")
+
+
+def test_a_dead_collector_is_replaced_and_loses_what_it_had_not_sent(
+    mode: str, make_set: MakeSet, tmp_path: Path
+) -> None:
+    needs_processes(mode)
+    collectors = make_set(partial(Mortal, tmp_path, 20), partial(few, (1000, 1000)), 60, weights=3, seed=1)
+    collectors.update_policy("noise", 2)
+    data, info = collectors.collect()
+    assert collectors.num_replaced == 1
+    assert data.valid.all()
+    assert info["num_steps"].tolist() == [60, 60]
+    # Collector 1 has sent 16 steps, was asked for the other 44, and died in its 20th.
+    assert 8 <= info["lost_samples"] <= 88
+    assert data.truncated.sum(axis=0).tolist() == [0, 0, 1, 1]
+    assert data.truncated[15].tolist() == [False, False, True, True]
+    assert data.ended_states.tolist() == [[0, 16], [1, 16]]
+    assert data.states[14:18, 2, 1].tolist() == [14, 15, 0, 1]
+    assert data.states[:, 0, 1].tolist() == list(range(60))
+    assert (data.actions == 3).all()
+    assert (data.extras["noise"] == 2).all()
+    assert collectors.collect()[1]["lost_samples"] == 0
+
+
+def test_a_stream_goes_on_when_one_has_died(mode: str, make_set: MakeSet, tmp_path: Path) -> None:
+    needs_processes(mode)
+    collectors = make_set(partial(Mortal, tmp_path, 30), few, 20, weights=3)
+    lost, found = [], 0
+    for data, info in collectors.stream():
+        lost += [info["lost_samples"]] if info["lost_samples"] else []
+        found += info["collector"] == 1 and bool(lost)
+        assert (data.actions == 3).all()
+        if found == 3:
+            break
+    assert lost == [40]  # two envs, 20 steps each
+    assert collectors.num_replaced == 1
+
+
+def test_who_dies_at_rest_loses_nothing(mode: str, make_set: MakeSet) -> None:
+    needs_processes(mode)
+    collectors = make_set(Net, few, 20, weights=3, seed=1)
+    data, _ = collectors.collect()
+    os.kill(int(data.extras["pid"][0, 2]), signal.SIGKILL)
+    found = []
+    for _ in range(3):  # whether the death is known before the next order left is not certain
+        data, info = collectors.collect()
+        found.append(info["lost_samples"])
+        assert (data.actions == 3).all()
+        assert data.valid.all()
+    assert sum(found) in (0, 40)  # what the order that it did not live to see was for
+    assert collectors.num_replaced == 1
+
+
+def test_another_seed_for_who_comes_in_its_place(mode: str, make_set: MakeSet, tmp_path: Path) -> None:
+    needs_processes(mode)
+
+    def make_envs() -> ParallelEnv:
+        return ParallelEnv(KINDS["array"]()[:1], "dummy", "restart")
+
+    collectors = make_set(partial(Mortal, tmp_path, 18), make_envs, 16, seed=1)
+    first, _ = collectors.collect()
+    second, _ = collectors.collect()
+    assert collectors.num_replaced == 1
+    assert second.states[0, 1, 2] not in first.states[:, 1, 2]
+
+
+def test_who_dies_too_often_is_not_replaced(mode: str, make_set: MakeSet, tmp_path: Path) -> None:
+    needs_processes(mode)
+    collectors = make_set(partial(Mortal, tmp_path, 5, again=True), few, 20, max_restarts=2)
+    with pytest.raises(WorkerDiedError, match="is dead. It was killed by SIGKILL|is dead. Ray says"):
+        collectors.collect()
+    assert collectors.num_replaced == 2
+
+
+# ---------------------------------------------------------------- what else goes wrong
+
+
+class Failing(Net):
+    calls = 0
+
+    def __call__(self, states: Any, *, deterministic: bool = False) -> Any:
+        self.calls += 1
+        if self.rank == 1 and self.calls == 20:
+            raise ZeroDivisionError("not today")
+        return super().__call__(states)
+
+
+def test_what_a_policy_raises_is_raised_and_the_others_steps_come_later(make_set: MakeSet) -> None:
+    collectors = make_set(Failing, partial(few, (1000,)), 60)
+    with pytest.raises(ZeroDivisionError, match="not today") as caught:
+        collectors.collect()
+    assert "It was raised in collector 1, which is an env of its set." in caught.value.__notes__
+    data, info = collectors.collect()
+    assert (info["num_steps"] >= 60).all()
+    assert data.states[:60, 0, 1].tolist() == list(range(60))
+    assert data.states[14:18, 1, 1].tolist() == [14, 15, 0, 1]  # the steps of the slice that failed are lost
+    assert np.argwhere(data.truncated).tolist() == [[15, 1]]
+    assert collectors.num_replaced == 0
+
+
+def test_an_interrupted_collection_is_a_part_of_the_next(mode: str, make_set: MakeSet, tmp_path: Path) -> None:
+    collectors = make_set(partial(Waiting, tmp_path, when=20), partial(few, (1000,)), 40)
+    with pytest.raises(KeyboardInterrupt), when_waiting(tmp_path, interrupt):
+        collectors.collect()
+    (tmp_path / "go").touch()
+    data, info = collectors.collect()
+    assert data.valid.all()
+    assert info["num_samples"] == 80
+    assert data.states[:, 0, 1].tolist() == list(range(40))
+    if mode == "dummy":  # where what is interrupted cannot go on
+        assert info["lost_samples"] == 24
+        assert data.states[:, 1, 1].tolist() == [*range(16), *range(24)]
+        assert np.argwhere(data.truncated).tolist() == [[15, 1]]
+    else:
+        assert info["lost_samples"] == 0
+        assert data.states[:, 1, 1].tolist() == list(range(40))
+
+
+def test_who_takes_too_long_is_told_and_waited_for_later(mode: str, make_set: MakeSet, tmp_path: Path) -> None:
+    if mode == "dummy":
+        pytest.skip("nobody is there to look at the clock")
+    collectors = make_set(partial(Waiting, tmp_path), partial(few, (1000,)), 40, timeout=1.0)
+    with pytest.raises(WorkerTimeoutError, match="did not answer within 1.0 s"):
+        collectors.collect()
+    (tmp_path / "go").touch()
+    data, _ = collectors.collect()
+    assert data.states[:, :, 1].T.tolist() == [list(range(40))] * 2
+
+
+def test_news_reach_who_is_at_work_before_the_next_order(mode: str, make_set: MakeSet, tmp_path: Path) -> None:
+    if mode in ("dummy", "ray-subproc"):
+        pytest.skip("its collectors answer together")
+    collectors = make_set(partial(Waiting, tmp_path), partial(few, (1000,)), 10)
+    stream = collectors.stream()
+    assert next(stream)[1]["collector"] == 0
+    collectors.set_weights(4)
+    (tmp_path / "go").touch()
+    found: dict[int, list[int]] = {0: [], 1: []}
+    while len(found[1]) < 2:
+        data, info = next(stream)
+        assert (data.actions == 4 * info["version"]).all()
+        found[info["collector"]].append(info["version"])
+    assert found[1] == [0, 1]
+
+
+# ---------------------------------------------------------------- evaluation, factories, compression
+
+
+def test_all_evaluate_their_share(make_set: MakeSet) -> None:
+    tests = partial(ParallelEnv, KINDS["array"]()[:2], "dummy")
+    collectors = make_set(Net, few, 4, seed=1, weights=2, make_test_envs=tests)
+    collectors.collect()
+    found = collectors.evaluate(5)
+    assert found.lengths.tolist() == [4, 4, 7, 4, 7]
+    assert found.env_ids.tolist() == [0, 0, 1, 2, 3]
+    assert_same(found.returns, collectors.evaluate(5).returns)
+    assert found.returns[0] != found.returns[3]
+    assert len(collectors.evaluate(1)) == 1
+    assert collectors.history[-1].is_test
+    stream = collectors.stream()
+    next(stream)
+    assert len(collectors.evaluate(4)) == 4  # what is under way comes later
+    assert next(stream)[1]["num_steps"] == 4
+    with pytest.raises(ArgumentError, match="num_episodes=0 must be"):
+        collectors.evaluate(0)
+
+
+def test_a_factory_makes_sets_also_elsewhere() -> None:
+    factory = CollectorSet.create_factory(2, Net, few, num_steps=4, para_mode="dummy")
+    again = cloudpickle.loads(cloudpickle.dumps(factory))
+    with factory() as one, again(num_steps=6, weights=3) as other:
+        assert len(one.collect()[0]) == 4
+        data, _ = other.collect()
+        assert (len(data), data.actions[0, 0]) == (6, 3)
+    with CollectorSet.create(1, Net, few, num_steps=3, para_mode="dummy") as made:
+        assert made.collect()[0].valid.shape == (3, 2)
+
+
+def test_a_collector_may_hold_a_set_of_envs_in_other_processes() -> None:
+    make_envs = partial(ParallelEnv, counts(5, 5), "subproc", "restart", num_cpus=2)
+    with CollectorSet(1, Net, make_envs, num_steps=6, para_mode="subproc") as collectors:
+        assert collectors.collect()[1]["episode_lengths"].tolist() == [5, 5]
+
+
+def test_compressed_data_are_the_same_and_smaller(make_set: MakeSet) -> None:
+    pytest.importorskip("zstandard")
+    plain, packed = (make_set(Net, few, 200, compress_data=one) for one in (False, True))
+    (expected, _), (found, info) = plain.collect(), packed.collect()
+    del expected.extras["pid"], found.extras["pid"]
+    assert_same(vars(expected), vars(found))
+    assert info["num_bytes_sent"] < info["num_bytes"] / 3
+    found.states[...] = 1
+    for _, one in packed.stream(num_collections=1):
+        assert one["num_bytes_sent"] < one["num_bytes"]
+
+
+def test_without_the_package_compression_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    with pytest.raises(MissingDependencyError, match="compress_data=True needs .*'zstandard'.* pip install zstandard"):
+        CollectorSet(1, Net, few, num_steps=4, para_mode="dummy", compress_data=True)
+
+
+# ---------------------------------------------------------------- bad input, the end
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ({"num_workers": 0}, "num_workers=0 must be an int of at least 1"),
+        ({"num_steps": 1.5}, "num_steps=1.5 must be"),
+        ({"start_steps": -1}, "start_steps=-1 must be"),
+        ({"max_restarts": 0}, "max_restarts=0 must be"),
+        ({"fraction_samples": 0}, "fraction_samples=0 must be a number above 0, and 1 at most"),
+        ({"fraction_samples": 1.5}, "fraction_samples=1.5 must be"),
+        ({"seed": -1}, "seed=-1 is no seed"),
+        ({"para_mode": "auto"}, "tries envs, and a collector is none. Name the mode"),
+        ({"para_mode": "sub"}, "para_mode='sub' is not known"),
+        ({"worker_resources": {"num_cpus": 1}}, "cannot be kept with para_mode='dummy': only Ray"),
+        ({"worker_resources": 3}, "worker_resources=3 must be a dict"),
+        ({"make_envs": partial(ParallelEnv, counts(9), "dummy")}, "A collector does not stop where an episode ends"),
+        ({"on_failure": "restart"}, "on_failure='restart' is nothing that a CollectorSet can be given.* in make_envs"),
+        ({"make_policy": lambda: zeros, "weights": 1}, "takes no weights"),
+    ],
+)
+def test_bad_arguments_are_refused(given: dict[str, Any], match: str) -> None:
+    arguments: dict[str, Any] = {"num_workers": 1, "make_policy": Net, "make_envs": few, "num_steps": 4}
+    with pytest.raises(ArgumentError, match=match):
+        CollectorSet(**{**arguments, "para_mode": "dummy", **given})
+
+
+def test_an_unknown_option_is_refused_as_by_a_parallel_env() -> None:
+    with pytest.raises(UnknownOptionError, match="steps=3 is no option"):
+        CollectorSet(1, Net, few, num_steps=4, para_mode="dummy", steps=3)
+
+
+def test_bad_calls_are_refused() -> None:
+    with CollectorSet(2, Net, few, num_steps=4, para_mode="dummy") as collectors:
+        for call, match in (
+            (partial(collectors.collect, 0), "num_steps=0 must be"),
+            (partial(collectors.collect, 1, "now"), "listen_to='now' is no list"),
+            (partial(collectors.stream, 0), "num_steps=0 must be"),
+            (partial(collectors.stream, num_collections=0), "num_collections=0 must be"),
+            (partial(collectors.stream, max_in_flight=0), "max_in_flight=0 must be"),
+            (partial(collectors.stream, max_in_flight=3), "max_in_flight=3 is more than 2 collectors can have"),
+            (partial(collectors.set_weights, 1, -3), "version=-3 must be"),
+            (partial(collectors.update_policy, "a b", 1), "is no name"),
+            (partial(collectors.replace, "env", few), "component='env' is not known"),
+        ):
+            with pytest.raises(ArgumentError, match=match):
+                call()
+        assert collectors.version == 0
+        assert len(collectors.collect()[0]) == 4
+
+
+def test_a_stopped_set_says_so() -> None:
+    collectors = CollectorSet(2, Net, few, num_steps=4, para_mode="dummy")
+    assert repr(collectors) == "<parallelenv.CollectorSet of 2 collectors, para_mode='dummy', version 0>"
+    collectors.stop()
+    collectors.stop()
+    assert collectors.closed
+    assert repr(collectors).endswith("stopped>")
+    calls: list[Any] = [
+        collectors.collect,
+        collectors.stream,
+        collectors.evaluate,
+        partial(collectors.set_weights, 1),
+        partial(collectors.update_policy, "noise", 1),
+        partial(collectors.replace, "policy", Net),
+    ]
+    for call in calls:
+        with pytest.raises(ClosedError, match="on a stopped CollectorSet. Make a new one"):
+            call()
+
+
+def test_what_fails_at_the_start_leaves_nothing_behind() -> None:
+    def make_envs() -> ParallelEnv:
+        if rank() == 1:
+            raise OSError("no such game")
+        return few()
+
+    with pytest.raises(OSError, match="no such game"):
+        CollectorSet(2, Net, make_envs, num_steps=4)  # the fixture looks for what is left
+
+
+def test_history_is_drawn(make_set: MakeSet) -> None:
+    pytest.importorskip("matplotlib")
+    collectors = make_set(Net, few, 20)
+    collectors.collect()
+    collectors.collect()
+    line = collectors.plot().axes[0].lines[0]
+    assert line.get_xydata().tolist() == [[80, 0], [160, 0]]
+
+
+def test_ray_gives_the_resources_that_are_asked_for(mode: str, make_set: MakeSet) -> None:
+    if mode != "ray":
+        pytest.skip("it has none to give")
+
+    class Asking(Net):
+        def resources(self) -> Any:
+            import ray
+
+            return ray.get_runtime_context().get_assigned_resources()  # type: ignore[no-untyped-call]
+
+    collectors = make_set(Asking, few, 4, worker_resources={"num_cpus": 1.5, "num_gpus": 0, "memory": 2**27})
+    found = collectors._env.customized_method("collector.policy.resources")
+    assert [(one["CPU"], one["memory"]) for one in found] == [(1.5, 2**27)] * 2
