@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help demo test test-ray neighbours neighbours-long faults soak cluster cluster-demo lint docs bench bench-auto bench-scale bench-collect wheel-check clean
+.PHONY: help demo test test-ray neighbours neighbours-long faults soak cluster cluster-demo lint docs browser bench bench-auto bench-scale bench-collect wheel-check clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list.
@@ -47,6 +47,9 @@ docs: $(VENV)/.docs ## Build the documentation into build/docs; a warning is an 
 	$(BIN)/sphinx-build --fail-on-warning --keep-going --quiet --jobs auto docs build/docs
 	$(BIN)/python docs/check.py build/docs
 
+browser: $(VENV)/.browser ## Run notebooks in JupyterLab in Chromium (apt-get install chromium); some 40 seconds.
+	PARALLELENV_REQUIRE_BROWSER=1 $(BIN)/python -m pytest -m browser tests/browser $(PYTEST_ARGS)
+
 bench: $(VENV)/.bench ## Measure every mode beside the peers; takes some 25 minutes, BENCH_ARGS=--quick some 4.
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
@@ -73,6 +76,6 @@ $(VENV)/.python:
 	$(PIP) install --upgrade pip
 	touch $@
 
-$(VENV)/.demo $(VENV)/.test $(VENV)/.neighbours $(VENV)/.neighbours-long $(VENV)/.lint $(VENV)/.docs $(VENV)/.bench: $(VENV)/.%: $(VENV)/.python pyproject.toml
+$(VENV)/.demo $(VENV)/.test $(VENV)/.neighbours $(VENV)/.neighbours-long $(VENV)/.lint $(VENV)/.docs $(VENV)/.browser $(VENV)/.bench: $(VENV)/.%: $(VENV)/.python pyproject.toml
 	$(PIP) install --editable '.[$*]'
 	touch $@

@@ -1,89 +1,113 @@
-"""Every notebook runs from top to bottom without an error and leaves no process behind."""
+"""Every notebook runs from top to bottom without an error, shows what it is there for, and leaves no process behind."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
-import uuid
+import re
 from pathlib import Path
-from typing import Any
 
-import nbformat
 import psutil
 import pytest
+from kernels import NOTEBOOKS, isolate, marked, read, shown
 from nbclient import NotebookClient
 
-NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
-LARGEST = 200_000  # bytes, outputs included
+PATHS = sorted(NOTEBOOKS.glob("*.ipynb"))
+LARGEST = 300_000  # bytes, outputs included
 CELL_TIMEOUT = 90  # seconds; the first Ray cell starts Ray
-MARK = "PARALLELENV_NOTEBOOK_TEST"
 
-every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+SHOWN = {
+    "01_quickstart": [
+        "thread gives the same as dummy: True",
+        "subproc gives the same as dummy: True",
+        r"<caption>asynchronous=None.*<caption>asynchronous='continue'",
+        r"\[image/png\]",
+        "it says:  7 is no way to go",
+        "raised by: raise ValueError",
+        r"the others: \[0 2\]",
+        "UnknownModeError: para_mode='subprocess' is not known",
+    ],
+    "02_modes_and_policies": [
+        "thread   identical to dummy, to the last bit: True",
+        "subproc  identical to dummy, to the last bit: True",
+        r"Busy-v0: 8 envs[^\n]*\n[^\n]*\n([^\n]*\byes\n){3}",
+        r"Waiting-v0: 8 envs[^\n]*\n[^\n]*\n([^\n]*\byes\n){3}",
+        r"\[image/png\]",
+        "Waiting-v0: para_mode=",
+        r"\[image/png\]",
+        r"restart +360 stepped, \d+ done, 0 not stepped",
+    ],
+    "03_methods_on_a_subset": [
+        r"object \(32,\) - of env 0: \(4,\) - of env 31: \(35,\)",
+        r"env ids: \[24 16  8  0\] - sizes: \[28, 20, 12, 4\]",
+        r"now:     \[0.1, 0.2, 0.3, 0.4\]",
+        r"the worst is 241,570 times as good with adapted widths",
+        r"\[image/png\]",
+    ],
+    "04_failures": [
+        r"The worker of envs 0, 1 \(process \d+\) is dead. It was killed by SIGKILL",
+        r"rebuilt: \(0, 1\)\n+array\(\[1., 1., 2., 2.\]",
+        r"interrupted after (0\.[5-9]|1\.\d) s",
+        "EnvBusyError: envs",
+        r"received: \[0 1 2 3\] \[2. 2. 3. 3.\]",
+        "ActionError: 3 actions .*AbsentMethodError: .*IdRangeError: .*UnknownModeError: .*UnknownOptionError: ",
+        "the door does not close - Raised by env 1 in step",
+        "env 3 did not answer within 0.5 s",
+        r"rebuilt: \(3,\)\n+received: \[0 1 2\]",
+        "0 went on .*1 truncated ValueError\n2 truncated WorkerDiedError\n3 truncated WorkerDiedError",
+    ],
+    "06_cluster": [
+        "3 nodes, 4.0 cores",
+        r"nodes: \['north', 'south'\] - processes: 4\n+identical to dummy: True",
+        r"nodes: \['north', 'south'\] - processes: 4\n+identical to dummy: True",
+        r"from \{'north'\} envs .*from \{'south'\} envs",
+    ],
+}
+"""What each must show, in this order: regular expressions, in which a dot is also the end of a line."""
+
+every_notebook = pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 
 
 @pytest.fixture
 def mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A value in the environment of the kernel, and so of every process that comes from it.
-
-    Also makes ``python3`` a kernel of this very interpreter, whatever kernels are installed.
-    """
-    spec = {
-        "argv": [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
-        "display_name": "Python 3",
-        "language": "python",
-    }
-    folder = tmp_path / "jupyter" / "kernels" / "python3"
-    folder.mkdir(parents=True)
-    (folder / "kernel.json").write_text(json.dumps(spec), encoding="utf-8")
-    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "jupyter"))
-    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path / "runtime"))
-    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))  # nobody's own settings
-    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")  # envs that draw need no screen
-    value = uuid.uuid4().hex
-    monkeypatch.setenv(MARK, value)
-    return value
+    return isolate(tmp_path, monkeypatch)
 
 
-def _read(path: Path) -> Any:
-    return nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
-
-
-def _marked(value: str) -> list[psutil.Process]:
-    """Living processes that were started with this mark in their environment."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(MARK) == value and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except psutil.Error:  # gone meanwhile, or somebody else's
-            continue
-    return found
+def assert_shown(path: Path, text: str) -> None:
+    position = 0
+    for pattern in SHOWN.get(path.stem, ()):
+        found = re.compile(pattern, re.DOTALL).search(text, position)
+        assert found, f"{path.stem} does not show {pattern!r} where it should:\n{text[position:][:3000]}"
+        position = found.end()
 
 
 def test_there_are_notebooks() -> None:
-    assert NOTEBOOKS
+    assert {path.stem for path in PATHS} >= set(SHOWN)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @every_notebook
 def test_a_notebook_runs_and_leaves_nothing_behind(path: Path, mark: str, tmp_path: Path) -> None:
-    client = NotebookClient(_read(path), timeout=CELL_TIMEOUT, kernel_name="python3")
+    if path.stem == "06_cluster":
+        pytest.importorskip("ray")
+    client = NotebookClient(read(path), timeout=CELL_TIMEOUT, kernel_name="python3")
     seen: set[int] = set()
-    client.on_cell_executed = lambda **_: seen.update(process.pid for process in _marked(mark))
+    client.on_cell_executed = lambda **_: seen.update(process.pid for process in marked(mark))
 
     asyncio.run(client.async_execute(cwd=str(tmp_path)))  # raises what a cell raised
 
+    assert_shown(path, shown(client.nb))
     assert len(seen) > 1, "the kernel and its workers should have been seen, or the next line proves nothing"
-    psutil.wait_procs(_marked(mark), timeout=10)
-    assert not _marked(mark)
+    psutil.wait_procs(marked(mark), timeout=10)
+    assert not marked(mark)
 
 
 @every_notebook
 def test_the_outputs_in_the_file_are_small_and_of_one_clean_run(path: Path) -> None:
     assert path.stat().st_size < LARGEST
-    cells = [cell for cell in _read(path).cells if cell.cell_type == "code"]
+    book = read(path)
+    assert_shown(path, shown(book))
+    cells = [cell for cell in book.cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
     outputs = [output for cell in cells for output in cell.outputs]
     assert outputs

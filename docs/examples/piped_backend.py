@@ -1,4 +1,4 @@
-"""A backend in a hundred lines: each host in a process of its own, which a command line starts.
+"""A whole backend: each host in a process of its own, which a command line starts.
 
 Where that process runs is a matter of the command line alone: ``[sys.executable, ...]`` here, ``["srun", ...]`` or
 a container's there, as long as the pipe arrives. Nothing is shared with it, so rows travel with the messages.

@@ -1,0 +1,159 @@
+"""JupyterLab in Chromium: notebooks are run, interrupted and run again by its menus and buttons, and looked at."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import numpy as np
+import psutil
+import pytest
+from kernels import NOTEBOOKS, isolate, marked, read
+from PIL import Image
+
+from browser.lab import Notebook, serve
+from parallelenv import ParallelEnv
+
+pytestmark = [pytest.mark.slow, pytest.mark.browser, pytest.mark.timeout(240)]
+
+_ENDLESS = """from pathlib import Path
+
+class Stuck(Lift):
+    def stay(self):
+        Path({begun!r}).touch()
+        time.sleep(600)
+
+stuck = ParallelEnv([Stuck] * 2, "subproc", num_cpus=2)
+stuck.customized_method("stay")"""
+
+
+def _chromium() -> str:
+    """Return where the system's Chromium is; skip, or fail where it is required, if there is none."""
+    missing = [name for name in ("jupyterlab", "playwright") if find_spec(name) is None]
+    found = shutil.which("chromium") or shutil.which("chromium-headless-shell")
+    if found and not missing:
+        return found
+    reason = f"not installed: {', '.join([*missing, *([] if found else ['chromium'])])}"
+    if os.environ.get("PARALLELENV_REQUIRE_BROWSER") == "1":
+        pytest.fail(f"PARALLELENV_REQUIRE_BROWSER=1, but {reason}")
+    pytest.skip(f"{reason}; make browser, after apt-get install chromium")
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Iterator[Any]:
+    """A window of Chromium; what it shows at the end is kept beside the test's files."""
+    executable = _chromium()
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox", "--disable-gpu"])
+        page = browser.new_page(viewport={"width": 1280, "height": 1000})
+        yield page
+        page.screenshot(path=tmp_path / "at-the-end.png")
+        browser.close()
+
+
+@pytest.fixture
+def address(page: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """JupyterLab over copies of two notebooks without outputs; the second has a cell more, which never ends."""
+    mark = isolate(tmp_path, monkeypatch)
+    for name in ("01_quickstart", "04_failures"):
+        book = read(NOTEBOOKS / f"{name}.ipynb")
+        for cell in book.cells:
+            if cell.cell_type == "code":
+                cell.outputs, cell.execution_count = [], None
+        if name == "04_failures":
+            book.cells.append(nbformat.v4.new_code_cell(_ENDLESS.format(begun=str(tmp_path / "begun"))))  # type: ignore[no-untyped-call]
+        nbformat.write(book, tmp_path / f"{name}.ipynb")  # type: ignore[no-untyped-call]
+    with serve(tmp_path) as address:
+        yield address
+    psutil.wait_procs(marked(mark), timeout=10)
+    assert not marked(mark), "kernels and workers end with JupyterLab"
+
+
+def test_notebooks_in_jupyterlab(page: Any, address: str, tmp_path: Path) -> None:
+    first = Notebook(page, address, "01_quickstart.ipynb")
+    first.run_all()
+    _check_tables(first)
+    _check_frames(first)
+    _keep(page, "notebook.png", first.cell("def show(policy"))
+
+    fourth = Notebook(page, address, "04_failures.ipynb")
+    fourth.start_all()
+    endless = fourth.cell("class Stuck(Lift)")
+    fourth.await_running(endless)
+    _await_file(tmp_path / "begun")
+    began = time.monotonic()
+    fourth.interrupt()
+    fourth.await_run(endless)
+    assert time.monotonic() - began < 5
+    assert "KeyboardInterrupt" in fourth.output(endless)
+
+    made = fourth.cell('print(env.reset(), "in"')
+    fourth.rerun(made)
+    fourth.rerun(made)
+    assert "Closed 1 ParallelEnv that an earlier run of this cell had made" in fourth.output(made)
+    killed = fourth.cell("except WorkerDiedError as error:")
+    fourth.rerun(killed)
+    assert "It was killed by SIGKILL" in fourth.output(killed)
+
+
+def _check_tables(notebook: Notebook) -> None:
+    """The four tables stand in the output, are within the page, and are drawn."""
+    tables = notebook.cell("def show(policy").locator(".jp-OutputArea-output table")
+    assert [tables.nth(i).locator("caption").inner_text() for i in range(tables.count())] == [
+        "asynchronous=None",
+        "asynchronous='idle'",
+        "asynchronous='restart'",
+        "asynchronous='continue'",
+    ]
+    assert "0 (ended at 2), -2, done" in tables.nth(2).inner_text().replace("\n", " ").replace(".0", "")
+    for i in range(tables.count()):
+        pixels = _pixels(tables.nth(i))
+        dark = (pixels.max(axis=2) < 128).mean()
+        assert 0.005 < dark < 0.3, "letters are dark, and most of a table is not"
+        assert pixels.shape[1] > 150
+
+
+def _check_frames(notebook: Notebook) -> None:
+    """The tiled frame is on the screen, as the plain loop draws it."""
+    with ParallelEnv.make("CartPole-v1", num_envs=4, render_mode="rgb_array") as env:
+        env.reset(seed=0)
+        for _ in range(6):
+            env.step([0, 1, 0, 1])
+        picture = Image.fromarray(env.render(tile=True))
+    expected = picture.resize((picture.width // 3, picture.height // 3), Image.Resampling.BOX)
+    image = notebook.cell("env.render(tile=True)").locator(".jp-OutputArea-output img")
+    image.scroll_into_view_if_needed()
+    found = _pixels(image)
+    assert found.shape[1:] == (expected.width, 3)
+    assert 0 <= found.shape[0] - expected.height <= 1, "it may stand between two rows of the screen"
+    rows = [found[i : i + expected.height] for i in range(found.shape[0] - expected.height + 1)]
+    likeness = max(np.corrcoef(some.ravel(), np.asarray(expected).ravel())[0, 1] for some in rows)
+    assert likeness > 0.98, "a step before or after it is 0.97, a row too low 0.85"
+
+
+def _pixels(element: Any) -> Any:
+    return np.asarray(Image.open(io.BytesIO(element.screenshot())).convert("RGB"))
+
+
+def _await_file(path: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path.name} was not made"
+        time.sleep(0.05)
+
+
+def _keep(page: Any, name: str, cell: Any) -> None:
+    """Keep a picture of the window where ``PARALLELENV_SCREENSHOTS`` says."""
+    folder = os.environ.get("PARALLELENV_SCREENSHOTS")
+    if folder:
+        cell.scroll_into_view_if_needed()
+        page.screenshot(path=Path(folder) / name)
