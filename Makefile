@@ -46,7 +46,7 @@ lint: $(VENV)/.lint ## Check style, format and types.
 bench: $(VENV)/.bench ## Measure every mode beside the peers; takes some 25 minutes, BENCH_ARGS=--quick some 4.
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
-bench-auto: $(VENV)/.bench ## Measure what para_mode="auto" chooses beside every mode that it chooses from; several minutes.
+bench-auto: $(VENV)/.bench ## Measure what para_mode="auto" chooses beside every mode that it chooses from; some 5 minutes.
 	$(BIN)/python -m benchmarks.auto $(BENCH_ARGS)
 
 bench-scale: $(VENV)/.bench ## Model the Ray modes on up to 1000 nodes, with costs measured here; some 3 minutes.

@@ -298,7 +298,8 @@ class RayBackend:
         """
         seats = [recipe.env_ids[0] for recipe in recipes]
         if self._reservation is None:
-            self._reservation = Reservation.make(dict(zip(seats, options, strict=True)), self.strategy)
+            wanted = dict(zip(seats, options, strict=True))
+            self._reservation = Reservation.make(wanted, self.strategy, self._cluster.session)
         if self._reservation is None:
             return [{} for _ in seats]
         self._reservation.await_room()
@@ -399,7 +400,7 @@ class RayBackend:
             actor.terminate()
         for actor in self._started:
             actor.close()
-        if self._reservation is not None and cluster.session.lasts:
+        if self._reservation is not None:
             self._reservation.give_back()
         self._reservation = None
         self._shared = {}

@@ -6,10 +6,12 @@ import logging
 import os
 import signal
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from parallelenv.errors import ArgumentError, SchedulingError
+from parallelenv.interrupts import Shield
 
 ActorOptions = dict[str, Any]
 """As in ``actor.options(...)``."""
@@ -183,23 +185,31 @@ def cores_of_nodes() -> list[int]:
 class Reservation:
     """Room for actors, all of them or none: a placement group with a bundle for each.
 
+    Ray keeps such a group until the program ends, also when nobody knows of it any more: one that Ctrl-C has cut off
+    from its pool would hold its cores for good. So the group goes with this object.
+
     Args:
         options: Of each actor, by what tells them apart.
         strategy: ``"PACK"``, on few nodes, or ``"SPREAD"``, evenly over all.
+        session: In which the actors are started.
     """
 
-    def __init__(self, options: Mapping[int, ActorOptions], strategy: str) -> None:
+    def __init__(self, options: Mapping[int, ActorOptions], strategy: str, session: Session) -> None:
         from ray.util import placement_group
 
         self._options = list(options.values())
         self._seats = list(options)
-        self._group = placement_group([_bundle_of(one) for one in self._options], strategy=strategy)
+        bundles = [_bundle_of(one) for one in self._options]
+        with Shield():
+            self._group = placement_group(bundles, strategy=strategy)
+            self._end = weakref.finalize(self, _give_back, self._group, session)
+            self._end.atexit = False  # Ray ends it then
 
     @classmethod
-    def make(cls, options: Mapping[int, ActorOptions], strategy: str) -> Reservation | None:
+    def make(cls, options: Mapping[int, ActorOptions], strategy: str, session: Session) -> Reservation | None:
         """Return a new one; ``None`` if the actors ask for nothing, or the user says where they are to be."""
         is_needed = all("scheduling_strategy" not in one and _bundle_of(one) for one in options.values())
-        return cls(options, strategy) if is_needed else None
+        return cls(options, strategy, session) if is_needed else None
 
     def strategy_of(self, seat: int) -> Any:
         """Return what brings an actor to its room."""
@@ -224,10 +234,16 @@ class Reservation:
         )
 
     def give_back(self) -> None:
-        """Let others have the room. The actors in it end."""
-        from ray.util import remove_placement_group
+        """Let others have the room, if there is still the Ray that has it. The actors in it end."""
+        with Shield():
+            self._end()
 
-        remove_placement_group(self._group)
+
+def _give_back(group: Any, session: Session) -> None:
+    from ray.util import remove_placement_group
+
+    if session.lasts:
+        remove_placement_group(group)
 
 
 def _bundle_of(options: ActorOptions) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from parallelenv.batch import Array, Batch, has_true
 from parallelenv.episodes import Episodes
@@ -89,19 +89,18 @@ class Teller:
         if landed.begun:
             self._note_begun(landed, infos)
         if self._policy.autoreset:
-            self._describe_ends(batch, landed, dones, infos)
+            for position in dones.nonzero()[0].tolist():
+                self._describe_end(batch, landed, landed.env_ids[position], infos[position])
         return infos
 
-    def _describe_ends(self, batch: Batch, landed: Landed, dones: Array, infos: Array) -> None:
-        """Say of envs whose episode has ended what the reset within the step would hide."""
-        for position in dones.nonzero()[0].tolist():
-            env_id = landed.env_ids[position]
-            extra = landed.extras.get(env_id, NOTHING)
-            is_exhausted = bool(extra.is_exhausted)
-            if env_id in self._episodes.exhausted and not is_exhausted:  # since an earlier step
-                continue
-            reset_info = extra.reset_info or {}
-            self._episodes.reset_infos[env_id] = own(reset_info) if reset_info else {}
-            is_known = env_id not in landed.restarted
-            ended = ended_state(batch, env_id, extra) if is_known else None
-            self._policy.describe_end(infos[position], ended, reset_info, is_exhausted)
+    def _describe_end(self, batch: Batch, landed: Landed, env_id: int, info: dict[str, Any]) -> None:
+        """Say of an env whose episode has ended what the reset within the step would hide."""
+        extra = landed.extras.get(env_id, NOTHING)
+        is_exhausted = bool(extra.is_exhausted)
+        if env_id in self._episodes.exhausted and not is_exhausted:  # since an earlier step
+            return
+        reset_info = extra.reset_info or {}
+        self._episodes.reset_infos[env_id] = own(reset_info) if reset_info else {}
+        is_known = env_id not in landed.restarted
+        ended = ended_state(batch, env_id, extra) if is_known else None
+        self._policy.describe_end(info, ended, reset_info, is_exhausted)

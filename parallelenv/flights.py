@@ -48,10 +48,11 @@ class Landed:
         return Landed(env_ids, stepped, self.extras, self.failures, self.restarted, begun)
 
     def with_resting(self, resting: Collection[int]) -> Landed:
-        """Return this with some envs absent."""
+        """Return this with some envs absent, who have nothing to say."""
         stepped = [env_id for env_id in self.stepped if env_id not in resting]
         begun = [env_id for env_id in self.begun if env_id not in resting]
-        return replace(self, stepped=stepped, begun=begun)
+        extras = {env_id: extra for env_id, extra in self.extras.items() if env_id not in resting}
+        return replace(self, stepped=stepped, begun=begun, extras=extras)
 
     def without_failure_of(self, env_ids: Sequence[int]) -> Landed:
         """Return the part of these envs, as if they had not failed."""

@@ -57,7 +57,7 @@ class Hosts:
         try:
             channels = backend.launch(recipes)
         except BaseException:
-            backend.close((), 0.0)
+            self._close_at_once(())
             raise
         self._links = [Link(recipe, channel) for recipe, channel in zip(recipes, channels, strict=True)]
         self._link_of_channel = {link.channel: link for link in self._links}

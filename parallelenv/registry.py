@@ -111,11 +111,11 @@ def make_backend(para_mode: Any, options: dict[str, Any]) -> Backend:
         options: Keyword arguments of its constructor.
 
     Raises:
-        UnknownModeError: If the word is not known.
+        UnknownModeError: If the word is not known, or the class is no backend.
         MissingDependencyError: If a package that the mode needs is not installed.
         UnknownOptionError: If the backend does not know one of the options.
     """
-    kind = para_mode if isinstance(para_mode, type) else load_backend(para_mode)
+    kind = _checked(para_mode) if isinstance(para_mode, type) else load_backend(para_mode)
     accepted = [name for name in inspect.signature(kind).parameters if name not in ("args", "kwargs")]
     for name, value in options.items():
         if name not in accepted:
@@ -126,6 +126,17 @@ def make_backend(para_mode: Any, options: dict[str, Any]) -> Backend:
             )
     backend: Backend = kind(**options)
     return backend
+
+
+def _checked(kind: type[Any]) -> type[Any]:
+    lacking = [f"{name}()" for name in ("plan", "launch", "allocate", "wait", "close") if not hasattr(kind, name)]
+    if lacking:
+        hint = translations.of_mode(kind.__name__)
+        raise UnknownModeError(
+            f"para_mode={kind.__name__} is a class that lacks {', '.join(lacking)}, so it is no protocol.Backend; "
+            f"expected such a class or one of {known_words()}.{hint}"
+        )
+    return kind
 
 
 def load_backend(word: Any) -> type[Any]:

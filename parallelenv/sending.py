@@ -194,7 +194,7 @@ class Sender(Stepper):
         self._settle()
         idle = [env_id for env_id in self.episodes.unpaused if env_id not in self._flights]
         self.episodes.refuse_fresh(idle)
-        return list(self._taking_part(idle)[0])
+        return list(self.episodes.choose(idle)[0])
 
     def states_of(self, env_ids: Sequence[int], result: StepResult | None) -> Any:
         """Return the latest states of envs, batched.

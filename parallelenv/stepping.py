@@ -286,7 +286,8 @@ class Stepper:
             self._settle()
             self._check(env_ids)
         self._proven = None
-        stepped, chosen = self._taking_part(env_ids)
+        may_rest = self._policy.skips_done or self.episodes.exhausted
+        stepped, chosen = self.episodes.choose(env_ids) if may_rest else (env_ids, None)
         each = None
         if self._actions.fills_batch:
             self._actions.put_rows(self._pool.batch, action, env_ids, stepped, chosen)
@@ -305,11 +306,6 @@ class Stepper:
         who_begins = self.episodes.ended(stepped) or False if self._policy.resets_next else self._policy.autoreset
         return stepped, self._pool.post("step", stepped, each, who_begins, announce, failed)
 
-    def _taking_part(self, env_ids: Sequence[int]) -> tuple[Sequence[int], list[int] | None]:
-        """Return who does not rest in a step, as `Episodes.choose`."""
-        may_rest = self._policy.skips_done or self.episodes.exhausted
-        return self.episodes.choose(env_ids) if may_rest else (env_ids, None)
-
     def _settle(self) -> None:
         """Take charge of a step whose call did not come to its end."""
         self._proven = None
@@ -322,8 +318,8 @@ class Stepper:
         busy = [env_id for env_id in env_ids if env_id in self._flights] if self._flights else []
         if busy:
             raise EnvBusyError(
-                f"envs {busy} have a step under way whose result was not received (sent, interrupted or late; or a "
-                f"reset that was sent). Get it with {self._pool.waits_by}, or drop it with reset()."
+                f"envs {busy} have a step or a reset under way whose result was not received (sent, interrupted or "
+                f"late). Get it with {self._pool.waits_by}, or drop it with reset()."
             )
 
     def _check(self, env_ids: Sequence[int]) -> None:
@@ -391,6 +387,8 @@ class Stepper:
         self._pool.batch.flags[rows] = False
         exhausted = [env_id for env_id in landed.exhausted if env_id in landed.begun]
         self.episodes.note_exhausted(exhausted)
+        for env_id in exhausted:
+            self.episodes.reset_infos[env_id] = self.episodes.absent_info(env_id)
         return landed.with_resting(exhausted) if exhausted else landed
 
     def _judge(self, landed: Landed) -> tuple[Landed, Sequence[int]]:

@@ -35,6 +35,14 @@ class TaskPool(ParallelEnv):
         """
         return self.reset(id, options=kwargs or None)
 
+    def all_done(self) -> bool:
+        """Whether no task is under way: every sampler waits for `next_task`, or has no more.
+
+        If a task that ends is followed by the next one at once, only the latter: ``while not env.all_done()`` then
+        plays all tasks there are, also where all envs end one in the same step.
+        """
+        return self.all_exhausted() if self._stepper.goes_on else super().all_done()
+
     @exclusive
     def reset_all(self) -> None:
         """Let every sampler go back to its first task, paused or exhausted ones too. All then need a `next_task`.

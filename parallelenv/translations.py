@@ -32,7 +32,6 @@ _MAKE_ARGUMENTS = {
     "autoreset_mode": "It is an argument of to_gymnasium(); without an adapter give asynchronous='restart'.",
     "observation_mode": "It is an argument of to_gymnasium().",
     "wait_num": "It is an argument of to_tianshou(); without an adapter use recv(min_envs=...).",
-    "seed": "Give it to reset(seed=...), or call seed(...).",
     "n_envs": "Here it is num_envs, an argument of ParallelEnv.make().",
     "env_kwargs": "Give its items to ParallelEnv.make() themselves: ParallelEnv.make(id, n, **env_kwargs).",
     "wrapper_class": _WRAPPERS,
@@ -56,6 +55,8 @@ _ARGUMENTS = {
 _MODES = {
     "sync": "Gymnasium's 'sync' is 'dummy' here.",
     "async": "Gymnasium's 'async' is 'subproc' here.",
+    **dict.fromkeys(("DummyVecEnv", "SyncVectorEnv", "DummyVectorEnv"), "What it does is 'dummy' here."),
+    **dict.fromkeys(("SubprocVecEnv", "AsyncVectorEnv", "SubprocVectorEnv"), "What it does is 'subproc' here."),
 }
 _POLICIES = {  # as Gymnasium writes them or their enum, without case
     "samestep": "Gymnasium's 'SameStep' is 'restart' here; to_gymnasium('SameStep') has its very form.",
@@ -80,7 +81,6 @@ _SETTINGS = {
 }
 _ATTRIBUTES = {
     **_SETTINGS,
-    "call": _CALL,
     "env_method": _CALL,
     "get_attr": "Here it is get_env_attr(name, id).",
     "set_attr": "Here it is set_env_attr(name, value, id).",

@@ -127,7 +127,7 @@ def test_what_does_not_fit_is_refused_and_nothing_is_called(env: Any) -> None:
         (lambda: env.call(3), "function_names=3 cannot be spread over envs. Give a name for all envs"),
         (lambda: env.call(["add", "add", "a b", "add"]), "function_names='a b' is no name"),
         (lambda: env.call("__class__"), "double-underscore"),
-        (lambda: env.call("keep", [[[]]]), "function_args_list has 1 items for 4 envs"),
+        (lambda: env.call("keep", [[[]]]), "function_args_list has 1 item for 4 envs"),
         (lambda: env.call("keep", {"notes": []}), "function_args_list={'notes': .*Give a list with one item per env"),
         (lambda: env.call("keep", [[[]], [[]], [[]], 3]), "function_args_list has 3 in it. Each item is a list or"),
         (lambda: env.call("keep", [[[]], [[]], [[]], {1: []}]), "function_args_list has {1: "),

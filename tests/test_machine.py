@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import Any, ClassVar
 
@@ -12,8 +12,9 @@ from conftest import needs_ray, require_mode
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
+from samplers import Walks
 
-from parallelenv import Evaluation, ParallelEnv, registry
+from parallelenv import Evaluation, ParallelEnv, TaskPool, registry
 from parallelenv.errors import ParallelEnvError
 from parallelenv.testing.oddities import Spaceless, Toolbox
 from parallelenv.testing.play import LENGTHS, NUM_ENVS, POLICIES, assert_same, drain, fleet, items
@@ -25,27 +26,29 @@ action = st.lists(st.integers(0, 4), min_size=NUM_ENVS, max_size=NUM_ENVS)
 
 
 class Twins:
-    """The same envs in two modes, of which the second is the oracle."""
+    """The same envs in two modes, of which the second is the oracle.
 
-    def __init__(self, kind: type[Toolbox], mode: str, policy: Any, num_cpus: int) -> None:
-        self._arguments = (kind, mode, policy, num_cpus)
+    Args:
+        make: Makes them in a mode.
+        prepare: Brings them into one and the same state, if nothing is under way.
+        mode: The first mode.
+    """
+
+    def __init__(self, make: Callable[[str], ParallelEnv], prepare: Callable[[ParallelEnv], None], mode: str) -> None:
+        self._make, self._prepare, self._mode = make, prepare, mode
         self.is_sound = False
         self._made: list[ParallelEnv] = []
 
     def begin(self) -> None:
         """Bring both into one and the same state; they are made anew only after a failure."""
         if not self.is_sound:
-            kind, mode, policy, num_cpus = self._arguments
             self.close()
-            self._made = [ParallelEnv(fleet(kind), word, policy, num_cpus=num_cpus) for word in (mode, "dummy")]
+            self._made = [self._make(self._mode), self._make("dummy")]
             self.is_sound = True
         for env in self._made:
             drain(env)
             env.resume()
-            env.reset(seed=0)
-            env.set_env_attr("box", None)
-            env.set_env_attr("notes", [])
-            env.set_env_attr("length", values=LENGTHS)
+            self._prepare(env)
 
     @property
     def one(self) -> ParallelEnv:
@@ -138,7 +141,7 @@ class Machine(RuleBasedStateMachine):
     @rule(env_ids=st.none() | env_ids, num_episodes=st.integers(1, 7), seed=seeds)
     def run_episodes(self, env_ids: Any, num_episodes: int, seed: Any) -> None:
         def act(states: Any) -> Any:
-            return [int(state[1]) % 5 for state in states]
+            return [int(state[1]) % 5 for state in (states["place"] if isinstance(states, dict) else states)]
 
         self.both("run_episodes", act, num_episodes, env_ids, seed=seed, progress=False)
 
@@ -158,6 +161,10 @@ class Machine(RuleBasedStateMachine):
     def resume(self, env_ids: Any) -> None:
         self.both("resume", env_ids)
         self.unpaused.update(range(NUM_ENVS) if env_ids is None else env_ids)
+
+
+class ToolboxMachine(Machine):
+    """Also sets attributes and calls methods."""
 
     @rule(key=st.sampled_from(["box", "count", "part.level", "nowhere"]), env_ids=st.none() | env_ids, default=values)
     def get(self, key: str, env_ids: Any, default: Any) -> None:
@@ -179,16 +186,51 @@ class Machine(RuleBasedStateMachine):
         self.both("customized_method", method, None, env_ids)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("word", [word for word in registry.known_modes() if word != "dummy"])
-def test_any_sequence_of_calls_gives_what_the_oracle_gives(
-    word: str, policy: Any, request: pytest.FixtureRequest
-) -> None:
-    mode = require_mode(word, request)
-    row, column = registry.known_modes().index(word), POLICIES.index(policy)
-    twins = Twins((Toolbox, Spaceless)[(row + column) % 2], mode, policy, num_cpus=2 + column // 2)
-    number = row * len(POLICIES) + column
-    machine = seed(number)(type("TwinMachine", (Machine,), {"twins": twins}))  # other sequences for each
+class TaskMachine(Machine):
+    """Also does what only samplers know."""
+
+    @rule(env_ids=st.none() | env_ids, arguments=st.sampled_from([{}, {"length": 2}]))
+    def next_task(self, env_ids: Any, arguments: dict[str, Any]) -> None:
+        self.both("next_task", env_ids, **arguments)
+        self.in_flight -= self.unpaused if env_ids is None else set(env_ids)
+
+    @rule()
+    def reset_all(self) -> None:
+        self.both("reset_all")
+        self.in_flight.clear()
+
+    @rule(seeds=st.integers(0, 99) | st.lists(seeds, min_size=NUM_ENVS, max_size=NUM_ENVS))
+    def set_seeds(self, seeds: Any) -> None:
+        self.both("set_seeds", seeds)
+
+    @rule(env_ids=st.none() | env_ids)
+    def get_observations(self, env_ids: Any) -> None:
+        self.both("get_observations", env_ids)
+
+    @rule(name=st.sampled_from(["task.number", "sampler.given", "nowhere"]), env_ids=st.none() | env_ids)
+    def attr(self, name: str, env_ids: Any) -> None:
+        self.both("attr", name, env_ids)
+
+    @rule(env_ids=env_ids)
+    def command(self, env_ids: list[int]) -> None:
+        self.both("command", "turn", [1, 2], env_ids)
+
+
+def prepare_toolboxes(env: ParallelEnv) -> None:
+    env.reset(seed=0)
+    env.set_env_attr("box", None)
+    env.set_env_attr("notes", [])
+    env.set_env_attr("length", values=LENGTHS)
+
+
+def prepare_samplers(env: ParallelEnv) -> None:
+    assert isinstance(env, TaskPool)
+    env.reset_all()
+    env.reset(seed=0)
+
+
+def run(machine_type: type[Machine], twins: Twins, mode: str, number: int) -> None:
+    machine = seed(number)(type("TwinMachine", (machine_type,), {"twins": twins}))  # other sequences for each
     with closing(twins):
         run_state_machine_as_test(
             machine,
@@ -201,3 +243,36 @@ def test_any_sequence_of_calls_gives_what_the_oracle_gives(
                 suppress_health_check=list(HealthCheck),
             ),
         )
+
+
+in_other_modes = pytest.mark.parametrize("word", [word for word in registry.known_modes() if word != "dummy"])
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@in_other_modes
+def test_any_sequence_of_calls_gives_what_the_oracle_gives(
+    word: str, policy: Any, request: pytest.FixtureRequest
+) -> None:
+    mode = require_mode(word, request)
+    row, column = registry.known_modes().index(word), POLICIES.index(policy)
+    kind, num_cpus = (Toolbox, Spaceless)[(row + column) % 2], 2 + column // 2
+
+    def make(word: str) -> ParallelEnv:
+        return ParallelEnv(fleet(kind), word, policy, num_cpus=num_cpus)
+
+    run(ToolboxMachine, Twins(make, prepare_toolboxes, mode), mode, row * len(POLICIES) + column)
+
+
+@pytest.mark.parametrize("auto", [True, False])
+@in_other_modes
+def test_any_sequence_of_calls_of_samplers_gives_what_the_oracle_gives(
+    word: str, auto: bool, request: pytest.FixtureRequest
+) -> None:
+    mode = require_mode(word, request)
+    kind = "plain" if auto else "sheet"
+    arguments = [{"total": total, "kind": kind} for total in (2, 6, 1, 4, 3)]
+
+    def make(word: str) -> ParallelEnv:
+        return ParallelEnv.from_samplers(Walks, arguments, word, auto, num_cpus=2)
+
+    run(TaskMachine, Twins(make, prepare_samplers, mode), mode, 100 + int(auto))

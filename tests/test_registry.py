@@ -10,7 +10,7 @@ import pytest
 
 from parallelenv import ParallelEnv, registry
 from parallelenv.backends.dummy import DummyBackend
-from parallelenv.errors import UnknownOptionError
+from parallelenv.errors import UnknownModeError, UnknownOptionError
 
 
 class Louder(DummyBackend):
@@ -26,6 +26,18 @@ def test_a_class_is_a_mode() -> None:
         assert "para_mode='Louder'" in repr(env)
     with pytest.raises(UnknownOptionError, match="volum=3 is no option of para_mode='Louder'.*Did you mean 'volume'"):
         ParallelEnv(["CartPole-v1"], Louder, volum=3)
+
+
+def test_a_class_that_is_no_backend_is_refused() -> None:
+    class SubprocVecEnv:
+        def __init__(self, env_fns: Any) -> None:
+            raise TypeError("not to be called")
+
+    with pytest.raises(
+        UnknownModeError,
+        match=r"para_mode=SubprocVecEnv is a class that lacks plan\(\), .*no protocol.Backend.*does is 'subproc' here",
+    ):
+        ParallelEnv(["CartPole-v1"], SubprocVecEnv)
 
 
 def test_an_entry_point_adds_a_word(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from parallelenv.adapters.pending import nothing_begun, step_under_way
 from parallelenv.adapters.spaces import check_alike, declared_spaces
 from parallelenv.batch import Array
 from parallelenv.errors import ArgumentError, EnvBusyError, NothingInFlightError
+from parallelenv.ids import parse_ids
 from parallelenv.policy import Ending, SameStep
 from parallelenv.results import StepResult
 
@@ -139,7 +140,7 @@ class SB3VecEnv(VecEnv):
         Raises:
             AttributeError: If an env has none of that name.
         """
-        return self.parallel_env._existing_attr(attr_name, _ids(indices))
+        return self.parallel_env._existing_attr(attr_name, self._ids(indices))
 
     def has_attr(self, attr_name: str) -> bool:
         """Say if every env has an attribute; it need not be one that can be copied."""
@@ -148,7 +149,7 @@ class SB3VecEnv(VecEnv):
 
     def set_attr(self, attr_name: str, value: Any, indices: Indices = None) -> None:
         """Set an attribute of envs, on the wrapper that has it, else on the innermost env."""
-        self.parallel_env.set_env_attr(attr_name, value, _ids(indices))
+        self.parallel_env.set_env_attr(attr_name, value, self._ids(indices))
 
     def env_method(
         self, method_name: str, *method_args: Any, indices: Indices = None, **method_kwargs: Any
@@ -176,13 +177,12 @@ class SB3VecEnv(VecEnv):
         frames: list[Any] = self.parallel_env.render(slice(None))
         return frames
 
+    def _ids(self, indices: Indices) -> tuple[int, ...]:
+        return tuple(range(self.num_envs)) if indices is None else parse_ids(indices, self.num_envs, "indices")
+
     def _asked(self, operation: str, argument: Any, common: Any, indices: Indices) -> list[Any]:
-        request = self.parallel_env._call_async(operation, argument, common, _ids(indices))
+        request = self.parallel_env._call_async(operation, argument, common, self._ids(indices))
         return self.parallel_env._call_wait(request, None)
-
-
-def _ids(indices: Indices) -> Any:
-    return slice(None) if indices is None else indices
 
 
 def _check_render_modes(modes: Sequence[str | None]) -> None:

@@ -42,6 +42,11 @@ class StackStates(StateWrapper):
             )
         structure = Structure(space_of(env))
         loose = [index for index in range(len(structure.leaves)) if not structure.is_fixed(index)]
+        if structure.space is None:
+            raise SpacesError(
+                "The envs declare no space that the states of all are in, so these cannot be stacked. Say what they "
+                "are: ParallelEnv(..., spaces=(observation_space, action_space))."
+            )
         if loose:
             raise SpacesError(
                 f"state{structure.describe(loose[0])} is in {structure.leaves[loose[0]]}, which has no fixed form to "

@@ -104,9 +104,16 @@ class RunningStatistics:
 
     Attributes:
         leaves: The `Moments` of each leaf, likewise.
+
+    Raises:
+        ArgumentError: If ``shapes`` is no dict of tuples.
     """
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        if not isinstance(shapes, Mapping) or not all(isinstance(shape, tuple) for shape in shapes.values()):
+            raise ArgumentError(
+                f"shapes={shapes!r} must be a dict with the shape of each leaf, {{'': (4,)}} for states of 4 numbers."
+            )
         self.leaves = {name: Moments(tuple(shape)) for name, shape in shapes.items()}
 
     @property

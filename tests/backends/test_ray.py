@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from typing import Any
@@ -59,6 +60,27 @@ def test_an_actor_that_finds_no_place_is_an_error(mode: str, monkeypatch: pytest
     monkeypatch.setattr(ray_cluster, "START_TIMEOUT", 1.0)
     with pytest.raises(SchedulingError, match=r"1000 GPU.*the cluster has 0"):
         ParallelEnv([Small], mode, num_gpus=1000)
+
+
+@in_ray_modes
+def test_the_room_of_a_pool_that_is_interrupted_before_it_is_there_becomes_free(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray.util
+
+    make_group = ray.util.placement_group
+
+    def make_group_and_interrupt(*args: Any, **kwargs: Any) -> Any:
+        group = make_group(*args, **kwargs)
+        signal.raise_signal(signal.SIGINT)
+        return group
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ray.util, "placement_group", make_group_and_interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            ParallelEnv([Small], mode, num_cpus=1)
+    with ParallelEnv([Small] * 4, mode, num_cpus=4) as env:  # the cluster has 4
+        assert env.reset().shape == (4, 2)
 
 
 @in_ray_modes

@@ -254,6 +254,10 @@ def test_what_does_not_belong_together_is_refused(tmp_path: Path) -> None:
     statistics = RunningStatistics({"": (3,)})
     with pytest.raises(ArgumentError, match=r"The other has the leaves .*\(4,\).*these statistics are of .*\(3,\)"):
         statistics.merge(RunningStatistics({"": (4,)}))
+    wrong: Any
+    for wrong in (5, {"": 3}):
+        with pytest.raises(ArgumentError, match="shapes=.* must be a dict with the shape of each leaf"):
+            RunningStatistics(wrong)
     with pytest.raises(ArgumentError, match="The batch has the leaves .*'x'"):
         statistics.update({"x": np.zeros((2, 3))})
     nonsense: Any

@@ -118,7 +118,7 @@ def test_an_env_that_was_wrapped_under_way_begins_with_what_comes_first() -> Non
 def test_what_has_no_fixed_form_is_refused() -> None:
     with ParallelEnv([Sheet]) as env, pytest.raises(SpacesError, match=r"state\['word'\] is in Text.*no fixed form"):
         StackStates(env, 2)
-    with ParallelEnv([Counter, Words]) as env, pytest.raises(SpacesError, match="state is in None"):
+    with ParallelEnv([Counter, Words]) as env, pytest.raises(SpacesError, match="declare no space that.*spaces="):
         StackStates(env, 2)
     with ParallelEnv([Counter]) as env:
         with pytest.raises(ArgumentError, match="stack_size=0 must be an int of at least 1"):

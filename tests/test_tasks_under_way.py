@@ -1,0 +1,87 @@
+"""Samplers and what need not wait: resets that are sent, streams, evaluation, and loops over all tasks there are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import MakeEnv, MakePool
+from samplers import Walks
+from test_exhausted import TOTALS, env_fns, walks
+
+from parallelenv import ParallelEnv
+from parallelenv.identity import difference
+from parallelenv.testing.play import POLICIES, drain
+
+RESTS = (None, None, True, {"exhausted": True})
+
+
+def ones(states: Any) -> Any:
+    return np.ones(len(states), np.int64)
+
+
+def told(env: ParallelEnv) -> list[Any]:
+    """Return what resets that are sent answer, until nobody has an episode, and what is known after each."""
+    log: list[Any] = []
+    for _ in range(max(TOTALS) + 1):
+        env.send_reset()
+        log += [drain(env), env.done, env.exhausted, env.reset_infos]
+    assert env.all_exhausted()
+    env.send([1] * len(env))
+    return [*log, drain(env)]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("kind", ["plain", "sheet"])
+def test_a_reset_that_is_sent_may_find_nothing(make_env: MakeEnv, policy: Any, kind: str) -> None:
+    with ParallelEnv(env_fns(kind), asynchronous=policy) as oracle:
+        expected = told(oracle)
+    found = told(make_env(env_fns(kind), asynchronous=policy, num_cpus=2))
+    assert difference(expected, found) is None, difference(expected, found)
+
+
+def test_who_has_no_episode_rests_in_the_answer_of_others(make_pool: MakePool) -> None:
+    env = make_pool(Walks, walks())
+    env.send_reset()
+    result = env.recv(min_envs=len(env))
+    assert sorted(result.env_ids.tolist()) == [0, 1, 2, 3]
+    place = result.env_ids.tolist().index(2)
+    assert (result.states[place], result.rewards[place], bool(result.dones[place]), result.infos[place]) == RESTS
+    assert all(info["reset"] for info in np.delete(result.infos, place))
+    env.send_reset(2)
+    assert env.get_state() == (None, 2)  # with a policy under which who ends begins anew there is no TERMINATED
+
+
+def test_a_stream_ends_when_there_are_no_more_tasks(make_pool: MakePool) -> None:
+    env = make_pool(Walks, walks())
+    env.next_task(length=2)
+    steps = dict.fromkeys(range(len(env)), 0)
+    for env_ids, result in env.stream(ones):
+        for row, env_id in enumerate(env_ids.tolist()):
+            assert result.states[row] is not None
+            steps[env_id] += 1
+    assert env.all_exhausted()
+    assert steps[2] == 0
+    assert all(count >= TOTALS[env_id] for env_id, count in steps.items())
+
+
+def test_whole_episodes_are_as_many_as_there_are(make_pool: MakePool) -> None:
+    env = make_pool(Walks, walks())
+    evaluation = env.run_episodes(ones, 8, progress=False)
+    assert evaluation.env_ids.tolist() == [0, 1, 1, 3, 3]  # two each, where there are two
+    with ParallelEnv.from_samplers(Walks, walks()) as oracle:
+        expected = oracle.run_episodes(ones, 8, progress=False)
+    assert difference(vars(expected), vars(evaluation)) is None
+    assert env.next_task().tolist()[0] is None  # whom all were played of
+
+
+@pytest.mark.parametrize("auto", [True, False])
+def test_a_loop_until_all_are_done_plays_every_task(make_pool: MakePool, auto: bool) -> None:
+    env = make_pool(Walks, walks(totals=(3, 3, 3)), auto)
+    states, ended = env.next_task(length=2), 0
+    while states[0] is not None:
+        while not env.all_done():
+            ended += int(env.step([1, 1, 1]).dones.sum())
+        states = env.next_task(length=2)
+    assert ended == 9  # all end one in the same step
