@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import operator
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -23,6 +24,7 @@ from parallelenv.errors import EnvContractError, EnvInterruptedError, ExhaustedE
 from parallelenv.failures import Failure
 from parallelenv.ownership import own
 from parallelenv.protocol import EXHAUSTED, Command, EnvFacts, Extra, HostRecipe, Reply
+from parallelenv.seats import clock_id, here
 from parallelenv.whereabouts import WorkerInfo, answering, enter
 
 Walk = Callable[[Iterator[Any], Any, dict[int, Any]], None]
@@ -48,6 +50,7 @@ class Host:
         in_caller: Whether it runs in the caller's main thread, where Ctrl-C arrives.
 
     Attributes:
+        everyone: Ids of its envs, ascending.
         doing: What it is doing now, for messages.
         turns: Of the latest walk over envs.
     """
@@ -57,7 +60,7 @@ class Host:
         self.doing = ""
         self.turns: Turns = (iter(()), ())
         self._recipe = recipe
-        self._everyone = recipe.env_ids
+        self.everyone = recipe.env_ids
         self._first = recipe.env_ids[0]
         self._envs: list[Resettable | None] = [None] * len(recipe.env_ids)
         self._steps: list[Any] = [_not_built] * len(recipe.env_ids)
@@ -70,7 +73,7 @@ class Host:
         """Take the batch whose rows its envs write."""
         self._writer = writer = Writer(batch)
         # What a step of all envs walks over, made once.
-        rows = writer.rows(self._everyone)
+        rows = writer.rows(self.everyone)
         self._whole = rows, range(rows.start, rows.stop), writer.cells(rows)
 
     def execute(self, command: Command) -> Reply:
@@ -132,8 +135,8 @@ class Host:
                 those of a worker are that is ended: who interrupts a `close` will not wait for more of them.
         """
         envs, self._envs = self._envs, [None] * len(self._envs)
-        turns = iter(self._everyone)
-        self.turns = turns, self._everyone
+        turns = iter(self.everyone)
+        self.turns = turns, self.everyone
         try:
             with answering(self):
                 for _, env in zip(turns, envs, strict=True):
@@ -161,7 +164,7 @@ class Host:
         writer, steps = self._writer, self._steps
         numbers: Sequence[int]
         rows, numbers, cells = self._whole
-        if command.env_ids is not self._everyone and command.env_ids != self._everyone:
+        if command.env_ids is not self.everyone and command.env_ids != self.everyone:
             numbers = [env_id - writer.first for env_id in command.env_ids]
             rows, cells = numbers, writer.cells(numbers)
             steps = [steps[env_id - self._first] for env_id in command.env_ids]
@@ -291,6 +294,7 @@ class Host:
             None if has_spaces else self._shared_space(getattr(env, "action_space", None)),
             dict(getattr(env, "metadata", None) or {}),
             getattr(env, "render_mode", None),
+            here(),
         )
 
     def reset(self, env_id: int, each: tuple[int | None, dict[str, Any] | None], common: Any) -> Extra | None:
@@ -373,6 +377,21 @@ class Host:
     def render(self, env_id: int, argument: Any, common: Any) -> Any:
         """Render an env, alone in this process."""
         return _draw(self._env(env_id).env.render)
+
+    def watch(self, env_id: int, argument: Any, common: Any) -> tuple[str, float] | None:
+        """Begin to note when each env does what; return which clock that goes by, and its time."""
+        from parallelenv.backends.watch import begin_watching  # which imports this module
+
+        if env_id != self.everyone[0]:
+            return None
+        begin_watching(self)
+        return clock_id(), time.perf_counter()
+
+    def unwatch(self, env_id: int, argument: Any, common: Any) -> Any:
+        """Return what was noted, and note no more."""
+        from parallelenv.backends.watch import end_watching
+
+        return end_watching(self) if env_id == self.everyone[0] else None
 
     def _env(self, env_id: int) -> Resettable:
         env = self._envs[env_id - self._first]

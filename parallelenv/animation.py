@@ -1,8 +1,11 @@
-"""Films without ffmpeg: what Pillow can write."""
+"""Films: what Pillow can write, and MP4 where imageio-ffmpeg is installed."""
 
 from __future__ import annotations
 
+import importlib.util
+import io
 import math
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,8 +15,13 @@ import numpy as np
 from parallelenv.batch import Array
 from parallelenv.errors import ArgumentError, MissingDependencyError
 
-FORMATS = ("webp", "gif", "png")
+FORMATS = ("webp", "gif", "png", "mp4")
 """Of 60 frames of 8 tiled envs WebP makes 13 kB in 0.4 s, GIF 155 kB in 1.5 s, PNG 179 kB in 0.8 s."""
+
+
+def has_ffmpeg() -> bool:
+    """Whether MP4 can be written."""
+    return importlib.util.find_spec("imageio_ffmpeg") is not None
 
 
 def check_format(video_format: str) -> None:
@@ -21,10 +29,15 @@ def check_format(video_format: str) -> None:
 
     Raises:
         ArgumentError: If the format is not known.
-        MissingDependencyError: If Pillow is not installed, or made without the format.
+        MissingDependencyError: If what writes it is not installed, or Pillow was made without the format.
     """
     if video_format not in FORMATS:
         raise ArgumentError(f"video_format={video_format!r} is not known; expected one of {FORMATS}.")
+    if video_format == "mp4" and not has_ffmpeg():
+        raise MissingDependencyError(
+            "MP4 films need the package imageio-ffmpeg, which is not installed. Install it with: pip install "
+            "imageio-ffmpeg, or write .webp, .gif or .png."
+        )
     try:
         from PIL import features
     except ModuleNotFoundError as error:
@@ -35,6 +48,20 @@ def check_format(video_format: str) -> None:
         ) from error
     if video_format == "webp" and not features.check("webp"):
         raise MissingDependencyError("This Pillow was made without WebP. Give video_format='gif', or another Pillow.")
+
+
+def format_of(path: str | Path) -> str:
+    """Return the format that the suffix of a name says.
+
+    Raises:
+        ArgumentError: If it says none.
+        MissingDependencyError: As in `check_format`.
+    """
+    suffix = Path(path).suffix[1:].lower()
+    if suffix not in FORMATS:
+        raise ArgumentError(f"path={str(path)!r} must end in one of {tuple('.' + name for name in FORMATS)}.")
+    check_format(suffix)
+    return suffix
 
 
 def check_fps(fps: Any) -> float:
@@ -49,11 +76,11 @@ def check_fps(fps: Any) -> float:
 
 
 def save_animation(path: str | Path, frames: Sequence[Array], fps: float = 30.0) -> None:
-    """Write frames as an endless animation, in the format that the name's suffix says: WebP, GIF or PNG.
+    """Write frames as a film, in the format that the name's suffix says. But for MP4 it begins anew for ever.
 
     Args:
         path: Where to; a file that is there is replaced.
-        frames: ``(height, width, 3)`` uint8 each. Smaller ones are padded with black, to the right and below.
+        frames: As in `encode_animation`.
         fps: Frames a second.
 
     Raises:
@@ -61,23 +88,73 @@ def save_animation(path: str | Path, frames: Sequence[Array], fps: float = 30.0)
         MissingDependencyError: As in `check_format`.
         OSError: If it cannot be written.
     """
-    target = Path(path)
-    suffix = target.suffix[1:].lower()
-    if suffix not in FORMATS:
-        raise ArgumentError(f"path={str(path)!r} must end in one of {tuple('.' + name for name in FORMATS)}.")
+    Path(path).write_bytes(encode_animation(frames, format_of(path), fps))
+
+
+def encode_animation(frames: Sequence[Array], video_format: str, fps: float) -> bytes:
+    """Return frames as a film.
+
+    Args:
+        frames: ``(height, width, 3)`` uint8 each. Smaller ones are padded with black, to the right and below.
+        video_format: One of `FORMATS` that can be written here.
+        fps: Frames a second.
+
+    Raises:
+        ArgumentError: If there are no frames, or ``fps`` is not positive.
+    """
     if not len(frames):
         raise ArgumentError("There are no frames to write.")
-    duration = max(1, round(1000 / check_fps(fps)))  # milliseconds
-    check_format(suffix)
+    fps = check_fps(fps)
+    if video_format == "mp4":
+        return _encode_mp4(frames, fps)
     from PIL import Image
 
+    duration = max(1, round(1000 / fps))  # milliseconds
     first, *others = (Image.fromarray(frame) for frame in _of_one_size(frames))
-    first.save(target, save_all=True, append_images=others, duration=duration, loop=0)
+    film = io.BytesIO()
+    first.save(film, video_format, save_all=True, append_images=others, duration=duration, loop=0)
+    return film.getvalue()
 
 
-def _of_one_size(frames: Sequence[Array]) -> list[Any]:
-    height = max(frame.shape[0] for frame in frames)
-    width = max(frame.shape[1] for frame in frames)
+def _encode_mp4(frames: Sequence[Array], fps: float) -> bytes:
+    import imageio_ffmpeg
+
+    whole = _of_one_size(frames, 2)  # the only sizes that its usual colours have
+    height, width = whole[0].shape[:2]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "film.mp4")
+        options = {"fps": fps, "macro_block_size": 1, "output_params": ["-movflags", "+faststart"]}
+        writer = imageio_ffmpeg.write_frames(str(path), (width, height), **options)
+        writer.send(None)
+        for frame in whole:
+            writer.send(np.ascontiguousarray(frame))
+        writer.close()
+        return path.read_bytes()
+
+
+def encode_picture(picture: Array) -> bytes:
+    """Return a picture, ``(height, width, 3)`` uint8, as PNG."""
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(picture).save(file, "png", compress_level=1)  # for 400 x 600 4 ms, 13 ms at the usual level
+    return file.getvalue()
+
+
+def shrink(picture: Array, width: int) -> Array:
+    """Return a picture no wider than so many pixels."""
+    if picture.shape[1] <= width:
+        return picture
+    from PIL import Image
+
+    height = max(1, round(picture.shape[0] * width / picture.shape[1]))
+    return np.asarray(Image.fromarray(picture).resize((width, height), Image.Resampling.BOX))
+
+
+def _of_one_size(frames: Sequence[Array], multiple: int = 1) -> list[Array]:
+    """Return frames padded to the size of the largest, or to the next multiple of a number."""
+    height = -(-max(frame.shape[0] for frame in frames) // multiple) * multiple
+    width = -(-max(frame.shape[1] for frame in frames) // multiple) * multiple
     return [
         np.pad(frame, ((0, height - frame.shape[0]), (0, width - frame.shape[1]), (0, 0)))
         if frame.shape[:2] != (height, width)

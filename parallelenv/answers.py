@@ -41,20 +41,28 @@ class Teller:
         terminated, truncated = batch.terminated[rows].copy(), batch.truncated[rows].copy()
         if landed.extras and (has_true(terminated) or has_true(truncated)):
             self._episodes.note_exhausted(landed.exhausted)
+        reborn: list[int] = []
         if self._policy.resets_next and has_true(self._episodes.done):
-            self._note_resets(landed)
-        terminated, truncated = self._episodes.note_step(landed.env_ids, rows, terminated, truncated)
-        dones = terminated | truncated
-        infos = self._infos(batch, landed, dones)
+            reborn = self._note_resets(landed)
+        flags = self._episodes.note_step(landed.env_ids, rows, terminated, truncated)
+        score = self._episodes.score
+        log = score.log
+        log.append(batch.outcome() if landed.stepped is self._episodes.everyone else (rows, batch.outcome()))
+        if len(log) == score.room:
+            score.settle()
+        if reborn:
+            score.begin(reborn)
+        infos = self._infos(batch, landed, flags[2])
         if align == "batch":
-            return by_env(batch, landed, rows, (terminated, truncated, dones), infos)
-        return by_item(batch, landed, rows, (terminated, truncated, dones), infos, self._copy)
+            return by_env(batch, landed, rows, flags, infos)
+        return by_item(batch, landed, rows, flags, infos, self._copy)
 
-    def _note_resets(self, landed: Landed) -> None:
-        """Keep the infos of envs that had ended before, and so were reset instead of stepped."""
-        for env_id in self._episodes.ended(landed.stepped):
-            if env_id not in landed.restarted:
-                self._episodes.reset_infos[env_id] = own(landed.extras.get(env_id, NOTHING).info or {})
+    def _note_resets(self, landed: Landed) -> list[int]:
+        """Keep the infos of envs that had ended before, and so were reset instead of stepped; return who they are."""
+        reborn = [env_id for env_id in self._episodes.ended(landed.stepped) if env_id not in landed.restarted]
+        for env_id in reborn:
+            self._episodes.reset_infos[env_id] = own(landed.extras.get(env_id, NOTHING).info or {})
+        return reborn
 
     def _note_begun(self, landed: Landed, infos: Array) -> None:
         """Say of envs that were reset that they were, and keep what the resets said."""

@@ -6,7 +6,7 @@ between a reply and the next command for that env.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -93,6 +93,7 @@ class Batch:
         terminated: ``(num_envs,)`` bool, a view of ``flags``.
         truncated: ``(num_envs,)`` bool, a view of ``flags``.
         env_ids: ``(num_envs,)`` int64: who has which row.
+        outcome: Returns the bytes of rewards and flags, for `read_outcomes`.
     """
 
     def __init__(self, layout: Layout, memory: Any, owner: Any = None) -> None:
@@ -107,6 +108,9 @@ class Batch:
         self.rewards, self.flags = arrays
         self.terminated, self.truncated = self.flags[:, 0], self.flags[:, 1]
         self.env_ids: Array = np.arange(layout.first, layout.first + layout.num_envs, dtype=np.int64)
+        # What steps have come to, rewards and flags, in one copy. Bound once: a step pays for every look-up.
+        begin, end = _outcome(layout)
+        self.outcome: Callable[[], bytes] = np.ndarray((end - begin,), np.uint8, buffer=memory, offset=begin).tobytes
         self._known: tuple[Sequence[int], Any] = ((), slice(0, 0))  # in one piece: threads read and write it
         self._results = filter_arrays(self.states)
         self._results += [self.rewards, self.flags]
@@ -182,6 +186,28 @@ class Batch:
             return np.zeros(0, dtype=np.intp)
         rows: Array = np.asarray(env_ids, dtype=np.intp) - self.layout.first
         return rows[self.flags[rows].any(axis=1)]
+
+
+def _outcome(layout: Layout) -> tuple[int, int]:
+    """Return where the bytes of rewards and flags begin and end: they are the last two arrays."""
+    rewards, flags = layout.fields[-2:]
+    end_of_rewards = layout.nbytes - _padded(flags, layout.num_envs)
+    return end_of_rewards - _padded(rewards, layout.num_envs), end_of_rewards + 2 * layout.num_envs
+
+
+def read_outcomes(outcomes: Sequence[bytes], num_envs: int) -> tuple[Array, Array]:
+    """Return rewards and whether an episode ended, ``(len(outcomes), num_envs)`` float64 and bool.
+
+    Args:
+        outcomes: Of some steps, as `Batch.outcome` gives them.
+        num_envs: Number of envs of the batch.
+    """
+    if not outcomes:
+        return np.zeros((0, num_envs)), np.zeros((0, num_envs), bool)
+    table = np.frombuffer(b"".join(outcomes), np.uint8).reshape(len(outcomes), -1)
+    rewards = table[:, : 8 * num_envs].copy().view(np.float64)
+    flags = table[:, -2 * num_envs :].reshape(-1, num_envs, 2).view(bool)
+    return rewards, flags[:, :, 0] | flags[:, :, 1]
 
 
 def has_true(flags: Array) -> bool:

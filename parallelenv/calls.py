@@ -7,10 +7,11 @@ from typing import Any
 
 from parallelenv import arguments
 from parallelenv.arguments import MISSING
+from parallelenv.batch import Array
 from parallelenv.errors import ArgumentError
 from parallelenv.guard import exclusive
 from parallelenv.known import Known
-from parallelenv.tiles import tile_frames
+from parallelenv.tiles import refuse_dark, tile_frames
 
 
 class Calls(Known):
@@ -163,6 +164,17 @@ class Calls(Known):
             ArgumentError: If what is to be tiled is no uint8 array: RGB, grey, or RGB with alpha, which is left out.
         """
         env_ids = self._ids(id)
+        return self._picture(env_ids) if tile else self._frames(env_ids)
+
+    def _frames(self, env_ids: Sequence[int]) -> list[Any]:
         values = self._pool.ask("render", env_ids).values
-        frames = [values.get(env_id) for env_id in env_ids]
-        return tile_frames(frames, env_ids) if tile else frames
+        return [values.get(env_id) for env_id in env_ids]
+
+    def _picture(self, env_ids: Sequence[int]) -> Array:
+        """Return the frames of envs as one picture."""
+        return tile_frames(self._frames(env_ids), env_ids)
+
+    def _refuse_dark(self, env_ids: Sequence[int]) -> None:
+        """Refuse envs that answer no single picture."""
+        modes = self._pool.ask("get", env_ids, None, "render_mode").values
+        refuse_dark(env_ids, [modes.get(env_id, ("rgb_array",))[0] for env_id in env_ids])

@@ -12,11 +12,10 @@ from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
-from tqdm import tqdm
-
 from parallelenv import compare, doctor, recommend, report
 from parallelenv.cores import usable_cores
 from parallelenv.errors import ParallelEnvError, UnknownModeError
+from parallelenv.goal import open_bar
 from parallelenv.registry import known_modes
 from parallelenv.texts import one_line
 
@@ -67,6 +66,7 @@ def _add_compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--seconds", type=_duration, default=2.0, help="how long to time each mode (default: %(default)s)")
     add("--seed", type=_seed, default=0, help="of envs and actions (default: %(default)s)")
     add("--plot", type=Path, metavar="FILE", help="draw the result into a picture; needs matplotlib")
+    add("--no-progress", dest="progress", action="store_false", help="show no progress bar")
     parser.set_defaults(command=_compare)
 
 
@@ -104,17 +104,16 @@ def _compare(arguments: argparse.Namespace) -> int:
         report.check_plot(arguments.plot)
     for name in arguments.envs:
         compare.check_env(name)
-    comparisons = [_compare_one(name, plan) for name in arguments.envs]
+    comparisons = [_compare_one(name, plan, arguments.progress) for name in arguments.envs]
     if arguments.plot is not None:
         report.plot(comparisons, arguments.plot)
         print(f"Picture: {arguments.plot}")
     return 0 if all(comparison.is_sound for comparison in comparisons) else 1
 
 
-def _compare_one(name: str, plan: compare.Plan) -> compare.Comparison:
+def _compare_one(name: str, plan: compare.Plan, shows_progress: bool) -> compare.Comparison:
     style = "{desc} {percentage:3.0f}%|{bar}| {elapsed}"
-    # disable=None: no bar where the output is no terminal
-    with tqdm(total=compare.amount_of_work(plan), bar_format=style, leave=False, disable=None) as progress:
+    with open_bar(shows_progress, total=compare.amount_of_work(plan), bar_format=style) as progress:
         comparison = compare.compare(name, plan, progress)
     cores = plan.num_cpus or usable_cores()
     rounds = f"{compare.ROUNDS} rounds of {plan.seconds / compare.ROUNDS:g} s in turns with {compare.ORACLE}"

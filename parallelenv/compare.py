@@ -13,12 +13,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, Protocol
+from typing import Any
 
 import gymnasium
 
 from parallelenv import ParallelEnv
 from parallelenv.errors import InvalidEnvError, MissingDependencyError
+from parallelenv.goal import Bar
 from parallelenv.identity import difference
 from parallelenv.texts import one_line
 
@@ -114,18 +115,6 @@ class Comparison:
         return next(row for row in correct if row.ratio * _CLOSE_ENOUGH >= fastest)
 
 
-class Progress(Protocol):
-    """The part of a tqdm bar that is used."""
-
-    def update(self, n: float | None = 1) -> bool | None:
-        """Move on by ``n``."""
-        ...
-
-    def set_description_str(self, desc: str | None = None, refresh: bool | None = True) -> None:
-        """Show what is being done."""
-        ...
-
-
 def check_env(name: str) -> None:
     """Make an env once and close it, so that a wrong id shows before anything is measured.
 
@@ -147,7 +136,7 @@ def amount_of_work(plan: Plan) -> int:
     return max(4, 3 * len(plan.modes))
 
 
-def compare(name: str, plan: Plan, progress: Progress) -> Comparison:
+def compare(name: str, plan: Plan, progress: Bar) -> Comparison:
     """Measure one env in every mode.
 
     Raises:
@@ -184,7 +173,7 @@ class _Record:
     results: list[dict[str, Any]]
 
 
-def _record(name: str, plan: Plan, progress: Progress) -> _Record:
+def _record(name: str, plan: Plan, progress: Bar) -> _Record:
     progress.set_description_str(f"{name}: recording")
     with contextlib.closing(_make(name, ORACLE, plan)) as env:
         space = env.action_space
@@ -220,7 +209,7 @@ def _step(env: ParallelEnv, action: Any) -> dict[str, Any]:
 class _Run:
     """One mode, open until `close`; after a failure nothing more is asked of it."""
 
-    def __init__(self, mode: str, name: str, plan: Plan, progress: Progress) -> None:
+    def __init__(self, mode: str, name: str, plan: Plan, progress: Bar) -> None:
         self.row = Row(mode)
         self.name = name
         self.plan = plan

@@ -29,8 +29,8 @@ from parallelenv.rollout import Roller
 from parallelenv.saving import SavedState, check_saved
 from parallelenv.sending import Sender
 from parallelenv.shared import check_shared
+from parallelenv.shown import Shown
 from parallelenv.texts import count
-from parallelenv.traffic import Traffic
 from parallelenv.trajectory import Rollout
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 OnFailure = Literal["raise", "restart"]
 
 
-class ParallelEnv(Traffic):
+class ParallelEnv(Shown):
     """Runs a list of environments side by side; one word chooses how.
 
     Env ids are positions in the list, ``0 .. n-1``, and never change. Wherever an ``id`` is

@@ -15,6 +15,7 @@ from parallelenv.ownership import own
 from parallelenv.policy import Policy
 from parallelenv.protocol import EXHAUSTED, NOTHING
 from parallelenv.saving import Progress
+from parallelenv.score import Score
 
 
 class Episodes:
@@ -25,6 +26,7 @@ class Episodes:
         policy: What happens when an episode ends.
 
     Attributes:
+        everyone: All env ids, ascending.
         done: ``(num_envs,)`` bool: whose last answer was done, or who was ended by the policy.
         terminated: ``(num_envs,)`` bool, of each env's latest step.
         truncated: ``(num_envs,)`` bool, of each env's latest step.
@@ -32,11 +34,12 @@ class Episodes:
         paused: ``(num_envs,)`` bool.
         unpaused: Env ids that are not paused, ascending.
         reset_infos: The info of each env's latest reset.
+        score: How many episodes have ended, and how they went.
     """
 
     def __init__(self, env_ids: tuple[int, ...], policy: Policy) -> None:
         num_envs = len(env_ids)
-        self._everyone = env_ids
+        self.everyone = env_ids
         self._policy = policy
         self._fresh = set(env_ids)  # who was never reset, or lost its state
         # Who was not stepped since it was reset, or since it was loaded, and whether its row has its state.
@@ -48,6 +51,12 @@ class Episodes:
         self.paused = np.zeros(num_envs, dtype=bool)
         self.unpaused = env_ids
         self.reset_infos: list[dict[str, Any]] = [{} for _ in range(num_envs)]
+        self.share_score(Score(num_envs))
+
+    def share_score(self, score: Score) -> None:
+        """Count from now on where others of the same envs count too."""
+        self.score = score
+        score.follow(self._policy.autoreset)
 
     @property
     def _flags(self) -> tuple[Array, Array, Array]:
@@ -126,6 +135,14 @@ class Episodes:
             )
             raise_failures([Failure(error, env_id, "reset") for env_id in exhausted], partial)
 
+    def ends_at_rest(self) -> Array:
+        """Return ``(num_envs,)`` bool: whose episode has ended, and no other one has begun."""
+        return np.zeros_like(self.done) if self._policy.autoreset else self.done.copy()
+
+    def without(self) -> list[int]:
+        """Return the envs that have no episode, and need a reset for one."""
+        return [*list(self._fresh), *list(self.exhausted)]
+
     def absent_info(self, env_id: int) -> dict[str, Any]:
         """Return the info of an env that was not stepped."""
         return dict(EXHAUSTED) if env_id in self.exhausted else {}
@@ -138,7 +155,7 @@ class Episodes:
     def resume(self, env_ids: Sequence[int]) -> None:
         """Take envs in again."""
         self.paused[list(env_ids)] = False
-        everyone = self._everyone
+        everyone = self.everyone
         self.unpaused = tuple(np.flatnonzero(~self.paused).tolist()) if self.paused.any() else everyone
 
     # ---------------------------------------------------------------- what has come of them
@@ -172,6 +189,7 @@ class Episodes:
         """Take note that the states of these envs are the first of their episodes."""
         self._unstepped.update(dict.fromkeys(env_ids, True))
         self.keep(env_ids)
+        self.score.begin(list(env_ids))
 
     def note_exhausted(self, env_ids: Iterable[int]) -> None:
         """Take note that resets of envs have found no further episode; of one within a step, before its flags."""
@@ -189,6 +207,7 @@ class Episodes:
             self.reset_infos[env_id] = other.reset_infos[env_id]
         self.note_stepped(env_ids)
         self.lose(env_ids)
+        self.share_score(self.score)
 
     def note_stepped(self, env_ids: Sequence[int]) -> None:
         """Take note that envs are stepped."""
@@ -198,7 +217,7 @@ class Episodes:
 
     def note_step(
         self, env_ids: Sequence[int], stepped: Any, terminated: Array, truncated: Array
-    ) -> tuple[Array, Array]:
+    ) -> tuple[Array, Array, Array]:
         """Take over how a step has left episodes.
 
         Args:
@@ -208,20 +227,22 @@ class Episodes:
             truncated: ``(k,)`` bool, of the latter.
 
         Returns:
-            Both flags of all envs of the answer.
+            Both flags of all envs of the answer, and whether either is set.
         """
-        self._policy.mark_done(self.done, stepped, terminated | truncated)
+        ended = terminated | truncated
+        self._policy.mark_done(self.done, stepped, ended)
         if not (self._policy.skips_done or self.exhausted):  # nobody is absent, and the flags need not be kept
-            return terminated, truncated
+            return terminated, truncated, ended
         self.terminated[stepped], self.truncated[stepped] = terminated, truncated
         shown = list(env_ids)
         terminated, truncated = self.terminated[shown], self.truncated[shown]
         # Who is done and did not terminate was cut off, by its env or by the policy.
         self.truncated |= self.done & ~self.terminated
-        return terminated, truncated
+        return terminated, truncated, terminated | truncated
 
     def note_chunk(self, chunk: Chunk) -> None:
         """Take over what the steps of a rollout have come to: of each env that made any, how the last one left it."""
+        self.score.note_chunk(chunk)
         self.note_exhausted(chunk.exhausted)
         told = chunk.valid | chunk.flags.any(axis=2)
         columns = np.flatnonzero(told.any(axis=0))
@@ -253,9 +274,10 @@ class Episodes:
         """
         self.done[:], self.terminated[:], self.truncated[:] = progress.done, progress.terminated, progress.truncated
         self._fresh = {*progress.fresh, *lost}
+        self.score.lose()
         self.exhausted = set(progress.exhausted).difference(lost)
-        self._unstepped = dict.fromkeys(self._everyone, False)
+        self._unstepped = dict.fromkeys(self.everyone, False)
         self.reset_infos = list(map(own, progress.reset_infos))
-        self.resume(self._everyone)
+        self.resume(self.everyone)
         self.pause(np.flatnonzero(progress.paused).tolist())
         return tuple(sorted(self._fresh))

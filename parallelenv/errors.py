@@ -36,6 +36,14 @@ class MissingDependencyError(ParallelEnvError, ImportError):
     """A mode needs a package that is not installed."""
 
 
+class NotebookNeededError(ParallelEnvError, RuntimeError):
+    """Something is to be shown where there is no notebook to show it in."""
+
+
+class NotRecordedError(ParallelEnvError, RuntimeError):
+    """A profile is asked for what it has not recorded yet."""
+
+
 class InvalidEnvError(ParallelEnvError, TypeError):
     """Something in ``envs`` is no environment, or cannot be used as one here."""
 

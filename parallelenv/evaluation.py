@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -91,15 +92,55 @@ def evaluate(
         BaseException: What an env or the policy raised; ``error.partial`` has the episodes so far.
     """
     check_policy(player)
-    shares = {env_id: share or 0 for env_id, share in goal.shares(env_ids).items()}
+    shares: dict[int, float] = {env_id: share or 0 for env_id, share in goal.shares(env_ids).items()}
     asked = [place for place, env_id in enumerate(env_ids) if shares[env_id]]
     playing = tuple(env_ids[place] for place in asked)
-    tallies = {env_id: _Tally() for env_id in playing}
-    with stepper.borrowed(playing) as own, progress_bar(goal, shows_progress, "run_episodes") as advance:
-        game = _Game(own, Player(player, None, own.layout), shares, tallies, advance)
-        announce(playing)
+    with progress_bar(goal, shows_progress, "run_episodes") as advance:
+        return _play(stepper, player, shares, playing, [each[place] for place in asked], announce, advance)
+
+
+def perform(
+    stepper: Sender,
+    player: Callable[..., Any],
+    env_ids: Sequence[int],
+    each: Begins,
+    announce: Callable[[Sequence[int]], Any],
+    look: Callable[[], bool],
+) -> Evaluation:
+    """Play until a spectator has seen enough. The envs begin with a reset, and need one afterwards.
+
+    Args:
+        stepper: As in `evaluate`.
+        player: As in `evaluate`.
+        env_ids: The envs.
+        each: As in `evaluate`.
+        announce: As in `evaluate`.
+        look: Called when all have begun, and after each step: whether to go on.
+
+    Raises:
+        BaseException: As `evaluate`, or what ``look`` raised.
+    """
+    check_policy(player)
+    shares = dict.fromkeys(env_ids, math.inf)
+    return _play(stepper, player, shares, tuple(env_ids), each, announce, lambda _: None, look)
+
+
+def _play(
+    stepper: Sender,
+    player: Callable[..., Any],
+    shares: dict[int, float],
+    env_ids: tuple[int, ...],
+    each: Begins,
+    announce: Callable[[Sequence[int]], Any],
+    advance: Callable[[int], Any],
+    look: Callable[[], bool] = lambda: True,
+) -> Evaluation:
+    tallies = {env_id: _Tally() for env_id in env_ids}
+    with stepper.borrowed(env_ids) as own:
+        game = _Game(own, Player(player, None, own.layout), shares, tallies, advance, look)
+        announce(env_ids)
         try:
-            game.play(playing, [each[place] for place in asked])
+            game.play(env_ids, each)
         except WorkerTimeoutError as error:
             late = own.late_for_good(error.env_ids)
             put(late, "partial", _told(tallies))
@@ -119,21 +160,24 @@ class _Game:
         shares: How many episodes each env plays.
         tallies: Where to write down how they went.
         advance: Moves the bar on.
+        look: Called before each step: whether to go on.
     """
 
     def __init__(
         self,
         stepper: Sender,
         player: Player,
-        shares: dict[int, int],
+        shares: dict[int, float],
         tallies: dict[int, _Tally],
         advance: Callable[[int], Any],
+        look: Callable[[], bool],
     ) -> None:
         self._stepper = stepper
         self._player = player
         self._shares = shares
         self._tallies = tallies
         self._advance = advance
+        self._look = look
 
     def play(self, env_ids: tuple[int, ...], each: Begins) -> None:
         """Play until every env has had its share. Who ends early waits for nobody; who plays on is waited for.
@@ -144,7 +188,7 @@ class _Game:
         self._reset(env_ids, each)
         env_ids = tuple(stepper.episodes.living(env_ids))
         result: Any = None
-        while env_ids:
+        while env_ids and self._look():
             actions, _ = self._player.act(env_ids, stepper.states_of(env_ids, result))
             result = stepper.step(actions, env_ids, "item")
             ended = self._note(result)

@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from parallelenv.arguments import check_positive
 from parallelenv.errors import ArgumentError
@@ -75,22 +75,56 @@ class Goal:
         return {env_id: share + (place < rest) for place, env_id in enumerate(env_ids)}
 
 
+class Bar(Protocol):
+    """The part of a tqdm bar that is used."""
+
+    def update(self, n: float | None = 1) -> bool | None:
+        """Move on by ``n``."""
+        ...
+
+    def set_description_str(self, desc: str | None = None, refresh: bool | None = True) -> None:
+        """Show what is being done."""
+        ...
+
+
+class _NoBar:
+    """A bar that nobody would see."""
+
+    def update(self, n: float | None = 1) -> bool | None:
+        return None
+
+    def set_description_str(self, desc: str | None = None, refresh: bool | None = True) -> None:
+        return None
+
+
 @contextlib.contextmanager
 def progress_bar(goal: Goal, is_wanted: bool, name: str = "rollout") -> Iterator[Callable[[int], Any]]:
     """Show a bar where somebody would see it, and yield what moves it on."""
+    total, unit = (goal.num_steps, "step") if goal.num_episodes is None else (goal.num_episodes, "episode")
+    with open_bar(is_wanted, total=total, unit=unit, desc=name, delay=_BAR_DELAY) as bar:
+        yield bar.update
+
+
+@contextlib.contextmanager
+def open_bar(is_wanted: bool, **look: Any) -> Iterator[Bar]:
+    """Show a bar that vanishes at the end, in a notebook or on a terminal; elsewhere nobody would see it.
+
+    Args:
+        is_wanted: Whether to show it at all.
+        **look: Arguments of tqdm.
+    """
     if not is_wanted:
-        yield lambda _: None
+        yield _NoBar()
         return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a notebook without widgets: the plain bar does
         from tqdm.auto import tqdm
     is_notebook = any(kind.__module__ == "tqdm.notebook" for kind in tqdm.__mro__)
     if not is_notebook and not _is_terminal(sys.stderr):
-        yield lambda _: None
+        yield _NoBar()
         return
-    total, unit = (goal.num_steps, "step") if goal.num_episodes is None else (goal.num_episodes, "episode")
-    with tqdm(total=total, unit=unit, desc=name, leave=False, delay=_BAR_DELAY) as bar:
-        yield bar.update
+    with tqdm(leave=False, **look) as bar:
+        yield bar
 
 
 def _is_terminal(stream: Any) -> bool:

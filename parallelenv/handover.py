@@ -164,6 +164,7 @@ class Adaptable(Calls):
             self._pool.rearrange(Layout(space, old.action_space, old.first, old.num_envs, policy.autoreset))
             stepper = self._stepper.under(policy, **terms)
         vars(self).pop("observation_space", None)  # it is cached
+        stepper.episodes.share_score(self._stepper.episodes.score)
         self._roller = self._roller.under(policy, stepper)
         self._stepper = stepper
         self._pool.waits_by = waits_by

@@ -15,6 +15,7 @@ from typing import Any
 from parallelenv.batch import Batch, Layout
 from parallelenv.errors import ClosedError, UnpicklableError, WorkerDiedError
 from parallelenv.failures import Failure
+from parallelenv.hours import Hours
 from parallelenv.interrupts import Shield
 from parallelenv.protocol import Backend, Channel, Command, Death, HostDied, HostRecipe, Printed, Reply, UnreadableError
 from parallelenv.requests import Link, Request
@@ -37,6 +38,7 @@ class Hosts:
         env_ids: All env ids, ascending.
         layout: What the batch holds.
         batch: The arrays that all hosts read and write.
+        hours: For how long hosts have something to do.
     """
 
     layout: Layout
@@ -50,6 +52,7 @@ class Hosts:
         self._first = self.env_ids[0]
         self._pid = os.getpid()
         self._shield = Shield()
+        self.hours = Hours()
         self._lost: dict[int, WorkerDiedError] = {}  # envs whose worker is dead, also one behind a host of ours
         try:
             channels = backend.launch(recipes)
@@ -88,6 +91,12 @@ class Hosts:
         """Send the commands of a request, all of them or, before ``announce`` was called with it, none."""
         with self._shield:
             announce(request)
+            hours = self.hours
+            if hours.left:
+                hours.left -= 1
+            else:
+                asked = {link for link, _, _ in packed}
+                hours.sent([link.shift for link in self._links if link.in_flight or link in asked])
             for link, command, message in packed:
                 request.pending[command.number] = command.env_ids
                 link.in_flight[command.number] = request
@@ -147,6 +156,8 @@ class Hosts:
         if reply.output:
             self._printed += reply.output
         request = link.in_flight.pop(reply.number, None)
+        if link.shift.since and not link.in_flight:
+            self.hours.received(link.shift)
         if request is None:  # given up, or nothing but output
             return
         if reply.rows is not None:
@@ -164,6 +175,24 @@ class Hosts:
             "return plain data."
         )
         return {env_id: Failure(cause, env_id, "the copying between processes") for env_id in env_ids}
+
+    def workload(self) -> list[tuple[tuple[int, ...], float | None]]:
+        """Return for each host that lives its env ids, and for what share of the time it had nothing to do.
+
+        Another thread may be using the pool meanwhile.
+        """
+        living = [link for link in list(self._links) if link.death is None]
+        return [(link.recipe.env_ids, self.hours.waiting(link.shift)) for link in living]
+
+    @property
+    def is_held_up(self) -> bool:
+        """Whether something that was interrupted in the caller's thread would go on there with the next wait."""
+        return any(link.channel.in_caller and link.in_flight for link in self._links)
+
+    @property
+    def lost(self) -> list[int]:
+        """Ids of envs whose worker is known to be dead, ascending."""
+        return sorted(self._lost.copy())
 
     # ---------------------------------------------------------------- deaths
 

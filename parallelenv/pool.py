@@ -13,10 +13,12 @@ from parallelenv.cores import usable_cores
 from parallelenv.errors import WorkerTimeoutError
 from parallelenv.failures import Failure
 from parallelenv.hosts import CLOSE_TIMEOUT, Announcement, Hosts, Listener
+from parallelenv.hours import Hours
 from parallelenv.output import show
 from parallelenv.protocol import Backend, Command, EnvFacts, Place, Settings
 from parallelenv.recipes import EnvRecipe, refuse_live
 from parallelenv.requests import Link, Request, name_envs, pick, spread
+from parallelenv.seats import Seat
 from parallelenv.shared import NOTHING_SHARED, share
 from parallelenv.spaces import Spaces, common_space, with_spaces
 
@@ -39,10 +41,12 @@ class Pool(Hosts):
         shared: Arrays that all envs are to have.
 
     Attributes:
-        facts: What is known of each env, in env id order.
+        facts: What is known of each env, in env id order, since it was first built.
+        seats: Where each env lives now.
     """
 
     facts: list[EnvFacts]
+    seats: dict[int, Seat]
 
     def __init__(
         self,
@@ -93,6 +97,8 @@ class Pool(Hosts):
             raise
         self._timeout = self._call_timeout
         self._note_built(self._links)
+        self.seats = {env_id: one.seat for env_id, one in facts.items()}
+        self.hours = Hours()
 
     def _note_built(self, links: Iterable[Link]) -> None:
         for link in links:
@@ -291,6 +297,7 @@ class Pool(Hosts):
         self.wait(request, None)
         note(request.values.keys() - rebuilt)
         self._note_built(links)
+        self.seats.update({env_id: one.seat for env_id, one in request.values.items()})
         return request
 
     def _lost_with(self, env_ids: Sequence[int]) -> Iterable[int]:

@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from parallelenv.seats import UNKNOWN, Seat
+
 if TYPE_CHECKING:
     from parallelenv.batch import Array, Batch, Layout, Rows
     from parallelenv.failures import Failure
@@ -205,12 +207,14 @@ class EnvFacts:
         action_space: ``None`` if the env declares none.
         metadata: The env's ``metadata``.
         render_mode: The env's ``render_mode``.
+        seat: Where it lives.
     """
 
     observation_space: Any
     action_space: Any
     metadata: dict[str, Any]
     render_mode: str | None
+    seat: Seat = UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from typing import Any
 from parallelenv.batch import Array
 from parallelenv.errors import WorkerDiedError
 from parallelenv.failures import Failure, raise_failures
+from parallelenv.hours import Shift
 from parallelenv.protocol import Channel, Death, HostRecipe, Place, Plan, Settings
 from parallelenv.recipes import EnvRecipe
 
@@ -83,6 +84,7 @@ class Link:
             it was given up, and whatever it answers comes too late.
         death: Why it is dead, ``None`` while it lives.
         has_built: Whether its envs were ever made.
+        shift: When it works.
     """
 
     recipe: HostRecipe
@@ -90,6 +92,7 @@ class Link:
     in_flight: dict[int, Request | None] = field(default_factory=dict)
     death: Death | None = None
     has_built: bool = False
+    shift: Shift = field(default_factory=Shift)
 
     def is_stuck_for(self, env_ids: Sequence[int]) -> bool:
         """Whether there is no point in waiting until it can rebuild envs: it is dead, was given up, or busy with one.

@@ -173,6 +173,7 @@ class Sender(Stepper):
         if self._recovery is None:
             self._pool.refuse_dead(env_ids)
         other = type(self)(self._pool, Policy(), True, self.timeout, self._recovery)
+        other.episodes.share_score(self.episodes.score)
         self.episodes.lose(env_ids)
         try:
             yield other

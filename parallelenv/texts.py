@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from parallelenv.errors import ParallelEnvError
 
 
@@ -16,6 +18,11 @@ def one_line(error: BaseException) -> str:
 def count(number: int, thing: str) -> str:
     """Return a number of things: ``1 env``, ``2 envs``."""
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
+def name_range(env_ids: Sequence[int]) -> str:
+    """Return ids that follow each other: ``3``, ``0-7``."""
+    return str(env_ids[0]) if len(env_ids) == 1 else f"{env_ids[0]}-{env_ids[-1]}"
 
 
 def were(number: int, thing: str) -> str:

@@ -11,6 +11,9 @@ import numpy as np
 from parallelenv.errors import ArgumentError
 from parallelenv.spaces import describe_value
 
+_DARK = (None, "human", "ansi", "rgb_array_list")
+"""What an env is not to be made with, as ``render_mode``."""
+
 
 def tile_frames(frames: Sequence[Any], env_ids: Sequence[int] | None = None) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """Return an RGB picture with the frames in a near-square grid, row by row.
@@ -38,6 +41,24 @@ def tile_frames(frames: Sequence[Any], env_ids: Sequence[int] | None = None) -> 
         top, left = index // columns * height, index % columns * width
         canvas[top : top + picture.shape[0], left : left + picture.shape[1]] = picture
     return canvas
+
+
+def refuse_dark(env_ids: Sequence[int], modes: Sequence[Any]) -> None:
+    """Refuse envs that answer no single picture.
+
+    Args:
+        env_ids: The envs.
+        modes: What each has as ``render_mode``; ``"rgb_array"`` for what has none at all, and may do as it likes.
+
+    Raises:
+        ArgumentError: If there is one.
+    """
+    for env_id, mode in zip(env_ids, modes, strict=True):
+        if mode in _DARK:
+            raise ArgumentError(
+                f"env {env_id} has render_mode={mode!r}, so there is nothing to film. Make it with "
+                "render_mode='rgb_array': ParallelEnv.make(id, n, render_mode='rgb_array')."
+            )
 
 
 def _as_rgb(frame: Any, env_id: int) -> np.ndarray[Any, Any]:

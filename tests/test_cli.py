@@ -266,6 +266,14 @@ def test_a_terminal_shows_a_progress_bar(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "CartPole-v1: comparing dummy" in terminal.getvalue()
 
 
+def test_a_progress_bar_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    assert main(["compare", "CartPole-v1", "--modes", "dummy", "--no-progress", *QUICK]) == 0
+    assert not terminal.getvalue()
+
+
 class Timed(compare._Run):
     """A mode that is so fast in each round."""
 

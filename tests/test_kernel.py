@@ -497,6 +497,16 @@ def test_a_cell_that_is_run_again_replaces_what_the_kernel_keeps(notebook: Noteb
     run_again_and_again(notebook, f"{constructing('forkserver')}\n{ending}", cell_id="c2")
 
 
+def test_a_line_says_what_is_closed_because_its_cell_is_run_again(notebook: Notebook) -> None:
+    said = []
+    for _ in range(3):
+        request = notebook.send(constructing("dummy"), "c9")
+        notebook.finish(request)
+        said.append(notebook.printed[request])
+    line = "Closed 1 ParallelEnv that an earlier run of this cell had made (keep=True prevents that).\n"
+    assert said == ["", line, line]
+
+
 def test_what_other_cells_made_or_a_cell_wants_kept_is_spared(notebook: Notebook) -> None:
     notebook.finish(notebook.send(constructing("forkserver", name="other"), "c3"))
     notebook.finish(notebook.send(constructing("forkserver", name="kept", options=", keep=True"), "c2"))

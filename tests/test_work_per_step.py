@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 
-from parallelenv import ParallelEnv
+from parallelenv import ParallelEnv, hours
 from parallelenv.backends import codec, pipe, spread, subproc, wire
 
 NUM_STEPS = 10
@@ -281,6 +281,8 @@ def undisturbed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let nothing happen now and then, whatever time has passed."""
     monkeypatch.setattr(pipe, "_HEARTBEAT", 60.0)
     monkeypatch.setattr(spread, "_PAUSE", 3600.0)
+    monkeypatch.setattr(hours, "_NUM_FIRST", 0)
+    monkeypatch.setattr(hours, "_QUICK", 60.0)
 
 
 @pytest.mark.usefixtures("undisturbed")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 import numpy as np
 
 from parallelenv import translations
+from parallelenv.display.portrait import describe
 from parallelenv.errors import (
     ArgumentError,
     InvalidStateError,
@@ -206,6 +207,14 @@ class ParallelWrapper:
         """Refuse, as `send_reset` does."""
         self._refuse("run_episodes")
 
+    def play(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse, as `send_reset` does."""
+        self._refuse("play")
+
+    def record(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse, as `send_reset` does."""
+        self._refuse("record")
+
     def get_state(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refuse, as `send_reset` does."""
         self._refuse("get_state")
@@ -265,6 +274,10 @@ class ParallelWrapper:
     def __repr__(self) -> str:
         """Return one line."""
         return f"<{type(self).__name__} around {self.env!r}>"
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        """Return what a notebook shows, of what is wrapped too."""
+        return describe(self)
 
 
 def checked_flag(name: str, value: Any) -> bool:

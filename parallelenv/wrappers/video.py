@@ -16,12 +16,11 @@ from parallelenv.batch import Array
 from parallelenv.errors import ArgumentError
 from parallelenv.ids import parse_ids
 from parallelenv.results import StepResult
+from parallelenv.tiles import refuse_dark
 from parallelenv.wrappers.seeing import AnswerWrapper
 
 _FPS = 30.0
 """Frames a second of envs that do not say it."""
-_DARK = (None, "human", "ansi", "rgb_array_list")
-"""What an env is not to be made with, as ``render_mode``."""
 
 
 class RecordVideo(AnswerWrapper):
@@ -41,7 +40,7 @@ class RecordVideo(AnswerWrapper):
         video_length: Frames of a film.
         name_prefix: Of file names.
         fps: Frames a second; ``None``: what the envs' ``metadata["render_fps"]`` says, else 30.
-        video_format: ``"webp"``, ``"gif"`` or ``"png"``.
+        video_format: ``"webp"``, ``"gif"``, ``"png"``, or, with imageio-ffmpeg installed, ``"mp4"``.
         id: Which envs; ``None``: all.
 
     Attributes:
@@ -99,13 +98,7 @@ class RecordVideo(AnswerWrapper):
 
     def _refuse_dark(self) -> None:
         """Refuse envs that answer no single picture. What has no ``render_mode`` at all may do as it likes."""
-        modes = self.get_env_attr("render_mode", self._env_ids, "rgb_array")
-        for env_id, mode in zip(self._env_ids, modes, strict=True):
-            if mode in _DARK:
-                raise ArgumentError(
-                    f"env {env_id} has render_mode={mode!r}, so there is nothing to film. Make it with "
-                    "render_mode='rgb_array': ParallelEnv.make(id, n, render_mode='rgb_array')."
-                )
+        refuse_dark(self._env_ids, self.get_env_attr("render_mode", self._env_ids, "rgb_array"))
 
     def _own_fps(self) -> float:
         said = self.get_env_attr("metadata", self._env_ids[:1], {})

@@ -1,0 +1,1 @@
+"""What a `ParallelEnv` shows of itself and of its envs."""

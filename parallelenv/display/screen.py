@@ -1,0 +1,70 @@
+"""A picture below a cell that is replaced by the next one."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from parallelenv import cells
+from parallelenv.animation import encode_picture, shrink
+from parallelenv.batch import Array
+from parallelenv.errors import NotebookNeededError
+
+
+class Screen:
+    """A place below the cell that is running. Another cell, or another run of it, gets another one."""
+
+    def __init__(self) -> None:
+        self._run: cells.Run | None = None
+        self._handle: Any = None
+
+    def show(self, picture: Array, width: int) -> None:
+        """Show a picture in the place of the one before, no wider than so many pixels.
+
+        Raises:
+            NotebookNeededError: If there is no notebook.
+        """
+        refuse_no_notebook("show")
+        from IPython.display import Image, display
+
+        image = Image(encode_picture(shrink(picture, width)), format="png")  # type: ignore[no-untyped-call]
+        run = cells.current_run()
+        if self._handle is None or run is None or run != self._run:
+            self._run, self._handle = run, display(image, display_id=True)  # type: ignore[no-untyped-call]
+        else:
+            self._handle.update(image)
+
+
+def refuse_no_notebook(call: str) -> None:
+    """Refuse to show something where there is no notebook.
+
+    Raises:
+        NotebookNeededError: If there is none.
+    """
+    ipython: Any = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    if getattr(shell, "kernel", None) is None:
+        raise NotebookNeededError(
+            f"{call}() shows envs below a notebook cell, and this is no notebook. Elsewhere render(tile=True) returns "
+            "the picture, and record(policy, steps, path) makes a film."
+        )
+
+
+class Pace:
+    """Keeps frames from coming faster than they are to be seen.
+
+    Args:
+        fps: Frames a second.
+    """
+
+    def __init__(self, fps: float) -> None:
+        self._span = 1 / fps
+        self._next = 0.0
+
+    def wait(self) -> None:
+        """Wait until it is time for the next frame; one that comes late is not made up for."""
+        now = time.monotonic()
+        if now < self._next:
+            time.sleep(self._next - now)
+        self._next = max(now, self._next) + self._span

@@ -1,0 +1,243 @@
+"""What a `ParallelEnv` shows, in a notebook most of all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from parallelenv.animation import check_format, check_fps, encode_animation, format_of, has_ffmpeg, shrink
+from parallelenv.arguments import check_positive
+from parallelenv.batch import Array
+from parallelenv.display.film import Film
+from parallelenv.display.portrait import describe
+from parallelenv.display.recorder import Recorder, ask_to_watch, ask_what_was_seen
+from parallelenv.display.screen import Pace, Screen, refuse_no_notebook
+from parallelenv.errors import ArgumentError, ParallelEnvError
+from parallelenv.evaluation import Evaluation, perform
+from parallelenv.goal import Goal, progress_bar
+from parallelenv.guard import exclusive
+from parallelenv.traffic import Traffic
+
+_FPS = 30.0
+"""Frames a second of envs that do not say it."""
+
+
+class Shown(Traffic):
+    """The part of a `ParallelEnv` that is there to be looked at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._screen = Screen()
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        """Return what a notebook shows of this object, as text and as HTML.
+
+        No worker is asked or waited for: it is the same, only older, of one that is busy, broken or closed.
+        """
+        return describe(self)
+
+    @exclusive
+    def show(self, id: Any = None, *, width: int = 800) -> None:
+        """Show what the envs look like now, below the notebook cell. Another call in the same cell replaces it.
+
+        Args:
+            id: Which envs. Make them with ``render_mode="rgb_array"``; their frames may differ in size.
+            width: Pixels; a picture that is wider is made smaller.
+
+        Raises:
+            NotebookNeededError: If this is no notebook.
+            MissingDependencyError: If Pillow is not installed.
+            ArgumentError: As `ParallelEnv.render` with ``tile=True``.
+        """
+        refuse_no_notebook("show")
+        check_format("png")
+        env_ids = self._seen_ids(id)
+        check_positive("width", width)
+        self._screen.show(self._picture(env_ids), width)
+
+    @exclusive
+    def play(
+        self,
+        policy: Callable[..., Any],
+        steps: int,
+        *,
+        id: Any = None,
+        seed: Any = None,
+        fps: float | None = None,
+        width: int = 800,
+    ) -> Evaluation:
+        """Let a policy act while you look on, below the notebook cell.
+
+        The envs begin with a reset, and need one afterwards. Whoever ends begins anew, whatever ``asynchronous`` says.
+        Stop the cell when you have seen enough.
+
+        Args:
+            policy: As in `ParallelEnv.run_episodes`.
+            steps: So many steps each env makes.
+            id: Which envs.
+            seed: Of the first reset, as in `ParallelEnv.reset`.
+            fps: Frames a second at most; ``None``: what the first env's ``metadata["render_fps"]`` says, else 30.
+            width: As in `show`.
+
+        Returns:
+            An `Evaluation` of the episodes that have ended.
+
+        Raises:
+            NotebookNeededError, MissingDependencyError: As `show`.
+            ArgumentError: If an argument does not fit, or an env has another ``render_mode``; nothing was reset.
+            EnvBusyError, EnvPausedError: As `ParallelEnv.step`.
+            BaseException: What an env or the policy raised; ``error.partial`` has the episodes so far.
+        """
+        refuse_no_notebook("play")
+        check_format("png")
+        env_ids, fps = self._cast(id, steps, fps, width)
+        pace, screen = Pace(fps), Screen()
+
+        def see(picture: Array) -> None:
+            pace.wait()
+            screen.show(picture, width)
+
+        return self._perform(policy, steps, env_ids, seed, see)
+
+    @exclusive
+    def record(
+        self,
+        policy: Callable[..., Any],
+        steps: int,
+        path: str | Path | None = None,
+        *,
+        id: Any = None,
+        seed: Any = None,
+        fps: float | None = None,
+        width: int = 640,
+        progress: bool = True,
+    ) -> Film:
+        """Let a policy act, and return a film of it, which a notebook plays. It needs no screen.
+
+        The envs begin with a reset, and need one afterwards. Whoever ends begins anew, whatever ``asynchronous`` says.
+        All frames are in memory until the last step: at the usual width some 0.8 MB each. `RecordVideo` films what
+        your own loop does.
+
+        Args:
+            policy: As in `ParallelEnv.run_episodes`.
+            steps: So many steps each env makes; the film has one frame more.
+            path: Where to write it, too: ``.webp``, ``.gif``, ``.png`` (animated), or ``.mp4``, for which
+                imageio-ffmpeg has to be installed. ``None``: nowhere; then it is an MP4 if that can be, else a WebP.
+            id: Which envs.
+            seed: Of the first reset, as in `ParallelEnv.reset`.
+            fps: Frames a second; ``None``: as in `play`.
+            width: Pixels; frames that are wider are made smaller.
+            progress: As in `ParallelEnv.rollout`.
+
+        Raises:
+            MissingDependencyError: If Pillow is not installed, or for an MP4 imageio-ffmpeg.
+            ArgumentError: If an argument does not fit, or an env has another ``render_mode``; nothing was reset.
+            OSError: If the folder does not exist, before anything was reset, or the film cannot be written.
+            EnvBusyError, EnvPausedError: As `ParallelEnv.step`.
+            BaseException: What an env or the policy raised; ``error.partial`` has the episodes so far.
+        """
+        video_format = _check_path(path)
+        env_ids, fps = self._cast(id, steps, fps, width)
+        frames: list[Array] = []
+        with progress_bar(Goal.of(steps, None), bool(progress), "record") as advance:
+
+            def see(picture: Array) -> None:
+                advance(1 if frames else 0)
+                frames.append(shrink(picture, width))
+
+            episodes = self._perform(policy, steps, env_ids, seed, see)
+        film = Film(encode_animation(frames, video_format, fps), video_format, None, len(frames), fps, episodes)
+        if path is not None:
+            film.save(path)
+        return film
+
+    # ---------------------------------------------------------------- time
+
+    def profile(self) -> Recorder:
+        """Return a context manager that records where the time goes: ``with env.profile() as p``.
+
+        When the block has ended, ``p.summary()`` is a table with advice, ``p.plot()`` a timeline that a notebook shows,
+        and ``p.save("trace.json")`` writes a trace for Perfetto or Chrome. It is recorded when each env was stepped or
+        reset, and when the caller was in a call. A worker that is built anew meanwhile is not recorded from then on.
+
+        Raises:
+            EnvBusyError: On entry, if this is recorded already.
+            WorkerTimeoutError: On entry, if a worker is still busy after the pool's own timeout.
+        """
+        return Recorder(self)
+
+    @exclusive
+    def _watch(self) -> Any:
+        """Let workers begin to note what they do."""
+        return ask_to_watch(self)
+
+    @exclusive
+    def _ask_what_was_seen(self, timeout: float, goes_on: bool) -> Any:
+        return ask_what_was_seen(self, timeout, goes_on)
+
+    def _unwatch(self, timeout: float, goes_on: bool) -> tuple[Any, Any]:
+        """Let workers note no more; return the calls that there were, and what each has noted that can tell."""
+        found = []
+        with contextlib.suppress(ParallelEnvError):  # closed meanwhile, say
+            found = self._ask_what_was_seen(timeout, goes_on)
+        calls, self._user = self._user, {}
+        return calls, found
+
+    def _seen_ids(self, id: Any) -> tuple[int, ...]:
+        env_ids = self._ids(id)
+        if not env_ids:
+            raise ArgumentError("There are no envs to look at: id is empty, or all are paused.")
+        return env_ids
+
+    def _cast(self, id: Any, steps: Any, fps: Any, width: Any) -> tuple[tuple[int, ...], float]:
+        """Return who is to be seen and how many frames a second, when all arguments fit."""
+        env_ids = self._seen_ids(id)
+        check_positive("steps", steps)
+        check_positive("width", width)
+        own = self._pool.facts[env_ids[0]].metadata.get("render_fps")
+        fps = check_fps(float(own or _FPS) if fps is None else fps)
+        self._refuse_dark(env_ids)
+        return env_ids, fps
+
+    def _perform(
+        self,
+        policy: Callable[..., Any],
+        steps: int,
+        env_ids: Sequence[int],
+        seed: Any,
+        see: Callable[[Array], None],
+    ) -> Evaluation:
+        """Let a policy act for so many steps, and somebody see each picture."""
+        left = steps
+
+        def look() -> bool:
+            nonlocal left
+            see(self._picture(env_ids))
+            left -= 1
+            return left >= 0
+
+        each = self._beginnings(env_ids, seed, None)
+        return perform(self._stepper, policy, env_ids, each, self._forget_seeds, look)
+
+
+def _check_path(path: Any) -> str:
+    """Return the format of a film that is to be written there, before there is one.
+
+    Raises:
+        ArgumentError: If it is no path of a film.
+        MissingDependencyError: If it cannot be written.
+        OSError: If there is no such folder.
+    """
+    if path is None:
+        video_format = "mp4" if has_ffmpeg() else "webp"
+        check_format(video_format)
+        return video_format
+    if not isinstance(path, (str, os.PathLike)) or "\0" in str(path):
+        raise ArgumentError(f"path={path!r} is no path of a file.")
+    folder = Path(path).parent
+    if not folder.is_dir():
+        raise FileNotFoundError(f"path={str(path)!r}: the folder {str(folder)!r} does not exist.")
+    return format_of(Path(path))

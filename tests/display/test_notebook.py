@@ -1,0 +1,117 @@
+"""What a notebook shows, in a real kernel."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import numpy as np
+import pytest
+from nbclient import NotebookClient
+
+Image = pytest.importorskip("PIL.Image")
+pytestmark = pytest.mark.slow
+
+CELLS = [
+    """
+import gymnasium, numpy as np
+from parallelenv import ParallelEnv
+from parallelenv.testing.envs import Counter
+
+class Lamp(Counter):
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 200}
+    render_mode = "rgb_array"
+    def render(self):
+        return np.full((8 + 8 * self.number, 16, 3), 40 * self.count, np.uint8)
+
+stay = lambda states: [1] * len(states)
+env = ParallelEnv([lambda number=number: Lamp(number, 4) for number in range(3)], "subproc", "restart", 2)
+states = env.reset(seed=0)
+""",
+    "env.show()\nfor _ in range(3):\n    result = env.step([1, 1, 1])\n    env.show()",
+    "env.show([0])",
+    "env.play(stay, 6)",
+    "film = env.record(stay, 5, 'film.webp')\nfilm",
+    """
+states = env.reset()
+with env.profile() as p:
+    for _ in range(20):
+        result = env.step([1, 1, 1])
+p.summary()
+""",
+    "p.plot()",
+    "env",
+    "env.close()\nenv",
+]
+
+
+@pytest.fixture(scope="module")
+def executed(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A notebook of these cells with its outputs."""
+    folder: Path = tmp_path_factory.mktemp("notebook")
+    spec = {
+        "argv": [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+        "display_name": "Python 3",
+        "language": "python",
+    }
+    (folder / "jupyter" / "kernels" / "python3").mkdir(parents=True)
+    (folder / "jupyter" / "kernels" / "python3" / "kernel.json").write_text(json.dumps(spec), encoding="utf-8")
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code) for code in CELLS])  # type: ignore[no-untyped-call]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("JUPYTER_PATH", str(folder / "jupyter"))
+        patched.setenv("JUPYTER_RUNTIME_DIR", str(folder / "runtime"))
+        patched.setenv("IPYTHONDIR", str(folder / "ipython"))
+        client = NotebookClient(notebook, timeout=60, kernel_name="python3")
+        asyncio.run(client.async_execute(cwd=str(folder)))
+    assert (folder / "film.webp").stat().st_size
+    return notebook
+
+
+def outputs(notebook: Any, cell: int) -> list[dict[str, str]]:
+    """Return what is below a cell, by MIME type."""
+    found = notebook.cells[cell].outputs
+    assert all("data" in output for output in found), found
+    return [dict(output["data"]) for output in found]
+
+
+def picture(output: dict[str, str]) -> Any:
+    with Image.open(io.BytesIO(base64.b64decode(output["image/png"]))) as image:
+        return np.asarray(image)
+
+
+def test_a_picture_is_replaced_by_the_next_one_below_the_same_cell(executed: Any) -> None:
+    (output,) = outputs(executed, 1)
+    shown = picture(output)
+    assert shown.shape == (48, 32, 3)
+    assert (shown[:8, :16] == 120).all()
+    (other,) = outputs(executed, 2)
+    assert picture(other).shape == (8, 16, 3)
+
+
+def test_a_live_view_ends_with_the_last_frame_and_the_episodes(executed: Any) -> None:
+    shown, episodes = outputs(executed, 3)
+    assert (picture(shown)[:8, :16] == 80).all()  # the second step of the second episode
+    assert episodes["text/plain"].startswith("<Evaluation of 3 episodes")
+
+
+def test_film_table_and_timeline_are_pages_by_themselves(executed: Any) -> None:
+    (film,), (summary,), (timeline,), (shown,), (closed,) = (outputs(executed, cell) for cell in range(4, 9))
+    assert 'src="data:image/webp;base64,' in film["text/html"]
+    assert "advice: " in summary["text/plain"]
+    assert timeline["text/html"].startswith("<svg ")
+    assert "3 running" in shown["text/html"]
+    assert "waiting" in shown["text/plain"]
+    assert "closed" in closed["text/html"]
+
+
+def test_nbconvert_keeps_them(executed: Any) -> None:
+    exporter = pytest.importorskip("nbconvert").HTMLExporter()
+    page, _ = exporter.from_notebook_node(executed)
+    for part in ('title="env 0: running"', "data:image/webp;base64,", "<svg ", "data:image/png;base64,"):
+        assert part in page

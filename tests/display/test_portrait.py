@@ -1,0 +1,334 @@
+"""What a `ParallelEnv` shows of itself in a notebook, and that it costs and harms nobody."""
+
+from __future__ import annotations
+
+import html.parser
+import os
+import re
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from conftest import MakeEnv
+
+from parallelenv import ParallelEnv
+from parallelenv.display.portrait import COLOURS, Portrait, Worker, portray
+from parallelenv.errors import WorkerDiedError
+from parallelenv.score import Standing
+from parallelenv.seats import Seat, here
+from parallelenv.testing.envs import Counter
+from parallelenv.wrappers import CheckFinite
+
+IPython = pytest.importorskip("IPython")
+PROBES = ["_repr_html_", "_ipython_display_", "_ipython_canary_method_should_not_exist_", "_repr_png_", "_repr_svg_"]
+
+
+def counters(*numbers: int, length: int = 3) -> list[Any]:
+    return [lambda number=number: Counter(number, length) for number in numbers]
+
+
+def bundle(env: Any) -> dict[str, str]:
+    """Return what IPython would show, asked as it asks."""
+    from IPython.core.formatters import DisplayFormatter
+
+    formatter = DisplayFormatter()
+    formatter.active_types = list(formatter.format_types)
+    found, _ = formatter.format(env)  # type: ignore[no-untyped-call]
+    return dict(found)
+
+
+def states_of(env: ParallelEnv) -> list[str]:
+    return portray(env, "").states
+
+
+class Tags(html.parser.HTMLParser):
+    """Notes the tags, and that each is closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[str] = []
+        self.texts: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.open.append(tag)
+        self.seen.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+def parsed(page: str) -> Tags:
+    tags = Tags()
+    tags.feed(page)
+    assert not tags.open
+    return tags
+
+
+# ---------------------------------------------------------------- what is shown
+
+
+def test_it_says_what_there_is_to_say(make_env: MakeEnv, mode: str) -> None:
+    env = make_env(counters(0, 1, 2, 3), asynchronous="restart", num_cpus=2)
+    env.reset(seed=0)
+    for _ in range(10):
+        env.step([1] * 4)
+    found = bundle(env)
+    text, page = found["text/plain"], found["text/html"]
+    assert text.startswith(repr(env))
+    assert "envs      4 running" in text
+    assert re.search(r"episodes  12 ended, return -?[\d.]+ and length 3 on average of the latest 12\n", text)
+    assert re.search(r"steps     40, [\d,.e+]+ per second\n", text)
+    tags = parsed(page)
+    assert set(tags.seen) <= {"div", "span", "code", "table", "thead", "tbody", "tr", "td", "th"}
+    assert page.count('title="env ') == 4
+    portrait = portray(env, "")
+    pids = env.customized_method("where") if hasattr(Counter, "where") else None
+    assert pids is None
+    assert sum((worker.env_ids for worker in portrait.workers), ()) == (0, 1, 2, 3)
+    assert all(worker.seat.is_near and worker.memory and worker.memory > 2**20 for worker in portrait.workers)
+    assert all(worker.waiting is not None and 0 <= worker.waiting <= 1 for worker in portrait.workers)
+    assert len(portrait.workers) == (1 if mode == "dummy" else 2)
+    is_here = mode in ("dummy", "thread")
+    assert all((worker.seat == here()) == is_here for worker in portrait.workers)
+
+
+class Placed(Counter):
+    def where(self) -> int:
+        return os.getpid()
+
+
+def test_the_process_ids_are_those_of_the_workers_also_after_a_restart(make_env: MakeEnv) -> None:
+    env = make_env([lambda number=number: Placed(number) for number in range(4)], num_cpus=2)
+    for _ in range(2):
+        found = portray(env, "").workers
+        told = {env_id: worker.seat.pid for worker in found for env_id in worker.env_ids}
+        assert [told[env_id] for env_id in range(4)] == env.customized_method("where")
+        env.restart()
+
+
+@pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
+def test_every_state_has_its_colour(make_env: MakeEnv) -> None:
+    env = make_env(counters(0, 1, 2, 3, length=2), asynchronous="idle", num_cpus=2)
+    assert states_of(env) == ["idle"] * 4
+    env.reset([0, 1, 2], seed=0)
+    assert states_of(env) == ["running", "running", "running", "idle"]
+    env.step([1, 1], [0, 1])
+    env.step([1, 1], [0, 1])
+    env.pause([1])
+    assert states_of(env) == ["done", "paused", "running", "idle"]
+    env.send([1], [2])
+    assert states_of(env) == ["done", "paused", "busy", "idle"]
+    page = env._repr_mimebundle_()["text/html"]
+    for state in ("done", "paused", "busy", "idle"):
+        assert COLOURS[state] in page
+    assert COLOURS["failed"] not in page
+    env.recv()
+
+
+class Killed(Counter):
+    def step(self, action: int) -> Any:
+        if action == 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(action)
+
+
+@pytest.mark.parametrize("mode", ["subproc"], indirect=True)
+def test_envs_whose_worker_died_have_failed(make_env: MakeEnv) -> None:
+    env = make_env([lambda number=number: Killed(number) for number in range(4)], num_cpus=2)
+    env.reset(seed=0)
+    with pytest.raises(WorkerDiedError):
+        env.step([4, 1, 1, 1])
+    assert states_of(env) == ["failed", "failed", "running", "running"]
+    assert "2 failed" in bundle(env)["text/plain"]
+    assert [worker.env_ids for worker in portray(env, "").workers] == [(2, 3)]
+    env.restart([0])
+    assert states_of(env) == ["idle", "idle", "running", "running"]
+
+
+def test_with_restart_nobody_is_done(make_env: MakeEnv) -> None:
+    env = make_env(counters(0, 1, length=1), asynchronous="restart")
+    env.reset(seed=0)
+    env.step([1, 1])
+    assert env.all_done()
+    assert states_of(env) == ["running", "running"]
+
+
+def test_a_wrapper_shows_what_it_is_around(make_env: MakeEnv) -> None:
+    env = CheckFinite(make_env(counters(0, 1)))
+    env.reset(seed=0)
+    found = bundle(env)
+    assert found["text/plain"].startswith("<CheckFinite around <parallelenv.ParallelEnv of 2 envs")
+    assert "2 running" in found["text/html"]
+
+
+def test_what_could_be_markup_is_text() -> None:
+    portrait = Portrait("<script>alert('&')</script>", ["running"], Standing(0, 0, None, None), None, [])
+    tags = parsed(portrait.html())
+    assert "script" not in tags.seen
+    assert "<script>alert('&')</script>" in "".join(tags.texts)
+
+
+def test_thousands_of_envs_stay_small_on_the_page() -> None:
+    workers = [Worker((index,), Seat(1, "elsewhere"), None, 0.5) for index in range(500)]
+    portrait = Portrait("many", ["running"] * 5000, Standing(1, 0, None, None), 1.0, workers)
+    assert len(portrait.html()) < 60_000
+    assert "... and 4,744 more" in portrait.html()
+    assert "... and 484 more workers" in portrait.text()
+    assert "1 on elsewhere" in portrait.text()
+    assert "5000 running" in portrait.text()
+
+
+# ---------------------------------------------------------------- that it asks nobody
+
+
+def test_probing_reaches_no_worker_and_finds_no_more(make_env: MakeEnv, monkeypatch: pytest.MonkeyPatch) -> None:
+    env = make_env(counters(0, 1))
+    env.reset(seed=0)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("a worker was asked")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(env._pool, "_dispatch", refuse)
+        patched.setattr(env._pool, "pump", refuse)
+        for name in PROBES:
+            assert not hasattr(env, name)
+        assert set(bundle(env)) == {"text/plain", "text/html"}
+        assert dir(env)
+
+
+class Slow(Counter):
+    begun: Any = None
+    may_end: Any = None
+
+    def step(self, action: int) -> Any:
+        type(self).begun.set()
+        assert type(self).may_end.wait(30)
+        return super().step(action)
+
+
+@pytest.mark.parametrize("mode", ["dummy", "thread"], indirect=True)
+def test_it_is_shown_while_another_thread_waits_in_a_step(make_env: MakeEnv) -> None:
+    Slow.begun, Slow.may_end = threading.Event(), threading.Event()
+    env = make_env([Slow, Slow])
+    env.reset(seed=0)
+    stepping = threading.Thread(target=env.step, args=([1, 1],))
+    stepping.start()
+    try:
+        assert Slow.begun.wait(30)
+        assert states_of(env) == ["busy", "busy"]
+        assert "2 busy" in bundle(env)["text/plain"]
+    finally:
+        Slow.may_end.set()
+        stepping.join()
+    assert states_of(env) == ["running", "running"]
+
+
+def test_a_closed_one_shows_what_it_was(make_env: MakeEnv) -> None:
+    env = make_env(counters(0, 1), asynchronous="restart")
+    env.reset(seed=0)
+    for _ in range(3):
+        env.step([1, 1])
+    env.close()
+    text = bundle(env)["text/plain"]
+    assert "closed" in text.splitlines()[0]
+    assert "2 ended" in text
+    assert "pid" not in text
+
+
+class Broken(gym.Env[Any, Any]):
+    def __init__(self) -> None:
+        raise ValueError("no")
+
+
+def test_one_that_could_not_be_made_shows_that() -> None:
+    env = ParallelEnv.__new__(ParallelEnv)
+    with pytest.raises(ValueError, match="no"):
+        env.__init__([Broken])  # type: ignore[misc]
+    assert env._repr_mimebundle_() == {"text/plain": "<parallelenv.ParallelEnv, not constructed>"}
+
+
+def test_memory_of_what_is_gone_or_elsewhere_is_not_known() -> None:
+    assert Seat(0, here().machine).memory() is None
+    assert Seat(os.getpid(), "elsewhere").memory() is None
+    assert Seat(2**22 + 1, here().machine).memory() is None
+    assert (here().memory() or 0) > 2**20
+
+
+# ---------------------------------------------------------------- time
+
+
+class Sleepy(Counter):
+    def step(self, action: int) -> Any:
+        threading.Event().wait(0.01 * action)
+        return super().step(action)
+
+
+def test_who_works_less_waits_more(make_env: MakeEnv, mode: str) -> None:
+    env = make_env([Sleepy, Sleepy], num_cpus=2)
+    env.reset(seed=0)
+    for _ in range(10):
+        env.step([1, 4] if mode != "dummy" else [2, 2])
+    portrait = portray(env, "")
+    assert portrait.rate is not None
+    assert 20 <= portrait.rate <= 60  # two steps in 40 ms, but the machine may be busy with others
+    waiting = [worker.waiting or 0.0 for worker in portrait.workers]
+    if mode == "dummy":
+        assert waiting[0] < 0.5
+    elif not mode.startswith("ray-"):
+        assert waiting[0] > waiting[1] + 0.3
+
+
+@pytest.mark.parametrize("mode", ["thread", "subproc"], indirect=True)
+def test_who_always_has_something_under_way_does_not_wait(make_env: MakeEnv) -> None:
+    env = make_env([Sleepy, Sleepy], num_cpus=2, asynchronous="restart")
+    env.reset(seed=0)
+    for _ in env.stream(lambda states: [2] * len(states), 40):
+        pass
+    assert max(worker.waiting or 0.0 for worker in portray(env, "").workers) < 0.3
+
+
+@pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
+def test_long_pauses_do_not_count(make_env: MakeEnv, monkeypatch: pytest.MonkeyPatch) -> None:
+    env = make_env([Sleepy, Sleepy])
+    env.reset(seed=0)
+    env.step([1, 1])
+    before = env._pool.hours.elapsed()
+    monkeypatch.setattr("parallelenv.hours.PAUSE", 0.3)
+    threading.Event().wait(1.0)
+    env.step([1, 1])
+    after = env._pool.hours.elapsed()
+    assert before < after < before + 0.9
+    threading.Event().wait(0.1)  # a short one does
+    env.step([1, 1])
+    assert env._pool.hours.elapsed() > after + 0.1
+
+
+def test_the_package_lists_its_folders() -> None:
+    root = Path(__file__).parents[2]
+    listed = re.search(r"^packages = (.*)$", (root / "pyproject.toml").read_text(), re.MULTILINE)
+    folders = {f"parallelenv.{path.parent.name}" for path in root.glob("parallelenv/*/__init__.py")}
+    assert listed
+    assert folders | {"parallelenv"} == set(re.findall(r'"([\w.]+)"', listed[1]))
+
+
+def test_a_step_counts_rewards_that_are_no_numbers_as_unknown(make_env: MakeEnv) -> None:
+    env = make_env([lambda: Vector(0, 2)] * 2, asynchronous="restart")
+    env.reset(seed=0)
+    for _ in range(4):
+        env.step([1, 1])
+    assert "4 ended, length 2 on average of the latest 4" in bundle(env)["text/plain"]
+
+
+class Vector(Counter):
+    def step(self, action: int) -> Any:
+        state, _, terminated, truncated, info = super().step(action)
+        return state, np.ones(2), terminated, truncated, info

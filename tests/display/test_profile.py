@@ -1,0 +1,450 @@
+"""Where the time goes, recorded in every mode."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import time
+import xml.etree.ElementTree
+from collections import Counter as Count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import MakeEnv
+
+from parallelenv import ParallelEnv
+from parallelenv.backends.host import Host
+from parallelenv.backends.watch import HostRecord, Watch, begin_watching, end_watching
+from parallelenv.display.profile import Profile, measure, merge
+from parallelenv.display.recorder import Recorder
+from parallelenv.errors import ArgumentError, ClosedError, EnvBusyError, NotRecordedError, WorkerDiedError
+from parallelenv.seats import Seat, clock_id, here
+from parallelenv.testing.envs import Counter
+
+
+class Sleepy(Counter):
+    """Its action says for how many hundredths of a second a step sleeps."""
+
+    def step(self, action: int) -> Any:
+        time.sleep(0.01 * action)
+        return super().step(action)
+
+
+def sleepers(make_env: MakeEnv, number: int = 4, **kwargs: Any) -> ParallelEnv:
+    env = make_env([lambda index=index: Sleepy(index, 3) for index in range(number)], num_cpus=2, **kwargs)
+    env.reset(seed=0)
+    return env
+
+
+def turns_of(profile: Profile) -> Count[tuple[int, str]]:
+    """Return how often each env did what."""
+    return Count(
+        (env_id, worker.operations[span])
+        for worker in profile.recording.workers
+        for env_id, span in zip(worker.owners.tolist(), worker.span_of.tolist(), strict=True)
+    )
+
+
+# ---------------------------------------------------------------- what is recorded
+
+
+def test_every_step_and_reset_of_every_env_is_there(make_env: MakeEnv) -> None:
+    env = sleepers(make_env, asynchronous="restart")
+    with env.profile() as profile:
+        for _ in range(5):
+            env.step([1] * 4)
+        env.reset([1, 2])
+        env.step([0, 2], [3, 1])
+    assert turns_of(profile) == {
+        **{(env_id, "step"): 5 + (env_id in (1, 3)) for env_id in range(4)},
+        **{(env_id, "reset"): 1 for env_id in (1, 2)},
+    }
+    recording = profile.recording
+    owned = sorted(env_id for worker in recording.workers for env_id in worker.env_ids)
+    assert owned == [0, 1, 2, 3]
+    assert recording.missing == ()
+    within = {int(owner) for worker in recording.workers for owner in worker.resets[:, 2]}
+    assert within == {0, 1, 2, 3}  # each has ended in its third step
+    assert len(recording.calls) == 7
+    for worker in recording.workers:
+        ends = worker.turns[:, 1] - worker.turns[:, 0]
+        assert (ends > 0).all()
+        assert (ends[worker.is_step] < 0.5).all()
+        starts, stops = worker.spans[worker.span_of].T
+        assert (worker.turns[:, 0] >= starts).all()
+        assert (worker.turns[:, 1] <= stops + 1e-9).all()
+        assert (worker.spans[:, 0] >= recording.begin).all()
+        assert (worker.spans[:, 1] <= recording.end).all()
+    env.step([1] * 4)  # and nobody is watched any more
+
+
+def test_times_are_those_that_envs_take(make_env: MakeEnv) -> None:
+    env = sleepers(make_env, 2, asynchronous="restart")
+    with env.profile() as profile:
+        for _ in range(4):
+            env.step([1, 5])
+            time.sleep(0.03)
+    found = profile.summary()
+    quick, slow = found.envs
+    assert 0.01 <= quick.mean < 0.04
+    assert 0.05 <= slow.mean < 0.09
+    assert found.slowest == slow
+    assert slow.longest >= slow.mean
+    assert (quick.steps, slow.steps) == (4, 4)
+    assert found.caller_share + found.transport_share + found.env_share == pytest.approx(1)
+    assert 0.12 / found.seconds <= found.caller_share < 0.9
+    assert found.env_share >= 0.2 / found.seconds
+    if len(found.workers) == 2:
+        assert found.straggler_loss > 0.1
+        assert found.busy[1] > found.busy[0]
+    else:
+        assert found.straggler_loss == 0
+
+
+def test_a_rollout_shows_its_steps_and_what_the_policy_takes(make_env: MakeEnv) -> None:
+    env = sleepers(make_env, 2, asynchronous="restart")
+
+    def slow(states: Any) -> list[int]:
+        time.sleep(0.02)
+        return [1] * len(states)
+
+    with env.profile() as profile:
+        env.rollout(slow, 4, progress=False)
+    assert {name: number for name, number in turns_of(profile).items() if name[1] == "step"} == {
+        (0, "step"): 4,
+        (1, "step"): 4,
+    }
+    found = profile.summary()
+    assert found.policy_share * found.seconds >= 0.08 * 0.9
+    assert "policy" in repr(found)
+
+
+def test_steps_that_are_sent_are_recorded_too(make_env: MakeEnv) -> None:
+    env = sleepers(make_env, asynchronous="restart")
+    with env.profile() as profile:
+        env.send([1, 1, 1, 1])
+        received = 0
+        while received < 4:
+            received += len(env.recv().env_ids)
+    assert turns_of(profile) == {(env_id, "step"): 1 for env_id in range(4)}
+
+
+class Raising(Counter):
+    def step(self, action: int) -> Any:
+        if action == 4:
+            raise ValueError("four")
+        return super().step(action)
+
+
+def test_an_env_that_raises_is_recorded_with_the_others(make_env: MakeEnv) -> None:
+    env = make_env([Raising] * 4, num_cpus=1, asynchronous="continue")
+    env.reset(seed=0)
+    with env.profile() as profile:
+        with pytest.raises(ValueError, match="four"):
+            env.step([1, 4, 1, 1])
+        env.step([1, 1, 1, 1])
+    assert turns_of(profile) == {(env_id, "step"): 2 for env_id in range(4)}
+
+
+def record_and_fail(env: ParallelEnv) -> Profile:
+    recorder = env.profile()
+    with pytest.raises(ZeroDivisionError), recorder:
+        env.step([env.num_envs // 0])
+    with recorder as profile, contextlib.suppress(ZeroDivisionError):
+        env.step([1] * 4)
+        env.step([1 // 0])
+    return profile
+
+
+def test_an_error_in_the_block_goes_through_and_what_was_recorded_stays(make_env: MakeEnv) -> None:
+    env = sleepers(make_env)
+    profile = record_and_fail(env)
+    assert turns_of(profile) == {(env_id, "step"): 1 for env_id in range(4)}
+
+
+def test_an_adapter_is_recorded_as_what_it_steps(make_env: MakeEnv) -> None:
+    env = make_env([lambda: Counter(0, 2)] * 2)
+    vector_env = env.to_gymnasium("NextStep")
+    vector_env.reset(seed=0)
+    with env.profile() as profile:
+        for _ in range(3):
+            vector_env.step(np.array([1, 1]))
+    assert turns_of(profile)[0, "step"] == 3
+    assert sum(len(worker.resets) for worker in profile.recording.workers) == 2
+    assert len(profile.recording.calls) >= 3
+
+
+# ---------------------------------------------------------------- when something fails
+
+
+class Killed(Counter):
+    def step(self, action: int) -> Any:
+        if action == 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(action)
+
+
+@pytest.mark.parametrize("mode", ["subproc"], indirect=True)
+def test_a_worker_that_dies_has_noted_nothing_and_the_others_have(make_env: MakeEnv) -> None:
+    env = make_env([Killed] * 4, num_cpus=2)
+    env.reset(seed=0)
+    with env.profile() as profile, pytest.raises(WorkerDiedError):
+        env.step([1, 1, 1, 4])
+    assert profile.recording.missing == (2, 3)
+    assert turns_of(profile) == {(0, "step"): 1, (1, "step"): 1}
+    assert "not recorded: envs [2, 3]" in repr(profile.summary())
+    with env.profile() as profile:  # of those that live
+        env.step([1, 1], [0, 1])
+    assert turns_of(profile) == {(0, "step"): 1, (1, "step"): 1}
+
+
+@pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
+def test_a_pool_that_is_closed_in_the_block_has_calls_only(make_env: MakeEnv) -> None:
+    env = sleepers(make_env)
+    with env.profile() as profile:
+        env.step([1] * 4)
+        env.close()
+    assert profile.recording.missing == (0, 1, 2, 3)
+    assert "no env was stepped" in profile.summary().advice
+    with pytest.raises(ClosedError):
+        env.profile().__enter__()
+
+
+@pytest.mark.parametrize("mode", ["thread", "subproc"], indirect=True)
+def test_who_does_not_answer_in_time_is_left_out(make_env: MakeEnv, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("parallelenv.display.recorder.COLLECT_TIMEOUT", 0.2)
+    env = sleepers(make_env, 2)
+    with env.profile() as profile:
+        env.send([0, 200], [0, 1])
+    assert profile.recording.missing == (1,)
+    assert turns_of(profile) == {(0, "step"): 1}
+    assert len(env.recv(2).env_ids) == 2
+
+
+class Interrupted(Counter):
+    def step(self, action: int) -> Any:
+        if action == 3:
+            raise KeyboardInterrupt
+        return super().step(action)
+
+
+def test_an_interrupted_step_does_not_go_on_to_end_the_block() -> None:
+    with ParallelEnv([Interrupted, Interrupted], asynchronous="restart") as env:
+        env.reset(seed=0)
+        with pytest.raises(KeyboardInterrupt), env.profile() as profile:
+            env.step([3, 1])
+        assert profile.recording.missing == (0, 1)
+        host: Any = env._pool._links[0].channel._host  # type: ignore[attr-defined]
+        assert host._envs[1].env.count == 0
+        with pytest.raises(Exception, match="interrupted"):
+            env.recv(2)
+        assert host._envs[1].env.count == 1
+        env.reset()
+        assert type(host) is Host
+
+
+@pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
+def test_two_at_once_are_refused(make_env: MakeEnv) -> None:
+    env = sleepers(make_env)
+    with env.profile() as profile:
+        with pytest.raises(EnvBusyError, match="is recorded already"):
+            env.profile().__enter__()
+        env.step([0] * 4)
+    assert turns_of(profile) == {(env_id, "step"): 1 for env_id in range(4)}
+
+
+def test_before_the_end_there_is_nothing_to_ask() -> None:
+    with ParallelEnv([Counter]) as env, env.profile() as profile:
+        assert repr(profile) == "<Profile, still recording>"
+        for ask in (profile.summary, profile.plot, lambda: profile.save("trace.json")):
+            with pytest.raises(NotRecordedError, match="ask when the block"):
+                ask()
+
+
+def test_a_host_stops_noting_when_it_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("parallelenv.backends.watch.MOST_SPANS", 3)
+    with ParallelEnv([Counter, Counter], asynchronous="restart") as env:
+        env.reset(seed=0)
+        with env.profile() as profile:
+            for _ in range(10):
+                env.step([1, 1])
+    assert turns_of(profile) == {(0, "step"): 3, (1, "step"): 3}
+    assert profile.summary().is_full
+    assert "there was more than is kept" in repr(profile.summary())
+
+
+def test_many_moments_are_put_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("parallelenv.backends.watch._PART", 5)
+    with ParallelEnv([Counter] * 3, asynchronous="restart") as env:
+        env.reset(seed=0)
+        with env.profile() as profile:
+            for _ in range(10):
+                env.step([1] * 3)
+    assert turns_of(profile) == {(env_id, "step"): 10 for env_id in range(3)}
+
+
+# ---------------------------------------------------------------- nothing when off
+
+
+def test_a_host_is_what_it_was_before_and_afterwards() -> None:
+    with ParallelEnv([Counter]) as env:
+        env.reset(seed=0)
+        host = env._pool._links[0].channel._host  # type: ignore[attr-defined]
+        before = set(vars(host))
+        user = type(env._user)
+        with env.profile():
+            env.step([1])
+            assert type(host) is not Host
+        assert type(host) is Host
+        assert set(vars(host)) == before
+        assert type(env._user) is user
+
+
+def test_a_host_that_is_not_watched_has_nothing_to_say() -> None:
+    with ParallelEnv([Counter]) as env:
+        host = env._pool._links[0].channel._host  # type: ignore[attr-defined]
+        assert end_watching(host) is None
+        begin_watching(host)
+        assert isinstance(end_watching(host), HostRecord)
+
+
+# ---------------------------------------------------------------- other clocks
+
+
+def test_the_clock_of_another_machine_is_brought_in_line() -> None:
+    with ParallelEnv([Counter]) as env:
+        recorder = Recorder(env)
+        recorder._answers = {0: (990.0, (10.0, 11.0))}
+        record = Watch().record((0,))
+        fields = {name: getattr(record, name) for name in record.__slots__}
+        spans = np.array([[1000.0, 1001.0]])
+        far = HostRecord(**{**fields, "clock": "other", "now": 1005.0, "spans": spans, "operations": ["step"]})
+        near = HostRecord(**{**fields, "spans": spans, "operations": ["step"]})
+        assert recorder._aligned(near, (20.0, 20.1)).spans.tolist() == [[1000.0, 1001.0]]
+        found = recorder._aligned(far, (20.0, 20.2))  # asked and answered within less than the first time
+        assert found.spans.tolist()[0] == pytest.approx([15.1, 16.1])
+        assert recorder._aligned(far, (20.0, 29.0)).spans.tolist()[0] == pytest.approx([20.5, 21.5])
+    assert clock_id()
+    assert here() == Seat(os.getpid(), here().machine)
+
+
+# ---------------------------------------------------------------- advice
+
+
+@pytest.mark.parametrize(
+    ("num_cpus", "actions", "pause", "advice"),
+    [
+        (1, [1, 1], 0.1, "your own code takes"),
+        (2, [1, 10], 0.0, r"workers wait for the slowest of them \d+% of the time \(env 1 takes"),
+        (2, [3, 3], 0.0, "all is well"),
+    ],
+)
+def test_advice_names_what_takes_the_time(
+    num_cpus: int, actions: list[int], pause: float, advice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("parallelenv.display.profile.usable_cores", lambda: 1)
+    with ParallelEnv([Sleepy, Sleepy], "thread", "restart", num_cpus) as env:
+        env.reset(seed=0)
+        with env.profile() as profile:
+            for _ in range(3):
+                env.step(actions)
+                time.sleep(pause)
+    import re
+
+    assert re.search(advice, profile.summary().advice)
+
+
+def test_a_loop_on_a_machine_with_cores_left_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("parallelenv.display.profile.usable_cores", lambda: 4)
+    with ParallelEnv([Sleepy, Sleepy], "dummy", "restart") as env:
+        env.reset(seed=0)
+        with env.profile() as profile:
+            env.step([1, 1])
+    assert "there are 4 cores; try para_mode='subproc'" in profile.summary().advice
+
+
+def test_spans_are_merged() -> None:
+    assert merge(np.array([[3, 4], [0, 2], [1, 1.5], [4, 5.0]])).tolist() == [[0, 2], [3, 5]]
+    assert measure(merge(np.zeros((0, 2)))) == 0
+
+
+# ---------------------------------------------------------------- picture and trace
+
+
+@pytest.fixture(scope="module")
+def recorded() -> Profile:
+    with ParallelEnv([lambda index=index: Sleepy(index, 3) for index in range(4)], "subproc", "restart", 2) as env:
+        env.reset(seed=0)
+        with env.profile() as profile:
+            for _ in range(6):
+                env.step([0, 1, 0, 0])
+            env.reset([0])
+    return profile
+
+
+def test_a_trace_is_what_perfetto_reads(recorded: Profile, tmp_path: Path) -> None:
+    path = recorded.save(tmp_path / "trace.json")
+    trace = json.loads(path.read_text())
+    events = trace["traceEvents"]
+    names = {event["args"]["name"] for event in events if event["ph"] == "M"}
+    assert "caller" in names
+    assert any(name.startswith("worker of envs 0, 1 (") for name in names)
+    spans = [event for event in events if event["ph"] == "X"]
+    assert {event["name"] for event in spans} >= {"in a call", "own code", "step", "reset", "env 0", "env 3"}
+    length = 1e6 * (recorded.recording.end - recorded.recording.begin)
+    for event in spans:
+        assert set(event) == {"name", "cat", "ph", "pid", "tid", "ts", "dur"}
+        assert event["dur"] >= 0
+        assert -1 <= event["ts"] <= event["ts"] + event["dur"] <= length + 1
+    for thread in {event["tid"] for event in spans}:  # an event within another one ends before that
+        open_until: list[float] = []
+        for event in sorted((one for one in spans if one["tid"] == thread), key=lambda one: (one["ts"], -one["dur"])):
+            while open_until and open_until[-1] <= event["ts"] + 0.01:
+                open_until.pop()
+            assert not open_until or event["ts"] + event["dur"] <= open_until[-1] + 0.01, event
+            open_until.append(event["ts"] + event["dur"])
+    with pytest.raises(ArgumentError, match=r"must be the name of a file that ends in .json"):
+        recorded.save(tmp_path / "trace.txt")
+
+
+def test_a_timeline_is_a_picture_by_itself(recorded: Profile, tmp_path: Path) -> None:
+    path = tmp_path / "time.svg"
+    timeline = recorded.plot(path=path)
+    root = xml.etree.ElementTree.fromstring(path.read_text())
+    texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"caller", "envs 0-1", "envs 2-3"} <= set(texts)
+    titles = [element.text or "" for element in root.iter("{http://www.w3.org/2000/svg}title")]
+    assert sum(title.startswith("env 1: step") for title in titles) == 6
+    assert any(title.startswith("env 0: reset") for title in titles)
+    for rect in root.iter("{http://www.w3.org/2000/svg}rect"):
+        x, width = float(rect.attrib["x"]), float(rect.attrib["width"])
+        assert 0 <= x <= x + width <= 901
+    assert "http" not in timeline.svg.replace("http://www.w3.org/2000/svg", "")
+    assert timeline._repr_mimebundle_()["text/html"] == timeline.svg
+    with pytest.raises(ArgumentError, match=r"ends in .svg"):
+        recorded.plot(path=tmp_path / "time.png")
+
+
+def test_a_part_of_a_timeline_can_be_asked_for(recorded: Profile) -> None:
+    whole, part = recorded.plot(), recorded.plot(0.0, 0.02)
+    assert 0 < part.svg.count("env 1: step") < whole.svg.count("env 1: step")
+    for begin, end in [(0.2, 0.1), (-1.0, None), (1e6, None)]:
+        with pytest.raises(ArgumentError, match="the recording goes from 0 to"):
+            recorded.plot(begin, end)
+
+
+def test_a_long_recording_is_shaded_with_some_steps_below() -> None:
+    with ParallelEnv([Counter] * 8, asynchronous="restart") as env:
+        env.reset(seed=0)
+        with env.profile() as profile:
+            for _ in range(2000):
+                env.step([1] * 8)
+    timeline = profile.plot()
+    assert len(timeline.svg) < 400_000
+    assert timeline.svg.count(">caller</text>") == 2
+    assert "works " in timeline.svg
+    assert "env 7: step" in timeline.svg

@@ -1,0 +1,221 @@
+"""Episodes are counted as a plain loop would count them, whatever the steps come by."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import MakeEnv
+from gymnasium.spaces import Box, Discrete
+
+from parallelenv import ParallelEnv
+from parallelenv.batch import Batch, Layout
+from parallelenv.score import LATEST, Score
+from parallelenv.testing.envs import Counter
+from parallelenv.wrappers import RecordEpisodeStatistics
+
+
+class Plain:
+    """Counts as a reader would."""
+
+    def __init__(self, num_envs: int) -> None:
+        self.returns: list[float | None] = [None] * num_envs
+        self.lengths = [0] * num_envs
+        self.ended: list[tuple[float, int]] = []
+        self.steps = 0
+
+    def begin(self, row: int) -> None:
+        self.returns[row], self.lengths[row] = 0.0, 0
+
+    def step(self, row: int, reward: float, ends: bool, goes_on: bool) -> None:
+        self.steps += 1
+        have = self.returns[row]
+        if have is None:
+            if ends and goes_on:
+                self.begin(row)
+            return
+        self.returns[row] = have + reward
+        self.lengths[row] += 1
+        if ends:
+            self.ended.append((have + reward, self.lengths[row]))
+            self.returns[row] = None
+            if goes_on:
+                self.begin(row)
+
+
+class Noting:
+    """A `Score`, and a batch to write what it is told."""
+
+    def __init__(self, num_envs: int) -> None:
+        self.score = Score(num_envs)
+        self.batch = Batch.private(Layout(Box(-1, 1, (3,)), Discrete(2), 0, num_envs, False))
+
+    def note(self, rewards: Any, ended: Any, rows: Any = None) -> None:
+        self.batch.rewards[:] = rewards
+        self.batch.flags[:] = True  # also of those that are not stepped: they keep what they had
+        self.batch.flags[slice(None) if rows is None else rows] = np.column_stack([ended, np.zeros_like(ended)])
+        outcome = self.batch.outcome()
+        self.score.log.append(outcome if rows is None else (rows, outcome))
+        if len(self.score.log) == self.score.room:
+            self.score.settle()
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("num_envs", [1, 3, 300])
+def test_sums_are_those_of_a_plain_loop(num_envs: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    noting, plain, goes_on = Noting(num_envs), Plain(num_envs), False
+    score = noting.score
+    for _ in range(3000 if num_envs < 10 else 200):
+        kind = rng.choice(["all", "some", "begin", "follow", "look"], p=[0.6, 0.15, 0.2, 0.02, 0.03])
+        if kind == "follow":
+            goes_on = bool(rng.integers(2))
+            score.follow(goes_on)
+        elif kind == "begin":
+            rows = rng.permutation(num_envs)[: rng.integers(1, num_envs + 1)].tolist()
+            score.begin(rows)
+            for row in rows:
+                plain.begin(row)
+        elif kind == "look":
+            look_and_compare(score, plain)
+        else:
+            rewards = rng.integers(-5, 6, num_envs).astype(float)
+            rows = np.arange(num_envs) if kind == "all" else np.sort(rng.permutation(num_envs)[: num_envs // 2 + 1])
+            ended = rng.random(len(rows)) < 0.2
+            noting.note(rewards, ended, None if kind == "all" else rows.tolist())
+            for row, ends in zip(rows.tolist(), ended.tolist(), strict=True):
+                plain.step(row, rewards[row], ends, goes_on)
+    look_and_compare(score, plain)
+    assert plain.ended
+
+
+def look_and_compare(score: Score, plain: Plain) -> None:
+    standing = score.look()
+    assert (standing.num_steps, standing.num_episodes) == (plain.steps, len(plain.ended))
+    if plain.ended:
+        latest = plain.ended[-LATEST:]
+        assert standing.mean_return == pytest.approx(np.mean([one for one, _ in latest]))
+        assert standing.mean_length == pytest.approx(np.mean([length for _, length in latest]))
+
+
+def test_infinite_rewards_warn_nobody_and_spoil_only_their_episode() -> None:
+    noting = Noting(1)
+    score = noting.score
+    score.follow(True)
+    score.begin([0])
+    for reward, ends in [(np.inf, False), (-np.inf, True), (1.0, False), (2.0, True)]:
+        noting.note([reward], [ends])
+    standing = score.look()
+    assert (standing.num_episodes, standing.mean_return, standing.mean_length) == (2, None, 2.0)
+    assert len(score.log) == 4  # looking has summed up nothing
+
+
+# ---------------------------------------------------------------- by way of a ParallelEnv
+
+
+def standing_of(env: ParallelEnv) -> Any:
+    return env._stepper.episodes.score.look()
+
+
+def expected(statistics: Any) -> tuple[int, float, float]:
+    return len(statistics.returns), float(np.mean(statistics.returns)), float(np.mean(statistics.lengths))
+
+
+@pytest.mark.parametrize("policy", [None, "idle", "restart", "continue"])
+@pytest.mark.parametrize("align", ["item", "batch"])
+def test_a_pool_counts_as_the_wrapper_for_episodes_does(make_env: MakeEnv, policy: Any, align: Any) -> None:
+    env = RecordEpisodeStatistics(
+        make_env([lambda number=number: Counter(number, 2 + number) for number in range(3)], asynchronous=policy)
+    )
+    returns: list[float] = []
+    lengths: list[int] = []
+    env.reset(seed=0)
+    for step in range(30):
+        if policy != "restart" and step % 5 == 4:
+            env.reset([0, 1, 2] if policy is None else [1, 2])
+        for info in (
+            [info for _, _, _, info in env.step([1] * 3, align="batch")]
+            if align == "batch"
+            else env.step([1] * 3).infos.tolist()
+        ):
+            if "episode" in info:
+                returns.append(info["episode"]["r"])
+                lengths.append(info["episode"]["l"])
+    standing = standing_of(env.unwrapped)
+    assert len(returns) > 3
+    if policy is None:  # the wrapper tells of those, too, whom the end of another has ended
+        assert standing.num_episodes <= len(returns)
+    else:
+        assert standing.num_episodes == len(returns)
+        assert standing.mean_return == pytest.approx(np.mean(returns))
+        assert standing.mean_length == pytest.approx(np.mean(lengths))
+
+
+def test_a_rollout_counts_as_its_steps_do(make_env: MakeEnv) -> None:
+    fns = [lambda number=number: Counter(number, 3 + number) for number in range(3)]
+    stepped, rolled = make_env(fns, asynchronous="restart"), make_env(fns, asynchronous="restart")
+    stepped.reset(seed=0)
+    rolled.reset(seed=0)
+    for _ in range(40):
+        stepped.step([1] * 3)
+    for num_steps in (7, 1, 32):
+        rolled.rollout(lambda states: [1] * len(states), num_steps, progress=False)
+    assert standing_of(rolled).num_episodes == standing_of(stepped).num_episodes > 20
+    assert standing_of(rolled).num_steps == 120
+    assert standing_of(rolled).mean_return == pytest.approx(standing_of(stepped).mean_return)
+    assert standing_of(rolled).mean_length == pytest.approx(standing_of(stepped).mean_length)
+
+
+@pytest.mark.parametrize("policy", [None, "idle", "restart", "continue"])
+def test_whole_episodes_are_counted_once(make_env: MakeEnv, policy: Any) -> None:
+    env = make_env([lambda: Counter(0, 3)] * 2, asynchronous=policy)
+    found = env.run_episodes(lambda states: [1] * len(states), 7, seed=0, progress=False)
+    standing = standing_of(env)
+    assert (standing.num_episodes, standing.mean_length) == (7, 3)
+    assert standing.mean_return == pytest.approx(found.returns.mean())
+    env.reset()
+    for _ in range(3):
+        env.step([1, 1])
+    assert standing_of(env).num_episodes == 9
+
+
+@pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
+@pytest.mark.parametrize("autoreset_mode", ["NextStep", "SameStep"])
+def test_an_adapter_counts_too(make_env: MakeEnv, autoreset_mode: str) -> None:
+    env = make_env([lambda: Counter(0, 3), lambda: Counter(1, 4)])
+    vector_env = env.to_gymnasium(autoreset_mode)
+    vector_env.reset(seed=0)
+    rewards = np.array([vector_env.step(np.array([1, 1]))[1] for _ in range(20)])
+    standing = standing_of(env)
+    lengths = [3, 4]
+    periods = [length + (autoreset_mode == "NextStep") for length in lengths]
+    returns = []
+    for row, (length, period) in enumerate(zip(lengths, periods, strict=True)):
+        returns += [rewards[begin : begin + length, row].sum() for begin in range(0, 20 - length + 1, period)]
+    assert standing.num_episodes == len(returns)
+    assert standing.mean_return == pytest.approx(np.mean(returns))
+
+
+def test_resets_that_are_sent_begin_episodes(make_env: MakeEnv) -> None:
+    env = make_env([lambda number=number: Counter(number, 2 + number) for number in range(3)], asynchronous="idle")
+    env.send_reset()
+    for env_ids, result in env.stream(lambda states: [1] * len(states), 60):
+        ended = env_ids[result.dones].tolist()
+        if ended:
+            env.send_reset(ended)
+    standing = standing_of(env)
+    assert standing.num_episodes >= 12
+    assert 2 <= standing.mean_length <= 4
+
+
+def test_an_episode_whose_beginning_was_not_seen_is_not_counted(make_env: MakeEnv) -> None:
+    env = make_env([lambda: Counter(0, 3)], asynchronous="restart")
+    env.reset(seed=0)
+    env.step([1])
+    state = env.save_state()
+    env.load_state(state)
+    for _ in range(5):
+        env.step([1])
+    standing = standing_of(env)
+    assert (standing.num_episodes, standing.mean_length) == (1, 3)

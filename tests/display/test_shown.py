@@ -1,0 +1,257 @@
+"""Envs that are looked at: below a cell, live, and on film. Without a screen."""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from conftest import MakeEnv
+
+from parallelenv import ParallelEnv
+from parallelenv.animation import encode_picture, has_ffmpeg, shrink
+from parallelenv.display import film as films
+from parallelenv.display.screen import Pace, Screen
+from parallelenv.errors import ArgumentError, EnvPausedError, MissingDependencyError, NotebookNeededError, WrappedError
+from parallelenv.testing.envs import Counter
+from parallelenv.wrappers import CheckFinite
+
+Image = pytest.importorskip("PIL.Image")
+
+
+class Lamp(Counter):
+    """Shows how often it was stepped, by its brightness; each is larger than the one before."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
+    render_mode = "rgb_array"
+
+    def render(self) -> Any:
+        return np.full((8 + 8 * self.number, 16, 3), 40 * self.count, np.uint8)
+
+
+class Dark(Counter):
+    render_mode = None
+
+
+def lamps(make_env: MakeEnv, *numbers: int, **kwargs: Any) -> ParallelEnv:
+    return make_env([lambda number=number: Lamp(number, 4) for number in numbers], **kwargs)
+
+
+def stay(states: Any) -> list[int]:
+    return [1] * len(states)
+
+
+def frames_of(data: bytes) -> list[Any]:
+    with Image.open(io.BytesIO(data)) as film:
+        frames = []
+        for index in range(getattr(film, "n_frames", 1)):
+            film.seek(index)
+            frames.append(np.asarray(film.convert("RGB")))
+    return frames
+
+
+# ---------------------------------------------------------------- films
+
+
+@pytest.fixture
+def as_webp(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Films are those of a machine without imageio-ffmpeg."""
+    monkeypatch.setattr("parallelenv.shown.has_ffmpeg", lambda: False)
+
+
+without_ffmpeg = pytest.mark.usefixtures("as_webp")
+
+
+@without_ffmpeg
+@pytest.mark.parametrize("policy", [None, "restart"])
+def test_a_film_shows_all_envs_after_each_step(make_env: MakeEnv, policy: Any) -> None:
+    env = lamps(make_env, 0, 1, 2, asynchronous=policy, num_cpus=2)
+    film = env.record(stay, 6, seed=0, progress=False)
+    frames = frames_of(film.data)
+    assert film.num_frames == len(frames) == 7
+    assert (film.fps, film.path) == (10, None)
+    assert frames[0].shape == (48, 32, 3)
+    brightness = [round(float(frame[:8, :16].mean()) / 40) for frame in frames]
+    assert brightness == [0, 1, 2, 3, 0, 1, 2]  # whoever ends begins anew
+    assert film.episodes.lengths.tolist() == [4, 4, 4]
+    with pytest.raises(Exception, match=r"reset"):
+        env.step([1] * 3)
+
+
+@pytest.mark.parametrize("video_format", ["webp", "gif", "png"])
+def test_a_film_is_written_where_it_is_asked_for(video_format: str, tmp_path: Path) -> None:
+    path = tmp_path / f"film.{video_format}"
+    with ParallelEnv([Lamp, Lamp]) as env:
+        film = env.record(stay, 2, path, id=[1], fps=5, progress=False)
+    assert film.path == path
+    assert len(frames_of(path.read_bytes())) == 3
+    assert re.match(rf"<Film of 3 frames, 5 a second, {video_format}, [\d,]+ bytes, .*film.{video_format}>", repr(film))
+    assert film.save(tmp_path / f"again.{video_format}").read_bytes() == film.data
+    with pytest.raises(ArgumentError, match=rf"must end in .{video_format}: that is what this film is"):
+        film.save(tmp_path / ("film.gif" if video_format != "gif" else "film.png"))
+
+
+@without_ffmpeg
+def test_a_film_is_a_player_that_needs_nothing_else() -> None:
+    with ParallelEnv([Lamp]) as env:
+        film = env.record(stay, 2, progress=False)
+    found = film._repr_mimebundle_()
+    assert found["text/plain"] == repr(film)
+    data = re.fullmatch(r'<img [^>]*alt="&lt;Film [^"]*" src="data:image/webp;base64,([^"]+)">', found["text/html"])
+    assert data
+    assert base64.b64decode(data[1]) == film.data
+
+
+@pytest.mark.skipif(not has_ffmpeg(), reason="imageio-ffmpeg is not installed")
+def test_an_mp4_has_a_player_with_controls(tmp_path: Path) -> None:
+    with ParallelEnv([lambda: Lamp(2, 4)]) as env:  # 16 x 24, and a size that is odd
+        film = env.record(stay, 4, progress=False)
+        odd = env.record(stay, 4, tmp_path / "odd.mp4", width=15, progress=False)
+    for one in (film, odd):
+        assert one.video_format == "mp4"
+        assert one.data[4:8] == b"ftyp"
+        assert "<video controls" in one._repr_mimebundle_()["text/html"]
+
+
+@without_ffmpeg
+def test_a_film_that_is_too_large_is_not_put_into_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(films, "_LARGEST", 10)
+    with ParallelEnv([Lamp]) as env:
+        found = env.record(stay, 2, progress=False)._repr_mimebundle_()
+    assert list(found) == ["text/plain"]
+    assert "too large to be played here" in found["text/plain"]
+
+
+@without_ffmpeg
+def test_wide_frames_are_made_smaller() -> None:
+    picture = np.zeros((100, 300, 3), np.uint8)
+    picture[:, 150:] = 200
+    small = shrink(picture, 30)
+    assert small.shape == (10, 30, 3)
+    assert small[5].tolist() == [[0] * 3] * 15 + [[200] * 3] * 15
+    assert shrink(picture, 300) is picture
+    with ParallelEnv([Lamp]) as env:
+        film = env.record(stay, 1, width=4, progress=False)
+    assert film.num_frames == 2
+    assert np.array_equal(frames_of(encode_picture(picture))[0], picture)
+
+
+def test_what_cannot_be_filmed_is_refused_before_anything_is_reset(tmp_path: Path) -> None:
+    cases: list[tuple[dict[str, Any], type[Exception], str]] = [
+        ({"steps": 0}, ArgumentError, "steps=0 must be an int"),
+        ({"width": 0}, ArgumentError, "width=0 must be an int"),
+        ({"fps": 0}, ArgumentError, "fps=0 must be a positive number"),
+        ({"id": []}, ArgumentError, "no envs to look at"),
+        ({"path": tmp_path / "film.avi"}, ArgumentError, r"film.avi' must end in one of \('.webp'"),
+        ({"path": 5}, ArgumentError, "path=5 is no path of a file"),
+        ({"path": tmp_path / "none" / "film.gif"}, FileNotFoundError, "none' does not exist"),
+        ({"policy": None}, ArgumentError, "policy"),
+        ({"id": [1]}, ArgumentError, r"env 1 has render_mode=None, so there is nothing to film"),
+    ]
+    if not has_ffmpeg():
+        cases.append(({"path": "film.mp4"}, MissingDependencyError, "MP4 films need the package imageio-ffmpeg"))
+    with ParallelEnv([Lamp, Dark]) as env:
+        env.reset(seed=0)
+        env.step([1, 1])
+        for arguments, error, match in cases:
+            with pytest.raises(error, match=match):
+                env.record(**{"policy": stay, "steps": 1, "id": 0, "progress": False, **arguments})
+        assert env.get_env_attr("count") == [1, 1]
+        env.pause([0])
+        with pytest.raises(EnvPausedError):
+            env.record(stay, 1, id=[0], progress=False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_goes_wrong_keeps_the_episodes_so_far() -> None:
+    seen = []
+
+    def fail(states: Any) -> list[int]:
+        seen.append(1)
+        if len(seen) > 5:
+            raise ValueError("enough")
+        return stay(states)
+
+    with ParallelEnv([lambda: Lamp(0, 2)]) as env:
+        with pytest.raises(ValueError, match="enough") as caught:
+            env.record(fail, 20, progress=False)
+        assert caught.value.partial.lengths.tolist() == [2, 2]  # type: ignore[attr-defined]
+
+
+def test_a_wrapper_refuses_what_would_go_past_it() -> None:
+    with CheckFinite(ParallelEnv([Lamp])) as env:
+        for call in ("play", "record"):
+            with pytest.raises(WrappedError, match=rf"{call}\(\) would go past CheckFinite"):
+                getattr(env, call)(stay, 1)
+
+
+@without_ffmpeg
+@pytest.mark.parametrize("name", ["CartPole-v1", "LunarLander-v3"])
+@pytest.mark.parametrize("mode", ["dummy", "subproc"])
+def test_real_envs_are_filmed_without_a_screen(name: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("Box2D" if "Lunar" in name else "pygame")
+    monkeypatch.delenv("DISPLAY", raising=False)
+    with ParallelEnv.make(name, 2, mode, num_cpus=2, render_mode="rgb_array") as env:
+        film = env.record(stay, 3, seed=0, progress=False)
+    frames = frames_of(film.data)
+    assert len(frames) == 4
+    assert frames[0].std() > 1
+    assert not np.array_equal(frames[0], frames[3])
+
+
+@without_ffmpeg
+@pytest.mark.parametrize(
+    ("package", "name", "arguments"),
+    [("ale_py", "ALE/Pong-v5", {}), ("mujoco", "Reacher-v5", {"width": 64, "height": 64})],
+)
+def test_other_real_envs_are_filmed_where_they_are_installed(
+    package: str, name: str, arguments: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = pytest.importorskip(package)
+    if package == "ale_py":
+        gym.register_envs(module)
+    monkeypatch.setenv("MUJOCO_GL", "egl")
+    monkeypatch.delenv("DISPLAY", raising=False)
+    with ParallelEnv.make(name, 2, "subproc", num_cpus=2, render_mode="rgb_array", **arguments) as env:
+        space = env.single_action_space
+        assert space is not None
+        film = env.record(lambda states: [space.sample() for _ in states], 3, seed=0, progress=False)
+    assert frames_of(film.data)[0].std() > 1
+
+
+# ---------------------------------------------------------------- below a cell
+
+
+@pytest.mark.parametrize("call", ["show", "play"])
+def test_without_a_notebook_there_is_nowhere_to_show_it(call: str) -> None:
+    with ParallelEnv([Lamp]) as env:
+        env.reset()
+        arguments = (stay, 1) if call == "play" else ()
+        with pytest.raises(NotebookNeededError, match=rf"{call}\(\) shows envs below a notebook cell.*render\(tile"):
+            getattr(env, call)(*arguments)
+
+
+def test_frames_keep_their_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, slept = [100.0], []
+
+    def sleep(seconds: float) -> None:
+        slept.append(round(seconds, 3))
+        now[0] += seconds
+
+    monkeypatch.setattr("parallelenv.display.screen.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("parallelenv.display.screen.time.sleep", sleep)
+    pace = Pace(10)
+    for takes in (0.0, 0.0, 0.04, 0.5, 0.0):
+        pace.wait()
+        now[0] += takes
+    assert slept == [0.1, 0.1, 0.06]  # what came late is not made up for
+
+
+def test_a_screen_belongs_to_no_env() -> None:
+    with pytest.raises(NotebookNeededError):
+        Screen().show(np.zeros((2, 2, 3), np.uint8), 10)
