@@ -23,6 +23,7 @@ from parallelenv import ParallelEnv, registry
 from parallelenv.errors import MissingDependencyError
 from parallelenv.task_pool import TaskPool
 
+pytest.register_assert_rewrite("parallelenv.testing")  # before any test imports a part of it
 MakeEnv = Callable[..., ParallelEnv]
 MakePool = Callable[..., TaskPool]
 
