@@ -37,17 +37,16 @@ class Teller:
             landed: Nothing in it has failed.
             align: As in `ParallelEnv.step`.
         """
-        rows = batch.rows(landed.stepped)
+        episodes, stepped = self._episodes, landed.stepped
+        rows = batch.rows(stepped)
         terminated, truncated = batch.terminated[rows].copy(), batch.truncated[rows].copy()
         if landed.extras and (has_true(terminated) or has_true(truncated)):
-            self._episodes.note_exhausted(landed.exhausted)
-        reborn: list[int] = []
-        if self._policy.resets_next and has_true(self._episodes.done):
-            reborn = self._note_resets(landed)
-        flags = self._episodes.note_step(landed.env_ids, rows, terminated, truncated)
-        score = self._episodes.score
+            episodes.note_exhausted(landed.exhausted)
+        reborn = self._note_resets(landed) if self._policy.resets_next and has_true(episodes.done) else None
+        flags = episodes.note_step(landed.env_ids, rows, terminated, truncated)
+        score = episodes.score
         log = score.log
-        log.append(batch.outcome() if landed.stepped is self._episodes.everyone else (rows, batch.outcome()))
+        log.append(batch.outcome() if stepped is episodes.everyone else score.part(rows, batch.outcome()))
         if len(log) == score.room:
             score.settle()
         if reborn:

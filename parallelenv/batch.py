@@ -207,7 +207,7 @@ def read_outcomes(outcomes: Sequence[bytes], num_envs: int) -> tuple[Array, Arra
     table = np.frombuffer(b"".join(outcomes), np.uint8).reshape(len(outcomes), -1)
     rewards = table[:, : 8 * num_envs].copy().view(np.float64)
     flags = table[:, -2 * num_envs :].reshape(-1, num_envs, 2).view(bool)
-    return rewards, flags[:, :, 0] | flags[:, :, 1]
+    return rewards, flags[..., 0] | flags[..., 1]
 
 
 def has_true(flags: Array) -> bool:

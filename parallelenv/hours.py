@@ -15,7 +15,7 @@ PAUSE = 10.0
 """Seconds: a pause of the caller's that is longer does not count as time in which hosts wait."""
 _QUICK = 3e-3
 """Seconds from one command to the next below which not every one is timed."""
-_DISTANCES = (7, 23, 13, 19, 5, 11, 29, 17)
+_DISTANCES = (31, 89, 53, 71, 23, 41, 113, 67)
 _NUM_FIRST = 64
 """So many commands are timed, quick or not, before any is left out."""
 

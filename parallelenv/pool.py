@@ -66,6 +66,7 @@ class Pool(Hosts):
         self._timeout: float | None = None  # building envs may take as long as it takes
         self._call_timeout = timeout
         self._numbers = itertools.count(1)
+        self.seats = {}
         self.waits_by = (
             "recv(), after step_async() with step_wait()"  # what users call to wait on for a step, for messages
         )
@@ -97,7 +98,7 @@ class Pool(Hosts):
             raise
         self._timeout = self._call_timeout
         self._note_built(self._links)
-        self.seats = {env_id: one.seat for env_id, one in facts.items()}
+        self.seats.update({env_id: one.seat for env_id, one in facts.items()})
         self.hours = Hours()
 
     def _note_built(self, links: Iterable[Link]) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from parallelenv.chunks import Chunk
 
 LATEST = 100
 """So many episodes are averaged over."""
-_ROOM = 4096
+_ROOM = 16384
 """Rows of envs that are kept until they are summed up."""
 Outcome = bytes | tuple[Any, bytes]
 
@@ -107,7 +107,8 @@ class Score:
         self._sums = _Sums(
             np.zeros(num_envs), np.zeros(num_envs, np.int64), np.zeros(num_envs, bool), 0, 0, deque(maxlen=LATEST)
         )
-        self.room = max(32, min(256, _ROOM // num_envs))
+        self.room = max(32, min(1024, _ROOM // num_envs))
+        self._is_whole = True  # all in the log are steps of all envs
         self.log: list[Outcome] = []
         self._begun: list[tuple[int, Any]] = []
 
@@ -154,19 +155,27 @@ class Score:
         _add(self._sums, self._pending(), self._goes_on)
         self.log.clear()
         self._begun.clear()
+        self._is_whole = True
+
+    def part(self, rows: Any, outcome: bytes) -> Outcome:
+        """Return what is to be appended to the log after a step of some envs only."""
+        self._is_whole = False
+        return rows, outcome
 
     def _pending(self) -> _Steps:
         """Return what was logged and is not in the sums yet."""
-        n, log = self._num_envs, list(self.log)
-        begun = [(step, row) for step, rows in list(self._begun) for row in np.arange(n)[rows].tolist()]
-        parts = [(step, one[0]) for step, one in enumerate(log) if not isinstance(one, bytes)]
-        rewards, ended = read_outcomes([one if isinstance(one, bytes) else one[1] for one in log], n)
+        n = self._num_envs
+        begun = [(step, row) for step, rows in self._begun.copy() for row in np.arange(n)[rows].tolist()]
+        is_whole, log = self._is_whole, self.log.copy()
+        outcomes = [one if isinstance(one, bytes) else one[1] for one in log] if not is_whole else log
+        rewards, ended = read_outcomes(cast("list[bytes]", outcomes), n)
         valid = None
-        if parts:
+        if not is_whole:
             valid = np.ones(ended.shape, bool)
-            for step, rows in parts:
-                valid[step] = False
-                valid[step, rows] = True
+            for step, one in enumerate(log):
+                if not isinstance(one, bytes):
+                    valid[step] = False
+                    valid[step, one[0]] = True
             rewards, ended = np.where(valid, rewards, 0.0), ended & valid
         return _Steps(np.arange(n), rewards, valid, ended, np.array(begun, np.int64).reshape(-1, 2))
 
