@@ -1,15 +1,17 @@
 """A host that notes when each of its envs does what, for `ParallelEnv.profile`.
 
-A host becomes one for as long as it is watched, so that nothing is asked of it at other times. While it is, an env
-costs it 0.1 us more, for a moment is noted in C, and a command 1 us.
+A host becomes one for as long as it is watched, so that nothing is asked of it at other times. While it is, moments of
+envs are noted in C. On 2 slow cores an env then took 0.5 us more and a command 10 us, all included: 8 % of a step of 16
+CartPoles in one loop, of 230 us.
 """
 
 from __future__ import annotations
 
 import operator
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import compress, islice, repeat, starmap, tee
+from itertools import compress, repeat, starmap
 from time import perf_counter
 from typing import Any
 
@@ -24,9 +26,9 @@ MOST_SPANS = 200_000
 """Commands that are noted of a host; there are no more after that."""
 MOST_MOMENTS = 2_000_000
 """Likewise, moments of its envs: 16 MB."""
-_PART = 4096
-Span = tuple[float, float, str, int]
-"""When a command began and ended, its operation, and how many of its envs' moments are noted."""
+Span = tuple[float, float, str, tuple[int, ...], int, int]
+"""When a command began and ended, its operation and envs, how many of their moments were noted before, and up to where
+moments are noted: all that may be worked out later is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,47 +73,33 @@ class Watch:
         self.is_full = False
         self.resets: list[tuple[float, float, int]] = []
         self._spans: list[Span] = []
-        self._owners: list[Sequence[int]] = []
-        self._parts: list[Array] = []
-        self._num_moments = self._num_pending = 0
-        self._clock, self._moments = tee(starmap(perf_counter, repeat(())))  # who reads the first fills the second
+        self._moments = array("d")
+        # Read for each env, in C: a moment is appended, which answers None, and that is made something true.
+        self.clock = map(operator.not_, map(self._moments.append, starmap(perf_counter, repeat(()))))
 
-    def watched(self, command: Command, walk: Walk, rest: Iterator[Any], turns: Turns) -> tuple[Walk, Iterator[Any]]:
-        """Return a walk that notes when it is made, and what to walk over, which notes when it goes on."""
-        iterator, env_ids = turns
-        noted = 0
+    def watched(self, command: Command, walk: Walk) -> Walk:
+        """Return a walk that notes when it is made."""
+        moments, begun = self._moments, len(self._moments)
 
         def watched_walk(rest: Iterator[Any], common: Any, values: dict[int, Any]) -> None:
-            nonlocal noted
-            begin = perf_counter()
+            first, begin = len(moments), perf_counter()
             try:
                 walk(rest, common, values)
             finally:
-                end = perf_counter()
-                so_far = len(env_ids) - operator.length_hint(iterator)
-                self._note((begin, end, command.name, so_far - noted), env_ids[noted:so_far])
-                noted = so_far
+                self._spans.append((begin, perf_counter(), command.name, command.env_ids, first - begun, len(moments)))
+                self.is_full = len(self._spans) >= MOST_SPANS or len(moments) >= MOST_MOMENTS
 
-        return watched_walk, compress(rest, self._clock) if env_ids else rest
-
-    def _note(self, span: Span, owners: Sequence[int]) -> None:
-        self._spans.append(span)
-        self._owners.append(owners)
-        self._num_pending += len(owners)
-        if self._num_pending > _PART:
-            self._put_away()
-        self.is_full = len(self._spans) >= MOST_SPANS or self._num_moments >= MOST_MOMENTS
-
-    def _put_away(self) -> None:
-        """Keep moments as numbers of eight bytes."""
-        number, self._num_pending = self._num_pending, 0
-        self._parts.append(np.fromiter(islice(self._moments, number), np.float64, number))
-        self._num_moments += number
+        return watched_walk
 
     def record(self, env_ids: tuple[int, ...]) -> HostRecord:
         """Return all that was noted."""
-        self._put_away()
         spans = self._spans
+        counts = np.diff(np.array([0, *(span[5] for span in spans)], np.int64))
+        owners = (
+            env_id
+            for (_, _, _, asked, first, _), count in zip(spans, counts.tolist(), strict=True)
+            for env_id in asked[first : first + count]
+        )
         return HostRecord(
             env_ids,
             here(),
@@ -119,9 +107,9 @@ class Watch:
             perf_counter(),
             [span[2] for span in spans],
             np.array([span[:2] for span in spans], np.float64).reshape(-1, 2),
-            np.array([span[3] for span in spans], np.int64),
-            np.fromiter((env_id for owners in self._owners for env_id in owners), np.int64),
-            np.concatenate(self._parts),
+            counts,
+            np.fromiter(owners, np.int64),
+            np.array(self._moments, np.float64),
             np.array(self.resets, np.float64).reshape(-1, 3),
             self.is_full,
         )
@@ -137,7 +125,8 @@ class WatchedHost(Host):
         walk, rest, turns = super().begin(command)
         if self.watch_kept.is_full or command.name in ("watch", "unwatch"):
             return walk, rest, turns
-        return *self.watch_kept.watched(command, walk, rest, turns), turns
+        watched = self.watch_kept.watched(command, walk)
+        return watched, rest if command.name == "rollout" else compress(rest, self.watch_kept.clock), turns
 
     def _end(self, row: int, said: tuple[Any, Any, Any], goes_on: Any, values: dict[int, Any]) -> None:
         begin = perf_counter()

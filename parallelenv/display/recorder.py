@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from array import array
 from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -29,8 +30,8 @@ class Calls(dict[str, int]):
 
     def __init__(self, user: dict[str, int]) -> None:
         super().__init__(user)
-        self.begins: list[float] = []
-        self.ends: list[float] = []
+        self.begins = array("d")
+        self.ends = array("d")
 
     def setdefault(self, key: str, default: int) -> int:
         """Note that a call begins, unless it is within another one."""
@@ -39,10 +40,12 @@ class Calls(dict[str, int]):
         return super().setdefault(key, default)
 
     def clear(self) -> None:
-        """Note that it ends."""
+        """Note that it ends; what it was within ends later, once more."""
         super().clear()
         if len(self.ends) < len(self.begins):
             self.ends.append(perf_counter())
+        elif self.ends and len(self.begins) < _MOST_CALLS:
+            self.ends[-1] = perf_counter()
 
 
 class Recorder:

@@ -277,16 +277,6 @@ def test_a_host_stops_noting_when_it_is_full(monkeypatch: pytest.MonkeyPatch) ->
     assert "there was more than is kept" in repr(profile.summary())
 
 
-def test_many_moments_are_put_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("parallelenv.backends.watch._PART", 5)
-    with ParallelEnv([Counter] * 3, asynchronous="restart") as env:
-        env.reset(seed=0)
-        with env.profile() as profile:
-            for _ in range(10):
-                env.step([1] * 3)
-    assert turns_of(profile) == {(env_id, "step"): 10 for env_id in range(3)}
-
-
 # ---------------------------------------------------------------- nothing when off
 
 
