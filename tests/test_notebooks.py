@@ -45,6 +45,7 @@ SHOWN = {
     ],
     "04_failures": [
         r"The worker of envs 0, 1 \(process \d+\) is dead. It was killed by SIGKILL",
+        r"2 failed",
         r"rebuilt: \(0, 1\)\n+array\(\[1., 1., 2., 2.\]",
         r"interrupted after (0\.[5-9]|1\.\d) s",
         "EnvBusyError: envs",
@@ -55,11 +56,23 @@ SHOWN = {
         r"rebuilt: \(3,\)\n+received: \[0 1 2\]",
         "0 went on .*1 truncated ValueError\n2 truncated WorkerDiedError\n3 truncated WorkerDiedError",
     ],
+    "05_collect_and_train": [
+        "version",
+        r"\[image/png\]",
+        "collector",
+    ],
     "06_cluster": [
         "3 nodes, 4.0 cores",
         r"nodes: \['north', 'south'\] - processes: 4\n+identical to dummy: True",
         r"nodes: \['north', 'south'\] - processes: 4\n+identical to dummy: True",
         r"from \{'north'\} envs .*from \{'south'\} envs",
+    ],
+    "07_profiling": [
+        r"env steps per second\n+.*?2 workers.*?slowest env: 7, .*?advice: ",
+        r"env steps per second\n+.*?8 workers.*?slowest env: 7, .*?advice: ",
+        r"env steps per second\n+.*?8 workers.*?advice: ",
+        "para_mode=",
+        "trace.json has",
     ],
 }
 """What each must show, in this order: regular expressions, in which a dot is also the end of a line."""

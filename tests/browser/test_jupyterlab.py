@@ -20,6 +20,7 @@ from PIL import Image
 
 from browser.lab import Notebook, serve
 from parallelenv import ParallelEnv
+from parallelenv.display.portrait import COLOURS
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser, pytest.mark.timeout(240)]
 
@@ -103,6 +104,7 @@ def test_notebooks_in_jupyterlab(page: Any, address: str, tmp_path: Path) -> Non
     killed = fourth.cell("except WorkerDiedError as error:")
     fourth.rerun(killed)
     assert "It was killed by SIGKILL" in fourth.output(killed)
+    _check_portrait(fourth, killed)
 
 
 def _check_tables(notebook: Notebook) -> None:
@@ -120,6 +122,18 @@ def _check_tables(notebook: Notebook) -> None:
         dark = (pixels.max(axis=2) < 128).mean()
         assert 0.005 < dark < 0.3, "letters are dark, and most of a table is not"
         assert pixels.shape[1] > 150
+
+
+def _check_portrait(notebook: Notebook, cell: Any) -> None:
+    """What a `ParallelEnv` shows of itself has two squares of envs that have failed, and a table of workers."""
+    assert "2 failed" in notebook.output(cell)
+    portrait = cell.locator(".jp-RenderedHTMLCommon").last
+    assert [portrait.locator("th").nth(i).inner_text() for i in range(4)] == ["envs", "pid", "memory", "waiting"]
+    pixels = _pixels(portrait).astype(int)
+    for colour, name in ((COLOURS["failed"], "failed"), (COLOURS["running"], "running")):
+        wanted = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
+        near = np.abs(pixels - wanted).max(axis=2) < 8
+        assert near.sum() > 2 * 100, f"two squares of 12 by 12 pixels are {name}"
 
 
 def _check_frames(notebook: Notebook) -> None:
