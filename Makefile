@@ -32,7 +32,7 @@ soak: $(VENV)/.test ## Disturb every mode for ten minutes in all, and account fo
 test-ray: $(VENV)/.test ## Run the tests of the Ray modes that CI leaves out; some 15 minutes.
 	PARALLELENV_REQUIRE_RAY=1 $(BIN)/python -m pytest -m "long and not cluster and not neighbours" -k "ray" --ignore tests/faults --ignore tests/soak $(PYTEST_ARGS)
 
-cluster: $(VENV)/.test ## Test the Ray modes on clusters of two and three nodes on this machine; some 90 seconds.
+cluster: $(VENV)/.test ## Test the Ray modes on clusters of two and three nodes on this machine; some 4 minutes.
 	PARALLELENV_REQUIRE_RAY=1 $(BIN)/python -m pytest -m cluster tests/cluster $(PYTEST_ARGS)
 
 cluster-demo: $(VENV)/.test ## Start a Ray cluster of two nodes on this machine and compare the modes on it.

@@ -11,7 +11,8 @@ import pytest
 from broken_backends import CATCHERS
 
 pytestmark = pytest.mark.timeout(320)  # the first test runs a suite for each backend: 40 s alone on 2 cores
-_SLEEPING = "a_late_step or a_late_answer or wait_for_a_step or not_finished or in_between"  # half a second each
+_SLEEPING = "a_late_step or a_late_answer or wait_for_a_step or not_finished or in_between or in_time or be_awaited"
+"""Half a second each, and with some faults for ever."""
 _FILE = Path(__file__).with_name("broken_backends.py")
 
 

@@ -199,8 +199,9 @@ def test_names_of_others_say_what_does_the_same() -> None:
 def test_names_are_looked_for_in_no_worker() -> None:
     env: Any = ParallelEnv([Counter])
     env.close()  # whoever asked an env now would get a ClosedError
-    for name in ("_repr_html_", "_ipython_canary_method_should_not_exist_", "_repr_mimebundle_", "number"):
+    for name in ("_repr_html_", "_ipython_canary_method_should_not_exist_", "number"):
         assert not hasattr(env, name)
+    assert "closed" in env._repr_mimebundle_()["text/plain"]
     assert not hasattr(ParallelWrapper(env), "_repr_html_")
 
 

@@ -15,7 +15,7 @@ from parallelenv import Collector, CollectorSet, ParallelEnv
 from parallelenv.backends import ray_actor
 
 pytestmark = pytest.mark.cluster
-ways = pytest.mark.parametrize("direct", [True, False])
+ways = pytest.mark.parametrize("direct", [pytest.param(True, marks=pytest.mark.long), False])
 SIZE = 200_000  # float64 of weights: more than Ray sends with a call
 
 
@@ -107,7 +107,8 @@ def test_weights_are_put_into_the_object_store_once(nodes: Any, puts: list[int])
     assert min(puts) > SIZE * 8
 
 
-@ways
+@pytest.mark.long
+@pytest.mark.parametrize("direct", [True, False])
 def test_when_a_node_dies_its_collector_goes_on_elsewhere(nodes: Any, direct: bool) -> None:
     with on_both(direct) as collectors:
         weights = np.full(SIZE, 3.0)
