@@ -20,7 +20,7 @@ test: $(VENV)/.test ## Run all tests.
 neighbours: $(VENV)/.neighbours ## Test the adapters beside Stable-Baselines3, Tianshou and RLlib themselves; some 3 minutes.
 	PARALLELENV_REQUIRE_NEIGHBOURS=1 $(BIN)/python -m pytest -m "neighbours and not long" tests/adapters $(PYTEST_ARGS)
 
-neighbours-long: $(VENV)/.neighbours-long ## Compare the adapters for thousands of steps in every mode, and see learners learn; some 20 minutes.
+neighbours-long: $(VENV)/.neighbours-long ## Compare the adapters for thousands of steps in every mode, and see learners learn; some 30 minutes.
 	PARALLELENV_REQUIRE_NEIGHBOURS=1 PARALLELENV_REQUIRE_RAY=1 $(BIN)/python -m pytest -m "neighbours and long" tests/adapters $(PYTEST_ARGS)
 
 faults: $(VENV)/.test ## Provoke every fault in every mode and print how long each recovery takes; some 8 minutes.
