@@ -29,14 +29,8 @@ class Broadcast:
     """
 
     def __init__(self, method: str, *arguments: Any) -> None:
-        try:
-            packed = cloudpickle.dumps((method, arguments))
-        except Exception as error:  # pickling runs user code: anything may come
-            raise UnpicklableError(
-                f"What {method.rpartition('.')[2]}() was given cannot be copied to the workers "
-                f"({type(error).__name__}: {error}). Nothing was sent. Give plain data."
-            ) from error
-        self.packed: Array | None = np.frombuffer(bytearray(packed), np.uint8)
+        what = f"What {method.rpartition('.')[2]}() was given"
+        self.packed: Array | None = pickled((method, arguments), what, "Give plain data.")
         self.stored: Any = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -51,6 +45,26 @@ class Broadcast:
         """Return the method and new copies of the arguments."""
         method, arguments = loads(self.packed)
         return method, arguments
+
+
+def pickled(content: Any, what: str, way_out: str) -> Array:
+    """Return something pickled, ``(nbytes,)`` uint8: that travels to all hosts without a copy for each.
+
+    Args:
+        content: What is to travel.
+        what: It is, for messages.
+        way_out: What to do if it cannot.
+
+    Raises:
+        UnpicklableError: If it cannot.
+    """
+    try:
+        packed = cloudpickle.dumps(content)
+    except Exception as error:  # pickling runs user code: anything may come
+        raise UnpicklableError(
+            f"{what} cannot be copied to the workers ({type(error).__name__}: {error}). Nothing was sent. {way_out}"
+        ) from error
+    return np.frombuffer(bytearray(packed), np.uint8)
 
 
 def _travelled(packed: Array | None) -> Broadcast:

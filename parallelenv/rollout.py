@@ -7,14 +7,14 @@ import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-import cloudpickle
 import numpy as np
 
 from parallelenv.arguments import check_policy
 from parallelenv.batch import Array, Batch
+from parallelenv.broadcast import pickled
 from parallelenv.chunks import Chunk, Ended, Memory, Order, action_rooms, check_rows, join_ends, room
 from parallelenv.episodes import Episodes
-from parallelenv.errors import ArgumentError, ParallelEnvError, ResetNeededError, UnpicklableError, WorkerTimeoutError
+from parallelenv.errors import ArgumentError, ParallelEnvError, ResetNeededError, WorkerTimeoutError
 from parallelenv.failures import Failure, noted, raise_failures, raise_of_policy
 from parallelenv.goal import Goal, progress_bar
 from parallelenv.policy import Policy
@@ -113,21 +113,15 @@ class Roller:
 
 
 def pack_player(player: Any, memory: Memory | None) -> Array:
-    """Return a policy and its memory, pickled, in an array: that travels to all hosts without a copy for each.
+    """Return a policy and its memory, pickled as by `pickled`.
 
     Raises:
         ArgumentError: If it cannot be called.
         UnpicklableError: If it cannot be pickled.
     """
     check_policy(player)
-    try:
-        packed = cloudpickle.dumps((player, memory))
-    except Exception as error:  # pickling runs user code: anything may come
-        raise UnpicklableError(
-            f"The policy, a {type(player).__name__}, cannot be copied to the workers ({type(error).__name__}: "
-            f"{error}). Nothing was sent. Let it hold plain data, and open what cannot travel at its first call."
-        ) from error
-    return np.frombuffer(bytearray(packed), np.uint8)
+    what = f"The policy, a {type(player).__name__},"
+    return pickled((player, memory), what, "Let it hold plain data, and open what cannot travel at its first call.")
 
 
 class Course:
