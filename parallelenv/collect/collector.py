@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -12,9 +12,10 @@ from parallelenv import arguments
 from parallelenv.collect.checks import check_component, check_version, listening
 from parallelenv.collect.history import History
 from parallelenv.collect.policies import as_deterministic, load_weights, make_policy, set_existing
+from parallelenv.collect.stopping import Stoppable
 from parallelenv.collect.tallies import Tallies
 from parallelenv.env import ParallelEnv
-from parallelenv.errors import ArgumentError, ClosedError
+from parallelenv.errors import ArgumentError
 from parallelenv.evaluation import Evaluation
 from parallelenv.ownership import own
 from parallelenv.texts import count
@@ -23,7 +24,7 @@ from parallelenv.trajectory import Rollout
 Info = dict[str, Any]
 
 
-class Collector:
+class Collector(Stoppable):
     """Holds a policy, envs to collect steps from, and envs to test it in.
 
     The policy is ``policy(states, rnn_state=None, done=None, *, deterministic=False)`` and returns actions, or
@@ -99,10 +100,6 @@ class Collector:
         self._tallies = Tallies(len(self._env))
         if self._seed is not None:
             self._env.seed(self._seed + self._rank * len(self._env))
-
-    def _refuse_stopped(self, call: str) -> None:
-        if self._is_stopped:
-            raise ClosedError(f"{call}() was called on a stopped Collector. Make a new one.")
 
     # ---------------------------------------------------------------- collecting
 
@@ -266,30 +263,10 @@ class Collector:
         """Number of envs to collect from."""
         return len(self._env)
 
-    @property
-    def closed(self) -> bool:
-        """Whether `stop` was called."""
-        return self._is_stopped
-
-    def plot(self, axes: Any = None) -> Any:
-        """Draw returns against samples and seconds, as `History.plot`."""
-        return self.history.plot(axes)
-
-    def stop(self) -> None:
-        """Close the envs. Harmless when repeated."""
-        self._is_stopped = True
+    def _close_envs(self) -> None:
         for env in (getattr(self, "_env", None), getattr(self, "_test_env", None)):
             if env is not None:
                 env.close()
-        self.history.close()
-
-    def __enter__(self) -> Self:
-        """Return itself; the end of the ``with`` block stops it."""
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Stop."""
-        self.stop()
 
     def __repr__(self) -> str:
         """Return one line."""

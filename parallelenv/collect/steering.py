@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any
 
 from parallelenv import arguments
 from parallelenv.broadcast import Broadcast
 from parallelenv.collect.checks import check_component, check_version
 from parallelenv.collect.crew import Crew
-from parallelenv.collect.history import History
+from parallelenv.collect.stopping import Stoppable
 from parallelenv.env import ParallelEnv
-from parallelenv.errors import ClosedError
 from parallelenv.texts import count
 
 
-class Steered:
+class Steered(Stoppable):
     """The part of a `CollectorSet` that gives its collectors what they work with."""
 
     version: int
-    history: History
     _env: ParallelEnv
     _crew: Crew
     _word: Any
-    _is_stopped: bool
-
-    def _refuse_stopped(self, call: str) -> None:
-        if self._is_stopped:
-            raise ClosedError(f"{call}() was called on a stopped CollectorSet. Make a new one.")
 
     # ---------------------------------------------------------------- what is given to them
 
@@ -85,28 +78,8 @@ class Steered:
         """How often a collector has died and was replaced."""
         return self._crew.num_replaced
 
-    @property
-    def closed(self) -> bool:
-        """Whether `stop` was called."""
-        return self._is_stopped
-
-    def plot(self, axes: Any = None) -> Any:
-        """Draw returns against samples and seconds, as `History.plot`."""
-        return self.history.plot(axes)
-
-    def stop(self) -> None:
-        """End all collectors. Harmless when repeated."""
-        self._is_stopped = True
+    def _close_envs(self) -> None:
         self._env.close()
-        self.history.close()
-
-    def __enter__(self) -> Self:
-        """Return itself; the end of the ``with`` block stops it."""
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Stop."""
-        self.stop()
 
     def __repr__(self) -> str:
         """Return one line."""
