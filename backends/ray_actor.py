@@ -53,16 +53,18 @@ class RayHost:
     """A host as a Ray actor. Its batch is its own; rows travel with commands and replies.
 
     Args:
-        message: A `PackedRecipe`, encoded.
-        caller: Where to learn of the end of the caller, sooner than from Ray, which takes 1.4 to 2.6 s.
+        message: What is in the `Message` that is a `PackedRecipe`, encoded.
+        caller: What is in the `Address` where to learn of the end of the caller, sooner than from Ray, which takes 1.4
+            to 2.6 s.
         shared: Read-only arrays for the envs, in Ray's object store.
     """
 
-    def __init__(self, message: Message, caller: Address | None, shared: Mapping[str, Array]) -> None:
-        self._lifeline = take_hold(caller)  # raises if the caller has given up meanwhile: Ray may still start it
+    def __init__(self, message: tuple[Any, ...], caller: tuple[Any, ...] | None, shared: Mapping[str, Array]) -> None:
+        # Raises if the caller has given up meanwhile: Ray may still start it.
+        self._lifeline = take_hold(None if caller is None else Address(*caller))
         if self._lifeline is not None:
             die_with_caller(self._lifeline)
-        self._packed: PackedRecipe = decode(message)
+        self._packed: PackedRecipe = decode(Message(*message))
         prepare_worker(self._packed)
         self._host = self._make_host(self._packed.unpack(frozen(shared)))
         self._log = Log.create()
@@ -201,7 +203,10 @@ class RayBackend:
     """
 
     uses_live_envs = False
-    host_class: type[RayHost] = RayHost
+    host_class: type[Any] = RayHost
+    """The class of the actors: a `RayHost`, or what behaves like one."""
+    host_arguments: tuple[str, ...] = ()
+    """For that class, before those of a `RayHost`."""
     _cluster: Cluster
     strategy = "PACK"
     """How a placement group puts actors on nodes."""
@@ -289,7 +294,9 @@ class RayBackend:
         try:
             for kind, message, place in zip(kinds, packed, places, strict=True):
                 lifeline = Lifeline.create()
-                handle = kind.options(**place).remote(message, lifeline and lifeline.address, self._shared)
+                # Plain tuples: an actor need not import this package to read them.
+                address = None if lifeline is None else tuple(lifeline.address)
+                handle = kind.options(**place).remote(*self.host_arguments, tuple(message), address, self._shared)
                 self._started.append(Actor(handle, session, lifeline))
             actors = self._started[before:]
             self._await_start(actors, options)

@@ -7,15 +7,17 @@ step, however many cores the node has.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from parallelenv.backends.ray_actor import RayBackend, RayHost
+from parallelenv.backends.ray_ahead import RaySubprocHost, travelling_by_value
 from parallelenv.backends.ray_cluster import cores_of_nodes
 from parallelenv.backends.subproc import SubprocBackend
 from parallelenv.batch import Batch, Layout
 from parallelenv.errors import ArgumentError
 from parallelenv.pool import Pool
-from parallelenv.protocol import Command, HostRecipe, Plan, Printed, Reply
+from parallelenv.protocol import Channel, Command, HostRecipe, Plan, Printed, Reply
 from parallelenv.requests import deal
 
 
@@ -62,7 +64,7 @@ class PoolHost:
             sys.stdout.write(text)
 
 
-class RaySubprocHost(RayHost):
+class SubprocHost(RayHost):
     """A Ray actor that owns worker processes."""
 
     def _make_host(self, recipe: HostRecipe) -> Any:
@@ -84,6 +86,7 @@ class RaySubprocBackend(RayBackend):
     """
 
     host_class = RaySubprocHost
+    host_arguments = (SubprocHost.__module__, SubprocHost.__qualname__)
     strategy = "SPREAD"
 
     def __init__(
@@ -98,6 +101,10 @@ class RaySubprocBackend(RayBackend):
         if not isinstance(hosts_per_node, int) or hosts_per_node < 1:
             raise ArgumentError(f"hosts_per_node={hosts_per_node!r} must be an int of at least 1.")
         self._hosts_per_node = hosts_per_node
+
+    def launch(self, recipes: Sequence[HostRecipe]) -> list[Channel]:  # noqa: D102 (see Backend)
+        with travelling_by_value():
+            return super().launch(recipes)
 
     def place(self, num_envs: int, num_cpus: int) -> Plan:  # noqa: D102 (see RayBackend)
         parts = [part for cores in cores_of_nodes() for part in _split(cores, self._hosts_per_node)]

@@ -14,6 +14,8 @@ import pytest
 
 from parallelenv import ParallelEnv
 from parallelenv.backends.ray_actor import RayBackend, RayHost
+from parallelenv.backends.ray_ahead import RaySubprocHost
+from parallelenv.backends.ray_subproc import RaySubprocBackend
 from parallelenv.errors import ArgumentError, SchedulingError, WorkerStartError
 
 
@@ -106,6 +108,23 @@ def test_an_actor_that_does_not_start_is_an_error(mode: str, monkeypatch: pytest
 
     monkeypatch.setattr(RayBackend, "host_class", Stillborn)
     with pytest.raises(WorkerStartError, match=r"A Ray actor did not start\. Ray says: (.|\n)*no room for a worker"):
+        ParallelEnv([Small], mode)
+
+
+@pytest.mark.parametrize("mode", ["ray-subproc"], indirect=True)
+def test_an_actor_starts_its_fork_server_before_it_has_imported_the_package(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Witness(RaySubprocHost):  # a class within a function travels by value, and its parent with it
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__("builtins", "dict")
+            from multiprocessing import forkserver
+
+            server: Any = forkserver._forkserver
+            raise OSError(f"{server._forkserver_pid is not None=}, {'parallelenv' in sys.modules=}")
+
+    monkeypatch.setattr(RaySubprocBackend, "host_class", Witness)
+    with pytest.raises(WorkerStartError, match=r"is not None=True, 'parallelenv' in sys\.modules=False"):
         ParallelEnv([Small], mode)
 
 
