@@ -81,6 +81,9 @@ class RayHost:
         self._host.attach(batch)
         return batch
 
+    def _obey(self, wire: Wire, log: Log) -> None:
+        obey(wire, self._host, self._packed, log)
+
     def introduce(self) -> tuple[int, bool]:
         """Return the id of the actor's process, and whether it has hold of the caller's lifeline."""
         return os.getpid(), self._lifeline is not None
@@ -94,7 +97,7 @@ class RayHost:
         connection, log = go_in(path)
         redirect_streams(log, lambda: self._host.current, (log.fileno, log.fileno))
         with contextlib.suppress(EOFError, OSError):  # the caller closed it, or is gone
-            obey(Wire(connection), self._host, self._packed, log)
+            self._obey(Wire(connection), log)
 
     def attach(self, message: Message) -> None:
         """Make the batch of this host's envs."""
@@ -250,6 +253,10 @@ class RayBackend:
         """Return how many actors to start for so many envs on so many cores."""
         return Plan((1,) * min(num_cpus, num_envs))
 
+    def branches_of(self, recipe: HostRecipe) -> tuple[tuple[int, ...], ...]:
+        """Return the env ids of each worker that a near actor has."""
+        return ()
+
     def share(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
         """Put arrays into Ray's object store, once; hosts read them there. Each node has its own copy."""
         import ray
@@ -339,6 +346,7 @@ class RayBackend:
                 continue
             log = hand_over_log(sockets[actor], actor.pid)
             local = LocalChannel(actor, sockets[actor], log, self._switchboard.poller, recipe.env_ids)
+            local.branches = self.branches_of(recipe)
             self._switchboard.add(local)
             channels.append(local)
         return channels
