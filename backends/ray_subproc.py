@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from parallelenv.backends.log import Log
-from parallelenv.backends.ray_actor import RayBackend, RayHost
+from parallelenv.backends.ray_actor import RayBackend
 from parallelenv.backends.ray_ahead import RaySubprocHost, travelling_by_value
 from parallelenv.backends.ray_cluster import cores_of_nodes
+from parallelenv.backends.ray_host import RayHost
 from parallelenv.backends.subproc import SubprocBackend
 from parallelenv.backends.wire import Wire
 from parallelenv.backends.worker import PackedRecipe, answer, await_message, take_command

@@ -16,8 +16,9 @@ import pytest
 from fragile import EXIT, GO_ON, WAIT, fragile
 
 from parallelenv import ParallelEnv
-from parallelenv.backends.ray_actor import RayBackend, RayHost
+from parallelenv.backends.ray_actor import RayBackend
 from parallelenv.backends.ray_ahead import RaySubprocHost
+from parallelenv.backends.ray_host import RayHost
 from parallelenv.backends.ray_subproc import RaySubprocBackend
 from parallelenv.errors import ArgumentError, SchedulingError, WorkerDiedError, WorkerStartError
 
