@@ -68,13 +68,16 @@ class Poller:
         if self._poll is not None:
             self._poll.register(guest.wire.fileno, select.POLLIN)
 
+    def ignore(self, guest: Any) -> None:
+        """Watch it no longer. To be called before its pipe is closed."""
+        if self._channels.pop(guest.wire.fileno, None) is not None and self._poll is not None:
+            self._poll.unregister(guest.wire.fileno)
+
     def remove(self, channel: PipeChannel) -> None:
         """Watch a channel no longer. To be called before its pipe is closed."""
-        if self._channels.pop(channel.wire.fileno, None) is None:
-            return
-        self.pids.remove(channel.process.pid)
-        if self._poll is not None:
-            self._poll.unregister(channel.wire.fileno)
+        if channel.wire.fileno in self._channels:
+            self.pids.remove(channel.process.pid)
+            self.ignore(channel)
 
     def wait(self, timeout: float) -> list[PipeChannel]:
         """Return the channels with something to read or a closed pipe, after ``timeout`` s none."""

@@ -32,26 +32,34 @@ class Caller(NamedTuple):
 
 
 class Reception(SubprocBackend):
-    """Worker processes, whose answers are waited for together with the caller's next command.
-
-    Attributes:
-        has_news: Whether the latest wait found a command to read, or that the caller is gone.
-    """
+    """Worker processes, whose answers can be waited for together with the caller's next command."""
 
     def __init__(self) -> None:
         super().__init__()
         self._caller: Caller | None = None
-        self.has_news = False
+        self._has_news = False
 
-    def welcome(self, caller: Caller) -> None:
-        """Listen to a caller from now on."""
-        self._caller = caller
+    def await_answer_or_news(self, pool: Pool, caller: Caller) -> bool:
+        """Wait until a worker of a pool answers, or there is a command to read, or the caller is gone.
+
+        Returns:
+            Whether it was not only the former.
+        """
+        self._caller, self._has_news = caller, False
         self._switchboard.poller.watch(caller)
+        try:
+            pool.pump(None)
+        finally:
+            self._switchboard.poller.ignore(caller)
+            self._caller = None
+        return self._has_news
 
     def wait(self, channels: Sequence[Any], timeout: float | None) -> Sequence[Any]:  # noqa: D102 (see Backend)
         ready = super().wait(channels, timeout)
-        self.has_news = self._caller in ready
-        return [one for one in ready if one is not self._caller] if self.has_news else ready
+        if self._caller not in ready:
+            return ready
+        self._has_news = True
+        return [one for one in ready if one is not self._caller]
 
 
 class PoolHost:
@@ -95,23 +103,16 @@ class PoolHost:
 
     # ---------------------------------------------------------------- several commands at a time
 
-    def welcome(self, wire: Wire) -> None:
-        """Wait for what comes over a pipe, too, from now on."""
-        self._backend.welcome(Caller(wire))
-
     def begin(self, command: Command) -> None:
         """Begin to execute a command, while others may be under way."""
         self._under_way[command.number] = self._pool.begin(command)
 
-    def await_command(self) -> bool:
-        """Wait until there is a command to read, or a worker has answered, if any is at work; say whether there is one.
+    def await_command(self, caller: Caller) -> bool:
+        """Wait until a command can be read, or a worker has answered; say whether one can.
 
-        If none is at work, it need not be there yet.
+        If no command is under way, the next need not be there yet.
         """
-        if not self._under_way:
-            return True
-        self._pool.pump(None)
-        return self._backend.has_news
+        return not self._under_way or self._backend.await_answer_or_news(self._pool, caller)
 
     def take_replies(self) -> list[Reply]:
         """Return the replies to commands that are finished."""
@@ -152,10 +153,10 @@ def obey_side_by_side(wire: Wire, host: PoolHost, packed: PackedRecipe, log: Log
     Raises:
         EOFError, OSError: As in `obey`.
     """
-    host.welcome(wire)
+    caller = Caller(wire)
     try:
         while True:
-            if host.await_command():
+            if host.await_command(caller):
                 await_message(wire)
                 command = take_command(wire, host, packed)
                 if command is not None and command.name == "build":
