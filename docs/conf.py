@@ -29,7 +29,7 @@ html_title = f"parallelenv {version}"
 html_theme_options = {"sidebar_hide_name": False}
 html_copy_source = False
 
-myst_heading_anchors = 4  # the README links to its own headings
+myst_heading_anchors = 4  # pages link to their headings
 myst_enable_extensions = ["colon_fence"]
 default_role = "py:obj"  # `step` in a docstring is a link where there is something of that name, else only the word
 autodoc_member_order = "bysource"
@@ -44,7 +44,7 @@ toc_object_entries_show_parents = "hide"
 
 # What a reader of the repository finds under these names is a page here; of other files only the name is left.
 _PAGES = {
-    "README.md": "guide.md",
+    "README.md": "index.md",
     "CHANGELOG.md": "changelog.md",
     "SECURITY.md": "security.md",
     "benchmarks/RESULTS.md": "results.md",
@@ -55,15 +55,13 @@ _CODE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)#\s]*)(#[^)\s]*)?\)")
 
 
-def _as_on_the_site(text: str, path: str, docname: str) -> str:
+def _as_on_the_site(text: str, path: str) -> str:
     """Turn the links of a file of the repository, outside of code, into links between pages."""
 
     def link(match: re.Match[str]) -> str:
         words, target, anchor = match[1], match[2], match[3] or ""
-        if "://" in target:
+        if "://" in target or not target:
             return match[0]
-        if not target:  # within the README, whose chapters are another page than its beginning
-            return f"[{words}](guide.md{anchor})" if docname == "index" else match[0]
         there = posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
         if there in _PAGES:
             return f"[{words}]({_PAGES[there]}{anchor})"
@@ -75,11 +73,11 @@ def _as_on_the_site(text: str, path: str, docname: str) -> str:
 
 def _read(app: Sphinx, docname: str, text: list[str]) -> None:
     if "/" not in docname:  # the reference has no such links
-        text[0] = _as_on_the_site(text[0], f"docs/{docname}.md", docname)
+        text[0] = _as_on_the_site(text[0], f"docs/{docname}.md")
 
 
 def _read_included(app: Sphinx, path: Any, docname: str, text: list[str]) -> None:
-    text[0] = _as_on_the_site(text[0], posixpath.normpath(posixpath.join("docs", path.as_posix())), docname)
+    text[0] = _as_on_the_site(text[0], posixpath.normpath(posixpath.join("docs", path.as_posix())))
 
 
 def _find(app: Sphinx, env: Any, node: Any, words: Any) -> Any:
