@@ -45,7 +45,7 @@ class Summary:
         busy: Share for which each worker worked, in the order of ``workers``.
         workers: Env ids of each.
         envs: Of each env that was stepped.
-        sampled: Share of the time in which all was noted: 1, or less where steps were so quick that some were left out.
+        sampled: Share of the time in which all was noted: 1, or less where calls were so quick that some were left out.
             Then everything else here is an estimate, in which those that were noted stand for the others.
         missing: Ids of envs whose worker has told nothing: it died, or was still busy.
         is_full: Whether there was more than could be kept.
@@ -102,8 +102,8 @@ class Summary:
         if self.sampled < 1:
             noted = sum(env.steps for env in self.envs)
             lines.append(
-                f"a sample: of steps so quick only some are noted, {self.sampled:.1%} of the time and "
-                f"{count(noted, 'step')} of envs, so that it does not slow them down"
+                f"a sample, so as not to slow it down: {self.sampled:.1%} of the time and {count(noted, 'step')} of "
+                "envs were noted, and stand for the rest"
             )
         if self.is_full:
             lines.append("not all recorded: there was more than is kept")

@@ -7,6 +7,7 @@ import json
 import time
 import weakref
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from parallelenv import ParallelEnv
 from parallelenv.backends.watch import ALLOWED, COST_OF_COMMAND, NUM_FIRST, WANTED, Thinning
 from parallelenv.display.profile import Profile
 from parallelenv.display.recording import Recording, WorkerRecord, cover
-from parallelenv.display.sampling import Calls
+from parallelenv.display.sampling import Calls, Sampling
 from parallelenv.display.summary import summarise
 from parallelenv.errors import EnvBusyError
 from parallelenv.protocol import NOTED
@@ -132,6 +133,16 @@ def test_what_was_sent_before_a_window_is_waited_for(make_env: MakeEnv, leave_ou
     assert len(profile.recording.windows) > 1
     assert found.caller_share + found.transport_share + found.env_share == pytest.approx(1)
     assert 0 < sum(noted_steps(profile).values()) < 600
+
+
+def test_a_window_does_not_begin_while_something_is_under_way_that_is_not_noted() -> None:
+    with ParallelEnv([lambda: Sleepy(0, 1000)] * 2, "thread", "restart", num_cpus=2) as env:
+        env.reset(seed=0)
+        sampling = Sampling(env)
+        env.send([100], [0])
+        assert len(list(sampling._clear_the_way(count(NOTED)))) == 8  # and then it does: not for ever
+        env.recv()
+        assert len(list(sampling._clear_the_way(count(NOTED)))) == 1
 
 
 # ---------------------------------------------------------------- what stands for what
