@@ -163,7 +163,7 @@ class Shown(Traffic):
         When the block has ended, ``p.summary()`` is a table with advice, ``p.plot()`` a timeline that a notebook shows,
         and ``p.save("trace.json")`` writes a trace for Perfetto or Chrome. It is recorded when each env was stepped or
         reset, and when the caller was in a call. Where that would take more than 2 % of the time, as with steps of less
-        than some 0.3 ms, only some steps are recorded, and stand for the others: `Summary.sampled` says how many. The
+        than some 0.5 ms, only some steps are recorded, and stand for the others: `Summary.sampled` says how many. The
         first ones all are. A worker that is built anew meanwhile is not recorded from then on.
 
         Raises:
