@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help demo test test-ray neighbours neighbours-long faults soak cluster cluster-demo lint docs browser bench bench-auto bench-scale bench-collect wheel-check clean
+.PHONY: help demo test test-ray neighbours neighbours-long faults soak cluster cluster-demo lint docs browser bench bench-auto bench-scale bench-collect bench-profile wheel-check clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list.
@@ -61,6 +61,9 @@ bench-scale: $(VENV)/.bench ## Model the Ray modes on up to 1000 nodes, with cos
 
 bench-collect: $(VENV)/.bench ## Measure two collectors beside one; a minute.
 	$(BIN)/python -m benchmarks.collect $(BENCH_ARGS)
+
+bench-profile: $(VENV)/.bench ## Measure what it costs to record where the time goes, and to count episodes; some 5 minutes.
+	$(BIN)/python -m benchmarks.profile_cost $(BENCH_ARGS)
 
 wheel-check: $(VENV)/.test ## Build the wheel, use it from a folder that holds a foreign backends/.
 	BUILD_PYTHON=$(abspath $(BIN)/python) .ci/wheel-check

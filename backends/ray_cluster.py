@@ -23,8 +23,8 @@ LONGEST_START = 60.0
 _SETTLING = 0.5
 """Seconds that Ray gets to come to the end of making a placement group that is to be given back.
 
-What is removed while it is being made may take its cores along for good (seen with Ray 2.60; its issue 64693): after one of 60
-groups that were removed at once a core was missing, after none of 61 that were waited for.
+What is removed while it is being made may take its cores along for good (seen with Ray 2.60; its issue 64693): after
+one of 60 groups that were removed at once a core was missing, after none of 61 that were waited for.
 """
 
 

@@ -188,6 +188,16 @@ class Hosts:
         return [(link.recipe.env_ids, self.hours.waiting(link.shift)) for link in living]
 
     @property
+    def num_links(self) -> int:
+        """Number of hosts that get a command each if all envs are asked for something."""
+        return len(self._links)
+
+    @property
+    def under_way(self) -> set[int]:
+        """Numbers of the commands that hosts have not answered yet."""
+        return {number for link in self._links for number in link.in_flight}
+
+    @property
     def is_held_up(self) -> bool:
         """Whether something that was interrupted in the caller's thread would go on there with the next wait."""
         return any(link.channel.in_caller and link.in_flight for link in self._links)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -15,7 +16,7 @@ from parallelenv.failures import Failure
 from parallelenv.hosts import CLOSE_TIMEOUT, Announcement, Hosts, Listener
 from parallelenv.hours import Hours
 from parallelenv.output import show
-from parallelenv.protocol import Backend, Command, EnvFacts, Place, Settings
+from parallelenv.protocol import NOTED, Backend, Command, EnvFacts, Place, Settings
 from parallelenv.recipes import EnvRecipe, refuse_live
 from parallelenv.requests import Link, Request, name_envs, pick, split_further, spread
 from parallelenv.seats import Seat
@@ -65,7 +66,8 @@ class Pool(Hosts):
         self._has_spaces = False  # else every env is asked for its own
         self._timeout: float | None = None  # building envs may take as long as it takes
         self._call_timeout = timeout
-        self._numbers = itertools.count(1)
+        self._plain_numbers = itertools.count(1)
+        self._numbers: Iterator[int] = self._plain_numbers
         self.seats = {}
         self.waits_by = (
             "recv(), after step_async() with step_wait()"  # what users call to wait on for a step, for messages
@@ -121,6 +123,10 @@ class Pool(Hosts):
         if busy:
             raise self.late(busy, self._timeout, "attach")
         self.attach(layout)
+
+    def number_by(self, choose: Callable[[Iterator[int]], Iterator[int]] | None) -> None:
+        """Let an iterator over numbers of commands decide which of them are `NOTED`; ``None``: none is."""
+        self._numbers = self._plain_numbers if choose is None else choose(self._plain_numbers)
 
     @property
     def num_hosts(self) -> int:
@@ -262,6 +268,7 @@ class Pool(Hosts):
 
     def begin(self, command: Command) -> Request:
         """Begin to execute a command that builds nothing, as `forward` does."""
+        self.number_by(functools.partial(map, NOTED.__or__) if command.number >= NOTED else None)
         dead = [env_id for env_id in command.env_ids if self._link(env_id).death] if self._lost else ()
         failed = {env_id: Failure(self._link(env_id).obituary((env_id,)), env_id, "") for env_id in dead}
         return self.post(command.name, command.env_ids, command.each, command.common, failed=failed)

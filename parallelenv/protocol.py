@@ -42,12 +42,17 @@ class UnreadableError(Exception):
         self.reason = reason
 
 
+NOTED = 1 << 62
+"""The numbers from here on are of commands that a host is to note, if it is watched. They cost no message a byte."""
+
+
 @dataclass(slots=True)
 class Command:
     """One request to one host: the same operation on some of its envs.
 
     Attributes:
-        number: Unique within the pool; the reply carries it.
+        number: Unique within the pool; the reply carries it. Of a command that a watched host is to note it is `NOTED`
+            or more.
         name: Operation of `backends.host.Host`.
         env_ids: The envs, in the order asked.
         each: One argument per env, or ``None`` if the operation takes none.

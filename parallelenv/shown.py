@@ -31,6 +31,7 @@ class Shown(Traffic):
     def __init__(self) -> None:
         super().__init__()
         self._screen = Screen()
+        self._sampling: Any = None  # while this is recorded
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         """Return what a notebook shows of this object, as text and as HTML.
@@ -161,7 +162,9 @@ class Shown(Traffic):
 
         When the block has ended, ``p.summary()`` is a table with advice, ``p.plot()`` a timeline that a notebook shows,
         and ``p.save("trace.json")`` writes a trace for Perfetto or Chrome. It is recorded when each env was stepped or
-        reset, and when the caller was in a call. A worker that is built anew meanwhile is not recorded from then on.
+        reset, and when the caller was in a call. Where that would take more than 2 % of the time, as with steps of less
+        than some 0.5 ms, only some steps are recorded, and stand for the others: `Summary.sampled` says how many. The
+        first ones all are. A worker that is built anew meanwhile is not recorded from then on.
 
         Raises:
             EnvBusyError: On entry, if this is recorded already.
@@ -178,13 +181,13 @@ class Shown(Traffic):
     def _ask_what_was_seen(self, timeout: float, goes_on: bool) -> Any:
         return ask_what_was_seen(self, timeout, goes_on)
 
-    def _unwatch(self, timeout: float, goes_on: bool) -> tuple[Any, Any]:
-        """Let workers note no more; return the calls that there were, and what each has noted that can tell."""
+    def _unwatch(self, timeout: float, goes_on: bool) -> Any:
+        """Let workers note no more; return what each has noted that can tell."""
+        self._sampling = None
         found = []
         with contextlib.suppress(ParallelEnvError):  # closed meanwhile, say
             found = self._ask_what_was_seen(timeout, goes_on)
-        calls, self._user = self._user, {}
-        return calls, found
+        return found
 
     def _seen_ids(self, id: Any) -> tuple[int, ...]:
         env_ids = self._ids(id)

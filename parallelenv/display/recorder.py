@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from array import array
 from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from parallelenv.backends.watch import HostRecord
-from parallelenv.display.profile import Profile, Recording, WorkerRecord
+from parallelenv.display.profile import Profile
+from parallelenv.display.recording import Recording, WorkerRecord
+from parallelenv.display.sampling import Sampling
 from parallelenv.errors import EnvBusyError, ParallelEnvError
 from parallelenv.seats import clock_id
 
@@ -22,30 +23,6 @@ COLLECT_TIMEOUT = 5.0
 """Seconds that workers get to tell what they have noted."""
 INTERRUPTED_TIMEOUT = 0.2
 """Likewise, after Ctrl-C."""
-_MOST_CALLS = 1_000_000
-
-
-class Calls(dict[str, int]):
-    """Stands for who is using a `ParallelEnv`, and notes when a call begins and ends: 0.5 us for each."""
-
-    def __init__(self, user: dict[str, int]) -> None:
-        super().__init__(user)
-        self.begins = array("d")
-        self.ends = array("d")
-
-    def setdefault(self, key: str, default: int) -> int:
-        """Note that a call begins, unless it is within another one."""
-        if not self and len(self.begins) < _MOST_CALLS:
-            self.begins.append(perf_counter())
-        return super().setdefault(key, default)
-
-    def clear(self) -> None:
-        """Note that it ends; what it was within ends later, once more."""
-        super().clear()
-        if len(self.ends) < len(self.begins):
-            self.ends.append(perf_counter())
-        elif self.ends and len(self.begins) < _MOST_CALLS:
-            self.ends[-1] = perf_counter()
 
 
 class Recorder:
@@ -62,7 +39,9 @@ class Recorder:
     def __enter__(self) -> Profile:
         """Begin to record, and return what can be asked afterwards."""
         self._answers = self._env._watch()
+        self._sampling = self._env._sampling
         self._begun = perf_counter()
+        self._sampling.begin(self._begun)
         return self._profile
 
     def __exit__(
@@ -71,17 +50,17 @@ class Recorder:
         """Collect what was noted. A worker that is dead, or does not answer in time, has noted nothing."""
         ended = perf_counter()
         is_interrupt = kind is not None and issubclass(kind, KeyboardInterrupt)
-        calls, found = self._env._unwatch(INTERRUPTED_TIMEOUT if is_interrupt else COLLECT_TIMEOUT, not is_interrupt)
+        self._sampling.end(ended)
+        found = self._env._unwatch(INTERRUPTED_TIMEOUT if is_interrupt else COLLECT_TIMEOUT, not is_interrupt)
         workers = [self._aligned(record, asked) for record, asked in found]
-        begins, ends = calls.begins, calls.ends
-        spans = np.array([*zip(begins, [*ends, ended], strict=False)], np.float64).reshape(-1, 2)
-        spans = spans[(spans[:, 0] < ended) & (spans[:, 1] > self._begun)].clip(self._begun, ended)
+        calls = self._sampling.calls
         missing = set(range(self._env.num_envs)).difference(*(worker.env_ids for worker in workers))
         self._profile.keep(
             Recording(
                 self._begun,
                 ended,
-                spans,
+                np.array(calls.windows or [(self._begun, ended)]),
+                calls.spans(self._begun, ended),
                 sorted(workers, key=lambda worker: worker.env_ids),
                 tuple(sorted(missing)),
             )
@@ -100,14 +79,14 @@ class Recorder:
 
 def ask_to_watch(env: Any) -> dict[int, tuple[float, tuple[float, float]]]:
     """Let hosts begin to note; return the time of each, and when it was asked and had answered, by first env."""
-    if isinstance(env._user, Calls):
+    if env._sampling is not None:
         raise EnvBusyError("This ParallelEnv is recorded already. End that block before you profile again.")
     pool = env._pool
     living = [env_id for env_id in pool.env_ids if env_id not in pool.lost]
     asked = perf_counter()
     values = pool.ask("watch", living).values
     answered = perf_counter()
-    env._user = Calls(env._user)
+    env._sampling = Sampling(env)
     return {env_id: (value[1], (asked, answered)) for env_id, value in values.items()}
 
 

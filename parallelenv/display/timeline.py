@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from parallelenv.batch import Array
-from parallelenv.display.profile import Recording, WorkerRecord, checked_path, merge
+from parallelenv.display.profile import checked_path
+from parallelenv.display.recording import Recording, WorkerRecord, cover, merge
 from parallelenv.errors import ArgumentError
 from parallelenv.texts import duration, name_range
 
@@ -107,14 +108,17 @@ def _num_blocks(recording: Recording, begin: float, end: float) -> int:
 
 
 def _some_steps(recording: Recording) -> tuple[float, float]:
-    """Return a stretch of some calls in the middle, that is neither slow nor quick among such."""
-    calls = merge(recording.calls) - recording.begin
-    number = min(_STEPS_IN_DETAIL, len(calls))
-    if not number:
+    """Return a stretch of some calls within a window, that is neither slow nor quick among such."""
+    calls = merge(recording.calls)
+    if not len(calls):
         return 0.0, recording.end - recording.begin
-    spans = calls[number - 1 :, 1] - calls[: len(calls) - number + 1, 0]
-    place = int(np.argsort(spans)[len(spans) // 2])
-    margin = 0.02 * spans[place]
+    windows = recording.window_of(calls[:, 0])
+    number = min(_STEPS_IN_DETAIL, int(np.bincount(windows).max()))
+    places = np.flatnonzero(windows[number - 1 :] == windows[: len(calls) - number + 1])
+    calls = calls - recording.begin
+    spans = calls[places + number - 1, 1] - calls[places, 0]
+    place = int(places[np.argsort(spans)[len(spans) // 2]])
+    margin = 0.02 * (calls[place + number - 1, 1] - calls[place, 0])
     return max(0.0, calls[place, 0] - margin), calls[place + number - 1, 1] + margin
 
 
@@ -122,20 +126,23 @@ def _rows(recording: Recording, begin: float, end: float) -> list[Row]:
     """Return what is to be drawn of a stretch: a row for the caller, and one for each worker."""
     is_detailed = _num_blocks(recording, begin, end) <= _MOST_BLOCKS
     offset = recording.begin
+    noted = recording.windows - offset
     calls = _within(merge(recording.calls) - offset, begin, end)
-    edges = np.concatenate([[begin], calls.ravel(), [end]]).reshape(-1, 2)
-    own = edges[edges[:, 1] > edges[:, 0]]
+    own = _within(recording.outside(recording.calls) - offset, begin, end)
     if len(calls) + len(own) <= _MOST_BLOCKS:
         caller = [*_plain(calls, _CALL, "in a call"), *_plain(own, _CALLER, "own code")]
     else:
-        caller = [*_shaded(calls, begin, end, _CALL, "in calls"), *_shaded(own, begin, end, _CALLER, "own code")]
+        caller = [
+            *_shaded(calls, noted, (begin, end), _CALL, "in calls"),
+            *_shaded(own, noted, (begin, end), _CALLER, "own code"),
+        ]
     rows: list[Row] = [("caller", caller)]
     for worker in recording.workers[:_MOST_ROWS]:
         name = f"envs {name_range(worker.env_ids)}" if len(worker.env_ids) > 1 else f"env {worker.env_ids[0]}"
         if is_detailed:
             blocks = list(_turns(worker, offset, begin, end))
         else:
-            blocks = _shaded(_within(worker.busy() - offset, begin, end), begin, end, _WORK[0], "works")
+            blocks = _shaded(_within(worker.busy() - offset, begin, end), noted, (begin, end), _WORK[0], "works")
         rows.append((name, blocks))
     left = len(recording.workers) - _MOST_ROWS
     return [*rows, (f"... {left} more", [])] if left > 0 else rows
@@ -166,18 +173,16 @@ def _turns(worker: WorkerRecord, offset: float, begin: float, end: float) -> Ite
             yield Block(max(begin, first - offset), min(end, last - offset), _RESET, said)
 
 
-def _shaded(spans: Array, begin: float, end: float, colour: str, said: str) -> list[Block]:
-    """Return blocks of equal length, the darker the more of it is taken by spans."""
+def _shaded(spans: Array, noted: Array, stretch: tuple[float, float], colour: str, said: str) -> list[Block]:
+    """Return blocks of equal length, the darker the more of it, as far as it was noted, is taken by spans."""
+    begin, end = stretch
     width = (end - begin) / _BINS
-    blocks = []
     edges = np.linspace(begin, end, _BINS + 1)
-    # The time up to each edge that is taken: what lies whole before it, and what of a span reaches over it.
-    lengths = np.append(0.0, np.cumsum(spans[:, 1] - spans[:, 0]))
-    number = np.searchsorted(spans[:, 0], edges, side="right")
-    over = np.where(number > 0, np.maximum(0.0, spans[number - 1, 1] - edges), 0.0) if len(spans) else 0.0
-    taken = np.diff(lengths[number] - over) / width
-    for index in np.flatnonzero(taken > 0.005).tolist():
-        share = min(1.0, float(taken[index]))
+    taken, seen = np.diff(cover(spans, edges)), np.diff(cover(noted, edges))
+    shares = np.divide(taken, seen, out=np.zeros(_BINS), where=seen > 0).clip(0, 1)
+    blocks = []
+    for index in np.flatnonzero(shares > 0.005).tolist():
+        share = float(shares[index])
         first = begin + index * width
         blocks.append(Block(first, first + width, colour, f"{said} {share:.0%} of {duration(width)}", share))
     return blocks

@@ -7,9 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from parallelenv.display.profile import Recording, WorkerRecord, merge
+from parallelenv.display.recording import Recording, WorkerRecord, merge
 
 _PROCESS = 1
 
@@ -31,12 +29,10 @@ def _events(recording: Recording) -> Iterator[dict[str, Any]]:
     yield _name("thread_name", 0, "caller")
     begin = recording.begin
     calls = merge(recording.calls)
-    edges = np.concatenate([[recording.begin], calls.ravel(), [recording.end]]).reshape(-1, 2)
     for start, end in calls.tolist():
         yield _event("in a call", "call", 0, start - begin, end - start)
-    for start, end in edges.tolist():
-        if end > start:
-            yield _event("own code", "caller", 0, start - begin, end - start)
+    for start, end in recording.outside(calls).tolist():
+        yield _event("own code", "caller", 0, start - begin, end - start)
     for number, worker in enumerate(recording.workers, start=1):
         yield _name("thread_name", number, f"worker of envs {', '.join(map(str, worker.env_ids))} ({worker.seat.pid})")
         yield from _worker_events(worker, number, begin)

@@ -19,8 +19,9 @@ from conftest import MakeEnv
 from parallelenv import ParallelEnv
 from parallelenv.backends.host import Host
 from parallelenv.backends.watch import HostRecord, Watch, begin_watching, end_watching
-from parallelenv.display.profile import Profile, measure, merge
+from parallelenv.display.profile import Profile
 from parallelenv.display.recorder import Recorder
+from parallelenv.display.recording import measure, merge
 from parallelenv.errors import ArgumentError, ClosedError, EnvBusyError, NotRecordedError, WorkerDiedError
 from parallelenv.seats import Seat, clock_id, here
 from parallelenv.testing.envs import Counter
@@ -336,7 +337,7 @@ def test_the_clock_of_another_machine_is_brought_in_line() -> None:
 def test_advice_names_what_takes_the_time(
     num_cpus: int, actions: list[int], pause: float, advice: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("parallelenv.display.profile.usable_cores", lambda: 1)
+    monkeypatch.setattr("parallelenv.display.summary.usable_cores", lambda: 1)
     with ParallelEnv([Sleepy, Sleepy], "thread", "restart", num_cpus) as env:
         env.reset(seed=0)
         with env.profile() as profile:
@@ -349,7 +350,7 @@ def test_advice_names_what_takes_the_time(
 
 
 def test_a_loop_on_a_machine_with_cores_left_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("parallelenv.display.profile.usable_cores", lambda: 4)
+    monkeypatch.setattr("parallelenv.display.summary.usable_cores", lambda: 4)
     with ParallelEnv([Sleepy, Sleepy], "dummy", "restart") as env:
         env.reset(seed=0)
         with env.profile() as profile:

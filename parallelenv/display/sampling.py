@@ -1,0 +1,162 @@
+"""Which steps of a `ParallelEnv` are noted while it is recorded, and when calls begin and end.
+
+All are noted as long as that takes 2 % of their time at most. Quick ones are noted in windows of some steps each, at
+irregular distances, so that it takes 1 %. What opens and closes a window are the numbers of the commands: they are
+taken from an iterator in C that now and then asks here. So in between the caller pays nothing; hosts see by the number
+whether to note a command.
+"""
+
+from __future__ import annotations
+
+import weakref
+from array import array
+from collections.abc import Generator, Iterator
+from itertools import chain, islice
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from parallelenv.backends.watch import NUM_FIRST, Thinning
+from parallelenv.batch import Array
+from parallelenv.protocol import NOTED
+
+_IN_WINDOW = 8
+"""Steps of a window; the timeline shows as many."""
+_MOST_TRIES = 8
+"""So many steps are noted in vain, at most, until hosts have done what was not to be noted."""
+_MOST_MARKS = 2_000_000
+
+
+class Calls:
+    """Stands for who is using a `ParallelEnv`, and notes when a call begins and ends.
+
+    Args:
+        user: What stands for that at other times. It goes on to be used, so either may take over at any moment.
+
+    Attributes:
+        windows: Beginning and end of those that are closed.
+    """
+
+    __slots__ = ("_marks", "_opened", "_user", "windows")
+
+    def __init__(self, user: dict[str, int]) -> None:
+        self._user = user
+        self._marks = array("d")  # beginnings; ends, less than zero; zero where a window ends
+        self._opened: float | None = None
+        self.windows: list[tuple[float, float]] = []
+
+    def setdefault(self, key: str, default: int) -> int:
+        """Note that a call begins, unless another thread is in one."""
+        user = self._user.setdefault(key, default)
+        if user == default:
+            self._marks.append(perf_counter())
+        return user
+
+    def clear(self) -> None:
+        """Note that it ends."""
+        self._user.clear()
+        self._marks.append(-perf_counter())
+
+    def __len__(self) -> int:
+        """Return how many beginnings and ends there are."""
+        return len(self._marks)
+
+    def open(self, now: float, *, is_in_call: bool) -> None:
+        """Open a window."""
+        self._opened = now
+        if is_in_call:
+            self._marks.append(now)
+
+    def close(self, now: float) -> None:
+        """Close the window, if one is open. Of a call that goes on what comes later is not known."""
+        if self._opened is None:
+            return
+        if self._marks and self._marks[-1] > 0:
+            self._marks.append(-now)
+        self._marks.append(0.0)
+        if now > self._opened:
+            self.windows.append((self._opened, now))
+        self._opened = None
+
+    def spans(self, begin: float, end: float) -> Array:
+        """Return when there were calls between two moments, and in windows: ``(m, 2)`` float64, in order."""
+        marks = np.array(self._marks)
+        # A call within a call begins after that and ends before it: of beginnings in a row it is the first that counts,
+        # of ends the last one.
+        kinds = np.sign(marks)
+        begins = np.flatnonzero((kinds > 0) & (np.append(0, kinds)[:-1] <= 0))
+        ends = np.flatnonzero((kinds < 0) & (np.append(kinds, 0)[1:] >= 0))
+        ends = ends[np.searchsorted(ends, begins)]
+        spans = np.column_stack([marks[begins], -marks[ends]])
+        return spans[(spans[:, 0] < end) & (spans[:, 1] > begin)].clip(begin, end)
+
+
+class Sampling:
+    """Lets the steps and calls of a `ParallelEnv` be noted, or some of them.
+
+    Args:
+        env: It.
+    """
+
+    def __init__(self, env: Any) -> None:
+        self._env = weakref.ref(env)  # else the pool would keep it alive, by way of the numbers
+        self._user: dict[str, int] = env._user
+        self._pool = pool = env._pool
+        self._num_links, self._num_envs = pool.num_links, -(-len(pool.env_ids) // pool.num_links)
+        self._thinning = Thinning()
+        self.calls = Calls(self._user)
+
+    def begin(self, now: float) -> None:
+        """Note everything from now on, and later what does not take too long. No call is under way."""
+        self._become(self.calls)
+        self._pool.number_by(self._numbers)
+        self.calls.open(now, is_in_call=False)
+
+    def end(self, now: float) -> None:
+        """Note nothing any more."""
+        self.calls.close(now)
+        self._pool.number_by(None)
+        self._become(self._user)
+
+    def _become(self, user: Any) -> None:
+        env = self._env()
+        if env is not None:
+            env._user = user
+
+    def _numbers(self, plain: Iterator[int]) -> Iterator[int]:
+        """Return numbers of commands. Should an interrupt end the choice, those that are left are plain."""
+        return chain(chain.from_iterable(self._choose(plain)), plain)
+
+    def _choose(self, plain: Iterator[int]) -> Iterator[Iterator[int]]:
+        """Yield numbers of steps: of some that are noted, and of some that are not."""
+        noted = map(NOTED.__or__, plain)
+        num_steps = NUM_FIRST
+        try:
+            while len(self.calls) < _MOST_MARKS:
+                left_out = yield from self._note(noted, num_steps)
+                num_steps = _IN_WINDOW
+                if left_out:
+                    self.calls.close(perf_counter())
+                    self._become(self._user)
+                    yield islice(plain, left_out * self._num_links)
+                    self._become(self.calls)
+                    yield from self._clear_the_way(noted)
+                    self.calls.open(perf_counter(), is_in_call=True)
+        finally:
+            self.calls.close(perf_counter())
+            self._become(self._user)
+
+    def _note(self, noted: Iterator[int], num_steps: int) -> Generator[Iterator[int], None, int]:
+        """Note steps; return how many are to be left out after them."""
+        since, before = perf_counter(), len(self.calls)
+        yield islice(noted, num_steps * self._num_links)
+        num_noted = max(num_steps, (len(self.calls) - before) // 2)
+        return self._thinning.left_out(num_noted, (perf_counter() - since) / num_noted, self._num_envs)
+
+    def _clear_the_way(self, noted: Iterator[int]) -> Iterator[Iterator[int]]:
+        """Let steps be noted in vain until hosts have answered all that were not to be noted."""
+        for _ in range(_MOST_TRIES):
+            yield islice(noted, self._num_links)
+            if all(number >= NOTED for number in self._pool.under_way):
+                return

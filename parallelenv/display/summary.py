@@ -1,0 +1,213 @@
+"""Where the time of a recording went, and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from parallelenv.batch import Array
+from parallelenv.cores import usable_cores
+from parallelenv.display.recording import Recording, WorkerRecord, measure, merge
+from parallelenv.tables import format_table
+from parallelenv.texts import count, duration, name_range
+
+
+@dataclass(frozen=True, slots=True)
+class EnvTime:
+    """The steps of an env.
+
+    Attributes:
+        env_id: Its id.
+        steps: Number of them that were noted.
+        mean: Seconds of one on average, with a reset that followed within it.
+        longest: Seconds of the longest.
+    """
+
+    env_id: int
+    steps: int
+    mean: float
+    longest: float
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Where the time went. Shares are of ``seconds``, 0 to 1; those of caller, transport and envs make 1.
+
+    Attributes:
+        seconds: How long was recorded.
+        caller_share: Nobody worked but the caller, outside of the `ParallelEnv`.
+        transport_share: The caller waited, or did the work of the `ParallelEnv`, and no worker worked.
+        env_share: At least one worker worked.
+        straggler_loss: A worker had nothing to do while another one worked, on average over workers.
+        policy_share: Workers worked on something else than envs, in rollouts: the policy; on average over them.
+        busy: Share for which each worker worked, in the order of ``workers``.
+        workers: Env ids of each.
+        envs: Of each env that was stepped.
+        sampled: Share of the time in which all was noted: 1, or less where calls were so quick that some were left out.
+            Then everything else here is an estimate, in which those that were noted stand for the others.
+        missing: Ids of envs whose worker has told nothing: it died, or was still busy.
+        is_full: Whether there was more than could be kept.
+        advice: What to do about it, in one line.
+    """
+
+    seconds: float
+    caller_share: float
+    transport_share: float
+    env_share: float
+    straggler_loss: float
+    policy_share: float
+    busy: tuple[float, ...]
+    workers: tuple[tuple[int, ...], ...]
+    envs: tuple[EnvTime, ...]
+    sampled: float
+    missing: tuple[int, ...]
+    is_full: bool
+    advice: str
+
+    @property
+    def slowest(self) -> EnvTime | None:
+        """The env whose steps take longest on average; ``None`` if none was stepped."""
+        return max(self.envs, key=lambda env: env.mean, default=None)
+
+    def __repr__(self) -> str:
+        """Return a table."""
+        shares = [
+            ("caller", self.caller_share, "outside of the ParallelEnv, and no env works"),
+            ("transport", self.transport_share, "in it, and no env works"),
+            ("envs", self.env_share, "at least one worker works"),
+        ]
+        rows = [(name, f"{share:.1%}", said) for name, share, said in shares]
+        if self.policy_share >= 0.001:
+            rows.append(("policy", f"{self.policy_share:.1%}", "of it beside the envs, in rollouts"))
+        rows.append(("stragglers", f"{self.straggler_loss:.1%}", "workers wait while others work"))
+        lines = [f"{duration(self.seconds)} recorded, {count(len(self.workers), 'worker')}"]
+        lines.append(format_table(("where", "share", "what"), rows, left=("where", "what")))
+        workers = [
+            (name_range(ids), f"{busy:.1%}") for ids, busy in zip(self.workers[:16], self.busy[:16], strict=True)
+        ]
+        if workers:
+            lines += ["", format_table(("worker of envs", "works"), workers, left=("worker of envs",))]
+        slowest = self.slowest
+        if slowest is not None:
+            usual = float(np.median([env.mean for env in self.envs]))
+            lines += [
+                "",
+                f"slowest env: {slowest.env_id}, {duration(slowest.mean)} a step (the median env {duration(usual)}), "
+                f"{duration(slowest.longest)} at most",
+            ]
+        if self.missing:
+            lines.append(f"not recorded: envs {list(self.missing)}, whose workers died or were still busy")
+        if self.sampled < 1:
+            noted = sum(env.steps for env in self.envs)
+            lines.append(
+                f"a sample, so as not to slow it down: {self.sampled:.1%} of the time and {count(noted, 'step')} of "
+                "envs were noted, and stand for the rest"
+            )
+        if self.is_full:
+            lines.append("not all recorded: there was more than is kept")
+        return "\n".join([*lines, f"advice: {self.advice}"])
+
+
+def summarise(recording: Recording) -> Summary:
+    """Return where the time went."""
+    seconds = recording.end - recording.begin
+    busy = [recording.share(worker.spans) for worker in recording.workers]
+    some = merge(np.concatenate([np.zeros((0, 2)), *(worker.spans for worker in recording.workers)]))
+    env_share = recording.share(some)
+    occupied = recording.share(np.concatenate([some, recording.calls]))
+    shares = {"caller": 1 - occupied, "transport": occupied - env_share, "envs": env_share}
+    straggler_loss = max(0.0, env_share - float(np.mean(busy))) if busy else 0.0
+    envs = tuple(env for worker in recording.workers for env in _env_times(recording, worker))
+    policy = float(np.mean([_beside(recording, worker) for worker in recording.workers])) if busy else 0.0
+    return Summary(
+        seconds,
+        shares["caller"],
+        shares["transport"],
+        shares["envs"],
+        straggler_loss,
+        policy,
+        tuple(busy),
+        tuple(worker.env_ids for worker in recording.workers),
+        tuple(sorted(envs, key=lambda env: env.env_id)),
+        _sampled(recording),
+        recording.missing,
+        any(worker.is_full for worker in recording.workers),
+        _advise(recording, shares, straggler_loss, envs),
+    )
+
+
+def _sampled(recording: Recording) -> float:
+    """Return the share of the time in which all was noted; a rollout counts as far as its steps were."""
+    noted = measure(recording.windows) / (recording.end - recording.begin)
+    left_out = [_left_out(worker) for worker in recording.workers]
+    return noted if max(left_out, default=0.0) == 0 else noted * (1 - float(np.mean(left_out)))
+
+
+def _left_out(worker: WorkerRecord) -> float:
+    """Return the share of steps in rollouts that a worker has not noted."""
+    return 1 - len(worker.stands_for) / max(1, int(worker.stands_for.sum()))
+
+
+def _env_times(recording: Recording, worker: WorkerRecord) -> list[EnvTime]:
+    durations = (worker.turns[:, 1] - worker.turns[:, 0])[worker.is_step]
+    owners = worker.owners[worker.is_step]
+    weights = (_weights(recording, worker)[worker.span_of])[worker.is_step]
+    found = []
+    for env_id in worker.env_ids:
+        is_own = owners == env_id
+        own = durations[is_own]
+        if len(own):
+            mean = float(np.average(own, weights=weights[is_own]))
+            found.append(EnvTime(env_id, len(own), mean, float(own.max())))
+    return found
+
+
+def _weights(recording: Recording, worker: WorkerRecord) -> Array:
+    """Return for how many commands each that a worker has noted stands: ``(m,)`` float64."""
+    weights: Array = recording.weights[recording.window_of(worker.spans[:, 0])] * worker.stands_for
+    return weights
+
+
+def _beside(recording: Recording, worker: WorkerRecord) -> float:
+    """Return for which share of the time a worker made rollouts and stepped no env."""
+    is_rollout = np.array([name == "rollout" for name in worker.operations], bool)
+    rollouts = merge(worker.spans[is_rollout])
+    if not len(rollouts):
+        return 0.0
+    within = np.searchsorted(rollouts[:, 0], worker.spans[:, 0], side="right") - 1
+    is_inner = ~is_rollout & (within >= 0) & (worker.spans[:, 1] <= rollouts[within, 1])
+    lengths = worker.spans[is_inner, 1] - worker.spans[is_inner, 0]
+    stepped = float(lengths @ _weights(recording, worker)[is_inner]) / (recording.end - recording.begin)
+    return max(0.0, recording.share(rollouts) - stepped)
+
+
+def _advise(recording: Recording, shares: dict[str, float], straggler_loss: float, envs: Sequence[EnvTime]) -> str:
+    """Say what to do, by what takes most of the time."""
+    if not envs:
+        return "no env was stepped; profile some steps."
+    is_parallel = len(recording.workers) > 1
+    largest = max(shares, key=lambda name: shares[name])
+    if largest == "caller":
+        return (
+            f"your own code takes {shares['caller']:.0%} of the time, so faster envs would not help; send() and recv() "
+            "let envs work meanwhile."
+        )
+    if largest == "transport":
+        return (
+            f"messages and the answers' forms take {shares['transport']:.0%}, as steps are short; rollout() makes many "
+            "steps with one message" + (", and para_mode='dummy' needs none." if is_parallel else ".")
+        )
+    if straggler_loss > 0.2:
+        slowest = max(envs, key=lambda env: env.mean)
+        return (
+            f"workers wait for the slowest of them {straggler_loss:.0%} of the time (env {slowest.env_id} takes "
+            f"{duration(slowest.mean)} a step); send() and recv(min_envs=...) go on with those that are ready."
+        )
+    if not is_parallel and usable_cores() > 1 and len(envs) > 1:
+        return (
+            f"envs take {shares['envs']:.0%} of the time in one worker, and there are {usable_cores()} cores; try "
+            "para_mode='subproc' (or let 'auto' choose)."
+        )
+    return f"envs take {shares['envs']:.0%} of the time: all is well, and only faster envs or more cores would help."

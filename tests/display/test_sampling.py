@@ -1,0 +1,323 @@
+"""Of quick steps only some are recorded, and they stand for the others."""
+
+from __future__ import annotations
+
+import gc
+import json
+import time
+import weakref
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import MakeEnv
+
+from parallelenv import ParallelEnv
+from parallelenv.backends.watch import ALLOWED, COST_OF_COMMAND, NUM_FIRST, WANTED, Thinning
+from parallelenv.display.profile import Profile
+from parallelenv.display.recording import Recording, WorkerRecord, cover
+from parallelenv.display.sampling import Calls, Sampling
+from parallelenv.display.summary import summarise
+from parallelenv.errors import EnvBusyError
+from parallelenv.protocol import NOTED
+from parallelenv.seats import here
+from parallelenv.testing.envs import Counter
+
+GAP = 5
+IN_WINDOW = 8
+NUM_WINDOWS = 3
+WITH_GAPS = NUM_FIRST + NUM_WINDOWS * (GAP + 1 + IN_WINDOW)
+"""So many steps have so many windows after the first. The one before a window is noted in vain."""
+
+
+@pytest.fixture
+def leave_out(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Return what lets so many steps be left out after those that were noted, however quick they are."""
+
+    def force(number: int) -> None:
+        monkeypatch.setattr(Thinning, "left_out", lambda *_: number)
+
+    return force
+
+
+def counters(make_env: MakeEnv, number: int = 4, **kwargs: Any) -> ParallelEnv:
+    env = make_env([lambda: Counter(0, 1000)] * number, num_cpus=2, asynchronous="restart", **kwargs)
+    env.reset(seed=0)
+    return env
+
+
+def noted_steps(profile: Profile) -> dict[int, int]:
+    return {env.env_id: env.steps for env in profile.summary().envs}
+
+
+# ---------------------------------------------------------------- what is left out
+
+
+def test_every_host_notes_the_steps_that_the_caller_says(make_env: MakeEnv, leave_out: Callable[[int], None]) -> None:
+    leave_out(GAP)
+    env = counters(make_env)
+    with env.profile() as profile:
+        for _ in range(WITH_GAPS):
+            env.step([1] * 4)
+    assert noted_steps(profile) == dict.fromkeys(range(4), NUM_FIRST + NUM_WINDOWS * (1 + IN_WINDOW))
+    recording = profile.recording
+    assert len(recording.windows) == 1 + NUM_WINDOWS
+    assert (np.diff(recording.windows.ravel()) > 0).all()
+    for begin, end in recording.windows:
+        inside = (recording.calls[:, 1] > begin) & (recording.calls[:, 0] < end)
+        assert inside.sum() == (NUM_FIRST + 1 if begin == recording.begin else IN_WINDOW + (end < recording.end))
+    found = profile.summary()
+    assert 0 < found.sampled < 1
+    assert found.caller_share + found.transport_share + found.env_share == pytest.approx(1)
+    assert all(0 < share <= 1 for share in found.busy)
+    noted = 4 * (NUM_FIRST + NUM_WINDOWS * (1 + IN_WINDOW))
+    assert f"of the time and {noted} steps of envs" in repr(found)
+
+
+def test_slow_steps_are_all_noted(make_env: MakeEnv) -> None:
+    env = counters(make_env, 2)
+    with env.profile() as profile:
+        for _ in range(NUM_FIRST + 20):
+            env.step([1, 1])
+            time.sleep(2e-3)
+    assert profile.summary().sampled == 1
+    assert "a sample" not in repr(profile.summary())
+    assert noted_steps(profile) == {0: NUM_FIRST + 20, 1: NUM_FIRST + 20}
+
+
+def test_most_quick_steps_are_left_out() -> None:
+    with ParallelEnv([lambda: Counter(0, 1000)] * 2, asynchronous="restart") as env:
+        env.reset(seed=0)
+        with env.profile() as profile:
+            for _ in range(3000):
+                env.step([1, 1])
+    assert profile.summary().sampled < 0.9
+    assert noted_steps(profile)[1] < 2700
+
+
+def test_it_takes_so_much_of_the_time_as_is_wanted() -> None:
+    thinning = Thinning()
+    assert thinning.left_out(8, 1.01 * COST_OF_COMMAND / ALLOWED, 0) == 0
+    seconds = 0.1 * COST_OF_COMMAND / WANTED
+    gaps = [thinning.left_out(8, seconds, 0) for _ in range(60)]
+    assert len(set(gaps)) > 3  # at irregular distances
+    assert 8 * COST_OF_COMMAND / ((8 + np.mean(gaps)) * seconds) == pytest.approx(WANTED, rel=0.02)
+
+
+def test_a_host_thins_steps_within_a_rollout_by_itself(leave_out: Callable[[int], None]) -> None:
+    leave_out(4)
+    num_steps = NUM_FIRST - 1 + 50  # the last one of the first ones stands for five, and so do nine others
+    with ParallelEnv([lambda: Counter(0, 1000)] * 2, asynchronous="restart") as env:
+        env.reset(seed=0)
+        with env.profile() as profile:
+            env.rollout(lambda states: [1] * len(states), num_steps, progress=False)
+    (worker,) = profile.recording.workers
+    is_step = np.array([name == "step" for name in worker.operations])
+    assert is_step.sum() == NUM_FIRST - 1 + 10
+    assert worker.stands_for[is_step].sum() == num_steps
+    found = profile.summary()
+    assert 0 < found.sampled < 1
+    assert 0 < found.policy_share < 1
+
+
+def test_what_was_sent_before_a_window_is_waited_for(make_env: MakeEnv, leave_out: Callable[[int], None]) -> None:
+    leave_out(GAP)
+    env = counters(make_env)
+    with env.profile() as profile:
+        for _ in env.stream(lambda states: [1] * len(states), 600):
+            pass
+    found = profile.summary()
+    assert len(profile.recording.windows) > 1
+    assert found.caller_share + found.transport_share + found.env_share == pytest.approx(1)
+    assert 0 < sum(noted_steps(profile).values()) < 600
+
+
+def test_a_window_does_not_begin_while_something_is_under_way_that_is_not_noted() -> None:
+    with ParallelEnv([lambda: Sleepy(0, 1000)] * 2, "thread", "restart", num_cpus=2) as env:
+        env.reset(seed=0)
+        sampling = Sampling(env)
+        env.send([100], [0])
+        assert len(list(sampling._clear_the_way(count(NOTED)))) == 8  # and then it does: not for ever
+        env.recv()
+        assert len(list(sampling._clear_the_way(count(NOTED)))) == 1
+
+
+# ---------------------------------------------------------------- what stands for what
+
+
+class Sleepy(Counter):
+    def step(self, action: int) -> Any:
+        time.sleep(1e-3 * action)
+        return super().step(action)
+
+
+@pytest.mark.parametrize("mode", ["dummy", "thread", "subproc"], indirect=True)
+def test_a_sample_tells_the_same_as_everything(make_env: MakeEnv, leave_out: Callable[[int], None]) -> None:
+    leave_out(GAP)
+    env = make_env([lambda: Sleepy(0, 1000)] * 2, num_cpus=2, asynchronous="restart")
+    env.reset(seed=0)
+    with env.profile() as profile:
+        for number in range(WITH_GAPS):
+            slow = number >= NUM_FIRST  # all that is left out is slow
+            env.step([4, 8] if slow else [0, 0])
+            time.sleep(8e-3 if slow else 0.0)
+    found = profile.summary()
+    num_slow = WITH_GAPS - NUM_FIRST
+    together = 12e-3 if len(found.workers) == 1 else 8e-3
+    assert found.env_share == pytest.approx(num_slow * together / found.seconds, rel=0.2)
+    assert found.caller_share == pytest.approx(num_slow * 8e-3 / found.seconds, rel=0.2)
+    assert found.envs[0].mean == pytest.approx(num_slow * 4e-3 / WITH_GAPS, rel=0.3)
+    assert found.envs[1].mean == pytest.approx(num_slow * 8e-3 / WITH_GAPS, rel=0.3)
+
+
+def made_up() -> Recording:
+    """Return 10 seconds, of which the first and the ninth were noted: a step of 0.2 s and one of 0.5 s."""
+    spans = np.array([[0.1, 0.3], [8.25, 8.75]])
+    worker = WorkerRecord(
+        (0,),
+        here(),
+        ["step", "step"],
+        spans,
+        spans,
+        np.zeros(2, np.int64),
+        np.ones(2, bool),
+        np.arange(2),
+        np.ones(2, np.int64),
+        np.zeros((0, 3)),
+        False,
+    )
+    return Recording(0.0, 10.0, np.array([[0, 1], [8, 9.0]]), np.array([[0, 0.5], [8.0, 9.0]]), [worker], ())
+
+
+def test_a_window_stands_for_the_time_since_the_one_before_and_the_last_one_to_the_end() -> None:
+    recording = made_up()
+    assert recording.weights.tolist() == [1, 9]
+    assert recording.window_of(np.array([-1, 0.5, 5, 8.5, 9.5])).tolist() == [0, 0, 0, 1, 1]
+    found = summarise(recording)
+    assert found.sampled == pytest.approx(0.2)
+    assert found.env_share == pytest.approx(0.02 + 0.45)
+    assert found.transport_share == pytest.approx(0.03 + 0.45)
+    assert found.caller_share == pytest.approx(0.05)
+    assert found.envs[0].mean == pytest.approx((0.2 + 9 * 0.5) / 10)
+    assert found.envs[0].steps == 2
+    assert found.envs[0].longest == pytest.approx(0.5)
+
+
+def test_nothing_is_said_of_the_caller_where_nothing_was_noted() -> None:
+    recording = made_up()
+    assert recording.outside(recording.calls).tolist() == [[0.5, 1.0]]
+    assert recording.outside(np.zeros((0, 2))).tolist() == [[0, 1], [8, 9]]
+
+
+def test_time_up_to_a_moment_is_counted() -> None:
+    spans = np.array([[1.0, 2.0], [4.0, 6.0]])
+    assert cover(spans, np.array([0, 1.5, 3, 5, 9])).tolist() == [0, 0.5, 1, 2, 3]
+    assert cover(np.zeros((0, 2)), np.array([[1.0, 2.0]])).tolist() == [[0, 0]]
+
+
+# ---------------------------------------------------------------- calls
+
+
+def test_a_call_of_another_thread_that_is_refused_is_not_noted() -> None:
+    calls = Calls({"thread": 5})
+    assert calls.setdefault("thread", 6) == 5
+    assert len(calls) == 0
+
+
+def test_a_call_within_a_call_is_a_part_of_it() -> None:
+    user: dict[str, int] = {}
+    calls = Calls(user)
+    begin = time.perf_counter()
+    calls.open(begin, is_in_call=False)
+    calls.setdefault("thread", 5)
+    calls.setdefault("thread", 5)
+    assert user == {"thread": 5}
+    calls.clear()
+    calls.clear()
+    assert not user
+    calls.setdefault("thread", 5)
+    calls.close(time.perf_counter())  # in the midst of it
+    spans = calls.spans(begin, time.perf_counter())
+    assert len(spans) == 2
+    assert (np.diff(spans.ravel()) > 0).all()
+    assert calls.windows == [(begin, spans[-1, 1])]
+    calls.close(time.perf_counter())  # nothing is open
+    assert len(calls.windows) == 1
+
+
+# ---------------------------------------------------------------- nothing is left behind
+
+
+@pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
+def test_in_a_gap_nothing_is_noted_and_it_is_recorded_all_the_same(
+    make_env: MakeEnv, leave_out: Callable[[int], None]
+) -> None:
+    leave_out(10**6)
+    env = counters(make_env)
+    user = env._user
+    with env.profile() as profile:
+        for _ in range(NUM_FIRST + 3):
+            env.step([1] * 4)
+        assert env._user is user
+        assert next(env._pool._numbers) < NOTED
+        with pytest.raises(EnvBusyError, match="is recorded already"):
+            env.profile().__enter__()
+    assert env._user is user
+    assert env._sampling is None
+    assert env._pool._numbers is env._pool._plain_numbers
+    assert noted_steps(profile) == dict.fromkeys(range(4), NUM_FIRST)
+    assert len(profile.recording.windows) == 1
+
+
+def test_an_interrupt_in_the_choice_costs_that_call_and_the_rest_of_the_recording(
+    make_env: MakeEnv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: Any) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Thinning, "left_out", interrupt)
+    env = counters(make_env)
+    with env.profile() as profile:
+        for _ in range(NUM_FIRST):
+            env.step([1] * 4)
+        with pytest.raises(KeyboardInterrupt):
+            env.step([1] * 4)
+        for _ in range(10):
+            assert not env.step([1] * 4).dones.any()
+    assert noted_steps(profile) == dict.fromkeys(range(4), NUM_FIRST)
+    assert len(profile.recording.windows) == 1
+    assert profile.summary().sampled < 1
+    env.step([1] * 4)
+
+
+def test_a_recording_that_nobody_ends_keeps_nothing_alive() -> None:
+    env = ParallelEnv([Counter], asynchronous="restart")
+    env.reset(seed=0)
+    env.profile().__enter__()
+    env.step([1])
+    is_there = weakref.ref(env)
+    del env
+    gc.collect()
+    assert is_there() is None
+
+
+# ---------------------------------------------------------------- pictures
+
+
+def test_a_picture_and_a_trace_of_a_sample_have_gaps(leave_out: Callable[[int], None], tmp_path: Path) -> None:
+    leave_out(200)
+    with ParallelEnv([lambda: Counter(0, 1000)] * 8, asynchronous="restart") as env:
+        env.reset(seed=0)
+        with env.profile() as profile:
+            for _ in range(2000):
+                env.step([1] * 8)
+    timeline = profile.plot()
+    assert timeline.svg.count(">caller</text>") == 2
+    assert "env 7: step" in timeline.svg  # in detail, within a window
+    events = json.loads(profile.save(tmp_path / "trace.json").read_text())["traceEvents"]
+    noted = sum(event["dur"] for event in events if event.get("cat") in ("call", "caller"))
+    windows = profile.recording.windows
+    assert noted == pytest.approx(1e6 * (windows[:, 1] - windows[:, 0]).sum(), rel=0.01)
