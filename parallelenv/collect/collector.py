@@ -77,6 +77,7 @@ class Collector(Stoppable):
             arguments.check_positive("start_steps", start_steps)
         self._rank, self._world_size = rank, world_size
         self._seed = arguments.check_base_seed(seed)
+        self._test_seed = None if self._seed is None else _derived(self._seed, rank)
         self._num_steps, self._next_steps = num_steps, start_steps or num_steps
         self.version = 0
         self.history = History(log_dir)
@@ -180,8 +181,8 @@ class Collector(Stoppable):
             raise ArgumentError(
                 "evaluate() was called, but there are no test envs. Give make_test_envs, or replace('test_envs', make)."
             )
-        if seed is None and self._seed is not None:
-            seed = int(np.random.SeedSequence(self._seed, spawn_key=(self._rank,)).generate_state(1)[0])
+        if seed is None:
+            seed = self._test_seed
         policy = as_deterministic(self._policy)
         evaluation = self._test_env.run_episodes(policy, num_episodes, seed=seed, progress=progress)
         self.history.note(evaluation.returns, self.version, is_test=True)
@@ -243,8 +244,7 @@ class Collector(Stoppable):
             self._begin()
 
     def _replace_policy(self, make: Callable[..., Any]) -> None:
-        seed = None if self._seed is None else self._seed
-        self._policy = make_policy(make, self._rank, self._world_size, seed)
+        self._policy = make_policy(make, self._rank, self._world_size, self._seed)
 
     def reseed(self, seed: int) -> None:
         """Begin anew with other seeds: for a collector in the place of one that has died."""
@@ -272,6 +272,10 @@ class Collector(Stoppable):
         """Return one line."""
         state = "stopped" if self._is_stopped else f"version {self.version}"
         return f"<parallelenv.Collector of {count(len(self._env), 'env')}, {state}>"
+
+
+def _derived(seed: int, rank: int) -> int:
+    return int(np.random.SeedSequence(seed, spawn_key=(rank,)).generate_state(1)[0])
 
 
 def _checked(make: Any, name: str, *, must_restart: bool) -> ParallelEnv:

@@ -301,18 +301,19 @@ class CollectorSet(Steered):
         Raises:
             ArgumentError: If there are no test envs, or an argument has no usable value.
             ClosedError: After `stop`.
-            BaseException: What an env or a policy raised, or that a collector has died.
+            WorkerDiedError: If a collector has died too often; else it is replaced, and plays its share anew.
+            BaseException: What an env or a policy raised.
         """
         self._refuse_stopped("evaluate")
         arguments.check_positive("num_episodes", num_episodes)
         seed = arguments.check_base_seed(seed)
         self._work([0] * len(self), _SLICE, lambda: True, lambda _: None)
-        self._crew.catch_up()
         shares = {rank: share for rank, share in Goal(None, num_episodes).shares(range(len(self))).items() if share}
-        orders = [
-            {"num_episodes": share, "seed": None if seed is None else seed + rank} for rank, share in shares.items()
-        ]
-        found: list[Evaluation] = self._env.customized_method("evaluate", orders, list(shares))
+        orders = {
+            rank: {"num_episodes": share, "seed": None if seed is None else seed + rank}
+            for rank, share in shares.items()
+        }
+        found: list[Evaluation] = self._crew.ask("evaluate", orders)
         evaluation = join_evaluations(found)
         self.history.note(evaluation.returns, self.version, is_test=True)
         return evaluation

@@ -36,6 +36,8 @@ class Steered(Stoppable):
         Raises:
             ArgumentError: If a policy takes none, or ``version`` is no int of 0 or more.
             UnpicklableError: If they cannot be copied; nothing was set.
+            KeyboardInterrupt: After Ctrl-C. They are set all the same: who has not taken them does so before its next
+                collection.
             ClosedError: After `stop`.
         """
         self._refuse_stopped("set_weights")
@@ -43,8 +45,14 @@ class Steered(Stoppable):
 
     def _announce_weights(self, weights: Any, version: int = 0) -> None:
         broadcast = Broadcast("collector.set_weights", weights, version)
-        self._crew.announce("weights", broadcast)
-        self.version = version
+        before, self.version = self.version, version
+        try:
+            self._crew.announce("weights", broadcast)
+        except KeyboardInterrupt:  # all will have them
+            raise
+        except BaseException:
+            self.version = before
+            raise
 
     def update_policy(self, name: str, value: Any) -> None:
         """Set an attribute of all policies, as `Collector.update_policy`. Collectors at work do so afterwards."""
