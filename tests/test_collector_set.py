@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import gymnasium as gym
 import numpy as np
 import pytest
 from fragile import CAN_DIE, interrupt, two_hosts
@@ -161,12 +162,78 @@ def test_what_is_said_of_all_together(make_set: MakeSet) -> None:
     assert sorted(info) == names.split()
     assert info["num_steps"].tolist() == [30, 30]
     assert (info["num_samples"], info["lost_samples"]) == (120, 0)
-    assert info["episode_lengths"].tolist() == [*[7, 9, 7, 9, 7, 9, 7]] * 2
+    assert sorted(info["episode_lengths"].tolist()) == [7] * 8 + [9] * 6
     assert data.extras["pid"].shape == (30, 4)
     assert data.env_ids.tolist() == [0, 1, 2, 3]
     assert info["seconds"] > 0
     assert [record.samples for record in collectors.history] == [120, 200, 220]
     assert (len(collectors), collectors.num_envs, collectors.num_replaced) == (2, 4, 0)
+
+
+def test_returns_and_lengths_are_in_the_order_of_last_states(make_set: MakeSet) -> None:
+    collectors = make_set(Net, partial(few, (3, 4)), 40, weights=1)
+    for _ in range(2):  # the second goes on with episodes of the first
+        data, info = collectors.collect()
+        assert info["episode_lengths"].tolist() == data.ended_states[:, 1].tolist()
+        assert info["episode_returns"].tolist() == data.ended_states[:, 1].tolist()
+
+
+class Saying(Net):
+    """Each collector says something else besides."""
+
+    def __init__(self, says: Any, rank: int) -> None:
+        super().__init__(rank)
+        self._says = says
+
+    def __call__(self, states: Any, *, deterministic: bool = False) -> Any:
+        number = len(next(iter(states.values())) if isinstance(states, dict) else states)
+        return np.zeros(number, np.int64), *self._says(self.rank, number)
+
+
+def test_what_only_one_says_is_zero_for_the_others(make_set: MakeSet) -> None:
+    collectors = make_set(partial(Saying, lambda rank, number: (None, {"ab"[rank]: np.ones(number)})), few, 20)
+    extras = collectors.collect()[0].extras
+    assert {name: array[0].tolist() for name, array in extras.items()} == {"a": [1, 1, 0, 0], "b": [0, 0, 1, 1]}
+
+
+class Keyed(Count):
+    observation_space: Any = gym.spaces.Dict({"ab": gym.spaces.Box(-np.inf, np.inf, (2,), np.float64)})
+
+    def _state(self) -> Any:
+        return {"ab": super()._state()}
+
+
+def keyed() -> ParallelEnv:
+    return ParallelEnv([partial(Keyed if rank() else Count, 0)], "dummy", "restart")
+
+
+@pytest.mark.parametrize(
+    ("says", "make_envs", "match"),
+    [
+        (lambda rank, number: (None, {"a": np.ones((number, rank + 1))}), few, r"extras\['a'\] are of shape \(2,\)"),
+        (lambda rank, number: ([np.ones(number)] * (rank + 1), None), few, r"rnn_state are \(an array,\) and \(an arr"),
+        (lambda rank, number: (None, None), keyed, r"their states are an array and \{'ab': an array\}"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_and_not_lost(says: Any, make_envs: Any, match: str) -> None:
+    with CollectorSet(2, partial(Saying, says), make_envs, num_steps=20, para_mode="dummy") as collectors:
+        for _ in range(2):
+            with pytest.raises(ArgumentError, match=f"of collectors 0 and 1 cannot be put together.*{match}") as caught:
+                collectors.collect()
+        assert str(caught.value).endswith("Nothing is lost: stream() gives them one by one.")
+        found = [(info["collector"], len(data)) for data, info in collectors.stream(num_collections=2)]
+        assert found == [(0, 20), (1, 20)]
+
+
+def test_steps_of_envs_that_were_replaced_are_handed_out_by_themselves(make_set: MakeSet) -> None:
+    collectors = make_set(Net, few, 40)
+    next(collectors.stream())  # both are at work again
+    collectors.replace("envs", partial(few, (3, 3, 3)))
+    data, info = collectors.collect(60)
+    assert (data.valid.shape, info["num_steps"].tolist()) == ((40, 4), [40, 40])
+    data, info = collectors.collect()
+    assert (data.valid.shape, info["num_steps"].tolist()) == ((40, 6), [40, 40])
+    assert set(info["episode_lengths"].tolist()) == {3}
 
 
 def test_each_has_a_worker_of_its_own(mode: str, make_set: MakeSet) -> None:
@@ -404,6 +471,8 @@ def test_a_dead_collector_is_replaced_and_loses_what_it_had_not_sent(
     assert data.truncated.sum(axis=0).tolist() == [0, 0, 1, 1]
     assert data.truncated[15].tolist() == [False, False, True, True]
     assert data.ended_states.tolist() == [[0, 16], [1, 16]]
+    assert info["episode_lengths"].tolist() == [16, 16]
+    assert info["episode_returns"].tolist() == [48, 48]
     assert data.states[14:18, 2, 1].tolist() == [14, 15, 0, 1]
     assert data.states[:, 0, 1].tolist() == list(range(60))
     assert (data.actions == 3).all()
@@ -562,9 +631,10 @@ def test_what_a_policy_raises_is_raised_and_the_others_steps_come_later(make_set
     data, info = collectors.collect()
     assert info["num_steps"].tolist() == [60, 60]
     assert data.states[:60, 0, 1].tolist() == list(range(60))
-    assert data.states[14:18, 1, 1].tolist() == [14, 15, 0, 1]  # the steps of the slice that failed are lost
-    assert np.argwhere(data.truncated).tolist() == [[15, 1]]
-    assert collectors.num_replaced == 0
+    assert data.states[16:21, 1, 1].tolist() == [16, 17, 18, 0, 1]  # also those before the error
+    assert np.argwhere(data.truncated).tolist() == [[18, 1]]
+    assert info["episode_lengths"].tolist() == [19]
+    assert (info["num_samples"], info["lost_samples"], collectors.num_replaced) == (120, 0, 0)
 
 
 def test_an_interrupted_collection_is_a_part_of_the_next(mode: str, make_set: MakeSet, tmp_path: Path) -> None:

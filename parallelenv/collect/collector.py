@@ -98,7 +98,7 @@ class Collector(Stoppable):
         """Let the next collection begin with new episodes."""
         self._rnn_state: Any = None
         self._needs_reset = True
-        self._tallies = Tallies(len(self._env))
+        self._tallies = Tallies()
         if self._seed is not None:
             self._env.seed(self._seed + self._rank * len(self._env))
 
@@ -135,26 +135,32 @@ class Collector(Stoppable):
         is_over = listening(listen_to)
         if num_steps is not None:
             arguments.check_positive("num_steps", num_steps)
+        data, seconds = self._gather(num_steps or self._next_steps, is_over, progress)
+        info = self._told(data, seconds)
+        self.history.note(info["episode_returns"], self.version, info["num_samples"], seconds)
+        return data, info
+
+    def _gather(self, num_steps: int, is_over: Callable[[], bool], progress: bool) -> tuple[Rollout, float]:
+        """Return steps, and the seconds that they took."""
         began = time.perf_counter()
         if self._needs_reset:
             self._env.reset()
             self._rnn_state = None
         self._needs_reset = True  # and so it stays if anything goes wrong
-        data = self._env._rollout_here(self._policy, num_steps or self._next_steps, self._rnn_state, progress, is_over)
+        data = self._env._rollout_here(self._policy, num_steps, self._rnn_state, progress, is_over)
         self._needs_reset = False
         self._next_steps = self._num_steps
         self._rnn_state = own(data.rnn_state)
-        return data, self._note(data, time.perf_counter() - began)
+        return data, time.perf_counter() - began
 
-    def _note(self, data: Rollout, seconds: float) -> Info:
+    def _told(self, data: Rollout, seconds: float) -> Info:
+        """Return what there is to say of steps, the next of the envs."""
         returns, lengths = self._tallies.count(data)
-        samples = int(data.valid.sum())
-        self.history.note(returns, self.version, samples, seconds)
         return {
             "episode_returns": returns,
             "episode_lengths": lengths,
             "num_steps": len(data),
-            "num_samples": samples,
+            "num_samples": int(data.valid.sum()),
             "seconds": seconds,
             "version": self.version,
         }

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from parallelenv import arguments
 from parallelenv.collect.checks import listening
 from parallelenv.collect.collector import Info
 from parallelenv.collect.crew import Crew
+from parallelenv.collect.foreman import Foreman
 from parallelenv.collect.history import History
 from parallelenv.collect.joining import join_beside, join_evaluations
 from parallelenv.collect.parcels import Parcels
@@ -26,13 +28,6 @@ from parallelenv.evaluation import Evaluation
 from parallelenv.goal import Goal, progress_bar
 from parallelenv.texts import count
 from parallelenv.trajectory import Rollout
-
-_SLICE = 0.5
-"""Seconds after which a collector sends what it has, and goes on. What a dead one loses is of that order."""
-_QUICK_SLICE = 0.05
-"""The same where others may have to wait for it to stop."""
-_FIRST = 16
-"""Steps of the first slice of a collector: nobody knows how long one takes."""
 
 
 class CollectorSet(Steered):
@@ -96,7 +91,6 @@ class CollectorSet(Steered):
         check(num_workers, num_steps, start_steps, fraction_samples, max_restarts, compress_data)
         seed = arguments.check_base_seed(seed)
         self._num_steps, self._start_steps = num_steps, start_steps or num_steps
-        self._fraction = fraction_samples
         self._word = para_mode
         self.version = 0
         self.history = History(log_dir)
@@ -113,7 +107,7 @@ class CollectorSet(Steered):
             raise
         self._fresh = set(range(num_workers))  # who has not begun
         self._parcels = Parcels(num_workers)
-        self._paces = [0.0] * num_workers  # steps per second of each, when last heard of
+        self._foreman = Foreman(self._crew, self._parcels, fraction_samples)
         self._told = time.perf_counter()
 
     @classmethod
@@ -168,41 +162,16 @@ class CollectorSet(Steered):
         is_over = listening(listen_to)
         if num_steps is not None:
             arguments.check_positive("num_steps", num_steps)
-        is_quick = self._fraction < 1 or bool(listen_to)
+        is_quick = self._foreman.fraction < 1 or bool(listen_to)
         goals = [num_steps or self._steps_of(rank) for rank in range(len(self))]
         self._told = time.perf_counter()
         with progress_bar(Goal(sum(goals), None), progress, "collect") as advance:
-            self._work(goals, _QUICK_SLICE if is_quick else _SLICE, is_over, advance)
+            self._foreman.work(goals, is_quick, is_over, advance)
         self._fresh.clear()
         return self._deliver_all()
 
     def _steps_of(self, rank: int) -> int:
         return self._start_steps if rank in self._fresh else self._num_steps
-
-    def _work(
-        self, goals: Sequence[int], seconds: float, is_over: Callable[[], bool], advance: Callable[[int], Any]
-    ) -> None:
-        """Let collectors work until they, or enough of them, have reached their goals."""
-        crew = self._crew
-        while True:
-            left = [goal - self._parcels.count(rank) for rank, goal in enumerate(goals)]
-            num_done = sum(one <= 0 for one in left)
-            is_enough = num_done >= math.ceil(self._fraction * len(self)) or is_over()
-            waiting = self._parcels.waiting  # who has nothing yet makes a step in any case: no env may be missing
-            chosen = [rank for rank in crew.idle if left[rank] > 0 and not (is_enough and rank in waiting)]
-            if chosen:
-                crew.order({rank: self._slice(rank, 1 if is_enough else left[rank], seconds) for rank in chosen})
-            if not crew.is_busy:
-                return
-            for rank, parcel in crew.receive():
-                self._parcels.add(rank, parcel)
-                advance(parcel.info["num_steps"])
-                self._paces[rank] = parcel.info["num_steps"] / max(parcel.info["seconds"], 1e-6)
-
-    def _slice(self, rank: int, left: int, seconds: float) -> Order:
-        """Return what a collector should do next: about as much as it has time for, so that little can be lost."""
-        pace = self._paces[rank]
-        return Order(max(1, min(left, int(pace * seconds) if pace else _FIRST)), seconds)
 
     # ---------------------------------------------------------------- whoever is ready
 
@@ -269,13 +238,13 @@ class CollectorSet(Steered):
     # ---------------------------------------------------------------- what comes of it
 
     def _deliver_all(self) -> tuple[Rollout, Info]:
-        rollouts, info = self._parcels.take(range(len(self)), self.version)
-        return join_beside(rollouts), self._completed(info)
+        data, info = self._parcels.take(range(len(self)), self.version, join_beside)
+        return data, self._completed(info)
 
     def _deliver_one(self, rank: int) -> tuple[Rollout, Info]:
-        rollouts, info = self._parcels.take([rank], self.version)
+        data, info = self._parcels.take([rank], self.version, operator.itemgetter(0))
         single = {name: int(info[name][0]) for name in ("num_steps", "version", "staleness")}
-        return rollouts[0], self._completed({**info, **single, "collector": rank})
+        return data, self._completed({**info, **single, "collector": rank})
 
     def _completed(self, info: Info) -> Info:
         """Return an info with what only the set knows, which is noted."""
@@ -307,7 +276,7 @@ class CollectorSet(Steered):
         self._refuse_stopped("evaluate")
         arguments.check_positive("num_episodes", num_episodes)
         seed = arguments.check_base_seed(seed)
-        self._work([0] * len(self), _SLICE, lambda: True, lambda _: None)
+        self._foreman.work([0] * len(self), False, lambda: True, lambda _: None)
         shares = {rank: share for rank, share in Goal(None, num_episodes).shares(range(len(self))).items() if share}
         orders = {
             rank: {"num_episodes": share, "seed": None if seed is None else seed + rank}

@@ -155,7 +155,7 @@ class Crew:
         self._rest([rank])
         parcel: Parcel = batch[0][0]
         self.sizes[rank] = parcel.num_envs
-        self._received.append((rank, parcel))
+        self._received += [(rank, one) for one in (*parcel.before, parcel)]
         return True
 
     def _has_broken_off(self, error: BaseException, ranks: Sequence[int]) -> bool:
