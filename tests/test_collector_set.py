@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import cloudpickle
@@ -21,10 +22,13 @@ from fragile import CAN_DIE, interrupt, two_hosts
 from test_rollout import POLICIES, Count, counts, part, zeros
 
 from parallelenv import Collector, CollectorSet, ParallelEnv, get_worker_info
+from parallelenv.collect.foreman import Foreman
+from parallelenv.collect.parcels import Parcels
 from parallelenv.errors import (
     AbsentAttributeError,
     ArgumentError,
     ClosedError,
+    ConcurrentUseError,
     MissingDependencyError,
     UnknownOptionError,
     UnpicklableError,
@@ -283,6 +287,12 @@ def test_the_slower_share_stops_and_nothing_is_thrown_away(make_set: MakeSet) ->
     assert_same(data.final_states[:, 1], reached.astype(float))
 
 
+def test_a_share_is_not_rounded_up_because_it_is_a_binary_number() -> None:
+    crew: Any = SimpleNamespace(sizes=[1] * 25)
+    shares = [0.56, 0.28, 0.04, 0.5, 1.0, 0.001]
+    assert [Foreman(crew, Parcels(25), share).enough for share in shares] == [14, 7, 1, 13, 25, 1]
+
+
 def test_all_stop_when_a_signal_says_so(make_set: MakeSet, tmp_path: Path) -> None:
     collectors = make_set(Net, few, 10**7)
     end = time.monotonic() + 0.3
@@ -430,6 +440,38 @@ def test_the_loop_ends_when_the_set_is_stopped() -> None:
             if count == 3:
                 collectors.stop()
     assert count == 3
+
+
+def test_the_loop_ends_also_if_another_thread_stops_the_set(make_set: MakeSet, tmp_path: Path) -> None:
+    collectors = make_set(partial(Waiting, tmp_path), few, 4)
+    (tmp_path / "go").unlink(missing_ok=True)
+
+    def stop() -> None:
+        thread = threading.Timer(1, (tmp_path / "go").touch)
+        thread.start()
+        collectors.stop()
+        thread.join()
+
+    with when_waiting(tmp_path, stop):
+        assert {info["collector"] for _, info in collectors.stream()} <= {0, 1}
+    with pytest.raises(ClosedError, match=r"collect\(\) was called on a stopped CollectorSet"):
+        collectors.collect()
+
+
+def test_a_set_is_used_by_one_thread_at_a_time(make_set: MakeSet, tmp_path: Path) -> None:
+    collectors = make_set(partial(Waiting, tmp_path), few, 4)
+    refused: list[str] = []
+
+    def use() -> None:
+        for call, given in {"collect": (), "evaluate": (), "set_weights": (1,), "replace": ("policy", Net)}.items():
+            with pytest.raises(ConcurrentUseError, match=rf"{call}\(\) was called while another thread is in stream"):
+                getattr(collectors, call)(*given)
+            refused.append(call)
+        (tmp_path / "go").touch()
+
+    with when_waiting(tmp_path, use):
+        assert {info["collector"] for _, info in collectors.stream(num_collections=2)} <= {0, 1}
+    assert len(refused) == 4
 
 
 # ---------------------------------------------------------------- deaths
@@ -711,6 +753,8 @@ def test_a_factory_makes_sets_also_elsewhere() -> None:
         assert len(one.collect()[0]) == 4
         data, _ = other.collect()
         assert (len(data), data.actions[0, 0]) == (6, 3)
+    with factory(num_workers=3, num_steps=5) as larger:
+        assert (len(larger), len(larger.collect()[0])) == (3, 5)
     with CollectorSet.create(1, Net, few, num_steps=3, para_mode="dummy") as made:
         assert made.collect()[0].valid.shape == (3, 2)
 
@@ -749,6 +793,7 @@ def test_without_the_package_compression_says_what_to_install(monkeypatch: pytes
         ({"num_steps": 1.5}, "num_steps=1.5 must be"),
         ({"start_steps": -1}, "start_steps=-1 must be"),
         ({"max_restarts": 0}, "max_restarts=0 must be"),
+        ({"compress_data": "lz4"}, "compress_data='lz4' must be True or False"),
         ({"fraction_samples": 0}, "fraction_samples=0 must be a number above 0, and 1 at most"),
         ({"fraction_samples": 1.5}, "fraction_samples=1.5 must be"),
         ({"seed": -1}, "seed=-1 is no seed"),

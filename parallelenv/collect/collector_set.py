@@ -22,8 +22,9 @@ from parallelenv.collect.parcels import Parcels
 from parallelenv.collect.seat import Order
 from parallelenv.collect.start import check, start
 from parallelenv.collect.steering import Steered
+from parallelenv.collect.stopping import alone
 from parallelenv.env import ParallelEnv
-from parallelenv.errors import ArgumentError
+from parallelenv.errors import ArgumentError, ClosedError
 from parallelenv.evaluation import Evaluation
 from parallelenv.goal import Goal, progress_bar
 from parallelenv.texts import count
@@ -87,18 +88,18 @@ class CollectorSet(Steered):
         log_dir: Any = None,
         **options: Any,
     ) -> None:
-        self._is_stopped = False
+        super().__init__()
         check(num_workers, num_steps, start_steps, fraction_samples, max_restarts, compress_data)
         seed = arguments.check_base_seed(seed)
         self._num_steps, self._start_steps = num_steps, start_steps or num_steps
         self._word = para_mode
         self.version = 0
-        self.history = History(log_dir)
         given: dict[str, Any] = {"make_policy": make_policy, "make_envs": make_envs, "make_test_envs": make_test_envs}
         given |= {"num_steps": num_steps, "seed": seed}
         options = {"timeout": timeout, **options}
-        self._env = start(num_workers, given, bool(compress_data), para_mode, worker_resources, options)
+        self.history = History(log_dir)
         try:
+            self._env = start(num_workers, given, compress_data, para_mode, worker_resources, options)
             self._crew = Crew(self._env, max_restarts, seed)
             if weights is not None:
                 self._announce_weights(weights)
@@ -125,10 +126,12 @@ class CollectorSet(Steered):
 
         It takes further arguments of the constructor, and others instead of those given here.
         """
-        return functools.partial(cls, num_workers, make_policy, make_envs, **options)
+        given: dict[str, Any] = {"num_workers": num_workers, "make_policy": make_policy, "make_envs": make_envs}
+        return functools.partial(cls, **given, **options)
 
     # ---------------------------------------------------------------- all together
 
+    @alone
     def collect(
         self, num_steps: int | None = None, listen_to: Iterable[Any] = (), *, progress: bool = True
     ) -> tuple[Rollout, Info]:
@@ -158,7 +161,6 @@ class CollectorSet(Steered):
             WorkerDiedError: If a collector has died too often.
             BaseException: What an env or a policy raised. What the collectors have sent comes with the next collection.
         """
-        self._refuse_stopped("collect")
         is_over = listening(listen_to)
         if num_steps is not None:
             arguments.check_positive("num_steps", num_steps)
@@ -214,17 +216,29 @@ class CollectorSet(Steered):
 
     def _streamed(self, num_steps: int | None, most: int, left: float) -> Iterator[tuple[Rollout, Info]]:
         self._told = time.perf_counter()
-        while left > 0 and not self._is_stopped:
-            ready = [rank for rank in self._parcels.waiting if rank not in self._crew.busy]
-            if not ready:
-                self._order_more(num_steps, most, left)
-                for rank, parcel in self._crew.receive():
-                    self._parcels.add(rank, parcel)
-                continue
+        while left and not self._is_stopped:
+            try:
+                answer = self._stream(num_steps, most, left)
+            except ClosedError:
+                if self._is_stopped:
+                    return
+                raise
+            if answer is not None:
+                left -= 1
+                yield answer
+
+    @alone
+    def _stream(self, num_steps: int | None, most: int, left: float) -> tuple[Rollout, Info] | None:
+        """Return a collection that is ready, or wait until there may be one."""
+        ready = [rank for rank in self._parcels.waiting if rank not in self._crew.busy]
+        if ready:
             answer = self._deliver_one(ready[0])
-            left -= 1
-            self._order_more(num_steps, most, left)
-            yield answer
+            self._order_more(num_steps, most, left - 1)
+            return answer
+        self._order_more(num_steps, most, left)
+        for rank, parcel in self._crew.receive():
+            self._parcels.add(rank, parcel)
+        return None
 
     def _order_more(self, num_steps: int | None, most: int, left: float) -> None:
         """Let those begin that rest, as long as there is room."""
@@ -254,6 +268,7 @@ class CollectorSet(Steered):
         self.history.note(info["episode_returns"], int(np.min(info["version"])), info["num_samples"], seconds)
         return {**info, "seconds": seconds, "lost_samples": lost}
 
+    @alone
     def evaluate(self, num_episodes: int = 10, *, seed: int | None = None) -> Evaluation:
         """Play whole episodes in the test envs of all collectors, each its share.
 
@@ -273,7 +288,6 @@ class CollectorSet(Steered):
             WorkerDiedError: If a collector has died too often; else it is replaced, and plays its share anew.
             BaseException: What an env or a policy raised.
         """
-        self._refuse_stopped("evaluate")
         arguments.check_positive("num_episodes", num_episodes)
         seed = arguments.check_base_seed(seed)
         self._foreman.work([0] * len(self), False, lambda: True, lambda _: None)

@@ -27,13 +27,14 @@ class Foreman:
 
     Attributes:
         fraction: As given.
+        enough: So many of them that is.
     """
 
     def __init__(self, crew: Crew, parcels: Parcels, fraction: float) -> None:
         self.fraction = fraction
         self._crew, self._parcels = crew, parcels
         # Not half a collector more because 0.07 * 100 is 7.000000000000001.
-        self._enough = math.ceil(round(fraction * len(crew.sizes), 9))
+        self.enough = math.ceil(round(fraction * len(crew.sizes), 9))
         self._paces = [0.0] * len(crew.sizes)  # steps per second of each, when last heard of
 
     def work(
@@ -51,7 +52,7 @@ class Foreman:
         seconds = _QUICK_SLICE if is_quick else _SLICE
         while True:
             left = [goal - self._parcels.count(rank) for rank, goal in enumerate(goals)]
-            is_enough = sum(one <= 0 for one in left) >= self._enough or is_over()
+            is_enough = sum(one <= 0 for one in left) >= self.enough or is_over()
             waiting = self._parcels.waiting  # who has nothing yet makes a step in any case: no env may be missing
             chosen = [rank for rank in crew.idle if left[rank] > 0 and not (is_enough and rank in waiting)]
             if chosen:

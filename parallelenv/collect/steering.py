@@ -9,7 +9,7 @@ from parallelenv import arguments
 from parallelenv.broadcast import Broadcast
 from parallelenv.collect.checks import check_component, check_version
 from parallelenv.collect.crew import Crew
-from parallelenv.collect.stopping import Stoppable
+from parallelenv.collect.stopping import Stoppable, alone
 from parallelenv.env import ParallelEnv
 from parallelenv.texts import count
 
@@ -24,6 +24,7 @@ class Steered(Stoppable):
 
     # ---------------------------------------------------------------- what is given to them
 
+    @alone
     def set_weights(self, weights: Any, version: int | None = None) -> None:
         """Give all policies weights. Collectors at work take them before their next collection.
 
@@ -40,7 +41,6 @@ class Steered(Stoppable):
                 collection.
             ClosedError: After `stop`.
         """
-        self._refuse_stopped("set_weights")
         self._announce_weights(weights, check_version(version, self.version))
 
     def _announce_weights(self, weights: Any, version: int = 0) -> None:
@@ -54,18 +54,18 @@ class Steered(Stoppable):
             self.version = before
             raise
 
+    @alone
     def update_policy(self, name: str, value: Any) -> None:
         """Set an attribute of all policies, as `Collector.update_policy`. Collectors at work do so afterwards."""
-        self._refuse_stopped("update_policy")
         arguments.check_name("name", name)
         self._crew.announce(f"setting {name}", Broadcast("collector.update_policy", name, value))
 
+    @alone
     def replace(self, component: str, make: Callable[..., Any]) -> None:
         """Put another policy, or other envs, into all collectors, as `Collector.replace`. Those at work do so later.
 
         Another policy has the weights that it is made with. There may be another number of envs.
         """
-        self._refuse_stopped("replace")
         check_component(component)
         outdates = ("weights", "setting ") if component == "policy" else ()
         self._crew.announce(component, Broadcast("collector.replace", component, make), outdates)
@@ -87,7 +87,8 @@ class Steered(Stoppable):
         return self._crew.num_replaced
 
     def _close_envs(self) -> None:
-        self._env.close()
+        if hasattr(self, "_env"):  # else its making has failed
+            self._env.close()
 
     def __repr__(self) -> str:
         """Return one line."""
