@@ -701,8 +701,9 @@ def test_who_takes_too_long_is_told_and_waited_for_later(mode: str, make_set: Ma
     if mode == "dummy":
         pytest.skip("nobody is there to look at the clock")
     collectors = make_set(partial(Waiting, tmp_path), partial(few, (1000,)), 40, timeout=1.0)
-    with pytest.raises(WorkerTimeoutError, match="did not answer within 1.0 s"):
+    with pytest.raises(WorkerTimeoutError, match="did not answer within 1.0 s") as caught:
         collectors.collect()
+    assert caught.value.__notes__[-1].startswith("These are collectors of a set. Its next call waits on for them")
     (tmp_path / "go").touch()
     data, _ = collectors.collect()
     assert data.states[:, :, 1].T.tolist() == [list(range(40))] * 2

@@ -17,7 +17,7 @@ from parallelenv.collect.collector import Info
 from parallelenv.collect.crew import Crew
 from parallelenv.collect.foreman import Foreman
 from parallelenv.collect.history import History
-from parallelenv.collect.joining import join_beside, join_evaluations
+from parallelenv.collect.joining import join_beside
 from parallelenv.collect.parcels import Parcels
 from parallelenv.collect.seat import Order
 from parallelenv.collect.start import check, start
@@ -25,7 +25,6 @@ from parallelenv.collect.steering import Steered
 from parallelenv.collect.stopping import alone
 from parallelenv.env import ParallelEnv
 from parallelenv.errors import ArgumentError, ClosedError
-from parallelenv.evaluation import Evaluation
 from parallelenv.goal import Goal, progress_bar
 from parallelenv.texts import count
 from parallelenv.trajectory import Rollout
@@ -147,19 +146,25 @@ class CollectorSet(Steered):
         Returns:
             ``data``: a `Rollout` of all envs, those of the first collector, then those of the second ... Where a
             collector has made fewer steps than others, what it lacks is not ``valid``. Where it was replaced its
-            episodes are cut off: truncated. ``info``: as in `Collector.collect`, of all together, and
+            episodes are cut off: truncated, and they count with what they had come to. Steps that were made by envs
+            since replaced by others come by themselves, before the others'. ``info``: as in `Collector.collect`, of all
+            together, and
 
             * ``num_steps``, ``version`` and ``staleness``, ``(num_workers,)`` each: the steps of each collector, the
-              version of its policy, of the oldest if it has several, and how many versions that is behind;
+              version of its policy, of the oldest if it has several, and how many versions that is behind, below 0 if
+              `set_weights` has gone back to an earlier one;
             * ``lost_samples``: how many collectors that died had been asked for and had not sent, which is the most
               that they can have made; they were replaced;
             * with ``compress_data``: ``num_bytes``, and ``num_bytes_sent``.
 
         Raises:
-            ArgumentError: If an argument has no usable value.
+            ArgumentError: If an argument has no usable value, or what the collectors have is too different to be put
+                together: nested otherwise, say. It stays, for `stream`.
             ClosedError: After `stop`.
+            ConcurrentUseError: If another thread is in a call.
             WorkerDiedError: If a collector has died too often.
-            BaseException: What an env or a policy raised. What the collectors have sent comes with the next collection.
+            WorkerTimeoutError: If one has taken too long; the next collection waits on for it.
+            BaseException: What an env or a policy raised. All steps made until then come with the next collection.
         """
         is_over = listening(listen_to)
         if num_steps is not None:
@@ -267,36 +272,3 @@ class CollectorSet(Steered):
         lost, self._crew.lost = self._crew.lost, 0
         self.history.note(info["episode_returns"], int(np.min(info["version"])), info["num_samples"], seconds)
         return {**info, "seconds": seconds, "lost_samples": lost}
-
-    @alone
-    def evaluate(self, num_episodes: int = 10, *, seed: int | None = None) -> Evaluation:
-        """Play whole episodes in the test envs of all collectors, each its share.
-
-        What is under way is waited for, and comes with the next `collect` or `stream`.
-
-        Args:
-            num_episodes: Of all together; the first collectors play one more if they do not come out even.
-            seed: As in `Collector.evaluate`, of the first collector; ``seed + 1`` of the second ...
-
-        Returns:
-            An `Evaluation`: the episodes of the first collector, then those of the second ...; test envs are numbered
-            in that order.
-
-        Raises:
-            ArgumentError: If there are no test envs, or an argument has no usable value.
-            ClosedError: After `stop`.
-            WorkerDiedError: If a collector has died too often; else it is replaced, and plays its share anew.
-            BaseException: What an env or a policy raised.
-        """
-        arguments.check_positive("num_episodes", num_episodes)
-        seed = arguments.check_base_seed(seed)
-        self._foreman.work([0] * len(self), False, lambda: True, lambda _: None)
-        shares = {rank: share for rank, share in Goal(None, num_episodes).shares(range(len(self))).items() if share}
-        orders = {
-            rank: {"num_episodes": share, "seed": None if seed is None else seed + rank}
-            for rank, share in shares.items()
-        }
-        found: list[Evaluation] = self._crew.ask("evaluate", orders)
-        evaluation = join_evaluations(found)
-        self.history.note(evaluation.returns, self.version, is_test=True)
-        return evaluation

@@ -12,11 +12,12 @@ from parallelenv.broadcast import Broadcast
 from parallelenv.collect.packing import Parcel
 from parallelenv.collect.seat import Order
 from parallelenv.env import ParallelEnv
-from parallelenv.errors import EnvInterruptedError
+from parallelenv.errors import EnvInterruptedError, WorkerTimeoutError
 from parallelenv.failures import raise_failures
 from parallelenv.recovery import Budget
 
 Received = list[tuple[int, Parcel]]
+_LATE = "These are collectors of a set. Its next call waits on for them; stop() ends those that hang."
 
 
 class Crew:
@@ -150,6 +151,8 @@ class Crew:
                 return False
             if failed and self._has_broken_off(error, failed):
                 return False
+            if isinstance(error, WorkerTimeoutError) and not failed:
+                error.add_note(_LATE)
             raise
         rank = int(batch.env_ids[0])
         self._rest([rank])
@@ -187,7 +190,11 @@ class Crew:
         answers: dict[int, Any] = {}
         while left := [rank for rank in orders if rank not in answers]:
             self._catch_up(left)
-            request = self.env._pool.try_asking("call", left, [orders[rank] for rank in left], method)
+            try:
+                request = self.env._pool.try_asking("call", left, [orders[rank] for rank in left], method)
+            except WorkerTimeoutError as error:
+                error.add_note(_LATE)
+                raise
             answers.update(request.values)
             failed = [failure for _, failure in sorted(request.failures.items()) if not failure.is_of_worker]
             raise_failures(failed, None)
