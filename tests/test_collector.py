@@ -143,7 +143,10 @@ def test_the_first_collection_may_be_larger() -> None:
 
 def test_seeds_follow_from_rank_and_number_of_envs() -> None:
     envs = KINDS["array"]()
-    with here(zeros, [*envs[:2], *envs[:2]], seed=4) as both, here(zeros, envs[:2], seed=4, rank=1) as second:
+    with (
+        here(zeros, [*envs[:2], *envs[:2]], seed=4) as both,
+        here(zeros, envs[:2], seed=4, rank=1, world_size=2) as second,
+    ):
         assert second.collect()[0].states.tolist() == both.collect()[0].states[:, 2:].tolist()
 
 

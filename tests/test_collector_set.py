@@ -189,7 +189,7 @@ class Saying(Net):
         super().__init__(rank)
         self._says = says
 
-    def __call__(self, states: Any, *, deterministic: bool = False) -> Any:
+    def __call__(self, states: Any, rnn_state: Any = None, done: Any = None, *, deterministic: bool = False) -> Any:
         number = len(next(iter(states.values())) if isinstance(states, dict) else states)
         return np.zeros(number, np.int64), *self._says(self.rank, number)
 
