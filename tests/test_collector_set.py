@@ -876,6 +876,7 @@ def test_history_is_drawn(make_set: MakeSet) -> None:
     assert line.get_xydata().tolist() == [[80, 0], [160, 0]]
 
 
+@pytest.mark.filterwarnings("ignore:Setting 'object_store_memory' for:DeprecationWarning")  # Ray's own advice
 def test_ray_gives_the_resources_that_are_asked_for(mode: str, make_set: MakeSet) -> None:
     if mode != "ray":
         pytest.skip("it has none to give")
@@ -886,6 +887,9 @@ def test_ray_gives_the_resources_that_are_asked_for(mode: str, make_set: MakeSet
 
             return ray.get_runtime_context().get_assigned_resources()  # type: ignore[no-untyped-call]
 
-    collectors = make_set(Asking, few, 4, worker_resources={"num_cpus": 1.5, "num_gpus": 0, "memory": 2**27})
+    wanted = {"num_cpus": 1.5, "num_gpus": 0, "memory": 2**27, "object_store_memory": 2**26}
+    collectors = make_set(Asking, few, 4, worker_resources=wanted)
     found = collectors._env.customized_method("collector.policy.resources")
-    assert [(one["CPU"], one["memory"]) for one in found] == [(1.5, 2**27)] * 2
+    assert [[one[name] for name in ("CPU", "memory", "object_store_memory")] for one in found] == [
+        [1.5, 2**27, 2**26]
+    ] * 2
