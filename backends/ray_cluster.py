@@ -254,7 +254,8 @@ def _give_back(group: Any, session: Session) -> None:
 
 
 def _bundle_of(options: ActorOptions) -> dict[str, float]:
-    named = {"CPU": options.get("num_cpus"), "GPU": options.get("num_gpus"), "memory": options.get("memory")}
+    named = {"CPU": options.get("num_cpus"), "GPU": options.get("num_gpus")}
+    named |= {name: options.get(name) for name in ("memory", "object_store_memory")}
     if options.get("accelerator_type"):
         named[f"accelerator_type:{options['accelerator_type']}"] = 0.001  # what Ray makes of it
     return {name: amount for name, amount in {**named, **(options.get("resources") or {})}.items() if amount}

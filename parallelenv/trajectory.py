@@ -12,9 +12,10 @@ from parallelenv.batch import Array, Batch
 from parallelenv.chunks import Chunk, Ended, Form, Memory, Place, join_ends, join_forms, join_memories, room, vacant
 from parallelenv.errors import ArgumentError
 from parallelenv.failures import Failure
+from parallelenv.ownership import own
 from parallelenv.protocol import Extra
 from parallelenv.results import gather_states
-from parallelenv.spaces import stack_values
+from parallelenv.spaces import object_array, stack_values
 from parallelenv.texts import count
 
 Episode = tuple[slice, int, bool]
@@ -76,7 +77,7 @@ class Rollout:
         Only steps of this rollout count. `whole_episodes` tells which episodes have all of theirs in it.
         """
         sums = [self.rewards[steps, column][self.valid[steps, column]].sum() for steps, column, _ in self._episodes()]
-        return np.array(sums, dtype=self.rewards.dtype)
+        return object_array(own(sums)) if self.rewards.dtype == object else np.array(sums, dtype=self.rewards.dtype)
 
     @property
     def episode_lengths(self) -> Array:

@@ -15,11 +15,13 @@ import pytest
 from fragile import CAN_DIE, EXIT, GO_ON, RAISE, Fragile, two_hosts
 from test_rollout import POLICIES, Scripted, counts, paced, zeros
 
-from parallelenv import Collector, ParallelEnv
+from parallelenv import Collector, CollectorSet, ParallelEnv
+from parallelenv.collect import history
 from parallelenv.errors import (
     AbsentAttributeError,
     ArgumentError,
     ClosedError,
+    ConcurrentUseError,
     MissingDependencyError,
     WorkerDiedError,
     WorkerTimeoutError,
@@ -141,7 +143,10 @@ def test_the_first_collection_may_be_larger() -> None:
 
 def test_seeds_follow_from_rank_and_number_of_envs() -> None:
     envs = KINDS["array"]()
-    with here(zeros, [*envs[:2], *envs[:2]], seed=4) as both, here(zeros, envs[:2], seed=4, rank=1) as second:
+    with (
+        here(zeros, [*envs[:2], *envs[:2]], seed=4) as both,
+        here(zeros, envs[:2], seed=4, rank=1, world_size=2) as second,
+    ):
         assert second.collect()[0].states.tolist() == both.collect()[0].states[:, 2:].tolist()
 
 
@@ -248,6 +253,21 @@ def test_a_setting_of_the_policy_is_set_to_a_copy() -> None:
             collector.update_policy("a b", 1)
 
 
+def test_a_setting_may_have_the_name_of_what_it_is_in() -> None:
+    class Part:
+        a: Any = 1
+
+    class Whole(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = Part()
+
+    policy = Whole()
+    with here(policy, counts(9)) as collector:
+        collector.update_policy("a.a", 5)
+    assert policy.a.a == 5
+
+
 def test_parts_are_replaced(mode: str, make_collector: MakeCollector) -> None:
     collector = make_collector(zeros, counts(9, 9), 2, seed=1)
     collector.collect()
@@ -281,8 +301,60 @@ def test_what_cannot_be_replaced_leaves_all_as_it_was() -> None:
             collector.replace("envs", lambda: [])
         with pytest.raises(ArgumentError, match="cannot be called"):
             collector.replace("policy", lambda: 3)
+        for component in ("envs", "test_envs"):
+            with pytest.raises(ArgumentError, match=r"make\(\) returned a ParallelEnv that the collector has already"):
+                collector.replace(component, lambda: env)
         assert collector._env is env
         assert len(collector.collect()[0]) == 5
+
+
+def test_envs_to_collect_from_are_no_test_envs() -> None:
+    with ParallelEnv(counts(9), "dummy", "restart") as env:
+        with pytest.raises(ArgumentError, match=r"make_test_envs\(\) returned a ParallelEnv that the collector has"):
+            Collector(lambda: zeros, lambda: env, num_steps=3, make_test_envs=lambda: env)
+        assert env.closed
+
+
+def test_paused_envs_are_left_out() -> None:
+    env = ParallelEnv(counts(3, 4, 5), "dummy", "restart")
+    env.pause(1)
+    with Collector(lambda: zeros, lambda: env, num_steps=7) as collector:
+        lengths = [collector.collect()[1]["episode_lengths"].tolist() for _ in range(2)]
+    assert lengths == [[3, 5, 3], [3, 5, 3]]
+
+
+def test_a_policy_cannot_collect_within_a_collection() -> None:
+    def collecting(states: Any) -> Any:
+        collector.collect()
+        return zeros(states)
+
+    with Collector(lambda: collecting, lambda: ParallelEnv(counts(9), "dummy", "restart"), num_steps=3) as collector:
+        with pytest.raises(ConcurrentUseError, match=r"collect\(\) was called within collect\(\) of this Collector"):
+            collector.collect()
+        collector.replace("policy", lambda: zeros)
+        assert len(collector.collect()[0]) == 3
+
+
+def test_two_threads_at_once_are_refused() -> None:
+    within, told = threading.Event(), threading.Event()
+
+    def waiting(states: Any) -> Any:
+        within.set()
+        told.wait(30)
+        return zeros(states)
+
+    with Collector(lambda: waiting, lambda: ParallelEnv(counts(9), "dummy", "restart"), num_steps=3) as collector:
+        found: list[int] = []
+        thread = threading.Thread(target=lambda: found.append(len(collector.collect()[0])))
+        thread.start()
+        assert within.wait(30)
+        calls: Any = {"collect": (), "evaluate": (), "set_weights": (3,), "update_policy": ("x", 3)}
+        for call, given in {**calls, "replace": ("policy", lambda: zeros)}.items():
+            with pytest.raises(ConcurrentUseError, match=rf"{call}\(\) was called while another thread is in collect"):
+                getattr(collector, call)(*given)
+        told.set()
+        thread.join()
+        assert found == [3]
 
 
 # ---------------------------------------------------------------- evaluation
@@ -385,6 +457,9 @@ def test_a_step_that_takes_too_long_is_told(mode: str, make_collector: MakeColle
         ({"make_envs": []}, r"make_envs=\[\] cannot be called. Give a function without arguments"),
         ({"make_envs": lambda: gym.make("CartPole-v1")}, r"make_envs\(\) returned a TimeLimit. Give"),
         ({"make_test_envs": dict}, r"make_test_envs\(\) returned a dict"),
+        ({"rank": -1}, "rank=-1 must be an int from 0 to 0: below world_size=1"),
+        ({"rank": 1.5, "world_size": 3}, "rank=1.5 must be an int from 0 to 2"),
+        ({"world_size": 0}, "world_size=0 must be an int of at least 1"),
         ({"make_envs": partial(ParallelEnv, counts(9), "dummy")}, "asynchronous=None. A collector does not stop"),
     ],
 )
@@ -441,8 +516,25 @@ def test_history_counts_samples_and_seconds_and_is_drawn() -> None:
         assert [axis.get_xlabel() for axis in figure.axes] == ["samples", "seconds"]
         assert figure._repr_png_().startswith(b"\x89PNG")  # what a notebook shows
         assert collector.plot(figure.axes) is figure
-        with pytest.raises(ArgumentError, match="axes has 1 items. Give two axes"):
-            collector.plot(figure.axes[:1])
+        for wrong in (figure.axes[:1], figure.axes[0], [1, 2], 3):
+            with pytest.raises(ArgumentError, match=r"axes=.* are not two axes of matplotlib"):
+                collector.plot(wrong)
+
+
+class Writer:
+    is_open = True
+
+    def close(self) -> None:
+        self.is_open = False
+
+
+@pytest.mark.parametrize("kind", [Collector, partial(CollectorSet, 1, para_mode="dummy")])
+def test_a_history_is_closed_if_the_rest_cannot_be_made(monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
+    writer = Writer()
+    monkeypatch.setattr(history, "_make_writer", lambda log_dir: writer)
+    with pytest.raises(ArgumentError, match=r"make_envs\(\) returned a int"):
+        kind(make_policy=lambda: zeros, make_envs=lambda: 3, num_steps=3, log_dir="anywhere")
+    assert not writer.is_open
 
 
 def test_tensorboard_is_written_or_asked_for(tmp_path: Any) -> None:

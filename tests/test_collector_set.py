@@ -11,19 +11,24 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import cloudpickle
+import gymnasium as gym
 import numpy as np
 import pytest
 from fragile import CAN_DIE, interrupt, two_hosts
 from test_rollout import POLICIES, Count, counts, part, zeros
 
 from parallelenv import Collector, CollectorSet, ParallelEnv, get_worker_info
+from parallelenv.collect.foreman import Foreman
+from parallelenv.collect.parcels import Parcels
 from parallelenv.errors import (
     AbsentAttributeError,
     ArgumentError,
     ClosedError,
+    ConcurrentUseError,
     MissingDependencyError,
     UnknownOptionError,
     UnpicklableError,
@@ -161,12 +166,78 @@ def test_what_is_said_of_all_together(make_set: MakeSet) -> None:
     assert sorted(info) == names.split()
     assert info["num_steps"].tolist() == [30, 30]
     assert (info["num_samples"], info["lost_samples"]) == (120, 0)
-    assert info["episode_lengths"].tolist() == [*[7, 9, 7, 9, 7, 9, 7]] * 2
+    assert sorted(info["episode_lengths"].tolist()) == [7] * 8 + [9] * 6
     assert data.extras["pid"].shape == (30, 4)
     assert data.env_ids.tolist() == [0, 1, 2, 3]
     assert info["seconds"] > 0
     assert [record.samples for record in collectors.history] == [120, 200, 220]
     assert (len(collectors), collectors.num_envs, collectors.num_replaced) == (2, 4, 0)
+
+
+def test_returns_and_lengths_are_in_the_order_of_last_states(make_set: MakeSet) -> None:
+    collectors = make_set(Net, partial(few, (3, 4)), 40, weights=1)
+    for _ in range(2):  # the second goes on with episodes of the first
+        data, info = collectors.collect()
+        assert info["episode_lengths"].tolist() == data.ended_states[:, 1].tolist()
+        assert info["episode_returns"].tolist() == data.ended_states[:, 1].tolist()
+
+
+class Saying(Net):
+    """Each collector says something else besides."""
+
+    def __init__(self, says: Any, rank: int) -> None:
+        super().__init__(rank)
+        self._says = says
+
+    def __call__(self, states: Any, rnn_state: Any = None, done: Any = None, *, deterministic: bool = False) -> Any:
+        number = len(next(iter(states.values())) if isinstance(states, dict) else states)
+        return np.zeros(number, np.int64), *self._says(self.rank, number)
+
+
+def test_what_only_one_says_is_zero_for_the_others(make_set: MakeSet) -> None:
+    collectors = make_set(partial(Saying, lambda rank, number: (None, {"ab"[rank]: np.ones(number)})), few, 20)
+    extras = collectors.collect()[0].extras
+    assert {name: array[0].tolist() for name, array in extras.items()} == {"a": [1, 1, 0, 0], "b": [0, 0, 1, 1]}
+
+
+class Keyed(Count):
+    observation_space: Any = gym.spaces.Dict({"ab": gym.spaces.Box(-np.inf, np.inf, (2,), np.float64)})
+
+    def _state(self) -> Any:
+        return {"ab": super()._state()}
+
+
+def keyed() -> ParallelEnv:
+    return ParallelEnv([partial(Keyed if rank() else Count, 0)], "dummy", "restart")
+
+
+@pytest.mark.parametrize(
+    ("says", "make_envs", "match"),
+    [
+        (lambda rank, number: (None, {"a": np.ones((number, rank + 1))}), few, r"extras\['a'\] are of shape \(2,\)"),
+        (lambda rank, number: ([np.ones(number)] * (rank + 1), None), few, r"rnn_state are \(an array,\) and \(an arr"),
+        (lambda rank, number: (None, None), keyed, r"their states are an array and \{'ab': an array\}"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_and_not_lost(says: Any, make_envs: Any, match: str) -> None:
+    with CollectorSet(2, partial(Saying, says), make_envs, num_steps=20, para_mode="dummy") as collectors:
+        for _ in range(2):
+            with pytest.raises(ArgumentError, match=f"of collectors 0 and 1 cannot be put together.*{match}") as caught:
+                collectors.collect()
+        assert str(caught.value).endswith("Nothing is lost: stream() gives them one by one.")
+        found = [(info["collector"], len(data)) for data, info in collectors.stream(num_collections=2)]
+        assert found == [(0, 20), (1, 20)]
+
+
+def test_steps_of_envs_that_were_replaced_are_handed_out_by_themselves(make_set: MakeSet) -> None:
+    collectors = make_set(Net, few, 40)
+    next(collectors.stream())  # both are at work again
+    collectors.replace("envs", partial(few, (3, 3, 3)))
+    data, info = collectors.collect(60)
+    assert (data.valid.shape, info["num_steps"].tolist()) == ((40, 4), [40, 40])
+    data, info = collectors.collect()
+    assert (data.valid.shape, info["num_steps"].tolist()) == ((40, 6), [40, 40])
+    assert set(info["episode_lengths"].tolist()) == {3}
 
 
 def test_each_has_a_worker_of_its_own(mode: str, make_set: MakeSet) -> None:
@@ -216,6 +287,12 @@ def test_the_slower_share_stops_and_nothing_is_thrown_away(make_set: MakeSet) ->
     assert_same(data.final_states[:, 1], reached.astype(float))
 
 
+def test_a_share_is_not_rounded_up_because_it_is_a_binary_number() -> None:
+    crew: Any = SimpleNamespace(sizes=[1] * 25)
+    shares = [0.56, 0.28, 0.04, 0.5, 1.0, 0.001]
+    assert [Foreman(crew, Parcels(25), share).enough for share in shares] == [14, 7, 1, 13, 25, 1]
+
+
 def test_all_stop_when_a_signal_says_so(make_set: MakeSet, tmp_path: Path) -> None:
     collectors = make_set(Net, few, 10**7)
     end = time.monotonic() + 0.3
@@ -261,6 +338,31 @@ def test_what_a_policy_refuses_is_raised(make_set: MakeSet) -> None:
         collectors.update_policy("nois", 1)
     assert collectors.version == 1
     assert (collectors.collect()[0].actions == 1).all()
+
+
+class Pondering(Net):
+    """Collector 1 waits for a file before it takes weights."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        super().__init__(rank)
+        self._folder = folder
+
+    def set_weights(self, weights: Any) -> None:
+        Waiting(self._folder, self.rank)(np.zeros(1))
+        super().set_weights(weights)
+
+
+def test_weights_whose_way_was_interrupted_are_set_all_the_same(make_set: MakeSet, tmp_path: Path) -> None:
+    collectors = make_set(partial(Pondering, tmp_path), few, 4)
+    with pytest.raises(KeyboardInterrupt), when_waiting(tmp_path, interrupt):
+        collectors.set_weights(5)
+    (tmp_path / "go").touch()
+    assert collectors.version == 1
+    data, info = collectors.collect()
+    assert (data.actions == 5).all()
+    assert (info["version"].tolist(), info["staleness"].tolist()) == ([1, 1], [0, 0])
+    collectors.set_weights(6)
+    assert collectors.collect()[1]["version"].tolist() == [2, 2]
 
 
 def test_what_cannot_be_copied_is_refused_before_anything_is_sent(make_set: MakeSet) -> None:
@@ -340,6 +442,38 @@ def test_the_loop_ends_when_the_set_is_stopped() -> None:
     assert count == 3
 
 
+def test_the_loop_ends_also_if_another_thread_stops_the_set(make_set: MakeSet, tmp_path: Path) -> None:
+    collectors = make_set(partial(Waiting, tmp_path), few, 4)
+    (tmp_path / "go").unlink(missing_ok=True)
+
+    def stop() -> None:
+        thread = threading.Timer(1, (tmp_path / "go").touch)
+        thread.start()
+        collectors.stop()
+        thread.join()
+
+    with when_waiting(tmp_path, stop):
+        assert {info["collector"] for _, info in collectors.stream()} <= {0, 1}
+    with pytest.raises(ClosedError, match=r"collect\(\) was called on a stopped CollectorSet"):
+        collectors.collect()
+
+
+def test_a_set_is_used_by_one_thread_at_a_time(make_set: MakeSet, tmp_path: Path) -> None:
+    collectors = make_set(partial(Waiting, tmp_path), few, 4)
+    refused: list[str] = []
+
+    def use() -> None:
+        for call, given in {"collect": (), "evaluate": (), "set_weights": (1,), "replace": ("policy", Net)}.items():
+            with pytest.raises(ConcurrentUseError, match=rf"{call}\(\) was called while another thread is in stream"):
+                getattr(collectors, call)(*given)
+            refused.append(call)
+        (tmp_path / "go").touch()
+
+    with when_waiting(tmp_path, use):
+        assert {info["collector"] for _, info in collectors.stream(num_collections=2)} <= {0, 1}
+    assert len(refused) == 4
+
+
 # ---------------------------------------------------------------- deaths
 
 
@@ -379,6 +513,8 @@ def test_a_dead_collector_is_replaced_and_loses_what_it_had_not_sent(
     assert data.truncated.sum(axis=0).tolist() == [0, 0, 1, 1]
     assert data.truncated[15].tolist() == [False, False, True, True]
     assert data.ended_states.tolist() == [[0, 16], [1, 16]]
+    assert info["episode_lengths"].tolist() == [16, 16]
+    assert info["episode_returns"].tolist() == [48, 48]
     assert data.states[14:18, 2, 1].tolist() == [14, 15, 0, 1]
     assert data.states[:, 0, 1].tolist() == list(range(60))
     assert (data.actions == 3).all()
@@ -431,9 +567,89 @@ def test_another_seed_for_who_comes_in_its_place(mode: str, make_set: MakeSet, t
 def test_who_dies_too_often_is_not_replaced(mode: str, make_set: MakeSet, tmp_path: Path) -> None:
     needs_processes(mode)
     collectors = make_set(partial(Mortal, tmp_path, 5, again=True), few, 20, max_restarts=2)
-    with pytest.raises(WorkerDiedError, match="is dead. It was killed by SIGKILL|is dead. Ray says"):
+    with pytest.raises(WorkerDiedError, match="is dead. It was killed by SIGKILL|is dead. Ray says") as caught:
         collectors.collect()
+    assert "It was collector 1 of a set, which has died more often" in caught.value.__notes__[-1]
     assert collectors.num_replaced == 2
+
+
+class Examined(Net):
+    """Collector 1 dies when it is first evaluated."""
+
+    def __init__(self, folder: Path, rank: int, seed: int | None = None) -> None:
+        super().__init__(rank, seed)
+        self._grave = folder / "grave"
+
+    def __call__(self, states: Any, *, deterministic: bool = False) -> Any:
+        if deterministic and self.rank == 1 and not self._grave.exists():
+            self._grave.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__call__(states)
+
+
+def test_who_dies_while_it_is_evaluated_is_replaced_and_plays_the_same_anew(
+    mode: str, make_set: MakeSet, tmp_path: Path
+) -> None:
+    needs_processes(mode)
+    tests = partial(ParallelEnv, KINDS["array"]()[:2], "dummy")
+    collectors = make_set(partial(Examined, tmp_path), few, seed=1, weights=2, make_test_envs=tests)
+    returns = collectors.evaluate(5).returns
+    assert collectors.num_replaced == 1
+    calm = CollectorSet(2, Net, few, num_steps=4, para_mode="dummy", seed=1, weights=2, make_test_envs=tests)
+    assert_same(returns, calm.evaluate(5).returns)
+    calm.stop()
+
+
+class Heir(Mortal):
+    """Who comes in the place of collector 1 waits for a file while it is made."""
+
+    def __init__(self, folder: Path, rank: int, seed: int | None = None) -> None:
+        super().__init__(folder, 20, rank, seed)
+        if rank == 1 and (folder / "grave").exists():
+            Waiting(folder, rank)(np.zeros(1))
+
+
+def test_an_interrupt_while_one_is_replaced_loses_nothing_more(mode: str, make_set: MakeSet, tmp_path: Path) -> None:
+    needs_processes(mode)
+    collectors = make_set(partial(Heir, tmp_path), partial(few, (1000,)), 40, weights=3)
+    with pytest.raises(KeyboardInterrupt), when_waiting(tmp_path, interrupt):
+        collectors.collect()
+    (tmp_path / "go").touch()
+    data, info = collectors.collect()
+    assert info["num_steps"].tolist() == [40, 40]
+    assert (data.actions == 3).all()
+    assert collectors.num_replaced >= 1
+    assert 4 <= info["lost_samples"] <= 24
+
+
+class Doomed(Count):
+    """The worker of the env dies in its step, once."""
+
+    def __init__(self, folder: Path, when: int) -> None:
+        super().__init__(1000)
+        self._grave, self._when = folder / "grave", when
+
+    def step(self, action: Any) -> Any:
+        self._when -= 1
+        if not self._when and not self._grave.exists():
+            self._grave.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(action)
+
+
+def test_who_has_lost_a_worker_of_its_own_envs_is_not_dead(make_set: MakeSet, tmp_path: Path) -> None:
+    def make_envs() -> ParallelEnv:
+        last = partial(Doomed, tmp_path, 5) if rank() else partial(Count, 1000)
+        return ParallelEnv([*counts(1000, 1000), last], "subproc", "restart", num_cpus=3)
+
+    collectors = make_set(Net, make_envs)
+    with pytest.raises(WorkerDiedError, match=r"The worker of env 2 \(process \d+\) is dead") as caught:
+        collectors.collect()
+    assert "It was raised in collector 1, which is an env of its set." in caught.value.__notes__
+    assert collectors.num_replaced == 0
+    collectors.replace("envs", make_envs)
+    assert collectors.collect()[1]["num_steps"].tolist() == [40, 40]
+    assert collectors.num_replaced == 0
 
 
 # ---------------------------------------------------------------- what else goes wrong
@@ -455,11 +671,12 @@ def test_what_a_policy_raises_is_raised_and_the_others_steps_come_later(make_set
         collectors.collect()
     assert "It was raised in collector 1, which is an env of its set." in caught.value.__notes__
     data, info = collectors.collect()
-    assert (info["num_steps"] >= 60).all()
+    assert info["num_steps"].tolist() == [60, 60]
     assert data.states[:60, 0, 1].tolist() == list(range(60))
-    assert data.states[14:18, 1, 1].tolist() == [14, 15, 0, 1]  # the steps of the slice that failed are lost
-    assert np.argwhere(data.truncated).tolist() == [[15, 1]]
-    assert collectors.num_replaced == 0
+    assert data.states[16:21, 1, 1].tolist() == [16, 17, 18, 0, 1]  # also those before the error
+    assert np.argwhere(data.truncated).tolist() == [[18, 1]]
+    assert info["episode_lengths"].tolist() == [19]
+    assert (info["num_samples"], info["lost_samples"], collectors.num_replaced) == (120, 0, 0)
 
 
 def test_an_interrupted_collection_is_a_part_of_the_next(mode: str, make_set: MakeSet, tmp_path: Path) -> None:
@@ -484,8 +701,9 @@ def test_who_takes_too_long_is_told_and_waited_for_later(mode: str, make_set: Ma
     if mode == "dummy":
         pytest.skip("nobody is there to look at the clock")
     collectors = make_set(partial(Waiting, tmp_path), partial(few, (1000,)), 40, timeout=1.0)
-    with pytest.raises(WorkerTimeoutError, match="did not answer within 1.0 s"):
+    with pytest.raises(WorkerTimeoutError, match="did not answer within 1.0 s") as caught:
         collectors.collect()
+    assert caught.value.__notes__[-1].startswith("These are collectors of a set. Its next call waits on for them")
     (tmp_path / "go").touch()
     data, _ = collectors.collect()
     assert data.states[:, :, 1].T.tolist() == [list(range(40))] * 2
@@ -536,6 +754,8 @@ def test_a_factory_makes_sets_also_elsewhere() -> None:
         assert len(one.collect()[0]) == 4
         data, _ = other.collect()
         assert (len(data), data.actions[0, 0]) == (6, 3)
+    with factory(num_workers=3, num_steps=5) as larger:
+        assert (len(larger), len(larger.collect()[0])) == (3, 5)
     with CollectorSet.create(1, Net, few, num_steps=3, para_mode="dummy") as made:
         assert made.collect()[0].valid.shape == (3, 2)
 
@@ -574,6 +794,7 @@ def test_without_the_package_compression_says_what_to_install(monkeypatch: pytes
         ({"num_steps": 1.5}, "num_steps=1.5 must be"),
         ({"start_steps": -1}, "start_steps=-1 must be"),
         ({"max_restarts": 0}, "max_restarts=0 must be"),
+        ({"compress_data": "lz4"}, "compress_data='lz4' must be True or False"),
         ({"fraction_samples": 0}, "fraction_samples=0 must be a number above 0, and 1 at most"),
         ({"fraction_samples": 1.5}, "fraction_samples=1.5 must be"),
         ({"seed": -1}, "seed=-1 is no seed"),
@@ -655,6 +876,7 @@ def test_history_is_drawn(make_set: MakeSet) -> None:
     assert line.get_xydata().tolist() == [[80, 0], [160, 0]]
 
 
+@pytest.mark.filterwarnings("ignore:Setting 'object_store_memory' for:DeprecationWarning")  # Ray's own advice
 def test_ray_gives_the_resources_that_are_asked_for(mode: str, make_set: MakeSet) -> None:
     if mode != "ray":
         pytest.skip("it has none to give")
@@ -665,6 +887,9 @@ def test_ray_gives_the_resources_that_are_asked_for(mode: str, make_set: MakeSet
 
             return ray.get_runtime_context().get_assigned_resources()  # type: ignore[no-untyped-call]
 
-    collectors = make_set(Asking, few, 4, worker_resources={"num_cpus": 1.5, "num_gpus": 0, "memory": 2**27})
+    wanted = {"num_cpus": 1.5, "num_gpus": 0, "memory": 2**27, "object_store_memory": 2**26}
+    collectors = make_set(Asking, few, 4, worker_resources=wanted)
     found = collectors._env.customized_method("collector.policy.resources")
-    assert [(one["CPU"], one["memory"]) for one in found] == [(1.5, 2**27)] * 2
+    assert [[one[name] for name in ("CPU", "memory", "object_store_memory")] for one in found] == [
+        [1.5, 2**27, 2**26]
+    ] * 2

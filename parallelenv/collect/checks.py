@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from parallelenv.arguments import check_positive
+from parallelenv.env import ParallelEnv
 from parallelenv.errors import ArgumentError
 
 COMPONENTS = ("policy", "envs", "test_envs")
@@ -54,3 +56,48 @@ def check_component(component: Any) -> None:
     """
     if component not in COMPONENTS:
         raise ArgumentError(f"component={component!r} is not known; expected one of {COMPONENTS}.")
+
+
+def check_rank(rank: Any, world_size: Any) -> None:
+    """Refuse what is no number of a collector among so many.
+
+    Raises:
+        ArgumentError: If it is none.
+    """
+    check_positive("world_size", world_size)
+    if not isinstance(rank, int | np.integer) or isinstance(rank, bool) or not 0 <= rank < world_size:
+        raise ArgumentError(f"rank={rank!r} must be an int from 0 to {world_size - 1}: below world_size={world_size}.")
+
+
+def checked_env(make: Any, name: str, present: Iterable[ParallelEnv | None], *, must_restart: bool) -> ParallelEnv:
+    """Return a new `ParallelEnv`.
+
+    Args:
+        make: What makes it.
+        name: Of that, for messages.
+        present: Those that a collector has already.
+        must_restart: Whether episodes must go on by themselves.
+
+    Raises:
+        ArgumentError: If it is none, or not one that a collector can use.
+    """
+    env = make() if callable(make) else make
+    if make is env or not isinstance(env, ParallelEnv):
+        what = f"{name}={make!r} cannot be called" if make is env else f"{name}() returned a {type(env).__name__}"
+        raise ArgumentError(
+            f"{what}. Give a function without arguments that returns a ParallelEnv, with what wrappers do put into its "
+            "envs or into the policy."
+        )
+    if any(env is one for one in present):
+        raise ArgumentError(
+            f"{name}() returned a ParallelEnv that the collector has already. Let it make a new one: envs to collect "
+            "from and test envs are played apart, and what is replaced is closed."
+        )
+    if must_restart and env._asynchronous != "restart":
+        policy = env._asynchronous
+        env.close()
+        raise ArgumentError(
+            f"{name}() returned a ParallelEnv with asynchronous={policy!r}. A collector does not stop where an episode "
+            "ends: make it with asynchronous='restart'."
+        )
+    return env

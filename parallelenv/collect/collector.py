@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from parallelenv import arguments
-from parallelenv.collect.checks import check_component, check_version, listening
+from parallelenv.collect.checks import check_component, check_rank, check_version, checked_env, listening
 from parallelenv.collect.history import History
 from parallelenv.collect.policies import as_deterministic, load_weights, make_policy, set_existing
-from parallelenv.collect.stopping import Stoppable
+from parallelenv.collect.stopping import Stoppable, alone
 from parallelenv.collect.tallies import Tallies
 from parallelenv.env import ParallelEnv
 from parallelenv.errors import ArgumentError
@@ -57,6 +57,8 @@ class Collector(Stoppable):
         BaseException: What the functions given have raised.
     """
 
+    _unrepeatable = ("collect", "replace")
+
     def __init__(
         self,
         make_policy: Callable[..., Any],
@@ -71,24 +73,27 @@ class Collector(Stoppable):
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        self._is_stopped = False
+        super().__init__()
         arguments.check_positive("num_steps", num_steps)
         if start_steps is not None:
             arguments.check_positive("start_steps", start_steps)
+        check_rank(rank, world_size)
         self._rank, self._world_size = rank, world_size
         self._seed = arguments.check_base_seed(seed)
+        self._test_seed = None if self._seed is None else _derived(self._seed, rank)
         self._num_steps, self._next_steps = num_steps, start_steps or num_steps
         self.version = 0
-        self.history = History(log_dir)
+        self._env: ParallelEnv
         self._test_env: ParallelEnv | None = None
-        self._replace_policy(make_policy)
-        if weights is not None:
-            load_weights(self._policy, weights)
-        self._env = _checked(make_envs, "make_envs", must_restart=True)
+        self.history = History(log_dir)
         try:
+            self._replace_policy(make_policy)
+            if weights is not None:
+                load_weights(self._policy, weights)
+            self._env = checked_env(make_envs, "make_envs", (), must_restart=True)
             self._begin()
             if make_test_envs is not None:
-                self._test_env = _checked(make_test_envs, "make_test_envs", must_restart=False)
+                self._test_env = checked_env(make_test_envs, "make_test_envs", (self._env,), must_restart=False)
         except BaseException:
             self.stop()
             raise
@@ -97,12 +102,13 @@ class Collector(Stoppable):
         """Let the next collection begin with new episodes."""
         self._rnn_state: Any = None
         self._needs_reset = True
-        self._tallies = Tallies(len(self._env))
+        self._tallies = Tallies()
         if self._seed is not None:
             self._env.seed(self._seed + self._rank * len(self._env))
 
     # ---------------------------------------------------------------- collecting
 
+    @alone
     def collect(
         self, num_steps: int | None = None, listen_to: Iterable[Any] = (), *, progress: bool = True
     ) -> tuple[Rollout, Info]:
@@ -130,34 +136,40 @@ class Collector(Stoppable):
             BaseException: What an env or the policy raised, as `ParallelEnv.rollout`; ``error.partial`` is the
                 `Rollout` so far. The next collection begins new episodes.
         """
-        self._refuse_stopped("collect")
         is_over = listening(listen_to)
         if num_steps is not None:
             arguments.check_positive("num_steps", num_steps)
+        data, seconds = self._gather(num_steps or self._next_steps, is_over, progress)
+        info = self._told(data, seconds)
+        self.history.note(info["episode_returns"], self.version, info["num_samples"], seconds)
+        return data, info
+
+    def _gather(self, num_steps: int, is_over: Callable[[], bool], progress: bool) -> tuple[Rollout, float]:
+        """Return steps, and the seconds that they took."""
         began = time.perf_counter()
         if self._needs_reset:
             self._env.reset()
             self._rnn_state = None
         self._needs_reset = True  # and so it stays if anything goes wrong
-        data = self._env._rollout_here(self._policy, num_steps or self._next_steps, self._rnn_state, progress, is_over)
+        data = self._env._rollout_here(self._policy, num_steps, self._rnn_state, progress, is_over)
         self._needs_reset = False
         self._next_steps = self._num_steps
         self._rnn_state = own(data.rnn_state)
-        return data, self._note(data, time.perf_counter() - began)
+        return data, time.perf_counter() - began
 
-    def _note(self, data: Rollout, seconds: float) -> Info:
+    def _told(self, data: Rollout, seconds: float) -> Info:
+        """Return what there is to say of steps, the next of the envs."""
         returns, lengths = self._tallies.count(data)
-        samples = int(data.valid.sum())
-        self.history.note(returns, self.version, samples, seconds)
         return {
             "episode_returns": returns,
             "episode_lengths": lengths,
             "num_steps": len(data),
-            "num_samples": samples,
+            "num_samples": int(data.valid.sum()),
             "seconds": seconds,
             "version": self.version,
         }
 
+    @alone
     def evaluate(self, num_episodes: int = 10, *, seed: int | None = None, progress: bool = True) -> Evaluation:
         """Play whole episodes in the test envs, with ``deterministic=True`` if the policy takes that.
 
@@ -175,13 +187,12 @@ class Collector(Stoppable):
             ClosedError: After `stop`.
             BaseException: What an env or the policy raised; ``error.partial`` has the episodes so far.
         """
-        self._refuse_stopped("evaluate")
         if self._test_env is None:
             raise ArgumentError(
                 "evaluate() was called, but there are no test envs. Give make_test_envs, or replace('test_envs', make)."
             )
-        if seed is None and self._seed is not None:
-            seed = int(np.random.SeedSequence(self._seed, spawn_key=(self._rank,)).generate_state(1)[0])
+        if seed is None:
+            seed = self._test_seed
         policy = as_deterministic(self._policy)
         evaluation = self._test_env.run_episodes(policy, num_episodes, seed=seed, progress=progress)
         self.history.note(evaluation.returns, self.version, is_test=True)
@@ -189,6 +200,7 @@ class Collector(Stoppable):
 
     # ---------------------------------------------------------------- what is given to it
 
+    @alone
     def set_weights(self, weights: Any, version: int | None = None) -> None:
         """Give the policy weights, by its ``set_weights(weights)`` or torch's ``load_state_dict``, as they are.
 
@@ -200,11 +212,11 @@ class Collector(Stoppable):
             ArgumentError: If the policy takes none, or ``version`` is no int of 0 or more.
             ClosedError: After `stop`.
         """
-        self._refuse_stopped("set_weights")
         version = check_version(version, self.version)
         load_weights(self._policy, weights)
         self.version = version
 
+    @alone
     def update_policy(self, name: str, value: Any) -> None:
         """Set an attribute that the policy has, to a copy of ``value``; ``"a.b"`` sets ``b`` of its object ``a``.
 
@@ -213,9 +225,9 @@ class Collector(Stoppable):
             AbsentAttributeError: If the policy has no such attribute.
             ClosedError: After `stop`.
         """
-        self._refuse_stopped("update_policy")
         set_existing(self._policy, name, value)
 
+    @alone
     def replace(self, component: str, make: Callable[..., Any]) -> None:
         """Put another policy, or other envs, in the place of what is there. Envs that go are closed then.
 
@@ -228,23 +240,24 @@ class Collector(Stoppable):
             ArgumentError: If there is no such component, or what was made is not one. Nothing was replaced.
             ClosedError: After `stop`.
         """
-        self._refuse_stopped("replace")
         check_component(component)
         if component == "policy":
             self._replace_policy(make)
             self._rnn_state = None
         elif component == "test_envs":
-            old, self._test_env = self._test_env, _checked(make, "make", must_restart=False)
+            old, self._test_env = self._test_env, self._made(make, must_restart=False)
             if old is not None:
                 old.close()
         else:
-            former, self._env = self._env, _checked(make, "make", must_restart=True)
+            former, self._env = self._env, self._made(make, must_restart=True)
             former.close()
             self._begin()
 
+    def _made(self, make: Any, must_restart: bool) -> ParallelEnv:
+        return checked_env(make, "make", (self._env, self._test_env), must_restart=must_restart)
+
     def _replace_policy(self, make: Callable[..., Any]) -> None:
-        seed = None if self._seed is None else self._seed
-        self._policy = make_policy(make, self._rank, self._world_size, seed)
+        self._policy = make_policy(make, self._rank, self._world_size, self._seed)
 
     def reseed(self, seed: int) -> None:
         """Begin anew with other seeds: for a collector in the place of one that has died."""
@@ -274,24 +287,5 @@ class Collector(Stoppable):
         return f"<parallelenv.Collector of {count(len(self._env), 'env')}, {state}>"
 
 
-def _checked(make: Any, name: str, *, must_restart: bool) -> ParallelEnv:
-    """Return a new `ParallelEnv`.
-
-    Raises:
-        ArgumentError: If it is none, or not one that a collector can use.
-    """
-    env = make() if callable(make) else make
-    if make is env or not isinstance(env, ParallelEnv):
-        what = f"{name}={make!r} cannot be called" if make is env else f"{name}() returned a {type(env).__name__}"
-        raise ArgumentError(
-            f"{what}. Give a function without arguments that returns a ParallelEnv, with what wrappers do put into its "
-            "envs or into the policy."
-        )
-    if must_restart and env._asynchronous != "restart":
-        policy = env._asynchronous
-        env.close()
-        raise ArgumentError(
-            f"{name}() returned a ParallelEnv with asynchronous={policy!r}. A collector does not stop where an episode "
-            "ends: make it with asynchronous='restart'."
-        )
-    return env
+def _derived(seed: int, rank: int) -> int:
+    return int(np.random.SeedSequence(seed, spawn_key=(rank,)).generate_state(1)[0])

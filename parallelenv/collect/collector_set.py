@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,25 +15,19 @@ from parallelenv import arguments
 from parallelenv.collect.checks import listening
 from parallelenv.collect.collector import Info
 from parallelenv.collect.crew import Crew
+from parallelenv.collect.foreman import Foreman
 from parallelenv.collect.history import History
-from parallelenv.collect.joining import join_beside, join_evaluations
+from parallelenv.collect.joining import join_beside
 from parallelenv.collect.parcels import Parcels
 from parallelenv.collect.seat import Order
 from parallelenv.collect.start import check, start
 from parallelenv.collect.steering import Steered
+from parallelenv.collect.stopping import alone
 from parallelenv.env import ParallelEnv
-from parallelenv.errors import ArgumentError
-from parallelenv.evaluation import Evaluation
+from parallelenv.errors import ArgumentError, ClosedError
 from parallelenv.goal import Goal, progress_bar
 from parallelenv.texts import count
 from parallelenv.trajectory import Rollout
-
-_SLICE = 0.5
-"""Seconds after which a collector sends what it has, and goes on. What a dead one loses is of that order."""
-_QUICK_SLICE = 0.05
-"""The same where others may have to wait for it to stop."""
-_FIRST = 16
-"""Steps of the first slice of a collector: nobody knows how long one takes."""
 
 
 class CollectorSet(Steered):
@@ -92,19 +87,18 @@ class CollectorSet(Steered):
         log_dir: Any = None,
         **options: Any,
     ) -> None:
-        self._is_stopped = False
+        super().__init__()
         check(num_workers, num_steps, start_steps, fraction_samples, max_restarts, compress_data)
         seed = arguments.check_base_seed(seed)
         self._num_steps, self._start_steps = num_steps, start_steps or num_steps
-        self._fraction = fraction_samples
         self._word = para_mode
         self.version = 0
-        self.history = History(log_dir)
         given: dict[str, Any] = {"make_policy": make_policy, "make_envs": make_envs, "make_test_envs": make_test_envs}
         given |= {"num_steps": num_steps, "seed": seed}
         options = {"timeout": timeout, **options}
-        self._env = start(num_workers, given, bool(compress_data), para_mode, worker_resources, options)
+        self.history = History(log_dir)
         try:
+            self._env = start(num_workers, given, compress_data, para_mode, worker_resources, options)
             self._crew = Crew(self._env, max_restarts, seed)
             if weights is not None:
                 self._announce_weights(weights)
@@ -113,7 +107,7 @@ class CollectorSet(Steered):
             raise
         self._fresh = set(range(num_workers))  # who has not begun
         self._parcels = Parcels(num_workers)
-        self._paces = [0.0] * num_workers  # steps per second of each, when last heard of
+        self._foreman = Foreman(self._crew, self._parcels, fraction_samples)
         self._told = time.perf_counter()
 
     @classmethod
@@ -131,10 +125,12 @@ class CollectorSet(Steered):
 
         It takes further arguments of the constructor, and others instead of those given here.
         """
-        return functools.partial(cls, num_workers, make_policy, make_envs, **options)
+        given: dict[str, Any] = {"num_workers": num_workers, "make_policy": make_policy, "make_envs": make_envs}
+        return functools.partial(cls, **given, **options)
 
     # ---------------------------------------------------------------- all together
 
+    @alone
     def collect(
         self, num_steps: int | None = None, listen_to: Iterable[Any] = (), *, progress: bool = True
     ) -> tuple[Rollout, Info]:
@@ -150,59 +146,39 @@ class CollectorSet(Steered):
         Returns:
             ``data``: a `Rollout` of all envs, those of the first collector, then those of the second ... Where a
             collector has made fewer steps than others, what it lacks is not ``valid``. Where it was replaced its
-            episodes are cut off: truncated. ``info``: as in `Collector.collect`, of all together, and
+            episodes are cut off: truncated, and they count with what they had come to. Steps that were made by envs
+            since replaced by others come by themselves, before the others'. ``info``: as in `Collector.collect`, of all
+            together, and
 
             * ``num_steps``, ``version`` and ``staleness``, ``(num_workers,)`` each: the steps of each collector, the
-              version of its policy, of the oldest if it has several, and how many versions that is behind;
+              version of its policy, of the oldest if it has several, and how many versions that is behind, below 0 if
+              `set_weights` has gone back to an earlier one;
             * ``lost_samples``: how many collectors that died had been asked for and had not sent, which is the most
               that they can have made; they were replaced;
             * with ``compress_data``: ``num_bytes``, and ``num_bytes_sent``.
 
         Raises:
-            ArgumentError: If an argument has no usable value.
+            ArgumentError: If an argument has no usable value, or what the collectors have is too different to be put
+                together: nested otherwise, say. It stays, for `stream`.
             ClosedError: After `stop`.
+            ConcurrentUseError: If another thread is in a call.
             WorkerDiedError: If a collector has died too often.
-            BaseException: What an env or a policy raised. What the collectors have sent comes with the next collection.
+            WorkerTimeoutError: If one has taken too long; the next collection waits on for it.
+            BaseException: What an env or a policy raised. All steps made until then come with the next collection.
         """
-        self._refuse_stopped("collect")
         is_over = listening(listen_to)
         if num_steps is not None:
             arguments.check_positive("num_steps", num_steps)
-        is_quick = self._fraction < 1 or bool(listen_to)
+        is_quick = self._foreman.fraction < 1 or bool(listen_to)
         goals = [num_steps or self._steps_of(rank) for rank in range(len(self))]
         self._told = time.perf_counter()
         with progress_bar(Goal(sum(goals), None), progress, "collect") as advance:
-            self._work(goals, _QUICK_SLICE if is_quick else _SLICE, is_over, advance)
+            self._foreman.work(goals, is_quick, is_over, advance)
         self._fresh.clear()
         return self._deliver_all()
 
     def _steps_of(self, rank: int) -> int:
         return self._start_steps if rank in self._fresh else self._num_steps
-
-    def _work(
-        self, goals: Sequence[int], seconds: float, is_over: Callable[[], bool], advance: Callable[[int], Any]
-    ) -> None:
-        """Let collectors work until they, or enough of them, have reached their goals."""
-        crew = self._crew
-        while True:
-            left = [goal - self._parcels.count(rank) for rank, goal in enumerate(goals)]
-            num_done = sum(one <= 0 for one in left)
-            is_enough = num_done >= math.ceil(self._fraction * len(self)) or is_over()
-            waiting = self._parcels.waiting  # who has nothing yet makes a step in any case: no env may be missing
-            chosen = [rank for rank in crew.idle if left[rank] > 0 and not (is_enough and rank in waiting)]
-            if chosen:
-                crew.order({rank: self._slice(rank, 1 if is_enough else left[rank], seconds) for rank in chosen})
-            if not crew.is_busy:
-                return
-            for rank, parcel in crew.receive():
-                self._parcels.add(rank, parcel)
-                advance(parcel.info["num_steps"])
-                self._paces[rank] = parcel.info["num_steps"] / max(parcel.info["seconds"], 1e-6)
-
-    def _slice(self, rank: int, left: int, seconds: float) -> Order:
-        """Return what a collector should do next: about as much as it has time for, so that little can be lost."""
-        pace = self._paces[rank]
-        return Order(max(1, min(left, int(pace * seconds) if pace else _FIRST)), seconds)
 
     # ---------------------------------------------------------------- whoever is ready
 
@@ -245,17 +221,29 @@ class CollectorSet(Steered):
 
     def _streamed(self, num_steps: int | None, most: int, left: float) -> Iterator[tuple[Rollout, Info]]:
         self._told = time.perf_counter()
-        while left > 0 and not self._is_stopped:
-            ready = [rank for rank in self._parcels.waiting if rank not in self._crew.busy]
-            if not ready:
-                self._order_more(num_steps, most, left)
-                for rank, parcel in self._crew.receive():
-                    self._parcels.add(rank, parcel)
-                continue
+        while left and not self._is_stopped:
+            try:
+                answer = self._stream(num_steps, most, left)
+            except ClosedError:
+                if self._is_stopped:
+                    return
+                raise
+            if answer is not None:
+                left -= 1
+                yield answer
+
+    @alone
+    def _stream(self, num_steps: int | None, most: int, left: float) -> tuple[Rollout, Info] | None:
+        """Return a collection that is ready, or wait until there may be one."""
+        ready = [rank for rank in self._parcels.waiting if rank not in self._crew.busy]
+        if ready:
             answer = self._deliver_one(ready[0])
-            left -= 1
-            self._order_more(num_steps, most, left)
-            yield answer
+            self._order_more(num_steps, most, left - 1)
+            return answer
+        self._order_more(num_steps, most, left)
+        for rank, parcel in self._crew.receive():
+            self._parcels.add(rank, parcel)
+        return None
 
     def _order_more(self, num_steps: int | None, most: int, left: float) -> None:
         """Let those begin that rest, as long as there is room."""
@@ -269,13 +257,13 @@ class CollectorSet(Steered):
     # ---------------------------------------------------------------- what comes of it
 
     def _deliver_all(self) -> tuple[Rollout, Info]:
-        rollouts, info = self._parcels.take(range(len(self)), self.version)
-        return join_beside(rollouts), self._completed(info)
+        data, info = self._parcels.take(range(len(self)), self.version, join_beside)
+        return data, self._completed(info)
 
     def _deliver_one(self, rank: int) -> tuple[Rollout, Info]:
-        rollouts, info = self._parcels.take([rank], self.version)
+        data, info = self._parcels.take([rank], self.version, operator.itemgetter(0))
         single = {name: int(info[name][0]) for name in ("num_steps", "version", "staleness")}
-        return rollouts[0], self._completed({**info, **single, "collector": rank})
+        return data, self._completed({**info, **single, "collector": rank})
 
     def _completed(self, info: Info) -> Info:
         """Return an info with what only the set knows, which is noted."""
@@ -284,35 +272,3 @@ class CollectorSet(Steered):
         lost, self._crew.lost = self._crew.lost, 0
         self.history.note(info["episode_returns"], int(np.min(info["version"])), info["num_samples"], seconds)
         return {**info, "seconds": seconds, "lost_samples": lost}
-
-    def evaluate(self, num_episodes: int = 10, *, seed: int | None = None) -> Evaluation:
-        """Play whole episodes in the test envs of all collectors, each its share.
-
-        What is under way is waited for, and comes with the next `collect` or `stream`.
-
-        Args:
-            num_episodes: Of all together; the first collectors play one more if they do not come out even.
-            seed: As in `Collector.evaluate`, of the first collector; ``seed + 1`` of the second ...
-
-        Returns:
-            An `Evaluation`: the episodes of the first collector, then those of the second ...; test envs are numbered
-            in that order.
-
-        Raises:
-            ArgumentError: If there are no test envs, or an argument has no usable value.
-            ClosedError: After `stop`.
-            BaseException: What an env or a policy raised, or that a collector has died.
-        """
-        self._refuse_stopped("evaluate")
-        arguments.check_positive("num_episodes", num_episodes)
-        seed = arguments.check_base_seed(seed)
-        self._work([0] * len(self), _SLICE, lambda: True, lambda _: None)
-        self._crew.catch_up()
-        shares = {rank: share for rank, share in Goal(None, num_episodes).shares(range(len(self))).items() if share}
-        orders = [
-            {"num_episodes": share, "seed": None if seed is None else seed + rank} for rank, share in shares.items()
-        ]
-        found: list[Evaluation] = self._env.customized_method("evaluate", orders, list(shares))
-        evaluation = join_evaluations(found)
-        self.history.note(evaluation.returns, self.version, is_test=True)
-        return evaluation

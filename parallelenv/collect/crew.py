@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -11,11 +12,12 @@ from parallelenv.broadcast import Broadcast
 from parallelenv.collect.packing import Parcel
 from parallelenv.collect.seat import Order
 from parallelenv.env import ParallelEnv
-from parallelenv.errors import EnvInterruptedError, WorkerDiedError
+from parallelenv.errors import EnvInterruptedError, WorkerTimeoutError
 from parallelenv.failures import raise_failures
 from parallelenv.recovery import Budget
 
 Received = list[tuple[int, Parcel]]
+_LATE = "These are collectors of a set. Its next call waits on for them; stop() ends those that hang."
 
 
 class Crew:
@@ -46,11 +48,13 @@ class Crew:
         self._news: dict[str, Broadcast] = {}  # what all are to know, by subject
         self._known: list[dict[str, Broadcast]] = [{} for _ in self.sizes]
         self._received: Received = []
+        self._new: set[int] = set()  # in the place of others, and not begun
 
     @property
     def idle(self) -> list[int]:
-        """Collectors with nothing to do, who has had it longest first."""
-        return list(self._idle)
+        """Collectors with nothing to do, and whose parcels were received, who has had it longest first."""
+        unseen = {rank for rank, _ in self._received}
+        return [rank for rank in self._idle if rank not in unseen]
 
     @property
     def busy(self) -> list[int]:
@@ -73,6 +77,7 @@ class Crew:
             outdates: What the subjects of news begin with that are not true any more.
 
         Raises:
+            KeyboardInterrupt: It was announced all the same: who has not heard it does so before the next order.
             BaseException: What the first collector raised that did. What was true before is then true again.
         """
         kept = {name: news for name, news in self._news.items() if not name.startswith(tuple(outdates))}
@@ -80,18 +85,17 @@ class Crew:
         before, self._news = self._news, {**kept, subject: broadcast}
         try:
             self._catch_up(self.idle)
+        except KeyboardInterrupt:  # some know it by now, and nobody can tell who: so all shall
+            raise
         except BaseException:
             self._news = before
             raise
-
-    def catch_up(self) -> None:
-        """Let all that are idle know what was announced."""
-        self._catch_up(self.idle)
 
     def _catch_up(self, ranks: Sequence[int]) -> None:
         """Tell collectors what they do not know."""
         while dead := self._dead(ranks):
             self._replace(dead[0])
+        self._begin_new()
         for subject, broadcast in list(self._news.items()):
             behind = [rank for rank in ranks if self._known[rank].get(subject) is not broadcast]
             if behind:
@@ -139,19 +143,22 @@ class Crew:
         """Wait for what comes next; return whether it is a parcel."""
         try:
             batch = self.env.recv(1, 1, align="batch")
-        except WorkerDiedError as error:
-            self._replace(error.env_ids[0])
-            return False
         except BaseException as error:
             failed = sorted(set(self._orders).difference(self.env._stepper.under_way))
+            # Not told by the type of the error: what a collector raises may be that an env of its own has died.
+            if dead := self._dead(failed):
+                self._replace(dead[0])
+                return False
             if failed and self._has_broken_off(error, failed):
                 return False
+            if isinstance(error, WorkerTimeoutError) and not failed:
+                error.add_note(_LATE)
             raise
         rank = int(batch.env_ids[0])
         self._rest([rank])
         parcel: Parcel = batch[0][0]
         self.sizes[rank] = parcel.num_envs
-        self._received.append((rank, parcel))
+        self._received += [(rank, one) for one in (*parcel.before, parcel)]
         return True
 
     def _has_broken_off(self, error: BaseException, ranks: Sequence[int]) -> bool:
@@ -170,6 +177,29 @@ class Crew:
             self._orders.pop(rank, None)
             self._idle[rank] = None
 
+    def ask(self, method: str, orders: Mapping[int, Mapping[str, Any]]) -> list[Any]:
+        """Return what a method of idle collectors returns, in that order. Who dies at it is replaced and asked anew.
+
+        Args:
+            method: Its name.
+            orders: Keyword arguments, by collector.
+
+        Raises:
+            BaseException: What a collector raised, or that one has died too often.
+        """
+        answers: dict[int, Any] = {}
+        while left := [rank for rank in orders if rank not in answers]:
+            self._catch_up(left)
+            try:
+                request = self.env._pool.try_asking("call", left, [orders[rank] for rank in left], method)
+            except WorkerTimeoutError as error:
+                error.add_note(_LATE)
+                raise
+            answers.update(request.values)
+            failed = [failure for _, failure in sorted(request.failures.items()) if not failure.is_of_worker]
+            raise_failures(failed, None)
+        return [answers[rank] for rank in orders]
+
     # ---------------------------------------------------------------- who is new
 
     def _dead(self, ranks: Sequence[int]) -> list[int]:
@@ -184,14 +214,25 @@ class Crew:
         denied, delay = self._budget.spend([rank])
         self._count_loss([rank])
         if denied:
-            raise self.env._pool.obituaries([rank])[rank].exception
+            raise _given_up(self.env._pool.obituaries([rank])[rank].exception, rank)
         time.sleep(delay)
+        self._new.update(self._dead(range(len(self.sizes))))  # an interrupt may come before `restart` has said who
         replaced = self.env.restart([rank])
+        self._new.update(replaced)
         self._count_loss(replaced)
-        self.num_replaced += 1
-        for one in replaced:
-            self._known[one] = {}
-        self.env.reset(list(replaced), seed=[self._next_seed(one) for one in replaced])
+        self._begin_new()
+
+    def _begin_new(self) -> None:
+        """Let those begin that came in the place of others: they know nothing yet."""
+        new = sorted(self._new.difference(self._dead(range(len(self.sizes)))))
+        if not new:
+            return
+        for rank in new:
+            self._known[rank] = {}
+        seeds = [self._next_seed(rank) for rank in new]
+        self.env.reset(new, seed=seeds)
+        self._new.difference_update(new)
+        self.num_replaced += len(new)
 
     def _count_loss(self, ranks: Sequence[int]) -> None:
         self.lost += sum(self._orders[rank].num_steps * self.sizes[rank] for rank in ranks if rank in self._orders)
@@ -200,5 +241,13 @@ class Crew:
     def _next_seed(self, rank: int) -> int | None:
         if self._seed is None:
             return None
-        key = (rank, self.num_replaced)
+        key = (rank, self.num_replaced + 1)
         return int(np.random.SeedSequence(self._seed, spawn_key=key).generate_state(1)[0])
+
+
+def _given_up(error: BaseException, rank: int) -> BaseException:
+    error.add_note(
+        f"It was collector {rank} of a set, which has died more often within ten minutes than max_restarts allows. "
+        "Look into why, and make a new set."
+    )
+    return error

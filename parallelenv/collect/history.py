@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -102,9 +102,10 @@ class History:
             MissingDependencyError: If matplotlib is not installed.
             ArgumentError: If ``axes`` are not two.
         """
-        axes = list(_new_axes() if axes is None else axes)
-        if len(axes) != 2:
-            raise ArgumentError(f"axes has {len(axes)} items. Give two axes: for samples and for seconds.")
+        axes = _new_axes() if axes is None else axes
+        axes = list(axes) if isinstance(axes, Iterable) else [axes]
+        if len(axes) != 2 or not all(hasattr(one, "plot") for one in axes):
+            raise ArgumentError(f"axes={axes!r} are not two axes of matplotlib: for samples and for seconds.")
         for axis, name in zip(axes, ("samples", "seconds"), strict=True):
             for is_test, style, label in ((False, "-", "collected"), (True, "o", "evaluated")):
                 chosen = [one for one in self if one.is_test is is_test and one.mean_return == one.mean_return]

@@ -8,12 +8,62 @@ from typing import Any
 import numpy as np
 
 from parallelenv.batch import Array
-from parallelenv.chunks import Place, vacant
+from parallelenv.chunks import Form, Place, join_forms, vacant
+from parallelenv.errors import ArgumentError
 from parallelenv.evaluation import Evaluation
 from parallelenv.spaces import is_tensor, object_array, tensors
 from parallelenv.trajectory import Rollout
 
 Join = Callable[[Sequence[Any]], Any]
+
+
+def are_of_one_kind(one: Rollout, other: Rollout) -> bool:
+    """Whether two rollouts may be joined in time: not if envs or policy were replaced by others in between."""
+    try:
+        _refuse_different(one, other, "")
+    except ArgumentError:
+        return False
+    return len(one.env_ids) == len(other.env_ids)
+
+
+def _refuse_different(one: Rollout, other: Rollout, what: str) -> None:
+    """Refuse rollouts that cannot be put together; ``what`` they are, for messages.
+
+    Raises:
+        ArgumentError: If states or actions are nested otherwise, or extras differ in shape.
+    """
+    for name in ("states", "actions", "rnn_state"):
+        forms = [_form(getattr(part, name)) for part in (one, other)]
+        if forms[0] != forms[1] and (name != "rnn_state" or None not in forms):
+            raise ArgumentError(f"{what} cannot be put together: their {name} are {forms[0]} and {forms[1]}.")
+    try:
+        join_forms(*(_forms(part) for part in (one, other)))
+    except ArgumentError as error:
+        raise ArgumentError(f"{what} cannot be put together. {error}") from None
+
+
+def _form(nest: Any) -> Any:
+    """Return how something is nested, and nothing of what is in it."""
+    if isinstance(nest, dict):
+        return {key: _form(nest[key]) for key in sorted(nest, key=str)}
+    if isinstance(nest, tuple | list):
+        return tuple(_form(part) for part in nest)
+    return None if nest is None else _Leaf()
+
+
+class _Leaf:
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Leaf)
+
+    def __hash__(self) -> int:
+        return 0
+
+    def __repr__(self) -> str:
+        return "an array"
+
+
+def _forms(part: Rollout) -> dict[str, Form]:
+    return {name: Form(array.shape[2:], array.dtype) for name, array in part.extras.items()}
 
 
 def join_in_time(parts: Sequence[Rollout]) -> Rollout:
@@ -51,10 +101,18 @@ def join_in_time(parts: Sequence[Rollout]) -> Rollout:
 
 
 def join_beside(parts: Sequence[Rollout]) -> Rollout:
-    """Return rollouts of different envs as one: the envs of the first, then those of the second ...
+    """Return the rollouts of collectors as one: the envs of the first, then those of the second ...
 
     Envs are numbered anew. Shorter rollouts are filled up with steps that are not valid.
+
+    Raises:
+        ArgumentError: If they are too different.
     """
+    for rank, part in enumerate(parts):
+        try:
+            _refuse_different(parts[0], part, f"The collections of collectors 0 and {rank}")
+        except ArgumentError as error:
+            raise ArgumentError(f"{error} Nothing is lost: stream() gives them one by one.") from None
     num_steps = max(map(len, parts))
     columns = np.cumsum([0, *(len(part.env_ids) for part in parts)])
     shifts = [(0, int(column)) for column in columns]
@@ -163,13 +221,15 @@ def _joined_memory(nests: Sequence[Any]) -> Any:
 
 
 def _joined_extras(parts: Sequence[Rollout], join: Join) -> dict[str, Array]:
-    """Join what a policy said besides; of parts in which it was not asked there is nothing, which is zeros."""
-    said = next((part.extras for part in parts if part.extras), {})
-    return {name: join([_extra(part, name, like) for part in parts]) for name, like in said.items()}
+    """Join what policies said besides; where one has not said it, there are zeros."""
+    forms: dict[str, Form] = {}
+    for part in parts:
+        forms = join_forms(forms, _forms(part))
+    return {name: join([_extra(part, name, form) for part in parts]) for name, form in forms.items()}
 
 
-def _extra(part: Rollout, name: str, like: Array) -> Array:
-    return part.extras[name] if name in part.extras else vacant((*part.valid.shape, *like.shape[2:]), like.dtype)
+def _extra(part: Rollout, name: str, form: Form) -> Array:
+    return part.extras[name] if name in part.extras else vacant((*part.valid.shape, *form.shape), form.dtype)
 
 
 def _shifted(told: Sequence[Mapping[Place, Any]], shifts: Sequence[Place]) -> dict[Place, Any]:
@@ -182,11 +242,15 @@ def _shifted(told: Sequence[Mapping[Place, Any]], shifts: Sequence[Place]) -> di
     return {place: moved[place] for place in sorted(moved)}
 
 
+def without_rest(part: Rollout) -> Rollout:
+    """Return a rollout without the steps at its end that nobody made."""
+    num_steps = int(np.flatnonzero(part.valid.any(axis=1)).max(initial=-1)) + 1
+    return part if num_steps == len(part) else _changed(part, lambda leaf: leaf[:num_steps])
+
+
 def _lengthened(part: Rollout, num_steps: int) -> Rollout:
     """Return a rollout with so many steps, those at its end not valid."""
     missing = num_steps - len(part)
-    if not missing:
-        return part
 
     def longer(leaf: Any) -> Any:
         shape = (missing, *leaf.shape[1:])
@@ -194,12 +258,17 @@ def _lengthened(part: Rollout, num_steps: int) -> Rollout:
             return tensors().cat([leaf, leaf.new_zeros(shape)])
         return np.concatenate([leaf, vacant(shape, leaf.dtype)])
 
+    return _changed(part, longer) if missing else part
+
+
+def _changed(part: Rollout, change: Callable[[Any], Any]) -> Rollout:
+    """Return a rollout of another length. ``change``: what becomes of each array of it."""
     changed: dict[str, Any] = {
-        name: _walk(getattr(part, name), [getattr(part, name)], lambda leaves: longer(leaves[0]))
+        name: _walk(getattr(part, name), [getattr(part, name)], lambda leaves: change(leaves[0]))
         for name in ("states", "actions")
     }
-    changed |= {name: longer(getattr(part, name)) for name in ("rewards", "terminated", "truncated", "valid")}
-    changed["extras"] = {name: longer(array) for name, array in part.extras.items()}
+    changed |= {name: change(getattr(part, name)) for name in ("rewards", "terminated", "truncated", "valid")}
+    changed["extras"] = {name: change(array) for name, array in part.extras.items()}
     return Rollout(**{**vars(part), **changed})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,21 +26,25 @@ class Parcel:
         content: The steps, or them pickled and compressed.
         info: What `Collector.collect` says of it.
         num_envs: Number of envs of its collector.
+        under_way: Return and length so far of the episodes under way after it, of each env.
+        before: Those that were made before, and not sent because something was raised.
     """
 
     content: Rollout | bytes
     info: dict[str, Any]
     num_envs: int
+    under_way: list[tuple[Any, int]]
+    before: Sequence[Parcel] = ()
 
     @classmethod
-    def of(cls, data: Rollout, info: dict[str, Any], compresses: bool) -> Parcel:
+    def of(cls, data: Rollout, info: dict[str, Any], under_way: list[tuple[Any, int]], compresses: bool) -> Parcel:
         """Return a parcel."""
         if not compresses:
-            return cls(data, info, len(data.env_ids))
+            return cls(data, info, len(data.env_ids), under_way)
         plain = cloudpickle.dumps(data)
         content = _zstandard().compress(plain, _LEVEL)
         sizes = {"num_bytes": len(plain), "num_bytes_sent": len(content)}
-        return cls(content, {**info, **sizes}, len(data.env_ids))
+        return cls(content, {**info, **sizes}, len(data.env_ids), under_way)
 
     def open(self) -> Rollout:
         """Return the steps."""

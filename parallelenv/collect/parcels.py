@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from parallelenv.collect.joining import join_in_time
+from parallelenv.batch import Array
+from parallelenv.collect.joining import are_of_one_kind, join_in_time
 from parallelenv.collect.packing import Parcel
 from parallelenv.trajectory import Rollout
 
 Info = dict[str, Any]
+Join = Callable[[Sequence[Rollout]], Rollout]
 
 
 class Parcels:
@@ -35,32 +38,74 @@ class Parcels:
 
     def count(self, rank: int) -> int:
         """Return how many steps there are of a collector."""
-        return sum(parcel.info["num_steps"] for parcel in self._parts[rank])
+        return sum(map(_num_steps, self._parts[rank]))
 
-    def take(self, ranks: Sequence[int], version: int) -> tuple[list[Rollout], Info]:
-        """Hand out what there is of collectors.
+    def take(self, ranks: Sequence[int], version: int, join: Join) -> tuple[Rollout, Info]:
+        """Hand out what there is of collectors. What was made by other envs than the first of it comes the next time.
 
         Args:
             ranks: The collectors.
             version: Of the weights that were set last.
+            join: Makes one rollout of those of each. If it raises, all stays here.
 
         Returns:
-            A rollout of each of which there is something, and what there is to say of all.
+            The rollout, and what there is to say of it.
         """
-        parts = {rank: self._parts[rank] for rank in ranks if self._parts[rank]}
-        rollouts = [join_in_time([parcel.open() for parcel in parcels]) for parcels in parts.values()]
-        versions = [min((one.info["version"] for one in parts.get(rank, ())), default=version) for rank in ranks]
-        infos = [parcel.info for parcels in parts.values() for parcel in parcels]
+        chosen = {rank: _of_one_kind(self._parts[rank]) for rank in ranks if self._parts[rank]}
+        rollouts = [join_in_time([parcel.open() for parcel in parcels]) for parcels in chosen.values()]
+        data = join(rollouts)
+        for rank, parcels in chosen.items():
+            del self._parts[rank][: len(parcels)]
+        infos = [parcel.info for parcels in chosen.values() for parcel in parcels]
+        parts = [chosen.get(rank, []) for rank in ranks]
+        versions = np.array([min((one.info["version"] for one in part), default=version) for part in parts], np.int64)
         info: Info = {
-            **{name: np.concatenate([one[name] for one in infos]) for name in ("episode_returns", "episode_lengths")},
-            "num_steps": np.array([self.count(rank) for rank in ranks], dtype=np.int64),
+            **_episodes(rollouts, list(chosen.values())),
+            "num_steps": np.array([sum(map(_num_steps, part)) for part in parts], dtype=np.int64),
             "num_samples": sum(one["num_samples"] for one in infos),
-            "version": np.array(versions, dtype=np.int64),
-            "staleness": version - np.array(versions, dtype=np.int64),
+            "version": versions,
+            "staleness": version - versions,
         }
         for name in ("num_bytes", "num_bytes_sent"):
             if any(name in one for one in infos):
                 info[name] = sum(one[name] for one in infos)
-        for rank in parts:
-            self._parts[rank] = []
-        return rollouts, info
+        return data, info
+
+
+def _num_steps(parcel: Parcel) -> int:
+    return int(parcel.info["num_steps"])
+
+
+def _of_one_kind(parcels: Sequence[Parcel]) -> list[Parcel]:
+    """Return those from the first on that can be joined in time."""
+    first = parcels[0].open()
+    return list(itertools.takewhile(lambda parcel: are_of_one_kind(first, parcel.open()), parcels))
+
+
+def _episodes(rollouts: Sequence[Rollout], parcels: Sequence[Sequence[Parcel]]) -> Info:
+    """Return returns and lengths in the order of the ends in rollouts that are put side by side."""
+    columns = np.cumsum([0, *(len(rollout.env_ids) for rollout in rollouts)]).tolist()
+    places = [np.add(np.argwhere(one.dones), (0, first)) for one, first in zip(rollouts, columns, strict=False)]
+    steps, columns = np.concatenate(places).T
+    order = np.lexsort((columns, steps))
+    counted = [_counted(*one) for one in zip(rollouts, parcels, strict=True)]
+    names = "episode_returns", "episode_lengths"
+    return {name: np.concatenate(part)[order] for name, part in zip(names, zip(*counted, strict=True), strict=True)}
+
+
+def _counted(rollout: Rollout, parcels: Sequence[Parcel]) -> tuple[Array, Array]:
+    """Return returns and lengths of the episodes that end in a rollout, also of those cut off between its parts."""
+    first, counted = 0, []
+    for parcel in parcels:
+        part = parcel.open()
+        ends = np.argwhere(rollout.dones[first : first + len(part)])
+        is_cut = ~part.dones[tuple(ends.T)]
+        for name, index in (("episode_returns", 0), ("episode_lengths", 1)):
+            told = parcel.info[name]
+            values = np.empty(len(ends), told.dtype)
+            values[~is_cut] = told
+            for place in np.flatnonzero(is_cut).tolist():
+                values[place] = parcel.under_way[int(ends[place, 1])][index]
+            counted.append(values)
+        first += len(part)
+    return np.concatenate(counted[::2]), np.concatenate(counted[1::2])

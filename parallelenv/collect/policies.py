@@ -56,14 +56,19 @@ def set_existing(policy: Policy, name: str, value: Any) -> None:
     check_name("name", name)
     *way, last = name.split(".")
     owner: Any = policy
-    for part in (*way, last):
-        if not hasattr(owner, part):
-            raise AbsentAttributeError(
-                f"name={name!r}: the policy, a {type(policy).__name__}, has no {part!r} there. Set what it has, or "
-                "give another one by replace('policy', make_policy)."
-            )
-        owner = owner if part is last else getattr(owner, part)
+    for part in way:
+        owner = _existing(owner, part, name, policy)
+    _existing(owner, last, name, policy)
     setattr(owner, last, own(value))
+
+
+def _existing(owner: Any, part: str, name: str, policy: Policy) -> Any:
+    if not hasattr(owner, part):
+        raise AbsentAttributeError(
+            f"name={name!r}: the policy, a {type(policy).__name__}, has no {part!r} there. Set what it has, or give "
+            "another one by replace('policy', make_policy)."
+        )
+    return getattr(owner, part)
 
 
 def as_deterministic(policy: Policy) -> Policy:

@@ -6,9 +6,13 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from parallelenv.collect.checks import listening
 from parallelenv.collect.collector import Collector
+from parallelenv.collect.joining import without_rest
 from parallelenv.collect.packing import Parcel
 from parallelenv.evaluation import Evaluation
+from parallelenv.failures import put
+from parallelenv.trajectory import Rollout
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,7 @@ class Seat:
     def __init__(self, arguments: dict[str, Any], compresses: bool) -> None:
         self.collector = Collector(**arguments)
         self._compresses = compresses
+        self._kept: list[Parcel] = []  # made, and not sent
 
     @property
     def num_envs(self) -> int:
@@ -52,8 +57,28 @@ class Seat:
         if order.seconds is not None:
             end = time.perf_counter() + order.seconds
             listen_to.append(lambda: time.perf_counter() >= end)
-        data, info = self.collector.collect(order.num_steps, listen_to, progress=False)
-        return Parcel.of(data, info, self._compresses), 0.0, False, {}
+        left = max(1, order.num_steps - sum(one.info["num_steps"] for one in self._kept))
+        try:
+            data, seconds = self.collector._gather(left, listening(listen_to), progress=False)
+        except BaseException as error:
+            self._keep(error)
+            raise
+        parcel = self._parcel(data, seconds)
+        parcel.before, self._kept = self._kept, []
+        return parcel, 0.0, False, {}
+
+    def _keep(self, error: BaseException) -> None:
+        """Keep the steps that were made before an error: they are sent with the next ones."""
+        data = getattr(error, "partial", None)
+        if isinstance(data, Rollout):
+            put(error, "partial", None)  # else they would travel with the error, too
+            data = without_rest(data)
+            if len(data):
+                self._kept.append(self._parcel(data, 0.0))
+
+    def _parcel(self, data: Rollout, seconds: float) -> Parcel:
+        tallies, info = self.collector._tallies, self.collector._told(data, seconds)
+        return Parcel.of(data, info, tallies.under_way(data), self._compresses)
 
     def evaluate(self, num_episodes: int, seed: int | None) -> Evaluation:
         """Play whole episodes."""

@@ -1,4 +1,4 @@
-"""What the collectors of a set are told, and how they end."""
+"""What the collectors of a set are told, how they are evaluated, and how they end."""
 
 from __future__ import annotations
 
@@ -9,21 +9,27 @@ from parallelenv import arguments
 from parallelenv.broadcast import Broadcast
 from parallelenv.collect.checks import check_component, check_version
 from parallelenv.collect.crew import Crew
-from parallelenv.collect.stopping import Stoppable
+from parallelenv.collect.foreman import Foreman
+from parallelenv.collect.joining import join_evaluations
+from parallelenv.collect.stopping import Stoppable, alone
 from parallelenv.env import ParallelEnv
+from parallelenv.evaluation import Evaluation
+from parallelenv.goal import Goal
 from parallelenv.texts import count
 
 
 class Steered(Stoppable):
-    """The part of a `CollectorSet` that gives its collectors what they work with."""
+    """The part of a `CollectorSet` that gives its collectors what they work with, and tests it."""
 
     version: int
     _env: ParallelEnv
     _crew: Crew
+    _foreman: Foreman
     _word: Any
 
     # ---------------------------------------------------------------- what is given to them
 
+    @alone
     def set_weights(self, weights: Any, version: int | None = None) -> None:
         """Give all policies weights. Collectors at work take them before their next collection.
 
@@ -36,31 +42,73 @@ class Steered(Stoppable):
         Raises:
             ArgumentError: If a policy takes none, or ``version`` is no int of 0 or more.
             UnpicklableError: If they cannot be copied; nothing was set.
+            KeyboardInterrupt: After Ctrl-C. They are set all the same: who has not taken them does so before its next
+                collection.
             ClosedError: After `stop`.
         """
-        self._refuse_stopped("set_weights")
         self._announce_weights(weights, check_version(version, self.version))
 
     def _announce_weights(self, weights: Any, version: int = 0) -> None:
         broadcast = Broadcast("collector.set_weights", weights, version)
-        self._crew.announce("weights", broadcast)
-        self.version = version
+        before, self.version = self.version, version
+        try:
+            self._crew.announce("weights", broadcast)
+        except KeyboardInterrupt:  # all will have them
+            raise
+        except BaseException:
+            self.version = before
+            raise
 
+    @alone
     def update_policy(self, name: str, value: Any) -> None:
         """Set an attribute of all policies, as `Collector.update_policy`. Collectors at work do so afterwards."""
-        self._refuse_stopped("update_policy")
         arguments.check_name("name", name)
         self._crew.announce(f"setting {name}", Broadcast("collector.update_policy", name, value))
 
+    @alone
     def replace(self, component: str, make: Callable[..., Any]) -> None:
         """Put another policy, or other envs, into all collectors, as `Collector.replace`. Those at work do so later.
 
         Another policy has the weights that it is made with. There may be another number of envs.
         """
-        self._refuse_stopped("replace")
         check_component(component)
         outdates = ("weights", "setting ") if component == "policy" else ()
         self._crew.announce(component, Broadcast("collector.replace", component, make), outdates)
+
+    # ---------------------------------------------------------------- how good they are
+
+    @alone
+    def evaluate(self, num_episodes: int = 10, *, seed: int | None = None) -> Evaluation:
+        """Play whole episodes in the test envs of all collectors, each its share.
+
+        What is under way is waited for, and comes with the next `collect` or `stream`.
+
+        Args:
+            num_episodes: Of all together; the first collectors play one more if they do not come out even.
+            seed: As in `Collector.evaluate`, of the first collector; ``seed + 1`` of the second ...
+
+        Returns:
+            An `Evaluation`: the episodes of the first collector, then those of the second ...; test envs are numbered
+            in that order.
+
+        Raises:
+            ArgumentError: If there are no test envs, or an argument has no usable value.
+            ClosedError: After `stop`.
+            WorkerDiedError: If a collector has died too often; else it is replaced, and plays its share anew.
+            BaseException: What an env or a policy raised.
+        """
+        arguments.check_positive("num_episodes", num_episodes)
+        seed = arguments.check_base_seed(seed)
+        self._foreman.work([0] * len(self), False, lambda: True, lambda _: None)
+        shares = {rank: share for rank, share in Goal(None, num_episodes).shares(range(len(self))).items() if share}
+        orders = {
+            rank: {"num_episodes": share, "seed": None if seed is None else seed + rank}
+            for rank, share in shares.items()
+        }
+        found: list[Evaluation] = self._crew.ask("evaluate", orders)
+        evaluation = join_evaluations(found)
+        self.history.note(evaluation.returns, self.version, is_test=True)
+        return evaluation
 
     # ---------------------------------------------------------------- the rest
 
@@ -79,7 +127,8 @@ class Steered(Stoppable):
         return self._crew.num_replaced
 
     def _close_envs(self) -> None:
-        self._env.close()
+        if hasattr(self, "_env"):  # else its making has failed
+            self._env.close()
 
     def __repr__(self) -> str:
         """Return one line."""

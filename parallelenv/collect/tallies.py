@@ -11,39 +11,44 @@ from parallelenv.trajectory import Rollout
 
 
 class Tallies:
-    """What has been of the episodes under way, one for each env.
+    """What has been of the episodes under way, by env."""
 
-    Args:
-        num_envs: How many envs.
-    """
-
-    def __init__(self, num_envs: int) -> None:
-        self._returns: list[Any] = [0.0] * num_envs
-        self._lengths = [0] * num_envs
+    def __init__(self) -> None:
+        self._returns: dict[int, Any] = {}
+        self._lengths: dict[int, int] = {}
 
     def count(self, rollout: Rollout) -> tuple[Array, Array]:
-        """Return the whole returns and lengths of the episodes that have ended in a rollout of all envs.
+        """Return the whole returns and lengths of the episodes that have ended in a rollout, the next of its envs.
 
         Returns:
             ``(num_ended,)`` each, in the order of `Rollout.ended_states`; float64, or objects if rewards are no
             numbers, and int64.
         """
-        self._forget(rollout.starts)
+        ids = rollout.env_ids.tolist()
+        for column in np.flatnonzero(rollout.starts).tolist():
+            self._forget(ids[column])
         returns, lengths = rollout.episode_returns, rollout.episode_lengths
-        begins = np.zeros(len(self._lengths), dtype=np.int64)
+        begins = np.zeros(len(ids), dtype=np.int64)
         for place, (step, column) in enumerate(np.argwhere(rollout.dones).tolist()):
             if not begins[column]:
-                returns[place] += self._returns[column]
-                lengths[place] += self._lengths[column]
-                self._returns[column], self._lengths[column] = 0.0, 0
+                returns[place] = returns[place] + self._returns.get(
+                    ids[column], 0.0
+                )  # not in place: it may be an array
+                lengths[place] += self._lengths.get(ids[column], 0)
+                self._forget(ids[column])
             begins[column] = step + 1
         for column, begin in enumerate(begins.tolist()):
             valid = rollout.valid[begin:, column]
             if valid.any():
-                self._returns[column] += rollout.rewards[begin:, column][valid].sum()
-                self._lengths[column] += int(valid.sum())
+                env_id = ids[column]
+                self._returns[env_id] = self._returns.get(env_id, 0.0) + rollout.rewards[begin:, column][valid].sum()
+                self._lengths[env_id] = self._lengths.get(env_id, 0) + int(valid.sum())
         return returns, lengths
 
-    def _forget(self, starts: Array) -> None:
-        for column in np.flatnonzero(starts).tolist():
-            self._returns[column], self._lengths[column] = 0.0, 0
+    def under_way(self, rollout: Rollout) -> list[tuple[Any, int]]:
+        """Return the return and length so far of each env's episode under way, in the order of a rollout's envs."""
+        return [(self._returns.get(one, 0.0), self._lengths.get(one, 0)) for one in rollout.env_ids.tolist()]
+
+    def _forget(self, env_id: int) -> None:
+        self._returns.pop(env_id, None)
+        self._lengths.pop(env_id, None)
