@@ -380,9 +380,16 @@ def test_a_trace_is_what_perfetto_reads(recorded: Profile, tmp_path: Path) -> No
     path = recorded.save(tmp_path / "trace.json")
     trace = json.loads(path.read_text())
     events = trace["traceEvents"]
-    names = {event["args"]["name"] for event in events if event["ph"] == "M"}
-    assert "caller" in names
-    assert any(name.startswith("worker of envs 0, 1 (") for name in names)
+    said = {(event["name"], event["tid"]): event["args"] for event in events if event["ph"] == "M"}
+    assert said["process_name", 1] == {"name": "ParallelEnv"}
+    assert said["thread_name", 1] == {"name": "caller"}  # thread 0 would be laid over another one by Perfetto
+    for number, worker in enumerate(recorded.recording.workers, start=2):
+        name = f"worker of envs {2 * number - 4}-{2 * number - 3} ({worker.seat.pid})"
+        assert said["thread_name", number] == {"name": name}
+        assert said["thread_sort_index", number] == {"sort_index": number}
+    threads = {event["name"]: event["tid"] for event in events if event["ph"] == "X"}
+    assert (threads["in a call"], threads["own code"], threads["env 0"], threads["env 3"]) == (1, 1, 2, 3)
+    assert {event["pid"] for event in events} == {1}
     spans = [event for event in events if event["ph"] == "X"]
     assert {event["name"] for event in spans} >= {"in a call", "own code", "step", "reset", "env 0", "env 3"}
     length = 1e6 * (recorded.recording.end - recorded.recording.begin)
