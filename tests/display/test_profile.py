@@ -210,7 +210,7 @@ def test_a_pool_that_is_closed_in_the_block_has_calls_only(make_env: MakeEnv) ->
         env.close()
     assert profile.recording.missing == (0, 1, 2, 3)
     assert "no env was stepped" in profile.summary().advice
-    with pytest.raises(ClosedError):
+    with pytest.raises(ClosedError, match=r"profile\(\) was called on a closed"):
         env.profile().__enter__()
 
 
@@ -406,6 +406,8 @@ def test_a_trace_is_what_perfetto_reads(recorded: Profile, tmp_path: Path) -> No
             open_until.append(event["ts"] + event["dur"])
     with pytest.raises(ArgumentError, match=r"must be the name of a file that ends in .json"):
         recorded.save(tmp_path / "trace.txt")
+    with pytest.raises(ArgumentError, match=r"must be the name of a file"):
+        recorded.save("trace\0.json")
 
 
 def test_a_timeline_is_a_picture_by_itself(recorded: Profile, tmp_path: Path) -> None:
@@ -429,9 +431,9 @@ def test_a_timeline_is_a_picture_by_itself(recorded: Profile, tmp_path: Path) ->
 def test_a_part_of_a_timeline_can_be_asked_for(recorded: Profile) -> None:
     whole, part = recorded.plot(), recorded.plot(0.0, 0.02)
     assert 0 < part.svg.count("env 1: step") < whole.svg.count("env 1: step")
-    for begin, end in [(0.2, 0.1), (-1.0, None), (1e6, None)]:
+    for begin, end in [(0.2, 0.1), (-1.0, None), (1e6, None), ("a", None), (None, True), (float("nan"), None)]:
         with pytest.raises(ArgumentError, match="the recording goes from 0 to"):
-            recorded.plot(begin, end)
+            recorded.plot(begin, end)  # type: ignore[arg-type]
 
 
 def test_a_long_recording_is_shaded_with_some_steps_below() -> None:
