@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
+from parallelenv.bars import import_tqdm
 from parallelenv.errors import ArgumentError, SchedulingError
 from parallelenv.interrupts import Shield
 
@@ -123,6 +125,7 @@ class Cluster:
 def _begin_if_needed(arguments: dict[str, Any]) -> Beginning | None:
     """Connect to Ray unless the user has."""
     before = set(os.environ)  # to import Ray is enough to change it
+    _import_quietly()
     import ray
 
     if ray.is_initialized():
@@ -136,6 +139,20 @@ def _begin_if_needed(arguments: dict[str, Any]) -> Beginning | None:
             "beside one that runs on this machine, add 'address': 'local'."
         ) from error
     return Beginning(_has_started_head(), {name: os.environ[name] for name in set(os.environ) - before})
+
+
+def _import_quietly() -> None:
+    """Import Ray, which otherwise says twice, by tqdm and by its log, that a notebook has no ipywidgets."""
+    if "ray" in sys.modules:
+        return
+    import_tqdm()  # Ray does
+    log = logging.getLogger("ray.widgets.util")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        import ray  # noqa: F401 (for what it says at that)
+    finally:
+        log.setLevel(level)
 
 
 def _has_started_head() -> bool:
