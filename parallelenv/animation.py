@@ -6,6 +6,7 @@ import importlib.util
 import io
 import math
 import numbers
+import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -61,7 +62,7 @@ def check_format(video_format: str) -> None:
         raise MissingDependencyError("This Pillow was made without WebP. Give video_format='gif', or another Pillow.")
 
 
-def format_of(path: str | Path) -> str:
+def format_of(path: str | os.PathLike[str]) -> str:
     """Return the format that the suffix of a name says.
 
     Raises:
@@ -92,7 +93,7 @@ def check_fps(fps: Any, metadata: Any = None) -> float:
 
 
 def _checked_fps(name: str, fps: Any) -> float:
-    if not isinstance(fps, numbers.Real) or isinstance(fps, bool) or not _FEWEST <= fps < math.inf:
+    if not isinstance(fps, numbers.Real) or isinstance(fps, bool) or not _FEWEST <= float(fps) < math.inf:
         raise ArgumentError(
             f"{name}={fps!r} must be a number of frames a second, at least {_FEWEST:g}. Give fps=30, say."
         )

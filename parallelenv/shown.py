@@ -173,7 +173,8 @@ class Shown(Traffic):
 
         When the block has ended, ``p.summary()`` is a table with advice, ``p.plot()`` a timeline that a notebook shows,
         and ``p.save("trace.json")`` writes a trace for Perfetto or Chrome. It is recorded when each env was stepped or
-        reset, and when the caller was in a call. A worker that is built anew meanwhile is not recorded from then on.
+        reset, and when the caller was in a call. A worker that dies takes along what it has noted; of the one that is
+        built anew it is recorded what that does.
 
         Raises:
             EnvBusyError: On entry, if this is recorded already.

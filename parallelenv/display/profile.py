@@ -15,7 +15,7 @@ from parallelenv.cores import usable_cores
 from parallelenv.errors import ArgumentError, NotRecordedError
 from parallelenv.seats import Seat
 from parallelenv.tables import format_table
-from parallelenv.texts import count, duration, name_range
+from parallelenv.texts import count, duration, list_ids, name_range
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,6 +33,7 @@ class WorkerRecord:
         span_of: ``(k,)`` int64: the span that each turn is a part of.
         resets: As in `HostRecord`.
         is_full: As in `HostRecord`.
+        since: As in `HostRecord`.
     """
 
     env_ids: tuple[int, ...]
@@ -45,6 +46,7 @@ class WorkerRecord:
     span_of: Array
     resets: Array
     is_full: bool
+    since: float
 
     @classmethod
     def of(cls, record: HostRecord, offset: float) -> WorkerRecord:
@@ -69,6 +71,7 @@ class WorkerRecord:
             span_of,
             resets,
             record.is_full,
+            record.since + offset,
         )
 
     def busy(self) -> Array:
@@ -93,6 +96,11 @@ class Recording:
     calls: Array
     workers: Sequence[WorkerRecord]
     missing: tuple[int, ...]
+
+    @property
+    def rebuilt(self) -> tuple[int, ...]:
+        """Ids of envs whose worker was built anew meanwhile: what the one before did is not known."""
+        return tuple(env_id for worker in self.workers if worker.since > self.begin for env_id in worker.env_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +135,7 @@ class Summary:
         workers: Env ids of each.
         envs: Of each env that was stepped.
         missing: Ids of envs whose worker has told nothing: it died, or was still busy.
+        rebuilt: Ids of envs whose worker was built anew; what the one before did is not known.
         is_full: Whether there was more than could be kept.
         advice: What to do about it, in one line.
     """
@@ -141,6 +150,7 @@ class Summary:
     workers: tuple[tuple[int, ...], ...]
     envs: tuple[EnvTime, ...]
     missing: tuple[int, ...]
+    rebuilt: tuple[int, ...]
     is_full: bool
     advice: str
 
@@ -176,7 +186,9 @@ class Summary:
                 f"{duration(slowest.longest)} at most",
             ]
         if self.missing:
-            lines.append(f"not recorded: envs {list(self.missing)}, whose workers died or were still busy")
+            lines.append(f"not recorded: envs {list_ids(self.missing)}, whose workers died or were still busy")
+        if self.rebuilt:
+            lines.append(f"recorded only since their workers were built anew: envs {list_ids(self.rebuilt)}")
         if self.is_full:
             lines.append("not all recorded: there was more than is kept")
         return "\n".join([*lines, f"advice: {self.advice}"])
@@ -306,6 +318,7 @@ def summarise(recording: Recording) -> Summary:
         tuple(worker.env_ids for worker in recording.workers),
         tuple(sorted(envs, key=lambda env: env.env_id)),
         recording.missing,
+        recording.rebuilt,
         any(worker.is_full for worker in recording.workers),
         _advise(recording, shares, straggler_loss, envs),
     )
@@ -334,6 +347,12 @@ def _beside(worker: WorkerRecord) -> float:
 
 def _advise(recording: Recording, shares: dict[str, float], straggler_loss: float, envs: Sequence[EnvTime]) -> str:
     """Say what to do, by what takes most of the time."""
+    unknown = sorted({*recording.missing, *recording.rebuilt})
+    if unknown:
+        return (
+            f"what workers of envs {list_ids(unknown)} did is not all known, and counts as transport; profile again "
+            "while they live."
+        )
     if not envs:
         return "no env was stepped; profile some steps."
     is_parallel = len(recording.workers) > 1

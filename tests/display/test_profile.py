@@ -202,6 +202,43 @@ def test_a_worker_that_dies_has_noted_nothing_and_the_others_have(make_env: Make
     assert turns_of(profile) == {(0, "step"): 1, (1, "step"): 1}
 
 
+@pytest.mark.parametrize("mode", ["subproc", "ray", "ray-subproc"], indirect=True)
+@pytest.mark.parametrize("on_failure", ["raise", "restart"])
+def test_a_worker_that_is_built_anew_is_recorded_from_then_on(make_env: MakeEnv, on_failure: Any) -> None:
+    env = make_env([Killed] * 4, num_cpus=2, asynchronous="restart", on_failure=on_failure)
+    env.reset(seed=0)
+    with env.profile() as profile:
+        env.step([1, 1, 1, 1])
+        if on_failure == "raise":
+            with pytest.raises(WorkerDiedError):
+                env.step([1, 1, 4, 1])
+            rebuilt = env.restart([2, 3])
+            env.reset(rebuilt)
+        else:
+            rebuilt = tuple(np.flatnonzero(env.step([1, 1, 4, 1]).truncated).tolist())
+        assert {2, 3} <= set(rebuilt)
+        for _ in range(5):
+            env.step([1, 1, 1, 1])
+        env.restart([0])  # in a worker that lives, which goes on noting
+    recording = profile.recording
+    assert (recording.missing, recording.rebuilt) == ((), rebuilt)
+    turns = turns_of(profile)
+    assert [turns[env_id, "step"] for env_id in (2, 3)] == [5, 5]
+    if rebuilt == (2, 3):
+        assert [turns[env_id, "step"] for env_id in (0, 1)] == [7, 7]
+    for worker in recording.workers:
+        if worker.env_ids[0] in rebuilt:
+            assert recording.begin < worker.since <= worker.spans[0, 0]
+    found = profile.summary()
+    assert found.rebuilt == rebuilt
+    assert f"recorded only since their workers were built anew: envs {list(rebuilt)}" in repr(found)
+    assert f"what workers of envs {list(rebuilt)} did is not all known" in found.advice
+    with env.profile() as profile:
+        env.reset()
+    assert profile.recording.rebuilt == ()
+    assert not env._pool.is_watched
+
+
 @pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
 def test_a_pool_that_is_closed_in_the_block_has_calls_only(make_env: MakeEnv) -> None:
     env = sleepers(make_env)
@@ -209,7 +246,7 @@ def test_a_pool_that_is_closed_in_the_block_has_calls_only(make_env: MakeEnv) ->
         env.step([1] * 4)
         env.close()
     assert profile.recording.missing == (0, 1, 2, 3)
-    assert "no env was stepped" in profile.summary().advice
+    assert "what workers of envs [0, 1, 2, 3] did is not all known" in profile.summary().advice
     with pytest.raises(ClosedError, match=r"profile\(\) was called on a closed"):
         env.profile().__enter__()
 
@@ -308,7 +345,7 @@ def test_a_host_that_is_not_watched_has_nothing_to_say() -> None:
 def test_the_clock_of_another_machine_is_brought_in_line() -> None:
     with ParallelEnv([Counter]) as env:
         recorder = Recorder(env)
-        recorder._answers = {0: (990.0, (10.0, 11.0))}
+        recorder._answers = {0: ("other", 990.0, (10.0, 11.0))}
         record = Watch().record((0,))
         fields = {name: getattr(record, name) for name in record.__slots__}
         spans = np.array([[1000.0, 1001.0]])
@@ -318,6 +355,10 @@ def test_the_clock_of_another_machine_is_brought_in_line() -> None:
         found = recorder._aligned(far, (20.0, 20.2))  # asked and answered within less than the first time
         assert found.spans.tolist()[0] == pytest.approx([15.1, 16.1])
         assert recorder._aligned(far, (20.0, 29.0)).spans.tolist()[0] == pytest.approx([20.5, 21.5])
+        third = HostRecord(**{**fields, "clock": "third", "now": 1005.0, "spans": spans, "operations": ["step"]})
+        assert recorder._aligned(third, (20.0, 29.0)).spans.tolist()[0] == pytest.approx(
+            [19.5, 20.5]
+        )  # built anew there
     assert clock_id()
     assert here() == Seat(os.getpid(), here().machine)
 

@@ -240,7 +240,7 @@ def test_an_env_that_says_nonsense_of_its_frames_is_told_so() -> None:
     with ParallelEnv([Odd]) as env:
         with pytest.raises(ArgumentError, match=r"metadata\['render_fps'\]='fast' must be a number.*Give fps=30, say"):
             env.record(stay, 1, progress=False)
-        assert env.record(stay, 1, fps=np.int64(20), progress=False).fps == 20
+        assert env.record(stay, 1, fps=np.float64(20), progress=False).fps == 20
 
 
 @without_ffmpeg
