@@ -75,8 +75,8 @@ SHOWN = {
     ],
     "07_profiling": [
         r"env steps per second\n+.*?2 workers.*?slowest env: 7, .*?advice: ",
-        r"env steps per second\n+.*?8 workers.*?slowest env: 7, .*?advice: ",
-        r"env steps per second\n+.*?8 workers.*?advice: ",
+        r"env steps per second\n+.*?8 workers.*?slowest env: 7, .*?advice: workers wait for the slowest of them",
+        r"env steps per second\n+.*?8 workers.*?advice: envs take \d+% of the time",
         "para_mode=",
         "trace.json has",
     ],

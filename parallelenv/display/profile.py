@@ -367,6 +367,12 @@ def _advise(recording: Recording, shares: dict[str, float], straggler_loss: floa
             f"messages and the answers' forms take {shares['transport']:.0%}, as steps are short; rollout() makes many "
             "steps with one message" + (", and para_mode='dummy' needs none." if is_parallel else ".")
         )
+    numbers = [env.steps for env in envs]
+    if straggler_loss > 0.2 and max(numbers) > 1.5 * min(numbers):
+        return (
+            f"envs take {shares['envs']:.0%} of the time, and go on without each other; workers have nothing to do for "
+            f"{straggler_loss:.0%} of it, while your policy acts, or because there was no more to do."
+        )
     if straggler_loss > 0.2:
         slowest = max(envs, key=lambda env: env.mean)
         return (

@@ -389,6 +389,19 @@ def test_advice_names_what_takes_the_time(
     assert re.search(advice, profile.summary().advice)
 
 
+def test_who_goes_on_without_the_slowest_is_not_told_to() -> None:
+    with ParallelEnv([Sleepy, Sleepy], "thread", "restart", 2) as env:
+        env.reset(seed=0)
+        with env.profile() as profile:
+            env.send([20], [1])
+            for _ in range(5):
+                env.step([1], [0])
+            env.recv()
+    found = profile.summary()
+    assert found.straggler_loss > 0.2
+    assert "and go on without each other; workers have nothing to do for" in found.advice
+
+
 def test_a_loop_on_a_machine_with_cores_left_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("parallelenv.display.profile.usable_cores", lambda: 4)
     with ParallelEnv([Sleepy, Sleepy], "dummy", "restart") as env:
