@@ -26,6 +26,7 @@ from parallelenv.display.recorder import Recorder, ask_to_watch, ask_what_was_se
 from parallelenv.display.screen import Pace, Screen, refuse_no_notebook
 from parallelenv.errors import ArgumentError, ParallelEnvError
 from parallelenv.evaluation import Evaluation, perform
+from parallelenv.failures import put
 from parallelenv.goal import Goal, progress_bar
 from parallelenv.guard import exclusive
 from parallelenv.traffic import Traffic
@@ -144,8 +145,8 @@ class Shown(Traffic):
             MissingDependencyError: If Pillow is not installed, or for an MP4 imageio-ffmpeg.
             ArgumentError: If an argument does not fit, or an env has another ``render_mode`` or cannot draw; nothing
                 was reset. If a picture is too large for the format.
-            OSError: If the folder does not exist or nothing may be written there, before anything was reset, or the
-                film cannot be written.
+            OSError: If the folder does not exist or nothing may be written there, before anything was reset; or if the
+                film cannot be written: ``error.partial`` is the film.
             EnvBusyError, EnvPausedError: As `ParallelEnv.step`.
             BaseException: What an env or the policy raised; ``error.partial`` has the episodes so far.
         """
@@ -163,7 +164,11 @@ class Shown(Traffic):
         data = encode_animation(frames, video_format, fps)
         film = Film(data, video_format, None, len(frames), playing_fps(fps, video_format), episodes)
         if path is not None:
-            film.save(path)
+            try:
+                film.save(path)
+            except OSError as error:
+                put(error, "partial", film)  # it is made, and can be saved elsewhere
+                raise
         return film
 
     # ---------------------------------------------------------------- time

@@ -211,6 +211,16 @@ def test_a_film_that_may_not_be_written_is_refused_at_once(tmp_path: Path, monke
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_a_film_that_could_not_be_written_is_not_lost(tmp_path: Path) -> None:
+    (tmp_path / "full.gif").symlink_to("/dev/full")
+    with ParallelEnv([Lamp]) as env, pytest.raises(OSError, match="No space left") as caught:
+        env.record(stay, 2, tmp_path / "full.gif", progress=False)
+    film = caught.value.partial  # type: ignore[attr-defined]
+    assert (film.num_frames, film.path) == (3, None)
+    assert len(frames_of(film.save(tmp_path / "film.gif").read_bytes())) == 3
+
+
 @pytest.mark.parametrize(
     ("video_format", "fps", "milliseconds"),
     [
