@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import parallelenv
 from parallelenv.errors import WorkerStartError
-
-_INSTALLED = ("site-packages", "dist-packages")
 
 
 class Origin(NamedTuple):
@@ -50,26 +46,3 @@ def refuse_other_copy(caller: Origin) -> None:
             f"parallelenv before you start one, use start_method='spawn', or set PYTHONPATH="
             f"{os.path.dirname(caller.folder)} before Python starts."
         )
-
-
-@contextlib.contextmanager
-def own_copy_first() -> Iterator[None]:
-    """Let Python processes that start meanwhile find this copy before any other.
-
-    A fork server imports it before it is told of the caller's `sys.path`, and looks into the current folder first,
-    where there may be the sources of an installed package. Where packages are installed it looks anyway, and is not
-    made to look first: there may be packages with names of the standard library's.
-    """
-    root = os.path.dirname(own_origin().folder)
-    found = {name: os.environ.get(name) for name in ("PYTHONSAFEPATH", "PYTHONPATH")}
-    os.environ["PYTHONSAFEPATH"] = "1"  # nothing is looked for in the current folder
-    if os.path.basename(root) not in _INSTALLED:
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (root, found["PYTHONPATH"])))
-    try:
-        yield
-    finally:
-        for name, value in found.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value

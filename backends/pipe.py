@@ -50,7 +50,7 @@ class Poller:
     """
 
     def __init__(self) -> None:
-        self._channels: dict[int, PipeChannel] = {}
+        self._channels: dict[int, Any] = {}
         self.pids: list[int] = []
         self._poll: Any = select.poll() if hasattr(select, "poll") else None
         self.is_quick = True
@@ -59,24 +59,31 @@ class Poller:
 
     def add(self, channel: PipeChannel) -> None:
         """Watch a channel from now on."""
-        self._channels[channel.wire.fileno] = channel
+        self.watch(channel)
         self.pids.append(channel.process.pid)
+
+    def watch(self, guest: Any) -> None:
+        """Watch whatever has a ``wire`` from now on, too: `wait` returns it as it does a channel."""
+        self._channels[guest.wire.fileno] = guest
         if self._poll is not None:
-            self._poll.register(channel.wire.fileno, select.POLLIN)
+            self._poll.register(guest.wire.fileno, select.POLLIN)
+
+    def ignore(self, guest: Any) -> None:
+        """Watch it no longer. To be called before its pipe is closed."""
+        if self._channels.pop(guest.wire.fileno, None) is not None and self._poll is not None:
+            self._poll.unregister(guest.wire.fileno)
 
     def remove(self, channel: PipeChannel) -> None:
         """Watch a channel no longer. To be called before its pipe is closed."""
-        if self._channels.pop(channel.wire.fileno, None) is None:
-            return
-        self.pids.remove(channel.process.pid)
-        if self._poll is not None:
-            self._poll.unregister(channel.wire.fileno)
+        if channel.wire.fileno in self._channels:
+            self.pids.remove(channel.process.pid)
+            self.ignore(channel)
 
     def wait(self, timeout: float) -> list[PipeChannel]:
         """Return the channels with something to read or a closed pipe, after ``timeout`` s none."""
         if self._poll is None:  # Windows, and few others
             pipes = {channel.wire.connection: channel for channel in self._channels.values()}
-            return [pipes[pipe] for pipe in connection.wait(list(pipes), timeout)]  # type: ignore[index]
+            return [pipes[pipe] for pipe in connection.wait(list(pipes), timeout)]
         found = self._glance()
         if not found and timeout:
             begin = time.perf_counter()

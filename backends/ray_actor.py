@@ -6,188 +6,34 @@ The envs themselves travel once, when the actor starts.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from parallelenv.backends import ray_cluster
-from parallelenv.backends.codec import (
-    decode,
-    decode_command,
-    decode_reply,
-    encode,
-    encode_command,
-    encode_not_read,
-    encode_reply,
-)
-from parallelenv.backends.host import Host
-from parallelenv.backends.lifeline import Address, Lifeline, take_hold
-from parallelenv.backends.log import Log, redirect_streams
+from parallelenv.backends.codec import encode
+from parallelenv.backends.lifeline import Lifeline
 from parallelenv.backends.memory import SharedMemory
 from parallelenv.backends.origin import own_origin
 from parallelenv.backends.pipe import Switchboard
+from parallelenv.backends.ray_calls import RayChannel, close_and_wait, look
 from parallelenv.backends.ray_cluster import SHUT_DOWN, ActorOptions, Cluster, Reservation, missing_resources
-from parallelenv.backends.ray_local import Actor, Doorway, LocalChannel, first_line, go_in, hand_over_log
+from parallelenv.backends.ray_host import RayHost
+from parallelenv.backends.ray_local import Actor, Doorway, LocalChannel, hand_over_log
 from parallelenv.backends.spread import Spreader
-from parallelenv.backends.wire import Message, Wire
-from parallelenv.backends.worker import PackedRecipe, die_with_caller, obey, prepare_worker
+from parallelenv.backends.wire import Message
+from parallelenv.backends.worker import PackedRecipe
 from parallelenv.batch import Array, Batch, Layout
-from parallelenv.broadcast import Broadcast
 from parallelenv.errors import ArgumentError, SchedulingError, WorkerStartError
-from parallelenv.protocol import Channel, Command, Death, HostDied, HostRecipe, Plan, Printed, Reply, UnreadableError
+from parallelenv.protocol import Channel, HostRecipe, Plan, Printed
 from parallelenv.recipes import registered_by_user
-from parallelenv.shared import frozen
 
 _SLICE = 0.1
 """Seconds of one wait: an interrupt is seen between two of them, not within one."""
 _MOMENT = 2e-3
 """Seconds of one wait for actors elsewhere while actors on this machine are waited for too."""
-
-
-class RayHost:
-    """A host as a Ray actor. Its batch is its own; rows travel with commands and replies.
-
-    Args:
-        message: A `PackedRecipe`, encoded.
-        caller: Where to learn of the end of the caller, sooner than from Ray, which takes 1.4 to 2.6 s.
-        shared: Read-only arrays for the envs, in Ray's object store.
-    """
-
-    def __init__(self, message: Message, caller: Address | None, shared: Mapping[str, Array]) -> None:
-        self._lifeline = take_hold(caller)  # raises if the caller has given up meanwhile: Ray may still start it
-        if self._lifeline is not None:
-            die_with_caller(self._lifeline)
-        self._packed: PackedRecipe = decode(message)
-        prepare_worker(self._packed)
-        self._host = self._make_host(self._packed.unpack(frozen(shared)))
-        self._log = Log.create()
-        if self._log is not None:
-            # Python's own output alone: what C code prints goes to Ray's log files.
-            redirect_streams(self._log, lambda: self._host.current, (self._log.fileno, self._log.fileno))
-        self._batch: Batch | None = None
-
-    def _make_host(self, recipe: HostRecipe) -> Any:
-        return Host(recipe)
-
-    def _make_batch(self, layout: Layout) -> Batch:
-        batch = Batch.private(layout)
-        self._host.attach(batch)
-        return batch
-
-    def introduce(self) -> tuple[int, bool]:
-        """Return the id of the actor's process, and whether it has hold of the caller's lifeline."""
-        return os.getpid(), self._lifeline is not None
-
-    def serve(self, path: str) -> None:
-        """Execute what comes through a door on this machine, past Ray, until the caller closes it.
-
-        Raises:
-            OSError: If the door cannot be reached; this host can still be called.
-        """
-        connection, log = go_in(path)
-        redirect_streams(log, lambda: self._host.current, (log.fileno, log.fileno))
-        with contextlib.suppress(EOFError, OSError):  # the caller closed it, or is gone
-            obey(Wire(connection), self._host, self._packed, log)
-
-    def attach(self, message: Message) -> None:
-        """Make the batch of this host's envs."""
-        self._batch = self._make_batch(decode(message))
-
-    def execute(self, message: Message, content: Array | None = None) -> Message:
-        """Execute a command and return the reply.
-
-        Args:
-            message: The command.
-            content: That of the `Broadcast` in it, from Ray's object store.
-        """
-        try:
-            command: Command = decode_command(message, self._packed.env_ids)
-        except UnreadableError as error:
-            return encode_not_read(error)
-        if command.rows is not None and self._batch is not None:
-            self._batch.put_actions(command.env_ids, command.rows)
-            command.rows = None
-        if content is not None:
-            command.common.packed = content
-        reply: Reply = self._host.execute(command)
-        if command.writes_rows and self._batch is not None:
-            reply.rows = self._batch.take_results(command.env_ids)
-        if self._log is not None:
-            reply.output = [*reply.output, *self._log.take(self._packed.env_ids, is_idle=True)]
-        return encode_reply(reply)
-
-    def close(self) -> list[Printed]:
-        """Close the envs; return what they print at that."""
-        self._host.close()
-        return [] if self._log is None else self._log.take(self._packed.env_ids, is_idle=True)
-
-
-class RayChannel:
-    """Calls to one actor, answered in the order in which they were made.
-
-    Ray's compiled graphs were tried: a round of two actors takes 0.8 to 1.2 ms instead of 1.7 to 2.1 ms. But they
-    always ask all actors, `ray.wait` does not take what they give, a step of 10 s is an error, and envs run beside
-    the main thread.
-    """
-
-    in_caller = False
-
-    def __init__(self, actor: Actor, recipe: HostRecipe) -> None:
-        self.actor = actor
-        self.recipe = recipe
-        self.answers: deque[Any] = deque()
-        self._batch: Batch | None = None
-        self._death = Death()
-
-    def pack(self, command: Command) -> tuple[Any, ...]:  # noqa: D102 (see Channel)
-        stored: tuple[Any, ...] = ()
-        if isinstance(command.common, Broadcast):
-            self._refuse_if_gone()
-            stored = (_store(command.common),)
-            command.common = command.common.without_content()
-        if command.reads_actions and self._batch is not None:
-            command.rows = self._batch.take_actions(command.env_ids)
-        # Never the short form without rows: the actor's batch is not the caller's.
-        return encode_command(command, everyone=()), *stored
-
-    def send(self, packed: tuple[Any, ...]) -> None:  # noqa: D102 (see Channel)
-        self._refuse_if_gone()
-        self.answers.append(self.actor.handle.execute.remote(*packed))
-
-    def receive(self) -> Reply:  # noqa: D102 (see Channel)
-        import ray
-
-        self._refuse_if_gone()
-        try:
-            message = ray.get(self.answers[0])
-        except ray.exceptions.RayError as error:  # the actor, or its node, or what held the answer
-            self._death = Death(self.actor.pid, None, f"Ray says: {first_line(error)}")
-            raise HostDied from error
-        finally:
-            self.answers.popleft()
-        return decode_reply(_writable(message))
-
-    def _refuse_if_gone(self) -> None:
-        if not self.actor.session.lasts:
-            self._death = Death(self.actor.pid, None, SHUT_DOWN)
-            raise HostDied
-
-    def attach(self, batch: Batch) -> None:  # noqa: D102 (see Channel)
-        self._batch = batch
-        self.actor.handle.attach.remote(encode(batch.layout.part(self.recipe.env_ids)))
-
-    def cause_of_death(self) -> Death:  # noqa: D102 (see Channel)
-        return self._death
-
-    def kill(self) -> None:  # noqa: D102 (see Channel)
-        self.answers.clear()
-        self.actor.terminate()
-        self.actor.close()
 
 
 class RayBackend:
@@ -201,7 +47,10 @@ class RayBackend:
     """
 
     uses_live_envs = False
-    host_class: type[RayHost] = RayHost
+    host_class: type[Any] = RayHost
+    """The class of the actors: a `RayHost`, or what behaves like one."""
+    host_arguments: tuple[str, ...] = ()
+    """For that class, before those of a `RayHost`."""
     _cluster: Cluster
     strategy = "PACK"
     """How a placement group puts actors on nodes."""
@@ -244,6 +93,10 @@ class RayBackend:
     def place(self, num_envs: int, num_cpus: int) -> Plan:
         """Return how many actors to start for so many envs on so many cores."""
         return Plan((1,) * min(num_cpus, num_envs))
+
+    def branches_of(self, recipe: HostRecipe) -> tuple[tuple[int, ...], ...]:
+        """Return the env ids of each worker that a near actor has."""
+        return ()
 
     def share(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
         """Put arrays into Ray's object store, once; hosts read them there. Each node has its own copy."""
@@ -289,7 +142,9 @@ class RayBackend:
         try:
             for kind, message, place in zip(kinds, packed, places, strict=True):
                 lifeline = Lifeline.create()
-                handle = kind.options(**place).remote(message, lifeline and lifeline.address, self._shared)
+                # Plain tuples: an actor need not import this package to read them.
+                address = None if lifeline is None else tuple(lifeline.address)
+                handle = kind.options(**place).remote(*self.host_arguments, tuple(message), address, self._shared)
                 self._started.append(Actor(handle, session, lifeline))
             actors = self._started[before:]
             self._await_start(actors, options)
@@ -332,6 +187,7 @@ class RayBackend:
                 continue
             log = hand_over_log(sockets[actor], actor.pid)
             local = LocalChannel(actor, sockets[actor], log, self._switchboard.poller, recipe.env_ids)
+            local.branches = self.branches_of(recipe)
             self._switchboard.add(local)
             channels.append(local)
         return channels
@@ -392,7 +248,7 @@ class RayBackend:
         while not ready:
             left = _left(deadline)
             # There is nothing that waits for both: who is near waits for who is far, a moment at a time.
-            ready = _look(far, min(left, _MOMENT) if near else left)
+            ready = look(far, min(left, _MOMENT) if near else left)
             if near:
                 ready += self._switchboard.wait(near, 0.0)
             if left <= 0:
@@ -407,7 +263,7 @@ class RayBackend:
         deadline = time.monotonic() + timeout
         printed: list[Printed] = []
         if cluster.session.lasts:
-            printed += _close_and_wait([channel for channel in channels if isinstance(channel, RayChannel)], timeout)
+            printed += close_and_wait([channel for channel in channels if isinstance(channel, RayChannel)], timeout)
         printed += self._switchboard.close(max(0.0, deadline - time.monotonic()))
         for actor in self._started:
             actor.terminate()
@@ -421,45 +277,5 @@ class RayBackend:
         return printed
 
 
-def _close_and_wait(channels: Sequence[RayChannel], timeout: float) -> list[Printed]:
-    """Let actors that are far close their envs, wait for them so long, and return what they printed at that."""
-    import ray
-
-    closing = [channel.actor.handle.close.remote() for channel in channels]
-    if not closing:
-        return []
-    closed, _ = ray.wait(closing, num_returns=len(closing), timeout=timeout)
-    printed: list[Printed] = []
-    for call in closed:
-        with contextlib.suppress(ray.exceptions.RayError):  # it has died meanwhile, and its words with it
-            printed += ray.get(call)
-    return printed
-
-
-def _store(broadcast: Broadcast) -> Any:
-    """Put something into Ray's object store, unless it is there; each node then fetches it but once."""
-    import ray
-
-    if broadcast.stored is None:
-        broadcast.stored = ray.put(broadcast.packed)
-    return broadcast.stored
-
-
-def _look(calls: dict[Any, Any], timeout: float) -> list[Any]:
-    """Return the channels whose calls have been answered; wait for one of them for so long."""
-    import ray
-
-    ready, _ = ray.wait(list(calls), num_returns=1, timeout=timeout)
-    if ready and len(calls) > 1:  # whoever else is ready costs no further round of waiting
-        ready, _ = ray.wait(list(calls), num_returns=len(calls), timeout=0)
-    return [calls[answer] for answer in ready]
-
-
 def _left(deadline: float | None) -> float:
     return _SLICE if deadline is None else min(_SLICE, max(0.0, deadline - time.monotonic()))
-
-
-def _writable(message: Any) -> Message:
-    """Return a message whose buffers may be written: Ray's own are read-only."""
-    tag, number, frames = message
-    return Message(tag, number, [frame if index == 0 else bytearray(frame) for index, frame in enumerate(frames)])

@@ -117,9 +117,14 @@ class Actor:
 
 
 class LocalChannel(PipeChannel):
-    """A socket to a host in an actor on this machine."""
+    """A socket to a host in an actor on this machine.
+
+    Attributes:
+        branches: As in `Branching`.
+    """
 
     process: Actor
+    branches: tuple[tuple[int, ...], ...] = ()
 
     def cause_of_death(self) -> Death:  # noqa: D102 (see Channel)
         said = self.process.last_word()

@@ -7,16 +7,59 @@ step, however many cores the node has.
 from __future__ import annotations
 
 import sys
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
-from parallelenv.backends.ray_actor import RayBackend, RayHost
+from parallelenv.backends.log import Log
+from parallelenv.backends.ray_actor import RayBackend
+from parallelenv.backends.ray_ahead import RaySubprocHost, travelling_by_value
 from parallelenv.backends.ray_cluster import cores_of_nodes
+from parallelenv.backends.ray_host import RayHost
 from parallelenv.backends.subproc import SubprocBackend
+from parallelenv.backends.wire import Wire
+from parallelenv.backends.worker import PackedRecipe, answer, await_message, take_command
 from parallelenv.batch import Batch, Layout
 from parallelenv.errors import ArgumentError
 from parallelenv.pool import Pool
-from parallelenv.protocol import Command, HostRecipe, Plan, Printed, Reply
-from parallelenv.requests import deal
+from parallelenv.protocol import Channel, Command, HostRecipe, Plan, Printed, Reply
+from parallelenv.requests import Request, branches_of, deal
+
+
+class Caller(NamedTuple):
+    """Who sends a host its commands."""
+
+    wire: Wire
+
+
+class Reception(SubprocBackend):
+    """Worker processes, whose answers can be waited for together with the caller's next command."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._caller: Caller | None = None
+        self._has_news = False
+
+    def await_answer_or_news(self, pool: Pool, caller: Caller) -> bool:
+        """Wait until a worker of a pool answers, or there is a command to read, or the caller is gone.
+
+        Returns:
+            Whether it was not only the former.
+        """
+        self._caller, self._has_news = caller, False
+        self._switchboard.poller.watch(caller)
+        try:
+            pool.pump(None)
+        finally:
+            self._switchboard.poller.ignore(caller)
+            self._caller = None
+        return self._has_news
+
+    def wait(self, channels: Sequence[Any], timeout: float | None) -> Sequence[Any]:  # noqa: D102 (see Backend)
+        ready = super().wait(channels, timeout)
+        if self._caller not in ready:
+            return ready
+        self._has_news = True
+        return [one for one in ready if one is not self._caller]
 
 
 class PoolHost:
@@ -29,8 +72,10 @@ class PoolHost:
     def __init__(self, recipe: HostRecipe) -> None:
         self.current: int | None = None  # no env runs in this process
         self._printed: list[Printed] = []
+        self._under_way: dict[int, Request] = {}
+        self._backend = Reception()
         self._pool = Pool(
-            SubprocBackend(),
+            self._backend,
             recipe.envs,
             num_cpus=recipe.num_cpus,
             silence_warnings=recipe.settings.silence_warnings,
@@ -50,9 +95,29 @@ class PoolHost:
 
     def execute(self, command: Command) -> Reply:
         """Execute a command; an exception concerns its env alone."""
-        request = self._pool.forward(command)
+        return self._reply(command.number, self._pool.forward(command))
+
+    def _reply(self, number: int, request: Request) -> Reply:
         printed, self._printed[:] = list(self._printed), []
-        return Reply(command.number, request.values, request.failures, output=printed)
+        return Reply(number, request.values, request.failures, output=printed)
+
+    # ---------------------------------------------------------------- several commands at a time
+
+    def begin(self, command: Command) -> None:
+        """Begin to execute a command, while others may be under way."""
+        self._under_way[command.number] = self._pool.begin(command)
+
+    def await_command(self, caller: Caller) -> bool:
+        """Wait until a command can be read, or a worker has answered; say whether one can.
+
+        If no command is under way, the next need not be there yet.
+        """
+        return not self._under_way or self._backend.await_answer_or_news(self._pool, caller)
+
+    def take_replies(self) -> list[Reply]:
+        """Return the replies to commands that are finished."""
+        finished = [number for number, request in self._under_way.items() if not request.pending]
+        return [self._reply(number, self._under_way.pop(number)) for number in finished]
 
     def close(self) -> None:
         """Close all envs and end all workers. No reply takes along what they print at that: it is printed once more."""
@@ -62,15 +127,46 @@ class PoolHost:
             sys.stdout.write(text)
 
 
-class RaySubprocHost(RayHost):
+class SubprocHost(RayHost):
     """A Ray actor that owns worker processes."""
 
     def _make_host(self, recipe: HostRecipe) -> Any:
         return PoolHost(recipe)
 
+    def _obey(self, wire: Wire, log: Log) -> None:
+        obey_side_by_side(wire, self._host, self._packed, log)
+
     def _make_batch(self, layout: Layout) -> Batch:
         batch: Batch = self._host.allocate(layout)
         return batch
+
+
+def obey_side_by_side(wire: Wire, host: PoolHost, packed: PackedRecipe, log: Log) -> None:
+    """Do as `obey`, but let a command begin that leaves envs out while they are at another.
+
+    Args:
+        wire: As in `obey`.
+        host: The host.
+        packed: As in `obey`.
+        log: As in `obey`.
+
+    Raises:
+        EOFError, OSError: As in `obey`.
+    """
+    caller = Caller(wire)
+    try:
+        while True:
+            if host.await_command(caller):
+                await_message(wire)
+                command = take_command(wire, host, packed)
+                if command is not None and command.name == "build":
+                    answer(wire, host.execute(command), log)
+                elif command is not None:
+                    host.begin(command)
+            for reply in host.take_replies():
+                answer(wire, reply, log)
+    finally:
+        host.close()
 
 
 class RaySubprocBackend(RayBackend):
@@ -84,6 +180,7 @@ class RaySubprocBackend(RayBackend):
     """
 
     host_class = RaySubprocHost
+    host_arguments = (SubprocHost.__module__, SubprocHost.__qualname__)
     strategy = "SPREAD"
 
     def __init__(
@@ -98,6 +195,13 @@ class RaySubprocBackend(RayBackend):
         if not isinstance(hosts_per_node, int) or hosts_per_node < 1:
             raise ArgumentError(f"hosts_per_node={hosts_per_node!r} must be an int of at least 1.")
         self._hosts_per_node = hosts_per_node
+
+    def branches_of(self, recipe: HostRecipe) -> tuple[tuple[int, ...], ...]:  # noqa: D102 (see RayBackend)
+        return branches_of(recipe)
+
+    def launch(self, recipes: Sequence[HostRecipe]) -> list[Channel]:  # noqa: D102 (see Backend)
+        with travelling_by_value():
+            return super().launch(recipes)
 
     def place(self, num_envs: int, num_cpus: int) -> Plan:  # noqa: D102 (see RayBackend)
         parts = [part for cores in cores_of_nodes() for part in _split(cores, self._hosts_per_node)]

@@ -23,7 +23,7 @@ from parallelenv.backends.origin import Origin, refuse_other_copy
 from parallelenv.backends.sharing import Form, SharedArrays
 from parallelenv.backends.wire import Wire
 from parallelenv.batch import Array, Batch, Layout
-from parallelenv.protocol import HostRecipe, Place, Settings, UnreadableError
+from parallelenv.protocol import Command, HostRecipe, Place, Reply, Settings, UnreadableError
 from parallelenv.recipes import EnvRecipe, pack, register_again, unpack
 
 if sys.platform != "win32":
@@ -175,23 +175,44 @@ def obey(wire: Wire, host: Any, packed: PackedRecipe, log: Log | None) -> None:
     limits = None
     try:
         while True:
-            wire.await_message(_SPIN)
-            try:
-                command = decode_command(wire.receive(), packed.env_ids)
-            except UnreadableError as error:
-                wire.send(encode_not_read(error))
-                continue
-            if isinstance(command, Attach):
-                memory = SharedMemory.receive(wire.connection, command.layout.nbytes)
-                host.attach(Batch(command.layout, memory.map, owner=memory))
-            else:
+            await_message(wire)
+            command = take_command(wire, host, packed)
+            if command is not None:
                 reply = host.execute(command)
                 if command.name == "build":  # not before: only libraries that are loaded can be limited
                     limits = limits or _limit_threads(packed.settings.threads)
-                message = encode_reply(reply)
-                wire.send(mark_printed(message) if log is not None and log.has_grown() else message)
+                answer(wire, reply, log)
     finally:
         host.close()
+
+
+def await_message(wire: Wire) -> None:
+    """Stay awake for a while, or until a command comes."""
+    wire.await_message(_SPIN)
+
+
+def take_command(wire: Wire, host: Any, packed: PackedRecipe) -> Command | None:
+    """Return the next command; ``None`` if it was none for the envs, or cannot be read, which is then answered.
+
+    Raises:
+        EOFError, OSError: If the other end is gone.
+    """
+    try:
+        command = decode_command(wire.receive(), packed.env_ids)
+    except UnreadableError as error:
+        wire.send(encode_not_read(error))
+        return None
+    if isinstance(command, Attach):
+        memory = SharedMemory.receive(wire.connection, command.layout.nbytes)
+        host.attach(Batch(command.layout, memory.map, owner=memory))
+        return None
+    return command  # type: ignore[no-any-return]
+
+
+def answer(wire: Wire, reply: Reply, log: Log | None) -> None:
+    """Send a reply, and say whether anything was printed meanwhile."""
+    message = encode_reply(reply)
+    wire.send(mark_printed(message) if log is not None and log.has_grown() else message)
 
 
 def prepare_worker(packed: PackedRecipe) -> None:

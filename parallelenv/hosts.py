@@ -18,7 +18,7 @@ from parallelenv.failures import Failure
 from parallelenv.hours import Hours
 from parallelenv.interrupts import Shield
 from parallelenv.protocol import Backend, Channel, Command, Death, HostDied, HostRecipe, Printed, Reply, UnreadableError
-from parallelenv.requests import Link, Request
+from parallelenv.requests import Link, Part, Request
 
 Listener = Callable[[Sequence[Printed]], None]
 Announcement = Callable[[Request], None]
@@ -72,7 +72,7 @@ class Hosts:
 
     # ---------------------------------------------------------------- commands
 
-    def _split(self, env_ids: Sequence[int]) -> Iterable[tuple[Link, tuple[int, ...], Any]]:
+    def _split(self, env_ids: Sequence[int]) -> Iterable[Part]:
         """Deal env ids out to their hosts: host, its ids, their positions in ``env_ids``."""
         if env_ids is self.env_ids or tuple(env_ids) == self.env_ids:
             return self._whole
@@ -100,6 +100,9 @@ class Hosts:
             for link, command, message in packed:
                 request.pending[command.number] = command.env_ids
                 link.in_flight[command.number] = request
+                if link.death is not None:  # it died of the command before, to another worker of its own
+                    self._fail_waiting(link)
+                    continue
                 try:
                     link.channel.send(message)
                 except HostDied:

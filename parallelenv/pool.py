@@ -17,7 +17,7 @@ from parallelenv.hours import Hours
 from parallelenv.output import show
 from parallelenv.protocol import Backend, Command, EnvFacts, Place, Settings
 from parallelenv.recipes import EnvRecipe, refuse_live
-from parallelenv.requests import Link, Request, name_envs, pick, spread
+from parallelenv.requests import Link, Request, name_envs, pick, split_further, spread
 from parallelenv.seats import Seat
 from parallelenv.shared import NOTHING_SHARED, share
 from parallelenv.spaces import Spaces, common_space, with_spaces
@@ -177,6 +177,8 @@ class Pool(Hosts):
         common: Any = None,
         announce: Announcement = lambda _: None,
         failed: Mapping[int, Failure] = NO_FAILURES,
+        *,
+        flies: bool = False,
     ) -> Request:
         """Send an operation to the hosts and return without waiting.
 
@@ -188,6 +190,7 @@ class Pool(Hosts):
             announce: Called with the request when nothing can go wrong any more, just before
                 the first command leaves.
             failed: Why some of the envs cannot be asked: the answer for these.
+            flies: Whether the caller takes the answers as they come, rather than wait for all of them.
 
         Raises:
             WorkerDiedError: If a worker is known to be dead, unless its envs are to be built; nothing was sent.
@@ -202,7 +205,8 @@ class Pool(Hosts):
         if self._lost and name != "build":
             self.refuse_dead(env_ids)
         packed = []
-        for link, part, positions in self._split(env_ids):
+        parts = self._split(env_ids)
+        for link, part, positions in split_further(parts) if flies else parts:
             arguments = None if each is None else pick(each, positions)
             command = Command(next(self._numbers), name, part, arguments, common)
             packed.append((link, command, link.channel.pack(command)))
@@ -254,16 +258,17 @@ class Pool(Hosts):
         if command.name == "build":
             self._has_spaces = bool(command.common)
             return self.rebuild(command.env_ids)
+        request = self.begin(command)
+        self.wait(request, None)
+        return request
+
+    def begin(self, command: Command) -> Request:
+        """Begin to execute a command that builds nothing, as `forward` does."""
         if command.name in ("watch", "unwatch"):
             self.is_watched = command.name == "watch"
-        positions = [position for position, env_id in enumerate(command.env_ids) if not self._link(env_id).death]
-        living = [command.env_ids[position] for position in positions]
-        each = None if command.each is None else pick(command.each, positions)
-        request = self.post(command.name, living, each, command.common)
-        self.wait(request, None)
-        for env_id in set(command.env_ids).difference(living):
-            request.failures[env_id] = Failure(self._link(env_id).obituary((env_id,)), env_id, "")
-        return request
+        dead = [env_id for env_id in command.env_ids if self._link(env_id).death] if self._lost else ()
+        failed = {env_id: Failure(self._link(env_id).obituary((env_id,)), env_id, "") for env_id in dead}
+        return self.post(command.name, command.env_ids, command.each, command.common, failed=failed)
 
     def rebuild(self, env_ids: Sequence[int], announce: Callable[[Sequence[int]], None] = lambda _: None) -> Request:
         """Build envs from their recipes.

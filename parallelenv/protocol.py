@@ -307,6 +307,19 @@ class Channel(Protocol):
         ...
 
 
+class Branching(Channel, Protocol):
+    """A channel to a host with workers of its own, which it lets work side by side.
+
+    Its replies come in any order: to a command as soon as all of its envs have answered. So a command to each
+    worker keeps one that is slow from delaying the others.
+
+    Attributes:
+        branches: Env ids of each worker.
+    """
+
+    branches: tuple[tuple[int, ...], ...]
+
+
 class Backend(Protocol):
     """Places hosts and waits for them. It gives no meaning to any command.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -95,6 +95,11 @@ class Link:
     has_built: bool = False
     shift: Shift = field(default_factory=Shift)
 
+    @property
+    def branches(self) -> tuple[tuple[int, ...], ...]:
+        """Env ids of each worker behind it that answers by itself to a command of its own, if there are such."""
+        return getattr(self.channel, "branches", ())
+
     def is_stuck_for(self, env_ids: Sequence[int]) -> bool:
         """Whether there is no point in waiting until it can rebuild envs: it is dead, was given up, or busy with one.
 
@@ -124,6 +129,10 @@ class Link:
         return WorkerDiedError(message, env_ids, death.pid, death.exitcode)
 
 
+Part = tuple[Link, tuple[int, ...], Any]
+"""A host, ids of envs of its own, and their positions among all that are asked, a slice or a list."""
+
+
 def spread(
     recipes: Sequence[EnvRecipe], plan: Plan, settings: Settings, place: Place, shared: Mapping[str, Array]
 ) -> list[HostRecipe]:
@@ -147,6 +156,32 @@ def spread(
         hosts.append(HostRecipe(tuple(recipe.env_id for recipe in part), part, num_cpus, settings, own, shared))
         start += share
     return hosts
+
+
+def branches_of(recipe: HostRecipe) -> tuple[tuple[int, ...], ...]:
+    """Return the env ids of each worker of a host that has workers of its own."""
+    shares = deal(len(recipe.env_ids), [1] * min(recipe.num_cpus, len(recipe.env_ids)))
+    ends = list(itertools.accumulate(shares))
+    return tuple(recipe.env_ids[end - share : end] for share, end in zip(shares, ends, strict=True))
+
+
+def split_further(parts: Iterable[Part]) -> list[Part]:
+    """Deal what hosts are asked for out to workers of theirs that answer by themselves: as parts, too.
+
+    Args:
+        parts: A host, ids of envs of its own, and the positions of these among all that are asked.
+    """
+    further: list[Part] = []
+    for link, env_ids, positions in parts:
+        if len(link.branches) < 2:
+            further.append((link, env_ids, positions))
+            continue
+        where = range(positions.stop)[positions] if isinstance(positions, slice) else positions
+        for branch in link.branches:
+            found = [index for index, env_id in enumerate(env_ids) if branch[0] <= env_id <= branch[-1]]
+            if found:
+                further.append((link, tuple(env_ids[index] for index in found), [where[index] for index in found]))
+    return further
 
 
 def deal(total: int, weights: Sequence[int]) -> list[int]:

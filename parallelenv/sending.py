@@ -65,7 +65,7 @@ class Sender(Stepper):
 
     def send(self, action: Any, env_ids: Sequence[int]) -> None:
         """Begin a step of envs."""
-        _, request = self._launch(action, env_ids)
+        _, request = self._launch(action, env_ids, flies=True)
         self._unsettled = None
         self._flights.adopt(env_ids, request)
 

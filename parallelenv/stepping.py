@@ -162,7 +162,7 @@ class Stepper:
                 self._unsettled = (env_ids, request)
 
         failed = NO_FAILURES if self._recovery is None else self._pool.obituaries(env_ids)
-        return self._pool.post("reset", env_ids, each, None, announce, failed)
+        return self._pool.post("reset", env_ids, each, None, announce, failed, flies=flies)
 
     def _lose(self, env_ids: Sequence[int]) -> None:
         """Drop undelivered steps of envs, which need a reset from now on."""
@@ -272,8 +272,15 @@ class Stepper:
         self._proven = env_ids
         return result
 
-    def _launch(self, action: Any, env_ids: Sequence[int]) -> tuple[Sequence[int], Request | None]:
+    def _launch(
+        self, action: Any, env_ids: Sequence[int], *, flies: bool = False
+    ) -> tuple[Sequence[int], Request | None]:
         """Send a step to the envs that take part in it; return them and their request.
+
+        Args:
+            action: One per env.
+            env_ids: The envs.
+            flies: As in `Pool.post`.
 
         Raises:
             EnvBusyError: If one has an undelivered step.
@@ -305,7 +312,7 @@ class Stepper:
         failed = self._recovery.ailing(stepped) if self._recovery is not None else NO_FAILURES
         # Nobody is `False`, not an empty tuple: that step goes in a shorter message.
         who_begins = self.episodes.ended(stepped) or False if self._policy.resets_next else self._policy.autoreset
-        return stepped, self._pool.post("step", stepped, each, who_begins, announce, failed)
+        return stepped, self._pool.post("step", stepped, each, who_begins, announce, failed, flies=flies)
 
     def _settle(self) -> None:
         """Take charge of a step whose call did not come to its end."""

@@ -88,7 +88,7 @@ def fragile(folder: Path) -> list[Any]:
 
 
 def two_hosts(mode: str) -> dict[str, Any]:
-    """Options with which two workers answer on their own; else the workers of a node answer together."""
+    """Options with which two workers are two hosts; else those of a node answer a call together, and die together."""
     return {"hosts_per_node": 2} if mode == "ray-subproc" else {}
 
 

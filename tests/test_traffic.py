@@ -663,11 +663,8 @@ def test_an_env_100_times_slower_costs_its_own_share_only(mode: str) -> None:
     fast, slow = 0.01, 1.0
     rates = []
     for first in (fast, slow):
-        # Those of one actor answer together; the cluster of the tests has 4 cores, so as many actors.
-        options: dict[str, Any] = {"hosts_per_node": 4} if mode == "ray-subproc" else {}
-        num_envs = options.get("hosts_per_node", 8)
-        env_fns = [partial(Slow, number, first if number == 0 else fast) for number in range(num_envs)]
-        with ParallelEnv(env_fns, mode, "restart", num_cpus=num_envs, **options) as env:
+        env_fns = [partial(Slow, number, first if number == 0 else fast) for number in range(8)]
+        with ParallelEnv(env_fns, mode, "restart", num_cpus=8) as env:
             env.reset(seed=1)
             _counts(env, 0.5)
             rates.append(_counts(env, 4.0))

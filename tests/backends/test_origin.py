@@ -14,7 +14,7 @@ import pytest
 from conftest import MakeEnv
 
 import parallelenv
-from parallelenv.backends import origin
+from parallelenv.backends import fork_server
 from parallelenv.errors import WorkerStartError
 
 HERE = Path(parallelenv.__file__).resolve().parent
@@ -90,12 +90,13 @@ def test_where_packages_are_installed_nobody_is_made_to_look_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PYTHONPATH", raising=False)
-    monkeypatch.setattr(parallelenv, "__file__", str(tmp_path / "sources" / "parallelenv" / "__init__.py"))
-    with origin.own_copy_first():
+    spec = parallelenv.__spec__
+    monkeypatch.setattr(spec, "origin", str(tmp_path / "sources" / "parallelenv" / "__init__.py"))
+    with fork_server.own_copy_first():
         assert os.environ["PYTHONPATH"] == str(tmp_path / "sources")
     assert "PYTHONPATH" not in os.environ
-    monkeypatch.setattr(parallelenv, "__file__", str(tmp_path / "site-packages" / "parallelenv" / "__init__.py"))
-    with origin.own_copy_first():
+    monkeypatch.setattr(spec, "origin", str(tmp_path / "site-packages" / "parallelenv" / "__init__.py"))
+    with fork_server.own_copy_first():
         assert "PYTHONPATH" not in os.environ
 
 

@@ -6,15 +6,21 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import psutil
 import pytest
+from fragile import EXIT, GO_ON, WAIT, fragile
 
 from parallelenv import ParallelEnv
-from parallelenv.backends.ray_actor import RayBackend, RayHost
-from parallelenv.errors import ArgumentError, SchedulingError, WorkerStartError
+from parallelenv.backends.ray_actor import RayBackend
+from parallelenv.backends.ray_ahead import RaySubprocHost
+from parallelenv.backends.ray_host import RayHost
+from parallelenv.backends.ray_subproc import RaySubprocBackend
+from parallelenv.errors import ArgumentError, SchedulingError, WorkerDiedError, WorkerStartError
 
 
 class Small(gym.Env[Any, Any]):
@@ -107,6 +113,77 @@ def test_an_actor_that_does_not_start_is_an_error(mode: str, monkeypatch: pytest
     monkeypatch.setattr(RayBackend, "host_class", Stillborn)
     with pytest.raises(WorkerStartError, match=r"A Ray actor did not start\. Ray says: (.|\n)*no room for a worker"):
         ParallelEnv([Small], mode)
+
+
+@pytest.mark.parametrize("mode", ["ray-subproc"], indirect=True)
+def test_an_actor_starts_its_fork_server_before_it_has_imported_the_package(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Witness(RaySubprocHost):  # a class within a function travels by value, and its parent with it
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__("builtins", "dict")
+            from multiprocessing import forkserver
+
+            server: Any = forkserver._forkserver
+            raise OSError(f"{server._forkserver_pid is not None=}, {'parallelenv' in sys.modules=}")
+
+    monkeypatch.setattr(RaySubprocBackend, "host_class", Witness)
+    with pytest.raises(WorkerStartError, match=r"is not None=True, 'parallelenv' in sys\.modules=False"):
+        ParallelEnv([Small], mode)
+
+
+@pytest.mark.parametrize("mode", ["ray-subproc"], indirect=True)
+def test_workers_of_one_actor_answer_each_by_itself(mode: str, tmp_path: Path) -> None:
+    with ParallelEnv(fragile(tmp_path), mode, num_cpus=2) as env:
+        env.reset()
+        env.send([WAIT, GO_ON, GO_ON, GO_ON])
+        assert env.recv(min_envs=2).env_ids.tolist() == [2, 3]
+        assert env.get_env_attr("number", [3, 2]) == [3, 2]
+        env.send_reset([3])
+        env.send([GO_ON], [2])
+        assert sorted([*env.recv().env_ids, *env.recv().env_ids]) == [2, 3]
+        env.send_reset([2, 3])
+        Path(tmp_path, "go").touch()
+        result = env.recv(min_envs=4)
+        assert sorted(result.env_ids) == [0, 1, 2, 3]
+        assert {env_id: list(state) for env_id, state in zip(result.env_ids, result.states, strict=True)} == {
+            0: [0, 1],
+            1: [1, 1],
+            2: [2, 0],
+            3: [3, 0],
+        }
+
+
+@pytest.mark.parametrize("mode", ["ray-subproc"], indirect=True)
+def test_a_worker_that_dies_beside_one_that_works_fails_alone(mode: str, tmp_path: Path) -> None:
+    with ParallelEnv(fragile(tmp_path), mode, num_cpus=2) as env:
+        env.reset()
+        env.send([WAIT, GO_ON, EXIT, GO_ON])
+        with pytest.raises(WorkerDiedError) as caught:
+            env.recv(min_envs=2)
+        assert caught.value.env_ids == (2, 3)
+        Path(tmp_path, "go").touch()
+        assert env.recv(min_envs=2).env_ids.tolist() == [0, 1]
+        assert env.restart([2]) == (2, 3)
+        env.reset([2, 3])
+        assert env.step([GO_ON] * 4).states[:, 1].tolist() == [2, 2, 1, 1]
+
+
+@pytest.mark.parametrize("mode", ["ray-subproc"], indirect=True)
+def test_an_actor_that_dies_between_two_commands_fails_both(mode: str, tmp_path: Path) -> None:
+    with ParallelEnv(fragile(tmp_path), mode, num_cpus=2) as env:
+        env.reset()
+        (link,) = env._pool._links
+        process = psutil.Process(link.channel.process.pid)  # type: ignore[attr-defined]
+        process.kill()
+        process.wait()
+        env.send([GO_ON] * 4)
+        with pytest.raises(WorkerDiedError) as caught:
+            env.recv(min_envs=4)
+        assert caught.value.env_ids == (0, 1, 2, 3)
+        assert env.restart([0]) == (0, 1, 2, 3)
+        env.reset()
+        assert env.step([GO_ON] * 4).states[:, 1].tolist() == [1] * 4
 
 
 @in_ray_modes
