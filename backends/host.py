@@ -376,7 +376,7 @@ class Host:
 
     def render(self, env_id: int, argument: Any, common: Any) -> Any:
         """Render an env, alone in this process."""
-        return _draw(self._env(env_id).env.render)
+        return _draw(get_method(self._env(env_id).env, "render"))
 
     def watch(self, env_id: int, argument: Any, common: Any) -> tuple[str, float] | None:
         """Begin to note when each env does what; return which clock that goes by, and its time."""

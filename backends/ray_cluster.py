@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
+from parallelenv.bars import import_tqdm
 from parallelenv.errors import ArgumentError, SchedulingError
 from parallelenv.interrupts import Shield
 
@@ -20,7 +22,7 @@ START_TIMEOUT = 10.0
 """Seconds after which an actor that could not be placed is an error, if resources are lacking."""
 LONGEST_START = 60.0
 """Seconds after which it is one in any case, unless it has a ``runtime_env`` to be set up, which takes its time."""
-_SETTLING = 0.5
+_SETTLING = 3.0
 """Seconds that Ray gets to come to the end of making a placement group that is to be given back.
 
 What is removed while it is being made may take its cores along for good (seen with Ray 2.60; its issue 64693): after
@@ -129,6 +131,7 @@ class Cluster:
 def _begin_if_needed(arguments: dict[str, Any]) -> Beginning | None:
     """Connect to Ray unless the user has."""
     before = set(os.environ)  # to import Ray is enough to change it
+    _import_quietly()
     import ray
 
     if ray.is_initialized():
@@ -142,6 +145,20 @@ def _begin_if_needed(arguments: dict[str, Any]) -> Beginning | None:
             "beside one that runs on this machine, add 'address': 'local'."
         ) from error
     return Beginning(_has_started_head(), {name: os.environ[name] for name in set(os.environ) - before})
+
+
+def _import_quietly() -> None:
+    """Import Ray, which otherwise says twice, by tqdm and by its log, that a notebook has no ipywidgets."""
+    if "ray" in sys.modules:
+        return
+    import_tqdm()  # Ray does
+    log = logging.getLogger("ray.widgets.util")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        import ray  # noqa: F401 (for what it says at that)
+    finally:
+        log.setLevel(level)
 
 
 def _has_started_head() -> bool:
@@ -246,10 +263,11 @@ class Reservation:
 
 
 def _give_back(group: Any, session: Session) -> None:
-    from ray.util import remove_placement_group
+    from ray.util import placement_group_table, remove_placement_group
 
     if session.lasts:
-        group.wait(_SETTLING)
+        if placement_group_table(group)["stats"]["scheduling_state"] != "INFEASIBLE":
+            group.wait(_SETTLING)
         remove_placement_group(group)
 
 

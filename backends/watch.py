@@ -68,6 +68,7 @@ class HostRecord:
         env_ids: Its envs.
         seat: Where it is.
         clock: What tells its clock from others.
+        since: When it began to note.
         now: When this was said.
         operations: ``m`` names, of the commands that it has executed.
         spans: ``(m, 2)`` float64: when it began and ended to do so. A step within a rollout stands before the rollout.
@@ -82,6 +83,7 @@ class HostRecord:
     env_ids: tuple[int, ...]
     seat: Seat
     clock: str
+    since: float
     now: float
     operations: Sequence[str]
     spans: Array
@@ -103,6 +105,7 @@ class Watch:
     def __init__(self) -> None:
         self.is_full = False
         self.is_noting = False  # at this moment
+        self.since = perf_counter()
         self.resets: list[tuple[float, float, int]] = []
         self._spans: list[Span] = []
         self._moments = array("d")
@@ -160,6 +163,7 @@ class Watch:
             env_ids,
             here(),
             clock_id(),
+            self.since,
             perf_counter(),
             [span[2] for span in spans],
             np.array([span[:2] for span in spans], np.float64).reshape(-1, 2),

@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib.util
 import io
 import math
+import numbers
+import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,16 @@ from parallelenv.errors import ArgumentError, MissingDependencyError
 
 FORMATS = ("webp", "gif", "png", "mp4")
 """Of 60 frames of 8 tiled envs WebP makes 13 kB in 0.4 s, GIF 155 kB in 1.5 s, PNG 179 kB in 0.8 s."""
+
+
+_FEWEST = 0.02
+"""Frames a second: an animated PNG knows of no frame that is longer than 65 s."""
+_FPS = 30.0
+"""Frames a second of envs that do not say it."""
+_SHORTEST = {"gif": 20, "webp": 11, "png": 11}
+"""Milliseconds of a frame; browsers show one that is shorter for 100 of them."""
+_WIDEST = {"gif": 65_535, "webp": 16_383}
+"""Pixels, each way."""
 
 
 def has_ffmpeg() -> bool:
@@ -50,7 +62,7 @@ def check_format(video_format: str) -> None:
         raise MissingDependencyError("This Pillow was made without WebP. Give video_format='gif', or another Pillow.")
 
 
-def format_of(path: str | Path) -> str:
+def format_of(path: str | os.PathLike[str]) -> str:
     """Return the format that the suffix of a name says.
 
     Raises:
@@ -64,15 +76,48 @@ def format_of(path: str | Path) -> str:
     return suffix
 
 
-def check_fps(fps: Any) -> float:
+def check_fps(fps: Any, metadata: Any = None) -> float:
     """Return frames a second.
 
+    Args:
+        fps: So many, or ``None``: as many as an env says, else 30.
+        metadata: Of the env.
+
     Raises:
-        ArgumentError: If they are no positive number.
+        ArgumentError: If they are no number, or fewer than one in 50 s.
     """
-    if not isinstance(fps, (int, float)) or isinstance(fps, bool) or not 0 < fps < math.inf:
-        raise ArgumentError(f"fps={fps!r} must be a positive number of frames a second.")
-    return fps
+    if fps is not None:
+        return _checked_fps("fps", fps)
+    said = metadata.get("render_fps") if isinstance(metadata, Mapping) else None
+    return _checked_fps("The env's metadata['render_fps']", said) if said else _FPS
+
+
+def _checked_fps(name: str, fps: Any) -> float:
+    if not isinstance(fps, numbers.Real) or isinstance(fps, bool) or not _FEWEST <= float(fps) < math.inf:
+        raise ArgumentError(
+            f"{name}={fps!r} must be a number of frames a second, at least {_FEWEST:g}. Give fps=30, say."
+        )
+    return float(fps)
+
+
+def playing_fps(fps: float, video_format: str) -> float:
+    """Return at how many frames a second a film plays: browsers play pictures that are quicker at 10 only."""
+    return min(fps, 1000 / _SHORTEST[video_format]) if video_format in _SHORTEST else fps
+
+
+def check_size(picture: Array, video_format: str) -> None:
+    """Refuse a picture, ``(height, width, 3)``, that a format has no room for.
+
+    Raises:
+        ArgumentError: If it has not.
+    """
+    height, width = picture.shape[:2]
+    most = _WIDEST.get(video_format, math.inf)
+    if max(height, width) > most:
+        raise ArgumentError(
+            f"A picture of {width} x {height} pixels is too large for {video_format}, which has room for {most} each "
+            "way. Film fewer envs, by id, or write .png."
+        )
 
 
 def save_animation(path: str | Path, frames: Sequence[Array], fps: float = 30.0) -> None:
@@ -84,7 +129,7 @@ def save_animation(path: str | Path, frames: Sequence[Array], fps: float = 30.0)
         fps: Frames a second.
 
     Raises:
-        ArgumentError: If there are no frames, ``fps`` is not positive, or the suffix is another.
+        ArgumentError: If there are no frames, or they are too large, ``fps`` is too small, or the suffix is another.
         MissingDependencyError: As in `check_format`.
         OSError: If it cannot be written.
     """
@@ -97,10 +142,10 @@ def encode_animation(frames: Sequence[Array], video_format: str, fps: float) -> 
     Args:
         frames: ``(height, width, 3)`` uint8 each. Smaller ones are padded with black, to the right and below.
         video_format: One of `FORMATS` that can be written here.
-        fps: Frames a second.
+        fps: Frames a second; a picture has at most as many as browsers play.
 
     Raises:
-        ArgumentError: If there are no frames, or ``fps`` is not positive.
+        ArgumentError: If there are no frames, they are too large, or ``fps`` is too small.
     """
     if not len(frames):
         raise ArgumentError("There are no frames to write.")
@@ -109,8 +154,10 @@ def encode_animation(frames: Sequence[Array], video_format: str, fps: float) -> 
         return _encode_mp4(frames, fps)
     from PIL import Image
 
-    duration = max(1, round(1000 / fps))  # milliseconds
-    first, *others = (Image.fromarray(frame) for frame in _of_one_size(frames))
+    duration = round(1000 / playing_fps(fps, video_format))  # milliseconds
+    whole = _of_one_size(frames)
+    check_size(whole[0], video_format)
+    first, *others = map(Image.fromarray, whole)
     film = io.BytesIO()
     first.save(film, video_format, save_all=True, append_images=others, duration=duration, loop=0)
     return film.getvalue()

@@ -177,4 +177,12 @@ class Calls(Known):
     def _refuse_dark(self, env_ids: Sequence[int]) -> None:
         """Refuse envs that answer no single picture."""
         modes = self._pool.ask("get", env_ids, None, "render_mode").values
+        unsaid = [env_id for env_id in env_ids if env_id not in modes]
+        can_draw = self._pool.ask("has", unsaid, None, "render").values if unsaid else {}
         refuse_dark(env_ids, [modes.get(env_id, ("rgb_array",))[0] for env_id in env_ids])
+        for env_id in unsaid:
+            if not can_draw.get(env_id):
+                raise ArgumentError(
+                    f"env {env_id} has no method render(), so there is nothing to see. Give it one that returns a "
+                    "uint8 array (height, width, 3), or leave it out with id."
+                )

@@ -16,6 +16,7 @@ from parallelenv.policy import Policy
 from parallelenv.protocol import EXHAUSTED, NOTHING
 from parallelenv.saving import Progress
 from parallelenv.score import Score
+from parallelenv.texts import list_ids
 
 
 class Episodes:
@@ -69,7 +70,8 @@ class Episodes:
         fresh = [env_id for env_id in env_ids if env_id in self._fresh] if self._fresh else []
         if fresh:
             raise ResetNeededError(
-                f"envs {fresh} have no running episode. Call reset() or reset({fresh}) before stepping."
+                f"envs {list_ids(fresh)} have no running episode. Call reset() or reset({list_ids(fresh)}) before "
+                "stepping."
             )
 
     def refuse_paused(self, env_ids: Sequence[int]) -> None:
@@ -78,15 +80,17 @@ class Episodes:
             return
         paused = [env_id for env_id in env_ids if self.paused[env_id]]
         if paused:
-            raise EnvPausedError(f"envs {paused} are paused. Call resume({paused}) first, or leave them out.")
+            raise EnvPausedError(
+                f"envs {list_ids(paused)} are paused. Call resume({list_ids(paused)}) first, or leave them out."
+            )
 
     def refuse_unknown(self, env_ids: Sequence[int]) -> None:
         """Raise `ResetNeededError` if the states of any of these envs are not known to the caller."""
         unknown = [env_id for env_id in env_ids if self._unstepped.get(env_id) is False]
         if unknown:
             raise ResetNeededError(
-                f"A policy acts on the latest states of its envs, and those of envs {unknown} are not known since "
-                "load_state(). Step or reset them first."
+                f"A policy acts on the latest states of its envs, and those of envs {list_ids(unknown)} are not known "
+                "since load_state(). Step or reset them first."
             )
 
     def are_new(self, env_ids: Sequence[int]) -> Array:
@@ -130,8 +134,9 @@ class Episodes:
         exhausted = [env_id for env_id in env_ids if env_id in self.exhausted]
         if exhausted:
             error = ExhaustedError(
-                f"envs {exhausted} have no further episode, and what steps them has no answer for envs that rest. End "
-                'the loop when an info has "exhausted", give samplers that do not end, or use the ParallelEnv itself.'
+                f"envs {list_ids(exhausted)} have no further episode, and what steps them has no answer for envs "
+                'that rest. End the loop when an info has "exhausted", give samplers that do not end, or use the '
+                "ParallelEnv itself."
             )
             raise_failures([Failure(error, env_id, "reset") for env_id in exhausted], partial)
 

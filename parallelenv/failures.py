@@ -16,6 +16,7 @@ import cloudpickle
 from tblib import Traceback as PortableTraceback
 
 from parallelenv.errors import EnvError, ParallelEnvError, WorkerDiedError, WorkerTimeoutError
+from parallelenv.texts import list_ids
 from parallelenv.unpickling import loads
 
 _SHOWN_FRAMES = 50
@@ -80,7 +81,7 @@ def raise_failures(failures: Sequence[Failure], partial: Any) -> None:
 def raise_of_policy(failure: Failure, env_ids: Sequence[int], partial: Any) -> NoReturn:
     """Raise what the policy of a rollout raised beside these envs, with ``error.partial`` and a note."""
     notes = getattr(failure.exception, "__notes__", [])
-    note = f"Raised by {failure.operation} beside envs {', '.join(map(str, env_ids))}, process {failure.pid}."
+    note = f"Raised by {failure.operation} beside envs {list_ids(env_ids)[1:-1]}, process {failure.pid}."
     put(failure.exception, "__notes__", [*notes, note])
     put(failure.exception, "partial", partial)
     raise failure.exception
@@ -92,7 +93,7 @@ def noted(*failures: Failure) -> BaseException:
     ids = tuple(failure.env_id for failure in failures)
     if first.is_of_worker and isinstance(first.exception, WorkerDiedError | WorkerTimeoutError):
         return first.exception.about(ids)
-    who = f"env {ids[0]}" if len(ids) == 1 else f"envs {', '.join(map(str, ids))}"
+    who = f"env {ids[0]}" if len(ids) == 1 else f"envs {list_ids(ids)[1:-1]}"
     note = f"Raised by {who} in {first.operation}, process {first.pid}."
     notes = getattr(first.exception, "__notes__", [])
     if note not in notes:
@@ -108,7 +109,7 @@ def put(exception: BaseException, name: str, value: Any) -> None:
 def _grouped(failures: Sequence[Failure], errors: Sequence[BaseException]) -> BaseException:
     ids = tuple(failure.env_id for failure in failures)
     sample = f"{type(errors[0]).__name__}: {_safe_str(errors[0])}"
-    return BaseExceptionGroup(f"{len(ids)} envs failed: {ids}; the first with {sample}", errors)
+    return BaseExceptionGroup(f"{len(ids)} envs failed: ({list_ids(ids)[1:-1]}); the first with {sample}", errors)
 
 
 def _identity(failure: Failure) -> Any:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from parallelenv.arguments import check_positive
+from parallelenv.bars import import_tqdm
 from parallelenv.errors import ArgumentError
 from parallelenv.policy import Policy
 from parallelenv.texts import count
@@ -116,9 +116,7 @@ def open_bar(is_wanted: bool, **look: Any) -> Iterator[Bar]:
     if not is_wanted:
         yield _NoBar()
         return
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a notebook without widgets: the plain bar does
-        from tqdm.auto import tqdm
+    tqdm = import_tqdm()
     is_notebook = any(kind.__module__ == "tqdm.notebook" for kind in tqdm.__mro__)
     if not is_notebook and not _is_terminal(sys.stderr):
         yield _NoBar()

@@ -27,6 +27,7 @@ _SHOWN = {
     "_act": "stream",
     "_is_under_way": "stream",
     "_detached": "stream",
+    "_watch": "profile",
 }
 """What users call where such a method is called; any other has their name, but for the underscore."""
 

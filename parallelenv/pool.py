@@ -22,6 +22,7 @@ from parallelenv.requests import Link, Request, name_envs, pick, split_further, 
 from parallelenv.seats import Seat
 from parallelenv.shared import NOTHING_SHARED, share
 from parallelenv.spaces import Spaces, common_space, with_spaces
+from parallelenv.texts import list_ids
 
 NO_FAILURES: Mapping[int, Failure] = MappingProxyType({})
 
@@ -69,6 +70,7 @@ class Pool(Hosts):
         self._plain_numbers = itertools.count(1)
         self._numbers: Iterator[int] = self._plain_numbers
         self.seats = {}
+        self.is_watched = False
         self.waits_by = (
             "recv(), after step_async() with step_wait()"  # what users call to wait on for a step, for messages
         )
@@ -247,13 +249,13 @@ class Pool(Hosts):
         """Return the error that says who did not answer in time, and what can be done about it."""
         ids = tuple(sorted(env_ids))
         ways = {
-            "step": f"Wait on with {self.waits_by}, give a longer timeout, or rebuild with restart({list(ids)}).",
+            "step": f"Wait on with {self.waits_by}, give a longer timeout, or rebuild with restart({list_ids(ids)}).",
             "rollout": f"The steps since the last chunk are lost: begin anew with reset({list(ids)}), after "
-            f"restart({list(ids)}) if the env hangs, and with a longer timeout if it is only slow.",
+            f"restart({list_ids(ids)}) if the env hangs, and with a longer timeout if it is only slow.",
             "run_episodes": "All that played need a reset. Play again with a longer timeout, after "
-            f"restart({list(ids)}) if the env hangs.",
+            f"restart({list_ids(ids)}) if the env hangs.",
         }
-        other = f"Give a longer timeout, or rebuild with restart({list(ids)})."
+        other = f"Give a longer timeout, or rebuild with restart({list_ids(ids)})."
         way_out = ways.get(operation, other)
         return WorkerTimeoutError(f"{name_envs(ids)} did not answer within {timeout} s. {way_out}", ids)
 
@@ -268,6 +270,8 @@ class Pool(Hosts):
 
     def begin(self, command: Command) -> Request:
         """Begin to execute a command that builds nothing, as `forward` does."""
+        if command.name in ("watch", "unwatch"):
+            self.is_watched = command.name == "watch"
         self.number_by(functools.partial(map, NOTED.__or__) if command.number >= NOTED else None)
         dead = [env_id for env_id in command.env_ids if self._link(env_id).death] if self._lost else ()
         failed = {env_id: Failure(self._link(env_id).obituary((env_id,)), env_id, "") for env_id in dead}
@@ -311,7 +315,15 @@ class Pool(Hosts):
         note(request.values.keys() - rebuilt)
         self._note_built(links)
         self.seats.update({env_id: one.seat for env_id, one in request.values.items()})
+        if self.is_watched:
+            self._watch(broken)
         return request
+
+    def _watch(self, links: Iterable[Link]) -> None:
+        """Let hosts that were replaced note what their envs do, as the others do."""
+        env_ids = [env_id for link in links for env_id in link.recipe.env_ids if env_id not in self._lost]
+        if env_ids:
+            self.wait(self.post("watch", env_ids), None)
 
     def _lost_with(self, env_ids: Sequence[int]) -> Iterable[int]:
         """Return the envs that are known to have lost the same workers, behind a host, as these."""

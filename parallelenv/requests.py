@@ -14,6 +14,7 @@ from parallelenv.failures import Failure, raise_failures
 from parallelenv.hours import Shift
 from parallelenv.protocol import Channel, Death, HostRecipe, Place, Plan, Settings
 from parallelenv.recipes import EnvRecipe
+from parallelenv.texts import list_ids
 
 Landing = Callable[["Request", Sequence[int], Mapping[int, Any], Mapping[int, Failure]], None]
 
@@ -114,8 +115,8 @@ class Link:
     def obituary(self, env_ids: tuple[int, ...]) -> WorkerDiedError:
         """Return the error for a call that needed these envs of a dead host."""
         death = self.death or Death()
-        owned = list(self.recipe.env_ids)
-        worker = f"The worker of {name_envs(owned)} (process {death.pid or 'unknown'})"
+        owned = list_ids(self.recipe.env_ids)
+        worker = f"The worker of {name_envs(self.recipe.env_ids)} (process {death.pid or 'unknown'})"
         if self.has_built:
             way_out = f"All other envs go on. Rebuild with restart({owned}), or leave out with pause({owned})."
             message = f"{worker} is dead. {death} {way_out}"
@@ -207,4 +208,4 @@ def pick(each: Sequence[Any], positions: Any) -> Sequence[Any]:
 
 def name_envs(env_ids: Sequence[int]) -> str:
     """Return ``"env 3"`` or ``"envs 3, 4"``."""
-    return f"env {env_ids[0]}" if len(env_ids) == 1 else f"envs {', '.join(map(str, env_ids))}"
+    return f"env {env_ids[0]}" if len(env_ids) == 1 else f"envs {list_ids(env_ids)[1:-1]}"

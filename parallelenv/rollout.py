@@ -23,6 +23,7 @@ from parallelenv.protocol import Extra
 from parallelenv.recovery import Recovery
 from parallelenv.requests import Request
 from parallelenv.stepping import Stepper
+from parallelenv.texts import list_ids
 from parallelenv.trajectory import Assembly, Rollout
 
 CHUNK = 0.2
@@ -108,7 +109,9 @@ class Roller:
         """
         resting = [env_id for env_id, share in shares.items() if self.episodes.done[env_id] and share != 0]
         if resting and goal.num_episodes is not None:
-            raise ResetNeededError(f"envs {resting} have ended and rest. Call reset({resting}) before the rollout.")
+            raise ResetNeededError(
+                f"envs {list_ids(resting)} have ended and rest. Call reset({list_ids(resting)}) before the rollout."
+            )
         shares.update(dict.fromkeys(resting, 0))
 
 

@@ -17,6 +17,7 @@ from parallelenv.ownership import own
 from parallelenv.policy import Policy
 from parallelenv.results import StepBatch, StepResult
 from parallelenv.stepping import Begin, Begins, Stepper
+from parallelenv.texts import list_ids
 
 
 class Sender(Stepper):
@@ -56,7 +57,7 @@ class Sender(Stepper):
         flights = self._flights
         missing = [env_id for env_id in env_ids if env_id not in flights]
         if missing:
-            raise NothingInFlightError(f"No step of envs {missing} is in flight. Begin one first.")
+            raise NothingInFlightError(f"No step of envs {list_ids(missing)} is in flight. Begin one first.")
         self._await_landing(len(flights), timeout, time.monotonic())
         return self._deliver(flights.part(env_ids), align)
 

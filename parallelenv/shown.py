@@ -8,7 +8,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from parallelenv.animation import check_format, check_fps, encode_animation, format_of, has_ffmpeg, shrink
+from parallelenv.animation import (
+    check_format,
+    check_fps,
+    check_size,
+    encode_animation,
+    format_of,
+    has_ffmpeg,
+    playing_fps,
+    shrink,
+)
 from parallelenv.arguments import check_positive
 from parallelenv.batch import Array
 from parallelenv.display.film import Film
@@ -17,12 +26,10 @@ from parallelenv.display.recorder import Recorder, ask_to_watch, ask_what_was_se
 from parallelenv.display.screen import Pace, Screen, refuse_no_notebook
 from parallelenv.errors import ArgumentError, ParallelEnvError
 from parallelenv.evaluation import Evaluation, perform
+from parallelenv.failures import put
 from parallelenv.goal import Goal, progress_bar
 from parallelenv.guard import exclusive
 from parallelenv.traffic import Traffic
-
-_FPS = 30.0
-"""Frames a second of envs that do not say it."""
 
 
 class Shown(Traffic):
@@ -88,7 +95,8 @@ class Shown(Traffic):
 
         Raises:
             NotebookNeededError, MissingDependencyError: As `show`.
-            ArgumentError: If an argument does not fit, or an env has another ``render_mode``; nothing was reset.
+            ArgumentError: If an argument does not fit, or an env has another ``render_mode`` or cannot draw; nothing
+                was reset.
             EnvBusyError, EnvPausedError: As `ParallelEnv.step`.
             BaseException: What an env or the policy raised; ``error.partial`` has the episodes so far.
         """
@@ -129,14 +137,17 @@ class Shown(Traffic):
                 imageio-ffmpeg has to be installed. ``None``: nowhere; then it is an MP4 if that can be, else a WebP.
             id: Which envs.
             seed: Of the first reset, as in `ParallelEnv.reset`.
-            fps: Frames a second; ``None``: as in `play`.
+            fps: Frames a second; ``None``: as in `play`. At most 50 of a GIF and 90 of a WebP or PNG: what has more,
+                browsers play at 10.
             width: Pixels; frames that are wider are made smaller.
             progress: As in `ParallelEnv.rollout`.
 
         Raises:
             MissingDependencyError: If Pillow is not installed, or for an MP4 imageio-ffmpeg.
-            ArgumentError: If an argument does not fit, or an env has another ``render_mode``; nothing was reset.
-            OSError: If the folder does not exist, before anything was reset, or the film cannot be written.
+            ArgumentError: If an argument does not fit, or an env has another ``render_mode`` or cannot draw; nothing
+                was reset. If a picture is too large for the format.
+            OSError: If the folder does not exist or nothing may be written there, before anything was reset; or if the
+                film cannot be written: ``error.partial`` is the film.
             EnvBusyError, EnvPausedError: As `ParallelEnv.step`.
             BaseException: What an env or the policy raised; ``error.partial`` has the episodes so far.
         """
@@ -148,11 +159,17 @@ class Shown(Traffic):
             def see(picture: Array) -> None:
                 advance(1 if frames else 0)
                 frames.append(shrink(picture, width))
+                check_size(frames[-1], video_format)
 
             episodes = self._perform(policy, steps, env_ids, seed, see)
-        film = Film(encode_animation(frames, video_format, fps), video_format, None, len(frames), fps, episodes)
+        data = encode_animation(frames, video_format, fps)
+        film = Film(data, video_format, None, len(frames), playing_fps(fps, video_format), episodes)
         if path is not None:
-            film.save(path)
+            try:
+                film.save(path)
+            except OSError as error:
+                put(error, "partial", film)  # it is made, and can be saved elsewhere
+                raise
         return film
 
     # ---------------------------------------------------------------- time
@@ -164,7 +181,8 @@ class Shown(Traffic):
         and ``p.save("trace.json")`` writes a trace for Perfetto or Chrome. It is recorded when each env was stepped or
         reset, and when the caller was in a call. Where that would take more than 2 % of the time, as with steps of less
         than some 0.5 ms, only some steps are recorded, and stand for the others: `Summary.sampled` says how many. The
-        first ones all are. A worker that is built anew meanwhile is not recorded from then on.
+        first ones all are. A worker that dies takes along what it has noted; of the one that is built anew it is
+        recorded what that does.
 
         Raises:
             EnvBusyError: On entry, if this is recorded already.
@@ -200,8 +218,7 @@ class Shown(Traffic):
         env_ids = self._seen_ids(id)
         check_positive("steps", steps)
         check_positive("width", width)
-        own = self._pool.facts[env_ids[0]].metadata.get("render_fps")
-        fps = check_fps(float(own or _FPS) if fps is None else fps)
+        fps = check_fps(fps, self._pool.facts[env_ids[0]].metadata)
         self._refuse_dark(env_ids)
         return env_ids, fps
 
@@ -232,7 +249,7 @@ def _check_path(path: Any) -> str:
     Raises:
         ArgumentError: If it is no path of a film.
         MissingDependencyError: If it cannot be written.
-        OSError: If there is no such folder.
+        OSError: If there is no such folder, or nothing may be written there.
     """
     if path is None:
         video_format = "mp4" if has_ffmpeg() else "webp"
@@ -240,7 +257,11 @@ def _check_path(path: Any) -> str:
         return video_format
     if not isinstance(path, (str, os.PathLike)) or "\0" in str(path):
         raise ArgumentError(f"path={path!r} is no path of a file.")
-    folder = Path(path).parent
-    if not folder.is_dir():
-        raise FileNotFoundError(f"path={str(path)!r}: the folder {str(folder)!r} does not exist.")
-    return format_of(Path(path))
+    video_format, target = format_of(path), Path(path)
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"path={str(path)!r}: the folder {str(target.parent)!r} does not exist.")
+    if target.is_dir():
+        raise IsADirectoryError(f"path={str(path)!r} is a folder. Give the name of a file in it.")
+    if not os.access(target if target.exists() else target.parent, os.W_OK):
+        raise PermissionError(f"path={str(path)!r} cannot be written: there is no permission to.")
+    return video_format

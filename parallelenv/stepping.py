@@ -23,6 +23,7 @@ from parallelenv.requests import Request
 from parallelenv.results import StepBatch, StepResult, first_states, gather_states
 from parallelenv.rewards import refuse_other_rewards
 from parallelenv.saving import Progress
+from parallelenv.texts import list_ids
 
 Begin = tuple[int | None, dict[str, Any] | None]
 """Seed and options of an env that is to begin an episode."""
@@ -325,8 +326,8 @@ class Stepper:
         busy = [env_id for env_id in env_ids if env_id in self._flights] if self._flights else []
         if busy:
             raise EnvBusyError(
-                f"envs {busy} have a step or a reset under way whose result was not received (sent, interrupted or "
-                f"late). Get it with {self._pool.waits_by}, or drop it with reset()."
+                f"envs {list_ids(busy)} have a step or a reset under way whose result was not received (sent, "
+                f"interrupted or late). Get it with {self._pool.waits_by}, or drop it with reset()."
             )
 
     def _check(self, env_ids: Sequence[int]) -> None:

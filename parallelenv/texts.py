@@ -6,6 +6,9 @@ from collections.abc import Sequence
 
 from parallelenv.errors import ParallelEnvError
 
+_MOST_IDS = 16
+"""Ids that a message names one by one."""
+
 
 def one_line(error: BaseException) -> str:
     """Return what an error says in one line, with its type unless it is one of ours."""
@@ -23,6 +26,13 @@ def count(number: int, thing: str) -> str:
 def name_range(env_ids: Sequence[int]) -> str:
     """Return ids that follow each other: ``3``, ``0-7``."""
     return str(env_ids[0]) if len(env_ids) == 1 else f"{env_ids[0]}-{env_ids[-1]}"
+
+
+def list_ids(env_ids: Sequence[int]) -> str:
+    """Return ids as a list, which is cut short if it is long: ``[0, 1]``, ``[0, 1, 2, ..., 2999]``."""
+    if len(env_ids) <= _MOST_IDS:
+        return str(list(env_ids))
+    return f"[{env_ids[0]}, {env_ids[1]}, {env_ids[2]}, ..., {env_ids[-1]}]"
 
 
 def were(number: int, thing: str) -> str:

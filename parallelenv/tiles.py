@@ -57,7 +57,8 @@ def refuse_dark(env_ids: Sequence[int], modes: Sequence[Any]) -> None:
         if mode in _DARK:
             raise ArgumentError(
                 f"env {env_id} has render_mode={mode!r}, so there is nothing to film. Make it with "
-                "render_mode='rgb_array': ParallelEnv.make(id, n, render_mode='rgb_array')."
+                "render_mode='rgb_array': ParallelEnv.make(id, n, render_mode='rgb_array'). A class of your own sets "
+                "render_mode itself."
             )
 
 

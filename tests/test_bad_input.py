@@ -428,3 +428,13 @@ def test_a_missing_package_says_how_to_install_it(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "ray", None)  # what the import system says of an absent package
     with pytest.raises(MissingDependencyError, match="pip install ray"):
         ParallelEnv(COUNTERS, "ray")
+
+
+def test_a_message_names_the_first_and_the_last_of_many_envs(make_env: MakeEnv) -> None:
+    env = make_env([Counter] * 40, num_cpus=2)
+    with pytest.raises(ResetNeeded, match=r"^envs \[0, 1, 2, \.\.\., 39\] have no .* reset\(\[0, 1, 2, \.\.\., 39\]\)"):
+        env.step([1] * 40)
+    env.reset(seed=0)
+    env.pause(range(16))
+    with pytest.raises(EnvPausedError, match=r"envs \[0, 1, [\d, ]*14, 15\] are paused"):
+        env.step([1] * 16, range(16))

@@ -501,7 +501,9 @@ def fonts() -> None:
 def test_history_counts_samples_and_seconds_and_is_drawn() -> None:
     tests = partial(ParallelEnv, counts(3))
     with here(lambda states: zeros(states) + 2, counts(4, 4), 3, make_test_envs=tests) as collector:
-        infos = [collector.collect()[1] for _ in range(4)]
+        infos = [collector.collect()[1]]
+        assert repr(collector.history).startswith("<History of 1 record, 6 samples in ")
+        infos += [collector.collect()[1] for _ in range(3)]
         collector.evaluate(2)
         history = collector.history
         assert [record.samples for record in history] == [6, 12, 18, 24, 24]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -57,9 +58,14 @@ SHOWN = {
         "0 went on .*1 truncated ValueError\n2 truncated WorkerDiedError\n3 truncated WorkerDiedError",
     ],
     "05_collect_and_train": [
-        "version",
+        r"<parallelenv.CollectorSet of 2 collectors, para_mode='subproc', version 0>\n"
+        r"<Rollout of 100 steps x 16 envs, \d+ episodes ended>\n"
+        r"\{'num_samples': 1600, 'num_steps': array\(\[100, 100\]\), .*'lost_samples': 0\}",
+        r"version  10: +\d+\.\d steps on average",
+        r"version +\d+: (47[5-9]|4[89]\d|500)\.\d steps on average\n+solved after \d+ s",
         r"\[image/png\]",
-        "collector",
+        r"collector [01] version \d\d+ staleness 0\n+(collector [01] version \d\d+ staleness [1-9]\d*\n+){5}",
+        r"<History of \d+ records, \d\d,\d00 samples in ",
     ],
     "06_cluster": [
         "3 nodes, 4.0 cores",
@@ -69,8 +75,8 @@ SHOWN = {
     ],
     "07_profiling": [
         r"env steps per second\n+.*?2 workers.*?slowest env: 7, .*?advice: ",
-        r"env steps per second\n+.*?8 workers.*?slowest env: 7, .*?advice: ",
-        r"env steps per second\n+.*?8 workers.*?advice: ",
+        r"env steps per second\n+.*?8 workers.*?slowest env: 7, .*?advice: workers wait for the slowest of them",
+        r"env steps per second\n+.*?8 workers.*?advice: envs take \d+% of the time",
         "para_mode=",
         "trace.json has",
     ],
@@ -93,6 +99,12 @@ def assert_shown(path: Path, text: str) -> None:
         position = found.end()
 
 
+def said_aside(book: Any) -> str:
+    """Return what a notebook has written to stderr: bars, where there are no widgets, and nothing else."""
+    outputs = [output for cell in book.cells if cell.cell_type == "code" for output in cell.outputs]
+    return "".join(output.text for output in outputs if output.get("name") == "stderr")
+
+
 def test_there_are_notebooks() -> None:
     assert {path.stem for path in PATHS} >= set(SHOWN)
 
@@ -110,6 +122,7 @@ def test_a_notebook_runs_and_leaves_nothing_behind(path: Path, mark: str, tmp_pa
     asyncio.run(client.async_execute(cwd=str(tmp_path)))  # raises what a cell raised
 
     assert_shown(path, shown(client.nb))
+    assert not re.search("Warning|ipywidgets", said_aside(client.nb)), said_aside(client.nb)
     assert len(seen) > 1, "the kernel and its workers should have been seen, or the next line proves nothing"
     psutil.wait_procs(marked(mark), timeout=10)
     assert not marked(mark)

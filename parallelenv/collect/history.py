@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from parallelenv.errors import ArgumentError, MissingDependencyError
+from parallelenv.texts import count
 
 
 class Record(NamedTuple):
@@ -87,7 +88,7 @@ class History:
 
     def __repr__(self) -> str:
         """Return one line."""
-        return f"<History of {len(self)} records, {self._samples:,} samples in {self._seconds:.1f} s>"
+        return f"<History of {count(len(self), 'record')}, {self._samples:,} samples in {self._seconds:.1f} s>"
 
     def plot(self, axes: Any = None) -> Any:
         """Draw mean returns against samples and against seconds, collections as a line, evaluations as dots.

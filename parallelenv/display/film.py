@@ -51,9 +51,10 @@ class Film:
                 f"path={str(path)!r} must end in .{self.video_format}: that is what this film is. Record another one "
                 "with that path."
             )
-        self.path = Path(path)
-        self.path.write_bytes(self.data)
-        return self.path
+        target = Path(path)
+        target.write_bytes(self.data)
+        self.path = target
+        return target
 
     def __repr__(self) -> str:
         """Return one line."""

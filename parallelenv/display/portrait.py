@@ -64,6 +64,7 @@ class Portrait:
         standing: Episodes, and how they went.
         rate: Steps of single envs per second, without pauses of more than 10 s; ``None`` if there are none.
         workers: Those that live.
+        is_closed: Whether that is what it was, when it was closed.
     """
 
     title: str
@@ -71,11 +72,14 @@ class Portrait:
     standing: Standing
     rate: float | None
     workers: list[Worker]
+    is_closed: bool = False
 
     def facts(self) -> dict[str, str]:
         """Return what there is to say, line by line."""
         number = Counter(self.states)
         facts = {"envs": ", ".join(f"{number[state]} {state}" for state in COLOURS if number[state])}
+        if self.is_closed:
+            facts["envs"] += ", when it was closed"
         standing = self.standing
         if standing.num_episodes:
             latest = min(standing.num_episodes, LATEST)
@@ -166,7 +170,7 @@ def portray(env: ParallelEnv, title: str) -> Portrait:
     standing = stepper.episodes.score.look()
     seconds = pool.hours.elapsed()
     rate = standing.num_steps / seconds if seconds > 0 and standing.num_steps else None
-    return Portrait(title, _states(env), standing, rate, _workers(pool.seats, pool.workload()))
+    return Portrait(title, _states(env), standing, rate, _workers(pool.seats, pool.workload()), env.closed)
 
 
 def describe(env: Any) -> dict[str, str]:

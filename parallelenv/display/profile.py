@@ -90,6 +90,6 @@ def checked_path(path: Any, suffix: str) -> Path:
         ArgumentError: If it does not.
     """
     target = Path(path) if isinstance(path, (str, Path)) else None
-    if target is None or target.suffix.lower() != suffix:
+    if target is None or target.suffix.lower() != suffix or "\0" in str(target):
         raise ArgumentError(f"path={path!r} must be the name of a file that ends in {suffix}.")
     return target

@@ -71,14 +71,15 @@ class Recorder:
         offset = 0.0
         if record.clock != clock_id():
             offset = sum(asked) / 2 - record.now
-            known = self._answers.get(record.env_ids[0])
-            if known is not None and known[1][1] - known[1][0] < asked[1] - asked[0]:
-                offset = sum(known[1]) / 2 - known[0]
+            clock, now, first = self._answers.get(record.env_ids[0], ("", 0.0, asked))
+            # One that was built anew may be on another machine than its predecessor, which was asked first.
+            if clock == record.clock and first[1] - first[0] < asked[1] - asked[0]:
+                offset = sum(first) / 2 - now
         return WorkerRecord.of(record, offset)
 
 
-def ask_to_watch(env: Any) -> dict[int, tuple[float, tuple[float, float]]]:
-    """Let hosts begin to note; return the time of each, and when it was asked and had answered, by first env."""
+def ask_to_watch(env: Any) -> dict[int, tuple[str, float, tuple[float, float]]]:
+    """Let hosts begin to note; return clock and time of each, and when it was asked and had answered, by first env."""
     if env._sampling is not None:
         raise EnvBusyError("This ParallelEnv is recorded already. End that block before you profile again.")
     pool = env._pool
@@ -87,7 +88,8 @@ def ask_to_watch(env: Any) -> dict[int, tuple[float, tuple[float, float]]]:
     values = pool.ask("watch", living).values
     answered = perf_counter()
     env._sampling = Sampling(env)
-    return {env_id: (value[1], (asked, answered)) for env_id, value in values.items()}
+    pool.is_watched = True
+    return {env_id: (*value, (asked, answered)) for env_id, value in values.items()}
 
 
 def ask_what_was_seen(env: Any, timeout: float, goes_on: bool) -> list[tuple[HostRecord, tuple[float, float]]]:
@@ -99,6 +101,7 @@ def ask_what_was_seen(env: Any, timeout: float, goes_on: bool) -> list[tuple[Hos
         goes_on: Whether what was interrupted in the caller's thread may go on for that.
     """
     pool = env._pool
+    pool.is_watched = False
     living = [env_id for env_id in pool.env_ids if env_id not in pool.lost]
     is_held_up = not goes_on and pool.is_held_up
     asked = perf_counter()

@@ -28,6 +28,7 @@ class WorkerRecord:
         stands_for: As in `HostRecord`.
         resets: As in `HostRecord`.
         is_full: As in `HostRecord`.
+        since: As in `HostRecord`.
     """
 
     env_ids: tuple[int, ...]
@@ -41,6 +42,7 @@ class WorkerRecord:
     stands_for: Array
     resets: Array
     is_full: bool
+    since: float
 
     @classmethod
     def of(cls, record: HostRecord, offset: float) -> WorkerRecord:
@@ -66,6 +68,7 @@ class WorkerRecord:
             record.stands_for,
             resets,
             record.is_full,
+            record.since + offset,
         )
 
     def busy(self) -> Array:
@@ -93,6 +96,11 @@ class Recording:
     calls: Array
     workers: Sequence[WorkerRecord]
     missing: tuple[int, ...]
+
+    @property
+    def rebuilt(self) -> tuple[int, ...]:
+        """Ids of envs whose worker was built anew meanwhile: what the one before did is not known."""
+        return tuple(env_id for worker in self.workers if worker.since > self.begin for env_id in worker.env_ids)
 
     @property
     def weights(self) -> Array:

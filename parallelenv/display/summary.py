@@ -11,7 +11,7 @@ from parallelenv.batch import Array
 from parallelenv.cores import usable_cores
 from parallelenv.display.recording import Recording, WorkerRecord, measure, merge
 from parallelenv.tables import format_table
-from parallelenv.texts import count, duration, name_range
+from parallelenv.texts import count, duration, list_ids, name_range
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,7 @@ class Summary:
         sampled: Share of the time in which all was noted: 1, or less where calls were so quick that some were left out.
             Then everything else here is an estimate, in which those that were noted stand for the others.
         missing: Ids of envs whose worker has told nothing: it died, or was still busy.
+        rebuilt: Ids of envs whose worker was built anew; what the one before did is not known.
         is_full: Whether there was more than could be kept.
         advice: What to do about it, in one line.
     """
@@ -63,6 +64,7 @@ class Summary:
     envs: tuple[EnvTime, ...]
     sampled: float
     missing: tuple[int, ...]
+    rebuilt: tuple[int, ...]
     is_full: bool
     advice: str
 
@@ -98,7 +100,9 @@ class Summary:
                 f"{duration(slowest.longest)} at most",
             ]
         if self.missing:
-            lines.append(f"not recorded: envs {list(self.missing)}, whose workers died or were still busy")
+            lines.append(f"not recorded: envs {list_ids(self.missing)}, whose workers died or were still busy")
+        if self.rebuilt:
+            lines.append(f"recorded only since their workers were built anew: envs {list_ids(self.rebuilt)}")
         if self.sampled < 1:
             noted = sum(env.steps for env in self.envs)
             lines.append(
@@ -133,6 +137,7 @@ def summarise(recording: Recording) -> Summary:
         tuple(sorted(envs, key=lambda env: env.env_id)),
         _sampled(recording),
         recording.missing,
+        recording.rebuilt,
         any(worker.is_full for worker in recording.workers),
         _advise(recording, shares, straggler_loss, envs),
     )
@@ -185,6 +190,12 @@ def _beside(recording: Recording, worker: WorkerRecord) -> float:
 
 def _advise(recording: Recording, shares: dict[str, float], straggler_loss: float, envs: Sequence[EnvTime]) -> str:
     """Say what to do, by what takes most of the time."""
+    unknown = sorted({*recording.missing, *recording.rebuilt})
+    if unknown:
+        return (
+            f"what workers of envs {list_ids(unknown)} did is not all known, and counts as transport; profile again "
+            "while they live."
+        )
     if not envs:
         return "no env was stepped; profile some steps."
     is_parallel = len(recording.workers) > 1
@@ -198,6 +209,12 @@ def _advise(recording: Recording, shares: dict[str, float], straggler_loss: floa
         return (
             f"messages and the answers' forms take {shares['transport']:.0%}, as steps are short; rollout() makes many "
             "steps with one message" + (", and para_mode='dummy' needs none." if is_parallel else ".")
+        )
+    numbers = [env.steps for env in envs]
+    if straggler_loss > 0.2 and max(numbers) > 1.5 * min(numbers):
+        return (
+            f"envs take {shares['envs']:.0%} of the time, and go on without each other; workers have nothing to do for "
+            f"{straggler_loss:.0%} of it, while your policy acts, or because there was no more to do."
         )
     if straggler_loss > 0.2:
         slowest = max(envs, key=lambda env: env.mean)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import numbers
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,7 +70,7 @@ class Timeline:
         """Draw a recording. Arguments and errors: as in `Profile.plot`."""
         seconds = recording.end - recording.begin
         first, last = 0.0 if begin is None else begin, seconds if end is None else end
-        if not 0 <= first < last or first >= seconds:
+        if not (_is_number(first) and _is_number(last)) or not 0 <= first < last or first >= seconds:
             raise ArgumentError(f"begin={begin!r} and end={end!r}: the recording goes from 0 to {seconds:.6g} s.")
         stretches = [(first, min(last, seconds))]
         if begin is None and end is None and _num_blocks(recording, *stretches[0]) > _MOST_BLOCKS // 8:
@@ -100,6 +101,10 @@ class Timeline:
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         """Return the picture within a page, where it takes the colours of its surroundings."""
         return {"text/plain": repr(self), "text/html": self.svg}
+
+
+def _is_number(moment: Any) -> bool:
+    return isinstance(moment, numbers.Real) and not isinstance(moment, bool)
 
 
 def _num_blocks(recording: Recording, begin: float, end: float) -> int:

@@ -8,8 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from parallelenv.display.recording import Recording, WorkerRecord, merge
+from parallelenv.texts import name_range
 
 _PROCESS = 1
+_CALLER = 1
+"""Its thread; workers have the numbers after it. Perfetto takes thread 0 for the one that has the process's number, and
+would lay its events over that one's."""
 
 
 def write_trace(recording: Recording, path: Path) -> None:
@@ -25,16 +29,16 @@ def write_trace(recording: Recording, path: Path) -> None:
 
 
 def _events(recording: Recording) -> Iterator[dict[str, Any]]:
-    yield _name("process_name", 0, "ParallelEnv")
-    yield _name("thread_name", 0, "caller")
+    yield _said("process_name", _CALLER, name="ParallelEnv")
+    yield from _named(_CALLER, "caller")
     begin = recording.begin
     calls = merge(recording.calls)
     for start, end in calls.tolist():
-        yield _event("in a call", "call", 0, start - begin, end - start)
+        yield _event("in a call", "call", _CALLER, start - begin, end - start)
     for start, end in recording.outside(calls).tolist():
-        yield _event("own code", "caller", 0, start - begin, end - start)
-    for number, worker in enumerate(recording.workers, start=1):
-        yield _name("thread_name", number, f"worker of envs {', '.join(map(str, worker.env_ids))} ({worker.seat.pid})")
+        yield _event("own code", "caller", _CALLER, start - begin, end - start)
+    for number, worker in enumerate(recording.workers, start=_CALLER + 1):
+        yield from _named(number, f"worker of envs {name_range(worker.env_ids)} ({worker.seat.pid})")
         yield from _worker_events(worker, number, begin)
 
 
@@ -62,5 +66,10 @@ def _event(name: str, category: str, thread: int, begin: float, seconds: float) 
     }
 
 
-def _name(what: str, thread: int, name: str) -> dict[str, Any]:
-    return {"name": what, "ph": "M", "pid": _PROCESS, "tid": thread, "args": {"name": name}}
+def _named(thread: int, name: str) -> Iterator[dict[str, Any]]:
+    yield _said("thread_name", thread, name=name)
+    yield _said("thread_sort_index", thread, sort_index=thread)  # else "envs 10-11" stands before "envs 2-3"
+
+
+def _said(what: str, thread: int, **arguments: Any) -> dict[str, Any]:
+    return {"name": what, "ph": "M", "pid": _PROCESS, "tid": thread, "args": arguments}

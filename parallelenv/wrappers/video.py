@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Never
 
 from parallelenv import translations
-from parallelenv.animation import check_format, check_fps, save_animation
+from parallelenv.animation import check_format, check_fps, check_size, save_animation
 from parallelenv.arguments import check_positive
 from parallelenv.batch import Array
 from parallelenv.errors import ArgumentError
@@ -18,9 +18,6 @@ from parallelenv.ids import parse_ids
 from parallelenv.results import StepResult
 from parallelenv.tiles import refuse_dark
 from parallelenv.wrappers.seeing import AnswerWrapper
-
-_FPS = 30.0
-"""Frames a second of envs that do not say it."""
 
 
 class RecordVideo(AnswerWrapper):
@@ -39,7 +36,8 @@ class RecordVideo(AnswerWrapper):
             ``None``: at once, and never again.
         video_length: Frames of a film.
         name_prefix: Of file names.
-        fps: Frames a second; ``None``: what the envs' ``metadata["render_fps"]`` says, else 30.
+        fps: Frames a second; ``None``: what the envs' ``metadata["render_fps"]`` says, else 30. At most 50 of a GIF and
+            90 of a WebP or PNG: what has more, browsers play at 10.
         video_format: ``"webp"``, ``"gif"``, ``"png"``, or, with imageio-ffmpeg installed, ``"mp4"``.
         id: Which envs; ``None``: all.
 
@@ -89,7 +87,7 @@ class RecordVideo(AnswerWrapper):
         self._folder.mkdir(parents=True, exist_ok=True)
         self._trigger = step_trigger or (lambda step: step == 0)
         self._length, self._prefix, self._format = video_length, name_prefix, video_format
-        self._fps = check_fps(self._own_fps() if fps is None else fps)
+        self._fps = check_fps(fps, *self.get_env_attr("metadata", self._env_ids[:1]))
         self._steps = 0
         self._asked = -1
         self._first = 0
@@ -99,10 +97,6 @@ class RecordVideo(AnswerWrapper):
     def _refuse_dark(self) -> None:
         """Refuse envs that answer no single picture. What has no ``render_mode`` at all may do as it likes."""
         refuse_dark(self._env_ids, self.get_env_attr("render_mode", self._env_ids, "rgb_array"))
-
-    def _own_fps(self) -> float:
-        said = self.get_env_attr("metadata", self._env_ids[:1], {})
-        return float((said[0] or {}).get("render_fps") or _FPS) if said else _FPS
 
     def began(self, states: Any, env_ids: tuple[int, ...]) -> Any:
         """Take a frame after a reset."""
@@ -140,7 +134,9 @@ class RecordVideo(AnswerWrapper):
         if self._frames is None or not self.have_begun(self._env_ids):
             return
         if len(self._frames) < self._length:  # else it could not be written the last time
-            self._frames.append(self.env.render(self._env_ids, tile=True))
+            picture = self.env.render(self._env_ids, tile=True)
+            check_size(picture, self._format)
+            self._frames.append(picture)
         if len(self._frames) >= self._length:
             self.save()
 

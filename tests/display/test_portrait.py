@@ -240,6 +240,7 @@ def test_a_closed_one_shows_what_it_was(make_env: MakeEnv) -> None:
     env.close()
     text = bundle(env)["text/plain"]
     assert "closed" in text.splitlines()[0]
+    assert "envs      2 running, when it was closed" in text
     assert "2 ended" in text
     assert "pid" not in text
 

@@ -203,6 +203,43 @@ def test_a_worker_that_dies_has_noted_nothing_and_the_others_have(make_env: Make
     assert turns_of(profile) == {(0, "step"): 1, (1, "step"): 1}
 
 
+@pytest.mark.parametrize("mode", ["subproc", "ray", "ray-subproc"], indirect=True)
+@pytest.mark.parametrize("on_failure", ["raise", "restart"])
+def test_a_worker_that_is_built_anew_is_recorded_from_then_on(make_env: MakeEnv, on_failure: Any) -> None:
+    env = make_env([Killed] * 4, num_cpus=2, asynchronous="restart", on_failure=on_failure)
+    env.reset(seed=0)
+    with env.profile() as profile:
+        env.step([1, 1, 1, 1])
+        if on_failure == "raise":
+            with pytest.raises(WorkerDiedError):
+                env.step([1, 1, 4, 1])
+            rebuilt = env.restart([2, 3])
+            env.reset(rebuilt)
+        else:
+            rebuilt = tuple(np.flatnonzero(env.step([1, 1, 4, 1]).truncated).tolist())
+        assert {2, 3} <= set(rebuilt)
+        for _ in range(5):
+            env.step([1, 1, 1, 1])
+        env.restart([0])  # in a worker that lives, which goes on noting
+    recording = profile.recording
+    assert (recording.missing, recording.rebuilt) == ((), rebuilt)
+    turns = turns_of(profile)
+    assert [turns[env_id, "step"] for env_id in (2, 3)] == [5, 5]
+    if rebuilt == (2, 3):
+        assert [turns[env_id, "step"] for env_id in (0, 1)] == [7, 7]
+    for worker in recording.workers:
+        if worker.env_ids[0] in rebuilt:
+            assert recording.begin < worker.since <= worker.spans[0, 0]
+    found = profile.summary()
+    assert found.rebuilt == rebuilt
+    assert f"recorded only since their workers were built anew: envs {list(rebuilt)}" in repr(found)
+    assert f"what workers of envs {list(rebuilt)} did is not all known" in found.advice
+    with env.profile() as profile:
+        env.reset()
+    assert profile.recording.rebuilt == ()
+    assert not env._pool.is_watched
+
+
 @pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
 def test_a_pool_that_is_closed_in_the_block_has_calls_only(make_env: MakeEnv) -> None:
     env = sleepers(make_env)
@@ -210,8 +247,8 @@ def test_a_pool_that_is_closed_in_the_block_has_calls_only(make_env: MakeEnv) ->
         env.step([1] * 4)
         env.close()
     assert profile.recording.missing == (0, 1, 2, 3)
-    assert "no env was stepped" in profile.summary().advice
-    with pytest.raises(ClosedError):
+    assert "what workers of envs [0, 1, 2, 3] did is not all known" in profile.summary().advice
+    with pytest.raises(ClosedError, match=r"profile\(\) was called on a closed"):
         env.profile().__enter__()
 
 
@@ -309,7 +346,7 @@ def test_a_host_that_is_not_watched_has_nothing_to_say() -> None:
 def test_the_clock_of_another_machine_is_brought_in_line() -> None:
     with ParallelEnv([Counter]) as env:
         recorder = Recorder(env)
-        recorder._answers = {0: (990.0, (10.0, 11.0))}
+        recorder._answers = {0: ("other", 990.0, (10.0, 11.0))}
         record = Watch().record((0,))
         fields = {name: getattr(record, name) for name in record.__slots__}
         spans = np.array([[1000.0, 1001.0]])
@@ -319,6 +356,10 @@ def test_the_clock_of_another_machine_is_brought_in_line() -> None:
         found = recorder._aligned(far, (20.0, 20.2))  # asked and answered within less than the first time
         assert found.spans.tolist()[0] == pytest.approx([15.1, 16.1])
         assert recorder._aligned(far, (20.0, 29.0)).spans.tolist()[0] == pytest.approx([20.5, 21.5])
+        third = HostRecord(**{**fields, "clock": "third", "now": 1005.0, "spans": spans, "operations": ["step"]})
+        assert recorder._aligned(third, (20.0, 29.0)).spans.tolist()[0] == pytest.approx(
+            [19.5, 20.5]
+        )  # built anew there
     assert clock_id()
     assert here() == Seat(os.getpid(), here().machine)
 
@@ -347,6 +388,19 @@ def test_advice_names_what_takes_the_time(
     import re
 
     assert re.search(advice, profile.summary().advice)
+
+
+def test_who_goes_on_without_the_slowest_is_not_told_to() -> None:
+    with ParallelEnv([Sleepy, Sleepy], "thread", "restart", 2) as env:
+        env.reset(seed=0)
+        with env.profile() as profile:
+            env.send([20], [1])
+            for _ in range(5):
+                env.step([1], [0])
+            env.recv()
+    found = profile.summary()
+    assert found.straggler_loss > 0.2
+    assert "and go on without each other; workers have nothing to do for" in found.advice
 
 
 def test_a_loop_on_a_machine_with_cores_left_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -381,9 +435,16 @@ def test_a_trace_is_what_perfetto_reads(recorded: Profile, tmp_path: Path) -> No
     path = recorded.save(tmp_path / "trace.json")
     trace = json.loads(path.read_text())
     events = trace["traceEvents"]
-    names = {event["args"]["name"] for event in events if event["ph"] == "M"}
-    assert "caller" in names
-    assert any(name.startswith("worker of envs 0, 1 (") for name in names)
+    said = {(event["name"], event["tid"]): event["args"] for event in events if event["ph"] == "M"}
+    assert said["process_name", 1] == {"name": "ParallelEnv"}
+    assert said["thread_name", 1] == {"name": "caller"}  # thread 0 would be laid over another one by Perfetto
+    for number, worker in enumerate(recorded.recording.workers, start=2):
+        name = f"worker of envs {2 * number - 4}-{2 * number - 3} ({worker.seat.pid})"
+        assert said["thread_name", number] == {"name": name}
+        assert said["thread_sort_index", number] == {"sort_index": number}
+    threads = {event["name"]: event["tid"] for event in events if event["ph"] == "X"}
+    assert (threads["in a call"], threads["own code"], threads["env 0"], threads["env 3"]) == (1, 1, 2, 3)
+    assert {event["pid"] for event in events} == {1}
     spans = [event for event in events if event["ph"] == "X"]
     assert {event["name"] for event in spans} >= {"in a call", "own code", "step", "reset", "env 0", "env 3"}
     length = 1e6 * (recorded.recording.end - recorded.recording.begin)
@@ -400,6 +461,8 @@ def test_a_trace_is_what_perfetto_reads(recorded: Profile, tmp_path: Path) -> No
             open_until.append(event["ts"] + event["dur"])
     with pytest.raises(ArgumentError, match=r"must be the name of a file that ends in .json"):
         recorded.save(tmp_path / "trace.txt")
+    with pytest.raises(ArgumentError, match=r"must be the name of a file"):
+        recorded.save("trace\0.json")
 
 
 def test_a_timeline_is_a_picture_by_itself(recorded: Profile, tmp_path: Path) -> None:
@@ -423,9 +486,9 @@ def test_a_timeline_is_a_picture_by_itself(recorded: Profile, tmp_path: Path) ->
 def test_a_part_of_a_timeline_can_be_asked_for(recorded: Profile) -> None:
     whole, part = recorded.plot(), recorded.plot(0.0, 0.02)
     assert 0 < part.svg.count("env 1: step") < whole.svg.count("env 1: step")
-    for begin, end in [(0.2, 0.1), (-1.0, None), (1e6, None)]:
+    for begin, end in [(0.2, 0.1), (-1.0, None), (1e6, None), ("a", None), (None, True), (float("nan"), None)]:
         with pytest.raises(ArgumentError, match="the recording goes from 0 to"):
-            recorded.plot(begin, end)
+            recorded.plot(begin, end)  # type: ignore[arg-type]
 
 
 def test_a_long_recording_is_shaded_with_some_steps_below() -> None:

@@ -187,7 +187,8 @@ def made_up() -> Recording:
         np.arange(2),
         np.ones(2, np.int64),
         np.zeros((0, 3)),
-        False,
+        is_full=False,
+        since=0.0,
     )
     return Recording(0.0, 10.0, np.array([[0, 1], [8, 9.0]]), np.array([[0, 0.5], [8.0, 9.0]]), [worker], ())
 

@@ -17,7 +17,14 @@ from parallelenv import ParallelEnv
 from parallelenv.animation import encode_picture, has_ffmpeg, shrink
 from parallelenv.display import film as films
 from parallelenv.display.screen import Pace, Screen
-from parallelenv.errors import ArgumentError, EnvPausedError, MissingDependencyError, NotebookNeededError, WrappedError
+from parallelenv.errors import (
+    AbsentMethodError,
+    ArgumentError,
+    EnvPausedError,
+    MissingDependencyError,
+    NotebookNeededError,
+    WrappedError,
+)
 from parallelenv.testing.envs import Counter
 from parallelenv.wrappers import CheckFinite
 
@@ -36,6 +43,20 @@ class Lamp(Counter):
 
 class Dark(Counter):
     render_mode = None
+
+
+class Bare:
+    """No gymnasium env, and nothing to see."""
+
+    count = 0
+
+    def reset(self) -> int:
+        self.count = 0
+        return 0
+
+    def step(self, action: int) -> Any:
+        self.count += action
+        return 0, 0.0, False, {}
 
 
 def lamps(make_env: MakeEnv, *numbers: int, **kwargs: Any) -> ParallelEnv:
@@ -142,30 +163,117 @@ def test_wide_frames_are_made_smaller() -> None:
 
 
 def test_what_cannot_be_filmed_is_refused_before_anything_is_reset(tmp_path: Path) -> None:
+    folder = tmp_path / "folder.gif"
     cases: list[tuple[dict[str, Any], type[Exception], str]] = [
         ({"steps": 0}, ArgumentError, "steps=0 must be an int"),
         ({"width": 0}, ArgumentError, "width=0 must be an int"),
-        ({"fps": 0}, ArgumentError, "fps=0 must be a positive number"),
+        ({"fps": 0}, ArgumentError, r"fps=0 must be a number of frames a second, at least 0.02. Give fps=30, say."),
+        ({"fps": 1e-9}, ArgumentError, "fps=1e-09 must be"),  # Pillow could not write it
+        ({"fps": "30"}, ArgumentError, "fps='30' must be"),
+        ({"fps": True}, ArgumentError, "fps=True must be"),
+        ({"fps": float("nan")}, ArgumentError, "fps=nan must be"),
         ({"id": []}, ArgumentError, "no envs to look at"),
         ({"path": tmp_path / "film.avi"}, ArgumentError, r"film.avi' must end in one of \('.webp'"),
         ({"path": 5}, ArgumentError, "path=5 is no path of a file"),
+        ({"path": ""}, ArgumentError, "path='' must end in"),
+        ({"path": folder}, IsADirectoryError, "folder.gif' is a folder. Give the name of a file in it"),
         ({"path": tmp_path / "none" / "film.gif"}, FileNotFoundError, "none' does not exist"),
         ({"policy": None}, ArgumentError, "policy"),
         ({"id": [1]}, ArgumentError, r"env 1 has render_mode=None, so there is nothing to film"),
+        ({"id": [2, 0]}, ArgumentError, r"env 2 has no method render\(\), so there is nothing to see"),
     ]
+    folder.mkdir()
     if not has_ffmpeg():
         cases.append(({"path": "film.mp4"}, MissingDependencyError, "MP4 films need the package imageio-ffmpeg"))
-    with ParallelEnv([Lamp, Dark]) as env:
+    with ParallelEnv([Lamp, Dark, Bare]) as env:
         env.reset(seed=0)
-        env.step([1, 1])
+        env.step([1, 1, 1])
         for arguments, error, match in cases:
             with pytest.raises(error, match=match):
                 env.record(**{"policy": stay, "steps": 1, "id": 0, "progress": False, **arguments})
-        assert env.get_env_attr("count") == [1, 1]
+        assert env.get_env_attr("count") == [1, 1, 1]
         env.pause([0])
         with pytest.raises(EnvPausedError):
             env.record(stay, 1, id=[0], progress=False)
-    assert not list(tmp_path.iterdir())
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_a_film_that_may_not_be_written_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "film.gif"
+    path.touch()
+    asked = []
+    with ParallelEnv([Lamp]) as env, monkeypatch.context() as patched:
+        patched.setattr("os.access", lambda name, _: asked.append(name))  # root may write everywhere
+        for name in (path, tmp_path / "other.gif"):
+            with pytest.raises(PermissionError, match=r"gif' cannot be written: there is no permission to"):
+                env.record(stay, 1, name, progress=False)
+    assert asked == [path, tmp_path]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_a_film_that_could_not_be_written_is_not_lost(tmp_path: Path) -> None:
+    (tmp_path / "full.gif").symlink_to("/dev/full")
+    with ParallelEnv([Lamp]) as env, pytest.raises(OSError, match="No space left") as caught:
+        env.record(stay, 2, tmp_path / "full.gif", progress=False)
+    film = caught.value.partial  # type: ignore[attr-defined]
+    assert (film.num_frames, film.path) == (3, None)
+    assert len(frames_of(film.save(tmp_path / "film.gif").read_bytes())) == 3
+
+
+@pytest.mark.parametrize(
+    ("video_format", "fps", "milliseconds"),
+    [
+        ("gif", 60, 20),
+        ("gif", 25, 40),
+        ("webp", 125, 11),
+        ("webp", np.float32(50), 20),
+        ("png", 1e9, 11),
+        ("png", 0.02, 50_000),
+    ],
+)
+def test_a_browser_plays_a_film_as_it_says(tmp_path: Path, video_format: str, fps: Any, milliseconds: int) -> None:
+    path = tmp_path / f"film.{video_format}"
+    with ParallelEnv([Lamp]) as env:
+        film = env.record(stay, 2, path, fps=fps, progress=False)
+    assert film.fps == pytest.approx(1000 / milliseconds)
+    with Image.open(path) as written:
+        written.seek(1)
+        written.load()
+        assert written.info["duration"] == milliseconds
+
+
+def test_an_env_that_says_nonsense_of_its_frames_is_told_so() -> None:
+    class Odd(Lamp):
+        metadata = {"render_fps": "fast"}  # noqa: RUF012
+
+    with ParallelEnv([Odd]) as env:
+        with pytest.raises(ArgumentError, match=r"metadata\['render_fps'\]='fast' must be a number.*Give fps=30, say"):
+            env.record(stay, 1, progress=False)
+        assert env.record(stay, 1, fps=np.float64(20), progress=False).fps == 20
+
+
+@without_ffmpeg
+def test_a_picture_that_a_format_has_no_room_for_ends_it_with_the_first_one(tmp_path: Path) -> None:
+    class Tower(Lamp):
+        def render(self) -> Any:
+            return np.zeros((16_384, 2, 3), np.uint8)
+
+    with ParallelEnv([Tower]) as env:
+        with pytest.raises(
+            ArgumentError, match=r"2 x 16384 pixels is too large for webp, which has room for 16383 each"
+        ):
+            env.record(stay, 100, progress=False)
+        assert env.get_env_attr("count") == [0]
+        path = env.record(stay, 1, tmp_path / "tower.png", progress=False).path
+    assert path is not None
+    with Image.open(path) as film:
+        assert film.size == (2, 16_384)
+
+
+def test_render_of_what_cannot_draw_names_the_way(make_env: MakeEnv) -> None:
+    with pytest.raises(AbsentMethodError, match=r"Bare has no method 'render', and no wrapper around it has"):
+        make_env([Bare]).render()
 
 
 def test_what_goes_wrong_keeps_the_episodes_so_far() -> None:

@@ -258,7 +258,7 @@ def test_arguments_that_do_not_fit_are_refused(tmp_path: Path, monkeypatch: pyte
             ),
             ({"video_length": 0}, "video_length=0 must be an int"),
             ({"step_trigger": 5}, "step_trigger=5 cannot be called"),
-            ({"fps": 0}, "fps=0 must be a positive number of frames"),
+            ({"fps": 0}, "fps=0 must be a number of frames"),
             ({"id": []}, r"id=\[\] names no envs"),
             ({"id": 3}, "names env 3"),
             ({"name_prefix": "a/b"}, "name_prefix='a/b' is no beginning of a file name"),
