@@ -15,10 +15,9 @@ import gymnasium
 from parallelenv import arguments, cells, recipes, registry, replicas, translations
 from parallelenv.answers import Align
 from parallelenv.errors import ArgumentError
-from parallelenv.goal import Goal
 from parallelenv.guard import exclusive
 from parallelenv.hosts import CLOSE_TIMEOUT
-from parallelenv.nearby import roll_here
+from parallelenv.long_runs import LongRuns
 from parallelenv.output import make_listener
 from parallelenv.policy import make_policy
 from parallelenv.pool import Pool
@@ -26,12 +25,9 @@ from parallelenv.protocol import Backend
 from parallelenv.recipes import EnvRecipe
 from parallelenv.recovery import Recovery
 from parallelenv.rollout import Roller
-from parallelenv.saving import SavedState, check_saved
 from parallelenv.sending import Sender
 from parallelenv.shared import check_shared
-from parallelenv.shown import Shown
 from parallelenv.texts import count
-from parallelenv.trajectory import Rollout
 
 if TYPE_CHECKING:
     from parallelenv.task_pool import TaskPool
@@ -39,7 +35,7 @@ if TYPE_CHECKING:
 OnFailure = Literal["raise", "restart"]
 
 
-class ParallelEnv(Shown):
+class ParallelEnv(LongRuns):
     """Runs a list of environments side by side; one word chooses how.
 
     Env ids are positions in the list, ``0 .. n-1``, and never change. Wherever an ``id`` is
@@ -348,121 +344,7 @@ class ParallelEnv(Shown):
         env_ids = self._stepper.episodes.unpaused if id is None else self._ids(id)
         return self._stepper.step(action, env_ids, align)
 
-    @exclusive
-    def rollout(
-        self,
-        policy: Callable[..., Any],
-        num_steps: int | None = None,
-        *,
-        num_episodes: int | None = None,
-        id: Any = None,
-        rnn_state: Any = None,
-        progress: bool = True,
-    ) -> Rollout:
-        """Let a policy act beside the envs, and return all of their steps at once.
-
-        The policy travels to the workers once, and nothing else until steps come back: the same steps as by `step`,
-        without a round trip for each. Episodes go on where they are, here and in the calls that follow.
-
-        Args:
-            policy: ``policy(states)`` returns one action per env. States are as `step` gives them, of the envs of one
-                worker that take part, and actions as it takes them, but for one thing: a tuple is always
-                ``(actions, rnn_state, extras)``, and a batch of a ``Tuple`` space goes as ``(actions, None, None)``.
-                ``extras`` is a flat dict of arrays whose first axis is that of the envs; names, shapes and dtypes must
-                go together in all steps. A policy with the parameters
-                ``rnn_state`` and ``done`` gets the former back (a nest of arrays with that first axis, ``None`` at
-                first), and ``done`` is ``True`` where an episode begins, and where nothing is remembered of it. Every
-                worker has a copy of its own, in every mode.
-            num_steps: So many steps each env makes, fewer if its policy of ended episodes lets it rest.
-            num_episodes: Or so many episodes are ended, each env its share: the first envs one more if they do not
-                come out even. An episode that is under way counts. What takes longest is waited for, so short
-                episodes are not preferred. With ``"idle"`` one per env at most, with ``"continue"`` none. Envs that are
-                exhausted have no share, and those that become so end fewer.
-            id: Which envs.
-            rnn_state: What the policy remembers of these envs, as `Rollout.rnn_state` of the rollout before: episodes
-                under way go on with it. ``None``: nothing.
-            progress: Whether a bar shows, on a terminal or in a notebook, from the first second on.
-
-        Returns:
-            A `Rollout`.
-
-        Raises:
-            ArgumentError: If not exactly one of ``num_steps`` and ``num_episodes`` is given, or the policy
-                ``asynchronous`` does not allow it.
-            UnpicklableError: If the policy cannot be copied.
-            ResetNeededError, EnvBusyError, EnvPausedError: As `step`. In all these cases nothing was stepped.
-            BaseException: What an env raised, after the others have come to the end, or what the policy raised, or
-                that a worker died or a chunk of about 0.2 s took longer than ``timeout``, as soon as that is known;
-                ``error.partial`` is the `Rollout` so far. Envs whose steps were lost need a reset, after Ctrl-C too.
-        """
-        env_ids = self._ids(id)
-        return self._roller.run(policy, env_ids, Goal.of(num_steps, num_episodes), rnn_state, bool(progress))
-
-    @exclusive
-    def _rollout_here(
-        self, policy: Callable[..., Any], num_steps: int, rnn_state: Any, progress: bool, is_over: Callable[[], bool]
-    ) -> Rollout:
-        """Make a rollout of all envs that are not paused with a policy in this process, until ``is_over()``."""
-        return roll_here(self._roller, policy, self._ids(None), Goal.of(num_steps, None), rnn_state, progress, is_over)
-
-    @exclusive
-    def restart(self, id: Any = None) -> tuple[int, ...]:
-        """Rebuild envs from what they were made from. They need a reset afterwards.
-
-        A worker that died, or is busy with one of them, is replaced, and with it all envs that it owned. What other
-        envs of a worker have under way is waited for, ``timeout`` seconds at most. After Ctrl-C they need a reset too.
-
-        Args:
-            id: Which envs; ``None`` means all, also the paused.
-
-        Returns:
-            Ids of all envs that were rebuilt, ascending.
-
-        Raises:
-            InvalidEnvError: If an env was given as a live instance and lives in this process.
-            BaseException: What an env's constructor raised.
-        """
-        return self._stepper.restart(self._ids(id, everyone=True))
-
-    # ---------------------------------------------------------------- states
-
-    @exclusive
-    def save_state(self) -> SavedState:
-        """Return the state of everything: envs, episodes, seeds. Plain data that can be pickled.
-
-        An env says its state by ``get_state()``, if it also has ``set_state(state)``; any other is pickled.
-        Where neither keeps the state (`SavedState.unsaved`), the env needs a reset after `load_state`.
-
-        Raises:
-            EnvBusyError: If a step is under way.
-            BaseException: What a ``get_state`` raised.
-        """
-        progress = self._stepper.progress()
-        values = self._pool.ask("save", self._everyone).values
-        envs = tuple(values.get(env_id) for env_id in self._everyone)
-        return SavedState(envs, progress, dict(self._seeds), self._asynchronous)
-
-    @exclusive
-    def load_state(self, state: SavedState) -> tuple[int, ...]:
-        """Go on from a state, also of another `ParallelEnv` whose envs were made alike, in any mode.
-
-        Steps under way are dropped. The steps that follow are those that would have followed.
-
-        Returns:
-            Ids of envs that need a reset, as they did when it was saved or because of `SavedState.unsaved`.
-
-        Raises:
-            ArgumentError: If it is of another number of envs or policy; nothing was touched.
-            InvalidStateError: If it is of envs that were wrapped otherwise. Those need a reset.
-            BaseException: What a ``set_state`` raised. That env needs a reset.
-        """
-        state = check_saved(state, self._num_envs, self._asynchronous)
-        saved = [env_id for env_id in self._everyone if state.envs[env_id] is not None]
-        request = self._pool.try_asking("load", saved, [state.envs[env_id] for env_id in saved])
-        lost = self._stepper.go_on_from(state.progress, {*state.unsaved, *request.failures})
-        self._seeds = dict(state.seeds)
-        request.raise_failures(partial=lost)
-        return lost
+    # ---------------------------------------------------------------- as an object
 
     if not TYPE_CHECKING:  # to a type checker any name could be set
 
