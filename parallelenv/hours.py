@@ -11,8 +11,12 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from parallelenv.cells import current_run
+
 PAUSE = 10.0
 """Seconds: a pause of the caller's that is longer does not count as time in which hosts wait."""
+_SHORT = 0.05
+"""Seconds: nor does one that is longer than this, from one cell of a notebook to the next."""
 _QUICK = 3e-3
 """Seconds from one command to the next below which not every one is timed."""
 _DISTANCES = (31, 89, 53, 71, 23, 41, 113, 67)
@@ -52,6 +56,7 @@ class Hours:
         self._timed = 0.0  # from each of them to the next command
         self._elapsed = 0.0
         self._num_seen = 0  # commands within the latter
+        self._run = current_run()
 
     def sent(self, shifts: Iterable[Shift]) -> None:
         """Note a command that is not left out. ``shifts``: of all hosts that have something to do from now on."""
@@ -61,7 +66,7 @@ class Hours:
             return
         gap = now - self._stamped
         pause = now - max(self._latest, self._stamped)
-        if pause > PAUSE and not any(shift.since for shift in self._open):
+        if pause > _SHORT and self._is_rest(pause) and not any(shift.since for shift in self._open):
             gap -= pause
         self._elapsed += gap
         self._num_seen += 1 + self._distance
@@ -72,6 +77,11 @@ class Hours:
         else:
             self._stamped, self._distance = now, next(self._distances)
             self.left = self._distance
+
+    def _is_rest(self, pause: float) -> bool:
+        """Whether a pause of the caller's is none of the work."""
+        before, self._run = self._run, current_run()
+        return pause > PAUSE or before != self._run
 
     def _open_at(self, now: float, shifts: Iterable[Shift]) -> None:
         self._stamped, self._distance, self.left = now, 0, 0
@@ -92,7 +102,7 @@ class Hours:
         shift.took, shift.since = self._latest - shift.since, 0.0
 
     def elapsed(self) -> float:
-        """Return the seconds since the first command, without pauses of more than `PAUSE`: an estimate at the end."""
+        """Return the seconds since the first command, without the caller's rest: an estimate at the end."""
         is_working = any(shift.since for shift in self._open)
         end = time.perf_counter() if is_working else self._latest
         running = max(0.0, end - self._stamped) if self._open else 0.0

@@ -313,6 +313,24 @@ def test_long_pauses_do_not_count(make_env: MakeEnv, monkeypatch: pytest.MonkeyP
     assert env._pool.hours.elapsed() > after + 0.1
 
 
+@pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
+def test_pauses_between_cells_do_not_count(make_env: MakeEnv, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = ["first"]
+    monkeypatch.setattr("parallelenv.hours.current_run", lambda: runs[-1])
+    env = make_env([Sleepy, Sleepy])
+    env.reset(seed=0)
+    env.step([1, 1])
+    before = env._pool.hours.elapsed()
+    threading.Event().wait(0.5)  # within a cell, as a learner learns
+    env.step([1, 1])
+    after = env._pool.hours.elapsed()
+    assert after > before + 0.5
+    threading.Event().wait(0.5)
+    runs.append("second")
+    env.step([1, 1])
+    assert env._pool.hours.elapsed() < after + 0.4
+
+
 def test_the_package_lists_its_folders() -> None:
     root = Path(__file__).parents[2]
     listed = re.search(r"^packages = (.*)$", (root / "pyproject.toml").read_text(), re.MULTILINE)
