@@ -66,6 +66,7 @@ _LONG_IN = {
         "test_bad_input.py",
         "test_collector.py",
         "test_collector_set.py",
+        "test_contract.py",
         "test_exhausted.py",
         "test_faults.py",
         "test_rollout.py",

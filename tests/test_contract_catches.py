@@ -21,6 +21,7 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     """Run the suite over all backends; return the names of the tests that failed, by backend."""
     report = tmp_path_factory.mktemp("suite") / "report.xml"
     options = ["-q", "--tb=no", "--timeout=30", "-p", "no:cacheprovider", f"--junitxml={report}"]
+    options += ["-n", "2", "--dist", "loadscope"]  # it comes last, when one of CI's two cores has nothing left to do
     command = [sys.executable, "-m", "pytest", *options, "-k", f"not ({_SLEEPING})", str(_FILE)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert report.exists(), done.stdout + done.stderr

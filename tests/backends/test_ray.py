@@ -304,6 +304,7 @@ print(ray.is_initialized(), os.environ["MINE"], set(os.environ) - set(before) - 
 """
 
 
+@pytest.mark.long
 def test_ray_may_be_shut_down_under_a_pool() -> None:
     pytest.importorskip("ray")
     command = [sys.executable, "-c", SHUT_DOWN]
