@@ -29,7 +29,7 @@ faults: $(VENV)/.test ## Provoke every fault in every mode and print how long ea
 soak: $(VENV)/.test ## Disturb every mode for ten minutes in all, and account for every transition; SOAK_ARGS="--seed 3".
 	$(BIN)/python -m tests.soak --seconds 600 $(SOAK_ARGS)
 
-test-ray: $(VENV)/.test ## Run the tests of the Ray modes that CI leaves out; some 15 minutes.
+test-ray: $(VENV)/.test ## Run the tests of the Ray modes that CI leaves out; some 30 minutes.
 	PARALLELENV_REQUIRE_RAY=1 $(BIN)/python -m pytest -m "long and not cluster and not neighbours" -k "ray" --ignore tests/faults --ignore tests/soak $(PYTEST_ARGS)
 
 cluster: $(VENV)/.test ## Test the Ray modes on clusters of two and three nodes on this machine; some 4 minutes.

@@ -25,7 +25,8 @@ from parallelenv.errors import SchedulingError, WorkerDiedError
 
 pytestmark = pytest.mark.cluster
 modes = pytest.mark.parametrize("mode", ["ray", "ray-subproc"])
-ways = pytest.mark.parametrize("direct", [True, False])
+# Past Ray they are reached as workers of `subproc` are, which tests/backends/test_ray.py sees to.
+ways = pytest.mark.parametrize("direct", [pytest.param(True, marks=pytest.mark.long), False])
 
 NUM_ENVS = 8
 
