@@ -56,8 +56,10 @@ def processes(request: pytest.FixtureRequest) -> Iterator[list[psutil.Process]]:
 
 
 def test_nobody_can_connect_to_a_worker(processes: list[psutil.Process]) -> None:
+    inherited = {(own.laddr, own.raddr) for own in psutil.Process().net_connections("inet")}  # by a fork, as of Ray's
     for process in processes:
-        assert process.net_connections("inet") == []
+        opened = [one for one in process.net_connections("inet") if (one.laddr, one.raddr) not in inherited]
+        assert opened == []
         for connection in process.net_connections("unix"):
             if connection.laddr:  # Python's fork server alone has one with a name
                 folder = Path(str(connection.laddr)).parent.stat()
