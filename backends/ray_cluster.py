@@ -9,6 +9,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from parallelenv.bars import import_tqdm
@@ -205,6 +206,31 @@ def cores_of_nodes() -> list[int]:
     return [number for number in cores if number] or [1]
 
 
+@dataclass
+class Room:
+    """A placement group.
+
+    Attributes:
+        group: Ray's name for it.
+        session: In which it was asked for.
+        is_made: Whether it is known to have been there.
+    """
+
+    group: Any
+    session: Session
+    is_made: bool = False
+
+    def give_back(self) -> None:
+        """Let others have it, if there is still the Ray that has it."""
+        from ray.util import remove_placement_group
+
+        if not self.session.lasts:
+            return
+        if not self.is_made and _scheduling_state(self.group) != "INFEASIBLE":
+            self.group.wait(_SETTLING)
+        remove_placement_group(self.group)
+
+
 class Reservation:
     """Room for actors, all of them or none: a placement group with a bundle for each.
 
@@ -224,8 +250,8 @@ class Reservation:
         self._seats = list(options)
         bundles = [_bundle_of(one) for one in self._options]
         with Shield():
-            self._group = placement_group(bundles, strategy=strategy)
-            self._end = weakref.finalize(self, _give_back, self._group, session)
+            self._room = Room(placement_group(bundles, strategy=strategy), session)
+            self._end = weakref.finalize(self, self._room.give_back)
             self._end.atexit = False  # Ray ends it then
 
     @classmethod
@@ -238,7 +264,7 @@ class Reservation:
         """Return what brings an actor to its room."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        return PlacementGroupSchedulingStrategy(self._group, self._seats.index(seat))
+        return PlacementGroupSchedulingStrategy(self._room.group, self._seats.index(seat))
 
     def await_room(self) -> None:
         """Wait until there is room for all, also again after a node was lost.
@@ -246,7 +272,8 @@ class Reservation:
         Raises:
             SchedulingError: If there is not, for `START_TIMEOUT` seconds.
         """
-        if self._group.wait(START_TIMEOUT):
+        if self._room.group.wait(START_TIMEOUT):
+            self._room.is_made = True
             return
         wanted = " or ".join(dict.fromkeys(_name_bundle(one) for one in self._options))
         lacking = missing_resources(self._options, "available_resources") or "there is no room for all of them at once."
@@ -262,13 +289,11 @@ class Reservation:
             self._end()
 
 
-def _give_back(group: Any, session: Session) -> None:
-    from ray.util import placement_group_table, remove_placement_group
+def _scheduling_state(group: Any) -> str | None:
+    from ray.util import placement_group_table
 
-    if session.lasts:
-        if placement_group_table(group)["stats"]["scheduling_state"] != "INFEASIBLE":
-            group.wait(_SETTLING)
-        remove_placement_group(group)
+    state: str | None = placement_group_table(group).get("stats", {}).get("scheduling_state")
+    return state
 
 
 def _bundle_of(options: ActorOptions) -> dict[str, float]:

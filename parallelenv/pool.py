@@ -250,7 +250,7 @@ class Pool(Hosts):
         ids = tuple(sorted(env_ids))
         ways = {
             "step": f"Wait on with {self.waits_by}, give a longer timeout, or rebuild with restart({list_ids(ids)}).",
-            "rollout": f"The steps since the last chunk are lost: begin anew with reset({list(ids)}), after "
+            "rollout": f"The steps since the last chunk are lost: begin anew with reset({list_ids(ids)}), after "
             f"restart({list_ids(ids)}) if the env hangs, and with a longer timeout if it is only slow.",
             "run_episodes": "All that played need a reset. Play again with a longer timeout, after "
             f"restart({list_ids(ids)}) if the env hangs.",

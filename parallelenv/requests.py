@@ -176,7 +176,7 @@ def split_further(parts: Iterable[Part]) -> list[Part]:
         if len(link.branches) < 2:
             further.append((link, env_ids, positions))
             continue
-        where = range(positions.stop)[positions] if isinstance(positions, slice) else positions
+        where = range(positions.start, positions.stop) if isinstance(positions, slice) else positions
         for branch in link.branches:
             found = [index for index, env_id in enumerate(env_ids) if branch[0] <= env_id <= branch[-1]]
             if found:

@@ -710,7 +710,7 @@ def test_who_takes_too_long_is_told_and_waited_for_later(mode: str, make_set: Ma
 
 
 def test_news_reach_who_is_at_work_before_the_next_order(mode: str, make_set: MakeSet, tmp_path: Path) -> None:
-    if mode in ("dummy", "ray-subproc"):
+    if mode == "dummy":
         pytest.skip("its collectors answer together")
     collectors = make_set(partial(Waiting, tmp_path), partial(few, (1000,)), 10)
     stream = collectors.stream()
