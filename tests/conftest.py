@@ -16,6 +16,7 @@ from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import psutil
 import pytest
 
@@ -24,6 +25,9 @@ from parallelenv.errors import MissingDependencyError
 from parallelenv.task_pool import TaskPool
 
 pytest.register_assert_rewrite("parallelenv.testing")  # before any test imports a part of it
+# No example has a deadline: one that has waited for a core is not wrong.
+hypothesis.settings.register_profile("shared machine", deadline=None)
+hypothesis.settings.load_profile("shared machine")
 MakeEnv = Callable[..., ParallelEnv]
 MakePool = Callable[..., TaskPool]
 

@@ -238,7 +238,6 @@ def run(machine_type: type[Machine], twins: Twins, mode: str, number: int) -> No
                 max_examples=15 if needs_ray(mode) else 60,
                 stateful_step_count=30,
                 database=None,
-                deadline=None,
                 phases=[Phase.generate, Phase.shrink],
                 suppress_health_check=list(HealthCheck),
             ),

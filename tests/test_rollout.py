@@ -1169,7 +1169,7 @@ def test_a_single_env(make_env: MakeEnv) -> None:
     assert env.rollout(zeros, 4).states[:, 0, 1].tolist() == [0, 1, 2, 0]
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_course_of_rollouts_and_steps(make_env: MakeEnv, mode: str, data: st.DataObject) -> None:
     if mode.startswith("ray"):
