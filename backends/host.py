@@ -295,6 +295,7 @@ class Host:
             dict(getattr(env, "metadata", None) or {}),
             getattr(env, "render_mode", None),
             here(),
+            id(env),
         )
 
     def reset(self, env_id: int, each: tuple[int | None, dict[str, Any] | None], common: Any) -> Extra | None:

@@ -17,7 +17,7 @@ from parallelenv.hosts import CLOSE_TIMEOUT, Announcement, Hosts, Listener
 from parallelenv.hours import Hours
 from parallelenv.output import show
 from parallelenv.protocol import NOTED, Backend, Command, EnvFacts, Place, Settings
-from parallelenv.recipes import EnvRecipe, refuse_live
+from parallelenv.recipes import EnvRecipe, refuse_live, refuse_shared
 from parallelenv.requests import Link, Request, name_envs, pick, split_further, spread
 from parallelenv.seats import Seat
 from parallelenv.shared import NOTHING_SHARED, share
@@ -93,6 +93,7 @@ class Pool(Hosts):
         try:
             self._has_spaces = spaces is not None
             facts = self.ask("build", self.env_ids, common=self._has_spaces).values
+            refuse_shared(facts)
             self.facts = with_spaces([facts[env_id] for env_id in self.env_ids], spaces)
             observation_space = common_space(one.observation_space for one in self.facts)
             action_space = common_space(one.action_space for one in self.facts)

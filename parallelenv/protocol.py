@@ -213,6 +213,7 @@ class EnvFacts:
         metadata: The env's ``metadata``.
         render_mode: The env's ``render_mode``.
         seat: Where it lives.
+        instance: What tells it from other objects there: its `id`.
     """
 
     observation_space: Any
@@ -220,6 +221,7 @@ class EnvFacts:
     metadata: dict[str, Any]
     render_mode: str | None
     seat: Seat = UNKNOWN
+    instance: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import gymnasium
@@ -16,7 +16,11 @@ from gymnasium.utils import EzPickle
 
 from parallelenv import translations
 from parallelenv.errors import InvalidEnvError, UnknownOptionError, UnpicklableError
+from parallelenv.seats import Seat
 from parallelenv.unpickling import loads
+
+if TYPE_CHECKING:
+    from parallelenv.protocol import EnvFacts
 
 _ACCEPTED = "a Gymnasium env, an env fn (a callable without arguments that makes one), a registered id or an EnvSpec"
 
@@ -149,6 +153,23 @@ def refuse_foreign(env: Any, env_id: int) -> None:
             )
     if isinstance(env, gymnasium.vector.VectorEnv):
         raise InvalidEnvError(f"env {env_id} is {_show(env)}, already a batch of envs. Give the single envs instead.")
+
+
+def refuse_shared(facts: Mapping[int, EnvFacts]) -> None:
+    """Refuse that two env fns, called in one process, have returned one and the same object.
+
+    Raises:
+        InvalidEnvError: If they have.
+    """
+    seen: dict[tuple[Seat, int], int] = {}
+    for env_id, one in sorted(facts.items()):
+        first = seen.setdefault((one.seat, one.instance), env_id)
+        if first != env_id:
+            raise InvalidEnvError(
+                f"The env fns of envs {first} and {env_id} have returned the same instance. Two ids cannot share one "
+                "env: an env fn must make a new one each time. Of fns made in a loop, all see the loop's last value: "
+                "give functools.partial(make, value)."
+            )
 
 
 def refuse_live(recipes: Iterable[EnvRecipe]) -> None:

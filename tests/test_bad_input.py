@@ -107,6 +107,21 @@ def test_the_same_instance_twice_shows_the_fix() -> None:
         ParallelEnv([twin, Counter(), twin])
 
 
+@pytest.mark.parametrize("word", ["dummy", "thread"])
+def test_env_fns_that_return_the_same_instance_are_refused(word: str) -> None:
+    given = [Counter() for _ in range(3)]
+    with pytest.raises(InvalidEnvError, match=r"env fns of envs 0 and 1 .* same instance.*partial\(make, value\)"):
+        ParallelEnv([lambda: env for env in given], word, num_cpus=3)  # noqa: B023 (that is the mistake)
+
+
+def test_in_workers_each_has_a_copy_of_what_env_fns_return() -> None:
+    twin = Counter()
+    with ParallelEnv([lambda: twin] * 3, "subproc", num_cpus=2) as env:
+        env.reset(seed=0)
+        env.step([1], id=0)
+        assert env.get_env_attr("steps") == [1, 0, 0]
+
+
 def test_a_vector_env_is_refused() -> None:
     with pytest.raises(InvalidEnvError, match="already a batch"):
         ParallelEnv([gym.make_vec("CartPole-v1", num_envs=2)])
