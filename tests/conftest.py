@@ -42,8 +42,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a job in the back
 
 
 _ADAPTERS = {"test_gymnasium_steps.py", "test_sb3.py", "test_tianshou.py"}
-# Seconds for each test, and the same code as elsewhere: `ray` is reached as `subproc` is, bad input is refused before
-# anything is sent. With these, CI would take half an hour; `make test-ray` runs them.
+# Seconds for each test, and the same code as elsewhere: `ray` is reached as `subproc` is, and has the same backend and
+# pool as `ray-subproc`; bad input is refused before anything is sent. With these, CI would take half an hour;
+# `make test-ray` runs them.
 _LONG_IN = {
     "ray": {
         *_ADAPTERS,
@@ -53,19 +54,27 @@ _LONG_IN = {
         "test_collector_set.py",
         "test_contract.py",
         "test_exhausted.py",
+        "test_familiar.py",
         "test_faults.py",
+        "test_gymnasium.py",
+        "test_machine.py",
         "test_modes.py",
+        "test_output.py",
         "test_portrait.py",
         "test_profile.py",
         "test_rebuilding.py",
         "test_recovery.py",
+        "test_render.py",
         "test_rollout.py",
         "test_sampling.py",
         "test_saving.py",
         "test_score.py",
+        "test_shown.py",
+        "test_spaces_given.py",
         "test_task_worlds.py",
         "test_tasks.py",
         "test_tasks_under_way.py",
+        "test_traffic.py",
     },
     "ray-subproc": {
         *_ADAPTERS,
