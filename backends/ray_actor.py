@@ -27,6 +27,7 @@ from parallelenv.backends.wire import Message
 from parallelenv.backends.worker import PackedRecipe
 from parallelenv.batch import Array, Batch, Layout
 from parallelenv.errors import ArgumentError, SchedulingError, WorkerStartError
+from parallelenv.interrupts import Shield
 from parallelenv.protocol import Channel, HostRecipe, Plan, Printed
 from parallelenv.recipes import registered_by_user
 
@@ -185,11 +186,12 @@ class RayBackend:
             if actor not in sockets:
                 channels.append(RayChannel(actor, recipe))
                 continue
-            log = hand_over_log(sockets[actor], actor.pid)
-            local = LocalChannel(actor, sockets[actor], log, self._switchboard.poller, recipe.env_ids)
-            local.branches = self.branches_of(recipe)
-            self._switchboard.add(local)
-            channels.append(local)
+            with Shield():
+                log = hand_over_log(sockets[actor], actor.pid)
+                local = LocalChannel(actor, sockets[actor], log, self._switchboard.poller, recipe.env_ids)
+                local.branches = self.branches_of(recipe)
+                self._switchboard.add(local)
+                channels.append(local)
         return channels
 
     def _options_of(self, recipe: HostRecipe) -> ActorOptions:

@@ -25,6 +25,7 @@ from parallelenv.backends.log import Log
 from parallelenv.backends.memory import SharedMemory
 from parallelenv.backends.origin import own_origin
 from parallelenv.backends.pipe import LAST_CHANCE, PipeChannel, Switchboard
+from parallelenv.backends.process import WorkerProcess
 from parallelenv.backends.sharing import SharedArrays
 from parallelenv.backends.spread import Spreader
 from parallelenv.backends.worker import PackedRecipe, serve
@@ -126,21 +127,19 @@ class SubprocBackend:
     def _start_with(self, opened: list[Any], env_ids: tuple[int, ...]) -> PipeChannel:
         """Start a worker; note what was opened for it."""
         context: Any = multiprocessing.get_context(self._method)
-        ours, theirs = context.Pipe()
-        opened += [ours, theirs]
-        log = Log.create()
-        opened += [log] if log is not None else []
-        foreign = [*_OPEN, ours] if self._method == "fork" else []
-        try:
-            with _STARTING, Shield(), _hidden_main(), sleepy_blas(), deaf_to_interrupts(self._method):
-                if self._method == "forkserver":
-                    start_server()
-                process = context.Process(target=serve, args=(theirs, log, foreign), name="parallelenv-worker")
-                process.start()
-                channel = PipeChannel(process, ours, log, self._switchboard.poller, env_ids)
-                self._switchboard.add(channel)
-                _OPEN.add(ours)
-        finally:
+        with _STARTING, Shield(), _hidden_main(), sleepy_blas(), deaf_to_interrupts(self._method):
+            ours, theirs = context.Pipe()
+            opened += [ours, theirs]
+            log = Log.create()
+            opened += [log] if log is not None else []
+            foreign = [*_OPEN, ours] if self._method == "fork" else []
+            if self._method == "forkserver":
+                start_server()
+            process = context.Process(target=serve, args=(theirs, log, foreign), name="parallelenv-worker")
+            process.start()
+            channel = PipeChannel(WorkerProcess(process), ours, log, self._switchboard.poller, env_ids)
+            self._switchboard.add(channel)
+            _OPEN.add(ours)
             theirs.close()
         return channel
 
