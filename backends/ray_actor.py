@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from parallelenv.arguments import check_flags
 from parallelenv.backends import ray_cluster
 from parallelenv.backends.codec import encode
 from parallelenv.backends.lifeline import Lifeline
@@ -63,8 +64,7 @@ class RayBackend:
         ray_options: dict[str, Any] | None = None,
         direct: bool = True,
     ) -> None:
-        if not isinstance(direct, bool):
-            raise ArgumentError(f"direct={direct!r} must be True or False.")
+        check_flags(direct=direct)
         self._init = dict(ray_init or {})
         self._options = dict(ray_options or {})
         self._gpus_per_host = 0.0

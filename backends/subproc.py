@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from parallelenv.arguments import check_flags
 from parallelenv.backends.codec import encode
 from parallelenv.backends.fork_server import deaf_to_interrupts, sleepy_blas, start_server
 from parallelenv.backends.inprocess import CallerChannel
@@ -62,8 +63,7 @@ class SubprocBackend:
         methods = start_methods()
         if start_method is not None and start_method not in methods:
             raise ArgumentError(f"start_method={start_method!r} does not exist here; expected one of {tuple(methods)}.")
-        if not isinstance(caller_steps, bool):
-            raise ArgumentError(f"caller_steps={caller_steps!r} must be True or False.")
+        check_flags(caller_steps=caller_steps)
         self._method = start_method or methods[0]
         self._caller_steps = caller_steps
         self._callers_share: tuple[int, ...] = ()  # env ids of the host in this process
