@@ -22,6 +22,7 @@ from parallelenv.broadcast import Broadcast
 from parallelenv.chunks import Order
 from parallelenv.errors import EnvContractError, EnvInterruptedError, ExhaustedError, InvalidEnvError
 from parallelenv.failures import Failure
+from parallelenv.interrupts import Shield
 from parallelenv.ownership import own
 from parallelenv.protocol import EXHAUSTED, Command, EnvFacts, Extra, HostRecipe, Reply
 from parallelenv.seats import clock_id, here
@@ -142,7 +143,8 @@ class Host:
                 for _, env in zip(turns, envs, strict=True):
                     self._close_env(env)
         finally:
-            self._recipe = dataclasses.replace(self._recipe, shared={})  # their memory goes now
+            with Shield():  # an interrupt in a `__del__` would be told to nobody
+                self._recipe = dataclasses.replace(self._recipe, shared={})  # their memory goes now
 
     def _close_env(self, env: Resettable | None) -> None:
         """Close an env that is not used any more, whatever it raises: it is gone either way."""

@@ -11,6 +11,7 @@ from parallelenv.backends.host import Execution, Host
 from parallelenv.batch import Batch
 from parallelenv.errors import UnpicklableError
 from parallelenv.failures import Failure
+from parallelenv.interrupts import Shield
 from parallelenv.ownership import own
 from parallelenv.protocol import Command, Death, EnvFacts, Extra, HostRecipe, Reply
 
@@ -59,7 +60,8 @@ class CallerChannel:
     def kill(self) -> None:  # noqa: D102 (see Channel)
         self._queue.clear()
         self._host.close()
-        vars(self._host).pop("_writer", None)  # its memory goes now, not when the user lets go of the closed object
+        with Shield():  # an interrupt in a `__del__` would be told to nobody
+            vars(self._host).pop("_writer", None)  # its memory goes now, not when the user lets go of the closed object
 
 
 def take_over(command: Command) -> Command:

@@ -14,6 +14,8 @@ import weakref
 from pathlib import Path
 from typing import NamedTuple
 
+from parallelenv.interrupts import Shield
+
 _OPEN: weakref.WeakSet[Lifeline] = weakref.WeakSet()
 
 
@@ -37,7 +39,8 @@ class Lifeline:
     """The caller's end, for one other process: a signal at the loss of one reader would reach the others too."""
 
     def __init__(self) -> None:
-        self._offered, self._held = os.pipe()
+        with Shield():
+            self._offered, self._held = os.pipe()
         self._pid = os.getpid()
         _OPEN.add(self)
 
@@ -53,7 +56,8 @@ class Lifeline:
 
     def keep(self, *, is_held: bool) -> None:
         """Take note of whether the other process has taken hold of it."""
-        self._offered = _close(self._offered)
+        with Shield():
+            self._offered = _close(self._offered)
         if not is_held:
             self.cut()
 
@@ -62,12 +66,13 @@ class Lifeline:
         if self._held >= 0 and self._offered < 0:
             poll = select.poll()
             poll.register(self._held, 0)  # says only that nobody can read any more
-            poll.poll(timeout * 1000)
+            poll.poll(timeout * 1000)  # can be interrupted, and waited for once more
         self.cut()
 
     def cut(self) -> None:
         """Let the other process think that the caller is gone."""
-        self._offered, self._held = _close(self._offered), _close(self._held)
+        with Shield():
+            self._offered, self._held = _close(self._offered), _close(self._held)
 
     def __del__(self) -> None:
         self.cut()

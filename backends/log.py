@@ -18,6 +18,7 @@ from multiprocessing import reduction
 from pathlib import Path
 from typing import Any
 
+from parallelenv.interrupts import Shield
 from parallelenv.protocol import Printed
 
 _IS_POSIX = os.name == "posix"
@@ -49,9 +50,10 @@ class Log:
             return None
         import fcntl
 
-        fileno = _open_nameless()
-        fcntl.fcntl(fileno, fcntl.F_SETFL, os.O_APPEND)
-        return cls(fileno)
+        with Shield():
+            fileno = _open_nameless()
+            fcntl.fcntl(fileno, fcntl.F_SETFL, os.O_APPEND)
+            return cls(fileno)
 
     def __reduce__(self) -> Any:
         """Let it travel to a process that is being started."""
@@ -59,9 +61,10 @@ class Log:
 
     def close(self) -> None:
         """Close this end."""
-        fileno, self.fileno = self.fileno, -1  # at once: two threads may close it
-        if fileno >= 0:
-            os.close(fileno)
+        with Shield():
+            fileno, self.fileno = self.fileno, -1  # at once: two threads may close it
+            if fileno >= 0:
+                os.close(fileno)
 
     def __del__(self) -> None:
         self.close()  # where an interrupt came before anybody knew of it

@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from parallelenv.errors import ParallelEnvError
+from parallelenv.interrupts import Shield
 
 
 class SharedMemoryError(ParallelEnvError, OSError):
@@ -44,16 +45,17 @@ class SharedMemory:
         Raises:
             SharedMemoryError: If there is no room for it.
         """
-        fileno = _open_nameless()
-        try:
-            _reserve(fileno, nbytes)
-        except OSError as error:
-            os.close(fileno)
-            raise SharedMemoryError(
-                f"{what} {nbytes:,} bytes of shared memory, which cannot be had: {error}. {way_out}, or "
-                "para_mode='thread'."
-            ) from error
-        return cls(fileno, nbytes)
+        with Shield():
+            fileno = _open_nameless()
+            try:
+                _reserve(fileno, nbytes)
+            except OSError as error:
+                os.close(fileno)
+                raise SharedMemoryError(
+                    f"{what} {nbytes:,} bytes of shared memory, which cannot be had: {error}. {way_out}, or "
+                    "para_mode='thread'."
+                ) from error
+            return cls(fileno, nbytes)
 
     @classmethod
     def receive(cls, connection: Connection, nbytes: int, access: int = mmap.ACCESS_WRITE) -> SharedMemory:
@@ -62,10 +64,12 @@ class SharedMemory:
 
     def send(self, connection: Connection, pid: int) -> None:
         """Give a process access, over a duplex pipe to it."""
-        reduction.send_handle(connection, self._fileno, pid)
+        with Shield():
+            reduction.send_handle(connection, self._fileno, pid)
 
     def __del__(self) -> None:
-        os.close(self._fileno)
+        with Shield():
+            os.close(self._fileno)
 
 
 def _open_nameless() -> int:

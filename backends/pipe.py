@@ -16,10 +16,12 @@ from typing import Any
 from parallelenv.backends.codec import decode_reply, encode, encode_command, unmark_printed
 from parallelenv.backends.log import Log
 from parallelenv.backends.memory import SharedMemory
+from parallelenv.backends.process import exists
 from parallelenv.backends.spread import Spreader
 from parallelenv.backends.wire import Message, Wire, spin
 from parallelenv.backends.worker import Attach
 from parallelenv.batch import Batch
+from parallelenv.interrupts import Shield
 from parallelenv.protocol import Command, Death, HostDied, Printed, Reply
 
 _HEARTBEAT = 0.25
@@ -98,7 +100,7 @@ class PipeChannel:
     """A pipe to a host in a process of its own.
 
     Args:
-        process: The process; a `multiprocessing.Process`, or what behaves like one.
+        process: The process; a `WorkerProcess`, or what behaves like one.
         pipe: The caller's end.
         log: What the host prints to.
         poller: What waits for it.
@@ -168,7 +170,8 @@ class PipeChannel:
 
     def attach(self, batch: Batch) -> None:  # noqa: D102 (see Channel)
         memory: SharedMemory = batch.owner
-        with contextlib.suppress(OSError):  # if it died meanwhile, its next command says so
+        # An interrupt in between would let the worker wait for ever for what was announced.
+        with contextlib.suppress(OSError), Shield():  # OSError: if it died meanwhile, its next command says so
             self.wire.send(encode(Attach(batch.layout)))
             memory.send(self.wire.connection, self.process.pid)
 
@@ -184,7 +187,7 @@ class PipeChannel:
                 return False
         except ValueError:  # another thread has closed it meanwhile
             return True
-        self.found_dead = self.process.exitcode != _UNKNOWN or not _exists(self.process.pid)
+        self.found_dead = self.process.exitcode != _UNKNOWN or not exists(self.process.pid)
         return self.found_dead
 
     def join(self, timeout: float) -> None:
@@ -194,9 +197,10 @@ class PipeChannel:
 
     def hang_up(self) -> None:
         """Close the pipe."""
-        if not self.wire.closed:
-            self._poller.remove(self)
-            self.wire.close()
+        with Shield():
+            if not self.wire.closed:
+                self._poller.remove(self)
+                self.wire.close()
 
     def kill(self) -> None:  # noqa: D102 (see Channel)
         if self.is_gone:
@@ -207,9 +211,10 @@ class PipeChannel:
                 self.end_process()
             self.process.join()
             self.process.close()
-        self.is_gone = True
-        if self._log is not None:
-            self._log.close()
+        with Shield():  # not gone before: who was interrupted comes again
+            if self._log is not None:
+                self._log.close()
+            self.is_gone = True
 
     def end_process(self) -> None:
         """End the process at once."""
@@ -274,12 +279,3 @@ class Switchboard:
         for channel in workers:
             channel.kill()
         return printed
-
-
-def _exists(pid: int) -> bool:
-    """Whether there is such a process."""
-    try:
-        os.kill(pid, 0)
-    except OSError:
-        return False
-    return True

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from parallelenv.arguments import check_flags
 from parallelenv.backends import ray_cluster
 from parallelenv.backends.codec import encode
 from parallelenv.backends.lifeline import Lifeline
@@ -27,6 +28,7 @@ from parallelenv.backends.wire import Message
 from parallelenv.backends.worker import PackedRecipe
 from parallelenv.batch import Array, Batch, Layout
 from parallelenv.errors import ArgumentError, SchedulingError, WorkerStartError
+from parallelenv.interrupts import Shield
 from parallelenv.protocol import Channel, HostRecipe, Plan, Printed
 from parallelenv.recipes import registered_by_user
 
@@ -62,8 +64,7 @@ class RayBackend:
         ray_options: dict[str, Any] | None = None,
         direct: bool = True,
     ) -> None:
-        if not isinstance(direct, bool):
-            raise ArgumentError(f"direct={direct!r} must be True or False.")
+        check_flags(direct=direct)
         self._init = dict(ray_init or {})
         self._options = dict(ray_options or {})
         self._gpus_per_host = 0.0
@@ -185,11 +186,12 @@ class RayBackend:
             if actor not in sockets:
                 channels.append(RayChannel(actor, recipe))
                 continue
-            log = hand_over_log(sockets[actor], actor.pid)
-            local = LocalChannel(actor, sockets[actor], log, self._switchboard.poller, recipe.env_ids)
-            local.branches = self.branches_of(recipe)
-            self._switchboard.add(local)
-            channels.append(local)
+            with Shield():
+                log = hand_over_log(sockets[actor], actor.pid)
+                local = LocalChannel(actor, sockets[actor], log, self._switchboard.poller, recipe.env_ids)
+                local.branches = self.branches_of(recipe)
+                self._switchboard.add(local)
+                channels.append(local)
         return channels
 
     def _options_of(self, recipe: HostRecipe) -> ActorOptions:

@@ -115,7 +115,7 @@ class Cluster:
         import ray
 
         cls = type(self)
-        with cls._lock:
+        with cls._lock, Shield():  # a Ray that is half shut down could not be begun again
             if not self._is_member:
                 return
             self._is_member = False

@@ -21,6 +21,7 @@ from parallelenv.backends.lifeline import Lifeline
 from parallelenv.backends.log import Log
 from parallelenv.backends.pipe import PipeChannel
 from parallelenv.backends.ray_cluster import SHUT_DOWN, Session
+from parallelenv.interrupts import Shield
 from parallelenv.protocol import Death
 
 _PARTING = 1.0
@@ -170,23 +171,29 @@ class Doorway:
         poll.register(self._socket, select.POLLIN)
         while expected and time.monotonic() < deadline:
             if poll.poll(_GLANCE):
-                guest, _ = self._socket.accept()
-                pid = _CREDENTIALS.unpack(guest.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[0]
-                if pid in expected:
-                    expected[pid].comes_in = True
-                    admitted[expected.pop(pid)] = Connection(guest.detach())
-                guest.close()
+                self._admit_one(expected, admitted)
             else:
                 expected = {pid: actor for pid, actor in expected.items() if not actor.has_served()}
         return admitted
 
+    def _admit_one(self, expected: dict[int, Actor], admitted: dict[Actor, Connection]) -> None:
+        """Let somebody in who is at the door, if it is one of those that are expected."""
+        with Shield():
+            guest, _ = self._socket.accept()
+            pid = _CREDENTIALS.unpack(guest.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[0]
+            if pid in expected:
+                expected[pid].comes_in = True
+                admitted[expected.pop(pid)] = Connection(guest.detach())
+            guest.close()
+
 
 def hand_over_log(connection: Connection, pid: int) -> Log | None:
     """Make a log and give the process at the other end its descriptor."""
-    log = Log.create()
-    if log is not None:
-        reduction.send_handle(connection, log.fileno, pid)
-    return log
+    with Shield():
+        log = Log.create()
+        if log is not None:
+            reduction.send_handle(connection, log.fileno, pid)
+        return log
 
 
 def go_in(path: str) -> tuple[Connection, Log]:

@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from parallelenv.arguments import check_flags
 from parallelenv.backends.codec import encode
 from parallelenv.backends.fork_server import deaf_to_interrupts, sleepy_blas, start_server
 from parallelenv.backends.inprocess import CallerChannel
@@ -25,6 +26,7 @@ from parallelenv.backends.log import Log
 from parallelenv.backends.memory import SharedMemory
 from parallelenv.backends.origin import own_origin
 from parallelenv.backends.pipe import LAST_CHANCE, PipeChannel, Switchboard
+from parallelenv.backends.process import WorkerProcess
 from parallelenv.backends.sharing import SharedArrays
 from parallelenv.backends.spread import Spreader
 from parallelenv.backends.worker import PackedRecipe, serve
@@ -61,8 +63,7 @@ class SubprocBackend:
         methods = start_methods()
         if start_method is not None and start_method not in methods:
             raise ArgumentError(f"start_method={start_method!r} does not exist here; expected one of {tuple(methods)}.")
-        if not isinstance(caller_steps, bool):
-            raise ArgumentError(f"caller_steps={caller_steps!r} must be True or False.")
+        check_flags(caller_steps=caller_steps)
         self._method = start_method or methods[0]
         self._caller_steps = caller_steps
         self._callers_share: tuple[int, ...] = ()  # env ids of the host in this process
@@ -126,21 +127,19 @@ class SubprocBackend:
     def _start_with(self, opened: list[Any], env_ids: tuple[int, ...]) -> PipeChannel:
         """Start a worker; note what was opened for it."""
         context: Any = multiprocessing.get_context(self._method)
-        ours, theirs = context.Pipe()
-        opened += [ours, theirs]
-        log = Log.create()
-        opened += [log] if log is not None else []
-        foreign = [*_OPEN, ours] if self._method == "fork" else []
-        try:
-            with _STARTING, Shield(), _hidden_main(), sleepy_blas(), deaf_to_interrupts(self._method):
-                if self._method == "forkserver":
-                    start_server()
-                process = context.Process(target=serve, args=(theirs, log, foreign), name="parallelenv-worker")
-                process.start()
-                channel = PipeChannel(process, ours, log, self._switchboard.poller, env_ids)
-                self._switchboard.add(channel)
-                _OPEN.add(ours)
-        finally:
+        with _STARTING, Shield(), _hidden_main(), sleepy_blas(), deaf_to_interrupts(self._method):
+            ours, theirs = context.Pipe()
+            opened += [ours, theirs]
+            log = Log.create()
+            opened += [log] if log is not None else []
+            foreign = [*_OPEN, ours] if self._method == "fork" else []
+            if self._method == "forkserver":
+                start_server()
+            process = context.Process(target=serve, args=(theirs, log, foreign), name="parallelenv-worker")
+            process.start()
+            channel = PipeChannel(WorkerProcess(process), ours, log, self._switchboard.poller, env_ids)
+            self._switchboard.add(channel)
+            _OPEN.add(ours)
             theirs.close()
         return channel
 

@@ -28,6 +28,13 @@ def check_counts(num_cpus: Any, num_gpus: Any) -> None:
         raise ArgumentError(f"num_gpus={num_gpus!r} is no number of GPUs. Give 0 or more; fractions are allowed.")
 
 
+def check_flags(**flags: Any) -> None:
+    """Refuse switches that are neither on nor off: any text, "no" too, would count as on."""
+    for name, value in flags.items():
+        if not isinstance(value, (bool, np.bool_)):
+            raise ArgumentError(f"{name}={value!r} must be True or False.")
+
+
 def check_positive(name: str, value: Any) -> None:
     """Refuse what is no int of at least 1."""
     if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:

@@ -113,9 +113,9 @@ class ParallelEnv(LongRuns):
     ) -> None:
         super().__init__()
         self._is_closed = True  # until everything stands
-        self._asynchronous = asynchronous
-        policy = make_policy(asynchronous)
+        self._asynchronous, policy = asynchronous, make_policy(asynchronous)
         arguments.check_counts(num_cpus, num_gpus)
+        arguments.check_flags(no_warning=no_warning, copy=copy, keep=keep)
         timeout, spaces = arguments.check_timeout(timeout), arguments.check_spaces(spaces)
         arguments.check_failure_handling(on_failure, max_restarts)
         for_envs = {"seed": arguments.check_base_seed(seed), "shared": check_shared(shared)}
@@ -244,6 +244,7 @@ class ParallelEnv(LongRuns):
                 f"asynchronous={options['asynchronous']!r} was given to from_samplers(). Give auto_resample_when_done: "
                 "True is 'restart', False is 'idle'. For another, make a TaskPool of env fns that return a TaskEnv."
             )
+        arguments.check_flags(auto_resample_when_done=auto_resample_when_done)
         policy: Literal["idle", "restart"] = "restart" if auto_resample_when_done else "idle"
         return TaskPool(make_recipes(make_sampler_fn, sampler_fn_args), para_mode, policy, **options)
 

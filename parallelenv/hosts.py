@@ -297,10 +297,11 @@ class Hosts:
             return
         channels = [link.channel for link in links if not link.death]
         try:
-            self._links = []
-            vars(self).pop("batch", None)  # its memory goes now, not when the user lets go of the closed object
-            for link in links:
-                link.recipe = replace(link.recipe, shared={})  # likewise
+            with Shield():  # one of its own: another thread may be using the pool
+                self._links = []
+                vars(self).pop("batch", None)  # its memory goes now, not when the user lets go of the closed object
+                for link in links:
+                    link.recipe = replace(link.recipe, shared={})  # likewise
             printed = [*self._printed, *self._backend.close(channels, timeout)]
         except KeyboardInterrupt:
             self._close_at_once(channels)

@@ -2,8 +2,8 @@
 
 A `KeyboardInterrupt` can appear between any two bytecodes of the main thread: after a message
 was written and before that was noted, say, and then the two ends disagree for ever. While the
-caller *waits* it may be interrupted freely; while it sends or files a reply, the interrupt is
-held back for those few microseconds.
+caller *waits* it may be interrupted freely; while it sends or files a reply, or opens or closes
+what the system lends, the interrupt is held back for those few microseconds.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ class Shield:
     def __enter__(self) -> None:
         self._previous = None
         if threading.get_ident() == self._main:
+            self._noted = False  # an earlier end of it may have been interrupted, and that was told
             self._previous = _set_handler(_INTERRUPT, self._handler)
 
     def _note(self, signum: int, frame: FrameType | None) -> None:
@@ -47,5 +48,4 @@ class Shield:
             return
         _set_handler(_INTERRUPT, self._previous)
         if self._noted:
-            self._noted = False
             signal.raise_signal(signal.SIGINT)

@@ -15,7 +15,7 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.utils import EzPickle
 
 from parallelenv import translations
-from parallelenv.errors import InvalidEnvError, UnknownOptionError, UnpicklableError
+from parallelenv.errors import ArgumentError, InvalidEnvError, UnknownOptionError, UnpicklableError
 from parallelenv.seats import Seat
 from parallelenv.unpickling import loads
 
@@ -68,6 +68,7 @@ def make_recipes(envs: Sequence[Any]) -> tuple[EnvRecipe, ...]:
     """Return one recipe per item of a user's list, in order.
 
     Raises:
+        ArgumentError: If it is a set or a dict.
         InvalidEnvError: If the list is empty, an item is no env, or an instance comes twice.
     """
     items = _listed(envs)
@@ -189,6 +190,11 @@ def refuse_live(recipes: Iterable[EnvRecipe]) -> None:
 def _listed(envs: Any) -> list[Any]:
     if isinstance(envs, (str, EnvSpec)) or is_env(envs) or callable(envs):
         raise InvalidEnvError(f"envs={_show(envs)} is a single env{'' if _is_made(envs) else ' fn'}. {_as_list(envs)}")
+    if isinstance(envs, (set, frozenset, Mapping)):
+        raise ArgumentError(
+            f"envs={_show(envs)} is a {type(envs).__name__}, which says of no env which id it gets. Give a list: the "
+            "id of an env is its place there."
+        )
     try:
         items = list(envs)
     except TypeError:

@@ -101,6 +101,13 @@ def test_what_is_no_list_of_envs_is_refused(envs: Any, message: str) -> None:
         ParallelEnv(envs)
 
 
+@pytest.mark.parametrize("kind", [set, frozenset, dict.fromkeys])
+def test_envs_that_stand_in_no_place_are_refused(kind: Callable[[Any], Any]) -> None:
+    envs = kind(COUNTERS)
+    with pytest.raises(ArgumentError, match=rf"is a {type(envs).__name__}, which.*which id it gets. Give a list"):
+        ParallelEnv(envs)
+
+
 def test_the_same_instance_twice_shows_the_fix() -> None:
     twin = Counter()
     with pytest.raises(InvalidEnvError, match=r"envs\[0\] and envs\[2\] are the same instance.*\[make\] \* n"):
@@ -180,6 +187,16 @@ def test_an_env_that_does_not_pickle_is_named() -> None:
 def test_unusable_numbers_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         ParallelEnv(COUNTERS, **arguments)
+
+
+@pytest.mark.parametrize("name", ["no_warning", "copy", "keep"])
+@pytest.mark.parametrize("value", ["no", 0, None])
+def test_a_switch_is_true_or_false(name: str, value: Any) -> None:
+    wrong: dict[str, Any] = {name: value}
+    with pytest.raises(ArgumentError, match=f"{name}={value!r} must be True or False"):
+        ParallelEnv(COUNTERS, **wrong)
+    as_numpy: dict[str, Any] = {name: np.bool_(False)}
+    ParallelEnv(COUNTERS, **as_numpy).close()
 
 
 def test_an_option_of_another_backend_is_refused() -> None:

@@ -418,6 +418,12 @@ def test_a_rebuilt_sampler_goes_on_from_the_seeds_that_were_set(make_pool: MakeP
     assert drawn[0][0] != drawn[0][1]
 
 
+def test_whether_to_resample_is_true_or_false() -> None:
+    wrong: Any = "no"
+    with pytest.raises(ArgumentError, match="auto_resample_when_done='no' must be True or False"):
+        ParallelEnv.from_samplers(Walks, [{}], "dummy", wrong)
+
+
 def test_wrong_arguments_are_refused_before_anything_is_made() -> None:
     cases: list[tuple[Any, Any, str]] = [
         (3, [{}], "make_sampler_fn=3 cannot be called"),

@@ -31,8 +31,7 @@ def check(
     arguments.check_positive("max_restarts", max_restarts)
     if not isinstance(fraction, int | float) or isinstance(fraction, bool) or not 0 < fraction <= 1:
         raise ArgumentError(f"fraction_samples={fraction!r} must be a number above 0, and 1 at most.")
-    if not isinstance(compresses, bool):
-        raise ArgumentError(f"compress_data={compresses!r} must be True or False.")
+    arguments.check_flags(compress_data=compresses)
     if compresses:
         require_compression()
 

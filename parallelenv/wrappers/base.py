@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
-import numpy as np
-
-from parallelenv import translations
+from parallelenv import arguments, translations
 from parallelenv.display.portrait import describe
 from parallelenv.errors import (
     ArgumentError,
@@ -71,8 +69,9 @@ class ParallelWrapper:
 
     @frozen.setter
     def frozen(self, frozen: bool) -> None:
+        arguments.check_flags(frozen=frozen)
         for layer in self._that_count():
-            layer._frozen = checked_flag("frozen", frozen)
+            layer._frozen = bool(frozen)
 
     def _that_count(self) -> list[ParallelWrapper]:
         """Return the wrappers, from this one inwards, that count what they see.
@@ -278,17 +277,6 @@ class ParallelWrapper:
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         """Return what a notebook shows, of what is wrapped too."""
         return describe(self)
-
-
-def checked_flag(name: str, value: Any) -> bool:
-    """Return a switch as a bool.
-
-    Raises:
-        ArgumentError: If it is none.
-    """
-    if not isinstance(value, (bool, np.bool_)):
-        raise ArgumentError(f"{name}={value!r} must be True or False.")
-    return bool(value)
 
 
 def _forms(memory: dict[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from parallelenv import arguments
 from parallelenv.errors import NotFiniteError
 from parallelenv.results import StepResult
 from parallelenv.spaces import Structure, as_array, is_tensor
@@ -33,6 +34,7 @@ class CheckFinite(AnswerWrapper):
     """
 
     def __init__(self, env: Any, check_inf: bool = True) -> None:
+        arguments.check_flags(check_inf=check_inf)
         super().__init__(env)
         self.check_inf = check_inf
         self._states, self._actions = Structure(env.single_observation_space), Structure(env.single_action_space)

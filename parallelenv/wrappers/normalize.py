@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from parallelenv import translations
+from parallelenv import arguments, translations
 from parallelenv.batch import Array
 from parallelenv.errors import ArgumentError, NotFiniteError, SpacesError
 from parallelenv.results import StepResult
 from parallelenv.spaces import Structure
 from parallelenv.wrappers.answers import Acting, with_leaves
-from parallelenv.wrappers.base import checked_flag, space_of
+from parallelenv.wrappers.base import space_of
 from parallelenv.wrappers.finite import Found, describe_places, env_ids_of
 from parallelenv.wrappers.refused import WHERE_THEY_ARE, no_number_error
 from parallelenv.wrappers.seeing import AnswerWrapper
@@ -86,6 +86,7 @@ class NormalizeStates(StateWrapper):
         epsilon: float = 1e-8,
         clip: float = 10.0,
     ) -> None:
+        arguments.check_flags(frozen=frozen)
         raw_space: Any = space_of(env)
         structure = Structure(raw_space)
         leaves = _leaves_to_normalize(structure, keys)
@@ -93,7 +94,7 @@ class NormalizeStates(StateWrapper):
         places = {name: index for index, name, _ in leaves}
         epsilon, clip = _finite("epsilon", epsilon), _positive("clip", clip)
         self.normalizer = Normalizer(structure, places, statistics, epsilon, clip)
-        self._frozen = checked_flag("frozen", frozen)
+        self._frozen = bool(frozen)
 
         def changed(leaf: Any, where: str) -> Any:
             return spaces.Box(-clip, clip, leaf.shape, np.float32) if where in places else leaf
@@ -184,11 +185,12 @@ class NormalizeRewards(AnswerWrapper):
         epsilon: float = 1e-8,
         clip: float = 10.0,
     ) -> None:
+        arguments.check_flags(frozen=frozen)
         super().__init__(env)
         if not _is_number(gamma) or not 0 <= gamma <= 1:
             raise ArgumentError(f"gamma={gamma!r} is no discount. Give a number from 0 to 1.")
         self.statistics = _fitting(statistics, {"": ()})
-        self.gamma, self._frozen = float(gamma), checked_flag("frozen", frozen)
+        self.gamma, self._frozen = float(gamma), bool(frozen)
         self.epsilon, self.clip = _finite("epsilon", epsilon), _positive("clip", clip)
         self.returns: Array = np.zeros(len(env))
 

@@ -11,7 +11,7 @@ import pytest
 from conftest import MakeEnv
 from gymnasium.spaces import Box, Dict, Discrete
 
-from parallelenv.errors import ActionError, NotFiniteError
+from parallelenv.errors import ActionError, ArgumentError, NotFiniteError
 from parallelenv.testing.envs import Counter, Old, Ragged, Sheet
 from parallelenv.wrappers import CheckFinite
 
@@ -185,6 +185,11 @@ class Poisoned(Old):
 
 
 @nearby
+def test_a_check_inf_that_is_no_bool_is_refused(make_env: MakeEnv) -> None:
+    with pytest.raises(ArgumentError, match="check_inf='no' must be True or False"):
+        CheckFinite(make_env([Echo]), check_inf="no")  # type: ignore[arg-type]
+
+
 def test_states_without_a_space_are_looked_at(make_env: MakeEnv) -> None:
     env = CheckFinite(make_env([partial(Poisoned, 0), partial(Ragged, 1), Counter, Sheet]))
     env.reset(seed=1)

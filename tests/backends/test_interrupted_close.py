@@ -1,0 +1,67 @@
+"""Ctrl-C at any line of the closing of a pool, and of its making, in the modes that need nothing but this machine.
+
+What is left behind is found at the end of each test, as at that of any test.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from interrupting import interrupt_at
+
+from parallelenv import ParallelEnv
+
+# Mode, its options, workers, and every how many lines it is interrupted: as many as some seconds allow.
+WAYS: dict[str, tuple[str, dict[str, Any], int, int]] = {
+    "dummy": ("dummy", {}, 1, 5),
+    "thread": ("thread", {}, 2, 23),
+    "fork": ("subproc", {"start_method": "fork"}, 1, 7),
+    "fork-2": ("subproc", {"start_method": "fork"}, 2, 67),
+    "forkserver": ("subproc", {"start_method": "forkserver"}, 1, 89),
+    "spawn": ("subproc", {"start_method": "spawn"}, 1, 307),
+    "caller_steps": ("subproc", {"start_method": "fork", "caller_steps": True}, 2, 19),
+}
+
+
+class Plain(gym.Env[Any, Any]):
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float64)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        return np.zeros(2), {}
+
+    def step(self, action: Any) -> Any:
+        return np.ones(2), 1.0, False, False, {}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_interrupt_anywhere_in_close_is_told_and_leaves_nothing(way: str) -> None:
+    mode, options, workers, stride = WAYS[way]
+    for number in itertools.count(1, stride):
+        env = ParallelEnv([Plain] * 2, mode, num_cpus=workers, **options)
+        outcome = interrupt_at(number, env.close)
+        env.close()
+        if not outcome.line:
+            break
+        assert outcome.is_told, outcome
+    assert number > stride
+
+
+# Where a worker and the batch get their descriptors.
+OPENERS = ("backends/log.py", "backends/memory.py", "backends/subproc.py", "multiprocessing/connection.py")
+
+
+@pytest.mark.parametrize(("way", "stride"), [("fork", 2), ("forkserver", 29)])
+def test_an_interrupt_anywhere_in_the_making_is_told_and_leaves_nothing(way: str, stride: int) -> None:
+    mode, options, _, _ = WAYS[way]
+    for number in itertools.count(1, stride):
+        outcome = interrupt_at(number, lambda: ParallelEnv([Plain] * 2, mode, num_cpus=1, **options), OPENERS)
+        ParallelEnv.close_all()
+        if not outcome.line:
+            break
+        assert outcome.is_told, outcome
+    assert number > stride

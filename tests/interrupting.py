@@ -1,0 +1,66 @@
+"""Ctrl-C at any line that a call executes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any, NamedTuple
+
+_EVERYWHERE = ("parallelenv", "backends", "multiprocessing")
+
+
+class Outcome(NamedTuple):
+    """What became of a call that was interrupted.
+
+    Attributes:
+        line: The line before which the interrupt came; empty if the call had not so many.
+        error: What it raised. No error itself: its traceback would keep alive what the call has used.
+    """
+
+    line: str
+    error: type[BaseException] | None
+
+    @property
+    def is_told(self) -> bool:
+        """Whether the interrupt came, and was told."""
+        return self.error is KeyboardInterrupt
+
+
+class _Tracer:
+    """Sends this process SIGINT before the line of that number, in files of whose paths one is a part."""
+
+    def __init__(self, number: int, paths: Sequence[str]) -> None:
+        self._left = number
+        self._paths = paths
+        self._pid = os.getpid()
+        self.line = ""
+
+    def trace(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if self.line or os.getpid() != self._pid or not any(part in frame.f_code.co_filename for part in self._paths):
+            return None
+        if event == "line":
+            self._left -= 1
+            if not self._left:
+                self.line = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+                signal.raise_signal(signal.SIGINT)
+        return self.trace
+
+
+def interrupt_at(number: int, call: Callable[[], Any], paths: Sequence[str] = _EVERYWHERE) -> Outcome:
+    """Make a call and interrupt it before its line of that number, counted from 1 in files that have such paths."""
+    tracer = _Tracer(number, paths)
+    error: type[BaseException] | None = None
+    made: Any = None
+    found = sys.gettrace()
+    sys.settrace(tracer.trace)
+    try:
+        made = call()  # what it returns is not let go of before nobody counts any more
+    except BaseException as raised:  # noqa: BLE001 (the caller says which is expected)
+        error = type(raised)
+    finally:
+        sys.settrace(found)
+    del made
+    return Outcome(tracer.line, error)
