@@ -249,6 +249,37 @@ def test_a_call_within_a_call_is_a_part_of_it() -> None:
     assert len(calls.windows) == 1
 
 
+def test_of_calls_that_began_before_a_window_it_is_told_what_is_in_it() -> None:
+    calls = Calls({})
+    calls.open(1.0, is_in_call=False)
+    calls.close(2.0)
+    for _ in range(3):  # noted in vain; the last one goes on when the window opens
+        calls.clear()
+        calls.setdefault("thread", 5)
+    opened = time.perf_counter()
+    calls.open(opened, is_in_call=True)
+    calls.clear()
+    ended = time.perf_counter()
+    calls.close(ended)
+    calls.setdefault("thread", 5)  # and after it there is none
+    calls.clear()
+    spans = calls.spans(0.0, time.perf_counter())
+    assert len(spans) == 1
+    assert opened == spans[0, 0] < spans[0, 1] <= ended
+
+
+def test_no_call_is_told_outside_of_windows(make_env: MakeEnv, leave_out: Callable[[int], None]) -> None:
+    leave_out(GAP)
+    env = counters(make_env)
+    with env.profile() as profile:
+        for _ in range(WITH_GAPS - IN_WINDOW):  # it ends with one that is noted in vain
+            env.step([1] * 4)
+    recording = profile.recording
+    begins, ends = recording.windows[recording.window_of(recording.calls[:, 0])].T
+    assert (begins <= recording.calls[:, 0]).all()
+    assert (recording.calls[:, 1] <= ends).all()
+
+
 # ---------------------------------------------------------------- nothing is left behind
 
 
