@@ -155,7 +155,16 @@ class Sampling:
         since, before = perf_counter(), len(self.calls)
         yield islice(noted, num_steps * self._num_links)
         num_noted = max(num_steps, (len(self.calls) - before) // 2)
-        return self._thinning.left_out(num_noted, (perf_counter() - since) / num_noted, self._num_envs)
+        seconds = (perf_counter() - since) / num_noted
+        return self._thinning.left_out(num_noted, seconds, self._num_envs, self._num_resets())
+
+    def _num_resets(self) -> float:
+        """Return how many resets each host has made within the latest step, or had made if the policy has them do so.
+
+        One step says little, but many windows, each with another one, say it all.
+        """
+        of_each: float = self._pool.batch.flags.tobytes().count(1) / self._num_links
+        return of_each
 
     def _clear_the_way(self, noted: Iterator[int]) -> Iterator[Iterator[int]]:
         """Let steps be noted in vain until hosts have answered all that were not to be noted."""
