@@ -380,7 +380,7 @@ def test_the_clock_of_another_machine_is_brought_in_line() -> None:
 def test_advice_names_what_takes_the_time(
     num_cpus: int, actions: list[int], pause: float, advice: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("parallelenv.display.summary.usable_cores", lambda: 1)
+    monkeypatch.setattr("parallelenv.display.advice.usable_cores", lambda: 1)
     with ParallelEnv([Sleepy, Sleepy], "thread", "restart", num_cpus) as env:
         env.reset(seed=0)
         with env.profile() as profile:
@@ -406,7 +406,7 @@ def test_who_goes_on_without_the_slowest_is_not_told_to() -> None:
 
 
 def test_a_loop_on_a_machine_with_cores_left_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("parallelenv.display.summary.usable_cores", lambda: 4)
+    monkeypatch.setattr("parallelenv.display.advice.usable_cores", lambda: 4)
     with ParallelEnv([Sleepy, Sleepy], "dummy", "restart") as env:
         env.reset(seed=0)
         with env.profile() as profile:
