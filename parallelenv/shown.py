@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from gymnasium.error import ResetNeeded
+
 from parallelenv.animation import (
     check_format,
     check_fps,
@@ -24,11 +26,13 @@ from parallelenv.display.film import Film
 from parallelenv.display.portrait import describe
 from parallelenv.display.recorder import Recorder, ask_to_watch, ask_what_was_seen
 from parallelenv.display.screen import Pace, Screen, refuse_no_notebook
-from parallelenv.errors import ArgumentError, ParallelEnvError
+from parallelenv.errors import ArgumentError, ParallelEnvError, ResetNeededError
 from parallelenv.evaluation import Evaluation, perform
-from parallelenv.failures import put
+from parallelenv.failures import agreed, put
 from parallelenv.goal import Goal, progress_bar
 from parallelenv.guard import exclusive
+from parallelenv.requests import name_envs
+from parallelenv.texts import list_ids
 from parallelenv.traffic import Traffic
 
 
@@ -58,13 +62,17 @@ class Shown(Traffic):
         Raises:
             NotebookNeededError: If this is no notebook.
             MissingDependencyError: If Pillow is not installed.
-            ArgumentError: As `ParallelEnv.render` with ``tile=True``.
+            ArgumentError: If an env has another ``render_mode`` or cannot draw; nothing was drawn. As
+                `ParallelEnv.render` with ``tile=True``.
+            ResetNeededError: If an env needs a reset before it can draw.
         """
         refuse_no_notebook("show")
         check_format("png")
         env_ids = self._seen_ids(id)
         check_positive("width", width)
-        self._screen.show(self._picture(env_ids), width)
+        if any(self._pool.facts[env_id].render_mode != "rgb_array" for env_id in env_ids):
+            self._refuse_dark(env_ids)
+        self._screen.show(self._sight(env_ids, width), width)
 
     @exclusive
     def play(
@@ -109,7 +117,7 @@ class Shown(Traffic):
             pace.wait()
             screen.show(picture, width)
 
-        return self._perform(policy, steps, env_ids, seed, see)
+        return self._perform(policy, steps, env_ids, seed, see, width)
 
     @exclusive
     def record(
@@ -161,7 +169,7 @@ class Shown(Traffic):
                 frames.append(shrink(picture, width))
                 check_size(frames[-1], video_format)
 
-            episodes = self._perform(policy, steps, env_ids, seed, see)
+            episodes = self._perform(policy, steps, env_ids, seed, see, width)
         data = encode_animation(frames, video_format, fps)
         film = Film(data, video_format, None, len(frames), playing_fps(fps, video_format), episodes)
         if path is not None:
@@ -213,6 +221,38 @@ class Shown(Traffic):
             raise ArgumentError("There are no envs to look at: id is empty, or all are paused.")
         return env_ids
 
+    def _sight(self, env_ids: Sequence[int], width: int) -> Array:
+        """Return a picture of envs as they are now, of some `width` pixels or more.
+
+        Raises:
+            BaseException: As `ParallelEnv.render`, one for all envs if they need a reset.
+        """
+        try:
+            return self._picture(env_ids, 2 * width)
+        except Exception as caught:
+            error = self._clearer(caught, env_ids)
+            if error is caught:
+                raise
+        try:
+            raise error  # not where the other one was caught, which says no more, but at length
+        finally:
+            del error  # it leads here
+
+    def _clearer(self, error: Exception, env_ids: Sequence[int]) -> BaseException:
+        """Return what to raise where envs could not be seen: if some have no episode, that is said."""
+        episodes = set(self._stepper.episodes.without())
+        fresh = [env_id for env_id in env_ids if env_id in episodes]
+        is_of_drawing = isinstance(error, ArgumentError) or not isinstance(error, ParallelEnvError)
+        if not fresh or not is_of_drawing:
+            return error
+        call = "reset()" if len(fresh) == self.num_envs else f"reset({list_ids(fresh)})"
+        said = f"{name_envs(fresh)} {'has' if len(fresh) == 1 else 'have'} no episode yet. Call {call} before show()."
+        if isinstance(error, ResetNeeded | ArgumentError):  # the latter for ``None``, say, instead of a frame
+            return ResetNeededError(said)
+        clearer = agreed(error)
+        clearer.add_note(said)
+        return clearer
+
     def _cast(self, id: Any, steps: Any, fps: Any, width: Any) -> tuple[tuple[int, ...], float]:
         """Return who is to be seen and how many frames a second, when all arguments fit."""
         env_ids = self._seen_ids(id)
@@ -229,13 +269,14 @@ class Shown(Traffic):
         env_ids: Sequence[int],
         seed: Any,
         see: Callable[[Array], None],
+        width: int,
     ) -> Evaluation:
-        """Let a policy act for so many steps, and somebody see each picture."""
+        """Let a policy act for so many steps, and somebody see each picture, made so many pixels wide by them."""
         left = steps
 
         def look() -> bool:
             nonlocal left
-            see(self._picture(env_ids))
+            see(self._picture(env_ids, 2 * width))
             left -= 1
             return left >= 0
 
