@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from parallelenv.display.film import Film
 from parallelenv.display.portrait import describe
 from parallelenv.display.recorder import Recorder, ask_to_watch, ask_what_was_seen
 from parallelenv.display.screen import Pace, Screen, refuse_no_notebook
-from parallelenv.errors import ArgumentError, ParallelEnvError, ResetNeededError
+from parallelenv.errors import ArgumentError, ConcurrentUseError, ParallelEnvError, ResetNeededError
 from parallelenv.evaluation import Evaluation, perform
 from parallelenv.failures import agreed, put
 from parallelenv.goal import Goal, progress_bar
@@ -34,6 +34,9 @@ from parallelenv.guard import exclusive
 from parallelenv.requests import name_envs
 from parallelenv.texts import list_ids
 from parallelenv.traffic import Traffic
+
+_MOMENT = 1e-3
+"""Seconds after which it is looked again whether another thread's call is over."""
 
 
 class Shown(Traffic):
@@ -208,12 +211,19 @@ class Shown(Traffic):
         return ask_what_was_seen(self, timeout, goes_on)
 
     def _unwatch(self, timeout: float, goes_on: bool) -> Any:
-        """Let workers note no more; return what each has noted that can tell."""
-        self._sampling = None
-        found = []
-        with contextlib.suppress(ParallelEnvError):  # closed meanwhile, say
-            found = self._ask_what_was_seen(timeout, goes_on)
-        return found
+        """Let workers note no more, after the call of another thread; return what each has noted that can tell."""
+        self._sampling, self._pool.is_watched = None, False
+        deadline = time.monotonic() + timeout
+        while True:
+            left = max(0.0, deadline - time.monotonic())
+            try:
+                return self._ask_what_was_seen(left, goes_on)
+            except ConcurrentUseError:
+                if not left:
+                    return []
+                time.sleep(_MOMENT)
+            except ParallelEnvError:  # closed meanwhile, say
+                return []
 
     def _seen_ids(self, id: Any) -> tuple[int, ...]:
         env_ids = self._ids(id)

@@ -6,9 +6,11 @@ import contextlib
 import json
 import os
 import signal
+import threading
 import time
 import xml.etree.ElementTree
 from collections import Counter as Count
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -261,6 +263,60 @@ def test_who_does_not_answer_in_time_is_left_out(make_env: MakeEnv, monkeypatch:
     assert profile.recording.missing == (1,)
     assert turns_of(profile) == {(0, "step"): 1}
     assert len(env.recv(2).env_ids) == 2
+
+
+class Gate(Counter):
+    """Its step waits until somebody opens it."""
+
+    is_in, is_open = threading.Event(), threading.Event()
+
+    def step(self, action: int) -> Any:
+        self.is_in.set()
+        assert self.is_open.wait(30)
+        return super().step(action)
+
+
+@contextlib.contextmanager
+def in_a_step(env: ParallelEnv) -> Iterator[None]:
+    """Let another thread be in a step."""
+    Gate.is_in.clear()
+    Gate.is_open.clear()
+    thread = threading.Thread(target=env.step, args=([1, 1],))
+    thread.start()
+    assert Gate.is_in.wait(30)
+    try:
+        yield
+    finally:
+        Gate.is_open.set()
+        thread.join(30)
+
+
+def test_a_call_of_another_thread_is_waited_for_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ParallelEnv([Gate, Gate], asynchronous="restart") as env:
+        env.reset(seed=0)
+        monkeypatch.setattr("parallelenv.shown.time.sleep", lambda seconds: Gate.is_open.set())
+        recorder = env.profile()
+        profile = recorder.__enter__()
+        with in_a_step(env):
+            recorder.__exit__(None, None, None)
+        assert profile.recording.missing == ()
+        assert turns_of(profile) == {(0, "step"): 1, (1, "step"): 1}
+
+
+def test_a_call_of_another_thread_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("parallelenv.display.recorder.COLLECT_TIMEOUT", 0.05)
+    with ParallelEnv([Gate, Gate], asynchronous="restart") as env:
+        env.reset(seed=0)
+        recorder = env.profile()
+        profile = recorder.__enter__()
+        with in_a_step(env):
+            recorder.__exit__(None, None, None)
+        assert profile.recording.missing == (0, 1)
+        assert not env._pool.is_watched
+        Gate.is_open.set()
+        with env.profile() as profile:
+            env.step([1, 1])
+        assert turns_of(profile) == {(0, "step"): 1, (1, "step"): 1}
 
 
 class Interrupted(Counter):
