@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from parallelenv.backends.adapt import Resettable, adapt
 from parallelenv.backends.lookup import get_attribute, get_existing, get_method, layers, set_attribute
@@ -24,13 +24,19 @@ from parallelenv.errors import EnvContractError, EnvInterruptedError, ExhaustedE
 from parallelenv.failures import Failure
 from parallelenv.interrupts import Shield
 from parallelenv.ownership import own
-from parallelenv.protocol import EXHAUSTED, Command, EnvFacts, Extra, HostRecipe, Reply
+from parallelenv.protocol import EXHAUSTED, NOTED, Command, EnvFacts, Extra, HostRecipe, Reply
 from parallelenv.seats import clock_id, here
 from parallelenv.whereabouts import WorkerInfo, answering, enter
+
+if TYPE_CHECKING:
+    from parallelenv.backends.watch import Watch
 
 Walk = Callable[[Iterator[Any], Any, dict[int, Any]], None]
 Turns = tuple[Iterator[int], Sequence[int]]
 """An iterator over something of each env that is walked over, in step with the walk; and the envs."""
+
+Reset = tuple[float, float, int]
+"""When a reset within a step began and ended, and the env's id."""
 
 _DRAWING = threading.RLock()
 """Held while an env is rendered: of two threads that draw with pygame at the same time one in six frames is wrong."""
@@ -54,12 +60,16 @@ class Host:
         everyone: Ids of its envs, ascending.
         doing: What it is doing now, for messages.
         turns: Of the latest walk over envs.
+        notes: When its envs do what, while it is watched.
+        resets: Where resets are noted, while it makes a step that is.
     """
 
     def __init__(self, recipe: HostRecipe, *, in_caller: bool = False) -> None:
         self.in_caller = in_caller
         self.doing = ""
         self.turns: Turns = (iter(()), ())
+        self.notes: Watch | None = None
+        self.resets: list[Reset] | None = None
         self._recipe = recipe
         self.everyone = recipe.env_ids
         self._first = recipe.env_ids[0]
@@ -191,7 +201,12 @@ class Host:
     def _reset_instead(self, env_id: int, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Begin an episode, and answer as a step would."""
         self.doing = "reset"
-        state, info = self._env(env_id).reset(None, None)
+        begin = 0.0 if self.resets is None else time.perf_counter()
+        try:
+            state, info = self._env(env_id).reset(None, None)
+        finally:
+            if self.resets is not None:
+                self.resets.append((begin, time.perf_counter(), env_id))
         self.doing = "step"
         return state, 0.0, False, False, info
 
@@ -237,12 +252,16 @@ class Host:
                 said = own(said[0]), own(said[1]), own(said[2])
             writer.keep_ended(row)
             self.doing = "reset"
+            begin = 0.0 if self.resets is None else time.perf_counter()
             try:
                 state, reset_info = self._env(row + writer.first).reset(None, None)
             except ExhaustedError:
                 ended_loose, reset_info, is_exhausted = said[1], EXHAUSTED, True
             else:
                 ended_loose, said = said[1], (said[0], writer.store_state(row, state), said[2])
+            finally:
+                if self.resets is not None:
+                    self.resets.append((begin, time.perf_counter(), row + writer.first))
             self.doing = "step"
         if reset_info or any(said):
             values[row + writer.first] = _extra(*said, ended_loose, reset_info or None, is_exhausted)
@@ -423,6 +442,8 @@ class Execution:
         self._command = command
         self._reply = Reply(command.number, {}, {})
         self._walk, self._rest, self._turns = host.begin(command)
+        if host.notes is not None and not 0 < command.number < NOTED:  # 0: a step within a rollout
+            self._walk, self._rest = host.notes.noted(host, command, self._walk, self._rest)
 
     def run(self) -> Reply:
         """Execute what is left of the command and return its reply."""

@@ -1,10 +1,11 @@
-"""A host that notes when each of its envs does what, for `ParallelEnv.profile`.
+"""What a host notes of when each of its envs does what, for `ParallelEnv.profile`.
 
-A host becomes one for as long as it is watched, so that nothing is asked of it at other times. While it is, it notes
-the commands whose number says so, and moments of envs in C. In the midst of steps, where nothing of it is in any cache,
-a clock is read in 0.5 us that takes 0.06 us in a loop: a command that is noted takes some 4 us more, and an env 0.6 us.
-So of quick steps only some are noted: the caller says which, and within a rollout, where the caller is not asked, the
-host itself. One that is not noted takes 0.6 us more.
+While it is watched, it notes the commands whose number says so: moments of envs in C, and resets within steps. In the
+midst of steps, where nothing of it is in any cache, a clock is read in 0.5 us that takes 0.06 us in a loop: a command
+that is noted takes some 4 us more, an env 0.6 us, and a reset 1 us. So of quick steps only some are noted: the caller
+says which, and within a rollout, where the caller is not asked, the host itself. One that is not noted takes nothing
+more, and its resets do not. So a host stays of its class, for in Python 3.11 an object whose class was ever changed is
+slower from then on; and resets are noted by the host itself, for what stands in an env's place would slow down others.
 """
 
 from __future__ import annotations
@@ -16,21 +17,22 @@ from dataclasses import dataclass
 from itertools import compress, cycle, repeat, starmap
 from math import ceil
 from time import perf_counter
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
-from parallelenv.backends.host import Host, Turns, Walk
+from parallelenv.backends.host import Host, Reset, Walk
 from parallelenv.batch import Array
-from parallelenv.protocol import NOTED, Command
+from parallelenv.protocol import Command
 from parallelenv.seats import Seat, clock_id, here
 
 MOST_SPANS = 200_000
 """Commands that are noted of a host; there are no more after that."""
 MOST_MOMENTS = 2_000_000
 """Likewise, moments of its envs: 16 MB."""
-COST_OF_COMMAND, COST_OF_ENV = 10e-6, 0.6e-6
-"""Seconds that it takes to note a command, on both sides, and each of its envs: on a slow core, rather too much."""
+COST_OF_COMMAND, COST_OF_ENV, COST_OF_RESET = 10e-6, 0.6e-6, 1e-6
+"""Seconds that it takes to note a command, on both sides, each of its envs, and each reset: on a slow core, rather too
+much."""
 ALLOWED, WANTED = 0.02, 0.01
 """Share of the time that may be spent on that. If it takes more to note everything, only so much is noted that it takes
 the latter."""
@@ -48,15 +50,17 @@ class Thinning:
     def __init__(self) -> None:
         self._uneven = cycle(_UNEVEN)
 
-    def left_out(self, num_noted: int, seconds: float, num_envs: int) -> int:
+    def left_out(self, num_noted: int, seconds: float, num_envs: int, num_resets: float) -> int:
         """Return how many steps of a host are to be left out after some that were noted.
 
         Args:
             num_noted: So many.
             seconds: That one of them took.
             num_envs: Envs that were stepped in it.
+            num_resets: Resets within it.
         """
-        cost = (COST_OF_COMMAND + COST_OF_ENV * num_envs) / max(seconds, 1e-9)
+        cost = COST_OF_COMMAND + COST_OF_ENV * num_envs + COST_OF_RESET * num_resets
+        cost /= max(seconds, 1e-9)
         return 0 if cost <= ALLOWED else ceil(num_noted * (cost / WANTED - 1) * next(self._uneven))
 
 
@@ -104,9 +108,8 @@ class Watch:
 
     def __init__(self) -> None:
         self.is_full = False
-        self.is_noting = False  # at this moment
         self.since = perf_counter()
-        self.resets: list[tuple[float, float, int]] = []
+        self._resets: list[Reset] = []
         self._spans: list[Span] = []
         self._moments = array("d")
         self._thinning = Thinning()
@@ -116,38 +119,46 @@ class Watch:
         # Read for each env, in C: a moment is appended, which answers None, and that is made something true.
         self.clock = map(operator.not_, map(self._moments.append, starmap(perf_counter, repeat(()))))
 
-    def leaves_out(self) -> bool:
+    def noted(self, host: Host, command: Command, walk: Walk, rest: Iterator[Any]) -> tuple[Walk, Iterator[Any]]:
+        """Return how to walk over envs and what to walk over so that it is noted; as it was if that is left out."""
+        if (not command.number and self._leaves_out()) or self.is_full or command.name in ("watch", "unwatch"):
+            return walk, rest
+        watched = self._watched(host, command, walk)
+        return watched, rest if command.name == "rollout" else compress(rest, self.clock)
+
+    def _leaves_out(self) -> bool:
         """Whether a step within a rollout is not to be noted."""
         if self._left_out:
             self._left_out -= 1
             return True
         return not self._in_rollout
 
-    def watched(self, command: Command, walk: Walk) -> Walk:
+    def _watched(self, host: Host, command: Command, walk: Walk) -> Walk:
         """Return a walk that notes when it is made."""
-        moments, begun = self._moments, len(self._moments)
+        moments, resets, begun = self._moments, self._resets, len(self._moments)
         is_rollout = command.name == "rollout"
 
         def watched_walk(rest: Iterator[Any], common: Any, values: dict[int, Any]) -> None:
-            first, begin = len(moments), perf_counter()
-            self._in_rollout, self.is_noting = is_rollout or self._in_rollout, not is_rollout
+            first, first_reset, begin = len(moments), len(resets), perf_counter()
+            self._in_rollout, host.resets = is_rollout or self._in_rollout, None if is_rollout else resets
             try:
                 walk(rest, common, values)
             finally:
                 end = perf_counter()
-                self._in_rollout, self.is_noting = self._in_rollout and not is_rollout, False
-                stands_for = 1 if command.number else self._thin(end - begin, len(moments) - first)
+                self._in_rollout, host.resets = self._in_rollout and not is_rollout, None
+                numbers = len(moments) - first, len(resets) - first_reset
+                stands_for = 1 if command.number else self._thin(end - begin, *numbers)
                 span = begin, end, command.name, command.env_ids, first - begun, len(moments), stands_for
                 self._spans.append(span)
                 self.is_full = len(self._spans) >= MOST_SPANS or len(moments) >= MOST_MOMENTS
 
         return watched_walk
 
-    def _thin(self, seconds: float, num_envs: int) -> int:
+    def _thin(self, seconds: float, num_envs: int, num_resets: int) -> int:
         """Return for how many a step within a rollout stands: itself, and those that are left out after it."""
         self._num_inner += 1
         if self._num_inner >= NUM_FIRST:
-            self._left_out = self._thinning.left_out(1, seconds, num_envs)
+            self._left_out = self._thinning.left_out(1, seconds, num_envs, num_resets)
         return 1 + self._left_out
 
     def record(self, env_ids: tuple[int, ...]) -> HostRecord:
@@ -171,62 +182,17 @@ class Watch:
             np.array([span[6] for span in spans], np.int64),
             np.fromiter(owners, np.int64),
             np.array(self._moments, np.float64),
-            np.array(self.resets, np.float64).reshape(-1, 3),
+            np.array(self._resets, np.float64).reshape(-1, 3),
             self.is_full,
         )
 
 
-class WatchedHost(Host):
-    """What a host is while it is watched."""
-
-    watch_kept: Watch
-
-    def begin(self, command: Command) -> tuple[Walk, Iterator[Any], Turns]:
-        """Return how to walk over the envs of a command, and note it if it is to be noted."""
-        number = command.number
-        if 0 < number < NOTED or (not number and self.watch_kept.leaves_out()):  # 0: a step within a rollout
-            return Host.begin(self, command)
-        walk, rest, turns = Host.begin(self, command)
-        if self.watch_kept.is_full or command.name in ("watch", "unwatch"):
-            return walk, rest, turns
-        watched = self.watch_kept.watched(command, walk)
-        return watched, rest if command.name == "rollout" else compress(rest, self.watch_kept.clock), turns
-
-    def _end(self, row: int, said: tuple[Any, Any, Any], goes_on: Any, values: dict[int, Any]) -> None:
-        if not goes_on or not self.watch_kept.is_noting:
-            Host._end(self, row, said, goes_on, values)
-            return
-        begin = perf_counter()
-        try:
-            Host._end(self, row, said, goes_on, values)
-        finally:
-            self._note_reset(begin, row + self.writer.first)
-
-    def _reset_instead(self, env_id: int, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        begin = perf_counter()
-        try:
-            return super()._reset_instead(env_id, action)
-        finally:
-            if self.watch_kept.is_noting:
-                self._note_reset(begin, env_id)
-
-    def _note_reset(self, begin: float, env_id: int) -> None:
-        if not self.watch_kept.is_full:
-            self.watch_kept.resets.append((begin, perf_counter(), env_id))
-
-
 def begin_watching(host: Host) -> None:
     """Let a host note what its envs do; what it has noted before is forgotten."""
-    host.__class__ = WatchedHost
-    # Not by way of `vars`: an object whose dict was looked at has slower attributes ever after.
-    cast(WatchedHost, host).watch_kept = Watch()
+    host.notes = Watch()
 
 
 def end_watching(host: Host) -> HostRecord | None:
     """Let a host note no more; return what it has noted, ``None`` if it was not watched."""
-    if not isinstance(host, WatchedHost):
-        return None
-    record = host.watch_kept.record(host.everyone)
-    del host.watch_kept
-    host.__class__ = Host  # type: ignore[assignment]
-    return record
+    notes, host.notes = host.notes, None
+    return None if notes is None else notes.record(host.everyone)

@@ -60,6 +60,14 @@ class Timed(gymnasium.Env):
         return self.count
 
 
+class Brief(Timed):
+    """Ends with each step, as a bandit does."""
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.pass_time()
+        return self._observation, 1.0, True, False, {}
+
+
 class Texts(Timed):
     """Observes an array and a text whose length changes, which has no fixed place in shared memory."""
 
@@ -132,11 +140,13 @@ def timed(seconds: float, title: str, **arguments: Any) -> EnvKind:
 
 
 CARTPOLE = EnvKind("CartPole-v1", gymnasium.make, {"id": "CartPole-v1"})
+BLACKJACK = EnvKind("Blackjack-v1", gymnasium.make, {"id": "Blackjack-v1"})
 LUNAR_LANDER = EnvKind("LunarLander-v3", gymnasium.make, {"id": "LunarLander-v3"}, num_actions=4)
 HIGHWAY = EnvKind("highway-fast-v0", make_highway, num_actions=5)
 WHOLE_HIGHWAY = EnvKind("highway-v0", make_highway, {"name": "highway-v0"}, num_actions=5)
 SLEEPER = EnvKind("sleep, exponential, mean 10 ms", Sleeper, {"seconds": 0.01})
 STILL = EnvKind("a step of no cost", Timed)
+BRIEF = EnvKind("episodes of one step", Brief)
 KILOBYTE = timed(0.0, "a step of no cost, 1024 uint8", shape=(1024,), dtype="uint8")
 TEXTS = EnvKind("100 us CPU, Dict of array and text", Texts, {"seconds": 100e-6})
 NAPPER = EnvKind("sleep", Napper)

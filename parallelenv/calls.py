@@ -170,9 +170,9 @@ class Calls(Known):
         values = self._pool.ask("render", env_ids).values
         return [values.get(env_id) for env_id in env_ids]
 
-    def _picture(self, env_ids: Sequence[int]) -> Array:
-        """Return the frames of envs as one picture."""
-        return tile_frames(self._frames(env_ids), env_ids)
+    def _picture(self, env_ids: Sequence[int], width: int | None = None) -> Array:
+        """Return the frames of envs as one picture. ``width``: as in `tile_frames`."""
+        return tile_frames(self._frames(env_ids), env_ids, width)
 
     def _refuse_dark(self, env_ids: Sequence[int]) -> None:
         """Refuse envs that answer no single picture."""

@@ -13,10 +13,11 @@ from types import FrameType, FunctionType, TracebackType
 from typing import Any, NoReturn
 
 import cloudpickle
+import gymnasium.error
 from tblib import Traceback as PortableTraceback
 
 from parallelenv.errors import EnvError, ParallelEnvError, WorkerDiedError, WorkerTimeoutError
-from parallelenv.texts import list_ids
+from parallelenv.texts import count, list_ids
 from parallelenv.unpickling import loads
 
 _SHOWN_FRAMES = 50
@@ -68,7 +69,8 @@ def raise_failures(failures: Sequence[Failure], partial: Any) -> None:
     """
     if not failures:
         return
-    # One dead worker, or one misspelt name, fails several envs with the same error: it is shown once.
+    # One dead worker, one misspelt name or one reset that is missing fails several envs with the same error: it is
+    # shown once.
     alike: dict[Any, list[Failure]] = {}
     for failure in failures:
         alike.setdefault(_identity(failure), []).append(failure)
@@ -76,6 +78,18 @@ def raise_failures(failures: Sequence[Failure], partial: Any) -> None:
     error = errors[0] if len(errors) == 1 else _grouped(failures, errors)
     put(error, "partial", partial)
     raise error
+
+
+def agreed(error: BaseException) -> BaseException:
+    """Return the first exception of a group if all in it say the same, and any other error as it is."""
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    first, *others = error.exceptions
+    if any((type(other), _safe_str(other)) != (type(first), _safe_str(first)) for other in others):
+        return error
+    put(first, "__notes__", [*getattr(first, "__notes__", []), f"So did {count(len(others), 'more env')}."])
+    put(first, "partial", getattr(error, "partial", None))
+    return first
 
 
 def raise_of_policy(failure: Failure, env_ids: Sequence[int], partial: Any) -> NoReturn:
@@ -113,10 +127,11 @@ def _grouped(failures: Sequence[Failure], errors: Sequence[BaseException]) -> Ba
 
 
 def _identity(failure: Failure) -> Any:
-    """What tells two failures apart: errors of our own are the same if they say the same."""
+    """What tells two failures apart: errors of our own, or of a missing reset, are the same if they say the same."""
     exception = failure.exception
-    is_ours = isinstance(exception, ParallelEnvError) and not isinstance(exception, EnvError)
-    return (type(exception), str(exception)) if is_ours else id(failure)
+    kinds = ParallelEnvError, gymnasium.error.ResetNeeded
+    is_known = isinstance(exception, kinds) and not isinstance(exception, EnvError)
+    return (type(exception), _safe_str(exception)) if is_known else id(failure)
 
 
 def _pack(exception: BaseException) -> dict[str, Any]:

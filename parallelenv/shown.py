@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+from gymnasium.error import ResetNeeded
 
 from parallelenv.animation import (
     check_format,
@@ -24,12 +26,17 @@ from parallelenv.display.film import Film
 from parallelenv.display.portrait import describe
 from parallelenv.display.recorder import Recorder, ask_to_watch, ask_what_was_seen
 from parallelenv.display.screen import Pace, Screen, refuse_no_notebook
-from parallelenv.errors import ArgumentError, ParallelEnvError
+from parallelenv.errors import ArgumentError, ConcurrentUseError, ParallelEnvError, ResetNeededError
 from parallelenv.evaluation import Evaluation, perform
-from parallelenv.failures import put
+from parallelenv.failures import agreed, put
 from parallelenv.goal import Goal, progress_bar
 from parallelenv.guard import exclusive
+from parallelenv.requests import name_envs
+from parallelenv.texts import list_ids
 from parallelenv.traffic import Traffic
+
+_MOMENT = 1e-3
+"""Seconds after which it is looked again whether another thread's call is over."""
 
 
 class Shown(Traffic):
@@ -58,13 +65,17 @@ class Shown(Traffic):
         Raises:
             NotebookNeededError: If this is no notebook.
             MissingDependencyError: If Pillow is not installed.
-            ArgumentError: As `ParallelEnv.render` with ``tile=True``.
+            ArgumentError: If an env has another ``render_mode`` or cannot draw; nothing was drawn. As
+                `ParallelEnv.render` with ``tile=True``.
+            ResetNeededError: If an env needs a reset before it can draw.
         """
         refuse_no_notebook("show")
         check_format("png")
         env_ids = self._seen_ids(id)
         check_positive("width", width)
-        self._screen.show(self._picture(env_ids), width)
+        if any(self._pool.facts[env_id].render_mode != "rgb_array" for env_id in env_ids):
+            self._refuse_dark(env_ids)
+        self._screen.show(self._sight(env_ids, width), width)
 
     @exclusive
     def play(
@@ -109,7 +120,7 @@ class Shown(Traffic):
             pace.wait()
             screen.show(picture, width)
 
-        return self._perform(policy, steps, env_ids, seed, see)
+        return self._perform(policy, steps, env_ids, seed, see, width)
 
     @exclusive
     def record(
@@ -161,7 +172,7 @@ class Shown(Traffic):
                 frames.append(shrink(picture, width))
                 check_size(frames[-1], video_format)
 
-            episodes = self._perform(policy, steps, env_ids, seed, see)
+            episodes = self._perform(policy, steps, env_ids, seed, see, width)
         data = encode_animation(frames, video_format, fps)
         film = Film(data, video_format, None, len(frames), playing_fps(fps, video_format), episodes)
         if path is not None:
@@ -200,18 +211,57 @@ class Shown(Traffic):
         return ask_what_was_seen(self, timeout, goes_on)
 
     def _unwatch(self, timeout: float, goes_on: bool) -> Any:
-        """Let workers note no more; return what each has noted that can tell."""
-        self._sampling = None
-        found = []
-        with contextlib.suppress(ParallelEnvError):  # closed meanwhile, say
-            found = self._ask_what_was_seen(timeout, goes_on)
-        return found
+        """Let workers note no more, after the call of another thread; return what each has noted that can tell."""
+        self._sampling, self._pool.is_watched = None, False
+        deadline = time.monotonic() + timeout
+        while True:
+            left = max(0.0, deadline - time.monotonic())
+            try:
+                return self._ask_what_was_seen(left, goes_on)
+            except ConcurrentUseError:
+                if not left:
+                    return []
+                time.sleep(_MOMENT)
+            except ParallelEnvError:  # closed meanwhile, say
+                return []
 
     def _seen_ids(self, id: Any) -> tuple[int, ...]:
         env_ids = self._ids(id)
         if not env_ids:
             raise ArgumentError("There are no envs to look at: id is empty, or all are paused.")
         return env_ids
+
+    def _sight(self, env_ids: Sequence[int], width: int) -> Array:
+        """Return a picture of envs as they are now, of some `width` pixels or more.
+
+        Raises:
+            BaseException: As `ParallelEnv.render`, one for all envs if they need a reset.
+        """
+        try:
+            return self._picture(env_ids, 2 * width)
+        except Exception as caught:
+            error = self._clearer(caught, env_ids)
+            if error is caught:
+                raise
+        try:
+            raise error  # not where the other one was caught, which says no more, but at length
+        finally:
+            del error  # it leads here
+
+    def _clearer(self, error: Exception, env_ids: Sequence[int]) -> BaseException:
+        """Return what to raise where envs could not be seen: if some have no episode, that is said."""
+        episodes = set(self._stepper.episodes.without())
+        fresh = [env_id for env_id in env_ids if env_id in episodes]
+        is_of_drawing = isinstance(error, ArgumentError) or not isinstance(error, ParallelEnvError)
+        if not fresh or not is_of_drawing:
+            return error
+        call = "reset()" if len(fresh) == self.num_envs else f"reset({list_ids(fresh)})"
+        said = f"{name_envs(fresh)} {'has' if len(fresh) == 1 else 'have'} no episode yet. Call {call} before show()."
+        if isinstance(error, ResetNeeded | ArgumentError):  # the latter for ``None``, say, instead of a frame
+            return ResetNeededError(said)
+        clearer = agreed(error)
+        clearer.add_note(said)
+        return clearer
 
     def _cast(self, id: Any, steps: Any, fps: Any, width: Any) -> tuple[tuple[int, ...], float]:
         """Return who is to be seen and how many frames a second, when all arguments fit."""
@@ -229,13 +279,14 @@ class Shown(Traffic):
         env_ids: Sequence[int],
         seed: Any,
         see: Callable[[Array], None],
+        width: int,
     ) -> Evaluation:
-        """Let a policy act for so many steps, and somebody see each picture."""
+        """Let a policy act for so many steps, and somebody see each picture, made so many pixels wide by them."""
         left = steps
 
         def look() -> bool:
             nonlocal left
-            see(self._picture(env_ids))
+            see(self._picture(env_ids, 2 * width))
             left -= 1
             return left >= 0
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from parallelenv.animation import reduce
 from parallelenv.errors import ArgumentError
 from parallelenv.spaces import describe_value
 
@@ -15,13 +16,17 @@ _DARK = (None, "human", "ansi", "rgb_array_list")
 """What an env is not to be made with, as ``render_mode``."""
 
 
-def tile_frames(frames: Sequence[Any], env_ids: Sequence[int] | None = None) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def tile_frames(
+    frames: Sequence[Any], env_ids: Sequence[int] | None = None, width: int | None = None
+) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """Return an RGB picture with the frames in a near-square grid, row by row.
 
     Args:
         frames: uint8 arrays ``(height, width, 3)``, ``(height, width)`` grey, or ``(height, width, 4)``, of which the
             alpha is left out; their sizes may differ. Smaller ones are padded with black, to the right and below.
         env_ids: Whose they are, for messages; ``None``: they are counted.
+        width: Pixels that are enough: frames are made smaller, all alike and by a whole number, as long as the picture
+            stays that wide. ``None``: they stay as they are.
 
     Returns:
         ``(rows * max_height, columns * max_width, 3)`` uint8.
@@ -33,6 +38,9 @@ def tile_frames(frames: Sequence[Any], env_ids: Sequence[int] | None = None) -> 
     whose = range(len(frames)) if env_ids is None else env_ids
     pictures = [_as_rgb(frame, env_id) for frame, env_id in zip(frames, whose, strict=True)]
     columns = math.ceil(math.sqrt(len(pictures)))
+    factor = 1 if width is None else columns * max((picture.shape[1] for picture in pictures), default=0) // width
+    if factor > 1:
+        pictures = [reduce(picture, factor) for picture in pictures]
     rows = math.ceil(len(pictures) / max(columns, 1))
     height = max((picture.shape[0] for picture in pictures), default=0)
     width = max((picture.shape[1] for picture in pictures), default=0)
@@ -56,7 +64,7 @@ def refuse_dark(env_ids: Sequence[int], modes: Sequence[Any]) -> None:
     for env_id, mode in zip(env_ids, modes, strict=True):
         if mode in _DARK:
             raise ArgumentError(
-                f"env {env_id} has render_mode={mode!r}, so there is nothing to film. Make it with "
+                f"env {env_id} has render_mode={mode!r}, so there is nothing to see of it. Make it with "
                 "render_mode='rgb_array': ParallelEnv.make(id, n, render_mode='rgb_array'). A class of your own sets "
                 "render_mode itself."
             )

@@ -38,11 +38,12 @@ class Calls:
         windows: Beginning and end of those that are closed.
     """
 
-    __slots__ = ("_marks", "_opened", "_user", "windows")
+    __slots__ = ("_known", "_marks", "_opened", "_user", "windows")
 
     def __init__(self, user: dict[str, int]) -> None:
         self._user = user
         self._marks = array("d")  # beginnings; ends, less than zero; zero where a window ends
+        self._known = 0  # so many of them are of windows that are closed
         self._opened: float | None = None
         self.windows: list[tuple[float, float]] = []
 
@@ -63,7 +64,8 @@ class Calls:
         return len(self._marks)
 
     def open(self, now: float, *, is_in_call: bool) -> None:
-        """Open a window."""
+        """Open a window. Calls that ended before are forgotten, and of one that goes on the time before it is."""
+        del self._marks[self._known :]
         self._opened = now
         if is_in_call:
             self._marks.append(now)
@@ -75,13 +77,14 @@ class Calls:
         if self._marks and self._marks[-1] > 0:
             self._marks.append(-now)
         self._marks.append(0.0)
+        self._known = len(self._marks)
         if now > self._opened:
             self.windows.append((self._opened, now))
         self._opened = None
 
     def spans(self, begin: float, end: float) -> Array:
         """Return when there were calls between two moments, and in windows: ``(m, 2)`` float64, in order."""
-        marks = np.array(self._marks)
+        marks = np.array(self._marks[: self._known])
         # A call within a call begins after that and ends before it: of beginnings in a row it is the first that counts,
         # of ends the last one.
         kinds = np.sign(marks)
@@ -109,9 +112,9 @@ class Sampling:
 
     def begin(self, now: float) -> None:
         """Note everything from now on, and later what does not take too long. No call is under way."""
+        self.calls.open(now, is_in_call=False)
         self._become(self.calls)
         self._pool.number_by(self._numbers)
-        self.calls.open(now, is_in_call=False)
 
     def end(self, now: float) -> None:
         """Note nothing any more."""
@@ -152,7 +155,16 @@ class Sampling:
         since, before = perf_counter(), len(self.calls)
         yield islice(noted, num_steps * self._num_links)
         num_noted = max(num_steps, (len(self.calls) - before) // 2)
-        return self._thinning.left_out(num_noted, (perf_counter() - since) / num_noted, self._num_envs)
+        seconds = (perf_counter() - since) / num_noted
+        return self._thinning.left_out(num_noted, seconds, self._num_envs, self._num_resets())
+
+    def _num_resets(self) -> float:
+        """Return how many resets each host has made within the latest step, or had made if the policy has them do so.
+
+        One step says little, but many windows, each with another one, say it all.
+        """
+        of_each: float = self._pool.batch.flags.tobytes().count(1) / self._num_links
+        return of_each
 
     def _clear_the_way(self, noted: Iterator[int]) -> Iterator[Iterator[int]]:
         """Let steps be noted in vain until hosts have answered all that were not to be noted."""

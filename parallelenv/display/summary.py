@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from parallelenv.batch import Array
-from parallelenv.cores import usable_cores
+from parallelenv.display.advice import advise
 from parallelenv.display.recording import Recording, WorkerRecord, measure, merge
 from parallelenv.tables import format_table
 from parallelenv.texts import count, duration, list_ids, name_range
@@ -139,7 +138,7 @@ def summarise(recording: Recording) -> Summary:
         recording.missing,
         recording.rebuilt,
         any(worker.is_full for worker in recording.workers),
-        _advise(recording, shares, straggler_loss, envs),
+        advise(recording, shares, straggler_loss, envs),
     )
 
 
@@ -186,45 +185,3 @@ def _beside(recording: Recording, worker: WorkerRecord) -> float:
     lengths = worker.spans[is_inner, 1] - worker.spans[is_inner, 0]
     stepped = float(lengths @ _weights(recording, worker)[is_inner]) / (recording.end - recording.begin)
     return max(0.0, recording.share(rollouts) - stepped)
-
-
-def _advise(recording: Recording, shares: dict[str, float], straggler_loss: float, envs: Sequence[EnvTime]) -> str:
-    """Say what to do, by what takes most of the time."""
-    unknown = sorted({*recording.missing, *recording.rebuilt})
-    if unknown:
-        return (
-            f"what workers of envs {list_ids(unknown)} did is not all known, and counts as transport; profile again "
-            "while they live."
-        )
-    if not envs:
-        return "no env was stepped; profile some steps."
-    is_parallel = len(recording.workers) > 1
-    largest = max(shares, key=lambda name: shares[name])
-    if largest == "caller":
-        return (
-            f"your own code takes {shares['caller']:.0%} of the time, so faster envs would not help; send() and recv() "
-            "let envs work meanwhile."
-        )
-    if largest == "transport":
-        return (
-            f"messages and the answers' forms take {shares['transport']:.0%}, as steps are short; rollout() makes many "
-            "steps with one message" + (", and para_mode='dummy' needs none." if is_parallel else ".")
-        )
-    numbers = [env.steps for env in envs]
-    if straggler_loss > 0.2 and max(numbers) > 1.5 * min(numbers):
-        return (
-            f"envs take {shares['envs']:.0%} of the time, and go on without each other; workers have nothing to do for "
-            f"{straggler_loss:.0%} of it, while your policy acts, or because there was no more to do."
-        )
-    if straggler_loss > 0.2:
-        slowest = max(envs, key=lambda env: env.mean)
-        return (
-            f"workers wait for the slowest of them {straggler_loss:.0%} of the time (env {slowest.env_id} takes "
-            f"{duration(slowest.mean)} a step); send() and recv(min_envs=...) go on with those that are ready."
-        )
-    if not is_parallel and usable_cores() > 1 and len(envs) > 1:
-        return (
-            f"envs take {shares['envs']:.0%} of the time in one worker, and there are {usable_cores()} cores; try "
-            "para_mode='subproc' (or let 'auto' choose)."
-        )
-    return f"envs take {shares['envs']:.0%} of the time: all is well, and only faster envs or more cores would help."

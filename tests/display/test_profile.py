@@ -6,9 +6,11 @@ import contextlib
 import json
 import os
 import signal
+import threading
 import time
 import xml.etree.ElementTree
 from collections import Counter as Count
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -263,6 +265,60 @@ def test_who_does_not_answer_in_time_is_left_out(make_env: MakeEnv, monkeypatch:
     assert len(env.recv(2).env_ids) == 2
 
 
+class Gate(Counter):
+    """Its step waits until somebody opens it."""
+
+    is_in, is_open = threading.Event(), threading.Event()
+
+    def step(self, action: int) -> Any:
+        self.is_in.set()
+        assert self.is_open.wait(30)
+        return super().step(action)
+
+
+@contextlib.contextmanager
+def in_a_step(env: ParallelEnv) -> Iterator[None]:
+    """Let another thread be in a step."""
+    Gate.is_in.clear()
+    Gate.is_open.clear()
+    thread = threading.Thread(target=env.step, args=([1, 1],))
+    thread.start()
+    assert Gate.is_in.wait(30)
+    try:
+        yield
+    finally:
+        Gate.is_open.set()
+        thread.join(30)
+
+
+def test_a_call_of_another_thread_is_waited_for_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ParallelEnv([Gate, Gate], asynchronous="restart") as env:
+        env.reset(seed=0)
+        monkeypatch.setattr("parallelenv.shown.time.sleep", lambda seconds: Gate.is_open.set())
+        recorder = env.profile()
+        profile = recorder.__enter__()
+        with in_a_step(env):
+            recorder.__exit__(None, None, None)
+        assert profile.recording.missing == ()
+        assert turns_of(profile) == {(0, "step"): 1, (1, "step"): 1}
+
+
+def test_a_call_of_another_thread_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("parallelenv.display.recorder.COLLECT_TIMEOUT", 0.05)
+    with ParallelEnv([Gate, Gate], asynchronous="restart") as env:
+        env.reset(seed=0)
+        recorder = env.profile()
+        profile = recorder.__enter__()
+        with in_a_step(env):
+            recorder.__exit__(None, None, None)
+        assert profile.recording.missing == (0, 1)
+        assert not env._pool.is_watched
+        Gate.is_open.set()
+        with env.profile() as profile:
+            env.step([1, 1])
+        assert turns_of(profile) == {(0, "step"): 1, (1, "step"): 1}
+
+
 class Interrupted(Counter):
     def step(self, action: int) -> Any:
         if action == 3:
@@ -282,7 +338,7 @@ def test_an_interrupted_step_does_not_go_on_to_end_the_block() -> None:
             env.recv(2)
         assert host._envs[1].env.count == 1
         env.reset()
-        assert type(host) is Host
+        assert host.notes is None
 
 
 @pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
@@ -326,8 +382,10 @@ def test_a_host_is_what_it_was_before_and_afterwards() -> None:
         user = type(env._user)
         with env.profile():
             env.step([1])
-            assert type(host) is not Host
-        assert type(host) is Host
+            assert host.notes is not None
+            assert host.resets is None  # but within what is noted
+            assert type(host) is Host  # an object whose class was changed is slower ever after
+        assert host.notes is None
         assert set(vars(host)) == before
         assert type(env._user) is user
 
@@ -378,7 +436,7 @@ def test_the_clock_of_another_machine_is_brought_in_line() -> None:
 def test_advice_names_what_takes_the_time(
     num_cpus: int, actions: list[int], pause: float, advice: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("parallelenv.display.summary.usable_cores", lambda: 1)
+    monkeypatch.setattr("parallelenv.display.advice.usable_cores", lambda: 1)
     with ParallelEnv([Sleepy, Sleepy], "thread", "restart", num_cpus) as env:
         env.reset(seed=0)
         with env.profile() as profile:
@@ -404,7 +462,7 @@ def test_who_goes_on_without_the_slowest_is_not_told_to() -> None:
 
 
 def test_a_loop_on_a_machine_with_cores_left_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("parallelenv.display.summary.usable_cores", lambda: 4)
+    monkeypatch.setattr("parallelenv.display.advice.usable_cores", lambda: 4)
     with ParallelEnv([Sleepy, Sleepy], "dummy", "restart") as env:
         env.reset(seed=0)
         with env.profile() as profile:

@@ -16,7 +16,7 @@ import pytest
 from conftest import MakeEnv
 
 from parallelenv import ParallelEnv
-from parallelenv.backends.watch import ALLOWED, COST_OF_COMMAND, NUM_FIRST, WANTED, Thinning
+from parallelenv.backends.watch import ALLOWED, COST_OF_COMMAND, COST_OF_ENV, COST_OF_RESET, NUM_FIRST, WANTED, Thinning
 from parallelenv.display.profile import Profile
 from parallelenv.display.recording import Recording, WorkerRecord, cover
 from parallelenv.display.sampling import Calls, Sampling
@@ -100,11 +100,13 @@ def test_most_quick_steps_are_left_out() -> None:
 
 def test_it_takes_so_much_of_the_time_as_is_wanted() -> None:
     thinning = Thinning()
-    assert thinning.left_out(8, 1.01 * COST_OF_COMMAND / ALLOWED, 0) == 0
-    seconds = 0.1 * COST_OF_COMMAND / WANTED
-    gaps = [thinning.left_out(8, seconds, 0) for _ in range(60)]
-    assert len(set(gaps)) > 3  # at irregular distances
-    assert 8 * COST_OF_COMMAND / ((8 + np.mean(gaps)) * seconds) == pytest.approx(WANTED, rel=0.02)
+    assert thinning.left_out(8, 1.01 * COST_OF_COMMAND / ALLOWED, 0, 0) == 0
+    for num_envs, num_resets in ((0, 0), (4, 0), (4, 2)):
+        cost = COST_OF_COMMAND + COST_OF_ENV * num_envs + COST_OF_RESET * num_resets
+        seconds = 0.1 * cost / WANTED
+        gaps = [thinning.left_out(8, seconds, num_envs, num_resets) for _ in range(60)]
+        assert len(set(gaps)) > 3  # at irregular distances
+        assert 8 * cost / ((8 + np.mean(gaps)) * seconds) == pytest.approx(WANTED, rel=0.02)
 
 
 def test_a_host_thins_steps_within_a_rollout_by_itself(leave_out: Callable[[int], None]) -> None:
@@ -145,12 +147,81 @@ def test_a_window_does_not_begin_while_something_is_under_way_that_is_not_noted(
         assert len(list(sampling._clear_the_way(count(NOTED)))) == 1
 
 
+def num_resets(profile: Profile) -> int:
+    return sum(len(worker.resets) for worker in profile.recording.workers)
+
+
+def test_a_reset_is_noted_with_its_step(make_env: MakeEnv, leave_out: Callable[[int], None]) -> None:
+    leave_out(GAP)
+    env = make_env([lambda: Counter(0, 1)] * 4, num_cpus=2, asynchronous="restart")
+    env.reset(seed=0)
+    with env.profile() as profile:
+        for _ in range(WITH_GAPS):
+            env.step([1] * 4)
+    assert num_resets(profile) == 4 * (NUM_FIRST + NUM_WINDOWS * (1 + IN_WINDOW))
+    for worker in profile.recording.workers:
+        begins, ends, owners = worker.resets.T
+        assert set(owners) == set(worker.env_ids)
+        span = np.searchsorted(worker.spans[:, 0], begins, side="right") - 1
+        assert (begins < ends).all()
+        assert (ends <= worker.spans[span, 1]).all()
+
+
+@pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
+def test_a_reset_in_the_place_of_a_step_is_noted_with_it(make_env: MakeEnv, leave_out: Callable[[int], None]) -> None:
+    leave_out(GAP)
+    env = make_env([lambda: Counter(0, 1)] * 2, num_cpus=2)
+    vector_env = env.to_gymnasium("NextStep")
+    vector_env.reset(seed=0)
+    with env.profile() as profile:
+        for _ in range(WITH_GAPS):
+            vector_env.step(np.array([1, 1]))
+    steps = profile.summary().envs[0].steps
+    assert NUM_FIRST < steps < WITH_GAPS
+    assert num_resets(profile) == pytest.approx(steps, abs=2 * (1 + NUM_WINDOWS))  # every other one of two envs
+
+
+def test_a_reset_within_a_rollout_is_noted_with_its_step(leave_out: Callable[[int], None]) -> None:
+    leave_out(4)
+    with ParallelEnv([lambda: Counter(0, 1)] * 2, asynchronous="restart") as env:
+        env.reset(seed=0)
+        with env.profile() as profile:
+            env.rollout(lambda states: [1] * len(states), NUM_FIRST - 1 + 50, progress=False)
+    assert num_resets(profile) == 2 * (NUM_FIRST - 1 + 10)
+
+
+def test_what_it_costs_to_note_resets_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def note(_: Thinning, num_noted: int, seconds: float, *numbers: float) -> int:
+        asked.append(numbers)
+        return 0
+
+    monkeypatch.setattr(Thinning, "left_out", note)
+    for last, per_host in ((1, 2.0), (10**6, 0.0)):
+        with ParallelEnv([lambda last=last: Counter(0, last)] * 4, "thread", "restart", 2) as env:
+            env.reset(seed=0)
+            with env.profile():
+                for _ in range(NUM_FIRST + 1):
+                    env.step([1] * 4)
+                env.rollout(lambda states: [1] * len(states), NUM_FIRST + 1, progress=False)
+        assert asked
+        assert set(asked) == {(2, per_host)}
+        asked.clear()
+
+
 # ---------------------------------------------------------------- what stands for what
 
 
 class Sleepy(Counter):
+    """Its action says for how many milliseconds a step sleeps; on a busy machine it is longer."""
+
+    slept = 0.0
+
     def step(self, action: int) -> Any:
+        begin = time.perf_counter()
         time.sleep(1e-3 * action)
+        self.slept += time.perf_counter() - begin
         return super().step(action)
 
 
@@ -159,18 +230,21 @@ def test_a_sample_tells_the_same_as_everything(make_env: MakeEnv, leave_out: Cal
     leave_out(GAP)
     env = make_env([lambda: Sleepy(0, 1000)] * 2, num_cpus=2, asynchronous="restart")
     env.reset(seed=0)
+    own = 0.0
     with env.profile() as profile:
         for number in range(WITH_GAPS):
             slow = number >= NUM_FIRST  # all that is left out is slow
             env.step([4, 8] if slow else [0, 0])
+            begin = time.perf_counter()
             time.sleep(8e-3 if slow else 0.0)
+            own += time.perf_counter() - begin
+    slept = env.get_env_attr("slept")
     found = profile.summary()
-    num_slow = WITH_GAPS - NUM_FIRST
-    together = 12e-3 if len(found.workers) == 1 else 8e-3
-    assert found.env_share == pytest.approx(num_slow * together / found.seconds, rel=0.2)
-    assert found.caller_share == pytest.approx(num_slow * 8e-3 / found.seconds, rel=0.2)
-    assert found.envs[0].mean == pytest.approx(num_slow * 4e-3 / WITH_GAPS, rel=0.3)
-    assert found.envs[1].mean == pytest.approx(num_slow * 8e-3 / WITH_GAPS, rel=0.3)
+    together = sum(slept) if len(found.workers) == 1 else max(slept)
+    assert found.env_share == pytest.approx(together / found.seconds, rel=0.2)
+    assert found.caller_share == pytest.approx(own / found.seconds, rel=0.2)
+    for env_time, seconds in zip(found.envs, slept, strict=True):
+        assert env_time.mean == pytest.approx(seconds / WITH_GAPS, rel=0.3)
 
 
 def made_up() -> Recording:
@@ -247,6 +321,37 @@ def test_a_call_within_a_call_is_a_part_of_it() -> None:
     assert calls.windows == [(begin, spans[-1, 1])]
     calls.close(time.perf_counter())  # nothing is open
     assert len(calls.windows) == 1
+
+
+def test_of_calls_that_began_before_a_window_it_is_told_what_is_in_it() -> None:
+    calls = Calls({})
+    calls.open(1.0, is_in_call=False)
+    calls.close(2.0)
+    for _ in range(3):  # noted in vain; the last one goes on when the window opens
+        calls.clear()
+        calls.setdefault("thread", 5)
+    opened = time.perf_counter()
+    calls.open(opened, is_in_call=True)
+    calls.clear()
+    ended = time.perf_counter()
+    calls.close(ended)
+    calls.setdefault("thread", 5)  # and after it there is none
+    calls.clear()
+    spans = calls.spans(0.0, time.perf_counter())
+    assert len(spans) == 1
+    assert opened == spans[0, 0] < spans[0, 1] <= ended
+
+
+def test_no_call_is_told_outside_of_windows(make_env: MakeEnv, leave_out: Callable[[int], None]) -> None:
+    leave_out(GAP)
+    env = counters(make_env)
+    with env.profile() as profile:
+        for _ in range(WITH_GAPS - IN_WINDOW):  # it ends with one that is noted in vain
+            env.step([1] * 4)
+    recording = profile.recording
+    begins, ends = recording.windows[recording.window_of(recording.calls[:, 0])].T
+    assert (begins <= recording.calls[:, 0]).all()
+    assert (recording.calls[:, 1] <= ends).all()
 
 
 # ---------------------------------------------------------------- nothing is left behind

@@ -23,9 +23,11 @@ from parallelenv.errors import (
     EnvPausedError,
     MissingDependencyError,
     NotebookNeededError,
+    ResetNeededError,
     WrappedError,
 )
 from parallelenv.testing.envs import Counter
+from parallelenv.tiles import tile_frames
 from parallelenv.wrappers import CheckFinite
 
 Image = pytest.importorskip("PIL.Image")
@@ -179,7 +181,7 @@ def test_what_cannot_be_filmed_is_refused_before_anything_is_reset(tmp_path: Pat
         ({"path": folder}, IsADirectoryError, "folder.gif' is a folder. Give the name of a file in it"),
         ({"path": tmp_path / "none" / "film.gif"}, FileNotFoundError, "none' does not exist"),
         ({"policy": None}, ArgumentError, "policy"),
-        ({"id": [1]}, ArgumentError, r"env 1 has render_mode=None, so there is nothing to film"),
+        ({"id": [1]}, ArgumentError, r"env 1 has render_mode=None, so there is nothing to see of it"),
         ({"id": [2, 0]}, ArgumentError, r"env 2 has no method render\(\), so there is nothing to see"),
     ]
     folder.mkdir()
@@ -342,6 +344,142 @@ def test_without_a_notebook_there_is_nowhere_to_show_it(call: str) -> None:
         arguments = (stay, 1) if call == "play" else ()
         with pytest.raises(NotebookNeededError, match=rf"{call}\(\) shows envs below a notebook cell.*render\(tile"):
             getattr(env, call)(*arguments)
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Return the pictures that are shown, as if this were a notebook."""
+    pictures: list[Any] = []
+    monkeypatch.setattr("parallelenv.shown.refuse_no_notebook", lambda call: None)
+    monkeypatch.setattr(Screen, "show", lambda self, picture, width: pictures.append(shrink(picture, width)))
+    return pictures
+
+
+class Ordered(Lamp):
+    """Draws within episodes only."""
+
+    def reset(self, **kwargs: Any) -> Any:
+        self.level = 1
+        return super().reset(**kwargs)
+
+    def render(self) -> Any:
+        return self.level * super().render()
+
+
+class Blank(Ordered):
+    def render(self) -> Any:
+        return super().render() if hasattr(self, "level") else None
+
+
+in_modes = pytest.mark.parametrize("mode", ["dummy", "thread", "subproc"], indirect=True)
+
+
+@in_modes
+@pytest.mark.parametrize("kind", ["gymnasium", "blank"])
+def test_envs_that_are_shown_before_a_reset_are_one_error(make_env: MakeEnv, shown: list[Any], kind: str) -> None:
+    fns: list[Any] = [Blank] * 4 if kind == "blank" else [lambda: gym.wrappers.OrderEnforcing(Lamp())] * 4
+    env = make_env(fns, num_cpus=2)
+    with pytest.raises(
+        ResetNeededError, match=r"^envs 0, 1, 2, 3 have no episode yet. Call reset\(\) before show\(\).$"
+    ) as e:
+        env.show()
+    assert e.value.__context__ is None
+    env.reset([0, 2])
+    with pytest.raises(ResetNeededError, match=r"^env 1 has no episode yet. Call reset\(\[1\]\) before show\(\).$"):
+        env.show([0, 1])
+    env.show([0, 2])
+    assert len(shown) == 1
+    if kind == "gymnasium":
+        with pytest.raises(gym.error.ResetNeeded, match="before calling") as caught:
+            env.render()
+        assert any("Raised by envs 1, 3 in render" in note for note in caught.value.__notes__)
+        assert list(caught.value.partial) == [0, 2]  # type: ignore[attr-defined]
+
+
+@in_modes
+def test_what_envs_raise_of_themselves_before_a_reset_is_one_error(make_env: MakeEnv, shown: list[Any]) -> None:
+    env = make_env([Ordered] * 4, num_cpus=2)
+    with pytest.raises(AttributeError, match="no attribute 'level'") as caught:
+        env.show()
+    notes = "\n".join(caught.value.__notes__)
+    assert "Raised by env 0 in render" in notes
+    assert "So did 3 more envs." in notes
+    assert notes.endswith("envs 0, 1, 2, 3 have no episode yet. Call reset() before show().")
+    assert caught.value.__context__ is None
+    with pytest.raises(AttributeError) as caught:
+        env.show(1)
+    assert caught.value.__notes__[1:] == ["env 1 has no episode yet. Call reset([1]) before show()."]
+    env.reset()
+    env.show()
+    assert len(shown) == 1
+
+
+@in_modes
+def test_what_envs_raise_when_they_were_reset_is_told_as_in_other_calls(make_env: MakeEnv, shown: list[Any]) -> None:
+    class Broken(Lamp):
+        def render(self) -> Any:
+            raise ValueError("no paint" if self.number else "no brush")
+
+    env = make_env([lambda number=number: Broken(number) for number in (0, 1, 1)], num_cpus=2)
+    with pytest.raises(ExceptionGroup, match="3 envs failed") as group:  # they do not agree
+        env.show()
+    assert group.value.__notes__ == ["envs 0, 1, 2 have no episode yet. Call reset() before show()."]
+    env.reset()
+    with pytest.raises(ExceptionGroup, match="2 envs failed") as group:
+        env.show([1, 2])
+    assert not hasattr(group.value, "__notes__")
+
+
+class Watchful(Dark):
+    """Says if it has drawn."""
+
+    has_drawn = False
+
+    def render(self) -> Any:
+        self.has_drawn = True
+        return np.zeros((8, 16, 3), np.uint8)
+
+
+@in_modes
+def test_what_cannot_be_seen_is_refused_before_anything_is_drawn(make_env: MakeEnv, shown: list[Any]) -> None:
+    env = make_env([Watchful, Lamp, Bare], num_cpus=2)
+    env.reset()
+    with pytest.raises(ArgumentError, match=r"env 0 has render_mode=None, so there is nothing to see.*'rgb_array'"):
+        env.show()
+    with pytest.raises(ArgumentError, match=r"env 2 has no method render\(\), so there is nothing to see"):
+        env.show([1, 2])
+    assert env.get_env_attr("has_drawn", [0]) == [False]
+    env.show(1)
+    env.set_env_attr("render_mode", "rgb_array", 0)
+    env.show(0)
+    assert len(shown) == 2
+
+
+def test_of_many_envs_small_frames_are_put_together(shown: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    class Wide(Lamp):
+        def render(self) -> Any:
+            frame = np.zeros((40, 60 - 20 * self.number, 3), np.uint8)
+            frame[:, : frame.shape[1] // 2] = 200
+            return frame
+
+    asked: list[Any] = []
+
+    def tile(*arguments: Any) -> Any:
+        asked.append(tile_frames(*arguments))
+        return asked[-1]
+
+    monkeypatch.setattr("parallelenv.calls.tile_frames", tile)
+    with ParallelEnv([lambda number=number: Wide(number % 2) for number in range(16)]) as env:
+        env.reset()
+        assert env.render(tile=True).shape == (160, 240, 3)
+        env.show(width=30)
+        assert asked[-1].shape == (40, 60, 3)
+        assert asked[-1][:10, :30, 0].tolist() == [([200] * 7 + [100] + [0] * 7 + [200] * 5 + [0] * 10)] * 10
+        env.show(width=200)
+        assert asked[-1].shape == (160, 240, 3)
+        env.record(stay, 1, width=30, progress=False)
+        assert asked[-1].shape == (40, 60, 3)
+    assert [picture.shape for picture in shown] == [(20, 30, 3), (133, 200, 3)]
 
 
 def test_frames_keep_their_pace(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,79 @@
+"""What a profile advises, from recordings that are made up: one second, of which envs and messages take so much."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from parallelenv.display.recording import Recording, WorkerRecord
+from parallelenv.display.summary import summarise
+from parallelenv.seats import Seat, here
+
+AWAY = Seat(here().pid + 1, here().machine)
+ROLLOUT, MANY_STEPS, MORE_ENVS = "more steps in each rollout", "rollout(), which makes many steps", "more envs in each"
+FEWER, CALLER, DUMMY = "fewer workers (num_cpus)", "caller_steps=True", "para_mode='dummy'"
+WAYS = {ROLLOUT, MANY_STEPS, MORE_ENVS, FEWER, CALLER, DUMMY}
+
+
+def worker(number: int, seat: Seat, operations: Sequence[str], seconds: float) -> WorkerRecord:
+    """Return a worker that has begun to do all of these things at once; each is over when the last one is."""
+    spans = np.tile([0.0, seconds], (len(operations), 1))
+    count = len(operations)
+    return WorkerRecord(
+        (number,),
+        seat,
+        operations,
+        spans,
+        spans,
+        np.full(count, number),
+        np.array([name == "step" for name in operations]),
+        np.arange(count),
+        np.ones(count, np.int64),
+        np.zeros((0, 3)),
+        is_full=False,
+        since=0.0,
+    )
+
+
+def advice(seats: Sequence[Seat], transport: float, operations: Sequence[str] = ("step",), waits: float = 0.0) -> str:
+    workers = [
+        worker(number, seat, operations, 1 - transport - waits * 2 * (number > 0)) for number, seat in enumerate(seats)
+    ]
+    whole = np.array([[0.0, 1.0]])
+    return summarise(Recording(0.0, 1.0, whole, whole, workers, ())).advice
+
+
+@pytest.mark.parametrize(
+    ("seats", "transport", "ways"),
+    [
+        ([here()], 0.49, {MANY_STEPS, MORE_ENVS}),
+        ([here(), here()], 0.49, {MANY_STEPS, MORE_ENVS, FEWER}),
+        ([AWAY, AWAY], 0.49, {MANY_STEPS, MORE_ENVS, FEWER, CALLER}),
+        ([here(), AWAY], 0.49, {MANY_STEPS, MORE_ENVS, FEWER}),  # the caller steps already
+        ([AWAY, AWAY], 0.83, {MANY_STEPS, MORE_ENVS, FEWER, CALLER, DUMMY}),
+        ([AWAY], 0.83, {MANY_STEPS, MORE_ENVS, DUMMY}),
+        ([here()], 0.83, {MANY_STEPS, MORE_ENVS}),
+    ],
+)
+def test_much_time_in_messages_is_named_with_what_helps(seats: list[Seat], transport: float, ways: set[str]) -> None:
+    said = advice(seats, transport)
+    assert f"take {transport:.0%} of the time" in said
+    assert {way for way in WAYS if way in said} == ways
+
+
+@pytest.mark.parametrize(("seats", "ways"), [([AWAY, AWAY], {ROLLOUT, FEWER}), ([here()], {ROLLOUT})])
+def test_in_rollouts_something_else_helps(seats: list[Seat], ways: set[str]) -> None:
+    said = advice(seats, 0.3, ("step", "rollout"))
+    assert "putting rollouts together, take 30% of the time" in said
+    assert {way for way in WAYS if way in said} == ways
+
+
+def test_little_time_in_messages_is_all_right() -> None:
+    assert "all is well" in advice([AWAY, AWAY], 0.19)
+
+
+def test_the_greater_loss_is_named() -> None:
+    assert "workers wait for the slowest of them 25% of the time" in advice([AWAY, AWAY], 0.24, waits=0.25)
+    assert "messages and the answers' forms take 30%" in advice([AWAY, AWAY], 0.3, waits=0.25)
