@@ -62,7 +62,7 @@ bench-scale: $(VENV)/.bench ## Model the Ray modes on up to 1000 nodes, with cos
 bench-collect: $(VENV)/.bench ## Measure two collectors beside one; a minute.
 	$(BIN)/python -m benchmarks.collect $(BENCH_ARGS)
 
-bench-profile: $(VENV)/.bench ## Measure what it costs to record where the time goes, and to count episodes; some 5 minutes.
+bench-profile: $(VENV)/.bench ## Measure what it costs to record where the time goes, and to count episodes; some 7 minutes.
 	$(BIN)/python -m benchmarks.profile_cost $(BENCH_ARGS)
 
 wheel-check: $(VENV)/.test ## Build the wheel, use it from a folder that holds a foreign backends/.

@@ -140,8 +140,8 @@ class Watch:
 
         def watched_walk(rest: Iterator[Any], common: Any, values: dict[int, Any]) -> None:
             first, first_reset, begin = len(moments), len(resets), perf_counter()
-            self._in_rollout, host.resets = is_rollout or self._in_rollout, None if is_rollout else resets
             try:
+                self._in_rollout, host.resets = is_rollout or self._in_rollout, None if is_rollout else resets
                 walk(rest, common, values)
             finally:
                 end = perf_counter()
