@@ -189,10 +189,11 @@ class ParallelEnv(LongRuns):
 
         Raises:
             InvalidEnvError: If the id is not registered, or is no id.
-            UnknownOptionError: If a further argument is one of ``make_vec_env`` or ``make_vec``, and none of the env.
+            UnknownOptionError: If a further argument is an option of the mode, or one of ``make_vec_env`` or
+                ``make_vec``, and none of the env.
         """
         arguments.check_positive("num_envs", num_envs)
-        spec = recipes.registered(id, make_kwargs)
+        spec = recipes.registered(id, make_kwargs, registry.option_names(para_mode))
         env_fn = functools.partial(gymnasium.make, spec, **make_kwargs)
         return cls(
             [env_fn] * num_envs,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -77,12 +77,18 @@ def make_recipes(envs: Sequence[Any]) -> tuple[EnvRecipe, ...]:
     return recipes
 
 
-def registered(id: Any, make_kwargs: Mapping[str, Any]) -> EnvSpec:
+def registered(id: Any, make_kwargs: Mapping[str, Any], option_names: Container[str] = ()) -> EnvSpec:
     """Return the spec of an id that ``gymnasium.make`` is to be called with, and with these arguments.
+
+    Args:
+        id: As given by the user.
+        make_kwargs: Likewise.
+        option_names: What the mode accepts, but not from there.
 
     Raises:
         InvalidEnvError: If it is not registered, or is no id.
-        UnknownOptionError: If an argument is one that other libraries make vector envs with, and none of this env.
+        UnknownOptionError: If an argument is an option of the mode, or one that other libraries make vector envs with,
+            and none of this env.
     """
     if not isinstance(id, (str, EnvSpec)):
         raise InvalidEnvError(
@@ -92,6 +98,8 @@ def registered(id: Any, make_kwargs: Mapping[str, Any]) -> EnvSpec:
     spec: EnvSpec = make_recipes([id])[0].source
     for name, value in make_kwargs.items():
         hint = translations.of_make_argument(name)
+        if name in option_names:
+            hint = f" It is an option of the mode: give it in backend_options={{{name!r}: {_show(value)}}}."
         if hint and not _takes(spec, name):
             raise UnknownOptionError(
                 f"{name}={_show(value)} is no argument of ParallelEnv.make(), nor of {spec.id}.{hint}"

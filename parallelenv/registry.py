@@ -115,8 +115,8 @@ def make_backend(para_mode: Any, options: dict[str, Any]) -> Backend:
         MissingDependencyError: If a package that the mode needs is not installed.
         UnknownOptionError: If the backend does not know one of the options.
     """
-    kind = _checked(para_mode) if isinstance(para_mode, type) else load_backend(para_mode)
-    accepted = [name for name in inspect.signature(kind).parameters if name not in ("args", "kwargs")]
+    kind = _kind(para_mode)
+    accepted = _accepted(kind)
     for name, value in options.items():
         if name not in accepted:
             raise UnknownOptionError(
@@ -126,6 +126,19 @@ def make_backend(para_mode: Any, options: dict[str, Any]) -> Backend:
             )
     backend: Backend = kind(**options)
     return backend
+
+
+def option_names(para_mode: Any) -> list[str]:
+    """Return which options a mode accepts. Arguments and errors: as for `make_backend`, and ``"auto"`` accepts none."""
+    return [] if isinstance(para_mode, str) and para_mode == AUTO else _accepted(_kind(para_mode))
+
+
+def _kind(para_mode: Any) -> type[Any]:
+    return _checked(para_mode) if isinstance(para_mode, type) else load_backend(para_mode)
+
+
+def _accepted(kind: type[Any]) -> list[str]:
+    return [name for name in inspect.signature(kind).parameters if name not in ("args", "kwargs")]
 
 
 def _checked(kind: type[Any]) -> type[Any]:

@@ -129,6 +129,12 @@ def test_in_workers_each_has_a_copy_of_what_env_fns_return() -> None:
         assert env.get_env_attr("steps") == [1, 0, 0]
 
 
+def test_an_option_of_the_mode_is_no_argument_of_the_envs() -> None:
+    hint = r"caller_steps=True is no argument .*give it in backend_options=\{'caller_steps': True\}"
+    with pytest.raises(UnknownOptionError, match=hint):
+        ParallelEnv.make("CartPole-v1", 2, "subproc", caller_steps=True)
+
+
 def test_a_vector_env_is_refused() -> None:
     with pytest.raises(InvalidEnvError, match="already a batch"):
         ParallelEnv([gym.make_vec("CartPole-v1", num_envs=2)])
