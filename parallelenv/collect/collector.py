@@ -139,12 +139,12 @@ class Collector(Stoppable):
         is_over = listening(listen_to)
         if num_steps is not None:
             arguments.check_positive("num_steps", num_steps)
-        data, seconds = self._gather(num_steps or self._next_steps, is_over, progress)
+        data, seconds = self._gather(num_steps or self._next_steps, lambda _: is_over(), progress)
         info = self._told(data, seconds)
         self.history.note(info["episode_returns"], self.version, info["num_samples"], seconds)
         return data, info
 
-    def _gather(self, num_steps: int, is_over: Callable[[], bool], progress: bool) -> tuple[Rollout, float]:
+    def _gather(self, num_steps: int, is_over: Callable[[int], bool], progress: bool) -> tuple[Rollout, float]:
         """Return steps, and the seconds that they took."""
         began = time.perf_counter()
         if self._needs_reset:

@@ -11,6 +11,7 @@ import numpy as np
 from parallelenv.broadcast import Broadcast
 from parallelenv.collect.packing import Parcel
 from parallelenv.collect.seat import Order
+from parallelenv.collect.unsent import UNKNOWN, Unsent
 from parallelenv.env import ParallelEnv
 from parallelenv.errors import EnvInterruptedError, WorkerTimeoutError
 from parallelenv.failures import raise_failures
@@ -25,21 +26,22 @@ class Crew:
 
     Args:
         env: The collectors.
+        unsent: What they have made and not sent.
         max_restarts: So often a collector is replaced within ten minutes.
         seed: Of the set; those of collectors in the place of dead ones follow from it.
 
     Attributes:
         env: The collectors.
         sizes: Number of envs of each.
-        lost: Samples that dead collectors had been asked for and had not sent, since this was last set to 0.
         num_replaced: How often one was replaced.
     """
 
-    def __init__(self, env: ParallelEnv, max_restarts: int, seed: int | None) -> None:
+    def __init__(self, env: ParallelEnv, unsent: Unsent, max_restarts: int, seed: int | None) -> None:
         self.env = env
+        self._unsent = unsent
         env.reset()
         self.sizes: list[int] = env.get_env_attr("num_envs")
-        self.lost = 0
+        self._lost, self._is_exact = 0, True
         self.num_replaced = 0
         self._seed = seed
         self._budget = Budget(max_restarts)
@@ -156,6 +158,7 @@ class Crew:
             raise
         rank = int(batch.env_ids[0])
         self._rest([rank])
+        self._unsent.take(rank)
         parcel: Parcel = batch[0][0]
         self.sizes[rank] = parcel.num_envs
         self._received += [(rank, one) for one in (*parcel.before, parcel)]
@@ -229,14 +232,25 @@ class Crew:
             return
         for rank in new:
             self._known[rank] = {}
+            self._unsent.samples[rank] = UNKNOWN
         seeds = [self._next_seed(rank) for rank in new]
         self.env.reset(new, seed=seeds)
         self._new.difference_update(new)
         self.num_replaced += len(new)
 
     def _count_loss(self, ranks: Sequence[int]) -> None:
-        self.lost += sum(self._orders[rank].num_steps * self.sizes[rank] for rank in ranks if rank in self._orders)
+        for rank in ranks:
+            number = self._unsent.take(rank)
+            if number is None and rank in self._orders:
+                number, self._is_exact = self._orders[rank].num_steps * self.sizes[rank], False
+            self._lost += number or 0
         self._rest(ranks)
+
+    def take_loss(self) -> dict[str, Any]:
+        """Return what an info says of lost samples, of those since this was last asked."""
+        loss = {"lost_exactly": self._is_exact, "lost_samples": self._lost}
+        self._lost, self._is_exact = 0, True
+        return loss
 
     def _next_seed(self, rank: int) -> int | None:
         if self._seed is None:

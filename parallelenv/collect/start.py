@@ -9,6 +9,7 @@ from typing import Any
 from parallelenv import arguments, registry
 from parallelenv.collect.packing import require_compression
 from parallelenv.collect.seat import Seat
+from parallelenv.collect.unsent import Unsent
 from parallelenv.env import ParallelEnv
 from parallelenv.errors import ArgumentError, UnknownOptionError
 
@@ -41,6 +42,7 @@ def start(
     num_workers: int,
     given: dict[str, Any],
     compresses: bool,
+    unsent: Unsent,
     para_mode: Any,
     worker_resources: Any,
     options: dict[str, Any],
@@ -51,6 +53,7 @@ def start(
         num_workers: How many.
         given: Arguments of each `Collector`.
         compresses: Whether they compress what they send.
+        unsent: As in `Seat`.
         para_mode: As in `CollectorSet`.
         worker_resources: As in `CollectorSet`.
         options: Further arguments of the `ParallelEnv`.
@@ -68,7 +71,7 @@ def start(
             "Give it to the ParallelEnv in make_envs."
         )
     given = {**given, "world_size": num_workers}
-    seats = [functools.partial(Seat, {**given, "rank": rank}, compresses) for rank in range(num_workers)]
+    seats = [functools.partial(Seat, {**given, "rank": rank}, compresses, unsent) for rank in range(num_workers)]
     options = {"num_cpus": num_workers, **options}
     return _with_resources(seats, para_mode, worker_resources, options)
 

@@ -12,6 +12,7 @@ from parallelenv.collect.crew import Crew
 from parallelenv.collect.foreman import Foreman
 from parallelenv.collect.joining import join_evaluations
 from parallelenv.collect.stopping import Stoppable, alone
+from parallelenv.collect.unsent import Unsent
 from parallelenv.env import ParallelEnv
 from parallelenv.evaluation import Evaluation
 from parallelenv.goal import Goal
@@ -25,6 +26,7 @@ class Steered(Stoppable):
     _env: ParallelEnv
     _crew: Crew
     _foreman: Foreman
+    _unsent: Unsent
     _word: Any
 
     # ---------------------------------------------------------------- what is given to them
@@ -129,6 +131,7 @@ class Steered(Stoppable):
     def _close_envs(self) -> None:
         if hasattr(self, "_env"):  # else its making has failed
             self._env.close()
+        self._unsent.close()
 
     def __repr__(self) -> str:
         """Return one line."""
