@@ -429,6 +429,20 @@ def test_a_dead_worker_is_told_or_replaced_as_the_envs_say(mode: str, make_colle
     with pytest.raises(WorkerDiedError, match="is dead") as caught:
         told.collect()
     assert caught.value.partial.valid.sum(axis=0).tolist() == [1, 4]  # type: ignore[attr-defined]
+    assert "A collector has no restart(): replace('envs', make_envs) gives it new ones" in caught.value.__notes__[-1]
+    told.replace("envs", lambda: ParallelEnv(envs, "thread", "restart"))
+    assert told.collect()[0].valid.all()
+
+
+def test_a_dead_worker_of_test_envs_is_told_with_the_way_out(mode: str, make_collector: MakeCollector) -> None:
+    if mode not in CAN_DIE:
+        pytest.skip("its workers are threads")
+    tests = ParallelEnv([partial(Fragile, number) for number in range(2)], mode, num_cpus=2, **two_hosts(mode))
+    script = Scripted([EXIT, EXIT])
+    collector = make_collector(script, counts(9), 4, make_test_envs=lambda: tests)
+    with pytest.raises(ExceptionGroup, match="2 envs failed") as caught:
+        collector.evaluate(2)
+    assert "replace('test_envs', make_test_envs) gives it new ones" in caught.value.__notes__[-1]
 
 
 def test_a_step_that_takes_too_long_is_told(mode: str, make_collector: MakeCollector, tmp_path: Any) -> None:

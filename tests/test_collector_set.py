@@ -687,6 +687,7 @@ def test_who_has_lost_a_worker_of_its_own_envs_is_not_dead(make_set: MakeSet, tm
     with pytest.raises(WorkerDiedError, match=r"The worker of env 2 \(process \d+\) is dead") as caught:
         collectors.collect()
     assert "It was raised in collector 1, which is an env of its set." in caught.value.__notes__
+    assert "A collector has no restart(): replace('envs', make_envs)" in "".join(caught.value.__notes__)
     assert collectors.num_replaced == 0
     collectors.replace("envs", make_envs)
     assert collectors.collect()[1]["num_steps"].tolist() == [40, 40]
