@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sys
@@ -95,15 +96,15 @@ class Net:
 class Waiting(Net):
     """As soon as it is collector 1's turn, it says so and waits for a file."""
 
-    def __init__(self, folder: Path, rank: int, when: int = 0) -> None:
+    def __init__(self, folder: Path, rank: int, when: int = 0, patience: float = 30) -> None:
         super().__init__(rank)
-        self._folder, self._left = folder, when
+        self._folder, self._left, self._patience = folder, when, patience
 
     def __call__(self, states: Any, *, deterministic: bool = False) -> Any:
         self._left -= 1
         if self.rank == 1 and self._left < 0 and not (self._folder / "go").exists():
             (self._folder / "began").touch()
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + self._patience
             while not (self._folder / "go").exists() and time.monotonic() < deadline:
                 time.sleep(0.005)
         return super().__call__(states)
@@ -364,6 +365,23 @@ def test_weights_whose_way_was_interrupted_are_set_all_the_same(make_set: MakeSe
     assert (info["version"].tolist(), info["staleness"].tolist()) == ([1, 1], [0, 0])
     collectors.set_weights(6)
     assert collectors.collect()[1]["version"].tolist() == [2, 2]
+
+
+def test_weights_that_one_takes_too_long_to_take_are_set_all_the_same(
+    mode: str, make_set: MakeSet, tmp_path: Path
+) -> None:
+    if mode == "dummy":
+        pytest.skip("nobody is there to look at the clock")
+    collectors = make_set(partial(Pondering, tmp_path), few, 4, timeout=1.0)
+    with pytest.raises(
+        WorkerTimeoutError, match=r"^collector 1 did not answer within 1.0 s\. The next call of the set"
+    ):
+        collectors.set_weights(5)
+    (tmp_path / "go").touch()
+    assert collectors.version == 1
+    data, info = collectors.collect()
+    assert (data.actions == 5).all()
+    assert (info["version"].tolist(), info["staleness"].tolist()) == ([1, 1], [0, 0])
 
 
 def test_what_cannot_be_copied_is_refused_before_anything_is_sent(make_set: MakeSet) -> None:
@@ -745,10 +763,25 @@ def test_who_takes_too_long_is_told_and_waited_for_later(mode: str, make_set: Ma
     collectors = make_set(partial(Waiting, tmp_path), partial(few, (1000,)), 40, timeout=1.0)
     with pytest.raises(WorkerTimeoutError, match="did not answer within 1.0 s") as caught:
         collectors.collect()
-    assert caught.value.__notes__[-1].startswith("These are collectors of a set. Its next call waits on for them")
+    assert str(caught.value).startswith("collector 1 did not answer within 1.0 s. The next call of the set waits on.")
     (tmp_path / "go").touch()
     data, _ = collectors.collect()
     assert data.states[:, :, 1].T.tolist() == [list(range(40))] * 2
+
+
+def test_a_set_with_one_that_hangs_goes_on_without_it_and_stops_in_time(
+    mode: str, make_set: MakeSet, tmp_path: Path
+) -> None:
+    needs_processes(mode)
+    collectors = make_set(partial(Waiting, tmp_path, patience=10**4), partial(few, (1000,)), 10, timeout=1.0)
+    with pytest.raises(WorkerTimeoutError, match="^collector 1 did not answer"):
+        collectors.collect()
+    collectors.set_weights(4)
+    found = [(info["collector"], info["version"]) for _, info in itertools.islice(collectors.stream(), 3)]
+    assert found == [(0, 0), (0, 1), (0, 1)]
+    begin = time.monotonic()
+    collectors.stop()  # the fixture looks for what is left
+    assert time.monotonic() - begin < 20
 
 
 def test_news_reach_who_is_at_work_before_the_next_order(mode: str, make_set: MakeSet, tmp_path: Path) -> None:

@@ -166,7 +166,8 @@ class CollectorSet(Steered):
             ClosedError: After `stop`.
             ConcurrentUseError: If another thread is in a call.
             WorkerDiedError: If a collector has died too often.
-            WorkerTimeoutError: If one has taken too long; the next collection waits on for it.
+            WorkerTimeoutError: If one has taken too long. It is not replaced: the next collection waits on for it, and
+                if it hangs `stop` ends it.
             BaseException: What an env or a policy raised. All steps made until then come with the next collection.
         """
         is_over = listening(listen_to)

@@ -46,6 +46,7 @@ class Steered(Stoppable):
             UnpicklableError: If they cannot be copied; nothing was set.
             KeyboardInterrupt: After Ctrl-C. They are set all the same: who has not taken them does so before its next
                 collection.
+            WorkerTimeoutError: If a policy takes too long to take them. They are set all the same, as after Ctrl-C.
             ClosedError: After `stop`.
         """
         self._announce_weights(weights, check_version(version, self.version))
@@ -55,10 +56,9 @@ class Steered(Stoppable):
         before, self.version = self.version, version
         try:
             self._crew.announce("weights", broadcast)
-        except KeyboardInterrupt:  # all will have them
-            raise
         except BaseException:
-            self.version = before
+            if not self._crew.is_known(broadcast):
+                self.version = before
             raise
 
     @alone
