@@ -880,12 +880,39 @@ def test_without_the_package_compression_says_what_to_install(monkeypatch: pytes
         ({"make_envs": partial(ParallelEnv, counts(9), "dummy")}, "A collector does not stop where an episode ends"),
         ({"on_failure": "restart"}, "on_failure='restart' is nothing that a CollectorSet can be given.* in make_envs"),
         ({"make_policy": lambda: zeros, "weights": 1}, "takes no weights"),
+        ({"make_policy": zeros}, "make_policy=.* needs states, but is given no more than rank, world_size and seed"),
+        ({"make_envs": [few]}, "make_envs=.* cannot be called. Give a function without arguments"),
+        ({"make_test_envs": lambda rank: few()}, "make_test_envs=.* needs rank. Give a function without arguments"),
     ],
 )
 def test_bad_arguments_are_refused(given: dict[str, Any], match: str) -> None:
     arguments: dict[str, Any] = {"num_workers": 1, "make_policy": Net, "make_envs": few, "num_steps": 4}
     with pytest.raises(ArgumentError, match=match):
         CollectorSet(**{**arguments, "para_mode": "dummy", **given})
+
+
+def test_what_cannot_be_called_is_refused_before_any_worker_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("parallelenv.collect.start.ParallelEnv", None)
+    for given, match in (({"make_policy": zeros}, "needs states"), ({"make_test_envs": 3}, "cannot be called")):
+        arguments: dict[str, Any] = {"make_policy": Net, "make_envs": few, "num_steps": 4, **given}
+        with pytest.raises(ArgumentError, match=match):
+            CollectorSet(1, **arguments)
+
+
+@pytest.mark.parametrize("name", ["make_policy", "make_envs", "make_test_envs"])
+def test_who_cannot_move_to_the_workers_is_named(name: str) -> None:
+    lock = threading.Lock()
+    arguments: dict[str, Any] = {"make_policy": Net, "make_envs": few, "num_steps": 4}
+    with pytest.raises(UnpicklableError, match=f"^{name}=.* does not pickle .*_thread.lock.* Let it make such things"):
+        CollectorSet(1, **{**arguments, name: lambda: lock})
+
+
+def test_collectors_do_not_share_envs() -> None:
+    with (
+        few() as env,
+        pytest.raises(ArgumentError, match=r"make_envs\(\) returned a ParallelEnv that a collector has already"),
+    ):
+        CollectorSet(2, Net, lambda: env, num_steps=4, para_mode="dummy")
 
 
 def test_an_unknown_option_is_refused_as_by_a_parallel_env() -> None:

@@ -91,10 +91,10 @@ class Collector(Stoppable):
             self._replace_policy(make_policy)
             if weights is not None:
                 load_weights(self._policy, weights)
-            self._env = checked_env(make_envs, "make_envs", (), must_restart=True)
+            self._env = checked_env(make_envs, "make_envs", must_restart=True)
             self._begin()
             if make_test_envs is not None:
-                self._test_env = checked_env(make_test_envs, "make_test_envs", (self._env,), must_restart=False)
+                self._test_env = checked_env(make_test_envs, "make_test_envs", must_restart=False)
         except BaseException:
             self.stop()
             raise
@@ -248,16 +248,13 @@ class Collector(Stoppable):
             self._replace_policy(make)
             self._rnn_state = None
         elif component == "test_envs":
-            old, self._test_env = self._test_env, self._made(make, must_restart=False)
+            old, self._test_env = self._test_env, checked_env(make, "make", must_restart=False)
             if old is not None:
                 old.close()
         else:
-            former, self._env = self._env, self._made(make, must_restart=True)
+            former, self._env = self._env, checked_env(make, "make", must_restart=True)
             former.close()
             self._begin()
-
-    def _made(self, make: Any, must_restart: bool) -> ParallelEnv:
-        return checked_env(make, "make", (self._env, self._test_env), must_restart=must_restart)
 
     def _replace_policy(self, make: Callable[..., Any]) -> None:
         self._policy = make_policy(make, self._rank, self._world_size, self._seed)
