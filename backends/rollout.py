@@ -76,7 +76,10 @@ class HostRollout:
         number: Of the rollout.
         packed: As in `Order`.
         player: The policy, if it is here already.
-        is_over: Asked before every step whether to stop.
+        is_over: Told after every step of how many envs it was, and asked whether to stop; before the first, told 0.
+
+    Attributes:
+        has_stopped: Whether it has said so.
     """
 
     def __init__(
@@ -84,12 +87,13 @@ class HostRollout:
         number: int,
         packed: Array | None,
         player: Player | None = None,
-        is_over: Callable[[], bool] | None = None,
+        is_over: Callable[[int], bool] | None = None,
     ) -> None:
         self.number = number
         self._packed = packed
         self._player = player
         self._is_over = is_over
+        self.has_stopped = False
 
     def play(self, host: Stage, command: Command) -> Chunk:
         """Make the steps that are ordered, fewer if no env has any left or the policy fails.
@@ -103,9 +107,8 @@ class HostRollout:
         shares = list(command.each or [None] * len(command.env_ids))
         recorder.select([column for column, share in enumerate(shares) if share != 0])
         player, recorder.broken = self._prepare(host, command)
-        while player is not None and recorder.env_ids and recorder.count < order.num_steps:
-            if self._is_over is not None and self._is_over():
-                break
+        self._ask_whether_over(0)
+        while player is not None and recorder.env_ids and recorder.count < order.num_steps and not self.has_stopped:
             try:
                 each = _act(player, host, recorder)
             except BaseException as error:  # noqa: BLE001 (told to the user as a failure of the policy)
@@ -113,10 +116,16 @@ class HostRollout:
                 break
             if host.writer is not writer:  # given up meanwhile: nobody waits for this any more
                 break
+            num_made = len(recorder.env_ids)
             ended = recorder.note_step(host.run_step(recorder.env_ids, each, order.autoreset))
             self._go_on(recorder, ended, shares, order)
+            self._ask_whether_over(num_made)
         memory = self._copy_memory(recorder, host, command)
         return recorder.chunk(memory, {} if player is None else player.forms)
+
+    def _ask_whether_over(self, num_made: int) -> None:
+        if self._is_over is not None:
+            self.has_stopped = self._is_over(num_made)
 
     def _prepare(self, host: Stage, command: Command) -> tuple[Player | None, Failure | None]:
         """Return the policy, unpickled once, or what went wrong."""

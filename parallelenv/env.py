@@ -8,7 +8,7 @@ import inspect
 import multiprocessing.util  # noqa: F401 (its exit handler joins workers: ours, registered later, runs before it)
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, overload
 
 import gymnasium
 
@@ -24,6 +24,7 @@ from parallelenv.pool import Pool
 from parallelenv.protocol import Backend
 from parallelenv.recipes import EnvRecipe
 from parallelenv.recovery import Recovery
+from parallelenv.results import StepBatch, StepResult
 from parallelenv.rollout import Roller
 from parallelenv.sending import Sender
 from parallelenv.shared import check_shared
@@ -318,8 +319,14 @@ class ParallelEnv(LongRuns):
         self._seeds = dict(enumerate(seeds))
         return seeds
 
+    @overload
+    def step(self, action: Any, id: Any = None, align: Literal["item"] = "item") -> StepResult: ...
+    @overload
+    def step(self, action: Any, id: Any, align: Literal["batch"]) -> StepBatch: ...
+    @overload
+    def step(self, action: Any, id: Any = None, *, align: Literal["batch"]) -> StepBatch: ...
     @exclusive
-    def step(self, action: Any, id: Any = None, align: Align = "item") -> Any:
+    def step(self, action: Any, id: Any = None, align: Align = "item") -> StepResult | StepBatch:
         """Step envs and wait for all of them.
 
         Args:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 from parallelenv import arguments, translations
 from parallelenv.answers import Align
 from parallelenv.errors import NothingInFlightError
 from parallelenv.guard import exclusive
 from parallelenv.handover import Adaptable
+from parallelenv.results import StepBatch, StepResult
 
 if TYPE_CHECKING:
     from parallelenv.env import ParallelEnv
@@ -38,8 +39,14 @@ class Familiar(Adaptable):
         self._stepper.send(action, env_ids)
         self._awaited = env_ids
 
+    @overload
+    def step_wait(self, timeout: float | None = None, align: Literal["item"] = "item") -> StepResult: ...
+    @overload
+    def step_wait(self, timeout: float | None, align: Literal["batch"]) -> StepBatch: ...
+    @overload
+    def step_wait(self, timeout: float | None = None, *, align: Literal["batch"]) -> StepBatch: ...
     @exclusive
-    def step_wait(self, timeout: float | None = None, align: Align = "item") -> Any:
+    def step_wait(self, timeout: float | None = None, align: Align = "item") -> StepResult | StepBatch:
         """Wait for all envs of the latest `step_async` and return their results, in the order asked.
 
         Args:

@@ -6,13 +6,11 @@ import functools
 import os
 import threading
 from collections.abc import Callable
-from typing import Concatenate, NoReturn, ParamSpec, SupportsIndex, TypeVar, cast
+from typing import Any, NoReturn, SupportsIndex, TypeVar, cast
 
 from parallelenv.errors import ClosedError, ConcurrentUseError, ForkedError, UnpicklableError
 
-_Params = ParamSpec("_Params")
-_Result = TypeVar("_Result")
-_Owner = TypeVar("_Owner", bound="Guarded")
+_Method = TypeVar("_Method", bound=Callable[..., Any])
 
 _SHOWN = {
     "_hand_over": "to_gymnasium(), to_sb3() or to_tianshou",
@@ -80,13 +78,11 @@ def _shown(method: str) -> str:
     return _SHOWN.get(method) or method.lstrip("_")
 
 
-def exclusive(
-    method: Callable[Concatenate[_Owner, _Params], _Result],
-) -> Callable[Concatenate[_Owner, _Params], _Result]:
+def exclusive(method: _Method) -> _Method:
     """Refuse a method after ``close()``, in a forked child, and while another thread is in one."""
 
     @functools.wraps(method)
-    def guarded(self: _Owner, *args: _Params.args, **kwargs: _Params.kwargs) -> _Result:
+    def guarded(self: Guarded, *args: Any, **kwargs: Any) -> Any:
         thread = threading.get_ident()
         if self._is_closed or _Process.pid != self._home:
             self._refuse(method.__name__)
@@ -104,4 +100,4 @@ def exclusive(
         finally:
             self._user.clear()
 
-    return cast("Callable[Concatenate[_Owner, _Params], _Result]", guarded)
+    return cast("_Method", guarded)

@@ -68,9 +68,9 @@ class LongRuns(Shown):
 
     @exclusive
     def _rollout_here(
-        self, policy: Callable[..., Any], num_steps: int, rnn_state: Any, progress: bool, is_over: Callable[[], bool]
+        self, policy: Callable[..., Any], num_steps: int, rnn_state: Any, progress: bool, is_over: Callable[[int], bool]
     ) -> Rollout:
-        """Make a rollout of all envs that are not paused with a policy in this process, until ``is_over()``."""
+        """Make a rollout of all envs that are not paused with a policy in this process, until ``is_over`` says so."""
         return roll_here(self._roller, policy, self._ids(None), Goal.of(num_steps, None), rnn_state, progress, is_over)
 
     @exclusive

@@ -16,7 +16,7 @@ from parallelenv.protocol import Extra
 from parallelenv.spaces import object_array
 
 
-class StepResult(tuple):  # type: ignore[type-arg]
+class StepResult(tuple[Any, Any, Any, Any]):
     """``states, rewards, dones, infos`` of a step, batched over envs.
 
     Attributes:
@@ -60,7 +60,7 @@ class StepResult(tuple):  # type: ignore[type-arg]
     infos: Any = property(itemgetter(3))
 
 
-class StepBatch(list):  # type: ignore[type-arg]
+class StepBatch(list[tuple[Any, Any, Any, Any]]):
     """One ``(state, reward, done, info)`` per env, in the order asked.
 
     Attributes:

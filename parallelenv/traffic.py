@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from parallelenv.evaluation import Evaluation, evaluate
 from parallelenv.familiar import Familiar
 from parallelenv.goal import Goal
 from parallelenv.guard import exclusive
-from parallelenv.results import StepResult
+from parallelenv.results import StepBatch, StepResult
 from parallelenv.turns import CLOSE, RESET, TERMINATED, Actor, Signal, streamed
 
 _LONGEST_NAP = 0.2
@@ -60,10 +60,26 @@ class Traffic(Familiar):
         self._stepper.send_reset(env_ids, self._beginnings(env_ids, seed, options))
         self._forget_seeds(env_ids)
 
+    @overload
+    def recv(
+        self,
+        min_envs: int = 1,
+        max_envs: int | None = None,
+        timeout: float | None = None,
+        align: Literal["item"] = "item",
+    ) -> StepResult: ...
+    @overload
+    def recv(
+        self, min_envs: int, max_envs: int | None, timeout: float | None, align: Literal["batch"]
+    ) -> StepBatch: ...
+    @overload
+    def recv(
+        self, min_envs: int = 1, max_envs: int | None = None, timeout: float | None = None, *, align: Literal["batch"]
+    ) -> StepBatch: ...
     @exclusive
     def recv(
         self, min_envs: int = 1, max_envs: int | None = None, timeout: float | None = None, align: Align = "item"
-    ) -> Any:
+    ) -> StepResult | StepBatch:
         """Return the results of envs that have finished their step or reset, first come, first served.
 
         Args:
@@ -84,9 +100,25 @@ class Traffic(Familiar):
         arguments.check_window(min_envs, max_envs)
         return self._stepper.receive(min_envs, max_envs, arguments.check_timeout(timeout), align)
 
+    @overload
+    async def arecv(
+        self,
+        min_envs: int = 1,
+        max_envs: int | None = None,
+        timeout: float | None = None,
+        align: Literal["item"] = "item",
+    ) -> StepResult: ...
+    @overload
+    async def arecv(
+        self, min_envs: int, max_envs: int | None, timeout: float | None, align: Literal["batch"]
+    ) -> StepBatch: ...
+    @overload
+    async def arecv(
+        self, min_envs: int = 1, max_envs: int | None = None, timeout: float | None = None, *, align: Literal["batch"]
+    ) -> StepBatch: ...
     async def arecv(
         self, min_envs: int = 1, max_envs: int | None = None, timeout: float | None = None, align: Align = "item"
-    ) -> Any:
+    ) -> StepResult | StepBatch:
         """Do as `recv`, but let others run on the event loop meanwhile. To be cancelled loses nothing.
 
         It looks for answers again and again, and the longer it waits the more rarely, but at least every 0.2 s: one is
@@ -117,8 +149,8 @@ class Traffic(Familiar):
         return self._stepper.look(*arguments)
 
     @exclusive
-    def _take(self, *arguments: Any) -> Any:
-        return self._stepper.take(*arguments)
+    def _take(self, min_envs: int, max_envs: int | None, align: Align) -> StepResult | StepBatch | None:
+        return self._stepper.take(min_envs, max_envs, align)
 
     # ---------------------------------------------------------------- one at a time
 

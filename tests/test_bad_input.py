@@ -315,7 +315,7 @@ def test_an_endless_timeout_is_no_timeout(make_env: MakeEnv) -> None:
 
 def test_an_unknown_align_is_refused(env: ParallelEnv) -> None:
     with pytest.raises(ArgumentError, match="align='items' is not known"):
-        env.step([0, 0, 0, 0], align="items")  # type: ignore[arg-type]
+        env.step([0, 0, 0, 0], align="items")  # type: ignore[call-overload]
     assert_untouched(env)
 
 

@@ -302,7 +302,7 @@ def test_what_cannot_be_replaced_leaves_all_as_it_was() -> None:
         with pytest.raises(ArgumentError, match="cannot be called"):
             collector.replace("policy", lambda: 3)
         for component in ("envs", "test_envs"):
-            with pytest.raises(ArgumentError, match=r"make\(\) returned a ParallelEnv that the collector has already"):
+            with pytest.raises(ArgumentError, match=r"make\(\) returned a ParallelEnv that a collector has already"):
                 collector.replace(component, lambda: env)
         assert collector._env is env
         assert len(collector.collect()[0]) == 5
@@ -310,7 +310,7 @@ def test_what_cannot_be_replaced_leaves_all_as_it_was() -> None:
 
 def test_envs_to_collect_from_are_no_test_envs() -> None:
     with ParallelEnv(counts(9), "dummy", "restart") as env:
-        with pytest.raises(ArgumentError, match=r"make_test_envs\(\) returned a ParallelEnv that the collector has"):
+        with pytest.raises(ArgumentError, match=r"make_test_envs\(\) returned a ParallelEnv that a collector has"):
             Collector(lambda: zeros, lambda: env, num_steps=3, make_test_envs=lambda: env)
         assert env.closed
 
@@ -429,6 +429,20 @@ def test_a_dead_worker_is_told_or_replaced_as_the_envs_say(mode: str, make_colle
     with pytest.raises(WorkerDiedError, match="is dead") as caught:
         told.collect()
     assert caught.value.partial.valid.sum(axis=0).tolist() == [1, 4]  # type: ignore[attr-defined]
+    assert "A collector has no restart(): replace('envs', make_envs) gives it new ones" in caught.value.__notes__[-1]
+    told.replace("envs", lambda: ParallelEnv(envs, "thread", "restart"))
+    assert told.collect()[0].valid.all()
+
+
+def test_a_dead_worker_of_test_envs_is_told_with_the_way_out(mode: str, make_collector: MakeCollector) -> None:
+    if mode not in CAN_DIE:
+        pytest.skip("its workers are threads")
+    tests = ParallelEnv([partial(Fragile, number) for number in range(2)], mode, num_cpus=2, **two_hosts(mode))
+    script = Scripted([EXIT, EXIT])
+    collector = make_collector(script, counts(9), 4, make_test_envs=lambda: tests)
+    with pytest.raises(ExceptionGroup, match="2 envs failed") as caught:
+        collector.evaluate(2)
+    assert "replace('test_envs', make_test_envs) gives it new ones" in caught.value.__notes__[-1]
 
 
 def test_a_step_that_takes_too_long_is_told(mode: str, make_collector: MakeCollector, tmp_path: Any) -> None:
@@ -453,6 +467,8 @@ def test_a_step_that_takes_too_long_is_told(mode: str, make_collector: MakeColle
         ({"start_steps": 0}, "start_steps=0 must be an int of at least 1"),
         ({"seed": "x"}, "seed='x' is no int"),
         ({"make_policy": 3}, "make_policy=3 cannot be called"),
+        ({"make_policy": zeros}, "needs states, but is given no more than rank, .* the policy itself, lambda: policy"),
+        ({"make_envs": lambda rank: None}, r"make_envs=.* needs rank. Give a function without arguments"),
         ({"make_policy": lambda: 3}, "policy is a int, which cannot be called"),
         ({"make_envs": []}, r"make_envs=\[\] cannot be called. Give a function without arguments"),
         ({"make_envs": lambda: gym.make("CartPole-v1")}, r"make_envs\(\) returned a TimeLimit. Give"),

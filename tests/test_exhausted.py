@@ -220,7 +220,7 @@ def test_a_rebuilt_env_needs_a_reset_and_is_not_exhausted(make_pool: MakePool) -
 
 @pytest.mark.parametrize("kind", ["plain", "sheet"])
 def test_a_rollout_leaves_them_out(make_pool: MakePool, mode: str, kind: str) -> None:
-    rollouts = []
+    rollouts: list[list[Any]] = []
     for pool in (partial(ParallelEnv.from_samplers, num_cpus=1), make_pool):
         env = pool(Walks, walks(kind))
         env.reset(seed=7)

@@ -8,7 +8,7 @@ import pickle
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_type
 
 import gymnasium as gym
 import numpy as np
@@ -35,6 +35,7 @@ from parallelenv.errors import (
     WorkerTimeoutError,
     WrappedError,
 )
+from parallelenv.results import StepBatch, StepResult
 from parallelenv.testing.envs import Counter, Ragged
 from parallelenv.testing.oddities import Sleeper
 from parallelenv.testing.play import assert_same, drain, fleet
@@ -54,6 +55,31 @@ def env(make_env: MakeEnv) -> ParallelEnv:
     env = make_env(COUNTERS, asynchronous="restart", num_cpus=2)
     env.reset(seed=1)
     return env
+
+
+@nearby
+def test_a_type_checker_knows_what_comes_of_an_align(env: ParallelEnv) -> None:
+    actions = np.ones(3, np.int64)
+    states, *_ = assert_type(env.step(actions), StepResult)
+    assert_type(env.step(actions, align="item"), StepResult)
+    batches = [
+        assert_type(env.step(actions, align="batch"), StepBatch),
+        assert_type(env.step(actions, None, "batch"), StepBatch),
+    ]
+    env.send(actions)
+    results = [assert_type(env.recv(1, 1), StepResult)]
+    batches.append(assert_type(env.recv(1, 1, align="batch"), StepBatch))
+    batches.append(assert_type(env.recv(1, 1, None, "batch"), StepBatch))
+    env.send(actions)
+    results.append(assert_type(asyncio.run(env.arecv(1, 1)), StepResult))
+    batches.append(assert_type(asyncio.run(env.arecv(2, align="batch")), StepBatch))
+    env.step_async(actions)
+    results.append(assert_type(env.step_wait(), StepResult))
+    env.step_async(actions)
+    batches.append(assert_type(env.step_wait(align="batch"), StepBatch))
+    assert len(states) == 3
+    assert {type(one) for one in results} == {StepResult}
+    assert {type(one) for one in batches} == {StepBatch}
 
 
 # ---------------------------------------------------------------- what is refused

@@ -142,20 +142,20 @@ class TianshouVectorEnv:
             return self._received()
         env_ids = self._ready(id)
         if not self.is_async:
-            return self.parallel_env.step(action, env_ids, "batch")  # type: ignore[no-any-return]
+            return self.parallel_env.step(action, env_ids, "batch")
         self.parallel_env.send(action, env_ids)
         return self._received()
 
     def _received(self) -> StepBatch:
         wanted = max(1, min(self.wait_num, len(self.waiting_id)))
         try:
-            return self.parallel_env.recv(wanted, timeout=self.timeout, align="batch")  # type: ignore[no-any-return]
+            return self.parallel_env.recv(wanted, timeout=self.timeout, align="batch")
         except WorkerTimeoutError:
             if self.timeout is None:  # it is the pool's own, for an env that hangs
                 raise
         except NothingInFlightError:
             raise NothingInFlightError("No step is under way that could be waited for. Give actions.") from None
-        return self.parallel_env.recv(1, align="batch")  # type: ignore[no-any-return]
+        return self.parallel_env.recv(1, align="batch")
 
     def _told(self, batch: StepBatch) -> Stepped:
         states, rewards, _, infos = zip(*batch, strict=True) if batch else ((), (), (), ())

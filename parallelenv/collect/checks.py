@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -10,8 +12,11 @@ import numpy as np
 from parallelenv.arguments import check_positive
 from parallelenv.env import ParallelEnv
 from parallelenv.errors import ArgumentError
+from parallelenv.replicas import told
 
 COMPONENTS = ("policy", "envs", "test_envs")
+_taken: weakref.WeakSet[ParallelEnv] = weakref.WeakSet()
+"""Envs of collectors of this process."""
 
 
 def listening(listen_to: Iterable[Any]) -> Callable[[], bool]:
@@ -69,29 +74,72 @@ def check_rank(rank: Any, world_size: Any) -> None:
         raise ArgumentError(f"rank={rank!r} must be an int from 0 to {world_size - 1}: below world_size={world_size}.")
 
 
-def checked_env(make: Any, name: str, present: Iterable[ParallelEnv | None], *, must_restart: bool) -> ParallelEnv:
+def check_policy_maker(make: Any) -> None:
+    """Refuse what cannot make a policy.
+
+    Raises:
+        ArgumentError: If it cannot be called with what it is given.
+    """
+    if not callable(make):
+        raise ArgumentError(f"make_policy={make!r} cannot be called. Give a function that returns a policy.")
+    if needed := _needed(told(make, 0, 1, 0)):
+        raise ArgumentError(
+            f"make_policy={make!r} needs {', '.join(needed)}, but is given no more than rank, world_size and seed. "
+            "Give a function that returns a policy; if this is the policy itself, lambda: policy."
+        )
+
+
+def check_env_maker(make: Any, name: str) -> None:
+    """Refuse what cannot make a `ParallelEnv`.
+
+    Args:
+        make: What should make it.
+        name: Of that, for messages.
+
+    Raises:
+        ArgumentError: If it cannot be called, or not without arguments.
+    """
+    needed = _needed(make) if callable(make) else []
+    if needed or not callable(make):
+        what = f"needs {', '.join(needed)}" if needed else "cannot be called"
+        raise ArgumentError(f"{name}={make!r} {what}. {_ENV_MAKER}")
+
+
+_ENV_MAKER = (
+    "Give a function without arguments that returns a ParallelEnv, with what wrappers do put into its envs or into the "
+    "policy."
+)
+
+
+def _needed(make: Callable[..., Any]) -> list[str]:
+    """Return the names of arguments that a function must be given."""
+    try:
+        parameters = inspect.signature(make).parameters.values()
+    except (TypeError, ValueError):  # a builtin without a signature
+        return []
+    is_open = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+    return [one.name for one in parameters if one.default is one.empty and one.kind not in is_open]
+
+
+def checked_env(make: Any, name: str, *, must_restart: bool) -> ParallelEnv:
     """Return a new `ParallelEnv`.
 
     Args:
         make: What makes it.
         name: Of that, for messages.
-        present: Those that a collector has already.
         must_restart: Whether episodes must go on by themselves.
 
     Raises:
         ArgumentError: If it is none, or not one that a collector can use.
     """
-    env = make() if callable(make) else make
-    if make is env or not isinstance(env, ParallelEnv):
-        what = f"{name}={make!r} cannot be called" if make is env else f"{name}() returned a {type(env).__name__}"
+    check_env_maker(make, name)
+    env = make()
+    if not isinstance(env, ParallelEnv):
+        raise ArgumentError(f"{name}() returned a {type(env).__name__}. {_ENV_MAKER}")
+    if env in _taken:
         raise ArgumentError(
-            f"{what}. Give a function without arguments that returns a ParallelEnv, with what wrappers do put into its "
-            "envs or into the policy."
-        )
-    if any(env is one for one in present):
-        raise ArgumentError(
-            f"{name}() returned a ParallelEnv that the collector has already. Let it make a new one: envs to collect "
-            "from and test envs are played apart, and what is replaced is closed."
+            f"{name}() returned a ParallelEnv that a collector has already. Let it make a new one: collectors, "
+            "and envs to collect from and test envs, play apart, and what is replaced is closed."
         )
     if must_restart and env._asynchronous != "restart":
         policy = env._asynchronous
@@ -100,4 +148,5 @@ def checked_env(make: Any, name: str, present: Iterable[ParallelEnv | None], *, 
             f"{name}() returned a ParallelEnv with asynchronous={policy!r}. A collector does not stop where an episode "
             "ends: make it with asynchronous='restart'."
         )
+    _taken.add(env)
     return env

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from parallelenv.collect.policies import as_deterministic, load_weights, make_po
 from parallelenv.collect.stopping import Stoppable, alone
 from parallelenv.collect.tallies import Tallies
 from parallelenv.env import ParallelEnv
-from parallelenv.errors import ArgumentError
+from parallelenv.errors import ArgumentError, WorkerDiedError, WorkerTimeoutError
 from parallelenv.evaluation import Evaluation
 from parallelenv.ownership import own
 from parallelenv.texts import count
@@ -90,10 +91,10 @@ class Collector(Stoppable):
             self._replace_policy(make_policy)
             if weights is not None:
                 load_weights(self._policy, weights)
-            self._env = checked_env(make_envs, "make_envs", (), must_restart=True)
+            self._env = checked_env(make_envs, "make_envs", must_restart=True)
             self._begin()
             if make_test_envs is not None:
-                self._test_env = checked_env(make_test_envs, "make_test_envs", (self._env,), must_restart=False)
+                self._test_env = checked_env(make_test_envs, "make_test_envs", must_restart=False)
         except BaseException:
             self.stop()
             raise
@@ -139,19 +140,20 @@ class Collector(Stoppable):
         is_over = listening(listen_to)
         if num_steps is not None:
             arguments.check_positive("num_steps", num_steps)
-        data, seconds = self._gather(num_steps or self._next_steps, is_over, progress)
+        data, seconds = self._gather(num_steps or self._next_steps, lambda _: is_over(), progress)
         info = self._told(data, seconds)
         self.history.note(info["episode_returns"], self.version, info["num_samples"], seconds)
         return data, info
 
-    def _gather(self, num_steps: int, is_over: Callable[[], bool], progress: bool) -> tuple[Rollout, float]:
+    def _gather(self, num_steps: int, is_over: Callable[[int], bool], progress: bool) -> tuple[Rollout, float]:
         """Return steps, and the seconds that they took."""
         began = time.perf_counter()
-        if self._needs_reset:
-            self._env.reset()
-            self._rnn_state = None
-        self._needs_reset = True  # and so it stays if anything goes wrong
-        data = self._env._rollout_here(self._policy, num_steps, self._rnn_state, progress, is_over)
+        with _telling_the_way_out("envs"):
+            if self._needs_reset:
+                self._env.reset()
+                self._rnn_state = None
+            self._needs_reset = True  # and so it stays if anything goes wrong
+            data = self._env._rollout_here(self._policy, num_steps, self._rnn_state, progress, is_over)
         self._needs_reset = False
         self._next_steps = self._num_steps
         self._rnn_state = own(data.rnn_state)
@@ -194,7 +196,8 @@ class Collector(Stoppable):
         if seed is None:
             seed = self._test_seed
         policy = as_deterministic(self._policy)
-        evaluation = self._test_env.run_episodes(policy, num_episodes, seed=seed, progress=progress)
+        with _telling_the_way_out("test_envs"):
+            evaluation = self._test_env.run_episodes(policy, num_episodes, seed=seed, progress=progress)
         self.history.note(evaluation.returns, self.version, is_test=True)
         return evaluation
 
@@ -245,16 +248,13 @@ class Collector(Stoppable):
             self._replace_policy(make)
             self._rnn_state = None
         elif component == "test_envs":
-            old, self._test_env = self._test_env, self._made(make, must_restart=False)
+            old, self._test_env = self._test_env, checked_env(make, "make", must_restart=False)
             if old is not None:
                 old.close()
         else:
-            former, self._env = self._env, self._made(make, must_restart=True)
+            former, self._env = self._env, checked_env(make, "make", must_restart=True)
             former.close()
             self._begin()
-
-    def _made(self, make: Any, must_restart: bool) -> ParallelEnv:
-        return checked_env(make, "make", (self._env, self._test_env), must_restart=must_restart)
 
     def _replace_policy(self, make: Callable[..., Any]) -> None:
         self._policy = make_policy(make, self._rank, self._world_size, self._seed)
@@ -285,6 +285,21 @@ class Collector(Stoppable):
         """Return one line."""
         state = "stopped" if self._is_stopped else f"version {self.version}"
         return f"<parallelenv.Collector of {count(len(self._env), 'env')}, {state}>"
+
+
+@contextlib.contextmanager
+def _telling_the_way_out(component: str) -> Iterator[None]:
+    """Let errors of dead or late workers, which speak of ``restart``, say what a collector has instead."""
+    try:
+        yield
+    except (WorkerDiedError, WorkerTimeoutError, BaseExceptionGroup) as error:
+        kinds = WorkerDiedError, WorkerTimeoutError
+        if not isinstance(error, BaseExceptionGroup) or error.subgroup(kinds):
+            error.add_note(
+                f"A collector has no restart(): replace({component!r}, make_{component}) gives it new ones. With "
+                f"on_failure='restart' the ParallelEnv in make_{component} rebuilds its envs itself."
+            )
+        raise
 
 
 def _derived(seed: int, rank: int) -> int:

@@ -23,6 +23,7 @@ from parallelenv.collect.seat import Order
 from parallelenv.collect.start import check, start
 from parallelenv.collect.steering import Steered
 from parallelenv.collect.stopping import alone
+from parallelenv.collect.unsent import Unsent
 from parallelenv.env import ParallelEnv
 from parallelenv.errors import ArgumentError, ClosedError
 from parallelenv.goal import Goal, progress_bar
@@ -97,9 +98,10 @@ class CollectorSet(Steered):
         given |= {"num_steps": num_steps, "seed": seed}
         options = {"timeout": timeout, **options}
         self.history = History(log_dir)
+        self._unsent = Unsent.create(num_workers)
         try:
-            self._env = start(num_workers, given, compress_data, para_mode, worker_resources, options)
-            self._crew = Crew(self._env, max_restarts, seed)
+            self._env = start(num_workers, given, compress_data, self._unsent, para_mode, worker_resources, options)
+            self._crew = Crew(self._env, self._unsent, max_restarts, seed)
             if weights is not None:
                 self._announce_weights(weights)
         except BaseException:
@@ -153,8 +155,9 @@ class CollectorSet(Steered):
             * ``num_steps``, ``version`` and ``staleness``, ``(num_workers,)`` each: the steps of each collector, the
               version of its policy, of the oldest if it has several, and how many versions that is behind, below 0 if
               `set_weights` has gone back to an earlier one;
-            * ``lost_samples``: how many collectors that died had been asked for and had not sent, which is the most
-              that they can have made; they were replaced;
+            * ``lost_samples``: how many collectors that died had made and had not sent; they were replaced;
+            * ``lost_exactly``: ``False`` if it is not known of one of them, because it was on another machine, or on
+              one without Linux. It counts with what it had been asked for, which is the most that it can have made;
             * with ``compress_data``: ``num_bytes``, and ``num_bytes_sent``.
 
         Raises:
@@ -163,7 +166,8 @@ class CollectorSet(Steered):
             ClosedError: After `stop`.
             ConcurrentUseError: If another thread is in a call.
             WorkerDiedError: If a collector has died too often.
-            WorkerTimeoutError: If one has taken too long; the next collection waits on for it.
+            WorkerTimeoutError: If one has taken too long. It is not replaced: the next collection waits on for it, and
+                if it hangs `stop` ends it.
             BaseException: What an env or a policy raised. All steps made until then come with the next collection.
         """
         is_over = listening(listen_to)
@@ -200,8 +204,8 @@ class CollectorSet(Steered):
 
         Yields:
             ``data, info`` of one collector, as `Collector.collect`; ``info`` also has ``collector``, its number;
-            ``staleness``, by how many versions the set's weights are newer now; ``lost_samples``, as in `collect`,
-            since the last time; and, with ``compress_data``, ``num_bytes`` and ``num_bytes_sent``.
+            ``staleness``, by how many versions the set's weights are newer now; ``lost_samples`` and ``lost_exactly``,
+            as in `collect`, since the last time; and, with ``compress_data``, ``num_bytes`` and ``num_bytes_sent``.
 
         Raises:
             As `collect`.
@@ -269,6 +273,5 @@ class CollectorSet(Steered):
         """Return an info with what only the set knows, which is noted."""
         now = time.perf_counter()
         seconds, self._told = now - self._told, now
-        lost, self._crew.lost = self._crew.lost, 0
         self.history.note(info["episode_returns"], int(np.min(info["version"])), info["num_samples"], seconds)
-        return {**info, "seconds": seconds, "lost_samples": lost}
+        return {**info, "seconds": seconds, **self._crew.take_loss()}

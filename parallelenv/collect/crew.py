@@ -11,13 +11,13 @@ import numpy as np
 from parallelenv.broadcast import Broadcast
 from parallelenv.collect.packing import Parcel
 from parallelenv.collect.seat import Order
+from parallelenv.collect.unsent import UNKNOWN, Unsent
 from parallelenv.env import ParallelEnv
 from parallelenv.errors import EnvInterruptedError, WorkerTimeoutError
 from parallelenv.failures import raise_failures
 from parallelenv.recovery import Budget
 
 Received = list[tuple[int, Parcel]]
-_LATE = "These are collectors of a set. Its next call waits on for them; stop() ends those that hang."
 
 
 class Crew:
@@ -25,21 +25,22 @@ class Crew:
 
     Args:
         env: The collectors.
+        unsent: What they have made and not sent.
         max_restarts: So often a collector is replaced within ten minutes.
         seed: Of the set; those of collectors in the place of dead ones follow from it.
 
     Attributes:
         env: The collectors.
         sizes: Number of envs of each.
-        lost: Samples that dead collectors had been asked for and had not sent, since this was last set to 0.
         num_replaced: How often one was replaced.
     """
 
-    def __init__(self, env: ParallelEnv, max_restarts: int, seed: int | None) -> None:
+    def __init__(self, env: ParallelEnv, unsent: Unsent, max_restarts: int, seed: int | None) -> None:
         self.env = env
+        self._unsent = unsent
         env.reset()
         self.sizes: list[int] = env.get_env_attr("num_envs")
-        self.lost = 0
+        self._lost, self._is_exact = 0, True
         self.num_replaced = 0
         self._seed = seed
         self._budget = Budget(max_restarts)
@@ -77,7 +78,9 @@ class Crew:
             outdates: What the subjects of news begin with that are not true any more.
 
         Raises:
-            KeyboardInterrupt: It was announced all the same: who has not heard it does so before the next order.
+            KeyboardInterrupt: Whether it was announced all the same is told by `is_known`: some may have heard it, and
+                nobody can tell who. Who has not does so before the next order.
+            WorkerTimeoutError: If one takes too long to hear it; likewise.
             BaseException: What the first collector raised that did. What was true before is then true again.
         """
         kept = {name: news for name, news in self._news.items() if not name.startswith(tuple(outdates))}
@@ -85,11 +88,14 @@ class Crew:
         before, self._news = self._news, {**kept, subject: broadcast}
         try:
             self._catch_up(self.idle)
-        except KeyboardInterrupt:  # some know it by now, and nobody can tell who: so all shall
+        except BaseException as error:
+            if not isinstance(error, KeyboardInterrupt | WorkerTimeoutError) or not self.is_known(broadcast):
+                self._news = before
             raise
-        except BaseException:
-            self._news = before
-            raise
+
+    def is_known(self, broadcast: Broadcast) -> bool:
+        """Whether something was announced, to whom also."""
+        return any(one is broadcast for one in self._news.values())
 
     def _catch_up(self, ranks: Sequence[int]) -> None:
         """Tell collectors what they do not know."""
@@ -102,15 +108,22 @@ class Crew:
                 self._tell(subject, broadcast, behind)
 
     def _tell(self, subject: str, broadcast: Broadcast, ranks: Sequence[int]) -> None:
-        request = self.env._pool.try_asking("tell", ranks, None, broadcast)
+        pool, late = self.env._pool, None
+        request = pool.post("tell", ranks, None, broadcast)
+        try:
+            pool.wait(request, self.env._roller.timeout)
+        except WorkerTimeoutError as error:
+            late = _late(error)
         for rank in ranks:
-            if rank not in request.failures:
+            if rank not in request.failures:  # who is late knows it before what it is told next
                 self._known[rank][subject] = broadcast
         lost = {rank for rank, failure in request.failures.items() if failure.is_of_worker}
         refused = [failure for rank, failure in sorted(request.failures.items()) if rank not in lost]
         if refused:
             self._news.pop(subject)  # else nobody could ever go on
         raise_failures(refused[:1], None)  # all were told the same: mostly they say the same
+        if late is not None:
+            raise late
         if lost:
             self._catch_up(ranks)
 
@@ -152,10 +165,11 @@ class Crew:
             if failed and self._has_broken_off(error, failed):
                 return False
             if isinstance(error, WorkerTimeoutError) and not failed:
-                error.add_note(_LATE)
+                raise _late(error) from None
             raise
         rank = int(batch.env_ids[0])
         self._rest([rank])
+        self._unsent.take(rank)
         parcel: Parcel = batch[0][0]
         self.sizes[rank] = parcel.num_envs
         self._received += [(rank, one) for one in (*parcel.before, parcel)]
@@ -193,8 +207,7 @@ class Crew:
             try:
                 request = self.env._pool.try_asking("call", left, [orders[rank] for rank in left], method)
             except WorkerTimeoutError as error:
-                error.add_note(_LATE)
-                raise
+                raise _late(error) from None
             answers.update(request.values)
             failed = [failure for _, failure in sorted(request.failures.items()) if not failure.is_of_worker]
             raise_failures(failed, None)
@@ -229,20 +242,40 @@ class Crew:
             return
         for rank in new:
             self._known[rank] = {}
+            self._unsent.samples[rank] = UNKNOWN
         seeds = [self._next_seed(rank) for rank in new]
         self.env.reset(new, seed=seeds)
         self._new.difference_update(new)
         self.num_replaced += len(new)
 
     def _count_loss(self, ranks: Sequence[int]) -> None:
-        self.lost += sum(self._orders[rank].num_steps * self.sizes[rank] for rank in ranks if rank in self._orders)
+        for rank in ranks:
+            number = self._unsent.take(rank)
+            if number is None and rank in self._orders:
+                number, self._is_exact = self._orders[rank].num_steps * self.sizes[rank], False
+            self._lost += number or 0
         self._rest(ranks)
+
+    def take_loss(self) -> dict[str, Any]:
+        """Return what an info says of lost samples, of those since this was last asked."""
+        loss = {"lost_exactly": self._is_exact, "lost_samples": self._lost}
+        self._lost, self._is_exact = 0, True
+        return loss
 
     def _next_seed(self, rank: int) -> int | None:
         if self._seed is None:
             return None
         key = (rank, self.num_replaced + 1)
         return int(np.random.SeedSequence(self._seed, spawn_key=key).generate_state(1)[0])
+
+
+def _late(error: WorkerTimeoutError) -> WorkerTimeoutError:
+    """Return what to raise if collectors do not answer in time: of envs there is other advice."""
+    fact = str(error).partition(". ")[0].replace("env", "collector", 1)
+    return WorkerTimeoutError(
+        f"{fact}. The next call of the set waits on. Give a longer timeout if it is only slow; stop() ends what hangs.",
+        error.env_ids,
+    )
 
 
 def _given_up(error: BaseException, rank: int) -> BaseException:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from parallelenv.arguments import check_name, check_policy
+from parallelenv.collect.checks import check_policy_maker
 from parallelenv.errors import AbsentAttributeError, ArgumentError
 from parallelenv.ownership import own
 from parallelenv.replicas import told
@@ -22,8 +23,7 @@ def make_policy(make: Any, rank: int, world_size: int, seed: int | None) -> Poli
     Raises:
         ArgumentError: If what makes it, or the policy itself, cannot be called.
     """
-    if not callable(make):
-        raise ArgumentError(f"make_policy={make!r} cannot be called. Give a function that returns a policy.")
+    check_policy_maker(make)
     policy: Policy = told(make, rank, world_size, seed)()
     check_policy(policy)
     return policy

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from typing import Any
 
-from parallelenv.collect.checks import listening
 from parallelenv.collect.collector import Collector
 from parallelenv.collect.joining import without_rest
 from parallelenv.collect.packing import Parcel
+from parallelenv.collect.unsent import Unsent
 from parallelenv.evaluation import Evaluation
 from parallelenv.failures import put
 from parallelenv.trajectory import Rollout
@@ -34,11 +35,14 @@ class Seat:
     Args:
         arguments: Of the `Collector`.
         compresses: Whether collections are compressed.
+        unsent: Where it counts what it has made and not sent.
     """
 
-    def __init__(self, arguments: dict[str, Any], compresses: bool) -> None:
+    def __init__(self, arguments: dict[str, Any], compresses: bool, unsent: Unsent) -> None:
         self.collector = Collector(**arguments)
         self._compresses = compresses
+        self._rank = arguments["rank"]
+        self._unsent = unsent
         self._kept: list[Parcel] = []  # made, and not sent
 
     @property
@@ -48,18 +52,21 @@ class Seat:
 
     def reset(self, seed: int | None = None) -> None:
         """Take another seed, if one is given: this collector is in the place of one that has died."""
+        self._unsent.samples[self._rank] = sum(one.info["num_samples"] for one in self._kept)
         if seed is not None:
             self.collector.reseed(seed)
 
     def step(self, order: Order) -> tuple[Parcel, float, bool, dict[str, Any]]:
         """Collect."""
-        listen_to = []
-        if order.seconds is not None:
-            end = time.perf_counter() + order.seconds
-            listen_to.append(lambda: time.perf_counter() >= end)
+        end = math.inf if order.seconds is None else time.perf_counter() + order.seconds
+
+        def is_over(num_made: int) -> bool:
+            self._unsent.samples[self._rank] += num_made
+            return time.perf_counter() >= end
+
         left = max(1, order.num_steps - sum(one.info["num_steps"] for one in self._kept))
         try:
-            data, seconds = self.collector._gather(left, listening(listen_to), progress=False)
+            data, seconds = self.collector._gather(left, is_over, progress=False)
         except BaseException as error:
             self._keep(error)
             raise
@@ -87,3 +94,4 @@ class Seat:
     def close(self) -> None:
         """Close the envs."""
         self.collector.stop()
+        self._unsent.close()

@@ -6,14 +6,19 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+import cloudpickle
+
 from parallelenv import arguments, registry
+from parallelenv.collect.checks import check_env_maker, check_policy_maker
 from parallelenv.collect.packing import require_compression
 from parallelenv.collect.seat import Seat
+from parallelenv.collect.unsent import Unsent
 from parallelenv.env import ParallelEnv
-from parallelenv.errors import ArgumentError, UnknownOptionError
+from parallelenv.errors import ArgumentError, UnknownOptionError, UnpicklableError
 
 _OURS = {"asynchronous", "copy", "envs", "on_failure", "spaces"}
 """Arguments of `ParallelEnv` that say how envs are, and not how they are run."""
+_ENV_MAKERS = ("make_envs", "make_test_envs")
 
 
 def check(
@@ -40,6 +45,7 @@ def start(
     num_workers: int,
     given: dict[str, Any],
     compresses: bool,
+    unsent: Unsent,
     para_mode: Any,
     worker_resources: Any,
     options: dict[str, Any],
@@ -50,12 +56,15 @@ def start(
         num_workers: How many.
         given: Arguments of each `Collector`.
         compresses: Whether they compress what they send.
+        unsent: As in `Seat`.
         para_mode: As in `CollectorSet`.
         worker_resources: As in `CollectorSet`.
         options: Further arguments of the `ParallelEnv`.
 
     Raises:
-        ArgumentError: If the mode or the resources cannot be had, or an option is of envs.
+        ArgumentError: If the mode or the resources cannot be had, an option is of envs, or a function given cannot be
+            called.
+        UnpicklableError: If such a function cannot move to the workers.
     """
     if isinstance(para_mode, str) and para_mode == registry.AUTO:
         raise ArgumentError(
@@ -66,10 +75,31 @@ def start(
             f"{name}={options[name]!r} is nothing that a CollectorSet can be given: collectors are not what it means. "
             "Give it to the ParallelEnv in make_envs."
         )
+    check_policy_maker(given["make_policy"])
+    for name in _ENV_MAKERS:
+        if name == "make_envs" or given[name] is not None:
+            check_env_maker(given[name], name)
     given = {**given, "world_size": num_workers}
-    seats = [functools.partial(Seat, {**given, "rank": rank}, compresses) for rank in range(num_workers)]
+    seats = [functools.partial(Seat, {**given, "rank": rank}, compresses, unsent) for rank in range(num_workers)]
     options = {"num_cpus": num_workers, **options}
-    return _with_resources(seats, para_mode, worker_resources, options)
+    try:
+        return _with_resources(seats, para_mode, worker_resources, options)
+    except UnpicklableError:
+        _refuse_unpicklable(given)
+        raise
+
+
+def _refuse_unpicklable(given: dict[str, Any]) -> None:
+    """Say which of the functions given cannot move to the workers."""
+    for name in ("make_policy", *_ENV_MAKERS):
+        try:
+            cloudpickle.dumps(given[name])
+        except Exception as error:  # pickling runs user code: anything may come
+            raise UnpicklableError(
+                f"{name}={given[name]!r} cannot move to the collectors' workers: it does not pickle "
+                f"({type(error).__name__}: {error}). Let it make such things where it runs, or use "
+                "para_mode='dummy' or 'thread'."
+            ) from error
 
 
 def _with_resources(seats: Sequence[Any], para_mode: Any, resources: Any, options: dict[str, Any]) -> ParallelEnv:

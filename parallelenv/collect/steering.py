@@ -12,6 +12,7 @@ from parallelenv.collect.crew import Crew
 from parallelenv.collect.foreman import Foreman
 from parallelenv.collect.joining import join_evaluations
 from parallelenv.collect.stopping import Stoppable, alone
+from parallelenv.collect.unsent import Unsent
 from parallelenv.env import ParallelEnv
 from parallelenv.evaluation import Evaluation
 from parallelenv.goal import Goal
@@ -25,6 +26,7 @@ class Steered(Stoppable):
     _env: ParallelEnv
     _crew: Crew
     _foreman: Foreman
+    _unsent: Unsent
     _word: Any
 
     # ---------------------------------------------------------------- what is given to them
@@ -44,6 +46,7 @@ class Steered(Stoppable):
             UnpicklableError: If they cannot be copied; nothing was set.
             KeyboardInterrupt: After Ctrl-C. They are set all the same: who has not taken them does so before its next
                 collection.
+            WorkerTimeoutError: If a policy takes too long to take them. They are set all the same, as after Ctrl-C.
             ClosedError: After `stop`.
         """
         self._announce_weights(weights, check_version(version, self.version))
@@ -53,10 +56,9 @@ class Steered(Stoppable):
         before, self.version = self.version, version
         try:
             self._crew.announce("weights", broadcast)
-        except KeyboardInterrupt:  # all will have them
-            raise
         except BaseException:
-            self.version = before
+            if not self._crew.is_known(broadcast):
+                self.version = before
             raise
 
     @alone
@@ -129,6 +131,7 @@ class Steered(Stoppable):
     def _close_envs(self) -> None:
         if hasattr(self, "_env"):  # else its making has failed
             self._env.close()
+        self._unsent.close()
 
     def __repr__(self) -> str:
         """Return one line."""
