@@ -273,9 +273,9 @@ class Hosts:
                 self._lost.update(dict.fromkeys(link.recipe.env_ids, link.obituary(link.recipe.env_ids)))
             self._fail_waiting(link)
         (channel,) = self._backend.launch([link.recipe])
-        if "batch" in vars(self):  # a pool behind a host gets its own after the first build
-            channel.attach(self.batch)
         with self._shield:
+            if "batch" in vars(self):  # a pool behind a host gets its own after the first build
+                channel.attach(self.batch)
             self._link_of_channel.pop(link.channel, None)
             link.channel = channel
             self._link_of_channel[channel] = link

@@ -1,4 +1,4 @@
-"""Ctrl-C at any line of the closing of a pool, and of its making, in the modes that need nothing but this machine.
+"""Ctrl-C at any line of the making of workers and of their end, in the modes that need nothing but this machine.
 
 What is left behind is found at the end of each test, as at that of any test.
 """
@@ -6,14 +6,18 @@ What is left behind is found at the end of each test, as at that of any test.
 from __future__ import annotations
 
 import itertools
+import os
+import signal
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import psutil
 import pytest
 from interrupting import interrupt_at
 
 from parallelenv import ParallelEnv
+from parallelenv.errors import WorkerDiedError
 
 # Mode, its options, workers, and every how many lines it is interrupted: as many as some seconds allow.
 WAYS: dict[str, tuple[str, dict[str, Any], int, int]] = {
@@ -36,6 +40,9 @@ class Plain(gym.Env[Any, Any]):
 
     def step(self, action: Any) -> Any:
         return np.ones(2), 1.0, False, False, {}
+
+    def pid(self) -> int:
+        return os.getpid()
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -64,4 +71,25 @@ def test_an_interrupt_anywhere_in_the_making_is_told_and_leaves_nothing(way: str
         if not outcome.line:
             break
         assert outcome.is_told, outcome
+    assert number > stride
+
+
+RESTARTERS = ("parallelenv/hosts.py", *OPENERS)
+
+
+def test_an_interrupted_restart_leaves_no_worker_beside_the_next() -> None:
+    stride = 3
+    with ParallelEnv([Plain] * 2, "subproc", num_cpus=2, start_method="fork") as env:
+        before = len(psutil.Process().children())
+        for number in itertools.count(1, stride):
+            os.kill(env.customized_method("pid")[1], signal.SIGKILL)
+            with pytest.raises(WorkerDiedError):
+                env.reset()
+            outcome = interrupt_at(number, lambda: env.restart([1]), RESTARTERS)
+            if not outcome.line:
+                break
+            assert outcome.is_told, outcome
+            env.restart([1])
+            assert len(psutil.Process().children()) == before, outcome
+            assert env.reset().shape == (2, 2)
     assert number > stride
