@@ -18,6 +18,7 @@ from interrupting import interrupt_at
 
 from parallelenv import ParallelEnv
 from parallelenv.errors import WorkerDiedError
+from parallelenv.hosts import Hosts
 
 # Mode, its options, workers, and every how many lines it is interrupted: as many as some seconds allow.
 WAYS: dict[str, tuple[str, dict[str, Any], int, int]] = {
@@ -56,6 +57,18 @@ def test_an_interrupt_anywhere_in_close_is_told_and_leaves_nothing(way: str) -> 
             break
         assert outcome.is_told, outcome
     assert number > stride
+
+
+def test_what_two_interrupts_have_left_open_is_closed_by_the_next_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    for number in (50, 150):
+        env = ParallelEnv([Plain] * 2, "subproc", num_cpus=2, start_method="fork")
+        with monkeypatch.context() as patch:
+            patch.setattr(Hosts, "_close_at_once", interrupted)
+            assert interrupt_at(number, env.close).is_told
+        env.close()
 
 
 # Where a worker and the batch get their descriptors.
