@@ -9,7 +9,7 @@ import select
 import signal
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from multiprocessing import connection
 from typing import Any
 
@@ -241,6 +241,12 @@ class Switchboard:
     def add(self, channel: PipeChannel) -> None:
         """Take note of a channel."""
         self.channels = [*(known for known in self.channels if not known.is_gone), channel]
+
+    def end(self, hosts: Container[tuple[int, ...]]) -> None:
+        """End those hosts that live, each known by the ids of its envs."""
+        for channel in self.channels:
+            if channel.env_ids in hosts:
+                channel.kill()
 
     def wait(self, channels: Sequence[Any], timeout: float | None) -> Sequence[Any]:
         """Wait as `Backend.wait` does, also for hosts in the caller, which work meanwhile."""

@@ -10,6 +10,7 @@ from multiprocessing.process import BaseProcess
 
 from parallelenv.interrupts import Shield
 
+_IS_POSIX = os.name == "posix"
 _GLANCE = 0.05
 """Seconds between looks at whether a process has ended, where a child of its own holds on to what would tell."""
 
@@ -37,7 +38,8 @@ class WorkerProcess:
     def is_alive(self) -> bool:
         """Whether it has not ended."""
         with Shield():
-            return self._process.is_alive() and exists(self.pid)
+            # Somebody else in this process may have been told of its end; then `multiprocessing` never is.
+            return self._process.is_alive() and (not _IS_POSIX or exists(self.pid))
 
     def join(self, timeout: float | None = None) -> None:
         """Wait for its end, so many seconds or for ever."""
@@ -64,7 +66,9 @@ class WorkerProcess:
 
 
 def exists(pid: int) -> bool:
-    """Whether there is such a process."""
+    """Whether there is such a process. ``False`` on Windows, where to ask for it is to send it Ctrl-C."""
+    if not _IS_POSIX:
+        return False
     try:
         os.kill(pid, 0)
     except OSError:

@@ -153,6 +153,7 @@ class RayBackend:
         except BaseException:
             for actor in self._started[before:]:
                 actor.terminate()
+            self._switchboard.end({recipe.env_ids for recipe in recipes})
             raise
 
     def _find_places(self, recipes: Sequence[HostRecipe], options: Sequence[ActorOptions]) -> list[ActorOptions]:

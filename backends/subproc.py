@@ -91,19 +91,18 @@ class SubprocBackend:
                 "This process is a daemonic one of multiprocessing, which may not start processes. Use "
                 "para_mode='dummy' or 'thread' here, or start this process with daemon=False."
             )
+        wanted = {recipe.env_ids for recipe in packed}
+        self._switchboard.end(wanted)  # whom an interrupt has cut off from the pool as it was started
         try:
             channels = [self._start(recipe.env_ids, len(packed)) for recipe in packed]
+            for channel, recipe in zip(channels, packed, strict=True):
+                with contextlib.suppress(OSError):  # if it died already, its first command says so
+                    channel.wire.send(encode(recipe))
+                    if isinstance(shared, SharedArrays):
+                        shared.send(channel.wire.connection, channel.process.pid)
         except BaseException:
-            started = {recipe.env_ids for recipe in packed}
-            for channel in self._switchboard.channels:
-                if channel.env_ids in started:
-                    channel.kill()
+            self._switchboard.end(wanted)
             raise
-        for channel, recipe in zip(channels, packed, strict=True):
-            with contextlib.suppress(OSError):  # if it died already, its first command says so
-                channel.wire.send(encode(recipe))
-                if isinstance(shared, SharedArrays):
-                    shared.send(channel.wire.connection, channel.process.pid)
         return list(channels)
 
     def _start(self, env_ids: tuple[int, ...], wanted: int) -> PipeChannel:
@@ -141,6 +140,8 @@ class SubprocBackend:
             self._switchboard.add(channel)
             _OPEN.add(ours)
             theirs.close()
+            opened.clear()
+            del theirs  # here: an interrupt in its `__del__` would be told to nobody
         return channel
 
     def allocate(self, layout: Layout) -> Batch:  # noqa: D102 (see Backend)

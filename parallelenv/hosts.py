@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -53,6 +54,7 @@ class Hosts:
         self._pid = os.getpid()
         self._shield = Shield()
         self.hours = Hours()
+        self._rest: tuple[int, Sequence[Channel]] | None = None  # what is being closed, and in which thread
         self._lost: dict[int, WorkerDiedError] = {}  # envs whose worker is dead, also one behind a host of ours
         try:
             channels = backend.launch(recipes)
@@ -273,9 +275,9 @@ class Hosts:
                 self._lost.update(dict.fromkeys(link.recipe.env_ids, link.obituary(link.recipe.env_ids)))
             self._fail_waiting(link)
         (channel,) = self._backend.launch([link.recipe])
-        if "batch" in vars(self):  # a pool behind a host gets its own after the first build
-            channel.attach(self.batch)
         with self._shield:
+            if "batch" in vars(self):  # a pool behind a host gets its own after the first build
+                channel.attach(self.batch)
             self._link_of_channel.pop(link.channel, None)
             link.channel = channel
             self._link_of_channel[channel] = link
@@ -293,12 +295,15 @@ class Hosts:
             KeyboardInterrupt: When all have been ended, without further patience.
         """
         links = self._links
-        if not links or os.getpid() != self._pid:  # closed already; or a forked child must not end its parent's workers
+        if os.getpid() != self._pid:  # a forked child must not end its parent's workers
+            return
+        if not links:
+            self._close_the_rest()
             return
         channels = [link.channel for link in links if not link.death]
         try:
             with Shield():  # one of its own: another thread may be using the pool
-                self._links = []
+                self._links, self._rest = [], (threading.get_ident(), channels)
                 vars(self).pop("batch", None)  # its memory goes now, not when the user lets go of the closed object
                 for link in links:
                     link.recipe = replace(link.recipe, shared={})  # likewise
@@ -306,13 +311,21 @@ class Hosts:
         except KeyboardInterrupt:
             self._close_at_once(channels)
             raise
+        self._rest = None
         if printed:
             with contextlib.suppress(OSError, ValueError):  # the interpreter is ending, and nobody reads any more
                 self._listener(printed)
+
+    def _close_the_rest(self) -> None:
+        """Go on where this thread was interrupted twice in closing. What another thread closes is left to that one."""
+        rest = self._rest
+        if rest is not None and rest[0] == threading.get_ident():
+            self._close_at_once(rest[1])
 
     def _close_at_once(self, channels: Sequence[Channel]) -> None:
         """End hosts without patience, whatever interrupts it."""
         while True:
             with contextlib.suppress(KeyboardInterrupt):
                 self._backend.close(channels, 0.0)
+                self._rest = None
                 return

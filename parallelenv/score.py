@@ -13,6 +13,7 @@ import numpy as np
 
 from parallelenv.batch import Array, read_outcomes
 from parallelenv.chunks import Chunk
+from parallelenv.interrupts import Shield
 
 LATEST = 100
 """So many episodes are averaged over."""
@@ -152,10 +153,11 @@ class Score:
 
     def settle(self) -> None:
         """Sum up what was logged."""
-        _add(self._sums, self._pending(), self._goes_on)
-        self.log.clear()
-        self._begun.clear()
-        self._is_whole = True
+        with Shield():  # else they would be summed up once more
+            _add(self._sums, self._pending(), self._goes_on)
+            self.log.clear()
+            self._begun.clear()
+            self._is_whole = True
 
     def part(self, rows: Any, outcome: bytes) -> Outcome:
         """Return what is to be appended to the log after a step of some envs only."""

@@ -1,4 +1,4 @@
-"""Ctrl-C at any line of the closing of a pool, and of its making, in the modes that need nothing but this machine.
+"""Ctrl-C at any line of the making of workers and of their end, in the modes that need nothing but this machine.
 
 What is left behind is found at the end of each test, as at that of any test.
 """
@@ -6,14 +6,19 @@ What is left behind is found at the end of each test, as at that of any test.
 from __future__ import annotations
 
 import itertools
+import os
+import signal
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import psutil
 import pytest
 from interrupting import interrupt_at
 
 from parallelenv import ParallelEnv
+from parallelenv.errors import WorkerDiedError
+from parallelenv.hosts import Hosts
 
 # Mode, its options, workers, and every how many lines it is interrupted: as many as some seconds allow.
 WAYS: dict[str, tuple[str, dict[str, Any], int, int]] = {
@@ -37,6 +42,9 @@ class Plain(gym.Env[Any, Any]):
     def step(self, action: Any) -> Any:
         return np.ones(2), 1.0, False, False, {}
 
+    def pid(self) -> int:
+        return os.getpid()
+
 
 @pytest.mark.parametrize("way", WAYS)
 def test_an_interrupt_anywhere_in_close_is_told_and_leaves_nothing(way: str) -> None:
@@ -49,6 +57,18 @@ def test_an_interrupt_anywhere_in_close_is_told_and_leaves_nothing(way: str) -> 
             break
         assert outcome.is_told, outcome
     assert number > stride
+
+
+def test_what_two_interrupts_have_left_open_is_closed_by_the_next_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    for number in (50, 150):
+        env = ParallelEnv([Plain] * 2, "subproc", num_cpus=2, start_method="fork")
+        with monkeypatch.context() as patch:
+            patch.setattr(Hosts, "_close_at_once", interrupted)
+            assert interrupt_at(number, env.close).is_told
+        env.close()
 
 
 # Where a worker and the batch get their descriptors.
@@ -64,4 +84,25 @@ def test_an_interrupt_anywhere_in_the_making_is_told_and_leaves_nothing(way: str
         if not outcome.line:
             break
         assert outcome.is_told, outcome
+    assert number > stride
+
+
+RESTARTERS = ("parallelenv/hosts.py", *OPENERS)
+
+
+def test_an_interrupted_restart_leaves_no_worker_beside_the_next() -> None:
+    stride = 3
+    with ParallelEnv([Plain] * 2, "subproc", num_cpus=2, start_method="fork") as env:
+        before = len(psutil.Process().children())
+        for number in itertools.count(1, stride):
+            os.kill(env.customized_method("pid")[1], signal.SIGKILL)
+            with pytest.raises(WorkerDiedError):
+                env.reset()
+            outcome = interrupt_at(number, lambda: env.restart([1]), RESTARTERS)
+            if not outcome.line:
+                break
+            assert outcome.is_told, outcome
+            env.restart([1])
+            assert len(psutil.Process().children()) == before, outcome
+            assert env.reset().shape == (2, 2)
     assert number > stride

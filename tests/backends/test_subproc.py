@@ -22,6 +22,7 @@ import pytest
 from parallelenv import ParallelEnv
 from parallelenv.backends import pipe
 from parallelenv.backends.memory import SharedMemory, SharedMemoryError
+from parallelenv.backends.process import WorkerProcess
 from parallelenv.backends.spread import Spreader
 from parallelenv.errors import WorkerDiedError, WorkerStartError
 
@@ -364,3 +365,16 @@ def test_large_arguments_and_results_both_ways_at_once() -> None:
         for number, info in zip(result.env_ids, result.infos, strict=True):
             assert np.array_equal(info["echo"], big[number])
             info["echo"][0] = 1  # writable
+
+
+def test_a_worker_is_dead_whose_end_somebody_else_was_told_of() -> None:
+    children: Any = multiprocessing.process
+    process = multiprocessing.get_context("fork").Process(target=int)
+    process.start()
+    assert process.pid is not None
+    os.waitpid(process.pid, 0)
+    assert process.is_alive()  # as `multiprocessing` will say for ever
+    worker = WorkerProcess(process)
+    worker.join()
+    assert not worker.is_alive()
+    children._children.discard(process)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
 import pytest
 from conftest import MakeEnv
 from gymnasium.spaces import Box, Discrete
+from interrupting import interrupt_at
 
 from parallelenv import ParallelEnv
 from parallelenv.batch import Batch, Layout
@@ -223,3 +225,16 @@ def test_an_episode_whose_beginning_was_not_seen_is_not_counted(make_env: MakeEn
         env.step([1])
     standing = standing_of(env)
     assert (standing.num_episodes, standing.mean_length) == (1, 3)
+
+
+def test_an_interrupt_while_steps_are_summed_up_counts_none_twice() -> None:
+    for number in itertools.count(1):
+        noting = Noting(2)
+        for _ in range(3):
+            noting.note([1.0, 1.0], [False, False])
+        outcome = interrupt_at(number, noting.score.settle, ("parallelenv/score.py",))
+        assert noting.score.look().num_steps == 6
+        if not outcome.line:
+            break
+        assert outcome.is_told
+    assert number > 1
