@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from conftest import require_mode
@@ -17,6 +16,13 @@ pytestmark = pytest.mark.long
 RECOVERY = 10.0
 """Seconds that a recovery may take here at least: other things run on the machine."""
 
+NUM_MEASURED = 3
+"""How often a recovery is measured that took too long at first: once says as much of the machine as of it."""
+
+
+def _is_for_the_table(config: pytest.Config) -> bool:
+    return config.pluginmanager.has_plugin("fault-table")
+
 
 def _cells(*, of_all: bool) -> Iterator[tuple[Fault, Column]]:
     """Return what can happen; those of Ray last, so that it does not take time from the others."""
@@ -29,20 +35,23 @@ def _cells(*, of_all: bool) -> Iterator[tuple[Fault, Column]]:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Make a test of each cell; of all only for the table, as some are slow."""
-    of_all = metafunc.config.pluginmanager.has_plugin("fault-table")
-    cells = list(_cells(of_all=of_all))
+    cells = list(_cells(of_all=_is_for_the_table(metafunc.config)))
     metafunc.parametrize(("fault", "column"), cells, ids=[f"{fault.name}-{column.name}" for fault, column in cells])
 
 
 def test_fault(
     fault: Fault,
     column: Column,
-    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
     request: pytest.FixtureRequest,
     record_property: Callable[[str, object], None],
 ) -> None:
     require_mode(column.mode, request)
-    with Context(column, tmp_path) as context:
-        seconds = fault.provoke(context)
-    record_property("seconds", seconds)
-    assert seconds <= max(RECOVERY, fault.allowed(column))
+    for number in range(NUM_MEASURED):
+        folder = tmp_path_factory.mktemp("fault")
+        with Context(column, folder) as context:
+            seconds = fault.provoke(context)
+        record_property("seconds", seconds)
+        assert seconds <= max(RECOVERY, fault.allowed(column))
+        if number == 0 and (seconds <= fault.allowed(column) or not _is_for_the_table(request.config)):
+            break
