@@ -200,15 +200,20 @@ class Host:
 
     def _reset_instead(self, env_id: int, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Begin an episode, and answer as a step would."""
-        self.doing = "reset"
-        begin = 0.0 if self.resets is None else time.perf_counter()
-        try:
-            state, info = self._env(env_id).reset(None, None)
-        finally:
-            if self.resets is not None:
-                self.resets.append((begin, time.perf_counter(), env_id))
+        state, info = self._reset_within_step(env_id)
         self.doing = "step"
         return state, 0.0, False, False, info
+
+    def _reset_within_step(self, env_id: int) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode, and note when if that is wanted."""
+        self.doing = "reset"
+        if self.resets is None:
+            return self._env(env_id).reset(None, None)
+        begin = time.perf_counter()
+        try:
+            return self._env(env_id).reset(None, None)
+        finally:
+            self.resets.append((begin, time.perf_counter(), env_id))
 
     def _step_all(self, rest: Iterator[Any], autoreset: bool | tuple[int, ...], values: dict[int, Any]) -> None:
         """Step envs, and begin the next episode of those that end if that is wanted. ``autoreset``: see `Command`.
@@ -251,17 +256,12 @@ class Host:
             if any(said):  # copied before the reset: an env may reuse the buffers that it returned
                 said = own(said[0]), own(said[1]), own(said[2])
             writer.keep_ended(row)
-            self.doing = "reset"
-            begin = 0.0 if self.resets is None else time.perf_counter()
             try:
-                state, reset_info = self._env(row + writer.first).reset(None, None)
+                state, reset_info = self._reset_within_step(row + writer.first)
             except ExhaustedError:
                 ended_loose, reset_info, is_exhausted = said[1], EXHAUSTED, True
             else:
                 ended_loose, said = said[1], (said[0], writer.store_state(row, state), said[2])
-            finally:
-                if self.resets is not None:
-                    self.resets.append((begin, time.perf_counter(), row + writer.first))
             self.doing = "step"
         if reset_info or any(said):
             values[row + writer.first] = _extra(*said, ended_loose, reset_info or None, is_exhausted)

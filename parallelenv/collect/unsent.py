@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from parallelenv.batch import Array
+from parallelenv.interrupts import Shield
 
 UNKNOWN = -1
 Way = tuple[str, str]
@@ -43,9 +44,10 @@ class Unsent:
         if not hasattr(os, "memfd_create"):  # not Linux
             return cls(samples)
         name = f"parallelenv-{secrets.token_hex(8)}"  # elsewhere another file may have the same path
-        fileno = os.memfd_create(name)
-        os.write(fileno, samples.tobytes())
-        return cls(_mapped(fileno), (f"/proc/{os.getpid()}/fd/{fileno}", f"/memfd:{name} (deleted)"), fileno)
+        with Shield():  # else Ctrl-C in between would leave the descriptor open
+            fileno = os.memfd_create(name)
+            os.write(fileno, samples.tobytes())
+            return cls(_mapped(fileno), (f"/proc/{os.getpid()}/fd/{fileno}", f"/memfd:{name} (deleted)"), fileno)
 
     @classmethod
     def find(cls, num_workers: int, way: Way | None) -> Unsent:
@@ -60,10 +62,11 @@ class Unsent:
 
     def close(self) -> None:
         """Let go of the memory. Harmless when repeated."""
-        self.samples = self.samples.copy()
-        fileno, self._fileno = self._fileno, None
-        if fileno is not None:
-            os.close(fileno)
+        with Shield():
+            self.samples = self.samples.copy()
+            fileno, self._fileno = self._fileno, None
+            if fileno is not None:
+                os.close(fileno)
 
     def __del__(self) -> None:
         self.close()
