@@ -8,7 +8,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, NoReturn, SupportsIndex, TypeVar, cast
 
-from parallelenv.errors import ClosedError, ConcurrentUseError, ForkedError, UnpicklableError
+from parallelenv.errors import ClosedError, ConcurrentUseError, ForkedError, ParallelEnvError, UnpicklableError
+from parallelenv.tracebacks import ShortTracebacks, shorten
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
@@ -44,7 +45,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_Process.look_again)
 
 
-class Guarded:
+class Guarded(ShortTracebacks):
     """Base of a class whose methods marked `exclusive` may not overlap."""
 
     def __init__(self) -> None:
@@ -59,16 +60,17 @@ class Guarded:
             "one from the same list of env fns."
         )
 
-    def _refuse(self, call: str) -> NoReturn:
+    def _refusal(self, call: str) -> ParallelEnvError:
+        """Return the error that says why a call is not possible now."""
         call = _shown(call)
         if self._is_closed:
-            raise ClosedError(f"{call}() was called on a closed ParallelEnv. Make a new one.")
+            return ClosedError(f"{call}() was called on a closed ParallelEnv. Make a new one.")
         if _Process.pid != self._home:
-            raise ForkedError(
+            return ForkedError(
                 f"{call}() was called in a process forked from the one that made this ParallelEnv; its workers answer "
                 "only there. Make a ParallelEnv in this process."
             )
-        raise ConcurrentUseError(
+        return ConcurrentUseError(
             f"{call}() was called while another thread is using this ParallelEnv. Use one per thread, or a lock."
         )
 
@@ -79,20 +81,25 @@ def _shown(method: str) -> str:
 
 
 def exclusive(method: _Method) -> _Method:
-    """Refuse a method after ``close()``, in a forked child, and while another thread is in one."""
+    """Refuse a method after ``close()``, in a forked child, and while another thread is in one.
+
+    What the method raises has a short traceback, as by `short_tracebacks`.
+    """
 
     @functools.wraps(method)
     def guarded(self: Guarded, *args: Any, **kwargs: Any) -> Any:
         thread = threading.get_ident()
         if self._is_closed or _Process.pid != self._home:
-            self._refuse(method.__name__)
+            raise self._refusal(method.__name__)
         # `setdefault` is atomic, and an interrupt right after it cannot lock this thread out.
         if self._user.setdefault("thread", thread) != thread:
-            self._refuse(method.__name__)
+            raise self._refusal(method.__name__)
         try:
             return method(self, *args, **kwargs)
-        except Exception as error:
-            if self._is_closed and not isinstance(error, ClosedError):  # what it used was taken away under it
+        except BaseException as error:
+            shorten(error)
+            # What it used may have been taken away under it.
+            if self._is_closed and isinstance(error, Exception) and not isinstance(error, ClosedError):
                 raise ClosedError(
                     f"This ParallelEnv was closed while {_shown(method.__name__)}() was running."
                 ) from error
@@ -100,4 +107,5 @@ def exclusive(method: _Method) -> _Method:
         finally:
             self._user.clear()
 
+    vars(guarded)["has_short_traceback"] = True
     return cast("_Method", guarded)

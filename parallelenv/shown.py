@@ -28,7 +28,7 @@ from parallelenv.display.recorder import Recorder, ask_to_watch, ask_what_was_se
 from parallelenv.display.screen import Pace, Screen, refuse_no_notebook
 from parallelenv.errors import ArgumentError, ConcurrentUseError, ParallelEnvError, ResetNeededError
 from parallelenv.evaluation import Evaluation, perform
-from parallelenv.failures import agreed, put
+from parallelenv.failures import put
 from parallelenv.goal import Goal, progress_bar
 from parallelenv.guard import exclusive
 from parallelenv.requests import name_envs
@@ -259,9 +259,8 @@ class Shown(Traffic):
         said = f"{name_envs(fresh)} {'has' if len(fresh) == 1 else 'have'} no episode yet. Call {call} before show()."
         if isinstance(error, ResetNeeded | ArgumentError):  # the latter for ``None``, say, instead of a frame
             return ResetNeededError(said)
-        clearer = agreed(error)
-        clearer.add_note(said)
-        return clearer
+        error.add_note(said)
+        return error
 
     def _cast(self, id: Any, steps: Any, fps: Any, width: Any) -> tuple[tuple[int, ...], float]:
         """Return who is to be seen and how many frames a second, when all arguments fit."""

@@ -13,6 +13,7 @@ from parallelenv.batch import Array
 from parallelenv.errors import ArgumentError
 from parallelenv.failures import put
 from parallelenv.results import StepResult
+from parallelenv.tracebacks import short_tracebacks
 
 if TYPE_CHECKING:
     from parallelenv.traffic import Traffic
@@ -67,6 +68,7 @@ class Actor:
         return self._policy(states, env_ids=env_ids) if self._takes_ids else self._policy(states)
 
 
+@short_tracebacks
 def streamed(
     env: Traffic, actor: Actor, num_steps: int | None, min_envs: int, max_envs: int | None, timeout: float | None
 ) -> Iterator[tuple[Array, StepResult]]:

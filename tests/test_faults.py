@@ -81,12 +81,40 @@ def test_a_failure_is_its_envs_own_also_when_other_commands_wait(env: ParallelEn
     assert sorted(caught.value.partial.env_ids.tolist()) == [1, 3]  # type: ignore[attr-defined]
 
 
-def test_several_failures_make_a_group(env: ParallelEnv) -> None:
+def test_failures_that_differ_make_a_group(env: ParallelEnv) -> None:
     with pytest.raises(ExceptionGroup, match=r"2 envs failed: \(0, 3\)") as caught:
         env.step([RAISE, GO_ON, GO_ON, RAISE])
     assert [str(error) for error in caught.value.exceptions] == ["env 0 fell over", "env 3 fell over"]
-    assert getattr(caught.value, "partial").env_ids.tolist() == [1, 2]  # noqa: B009
+    error: Any = caught.value
+    assert error.partial.env_ids.tolist() == [1, 2]
+    assert error.env_ids == (0, 3)
+    assert {env_id: str(one) for env_id, one in error.failures.items()} == {0: "env 0 fell over", 3: "env 3 fell over"}
     assert steps_of(env) == [1, 1, 1, 1]
+
+
+def test_failures_that_are_alike_are_one_exception(env: ParallelEnv) -> None:
+    with pytest.raises(FileNotFoundError) as caught:
+        env.customized_method("raise_this", {"kind": "os"}, id=[3, 1, 2])
+    error: Any = caught.value
+    assert "Raised by env 1 and 2 others in raise_this(), process " in error.__notes__[-1]
+    assert error.env_ids == (1, 2, 3)
+    assert [type(one) for one in error.failures.values()] == [FileNotFoundError] * 3
+    assert error.failures[1] is error
+    assert error.partial == {}
+
+
+def test_a_group_merges_failures_that_are_alike(env: ParallelEnv) -> None:
+    with pytest.raises(BaseExceptionGroup, match="4 envs failed") as caught:
+        env.customized_method("raise_this", [{"kind": kind} for kind in ("os", "two", "os", "two")])
+    error: Any = caught.value
+    assert [type(one) for one in error.exceptions] == [FileNotFoundError, TwoArguments]
+    assert "env 1 and 1 other" in error.exceptions[1].__notes__[-1]
+    assert {env_id: type(one) for env_id, one in error.failures.items()} == {
+        0: FileNotFoundError,
+        1: TwoArguments,
+        2: FileNotFoundError,
+        3: TwoArguments,
+    }
 
 
 @pytest.mark.parametrize(
@@ -485,8 +513,9 @@ def test_exceptions_that_refuse_attributes_or_are_shared(make_env: MakeEnv) -> N
         env.step([RAISE], 1)
     assert caught.value.code == 1
     assert "Raised by env 1" in "".join(caught.value.__notes__)
-    with pytest.raises(ExceptionGroup, match="2 envs failed"):
+    with pytest.raises(ValueError, match="one object") as shared:
         env.step([GO_ON, GO_ON])
+    assert shared.value.env_ids == (0, 1)  # type: ignore[attr-defined]
 
 
 def test_an_env_that_fails_to_close_hinders_nobody(make_env: MakeEnv) -> None:

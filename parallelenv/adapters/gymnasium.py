@@ -12,7 +12,7 @@ from gymnasium.vector.utils import batch_space
 
 from parallelenv import arguments
 from parallelenv.adapters.infos import gather_infos
-from parallelenv.adapters.partial import retell
+from parallelenv.adapters.partial import raises_first, retell
 from parallelenv.adapters.pending import nothing_begun, step_under_way
 from parallelenv.adapters.spaces import ObservationMode, check_alike, declared_spaces, vector_spaces
 from parallelenv.batch import Array
@@ -51,6 +51,7 @@ class _Begun(NamedTuple):
     is_partial: bool = False
 
 
+@raises_first
 class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
     """What `ParallelEnv.to_gymnasium` returns. Everything is as in Gymnasium's own vector envs, but for their bugs.
 
@@ -339,7 +340,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         ``timeout`` is that of the wait, and is looked at before.
         """
         if self.closed:
-            self.parallel_env._refuse(f"{name}_wait")
+            raise self.parallel_env._refusal(f"{name}_wait")
         if self._begun is None or self._begun.name != name:
             raise nothing_begun(name)
         arguments.check_timeout(timeout)

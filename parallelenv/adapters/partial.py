@@ -1,13 +1,17 @@
-"""What an error has of a step, in the form in which an adapter would have returned it."""
+"""Errors as another library's vector env raises them, with what the other envs answered in that library's form."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from parallelenv.batch import Array
 from parallelenv.failures import put
 from parallelenv.results import StepBatch, StepResult
+from parallelenv.texts import one_line
+from parallelenv.tracebacks import short_tracebacks
+
+_Class = TypeVar("_Class", bound=type)
 
 
 class Partial(tuple):  # type: ignore[type-arg]
@@ -35,3 +39,20 @@ def retell(error: BaseException, told: Callable[[Any], Sequence[Any]]) -> None:
     partial = getattr(error, "partial", None)
     if isinstance(partial, StepResult | StepBatch):
         put(error, "partial", Partial(told(partial), partial.env_ids))
+
+
+def raises_first(adapter: _Class) -> _Class:
+    """Let an adapter raise the exception of the first env where several failed, as its library does."""
+    return short_tracebacks(adapter, _first)
+
+
+def _first(error: BaseException) -> BaseException:
+    """Return the first exception of a group of envs that failed, with the others in its notes."""
+    if not isinstance(error, BaseExceptionGroup) or not hasattr(error, "failures"):
+        return error
+    first, *others = error.exceptions
+    for other in others:
+        first.add_note(f"Also: {one_line(other)} {' '.join(getattr(other, '__notes__', ()))}")
+    for name in ("env_ids", "failures", "partial"):
+        put(first, name, getattr(error, name))
+    return first

@@ -11,7 +11,7 @@ import numpy as np
 from stable_baselines3.common.vec_env.base_vec_env import VecEnv
 
 from parallelenv import arguments
-from parallelenv.adapters.partial import retell
+from parallelenv.adapters.partial import raises_first, retell
 from parallelenv.adapters.pending import nothing_begun, step_under_way
 from parallelenv.adapters.spaces import check_alike, declared_spaces
 from parallelenv.batch import Array
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 Indices = int | Iterable[int] | None
 
 
+@raises_first
 class SB3VecEnv(VecEnv):
     """What `ParallelEnv.to_sb3` returns. Its methods take and return what those of `DummyVecEnv` do.
 
@@ -172,7 +173,7 @@ class SB3VecEnv(VecEnv):
     def get_images(self) -> Sequence[Any]:
         """Return a frame per env; ``None`` if the render mode is not ``"rgb_array"``."""
         if self.render_mode != "rgb_array":
-            warnings.warn(f"The render mode is {self.render_mode!r}; images need 'rgb_array'.", stacklevel=2)
+            warnings.warn(f"The render mode is {self.render_mode!r}; images need 'rgb_array'.", stacklevel=3)
             return [None] * self.num_envs
         frames: list[Any] = self.parallel_env.render(slice(None))
         return frames

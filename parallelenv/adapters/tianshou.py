@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 
 from parallelenv import arguments
-from parallelenv.adapters.partial import retell
+from parallelenv.adapters.partial import raises_first, retell
 from parallelenv.batch import Array
 from parallelenv.errors import (
     ActionError,
@@ -31,6 +31,7 @@ Ids: TypeAlias = "int | Sequence[int] | Array | None"
 Stepped = tuple[Array, Array, Array, Array, Array]
 
 
+@raises_first
 class TianshouVectorEnv:
     """What `ParallelEnv.to_tianshou` returns. Its methods take and return what those of `BaseVectorEnv` do.
 

@@ -9,6 +9,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
 
 from parallelenv.collect.history import History
 from parallelenv.errors import ClosedError, ConcurrentUseError
+from parallelenv.tracebacks import ShortTracebacks
 
 _Params = ParamSpec("_Params")
 _Result = TypeVar("_Result")
@@ -41,7 +42,7 @@ def alone(
     return cast("Callable[Concatenate[_Owner, _Params], _Result]", guarded)
 
 
-class Stoppable:
+class Stoppable(ShortTracebacks):
     """Base of a collector, and of a set of them.
 
     Attributes:

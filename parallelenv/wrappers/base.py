@@ -14,6 +14,7 @@ from parallelenv.errors import (
 )
 from parallelenv.ownership import own
 from parallelenv.saving import WrappedState
+from parallelenv.tracebacks import ShortTracebacks
 from parallelenv.wrappers.answers import Space
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def _refuse_other(env: Any) -> None:
         )
 
 
-class ParallelWrapper:
+class ParallelWrapper(ShortTracebacks):
     """Has everything that the `ParallelEnv` in it has. Override what is to be different.
 
     Args:

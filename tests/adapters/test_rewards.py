@@ -91,10 +91,13 @@ def test_it_is_a_failure_beside_others(adapted: Adapter, make_env: MakeEnv) -> N
     env = adapted(make_env([Paid, partial(Paid, None), Paid]))
     env.reset()
     env.step(ZEROS)
-    with pytest.raises(ExceptionGroup) as caught:
+    with pytest.raises(KeyError) as caught:
         env.step(np.array([1, 0, 0]))
-    assert [type(error) for error in caught.value.exceptions] == [KeyError, EnvContractError]
-    assert caught.value.partial.env_ids.tolist() == [2]  # type: ignore[attr-defined]
+    error: Any = caught.value
+    assert [type(one) for one in error.failures.values()] == [KeyError, EnvContractError]
+    assert "Also: A reward is a number" in error.__notes__[-1]
+    assert "Raised by env 1 in step" in error.__notes__[-1]
+    assert error.partial.env_ids.tolist() == [2]
 
 
 @nearby

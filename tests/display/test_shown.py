@@ -392,7 +392,7 @@ def test_envs_that_are_shown_before_a_reset_are_one_error(make_env: MakeEnv, sho
     if kind == "gymnasium":
         with pytest.raises(gym.error.ResetNeeded, match="before calling") as caught:
             env.render()
-        assert any("Raised by envs 1, 3 in render" in note for note in caught.value.__notes__)
+        assert any("Raised by env 1 and 1 other in render" in note for note in caught.value.__notes__)
         assert list(caught.value.partial) == [0, 2]  # type: ignore[attr-defined]
 
 
@@ -402,8 +402,7 @@ def test_what_envs_raise_of_themselves_before_a_reset_is_one_error(make_env: Mak
     with pytest.raises(AttributeError, match="no attribute 'level'") as caught:
         env.show()
     notes = "\n".join(caught.value.__notes__)
-    assert "Raised by env 0 in render" in notes
-    assert "So did 3 more envs." in notes
+    assert "Raised by env 0 and 3 others in render" in notes
     assert notes.endswith("envs 0, 1, 2, 3 have no episode yet. Call reset() before show().")
     assert caught.value.__context__ is None
     with pytest.raises(AttributeError) as caught:
@@ -425,9 +424,9 @@ def test_what_envs_raise_when_they_were_reset_is_told_as_in_other_calls(make_env
         env.show()
     assert group.value.__notes__ == ["envs 0, 1, 2 have no episode yet. Call reset() before show()."]
     env.reset()
-    with pytest.raises(ExceptionGroup, match="2 envs failed") as group:
+    with pytest.raises(ValueError, match="no paint") as caught:
         env.show([1, 2])
-    assert not hasattr(group.value, "__notes__")
+    assert len(caught.value.__notes__) == 1
 
 
 class Watchful(Dark):

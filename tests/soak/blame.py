@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from parallelenv.errors import WorkerDiedError, WorkerTimeoutError
 
-_NOTE = re.compile(r"Raised by envs? ([\d, ]+) in (.*), process \d+\.")
+_NOTE = re.compile(r"Raised by env \d+(?: and \d+ others?)? in (.*), process \d+\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +48,19 @@ class Blame:
 
 def blames(error: BaseException) -> Iterator[Blame]:
     """Take an error apart."""
-    if isinstance(error, BaseExceptionGroup):
-        for part in error.exceptions:
-            yield from blames(part)
-    elif isinstance(error, WorkerDiedError | WorkerTimeoutError):
-        yield Blame(error, error.env_ids, "")
-    else:
-        notes = _NOTE.findall(" ".join(getattr(error, "__notes__", [])))
-        env_ids, operation = notes[-1] if notes else ("", "")
-        yield Blame(error, tuple(int(number) for number in env_ids.split(",") if number), operation)
+    parts = error.exceptions if isinstance(error, BaseExceptionGroup) else (error,)
+    failures: dict[int, BaseException] = getattr(error, "failures", {})
+    for part in parts:
+        env_ids = tuple(env_id for env_id, other in failures.items() if _is_like(other, part))
+        if isinstance(part, WorkerDiedError | WorkerTimeoutError):
+            yield Blame(part, part.env_ids, "")
+        else:
+            operations = _NOTE.findall(" ".join(getattr(part, "__notes__", [])))
+            yield Blame(part, env_ids, operations[-1] if operations else "")
+
+
+def _is_like(error: BaseException, other: BaseException) -> bool:
+    return (type(error), str(error)) == (type(other), str(other))
 
 
 def named(error: BaseException) -> list[int]:

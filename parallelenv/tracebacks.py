@@ -1,0 +1,263 @@
+"""Tracebacks: which frames a user sees, and how a traceback travels between processes."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import itertools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, NamedTuple, TypeVar, cast
+
+import gymnasium.error
+
+from parallelenv.errors import ParallelEnvError
+
+_Target = TypeVar("_Target", bound=Callable[..., Any])
+
+_SHOW_ALL = "PARALLELENV_FULL_TRACEBACK"
+"""If this environment variable is set, and not to 0, nothing is left out of a traceback."""
+
+_PLUMBING = (
+    "cloudpickle",
+    "concurrent",
+    "contextlib",
+    "copy",
+    "functools",
+    "multiprocessing",
+    "pickle",
+    "queue",
+    "ray",
+    "selectors",
+    "threading",
+    "tqdm",
+)
+"""Packages whose frames say nothing where this package has called them."""
+
+_ON_PURPOSE = ParallelEnvError, gymnasium.error.Error, BaseExceptionGroup, OSError, KeyboardInterrupt
+
+_MOST_FRAMES = 50
+"""The number of outermost, and of innermost, frames of a traceback that travel."""
+
+
+# ---------------------------------------------------------------- what a user sees
+
+
+def short_tracebacks(target: _Target, translate: Callable[[BaseException], BaseException] | None = None) -> _Target:
+    """Leave the frames of this package out of what a function, or any public method of a class, raises.
+
+    The user then sees the line that made the call, the frames of the env or policy that raised, and the message.
+
+    Args:
+        target: The function or class.
+        translate: Returns what to raise instead of an error; ``None``: every error is raised as it is.
+    """
+    if not isinstance(target, type):
+        return cast("_Target", _shortening(target, translate))
+    for name, member in list(vars(target).items()):
+        if name.startswith("_") and name != "__init__":
+            continue
+        if isinstance(member, classmethod | staticmethod):
+            setattr(target, name, type(member)(_shortening(member.__func__, translate)))
+        elif inspect.isfunction(member) and not hasattr(member, "has_short_traceback"):
+            setattr(target, name, _shortening(member, translate))
+    return target
+
+
+class ShortTracebacks:
+    """Base of classes of this package whose public methods, and those of their subclasses, have short tracebacks."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Leave the classes of users as they are: their frames are to be seen."""
+        super().__init_subclass__(**kwargs)
+        if _is_ours(cls.__module__):
+            short_tracebacks(cls)
+
+
+def _shortening(
+    function: Callable[..., Any], translate: Callable[[BaseException], BaseException] | None
+) -> Callable[..., Any]:
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def awaited(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return await function(*args, **kwargs)
+            except BaseException as error:
+                shorten(error)
+                raise
+
+        return awaited
+
+    if inspect.isgeneratorfunction(function):
+
+        @functools.wraps(function)
+        def yielding(*args: Any, **kwargs: Any) -> Iterator[Any]:
+            try:
+                yield from function(*args, **kwargs)
+            except BaseException as error:
+                shorten(error)
+                raise
+
+        return yielding
+
+    @functools.wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except BaseException as error:
+            shorten(error)
+            instead = error if translate is None else translate(error)
+            if instead is error:
+                raise  # which adds no frame of its own
+        try:
+            raise instead  # not where the other one was caught, which would be shown as well
+        finally:
+            del instead  # it leads here
+
+    return called
+
+
+def shorten(error: BaseException, *, is_of_env: bool = False) -> None:
+    """Leave out of an error's traceback, and of those it was raised from, what is not the user's and not the env's.
+
+    An error that this package did not mean to raise keeps its traceback: it is a defect, to be reported as it is.
+
+    Args:
+        error: Just caught.
+        is_of_env: Whether an env has raised it.
+    """
+    if os.environ.get(_SHOW_ALL, "0") not in ("", "0"):
+        return
+    entries = list(_walk(error.__traceback__))
+    is_meant = is_of_env or isinstance(error, _ON_PURPOSE) or hasattr(error, "failures")
+    if is_meant or len(entries) < 2 or not _is_ours(_module(entries[-1])):
+        _shorten(error, set())
+
+
+def _shorten(error: BaseException, seen: set[int]) -> None:
+    if id(error) in seen:
+        return
+    seen.add(id(error))
+    error.with_traceback(_linked(_kept(list(_walk(error.__traceback__)))))
+    context = None if error.__suppress_context__ else error.__context__
+    others = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
+    for other in (error.__cause__, context, *others):
+        if other is not None:
+            _shorten(other, seen)
+
+
+def _kept(entries: Sequence[TracebackType]) -> list[TracebackType]:
+    kept = []
+    was_left_out = True
+    for position, entry in enumerate(entries):
+        module, name = _module(entry), entry.tb_frame.f_code.co_name
+        deeper = (later.tb_frame.f_code.co_name for later in entries[position + 1 :])
+        was_left_out = (
+            _is_ours(module)
+            or (was_left_out and module.partition(".")[0] in _PLUMBING)
+            # A wrapper's `step`, or the checker's `env_step_passive_checker`, that only leads to a `step` further down.
+            or (module.startswith("gymnasium.") and any(other in name for other in deeper))
+        )
+        if not was_left_out:
+            kept.append(entry)
+    return kept
+
+
+def _is_ours(module: str) -> bool:
+    is_of_package = module == "parallelenv" or module.startswith("parallelenv.")
+    return is_of_package and not module.startswith("parallelenv.testing.")
+
+
+def _module(entry: TracebackType) -> str:
+    return str(entry.tb_frame.f_globals.get("__name__", ""))
+
+
+def _walk(first: TracebackType | None) -> Iterator[TracebackType]:
+    while first is not None:
+        yield first
+        first = first.tb_next
+
+
+def _linked(entries: Sequence[TracebackType]) -> TracebackType | None:
+    """Chain entries to a traceback."""
+    following: TracebackType | None = None
+    for entry in reversed(entries):
+        entry.tb_next = following
+        following = entry
+    return following
+
+
+# ---------------------------------------------------------------- how a traceback travels
+
+
+class Place(NamedTuple):
+    """One entry of a traceback as plain data."""
+
+    filename: str
+    module: str
+    function: str
+    first_line: int
+    line: int
+    end_line: int
+    column: int
+    end_column: int
+
+
+def pack(traceback: TracebackType | None) -> list[Place]:
+    """Return the entries of a traceback, without the middle of a very long one."""
+    entries = list(_walk(traceback))
+    if len(entries) > 2 * _MOST_FRAMES:
+        entries = [*entries[:_MOST_FRAMES], *entries[-_MOST_FRAMES:]]
+    return [_place(entry) for entry in entries]
+
+
+def _place(entry: TracebackType) -> Place:
+    code = entry.tb_frame.f_code
+    index, unknown = entry.tb_lasti // 2, (None, None, None, None)
+    line, end_line, column, end_column = next(itertools.islice(code.co_positions(), index, None), unknown)
+    if line is None or end_line is None or column is None or end_column is None:
+        line = end_line = entry.tb_lineno
+        column = end_column = -1  # unknown, to the compiler too
+    start = code.co_filename, _module(entry), code.co_name, code.co_firstlineno
+    return Place(*start, line, end_line, column, end_column)
+
+
+def rebuild(places: Sequence[Place]) -> TracebackType | None:
+    """Return a traceback of these entries, which shows the source lines that this process can read."""
+    return next(_rebuilt(places))
+
+
+def _rebuilt(places: Sequence[Place]) -> Iterator[TracebackType | None]:
+    """Yield the traceback.
+
+    A generator, because its frame has no caller once it is left. The frames of the traceback would else lead to the
+    user's function and keep its variables alive, a `ParallelEnv` too, as long as an info holds the exception: an array
+    of objects is a hole in Python's garbage collection.
+    """
+    yield _linked([_raised_at(place) for place in places])
+
+
+def _raised_at(place: Place) -> TracebackType:
+    """Raise an exception in a function that is compiled to be at this place, and return that entry of its traceback.
+
+    Debuggers, IPython and pytest look into frames and their code, so both are real. The code has the line and the
+    columns of the expression that failed, so that it is marked as it would be in the process where it failed.
+    """
+    tree = ast.parse("def function(): raise Exception")
+    function = cast("ast.FunctionDef", tree.body[0])
+    function.name = place.function
+    function.lineno = function.end_lineno = place.first_line
+    raising = cast("ast.Raise", function.body[0])
+    for node in (raising, cast("ast.Name", raising.exc)):  # no others: all trees share what has no place
+        node.lineno, node.end_lineno = place.line, place.end_line
+        node.col_offset, node.end_col_offset = place.column, place.end_column
+    namespace: dict[str, Any] = {"__name__": place.module, "__file__": place.filename}
+    exec(compile(tree, place.filename, "exec"), namespace)
+    try:
+        namespace[place.function]()
+    except Exception as error:  # noqa: BLE001 (the one raised on purpose)
+        return error.__traceback__.tb_next  # type: ignore[union-attr,return-value]
+    raise AssertionError  # not reached
