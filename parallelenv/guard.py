@@ -89,12 +89,10 @@ def exclusive(method: _Method) -> _Method:
     @functools.wraps(method)
     def guarded(self: Guarded, *args: Any, **kwargs: Any) -> Any:
         thread = threading.get_ident()
-        if self._is_closed or _Process.pid != self._home:
-            raise self._refusal(method.__name__)
-        # `setdefault` is atomic, and an interrupt right after it cannot lock this thread out.
-        if self._user.setdefault("thread", thread) != thread:
-            raise self._refusal(method.__name__)
         try:
+            # `setdefault` is atomic, and an interrupt right after it cannot lock this thread out.
+            if self._is_closed or _Process.pid != self._home or self._user.setdefault("thread", thread) != thread:
+                raise self._refusal(method.__name__)
             return method(self, *args, **kwargs)
         except BaseException as error:
             shorten(error)
@@ -105,7 +103,8 @@ def exclusive(method: _Method) -> _Method:
                 ) from error
             raise
         finally:
-            self._user.clear()
+            if self._user.get("thread") == thread:
+                self._user.clear()
 
     vars(guarded)["has_short_traceback"] = True
     return cast("_Method", guarded)

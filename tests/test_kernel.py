@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import ast
 import os
-import queue
 import signal
 import time
-import uuid
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import psutil
 import pytest
-from jupyter_client.kernelspec import KernelSpecManager
-from jupyter_client.manager import KernelManager
+from kernels import PATIENCE, Notebook, open_notebook
 
 pytestmark = pytest.mark.slow
 
 Item = TypeVar("Item")
 
-MARK = "PARALLELENV_KERNEL_TEST"
-PATIENCE = 30.0  # seconds for what nobody promised to be quick
 SOON = 1.0  # seconds from the interrupt to the end of the cell
 GONE = 2.0  # seconds until workers are gone whose kernel, or whose last user in it, is no more
 NUM_WORKERS = 2
@@ -157,123 +149,10 @@ def constructing(way: str, moment: str | None = None, *, name: str = "env", opti
 # ---------------------------------------------------------------- a kernel and its user
 
 
-class Notebook:
-    """Runs cells in a kernel. A *request* is the id of the message that a cell was sent with.
-
-    Attributes:
-        manager: What interrupts and restarts the kernel, as the buttons of Jupyter do.
-        printed: What appeared below cells, by request.
-    """
-
-    def __init__(self, manager: KernelManager, client: Any, mark: str) -> None:
-        self.manager = manager
-        self.printed: defaultdict[str, str] = defaultdict(str)
-        self._client = client
-        self._mark = mark
-
-    def prepare(self, folder: Path) -> None:
-        """Make a new kernel know what cells use."""
-        self._client.wait_for_ready(timeout=PATIENCE)
-        self.run(DEFINITIONS)
-        self.enter(folder)
-
-    def enter(self, folder: Path) -> None:
-        """Let envs made from now on give their signs in this folder."""
-        self.run(f"folder = {str(folder)!r}")
-
-    def send(self, code: str, cell_id: str | None = None, **expressions: str) -> str:
-        """Send a cell, as JupyterLab does, and return its request. Without an id it is a cell of its own."""
-        content = {
-            "code": code,
-            "silent": False,
-            "store_history": True,
-            "user_expressions": expressions,
-            "allow_stdin": False,
-            "stop_on_error": False,  # else a cell that is sent right after an error may be dropped
-        }
-        metadata = {"cellId": cell_id or uuid.uuid4().hex}
-        message = self._client.session.msg("execute_request", content, metadata=metadata)
-        self._client.shell_channel.send(message)
-        return str(message["header"]["msg_id"])
-
-    def finish(self, request: str, patience: float = PATIENCE) -> dict[str, Any]:
-        """Wait for the end of a cell and return what its reply says."""
-        try:
-            reply: dict[str, Any] = {"parent_header": {}}
-            while reply["parent_header"].get("msg_id") != request:
-                reply = self._client.get_shell_msg(timeout=patience)
-            while not self._read_output(request):
-                pass
-        except queue.Empty:
-            raise AssertionError(f"the cell did not end within {patience} s") from None
-        content: dict[str, Any] = reply["content"]
-        return content
-
-    def _read_output(self, request: str) -> bool:
-        """Note one message about outputs; return whether it is the last of a cell."""
-        message = self._client.get_iopub_msg(timeout=PATIENCE)
-        cell = message["parent_header"].get("msg_id", "")
-        if message["msg_type"] == "stream":
-            self.printed[cell] += message["content"]["text"]
-        return bool(cell == request and message["content"].get("execution_state") == "idle")
-
-    def run(self, code: str) -> str:
-        """Run a cell that is expected to succeed and return its request."""
-        request = self.send(code)
-        reply = self.finish(request)
-        assert reply["status"] == "ok", "\n".join(reply["traceback"])
-        return request
-
-    def evaluate(self, expression: str) -> Any:
-        """Return the value of an expression that is plain data."""
-        answer = self.finish(self.send("", value=expression))["user_expressions"]["value"]
-        assert answer["status"] == "ok", "\n".join(answer["traceback"])
-        return ast.literal_eval(answer["data"]["text/plain"])
-
-    def interrupt(self, request: str) -> tuple[str, float]:
-        """Press the stop button; return the name of the error that ends the cell, and after how many seconds."""
-        begin = time.monotonic()
-        self.manager.interrupt_kernel()
-        error = str(self.finish(request, patience=5 * SOON).get("ename", "no error"))
-        return error, time.monotonic() - begin
-
-    def processes(self) -> set[psutil.Process]:
-        """Return the kernel and whatever lives of the processes that come from it, whoever is their parent now."""
-        return {process for process in psutil.process_iter() if _has_mark(process, self._mark)}
-
-
-def _has_mark(process: psutil.Process, mark: str) -> bool:
-    try:
-        return process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:  # gone meanwhile, or somebody else's
-        return False
-
-
-@contextmanager
-def open_notebook(folder: Path) -> Iterator[Notebook]:
-    """Start a kernel of this very interpreter, whatever kernels are installed; end it afterwards."""
-    mark = uuid.uuid4().hex
-    own = KernelSpecManager(kernel_dirs=[])
-    manager = KernelManager(kernel_spec_manager=own, connection_file=str(folder / "connection.json"))
-    # Under pytest, of which these variables tell, a kernel does not capture what other processes print.
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    nobodys_settings = str(folder / "ipython")
-    manager.start_kernel(cwd=str(folder), env={**inherited, MARK: mark, "IPYTHONDIR": nobodys_settings})
-    client: Any = manager.client()
-    try:
-        client.start_channels(stdin=False, hb=False, control=False)
-        notebook = Notebook(manager, client, mark)
-        notebook.prepare(folder)
-        yield notebook
-    finally:
-        client.stop_channels()
-        manager.shutdown_kernel(now=True)
-
-
 @pytest.fixture(scope="module")
 def shared_notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
     """A notebook whose kernel serves for the whole file: starting one takes a second."""
-    with open_notebook(tmp_path_factory.mktemp("notebook")) as notebook:
+    with open_notebook(tmp_path_factory.mktemp("notebook"), DEFINITIONS) as notebook:
         start_helpers(notebook)
         yield notebook
 
@@ -528,7 +407,7 @@ def begin_step(notebook: Notebook, folder: Path, cell: str) -> None:
 @pytest.mark.parametrize("is_busy", [False, True], ids=["idle", "busy"])
 def test_no_worker_outlives_a_killed_kernel(tmp_path: Path, way: str, is_busy: bool) -> None:
     shared_before = set(os.listdir("/dev/shm"))
-    with open_notebook(tmp_path) as notebook:
+    with open_notebook(tmp_path, DEFINITIONS) as notebook:
         notebook.run(f"{constructing(way)}\nstates = env.reset()")
         assert len(notebook.processes()) > NUM_WORKERS
         kernel = notebook.evaluate("os.getpid()")
@@ -542,7 +421,7 @@ def test_no_worker_outlives_a_killed_kernel(tmp_path: Path, way: str, is_busy: b
 @pytest.mark.parametrize("now", [True, False], ids=["now", "graceful"])
 @pytest.mark.parametrize("is_busy", [False, True], ids=["idle", "busy"])
 def test_nothing_outlives_a_restart(tmp_path: Path, now: bool, is_busy: bool) -> None:
-    with open_notebook(tmp_path) as notebook:
+    with open_notebook(tmp_path, DEFINITIONS) as notebook:
         for way in START_METHODS:
             notebook.run(f"{constructing(way, name=way)}\nstates = {way}.reset()")
         old = {process.pid for process in notebook.processes()}

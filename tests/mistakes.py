@@ -1,0 +1,204 @@
+"""Mistakes that people make in a notebook and do not catch, and what they should read then.
+
+``python tests/mistakes.py`` makes each in a real kernel and prints how long its traceback is and how soon it is there.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from kernels import Notebook, open_notebook
+
+DEFINITIONS = """
+import os, signal, time
+from functools import partial
+import gymnasium as gym, numpy as np
+from parallelenv import ParallelEnv
+
+GO_ON, FALL, DIE, HANG = range(4)
+
+
+class Clumsy(gym.Env):
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float64)
+    action_space = gym.spaces.Discrete(4)
+
+    def __init__(self, number=0, level=None):
+        self.number = number
+        if level is not None:
+            raise LookupError(f"there is no level {level}")
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        if options is not None:
+            raise OSError("the disk is full")
+        return np.zeros(2), {}
+
+    def step(self, action):
+        if action == FALL:
+            self.fall("the cart fell over")
+        if action == DIE:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if action == HANG:
+            time.sleep(20)
+        return np.ones(2), 1.0, False, False, {}
+
+    def fall(self, reason):
+        raise ZeroDivisionError(reason)
+
+    def differ(self):
+        raise ValueError("even") if self.number % 2 == 0 else KeyError("odd")
+
+
+def make(mode, **options):
+    return ParallelEnv([partial(Clumsy, number) for number in range(4)], mode, num_cpus=2, **options)
+"""
+"""Cells use these names, and ``env``, which has four envs in two workers, and was reset."""
+
+ENV = "env = make({mode!r})\nstates = env.reset()"
+
+_REFUSED, _RAISED = 20, 35
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A cell that fails.
+
+    Attributes:
+        cell: Its code, with ``{mode!r}`` for the mode.
+        error: Name of the exception's class.
+        text: A part of what the exception says.
+        line: The line of the env that is to be shown, if one has raised.
+        limit: Lines that the traceback may have.
+        unlike: Modes in which it cannot be made.
+    """
+
+    cell: str
+    error: str
+    text: str
+    line: str = ""
+    limit: int = _REFUSED
+    unlike: tuple[str, ...] = ()
+
+
+MISTAKES = {
+    "an env raises in step": Mistake(
+        "env.step([GO_ON, FALL, GO_ON, GO_ON])",
+        "ZeroDivisionError",
+        "the cart fell over",
+        "raise ZeroDivisionError(reason)",
+        _RAISED,
+    ),
+    "16 envs raise in step": Mistake(
+        "many = ParallelEnv([Clumsy] * 16, {mode!r}, num_cpus=2)\nmany.reset()\nmany.step([FALL] * 16)",
+        "ZeroDivisionError",
+        "env 0 and 15 others",
+        "raise ZeroDivisionError(reason)",
+        _RAISED,
+    ),
+    "16 envs refuse an action": Mistake(
+        "carts = ParallelEnv(['CartPole-v1'] * 16, {mode!r}, num_cpus=2)\ncarts.reset()\ncarts.step([7] * 16)",
+        "AssertionError",
+        "env 0 and 15 others",
+        "assert self.action_space.contains(action)",
+        _RAISED,
+    ),
+    "an env raises in reset": Mistake(
+        "env.reset(options={{'level': 3}})", "OSError", "the disk is full", 'raise OSError("the disk is full")', _RAISED
+    ),
+    "an env raises in a method": Mistake(
+        "env.customized_method('fall', {{'reason': 'on purpose'}}, id=2)",
+        "ZeroDivisionError",
+        "on purpose",
+        "raise ZeroDivisionError(reason)",
+        _RAISED,
+    ),
+    "an env raises in its constructor": Mistake(
+        "ParallelEnv([Clumsy, partial(Clumsy, level=3)], {mode!r})",
+        "LookupError",
+        "there is no level 3",
+        'raise LookupError(f"there is no level {level}")',
+        _RAISED,
+    ),
+    "envs raise different errors": Mistake(
+        "env.customized_method('differ')", "ExceptionGroup", "KeyError: 'odd'", 'raise ValueError("even")', _RAISED
+    ),
+    "a mistyped method": Mistake("env.customized_method('fal')", "AbsentMethodError", "fal"),
+    "actions of the wrong number": Mistake("env.step([GO_ON] * 3)", "ActionError", "3"),
+    "an action of the wrong type": Mistake("env.step(['left'] * 4)", "ActionError", "Discrete(4)"),
+    "an env id that does not exist": Mistake("env.step([GO_ON], id=[7])", "IdRangeError", "7"),
+    "a mistyped mode": Mistake("ParallelEnv([Clumsy], 'tread')", "UnknownModeError", "thread"),
+    "a missing argument": Mistake("env.step()", "TypeError", "action"),
+    "a vector env that is stepped wrong": Mistake(
+        "carts = env.to_gymnasium()\ncarts.reset()\ncarts.step([GO_ON] * 2)", "ActionError", "2 actions were given"
+    ),
+    "a step before the first reset": Mistake("make({mode!r}).step([GO_ON] * 4)", "ResetNeededError", "reset"),
+    "a step after close": Mistake("env.close()\nenv.step([GO_ON] * 4)", "ClosedError", "closed"),
+    "a worker that dies": Mistake(
+        "env.step([DIE, GO_ON, GO_ON, GO_ON])", "WorkerDiedError", "SIGKILL", unlike=("dummy", "thread")
+    ),
+    "an env that hangs": Mistake(
+        "late = make({mode!r}, timeout=0.3)\nlate.reset()\nlate.step([HANG, GO_ON, GO_ON, GO_ON])",
+        "WorkerTimeoutError",
+        "0.3 s",
+        unlike=("dummy", "thread"),  # a call in the caller's own process cannot be given up, and would be waited for
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a person reads after a mistake.
+
+    Attributes:
+        traceback: All of it, without colours.
+        seconds: From the cell's beginning to the traceback.
+    """
+
+    traceback: str
+    seconds: float
+
+    @property
+    def num_lines(self) -> int:
+        """How long the traceback is."""
+        return len(self.traceback.splitlines())
+
+
+def make_mistake(notebook: Notebook, mistake: Mistake, mode: str) -> Reading:
+    """Make a mistake in a kernel that has `DEFINITIONS`, and see that the next cell runs."""
+    notebook.run(ENV.format(mode=mode))
+    began = time.monotonic()
+    request = notebook.send(mistake.cell.format(mode=mode))
+    reply = notebook.finish(request)
+    seconds = time.monotonic() - began
+    # IPython prints exception groups, rather than to send them as the traceback.
+    shown = "\n".join(reply.get("traceback", ())) or notebook.printed[request]
+    traceback = re.sub(r"\x1b\[[0-9;]*m", "", shown)
+    assert notebook.evaluate("40 + 2") == 42
+    notebook.run("ParallelEnv.close_all()")
+    return Reading(traceback, seconds)
+
+
+def main(modes: tuple[str, ...] = ("dummy", "thread", "subproc")) -> None:
+    """Print a row for each mistake: in each mode the lines of its traceback, and the seconds until it is there."""
+    print(f"{'':40s}" + "".join(f"{mode:>20s}" for mode in modes))
+    for name, mistake in MISTAKES.items():
+        cells = []
+        for mode in modes:
+            if mode in mistake.unlike:
+                cells.append("-")
+                continue
+            try:
+                with tempfile.TemporaryDirectory() as folder, open_notebook(Path(folder), DEFINITIONS) as notebook:
+                    reading = make_mistake(notebook, mistake, mode)
+                cells.append(f"{reading.num_lines} lines, {reading.seconds:.2f} s")
+            except AssertionError:
+                cells.append("hangs")
+        print(f"{name:40s}" + "".join(f"{cell:>20s}" for cell in cells), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""Errors that are not caught, as people see them: in a real kernel, IPython, Python, rich, pytest and the debugger."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import needs_ray
+from kernels import Notebook, open_notebook
+from mistakes import DEFINITIONS, ENV, MISTAKES, make_mistake
+
+SOON = 5.0  # seconds until a traceback is there; 2 are promised, but tests share the machine
+IN_RAY = ("an env raises in step", "an env raises in its constructor", "a mistyped method", "a worker that dies")
+"""What is tried in the Ray modes too, where a mistake takes seconds because Ray has to start actors for it."""
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    with open_notebook(tmp_path_factory.mktemp("notebook"), DEFINITIONS) as notebook:
+        notebook.run(f"{ENV.format(mode='subproc')}\nenv.close()")  # the fork server stays: it is no leak
+        yield notebook
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_kernel_shows_what_was_wrong_and_goes_on(notebook: Notebook, mode: str, name: str) -> None:
+    mistake = MISTAKES[name]
+    if mode in mistake.unlike:
+        pytest.skip(f"it cannot be made in {mode}")
+    if needs_ray(mode) and name not in IN_RAY:
+        pytest.skip("the frames are left out by the same code as in subproc")
+    reading = make_mistake(notebook, mistake, mode)
+    assert reading.seconds < SOON or needs_ray(mode)
+    assert reading.num_lines <= mistake.limit, reading.traceback
+    assert f"{mistake.error}: " in reading.traceback
+    assert mistake.text in reading.traceback
+    assert mistake.line in reading.traceback
+    assert mistake.cell.format(mode=mode).splitlines()[-1] in reading.traceback
+    assert "parallelenv/" not in reading.traceback
+
+
+def test_a_kernel_shows_the_interrupted_line_and_goes_on(notebook: Notebook, mode: str) -> None:
+    notebook.run(ENV.format(mode=mode))
+    request = notebook.send("print('here')\nenv.step([HANG, GO_ON, GO_ON, GO_ON])")
+    while "here" not in notebook.printed[request]:
+        notebook.read_output(request)
+    notebook.manager.interrupt_kernel()
+    reply = notebook.finish(request)
+    assert reply["ename"] == "KeyboardInterrupt"
+    assert len("\n".join(reply["traceback"]).splitlines()) <= 20
+    assert notebook.evaluate("40 + 2") == 42
+    notebook.run("env.close(0)")
+
+
+SCRIPT = f"""{DEFINITIONS}
+
+def use():
+    env = make("subproc")
+    env.reset()
+    env.step([GO_ON, FALL, GO_ON, GO_ON])
+
+
+"""
+CALL = 'if __name__ == "__main__":\n    use()\n'
+IN_DEBUGGER = """
+import pdb, sys
+try:
+    use()
+except ZeroDivisionError as error:
+    sys.last_traceback = error.__traceback__
+pdb.pm()
+"""
+FRONTENDS = {
+    "python": (["{python}", "{script}"], CALL, ""),
+    "ipython": (["{python}", "-m", "IPython", "--colors=NoColor", "{script}"], CALL, ""),
+    "ipython -c": (["{python}", "-m", "IPython", "--colors=NoColor", "-c", "import trying; trying.use()"], "", ""),
+    "ipython, verbose": (
+        ["{python}", "-m", "IPython", "--colors=NoColor", "--xmode=Verbose", "-c", "import trying; trying.use()"],
+        "",
+        "",
+    ),
+    "rich": (["{python}", "{script}"], f"import rich.traceback\nrich.traceback.install(show_locals=True)\n{CALL}", ""),
+    "pytest": (["{python}", "-m", "pytest", "-p", "no:cacheprovider", "{script}"], "def test_use():\n    use()\n", ""),
+    "pytest, with locals": (
+        ["{python}", "-m", "pytest", "-p", "no:cacheprovider", "--showlocals", "--tb=long", "{script}"],
+        "def test_use():\n    use()\n",
+        "",
+    ),
+    "pdb": (["{python}", "{script}"], IN_DEBUGGER, "where\nargs\nup\nlist\nup\nquit\n"),
+}
+
+
+@pytest.mark.parametrize("frontend", FRONTENDS)
+def test_every_frontend_shows_the_line_that_failed(tmp_path: Path, frontend: str) -> None:
+    if frontend == "rich":
+        pytest.importorskip("rich")
+    words, ending, typed = FRONTENDS[frontend]
+    script = tmp_path / "trying.py"
+    script.write_text(SCRIPT + ending)
+    # PYTEST_ADDOPTS and the like of the tests around are not for the pytest that is started here.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    done = subprocess.run(
+        [word.format(python=sys.executable, script=script) for word in words],
+        input=typed,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=tmp_path,
+        env={**environment, "IPYTHONDIR": str(tmp_path), "COLUMNS": "120"},
+        check=False,
+    )
+    said = done.stdout + done.stderr
+    assert "raise ZeroDivisionError(reason)" in said, said
+    assert "env.step([GO_ON, FALL, GO_ON, GO_ON])" in said
+    assert "parallelenv/" not in said
+    if frontend != "pdb":
+        assert "the cart fell over" in said
+        assert "Raised by env 1 in step, process " in said
+    if frontend == "python":
+        assert len(said.splitlines()) <= 20
+
+
+@pytest.mark.parametrize("mode_without_ray", ["dummy", "subproc"])
+def test_all_frames_are_shown_if_wanted(tmp_path: Path, mode_without_ray: str) -> None:
+    script = tmp_path / "trying.py"
+    script.write_text(SCRIPT.replace('"subproc"', repr(mode_without_ray)) + CALL)
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PARALLELENV_FULL_TRACEBACK": "1"},
+        check=False,
+    )
+    assert "failures.py" in done.stderr
+    assert "host.py" in done.stderr
+    assert "raise ZeroDivisionError(reason)" in done.stderr
