@@ -175,7 +175,8 @@ def notebook(shared_notebook: Notebook, tmp_path: Path) -> Iterator[Notebook]:
         shared_notebook.run("ParallelEnv.close_all()")
     except AssertionError:  # the test has failed; the next one shall not for this reason
         shared_notebook.manager.restart_kernel(now=True)
-        shared_notebook.prepare(tmp_path)
+        shared_notebook.run(DEFINITIONS)
+        shared_notebook.enter(tmp_path)
         start_helpers(shared_notebook)
 
 
