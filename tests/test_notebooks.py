@@ -18,18 +18,18 @@ CELL_TIMEOUT = 90  # seconds; the first Ray cell starts Ray
 
 SHOWN = {
     "01_quickstart": [
-        "thread gives the same as dummy: True",
-        "subproc gives the same as dummy: True",
+        "thread gives the same states as dummy: True",
+        "subproc gives the same states as dummy: True",
         r"<caption>asynchronous=None.*<caption>asynchronous='continue'",
         r"\[image/png\]",
-        "it says:  7 is no way to go",
-        "raised by: raise ValueError",
-        r"the others: \[0 2\]",
+        "message: action 7 must be 0, 1 or 2",
+        "source line: raise ValueError",
+        r"other envs: \[0 2\]",
         "UnknownModeError: para_mode='subprocess' is not known",
     ],
     "02_modes_and_policies": [
-        "thread   identical to dummy, to the last bit: True",
-        "subproc  identical to dummy, to the last bit: True",
+        "thread   bit-identical to dummy: True",
+        "subproc  bit-identical to dummy: True",
         r"Busy-v0: 8 envs[^\n]*\n[^\n]*\n([^\n]*\byes\n){3}",
         r"Waiting-v0: 8 envs[^\n]*\n[^\n]*\n([^\n]*\byes\n){3}",
         r"\[image/png\]",
@@ -41,7 +41,7 @@ SHOWN = {
         r"object \(32,\) - of env 0: \(4,\) - of env 31: \(35,\)",
         r"env ids: \[24 16  8  0\] - sizes: \[28, 20, 12, 4\]",
         r"now:     \[0.1, 0.2, 0.3, 0.4\]",
-        r"the worst is 241,570 times as good with adapted widths",
+        r"adapting makes the worst value 241,570 times smaller",
         r"\[image/png\]",
     ],
     "04_failures": [
@@ -55,7 +55,7 @@ SHOWN = {
         "the door does not close - Raised by env 1 in step",
         "env 3 did not answer within 0.5 s",
         r"rebuilt: \(3,\)\n+received: \[0 1 2\]",
-        "0 went on .*1 truncated ValueError\n2 truncated WorkerDiedError\n3 truncated WorkerDiedError",
+        "0 continued .*1 truncated ValueError\n2 truncated WorkerDiedError\n3 truncated WorkerDiedError",
     ],
     "05_collect_and_train": [
         r"<parallelenv.CollectorSet of 2 collectors, para_mode='subproc', version 0>\n"
