@@ -55,7 +55,7 @@ SHOWN = {
         "the door does not close - Raised by env 1 in step",
         "env 3 did not answer within 0.5 s",
         r"rebuilt: \(3,\)\n+received: \[0 1 2\]",
-        "0 continued .*1 truncated ValueError\n2 truncated WorkerDiedError\n3 truncated WorkerDiedError",
+        "0 stepped .*1 truncated ValueError\n2 truncated WorkerDiedError\n3 truncated WorkerDiedError",
     ],
     "05_collect_and_train": [
         r"<parallelenv.CollectorSet of 2 collectors, para_mode='subproc', version 0>\n"
