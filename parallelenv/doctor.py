@@ -15,7 +15,7 @@ from pathlib import Path
 from parallelenv.backends.subproc import start_methods
 from parallelenv.cores import describe_cores
 
-_PACKAGES = ("gymnasium", "numpy", "cloudpickle", "tblib", "threadpoolctl", "tqdm", "ray")
+_PACKAGES = ("gymnasium", "numpy", "cloudpickle", "threadpoolctl", "tqdm", "ray")
 _OPTIONAL = ("matplotlib", "pillow", "torch", "ipykernel")
 
 Lines = Iterator[tuple[str, str]]
