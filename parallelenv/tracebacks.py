@@ -132,7 +132,7 @@ def shorten(error: BaseException, *, is_of_env: bool = False) -> None:
     if os.environ.get(_SHOW_ALL, "0") not in ("", "0"):
         return
     entries = list(_walk(error.__traceback__))
-    is_meant = is_of_env or isinstance(error, _ON_PURPOSE) or hasattr(error, "failures")
+    is_meant = is_of_env or isinstance(error, _ON_PURPOSE) or "failures" in vars(error)  # which `raise_failures` sets
     if is_meant or len(entries) < 2 or not _is_ours(_module(entries[-1])):
         _shorten(error, set())
 
@@ -153,17 +153,21 @@ def _kept(entries: Sequence[TracebackType]) -> list[TracebackType]:
     kept = []
     was_left_out = True
     for position, entry in enumerate(entries):
-        module, name = _module(entry), entry.tb_frame.f_code.co_name
-        deeper = (later.tb_frame.f_code.co_name for later in entries[position + 1 :])
+        module = _module(entry)
         was_left_out = (
             _is_ours(module)
             or (was_left_out and module.partition(".")[0] in _PLUMBING)
-            # A wrapper's `step`, or the checker's `env_step_passive_checker`, that only leads to a `step` further down.
-            or (module.startswith("gymnasium.") and any(other in name for other in deeper))
+            or (module.startswith("gymnasium.") and _only_leads_on(entry, entries[position + 1 :]))
         )
         if not was_left_out:
             kept.append(entry)
     return kept
+
+
+def _only_leads_on(entry: TracebackType, deeper: Sequence[TracebackType]) -> bool:
+    """Return if it is the ``step`` of a wrapper, or of Gymnasium's checker, and there is a ``step`` further down."""
+    called = entry.tb_frame.f_code.co_name.removeprefix("env_").removesuffix("_passive_checker")
+    return any(other.tb_frame.f_code.co_name == called for other in deeper)
 
 
 def _is_ours(module: str) -> bool:

@@ -1,0 +1,155 @@
+"""Which frames of an error a user sees, the same ones in every mode, and what is not left out."""
+
+from __future__ import annotations
+
+import linecache
+import re
+import traceback
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from conftest import MakeEnv
+
+from parallelenv import ParallelEnv
+from parallelenv.errors import ArgumentError, ParallelEnvError
+from parallelenv.wrappers import NormalizeStates
+
+STEP, WRAP, LAMBDA, CHAIN, CONTEXT, DEEP = range(6)
+
+
+class Failing(gym.Env[Any, Any]):
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float64)
+    action_space = gym.spaces.Discrete(8)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        return np.zeros(2), {}
+
+    def step(self, action: Any) -> Any:
+        empty: dict[str, int] = {}
+        deeds: dict[int, Callable[[], Any]] = {
+            STEP: lambda: None,
+            LAMBDA: lambda: 1 + empty["absent"],
+            CHAIN: self.chain,
+            CONTEXT: self.raise_within,
+            DEEP: self.recurse,
+        }
+        deeds[int(action)]()
+        raise KeyError("it fell over") if action == STEP else ValueError
+
+    def chain(self) -> None:
+        try:
+            np.zeros(2).reshape(3)
+        except ValueError as error:
+            raise RuntimeError("no level") from error
+
+    def raise_within(self) -> None:
+        try:
+            self.chain()
+        finally:
+            raise LookupError("no floor")
+
+    def recurse(self) -> None:
+        self.recurse()
+
+
+class Clumsy(gym.ActionWrapper[Any, Any, Any]):
+    def action(self, action: Any) -> Any:
+        return 1 // (int(action) - WRAP)
+
+
+def frames(error: BaseException) -> list[str]:
+    """Return the functions of a traceback, from the test's own on."""
+    return [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+
+
+def make_wrapped() -> gym.Env[Any, Any]:
+    return gym.wrappers.TimeLimit(Clumsy(gym.wrappers.PassiveEnvChecker(Failing())), 10)
+
+
+@pytest.mark.parametrize("action", [STEP, LAMBDA, CHAIN, CONTEXT, DEEP])
+def test_a_traceback_is_the_same_text_in_every_mode(make_env: MakeEnv, action: int) -> None:
+    texts = []
+    for make in (ParallelEnv, make_env):
+        with make([Failing] * 2) as env:
+            env.reset()
+            with pytest.raises((KeyError, RuntimeError, LookupError)) as caught:
+                env.step([action] * 2)
+        text = "".join(traceback.format_exception(caught.value))
+        # Of a very deep traceback the middle does not travel, and it says how often a line was repeated.
+        texts.append(re.sub(r"process \d+|repeated \d+ more times", "", text))
+    assert texts[0] == texts[1]
+    assert "parallelenv/" not in texts[0].replace(str(Path(__file__).parent), "")
+
+
+def test_frames_of_wrappers_that_only_lead_on_are_left_out(make_env: MakeEnv) -> None:
+    env = make_env([make_wrapped] * 2)
+    env.reset()
+    with pytest.raises(KeyError) as caught:
+        env.step([3, 3])
+    assert frames(caught.value)[1:] == ["step"]
+
+
+def test_frames_of_a_wrapper_that_fails_are_shown(make_env: MakeEnv) -> None:
+    env = make_env([make_wrapped] * 2)
+    env.reset()
+    with pytest.raises(ZeroDivisionError) as caught:
+        env.step([WRAP, WRAP])
+    assert frames(caught.value)[1:] == ["step", "action"]  # of gym.ActionWrapper, and its own
+
+
+def test_a_refused_argument_has_no_frame_of_ours() -> None:
+    with ParallelEnv([Failing] * 2) as env:
+        for call in (
+            partial(env.reset, id=9),
+            partial(env.step, [0]),
+            partial(env.call, 3),
+            partial(NormalizeStates, 3),
+            partial(NormalizeStates(env).step, [0]),
+            partial(env.to_gymnasium, "tomorrow"),
+            partial(ParallelEnv, [Failing], "tread"),
+            partial(ParallelEnv.make, "CartPole-v1", 0),
+            partial(ParallelEnv.from_samplers, Failing, 3),
+        ):
+            with pytest.raises(ParallelEnvError) as caught:
+                call()
+            assert len(frames(caught.value)) == 1
+
+
+def test_a_stream_and_a_coroutine_have_short_tracebacks_too() -> None:
+    def act(states: Any) -> Any:
+        raise ZeroDivisionError("no policy")
+
+    with ParallelEnv([Failing] * 2) as env:
+        env.reset()
+        with pytest.raises(ZeroDivisionError) as caught:
+            next(iter(env.stream(act)))
+        assert frames(caught.value)[1:] == ["act"]
+        with pytest.raises(ArgumentError) as refused:
+            env.arecv(min_envs=0).send(None)
+        assert len(frames(refused.value)) == 1
+
+
+def test_a_defect_of_the_package_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ParallelEnv([Failing] * 2) as env:
+        monkeypatch.delattr(type(env._pool), "ask")
+        with pytest.raises(AttributeError) as caught:
+            env.get_env_attr("metadata")
+    assert "get_env_attr" in frames(caught.value)
+
+
+def test_text_stands_in_for_source_that_cannot_be_read_here() -> None:
+    class Far(Failing):
+        def vanish(self) -> None:
+            line = "raise ValueError('gone')"
+            linecache.cache["/far/env.py"] = len(line), None, [line], "/far/env.py"  # as a file of another machine
+            exec(compile(line, "/far/env.py", "exec"))
+
+    with ParallelEnv([Far], "subproc") as env, pytest.raises(ValueError, match="gone") as caught:
+        env.customized_method("vanish")
+    assert "raise ValueError('gone')" in str(caught.value.__cause__)
