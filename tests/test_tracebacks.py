@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import gymnasium as gym
 import numpy as np
@@ -108,13 +108,13 @@ def test_a_refused_argument_has_no_frame_of_ours() -> None:
         for call in (
             partial(env.reset, id=9),
             partial(env.step, [0]),
-            partial(env.call, 3),
+            partial(env.call, cast("Any", 3)),
             partial(NormalizeStates, 3),
             partial(NormalizeStates(env).step, [0]),
             partial(env.to_gymnasium, "tomorrow"),
             partial(ParallelEnv, [Failing], "tread"),
             partial(ParallelEnv.make, "CartPole-v1", 0),
-            partial(ParallelEnv.from_samplers, Failing, 3),
+            partial(ParallelEnv.from_samplers, Failing, cast("Any", 3)),
         ):
             with pytest.raises(ParallelEnvError) as caught:
                 call()
