@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 
 from parallelenv import compare, doctor, recommend, report
@@ -17,7 +16,7 @@ from parallelenv.cores import usable_cores
 from parallelenv.errors import ParallelEnvError, UnknownModeError
 from parallelenv.goal import open_bar
 from parallelenv.registry import known_modes
-from parallelenv.texts import one_line
+from parallelenv.texts import did_you_mean, one_line
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -128,8 +127,7 @@ def _modes(words: Sequence[str]) -> tuple[str, ...]:
     asked = [word for item in words for word in item.split(",") if word] or known
     for word in asked:
         if word not in known:
-            near = get_close_matches(word, known, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
+            hint = did_you_mean(word, known)
             raise UnknownModeError(f"--modes {word} is not known; expected some of {', '.join(known)}.{hint}")
     return tuple(dict.fromkeys([compare.ORACLE, *asked]))
 

@@ -144,6 +144,10 @@ class AbsentAttributeError(ParallelEnvError, AttributeError):
     """An env, or a `ParallelEnv` itself, has no such attribute."""
 
 
+class AbsentAttributeWarning(UserWarning):
+    """No env that was asked has an attribute of this name, but one of a similar name."""
+
+
 class AbsentMethodError(ParallelEnvError, AttributeError):
     """An env has no such method, or what has that name cannot be called."""
 

@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 from gymnasium.error import ResetNeeded
 
+import parallelenv
 from parallelenv import ParallelEnv, ParallelEnvError
 from parallelenv.errors import (
+    AbsentAttributeError,
     AbsentMethodError,
     ActionError,
     ArgumentError,
@@ -216,6 +218,37 @@ def test_an_option_of_another_backend_is_refused() -> None:
         ParallelEnv(COUNTERS, "subproc", start_method="threads")
 
 
+def test_a_misspelt_keyword_is_answered_with_the_right_one() -> None:
+    misspelt: dict[str, Any] = {"num_cpu": 2}
+    for para_mode in ("dummy", "auto"):
+        with pytest.raises(UnknownOptionError, match=r"^num_cpu=2 is no option .* Did you mean 'num_cpus'\?$"):
+            ParallelEnv(COUNTERS, para_mode, **misspelt)
+    with pytest.raises(UnknownOptionError, match=r"Did you mean 'num_cpus'\?$"):
+        ParallelEnv.make("CartPole-v1", 2, **misspelt)
+    with pytest.raises(UnknownOptionError, match=r"Did you mean 'caller_steps'\?$"):
+        ParallelEnv.make("CartPole-v1", 2, "subproc", caller_step=True)
+
+
+def test_make_leaves_keywords_of_gymnasium_alone() -> None:
+    with ParallelEnv.make("CartPole-v1", max_episode_steps=1) as env:
+        env.reset()
+        assert env.step([0]).truncated.tolist() == [True]
+
+
+def test_a_misspelt_name_is_answered_with_the_right_one() -> None:
+    with pytest.raises(AttributeError, match=r"no attribute 'ParalelEnv'\. Did you mean 'ParallelEnv'\?"):
+        parallelenv.ParalelEnv  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(AttributeError, match=r"no attribute 'nonsense'\.$"):
+        parallelenv.nonsense  # type: ignore[attr-defined]  # noqa: B018
+    with ParallelEnv(COUNTERS) as env:
+        with pytest.raises(AbsentAttributeError, match=r"no attribute 'stepp'\. Did you mean 'step'\? If the envs"):
+            env.stepp  # type: ignore[attr-defined]  # noqa: B018
+        with pytest.raises(AbsentAttributeError, match=r"'actoin_space' to set\. Did you mean 'action_space'\?"):
+            env.actoin_space = 1  # type: ignore[attr-defined]
+        with pytest.raises(AbsentAttributeError, match=r"no attribute 'gravity'\. If the envs have it"):
+            env.gravity  # type: ignore[attr-defined]  # noqa: B018
+
+
 def test_make_checks_its_arguments() -> None:
     with pytest.raises(ArgumentError, match="num_envs=0"):
         ParallelEnv.make("CartPole-v1", 0)
@@ -363,7 +396,7 @@ def test_what_is_no_plain_name_is_never_evaluated(env: ParallelEnv, name: Any) -
 
 
 def test_an_absent_method_names_the_env_and_harms_nobody(env: ParallelEnv) -> None:
-    with pytest.raises(AbsentMethodError, match="Counter has no method 'gret'") as caught:
+    with pytest.raises(AbsentMethodError, match=r"Counter has no method 'gret'.*Did you mean 'greet'\?") as caught:
         env.customized_method("gret", {"name": "x"}, id=2)
     assert "Raised by env 2" in "".join(caught.value.__notes__)
     with pytest.raises(AttributeError, match="no method.*Read it with get_env_attr"):
@@ -455,7 +488,7 @@ def test_every_error_is_one_of_ours() -> None:
 
     found = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, Exception)]
     assert len(found) > 20
-    assert all(issubclass(error, ParallelEnvError) for error in found)
+    assert all(issubclass(error, ParallelEnvError | Warning) for error in found)
 
 
 def test_a_missing_package_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
