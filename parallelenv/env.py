@@ -14,7 +14,7 @@ import gymnasium
 
 from parallelenv import arguments, cells, recipes, registry, replicas, translations
 from parallelenv.answers import Align
-from parallelenv.errors import ArgumentError
+from parallelenv.errors import ArgumentError, IdRangeError
 from parallelenv.guard import exclusive
 from parallelenv.hosts import CLOSE_TIMEOUT
 from parallelenv.long_runs import LongRuns
@@ -279,7 +279,7 @@ class ParallelEnv(LongRuns):
 
     @exclusive
     def reset(self, id: Any = None, *, seed: Any = None, options: Any = None) -> Any:
-        """Begin new episodes and return their first states.
+        """Begin new episodes and return their first states, without the infos that Gymnasium's ``reset`` returns too.
 
         A step of these envs that is under way, or was interrupted, is dropped.
 
@@ -290,16 +290,22 @@ class ParallelEnv(LongRuns):
             options: A dict for all, or a list with one per env asked.
 
         Returns:
-            States as in `step`, in the order of ``id``. The infos are in `reset_infos`. ``None`` in the place of an env
-            that has no further episode: whose own ``reset`` raised `ExhaustedError`. It is `exhausted` then, and
-            answers ``(None, None, True, {"exhausted": True})``, whatever ``asynchronous``, until a reset finds one.
+            States as in `step`, in the order of ``id``. The infos are in `reset_infos`. (With two envs ``states, info =
+            env.reset()`` would give the state of each; the ``reset`` of `to_gymnasium` returns a pair.) ``None`` in the
+            place of an env that has no further episode: whose own ``reset`` raised `ExhaustedError`. It is `exhausted`
+            then, and answers ``(None, None, True, {"exhausted": True})``, whatever ``asynchronous``, until a reset
+            finds one.
 
         Raises:
             ArgumentError: If ``seed`` or ``options`` do not fit; nothing was reset.
             BaseException: What an env raised; ``error.partial`` has the states of the others, whose
                 episodes have begun.
         """
-        env_ids = self._ids(id)
+        try:
+            env_ids = self._ids(id)
+        except IdRangeError as error:
+            hint = f" For a seed write reset(seed={id})." if isinstance(id, int) and id >= 0 else ""
+            raise IdRangeError(f"{error}{hint}") from None
         return self._end_reset(self._stepper.begin_reset(env_ids, self._beginnings(env_ids, seed, options)), None)
 
     @exclusive

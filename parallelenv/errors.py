@@ -124,6 +124,10 @@ class NotFiniteError(ParallelEnvError, ValueError):
         self.env_ids = env_ids
 
 
+class UnpackingError(ParallelEnvError, ValueError):
+    """A result is unpacked into another number of items than it has."""
+
+
 class SpacesError(ArgumentError, RuntimeError):
     """The envs declare no spaces, or not those that an adapter needs."""
 

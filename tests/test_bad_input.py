@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import _thread
+import copy
+import itertools
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -31,6 +35,7 @@ from parallelenv.errors import (
     UnknownModeError,
     UnknownOptionError,
     UnknownPolicyError,
+    UnpackingError,
     UnpicklableError,
 )
 
@@ -227,6 +232,46 @@ def test_a_misspelt_keyword_is_answered_with_the_right_one() -> None:
         ParallelEnv.make("CartPole-v1", 2, **misspelt)
     with pytest.raises(UnknownOptionError, match=r"Did you mean 'caller_steps'\?$"):
         ParallelEnv.make("CartPole-v1", 2, "subproc", caller_step=True)
+
+
+def test_the_result_of_a_step_says_how_to_unpack_it() -> None:
+    with ParallelEnv(COUNTERS) as env:
+        env.reset()
+        with pytest.raises(UnpackingError, match=r"has 4 items, not 5: states, .*\.terminated .*to_gymnasium\(\)"):
+            _a, _b, _c, _d, _e = env.step([0] * 4)  # type: ignore[misc]
+        with pytest.raises(ValueError, match="has 4 items, not 2"):
+            _a, _b = env.step([0] * 4)  # type: ignore[misc]
+
+
+def test_the_result_of_a_step_can_be_used_as_any_tuple() -> None:
+    with ParallelEnv(COUNTERS) as env:
+        env.reset()
+        result = env.step([0] * 4)
+    items = [result[place] for place in range(4)]
+    first, *rest = result
+    for states, rewards, dones, infos in (result,):
+        assert [states, rewards, dones, infos] == items  # the very same objects
+    one, two, three, four, five = (*result, "more")
+    assert [first, *rest] == [*result] == list(result) == [one, two, three, four] == items
+    few, states = map(len, itertools.islice(result, 2))  # what is unpacked is not the result
+    assert (few, states, five) == (4, 4, "more")
+    assert copy.deepcopy(result).env_ids.tolist() == [0, 1, 2, 3]
+    found: list[Any] = []
+    _thread.start_new_thread(found.extend, (result,))  # C code without a caller in Python
+    deadline = time.monotonic() + 10
+    while not found and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert found == items
+
+
+def test_a_seed_in_the_place_of_an_id_is_told_its_place(env: ParallelEnv) -> None:
+    with pytest.raises(IdRangeError, match=r"id=42 names env 42, .* For a seed write reset\(seed=42\)\."):
+        env.reset(42)
+    for call in (lambda: env.reset([42]), lambda: env.reset(-1), lambda: env.step([0], 42)):
+        with pytest.raises(IdRangeError) as caught:
+            call()
+        assert "seed" not in str(caught.value)
+    assert_untouched(env)
 
 
 def test_make_leaves_keywords_of_gymnasium_alone() -> None:
