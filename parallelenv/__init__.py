@@ -43,6 +43,11 @@ __all__ = [
 __version__ = "0.1.0"
 
 
+def __dir__() -> list[str]:
+    """Offer what users need: the submodules hold much that they do not."""
+    return [*__all__, "__version__", "errors", "wrappers"]
+
+
 if not TYPE_CHECKING:  # to a type checker any name would be there
 
     def __getattr__(name: str) -> NoReturn:

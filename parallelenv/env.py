@@ -24,6 +24,7 @@ from parallelenv.pool import Pool
 from parallelenv.protocol import Backend
 from parallelenv.recipes import EnvRecipe
 from parallelenv.recovery import Recovery
+from parallelenv.registry import ParaMode
 from parallelenv.results import StepBatch, StepResult
 from parallelenv.rollout import Roller
 from parallelenv.sending import Sender
@@ -95,7 +96,7 @@ class ParallelEnv(LongRuns):
     def __init__(
         self,
         envs: Sequence[Any],
-        para_mode: Any = "dummy",
+        para_mode: ParaMode = "dummy",
         asynchronous: Literal["idle", "restart", "continue"] | None = None,
         num_cpus: int | None = None,
         num_gpus: float = 0,
@@ -168,7 +169,7 @@ class ParallelEnv(LongRuns):
         cls,
         id: str | gymnasium.envs.registration.EnvSpec,
         num_envs: int = 1,
-        para_mode: Any = "dummy",
+        para_mode: ParaMode = "dummy",
         asynchronous: Literal["idle", "restart", "continue"] | None = None,
         num_cpus: int | None = None,
         num_gpus: float = 0,
@@ -220,7 +221,7 @@ class ParallelEnv(LongRuns):
         cls,
         make_sampler_fn: Callable[..., Any],
         sampler_fn_args: Sequence[Mapping[str, Any]],
-        para_mode: Any = "dummy",
+        para_mode: ParaMode = "dummy",
         auto_resample_when_done: bool = True,
         **options: Any,
     ) -> TaskPool:
@@ -252,7 +253,7 @@ class ParallelEnv(LongRuns):
 
     @classmethod
     def replicate(
-        cls, env: Any, num_envs: int, para_mode: Any = "dummy", *args: Any, seed: int | None = None, **kwargs: Any
+        cls, env: Any, num_envs: int, para_mode: ParaMode = "dummy", *args: Any, seed: int | None = None, **kwargs: Any
     ) -> ParallelEnv:
         """Return a `ParallelEnv` of so many copies of one env, which can be told apart.
 

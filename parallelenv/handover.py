@@ -49,7 +49,7 @@ class Adaptable(Calls):
 
     def to_gymnasium(
         self,
-        autoreset_mode: str | gymnasium.vector.AutoresetMode = "NextStep",
+        autoreset_mode: Literal["NextStep", "SameStep", "Disabled"] | str | gymnasium.vector.AutoresetMode = "NextStep",
         *,
         observation_mode: Literal["same", "different"] | tuple[gymnasium.Space[Any], gymnasium.Space[Any]] = "same",
     ) -> GymnasiumVectorEnv:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from parallelenv import translations
 from parallelenv.errors import ArgumentError, MissingDependencyError, UnknownModeError, UnknownOptionError
@@ -36,6 +36,9 @@ _MODES: dict[str, tuple[str, str | None]] = {
     "ray": ("parallelenv.backends.ray_actor:RayBackend", "ray"),
     "ray-subproc": ("parallelenv.backends.ray_subproc:RaySubprocBackend", "ray"),
 }
+
+# To a type checker it is any text: other packages add words. Editors offer ours.
+ParaMode = Literal["dummy", "thread", "subproc", "ray", "ray-subproc", "auto"] | str | type[Backend]
 
 
 def known_modes() -> tuple[str, ...]:

@@ -82,7 +82,7 @@ def test_an_unknown_mode_names_the_nearest() -> None:
     with pytest.raises(UnknownModeError, match=r"para_mode='subproz' is not known.*Did you mean 'subproc'\?"):
         ParallelEnv(COUNTERS, "subproz")
     with pytest.raises(ValueError, match="para_mode=3"):
-        ParallelEnv(COUNTERS, 3)
+        ParallelEnv(COUNTERS, 3)  # type: ignore[arg-type]
 
 
 def test_an_unknown_policy_names_the_nearest() -> None:
