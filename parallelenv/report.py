@@ -44,7 +44,7 @@ def _advice(comparison: Comparison) -> str:
     given = ", ".join(f"{name}={value!r}" for name, value in arguments_of(best.mode, best.num_cpus).items())
     line = f"Recommended for {comparison.name}: {given} ({reason})."
     if comparison.estimated != best.mode:
-        line += f" By its estimate alone, recommend() chooses {comparison.estimated}."
+        line += f" recommend(), which only estimates, chooses {comparison.estimated}."
     if comparison.is_disturbed:
         line += f"\nOther programs keep the cores busy ({comparison.others:.1f} of them): measure again without them."
     if comparison.is_reproducible:

@@ -354,7 +354,7 @@ def test_what_recommend_chooses_is_recommended_unless_it_is_measured_to_be_slowe
         assert "estimate" not in report.describe(compared)
     compared = Comparison("Env-v0", rows, "dummy")
     assert compared.recommended().mode == "thread"
-    assert "By its estimate alone, recommend() chooses dummy." in report.describe(compared)
+    assert "recommend(), which only estimates, chooses dummy." in report.describe(compared)
 
 
 def test_the_advice_says_how_much_is_gained() -> None:
