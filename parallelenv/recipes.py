@@ -96,9 +96,12 @@ def registered(id: Any, make_kwargs: Mapping[str, Any], option_names: Sequence[s
             f"id={_show(id)} is no registered id and no EnvSpec. {_as_list(id)} Arguments of an env fn go in by "
             "functools.partial."
         )
+    from parallelenv.env import ParallelEnv  # which imports this module
+
     spec: EnvSpec = make_recipes([id])[0].source
+    ours = list(inspect.signature(ParallelEnv.make).parameters)[:-1]  # the last one takes those of the env
     for name, value in make_kwargs.items():
-        hint = translations.of_make_argument(name) or _misspelt(name, option_names)
+        hint = translations.of_make_argument(name) or did_you_mean(name, [*ours, *option_names])
         if name in option_names:
             hint = f" It is an option of the mode: give it in backend_options={{{name!r}: {_show(value)}}}."
         if hint and not _takes(spec, name):
@@ -106,16 +109,6 @@ def registered(id: Any, make_kwargs: Mapping[str, Any], option_names: Sequence[s
                 f"{name}={_show(value)} is no argument of ParallelEnv.make(), nor of {spec.id}.{hint}"
             )
     return spec
-
-
-def _misspelt(name: str, option_names: Sequence[str]) -> str:
-    """Return which argument of `ParallelEnv.make` may have been meant: a sentence after a space, or nothing."""
-    from parallelenv.env import ParallelEnv  # which imports this module
-
-    if name in inspect.signature(gymnasium.make).parameters:
-        return ""
-    ours = list(inspect.signature(ParallelEnv.make).parameters)[:-1]  # the last one takes those of the env
-    return did_you_mean(name, [*ours, *option_names])
 
 
 def _takes(spec: EnvSpec, name: str) -> bool:
