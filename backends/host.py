@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from parallelenv.backends.adapt import Resettable, adapt
-from parallelenv.backends.lookup import get_attribute, get_existing, get_method, layers, set_attribute
+from parallelenv.backends.lookup import get_attribute, get_existing, get_method, layers, near_name, set_attribute
 from parallelenv.backends.rollout import HostRollout
 from parallelenv.backends.state import load_env, save_env
 from parallelenv.backends.writer import Writer
@@ -337,9 +337,13 @@ class Host:
         """Return an attribute in a one-tuple; nothing if it is absent."""
         return get_attribute(self._env(env_id).env, key)
 
-    def set(self, env_id: int, value: Any, key: str) -> None:
-        """Set an attribute. Each env gets a copy of its own."""
-        set_attribute(self._env(env_id).env, key, own(value))
+    def set(self, env_id: int, value: Any, key: str) -> bool | None:
+        """Set an attribute. Each env gets a copy of its own. Say if it is a new one."""
+        return set_attribute(self._env(env_id).env, key, own(value)) or None
+
+    def hint(self, env_id: int, argument: Any, key: str) -> str:
+        """Return a hint at what an absent attribute may have been meant to be."""
+        return near_name(self._env(env_id).env, key)
 
     def call(self, env_id: int, arguments: dict[str, Any] | None, method: str) -> Any:
         """Call a method with keyword arguments, copied for this env."""

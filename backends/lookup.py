@@ -8,6 +8,7 @@ from typing import Any
 from parallelenv.errors import AbsentAttributeError, AbsentMethodError
 from parallelenv.recipes import is_env
 from parallelenv.tasks import TaskEnv
+from parallelenv.texts import near_attribute
 
 _ABSENT = object()
 
@@ -57,12 +58,15 @@ def get_existing(env: Any, key: str) -> Any:
     """
     found = get_attribute(env, key)
     if found is None:
-        raise AbsentAttributeError(_absent(env, f"attribute {key!r}"))
+        raise AbsentAttributeError(_absent(env, "attribute", key))
     return found[0]
 
 
-def set_attribute(env: Any, key: str, value: Any) -> None:
+def set_attribute(env: Any, key: str, value: Any) -> bool:
     """Set an attribute on the layer that has it, or the task or sampler, else on the innermost layer.
+
+    Returns:
+        Whether it is a new one.
 
     Raises:
         AttributeError: If an object on a dotted way is absent.
@@ -72,10 +76,12 @@ def set_attribute(env: Any, key: str, value: Any) -> None:
         found = get_attribute(env, ".".join(way))
         if found is None:
             raise AttributeError(f"{key!r} cannot be set: the env has no attribute {'.'.join(way)!r}.")
+        is_new = not hasattr(found[0], name)
         setattr(found[0], name, value)
-        return
-    owner = next((owner for owner in owners(env) if hasattr(owner, name)), list(layers(env))[-1])
-    setattr(owner, name, value)
+        return is_new
+    owner = next((owner for owner in owners(env) if hasattr(owner, name)), None)
+    setattr(list(layers(env))[-1] if owner is None else owner, name, value)
+    return owner is None
 
 
 def get_method(env: Any, key: str) -> Any:
@@ -88,14 +94,24 @@ def get_method(env: Any, key: str) -> Any:
     if found is not None and callable(found[0]):
         return found[0]
     if found is None:
-        raise AbsentMethodError(_absent(env, f"method {key!r}"))
+        raise AbsentMethodError(_absent(env, "method", key))
     name = type(list(layers(env))[-1]).__name__
     raise AbsentMethodError(
         f"{key!r} of {name} is {type(found[0]).__name__}, no method. Read it with get_env_attr({key!r})."
     )
 
 
-def _absent(env: Any, what: str) -> str:
+def near_name(env: Any, key: str) -> str:
+    """Return a hint at what an absent name may have been meant to be: a sentence after a space, or nothing."""
+    way, _, name = key.rpartition(".")
+    if not way:
+        return near_attribute(name, *owners(env))
+    found = get_attribute(env, way)
+    return near_name(env, way) if found is None else near_attribute(name, *found)
+
+
+def _absent(env: Any, kind: str, key: str) -> str:
     base = list(layers(env))[-1]
     inside = f" Nor has its sampler, {type(base.sampler).__name__}, or its task." if isinstance(base, TaskEnv) else ""
-    return f"{type(base).__name__} has no {what}, and no wrapper around it has.{inside}"
+    hint = near_name(env, key)
+    return f"{type(base).__name__} has no {kind} {key!r}, and no wrapper around it has.{inside}{hint}"

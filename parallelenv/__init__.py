@@ -3,6 +3,8 @@
 This `ParallelEnv` is neither TorchRL's process pool nor PettingZoo's multi-agent interface.
 """
 
+from typing import TYPE_CHECKING, NoReturn
+
 from parallelenv.adapters.entry_point import vector_entry_point
 from parallelenv.choice import Recommendation, recommend
 from parallelenv.collect import Collector, CollectorSet
@@ -11,6 +13,7 @@ from parallelenv.errors import ParallelEnvError
 from parallelenv.evaluation import Evaluation
 from parallelenv.results import StepBatch, StepResult
 from parallelenv.task_pool import TaskPool
+from parallelenv.texts import did_you_mean
 from parallelenv.trajectory import Rollout
 from parallelenv.turns import CLOSE, RESET, TERMINATED
 from parallelenv.whereabouts import WorkerInfo, get_worker_info
@@ -38,3 +41,14 @@ __all__ = [
     "vector_entry_point",
 ]
 __version__ = "0.1.0"
+
+
+def __dir__() -> list[str]:
+    """Offer what users need: the submodules hold much that they do not."""
+    return [*__all__, "__version__", "errors", "wrappers"]
+
+
+if not TYPE_CHECKING:  # to a type checker any name would be there
+
+    def __getattr__(name: str) -> NoReturn:
+        raise AttributeError(f"module 'parallelenv' has no attribute {name!r}.{did_you_mean(name, __all__)}")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 from parallelenv import arguments
 from parallelenv.arguments import MISSING
 from parallelenv.batch import Array
-from parallelenv.errors import ArgumentError
+from parallelenv.errors import AbsentAttributeWarning, ArgumentError
 from parallelenv.guard import exclusive
 from parallelenv.known import Known
 from parallelenv.tiles import refuse_dark, tile_frames
@@ -17,14 +19,18 @@ from parallelenv.tiles import refuse_dark, tile_frames
 class Calls(Known):
     """The part of a `ParallelEnv` that reaches into its envs."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._hints: dict[str, str] = {}  # by name of an absent attribute
+
     @exclusive
-    def get_env_attr(self, key: str, id: Any = None, default: Any = None) -> list[Any]:
+    def get_env_attr(self, key: str, id: Any = None, default: Any = MISSING) -> list[Any]:
         """Return an attribute of each env, looked up through wrappers down to the env.
 
         Args:
             key: Name; ``"a.b"`` reaches into the object ``a``. It is never evaluated.
             id: Which envs.
-            default: What an env without this attribute answers.
+            default: What an env without this attribute answers: ``None`` if not given.
 
         Returns:
             Copies, one per env, in the order of ``id``.
@@ -32,10 +38,18 @@ class Calls(Known):
         Raises:
             ArgumentError: If the key is no plain name.
             UnpicklableError: If a value cannot be copied from its worker.
+
+        Warns:
+            AbsentAttributeWarning: If no env has the attribute, one has another of a similar name, and no default was
+                given.
         """
         env_ids = self._ids(id)
         arguments.check_name("key", key)
         values = self._pool.ask("get", env_ids, None, key).values
+        if default is MISSING:
+            default = None
+            if not values and env_ids and (hint := self._hint(key, env_ids[0])):
+                _warn(f"No env has an attribute {key!r}: all answer None.{hint} If you expect that, give default=None.")
         return [values[env_id][0] if env_id in values else default for env_id in env_ids]
 
     @exclusive
@@ -54,10 +68,24 @@ class Calls(Known):
             ArgumentError: If the key is no plain name, both or neither of ``value`` and
                 ``values`` are given, or ``values`` has the wrong length.
             UnpicklableError: If a value cannot be copied to its worker; nothing was set.
+
+        Warns:
+            AbsentAttributeWarning: If the attribute is new to all of the envs, and they have one of a similar name.
         """
         env_ids = self._ids(id)
         arguments.check_name("key", key)
-        self._pool.ask("set", env_ids, arguments.spread_values(value, values, env_ids), key)
+        is_new = self._pool.ask("set", env_ids, arguments.spread_values(value, values, env_ids), key).values
+        if env_ids and len(is_new) == len(env_ids) and (hint := self._hint(key, env_ids[0])):
+            _warn(f"{key!r} was set as a new attribute: no env had one of this name.{hint}")
+
+    def _hint(self, key: str, env_id: int) -> str:
+        """Return a hint at what an attribute that an env does not have may have been meant to be.
+
+        The env is asked once per name: to look for similar names takes a millisecond.
+        """
+        if key not in self._hints:
+            self._hints[key] = self._pool.try_asking("hint", (env_id,), None, key).values.get(env_id, "")
+        return self._hints[key]
 
     @exclusive
     def customized_method(self, env_method: str, data: Any = None, id: Any = None) -> list[Any]:
@@ -186,3 +214,11 @@ class Calls(Known):
                     f"env {env_id} has no method render(), so there is nothing to see. Give it one that returns a "
                     "uint8 array (height, width, 3), or leave it out with id."
                 )
+
+
+def _warn(message: str) -> None:
+    """Warn at the user's line, however many calls of this package are in between."""
+    frame, level = sys._getframe(), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("parallelenv."):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, AbsentAttributeWarning, stacklevel=level)

@@ -7,17 +7,17 @@ command could not be carried out as written; 130 interrupted.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 import sys
 from collections.abc import Callable, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 
-from parallelenv import compare, doctor, recommend, report
+from parallelenv import __version__, compare, doctor, recommend, report
 from parallelenv.cores import usable_cores
 from parallelenv.errors import ParallelEnvError, UnknownModeError
 from parallelenv.goal import open_bar
-from parallelenv.registry import known_modes
-from parallelenv.texts import one_line
+from parallelenv.texts import did_you_mean, one_line
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,6 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("parallelenv", description="Measure, compare and diagnose ParallelEnv.")
+    parser.add_argument("--version", action="version", version=f"parallelenv {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="{compare,recommend,doctor}")
     _add_compare(commands)
     _add_recommend(commands)
@@ -45,6 +46,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Show cores, memory, Ray and versions: what to look at, or to send along, when "
         "something is slow or fails. Starts nothing.",
     )
+    diagnose.add_argument("--json", action="store_true", help="print JSON; docs/api/command_line.md lists the keys")
     diagnose.set_defaults(command=_doctor)
     return parser
 
@@ -60,13 +62,14 @@ def _add_compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add = parser.add_argument
     add("envs", nargs="+", metavar="ENV", help="registered id, for example CartPole-v1 or module:Name-v0")
     add("--num-envs", type=_count, default=16, metavar="N", help="envs per mode (default: %(default)s)")
-    add("--modes", nargs="+", default=[], metavar="MODE", help=f"{', '.join(known_modes())} (default: all)")
+    add("--modes", nargs="+", default=[], metavar="MODE", help=f"{', '.join(compare.known_words())} (default: all)")
     add("--num-cpus", type=_count, metavar="K", help="cores the envs may use (default: all usable ones)")
     add("--steps", type=_count, default=200, metavar="S", help="steps to compare (default: %(default)s)")
     add("--seconds", type=_duration, default=2.0, help="how long to time each mode (default: %(default)s)")
     add("--seed", type=_seed, default=0, help="of envs and actions (default: %(default)s)")
     add("--plot", type=Path, metavar="FILE", help="draw the result into a picture; needs matplotlib")
     add("--no-progress", dest="progress", action="store_false", help="show no progress bar")
+    add("--json", action="store_true", help="print JSON; docs/api/command_line.md lists the keys")
     parser.set_defaults(command=_compare)
 
 
@@ -104,10 +107,14 @@ def _compare(arguments: argparse.Namespace) -> int:
         report.check_plot(arguments.plot)
     for name in arguments.envs:
         compare.check_env(name)
-    comparisons = [_compare_one(name, plan, arguments.progress) for name in arguments.envs]
-    if arguments.plot is not None:
-        report.plot(comparisons, arguments.plot)
-        print(f"Picture: {arguments.plot}")
+    # What envs print is not part of the JSON.
+    with contextlib.redirect_stdout(sys.stderr) if arguments.json else contextlib.nullcontext():
+        comparisons = [_compare_one(name, plan, arguments.progress) for name in arguments.envs]
+        if arguments.plot is not None:
+            report.plot(comparisons, arguments.plot)
+            print(f"Picture: {arguments.plot}")
+    if arguments.json:
+        print(json.dumps([comparison.as_dict() for comparison in comparisons], indent=2))
     return 0 if all(comparison.is_sound for comparison in comparisons) else 1
 
 
@@ -124,18 +131,17 @@ def _compare_one(name: str, plan: compare.Plan, shows_progress: bool) -> compare
 
 def _modes(words: Sequence[str]) -> tuple[str, ...]:
     """Return the modes asked for, each once, the oracle first; commas may separate words too."""
-    known = known_modes()
+    known = compare.known_words()
     asked = [word for item in words for word in item.split(",") if word] or known
     for word in asked:
         if word not in known:
-            near = get_close_matches(word, known, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
+            hint = did_you_mean(word, known)
             raise UnknownModeError(f"--modes {word} is not known; expected some of {', '.join(known)}.{hint}")
     return tuple(dict.fromkeys([compare.ORACLE, *asked]))
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
-    print(doctor.describe())
+    print(json.dumps(doctor.facts(), indent=2) if arguments.json else doctor.describe())
     return 0
 
 

@@ -17,15 +17,38 @@ from typing import Any
 
 import gymnasium
 
-from parallelenv import ParallelEnv
+from parallelenv import ParallelEnv, recommend
+from parallelenv.cores import cpu_seconds, describe_cores
+from parallelenv.costs import CLOSE_ENOUGH
 from parallelenv.errors import InvalidEnvError, MissingDependencyError
 from parallelenv.goal import Bar
 from parallelenv.identity import difference
+from parallelenv.registry import known_modes
 from parallelenv.texts import one_line
 
 ORACLE = "dummy"  # the mode whose results are right by definition
 ROUNDS = 5
-_CLOSE_ENOUGH = 1.05  # a mode must be faster by more than this to be worth another word
+_CALLER_STEPS = "subproc+caller_steps"
+_ESTIMATED = ("thread", "subproc", _CALLER_STEPS)
+"""Words that `recommend` chooses from, with its number of workers: they are measured with as many."""
+_BUSY = 0.8
+"""Other programs disturb if they leave less than this share of the usable cores."""
+_LEAST = 0.5
+"""Seconds below which nothing is said of them: the system counts in steps of 10 ms."""
+
+
+def known_words() -> tuple[str, ...]:
+    """Return what can be measured: every mode, and after ``subproc`` the same with its option ``caller_steps``."""
+    modes = known_modes()
+    place = modes.index("subproc") + 1
+    return (*modes[:place], _CALLER_STEPS, *modes[place:])
+
+
+def arguments_of(word: str, num_cpus: int | None = None) -> dict[str, Any]:
+    """Return the arguments of `ParallelEnv` that a word of `known_words` stands for."""
+    mode, *options = word.split("+") if word == _CALLER_STEPS else [word]
+    cores = {} if num_cpus is None else {"num_cpus": num_cpus}
+    return {"para_mode": mode, **cores, **dict.fromkeys(options, True)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +57,7 @@ class Plan:
 
     Attributes:
         num_envs: Envs per mode.
-        modes: Words, in the order of the table; the oracle first.
+        modes: Of `known_words`, in the order of the table; the oracle first.
         num_cpus: Cores the envs may use; ``None`` means all usable ones.
         steps: Steps whose results are compared bit for bit.
         seconds: Time for which each mode is timed, all rounds together.
@@ -54,8 +77,9 @@ class Row:
     """What was found for one mode.
 
     Attributes:
-        mode: Its word.
+        mode: Its word, of `known_words`.
         workers: Number of hosts.
+        num_cpus: As it was given to `ParallelEnv`.
         startup: Seconds from nothing to the first states, with whatever had to be started.
         rates: Steps of single envs per second, one number per round.
         ratios: How many times as fast as the oracle in the same round.
@@ -66,6 +90,7 @@ class Row:
 
     mode: str
     workers: int = 0
+    num_cpus: int | None = None
     startup: float = 0.0
     rates: list[float] = field(default_factory=list)
     ratios: list[float] = field(default_factory=list)
@@ -83,6 +108,19 @@ class Row:
         """Median of the ratios; 1 for the oracle itself."""
         return median(self.ratios) if self.ratios else 1.0
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything as plain data; there are no figures if it failed."""
+        has_run = self.failure is None
+        return {
+            "arguments": arguments_of(self.mode, self.num_cpus),
+            "workers": self.workers if has_run else None,
+            "startup_seconds": self.startup if has_run else None,
+            "steps_per_second": self.rate if has_run else None,
+            "ratio": self.ratio if has_run else None,
+            "deviation": self.deviation,
+            "failure": self.failure,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
@@ -91,10 +129,14 @@ class Comparison:
     Attributes:
         name: Registered id of the env.
         rows: One per mode, the oracle first.
+        estimated: The word of the mode that `recommend` chooses.
+        others: Cores that other programs have kept busy meanwhile; ``None`` if that is not known.
     """
 
     name: str
     rows: tuple[Row, ...]
+    estimated: str = ORACLE
+    others: float | None = None
 
     @property
     def is_reproducible(self) -> bool:
@@ -107,12 +149,36 @@ class Comparison:
         differs = any(row.deviation for row in self.rows) and self.is_reproducible
         return not differs and all(row.failure is None or row.is_missing for row in self.rows)
 
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether other programs have kept cores busy that the envs could have used."""
+        cores = describe_cores()
+        return self.others is not None and cores.affinity - self.others < _BUSY * cores.usable
+
     def recommended(self) -> Row:
-        """Return the first of the modes that are about as fast as the fastest correct one."""
+        """Return one of the modes that are about as fast as the fastest correct one.
+
+        It is the one that `recommend` chooses, if that is among them, so that the two agree unless a measurement tells
+        them apart; else the first.
+        """
         ran = [row for row in self.rows if row.failure is None]
         correct = [row for row in ran if row.deviation is None] if self.is_reproducible else ran
         fastest = max(row.ratio for row in correct)
-        return next(row for row in correct if row.ratio * _CLOSE_ENOUGH >= fastest)
+        good = [row for row in correct if row.ratio * CLOSE_ENOUGH >= fastest]
+        return next((row for row in good if row.mode == self.estimated), good[0])
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything as plain data, for ``--json``; ``docs/api/command_line.md`` says what the keys mean."""
+        best = self.recommended()
+        return {
+            "env": self.name,
+            "is_reproducible": self.is_reproducible,
+            "modes": [row.as_dict() for row in self.rows],
+            "recommended": arguments_of(best.mode, best.num_cpus),
+            "estimated": arguments_of(self.estimated),
+            "other_programs_cores": None if self.others is None else round(self.others, 2),
+            "other_programs_disturb": self.is_disturbed,
+        }
 
 
 def check_env(name: str) -> None:
@@ -146,14 +212,19 @@ def compare(name: str, plan: Plan, progress: Bar) -> Comparison:
         record = _record(name, plan, progress)
     except Exception as error:
         raise InvalidEnvError(_broken(name, one_line(error))) from error
+    chosen = recommend([name] * plan.num_envs, num_cpus=plan.num_cpus)
     with contextlib.closing(_Run(ORACLE, name, plan, progress)) as oracle:
         oracle.attempt("comparing", oracle.check, record)
-        rows = [oracle.row, *(_measure(mode, oracle, record) for mode in plan.modes[1:])]
+        rows = [oracle.row]
+        for mode in plan.modes[1:]:
+            is_estimated = mode in _ESTIMATED and chosen.mode != ORACLE
+            num_cpus = chosen.num_cpus if is_estimated else plan.num_cpus
+            rows.append(_measure(mode, num_cpus, oracle, record))
         if not oracle.row.rates:  # there was nothing to take turns with
             _take_turns([oracle], record.actions)
     if oracle.row.failure:
         raise InvalidEnvError(_broken(name, oracle.row.failure))
-    return Comparison(name, tuple(rows))
+    return Comparison(name, tuple(rows), "+".join([chosen.mode, *chosen.options]), oracle.others())
 
 
 def _broken(name: str, failure: str) -> str:
@@ -175,7 +246,7 @@ class _Record:
 
 def _record(name: str, plan: Plan, progress: Bar) -> _Record:
     progress.set_description_str(f"{name}: recording")
-    with contextlib.closing(_make(name, ORACLE, plan)) as env:
+    with contextlib.closing(_make(name, ORACLE, plan.num_cpus, plan)) as env:
         space = env.action_space
         if space is None:
             raise InvalidEnvError("it declares no action space to draw random actions from.")
@@ -188,10 +259,8 @@ def _record(name: str, plan: Plan, progress: Bar) -> _Record:
     return _Record(actions, results)
 
 
-def _make(name: str, mode: str, plan: Plan) -> ParallelEnv:
-    return ParallelEnv.make(
-        name, num_envs=plan.num_envs, para_mode=mode, asynchronous="restart", num_cpus=plan.num_cpus
-    )
+def _make(name: str, word: str, num_cpus: int | None, plan: Plan) -> ParallelEnv:
+    return ParallelEnv([name] * plan.num_envs, asynchronous="restart", **arguments_of(word, num_cpus))
 
 
 def _reset(env: ParallelEnv, seed: int) -> dict[str, Any]:
@@ -209,8 +278,9 @@ def _step(env: ParallelEnv, action: Any) -> dict[str, Any]:
 class _Run:
     """One mode, open until `close`; after a failure nothing more is asked of it."""
 
-    def __init__(self, mode: str, name: str, plan: Plan, progress: Bar) -> None:
-        self.row = Row(mode)
+    def __init__(self, mode: str, name: str, plan: Plan, progress: Bar, num_cpus: int | None = None) -> None:
+        self.row = Row(mode, num_cpus=num_cpus)
+        self._own = self._all = self._wall = 0.0
         self.name = name
         self.plan = plan
         self.progress = progress
@@ -231,7 +301,7 @@ class _Run:
     def start(self) -> None:
         """Open the mode and take the time until it shows its first states."""
         begin = time.perf_counter()
-        self._env = _make(self.name, self.row.mode, self.plan)
+        self._env = _make(self.name, self.row.mode, self.row.num_cpus, self.plan)
         self._env.reset(seed=self.plan.seed)
         self.row.startup = time.perf_counter() - begin
         self.row.workers = self._env.num_hosts
@@ -252,12 +322,21 @@ class _Run:
         """Step for one round's share of the time and note the speed."""
         self._env.step(actions[0])  # not timed: wakes workers that slept meanwhile
         count = 0
+        busy, own = cpu_seconds(), time.process_time()
         begin = now = time.perf_counter()
         while now - begin < self.plan.seconds / ROUNDS:
             self._env.step(actions[count % len(actions)])
             count += 1
             now = time.perf_counter()
         self.row.rates.append(count * self.plan.num_envs / (now - begin))
+        self._all += (cpu_seconds() or 0.0) - (busy or 0.0)
+        self._own += time.process_time() - own
+        self._wall += now - begin
+
+    def others(self) -> float | None:
+        """Return how many cores other programs kept busy while this mode was timed, if it steps in this process."""
+        is_known = cpu_seconds() is not None and self._wall >= _LEAST
+        return max(0.0, (self._all - self._own) / self._wall) if is_known else None
 
     def close(self) -> None:
         """Close the mode's envs, if there are any."""
@@ -265,9 +344,9 @@ class _Run:
             self._env.close()
 
 
-def _measure(mode: str, oracle: _Run, record: _Record) -> Row:
+def _measure(mode: str, num_cpus: int | None, oracle: _Run, record: _Record) -> Row:
     """Open another mode, check it, time it in turns with the oracle, and close it."""
-    with contextlib.closing(_Run(mode, oracle.name, oracle.plan, oracle.progress)) as run:
+    with contextlib.closing(_Run(mode, oracle.name, oracle.plan, oracle.progress, num_cpus)) as run:
         run.attempt("comparing", run.check, record)
         if run.row.failure is None:
             _take_turns([run, oracle], record.actions)

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from parallelenv.backends.subproc import start_methods
 from parallelenv.cores import describe_cores
@@ -18,61 +19,72 @@ from parallelenv.cores import describe_cores
 _PACKAGES = ("gymnasium", "numpy", "cloudpickle", "threadpoolctl", "tqdm", "ray")
 _OPTIONAL = ("matplotlib", "pillow", "torch", "ipykernel")
 
-Lines = Iterator[tuple[str, str]]
+Lines = Iterator[tuple[str, Any, str]]
+"""Name, value as plain data, and the value as a text for people."""
 
 
 def describe() -> str:
     """Return everything as one text with a paragraph per subject."""
-    parts = {
+    paragraphs = [
+        "\n".join([title, *(f"  {name:<18}{text}" for name, _, text in lines)]) for title, lines in _subjects().items()
+    ]
+    return "\n\n".join(paragraphs)
+
+
+def facts() -> dict[str, dict[str, Any]]:
+    """Return everything as plain data, for ``--json``."""
+    return {_key(title): {_key(name): value for name, value, _ in lines} for title, lines in _subjects().items()}
+
+
+def _key(words: str) -> str:
+    return words.lower().strip("/").replace(" ", "_").replace("/", "_")
+
+
+def _subjects() -> dict[str, Lines]:
+    return {
         "Cores": _cores(),
         "Worker processes": _workers(),
         "Memory": _memory(),
         "Ray": _ray(),
         "Versions": _versions(),
     }
-    return "\n\n".join(_paragraph(title, lines) for title, lines in parts.items())
-
-
-def _paragraph(title: str, lines: Lines) -> str:
-    return "\n".join([title, *(f"  {name:<18}{value}" for name, value in lines)])
 
 
 def _cores() -> Lines:
     cores = describe_cores()
-    yield "usable", f"{cores.usable}, the default number of workers"
-    yield "machine", f"{cores.machine} logical cores"
-    yield "affinity", f"{cores.affinity} of them may be used by this process"
-    yield "cgroup quota", "none" if cores.quota is None else f"CPU time of {cores.quota:g} cores"
+    yield "usable", cores.usable, f"{cores.usable}, the default number of workers"
+    yield "machine", cores.machine, f"{cores.machine} logical cores"
+    yield "affinity", cores.affinity, f"{cores.affinity} of them may be used by this process"
+    yield "cgroup quota", cores.quota, "none" if cores.quota is None else f"CPU time of {cores.quota:g} cores"
 
 
 def _workers() -> Lines:
     methods = start_methods()
-    yield "start method", f"{methods[0]}; available: {', '.join(methods)}"
+    yield "start method", methods[0], f"{methods[0]}; available: {', '.join(methods)}"
     if sys.platform == "win32":
         return
     import resource
 
-    yield "process limit", _limit(resource.getrlimit(resource.RLIMIT_NPROC)[0])
-    yield "open file limit", _limit(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-
-
-def _limit(value: int) -> str:
-    import resource
-
-    return "none" if value == resource.RLIM_INFINITY else f"{value:,}"
+    for name, kind in (("process limit", resource.RLIMIT_NPROC), ("open file limit", resource.RLIMIT_NOFILE)):
+        limit = resource.getrlimit(kind)[0]
+        is_set = limit != resource.RLIM_INFINITY
+        yield name, limit if is_set else None, f"{limit:,}" if is_set else "none"
 
 
 def _memory() -> Lines:
     if hasattr(os, "memfd_create"):
-        yield "batches live in", "anonymous memory, so /dev/shm may be small"
+        yield "batches live in", "anonymous memory", "anonymous memory, so /dev/shm may be small"
     else:
         folder = tempfile.gettempdir()
-        yield "batches live in", f"a nameless file in {folder}: {_room(Path(folder))}"
+        yield "batches live in", folder, f"a nameless file in {folder}: {_room(Path(folder))}"
     available = _available_memory()
     if available is not None:
-        yield "memory available", _size(available)
+        yield "memory available", available, _size(available)
     shared = Path("/dev/shm")
-    yield "/dev/shm", f"{_room(shared)}; Ray's object store lives there" if shared.is_dir() else "none here"
+    if shared.is_dir():
+        yield "/dev/shm", shutil.disk_usage(shared).free, f"{_room(shared)}; Ray's object store lives there"
+    else:
+        yield "/dev/shm", None, "none here"
 
 
 def _available_memory() -> int | None:
@@ -95,17 +107,18 @@ def _size(nbytes: int) -> str:
 
 
 def _ray() -> Lines:
-    yield "installed", _version("ray") or "no; the Ray modes need it: pip install ray"
+    installed = _version("ray")
+    yield "installed", installed, installed or "no; the Ray modes need it: pip install ray"
     way = "a socket and shared memory, unless direct=False" if sys.platform == "linux" else "Ray's calls"
-    yield "actors here", f"are reached by {way}; those on other machines by Ray's calls"
+    yield "actors here", way, f"are reached by {way}; those on other machines by Ray's calls"
     address, source = _ray_address()
     if address is None:
-        yield "running", "no; a Ray mode starts it by itself"
+        yield "running", None, "no; a Ray mode starts it by itself"
     elif ":" not in address:  # "auto" and "local", which Ray itself resolves
-        yield "running", f"{address} ({source})"
+        yield "running", address, f"{address} ({source})"
     else:
         state = "answers" if _answers(address) else "does not answer"
-        yield "running", f"{address} {state} ({source})"
+        yield "running", address, f"{address} {state} ({source})"
 
 
 def _ray_address() -> tuple[str | None, str]:
@@ -131,14 +144,14 @@ def _answers(address: str) -> bool:
 
 
 def _versions() -> Lines:
-    yield "python", f"{platform.python_version()} ({platform.python_implementation()})"
-    yield "system", platform.platform()
-    yield "parallelenv", f"{_version('parallelenv') or 'not installed'}, in {Path(__file__).parent}"
-    for name in _PACKAGES:
-        yield name, _version(name) or "not installed"
-    for name in _OPTIONAL:
-        if found := _version(name):
-            yield name, found
+    python, ours = platform.python_version(), _version("parallelenv")
+    yield "python", python, f"{python} ({platform.python_implementation()})"
+    yield "system", platform.platform(), platform.platform()
+    yield "parallelenv", ours, f"{ours or 'not installed'}, in {Path(__file__).parent}"
+    for name in _PACKAGES + _OPTIONAL:
+        found = _version(name)
+        if found or name in _PACKAGES:
+            yield name, found, found or "not installed"
 
 
 def _version(package: str) -> str | None:

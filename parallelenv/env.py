@@ -14,7 +14,7 @@ import gymnasium
 
 from parallelenv import arguments, cells, recipes, registry, replicas, translations
 from parallelenv.answers import Align
-from parallelenv.errors import ArgumentError
+from parallelenv.errors import ArgumentError, IdRangeError
 from parallelenv.guard import exclusive
 from parallelenv.hosts import CLOSE_TIMEOUT
 from parallelenv.long_runs import LongRuns
@@ -24,6 +24,7 @@ from parallelenv.pool import Pool
 from parallelenv.protocol import Backend
 from parallelenv.recipes import EnvRecipe
 from parallelenv.recovery import Recovery
+from parallelenv.registry import ParaMode
 from parallelenv.results import StepBatch, StepResult
 from parallelenv.rollout import Roller
 from parallelenv.sending import Sender
@@ -95,7 +96,7 @@ class ParallelEnv(LongRuns):
     def __init__(
         self,
         envs: Sequence[Any],
-        para_mode: Any = "dummy",
+        para_mode: ParaMode = "dummy",
         asynchronous: Literal["idle", "restart", "continue"] | None = None,
         num_cpus: int | None = None,
         num_gpus: float = 0,
@@ -168,7 +169,7 @@ class ParallelEnv(LongRuns):
         cls,
         id: str | gymnasium.envs.registration.EnvSpec,
         num_envs: int = 1,
-        para_mode: Any = "dummy",
+        para_mode: ParaMode = "dummy",
         asynchronous: Literal["idle", "restart", "continue"] | None = None,
         num_cpus: int | None = None,
         num_gpus: float = 0,
@@ -220,7 +221,7 @@ class ParallelEnv(LongRuns):
         cls,
         make_sampler_fn: Callable[..., Any],
         sampler_fn_args: Sequence[Mapping[str, Any]],
-        para_mode: Any = "dummy",
+        para_mode: ParaMode = "dummy",
         auto_resample_when_done: bool = True,
         **options: Any,
     ) -> TaskPool:
@@ -252,7 +253,7 @@ class ParallelEnv(LongRuns):
 
     @classmethod
     def replicate(
-        cls, env: Any, num_envs: int, para_mode: Any = "dummy", *args: Any, seed: int | None = None, **kwargs: Any
+        cls, env: Any, num_envs: int, para_mode: ParaMode = "dummy", *args: Any, seed: int | None = None, **kwargs: Any
     ) -> ParallelEnv:
         """Return a `ParallelEnv` of so many copies of one env, which can be told apart.
 
@@ -279,7 +280,7 @@ class ParallelEnv(LongRuns):
 
     @exclusive
     def reset(self, id: Any = None, *, seed: Any = None, options: Any = None) -> Any:
-        """Begin new episodes and return their first states.
+        """Begin new episodes and return their first states, without the infos that Gymnasium's ``reset`` returns too.
 
         A step of these envs that is under way, or was interrupted, is dropped.
 
@@ -290,16 +291,22 @@ class ParallelEnv(LongRuns):
             options: A dict for all, or a list with one per env asked.
 
         Returns:
-            States as in `step`, in the order of ``id``. The infos are in `reset_infos`. ``None`` in the place of an env
-            that has no further episode: whose own ``reset`` raised `ExhaustedError`. It is `exhausted` then, and
-            answers ``(None, None, True, {"exhausted": True})``, whatever ``asynchronous``, until a reset finds one.
+            States as in `step`, in the order of ``id``. The infos are in `reset_infos`. (With two envs ``states, info =
+            env.reset()`` would give the state of each; the ``reset`` of `to_gymnasium` returns a pair.) ``None`` in the
+            place of an env that has no further episode: whose own ``reset`` raised `ExhaustedError`. It is `exhausted`
+            then, and answers ``(None, None, True, {"exhausted": True})``, whatever ``asynchronous``, until a reset
+            finds one.
 
         Raises:
             ArgumentError: If ``seed`` or ``options`` do not fit; nothing was reset.
             BaseException: What an env raised; ``error.partial`` has the states of the others, whose
                 episodes have begun.
         """
-        env_ids = self._ids(id)
+        try:
+            env_ids = self._ids(id)
+        except IdRangeError as error:
+            hint = f" For a seed write reset(seed={id})." if isinstance(id, int) and id >= 0 else ""
+            raise IdRangeError(f"{error}{hint}") from None
         return self._end_reset(self._stepper.begin_reset(env_ids, self._beginnings(env_ids, seed, options)), None)
 
     @exclusive

@@ -124,6 +124,10 @@ class NotFiniteError(ParallelEnvError, ValueError):
         self.env_ids = env_ids
 
 
+class UnpackingError(ParallelEnvError, ValueError):
+    """A result is unpacked into another number of items than it has."""
+
+
 class SpacesError(ArgumentError, RuntimeError):
     """The envs declare no spaces, or not those that an adapter needs."""
 
@@ -142,6 +146,10 @@ class EnvContractError(ParallelEnvError, TypeError):
 
 class AbsentAttributeError(ParallelEnvError, AttributeError):
     """An env, or a `ParallelEnv` itself, has no such attribute."""
+
+
+class AbsentAttributeWarning(UserWarning):
+    """No env that was asked has an attribute of this name, but one of a similar name."""
 
 
 class AbsentMethodError(ParallelEnvError, AttributeError):

@@ -49,7 +49,7 @@ class Adaptable(Calls):
 
     def to_gymnasium(
         self,
-        autoreset_mode: str | gymnasium.vector.AutoresetMode = "NextStep",
+        autoreset_mode: Literal["NextStep", "SameStep", "Disabled"] | str | gymnasium.vector.AutoresetMode = "NextStep",
         *,
         observation_mode: Literal["same", "different"] | tuple[gymnasium.Space[Any], gymnasium.Space[Any]] = "same",
     ) -> GymnasiumVectorEnv:
@@ -244,7 +244,8 @@ class Adaptable(Calls):
         without = [env_id for env_id in env_ids if env_id not in values]
         if without:
             whom = f"{name_envs(without)} has" if len(without) == 1 else f"{name_envs(without)} have"
-            raise AbsentAttributeError(f"{whom} no attribute {key!r}, nor has a wrapper around it.")
+            hint = self._hint(key, without[0])
+            raise AbsentAttributeError(f"{whom} no attribute {key!r}, nor has a wrapper around it.{hint}")
         return [values[env_id][0] for env_id in env_ids]
 
     # ---------------------------------------------------------------- for both

@@ -7,7 +7,6 @@ as done afterwards and what an info says about it. Nothing else knows which poli
 from __future__ import annotations
 
 import math
-from difflib import get_close_matches
 from itertools import repeat
 from typing import Any, ClassVar, NamedTuple
 
@@ -16,6 +15,7 @@ import numpy as np
 from parallelenv import translations
 from parallelenv.batch import Array
 from parallelenv.errors import UnknownPolicyError
+from parallelenv.texts import did_you_mean
 
 _OBJECT = np.dtype(object)
 
@@ -166,8 +166,7 @@ def make_policy(word: str | None) -> Policy:
     if word is None or (isinstance(word, str) and word in _POLICIES):
         return _POLICIES[word]()
     words = [name for name in _POLICIES if name is not None]
-    near = get_close_matches(str(word), words, n=1)
-    hint = translations.of_policy(word) or (f" Did you mean {near[0]!r}?" if near else "")
+    hint = translations.of_policy(word) or did_you_mean(str(word), words)
     raise UnknownPolicyError(
         f"asynchronous={word!r} is not known; expected one of (None, {str(tuple(words))[1:]}.{hint}"
     )

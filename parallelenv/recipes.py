@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import warnings
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from gymnasium.utils import EzPickle
 from parallelenv import translations
 from parallelenv.errors import ArgumentError, InvalidEnvError, UnknownOptionError, UnpicklableError
 from parallelenv.seats import Seat
+from parallelenv.texts import did_you_mean
 from parallelenv.unpickling import loads
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def make_recipes(envs: Sequence[Any]) -> tuple[EnvRecipe, ...]:
     return recipes
 
 
-def registered(id: Any, make_kwargs: Mapping[str, Any], option_names: Container[str] = ()) -> EnvSpec:
+def registered(id: Any, make_kwargs: Mapping[str, Any], option_names: Sequence[str] = ()) -> EnvSpec:
     """Return the spec of an id that ``gymnasium.make`` is to be called with, and with these arguments.
 
     Args:
@@ -95,9 +96,12 @@ def registered(id: Any, make_kwargs: Mapping[str, Any], option_names: Container[
             f"id={_show(id)} is no registered id and no EnvSpec. {_as_list(id)} Arguments of an env fn go in by "
             "functools.partial."
         )
+    from parallelenv.env import ParallelEnv  # which imports this module
+
     spec: EnvSpec = make_recipes([id])[0].source
+    ours = list(inspect.signature(ParallelEnv.make).parameters)[:-1]  # the last one takes those of the env
     for name, value in make_kwargs.items():
-        hint = translations.of_make_argument(name)
+        hint = translations.of_make_argument(name) or did_you_mean(name, [*ours, *option_names])
         if name in option_names:
             hint = f" It is an option of the mode: give it in backend_options={{{name!r}: {_show(value)}}}."
         if hint and not _takes(spec, name):

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from parallelenv import translations
 from parallelenv.errors import ArgumentError, MissingDependencyError, UnknownModeError, UnknownOptionError
 from parallelenv.protocol import Backend
+from parallelenv.texts import did_you_mean
 from parallelenv.whereabouts import offering
 
 if TYPE_CHECKING:
@@ -36,6 +36,9 @@ _MODES: dict[str, tuple[str, str | None]] = {
     "ray": ("parallelenv.backends.ray_actor:RayBackend", "ray"),
     "ray-subproc": ("parallelenv.backends.ray_subproc:RaySubprocBackend", "ray"),
 }
+
+# To a type checker it is any text: other packages add words. Editors offer ours.
+ParaMode = Literal["dummy", "thread", "subproc", "ray", "ray-subproc", "auto"] | str | type[Backend]
 
 
 def known_modes() -> tuple[str, ...]:
@@ -94,7 +97,7 @@ def _refuse_details(options: dict[str, Any], num_gpus: float) -> None:
         raise UnknownOptionError(
             f"{name}={value!r} is no option of para_mode={AUTO!r}, which accepts none: they differ between the modes "
             f"that it may choose. Name the mode; recommend(envs) says which one it would be."
-            f"{translations.of_argument(name)}"
+            f"{_instead(name)}"
         )
     if num_gpus:
         raise ArgumentError(
@@ -122,7 +125,7 @@ def make_backend(para_mode: Any, options: dict[str, Any]) -> Backend:
             raise UnknownOptionError(
                 f"{name}={value!r} is no option of para_mode={_word(para_mode)!r}; it accepts "
                 f"{', '.join(accepted) if accepted else 'no further options'}."
-                f"{translations.of_argument(name) or _nearest(name, accepted)}"
+                f"{_instead(name, accepted)}"
             )
     backend: Backend = kind(**options)
     return backend
@@ -161,7 +164,7 @@ def load_backend(word: Any) -> type[Any]:
     """
     if not isinstance(word, str) or word not in known_modes():
         known = known_words()
-        hint = translations.of_mode(word) or _nearest(word, known)
+        hint = translations.of_mode(word) or did_you_mean(str(word), known)
         raise UnknownModeError(f"para_mode={word!r} is not known; expected one of {known}.{hint}")
     if word not in _MODES:
         foreign: type[Any] = _foreign()[word].load()
@@ -190,6 +193,9 @@ def _word(para_mode: Any) -> str:
     return str(getattr(para_mode, "__name__", para_mode))
 
 
-def _nearest(word: Any, known: Any) -> str:
-    near = get_close_matches(str(word), known, n=1)
-    return f" Did you mean {near[0]!r}?" if near else ""
+def _instead(name: str, accepted: Sequence[str] = ()) -> str:
+    """Return what to write instead of an unknown keyword of the constructor: a sentence after a space, or nothing."""
+    from parallelenv.env import ParallelEnv  # which imports this module
+
+    arguments = list(inspect.signature(ParallelEnv).parameters)[:-1]  # the last one takes the options
+    return translations.of_argument(name) or did_you_mean(name, [*arguments, *accepted])

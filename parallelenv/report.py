@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from parallelenv.compare import ORACLE, Comparison, Row
+from parallelenv.compare import ORACLE, Comparison, Row, arguments_of
 from parallelenv.errors import ArgumentError, MissingDependencyError
 from parallelenv.tables import format_table
 
@@ -41,7 +41,12 @@ def _advice(comparison: Comparison) -> str:
         reason = "no other mode is clearly faster here"
     else:
         reason = f"{best.ratio:.1f} times as fast as {ORACLE}"
-    line = f'Recommended for {comparison.name}: para_mode="{best.mode}" ({reason}).'
+    given = ", ".join(f"{name}={value!r}" for name, value in arguments_of(best.mode, best.num_cpus).items())
+    line = f"Recommended for {comparison.name}: {given} ({reason})."
+    if comparison.estimated != best.mode:
+        line += f" recommend(), which only estimates, chooses {comparison.estimated}."
+    if comparison.is_disturbed:
+        line += f"\nOther programs keep the cores busy ({comparison.others:.1f} of them): measure again without them."
     if comparison.is_reproducible:
         return line
     return (

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from opcode import opmap
 from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
 from parallelenv.batch import Array, Batch, Layout
-from parallelenv.errors import EnvContractError
+from parallelenv.errors import EnvContractError, UnpackingError
 from parallelenv.failures import Failure, raise_failures
 from parallelenv.flights import Landed
 from parallelenv.protocol import Extra
 from parallelenv.spaces import object_array
 
+_UNPACK = opmap["UNPACK_SEQUENCE"]
+
 
 class StepResult(tuple[Any, Any, Any, Any]):
     """``states, rewards, dones, infos`` of a step, batched over envs.
+
+    Gymnasium's ``step`` returns five items; `terminated` and `truncated` are attributes here. Unpacking into another
+    number than four raises `UnpackingError`. The envs of `ParallelEnv.to_gymnasium` return five.
 
     Attributes:
         states: As Gymnasium batches them, first axis env; an object array if an env has none.
@@ -49,6 +56,26 @@ class StepResult(tuple[Any, Any, Any, Any]):
         self.truncated = truncated
         self.env_ids = env_ids
         return self
+
+    def __iter__(self) -> Iterator[Any]:
+        """Return an iterator over the four items.
+
+        Python says of a wrong number of targets only that there are not enough values, so the instruction that the
+        caller is at is looked up here: 0.25 us, where the smallest step takes 14 us.
+
+        Raises:
+            UnpackingError: If they are being unpacked into another number of targets.
+        """
+        frame = sys._getframe().f_back
+        if frame is not None:
+            code, place = frame.f_code.co_code, frame.f_lasti
+            if code[place + 1] != 4 and code[place] == _UNPACK:
+                raise UnpackingError(
+                    f"The result of a step has 4 items, not {code[place + 1]}: states, rewards, dones, infos = "
+                    "env.step(actions). result.terminated and result.truncated are attributes; the step() of "
+                    "env.to_gymnasium() returns Gymnasium's five items."
+                )
+        return tuple.__iter__(self)
 
     def __getnewargs__(self) -> tuple[Any, ...]:
         """Let a result be pickled and copied."""

@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 
 from parallelenv.errors import ParallelEnvError
 
 _MOST_IDS = 16
 """Ids that a message names one by one."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return a hint at the known word that is most like a misspelt one: a sentence after a space, or nothing."""
+    return _hint(get_close_matches(word, known, n=1))
+
+
+def near_attribute(name: str, *owners: object) -> str:
+    """Return a hint at the public attribute whose name is most like a misspelt one, as `did_you_mean` does."""
+    names = {other for owner in owners for other in dir(owner) if not other.startswith("_") and other != name}
+    # Objects have many names: with the usual 0.6 a wish for `render` would be taken for `render_mode`.
+    return _hint(get_close_matches(name, names, n=1, cutoff=0.75))
+
+
+def _hint(near: Sequence[str]) -> str:
+    return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def one_line(error: BaseException) -> str:

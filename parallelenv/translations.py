@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from parallelenv.errors import AbsentAttributeError, UnknownOptionError
+from parallelenv.texts import near_attribute
 
 GIVE_SPACES = "give ParallelEnv spaces=(observation_space, action_space)"
 
@@ -133,16 +134,19 @@ def refuse_arguments(call: str, arguments: Mapping[str, Any]) -> None:
 def absent(owner: object, name: str) -> AbsentAttributeError:
     """Return the error for a name that is not there, with what does the same."""
     way_out = _ATTRIBUTES.get(name, f"If the envs have it, get_env_attr({name!r}) returns theirs.")
-    return AbsentAttributeError(f"{type(owner).__name__} has no attribute {name!r}. {way_out}", name=name, obj=owner)
+    return _absent(owner, name, f"{type(owner).__name__} has no attribute {name!r}.", way_out)
 
 
 def not_to_set(owner: object, name: str, is_argument: bool) -> AbsentAttributeError:
     """Return the error for a name that would be set and do nothing. ``is_argument``: of the owner's constructor."""
     default = f"If the envs have it, set_env_attr({name!r}, value) sets theirs."
     way_out = _ATTRIBUTES.get(name, _MADE.format(name) if is_argument else default)
-    return AbsentAttributeError(
-        f"{type(owner).__name__} has no attribute {name!r} to set. {way_out}", name=name, obj=owner
-    )
+    return _absent(owner, name, f"{type(owner).__name__} has no attribute {name!r} to set.", way_out)
+
+
+def _absent(owner: object, name: str, fault: str, way_out: str) -> AbsentAttributeError:
+    hint = "" if name in _ATTRIBUTES else near_attribute(name, type(owner))
+    return AbsentAttributeError(f"{fault}{hint} {way_out}", name=name)  # with `obj` Python 3.12 would add a hint, too
 
 
 def is_setting(name: str) -> bool:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import _thread
+import copy
+import itertools
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -12,8 +16,10 @@ import numpy as np
 import pytest
 from gymnasium.error import ResetNeeded
 
+import parallelenv
 from parallelenv import ParallelEnv, ParallelEnvError
 from parallelenv.errors import (
+    AbsentAttributeError,
     AbsentMethodError,
     ActionError,
     ArgumentError,
@@ -29,6 +35,7 @@ from parallelenv.errors import (
     UnknownModeError,
     UnknownOptionError,
     UnknownPolicyError,
+    UnpackingError,
     UnpicklableError,
 )
 
@@ -75,7 +82,7 @@ def test_an_unknown_mode_names_the_nearest() -> None:
     with pytest.raises(UnknownModeError, match=r"para_mode='subproz' is not known.*Did you mean 'subproc'\?"):
         ParallelEnv(COUNTERS, "subproz")
     with pytest.raises(ValueError, match="para_mode=3"):
-        ParallelEnv(COUNTERS, 3)
+        ParallelEnv(COUNTERS, 3)  # type: ignore[arg-type]
 
 
 def test_an_unknown_policy_names_the_nearest() -> None:
@@ -214,6 +221,77 @@ def test_an_option_of_another_backend_is_refused() -> None:
         ParallelEnv(COUNTERS, "dummy", start_method="fork")
     with pytest.raises(ArgumentError, match="start_method='threads' does not exist"):
         ParallelEnv(COUNTERS, "subproc", start_method="threads")
+
+
+def test_a_misspelt_keyword_is_answered_with_the_right_one() -> None:
+    misspelt: dict[str, Any] = {"num_cpu": 2}
+    for para_mode in ("dummy", "auto"):
+        with pytest.raises(UnknownOptionError, match=r"^num_cpu=2 is no option .* Did you mean 'num_cpus'\?$"):
+            ParallelEnv(COUNTERS, para_mode, **misspelt)
+    with pytest.raises(UnknownOptionError, match=r"Did you mean 'num_cpus'\?$"):
+        ParallelEnv.make("CartPole-v1", 2, **misspelt)
+    with pytest.raises(UnknownOptionError, match=r"Did you mean 'caller_steps'\?$"):
+        ParallelEnv.make("CartPole-v1", 2, "subproc", caller_step=True)
+
+
+def test_the_result_of_a_step_says_how_to_unpack_it() -> None:
+    with ParallelEnv(COUNTERS) as env:
+        env.reset()
+        with pytest.raises(UnpackingError, match=r"has 4 items, not 5: states, .*\.terminated .*to_gymnasium\(\)"):
+            _a, _b, _c, _d, _e = env.step([0] * 4)  # type: ignore[misc]
+        with pytest.raises(ValueError, match="has 4 items, not 2"):
+            _a, _b = env.step([0] * 4)  # type: ignore[misc]
+
+
+def test_the_result_of_a_step_can_be_used_as_any_tuple() -> None:
+    with ParallelEnv(COUNTERS) as env:
+        env.reset()
+        result = env.step([0] * 4)
+    items = [result[place] for place in range(4)]
+    first, *rest = result
+    for states, rewards, dones, infos in (result,):
+        assert [states, rewards, dones, infos] == items  # the very same objects
+    one, two, three, four, five = (*result, "more")
+    assert [first, *rest] == [*result] == list(result) == [one, two, three, four] == items
+    few, states = map(len, itertools.islice(result, 2))  # what is unpacked is not the result
+    assert (few, states, five) == (4, 4, "more")
+    assert copy.deepcopy(result).env_ids.tolist() == [0, 1, 2, 3]
+    found: list[Any] = []
+    _thread.start_new_thread(found.extend, (result,))  # C code without a caller in Python
+    deadline = time.monotonic() + 10
+    while not found and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert found == items
+
+
+def test_a_seed_in_the_place_of_an_id_is_told_its_place(env: ParallelEnv) -> None:
+    with pytest.raises(IdRangeError, match=r"id=42 names env 42, .* For a seed write reset\(seed=42\)\."):
+        env.reset(42)
+    for call in (lambda: env.reset([42]), lambda: env.reset(-1), lambda: env.step([0], 42)):
+        with pytest.raises(IdRangeError) as caught:
+            call()
+        assert "seed" not in str(caught.value)
+    assert_untouched(env)
+
+
+def test_make_leaves_keywords_of_gymnasium_alone() -> None:
+    with ParallelEnv.make("CartPole-v1", max_episode_steps=1) as env:
+        env.reset()
+        assert env.step([0]).truncated.tolist() == [True]
+
+
+def test_a_misspelt_name_is_answered_with_the_right_one() -> None:
+    with pytest.raises(AttributeError, match=r"no attribute 'ParalelEnv'\. Did you mean 'ParallelEnv'\?"):
+        parallelenv.ParalelEnv  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(AttributeError, match=r"no attribute 'nonsense'\.$"):
+        parallelenv.nonsense  # type: ignore[attr-defined]  # noqa: B018
+    with ParallelEnv(COUNTERS) as env:
+        with pytest.raises(AbsentAttributeError, match=r"no attribute 'stepp'\. Did you mean 'step'\? If the envs"):
+            env.stepp  # type: ignore[attr-defined]  # noqa: B018
+        with pytest.raises(AbsentAttributeError, match=r"'actoin_space' to set\. Did you mean 'action_space'\?"):
+            env.actoin_space = 1  # type: ignore[attr-defined]
+        with pytest.raises(AbsentAttributeError, match=r"no attribute 'gravity'\. If the envs have it"):
+            env.gravity  # type: ignore[attr-defined]  # noqa: B018
 
 
 def test_make_checks_its_arguments() -> None:
@@ -363,7 +441,7 @@ def test_what_is_no_plain_name_is_never_evaluated(env: ParallelEnv, name: Any) -
 
 
 def test_an_absent_method_names_the_env_and_harms_nobody(env: ParallelEnv) -> None:
-    with pytest.raises(AbsentMethodError, match="Counter has no method 'gret'") as caught:
+    with pytest.raises(AbsentMethodError, match=r"Counter has no method 'gret'.*Did you mean 'greet'\?") as caught:
         env.customized_method("gret", {"name": "x"}, id=2)
     assert "Raised by env 2" in "".join(caught.value.__notes__)
     with pytest.raises(AttributeError, match="no method.*Read it with get_env_attr"):
@@ -455,7 +533,7 @@ def test_every_error_is_one_of_ours() -> None:
 
     found = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, Exception)]
     assert len(found) > 20
-    assert all(issubclass(error, ParallelEnvError) for error in found)
+    assert all(issubclass(error, ParallelEnvError | Warning) for error in found)
 
 
 def test_a_missing_package_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from functools import partial
 from typing import Any
 
@@ -11,7 +12,13 @@ import pytest
 from conftest import MakeEnv
 from gymnasium.wrappers import TimeLimit
 
-from parallelenv.errors import AbsentAttributeError, AbsentMethodError, ArgumentError, IdRangeError
+from parallelenv.errors import (
+    AbsentAttributeError,
+    AbsentAttributeWarning,
+    AbsentMethodError,
+    ArgumentError,
+    IdRangeError,
+)
 
 nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
 
@@ -82,6 +89,55 @@ def test_attributes_are_there_or_it_is_an_error(env: Any) -> None:
         env.attr(["number", "nothing", "number", "number"])
     assert caught.value.partial == {0: 0, 2: 2, 3: 3}  # type: ignore[attr-defined]
     assert "env 1" in caught.value.__notes__[0]
+
+
+def test_a_misspelt_attribute_is_warned_of_once(env: Any) -> None:
+    def read() -> Any:
+        return env.get_env_attr("numbr")
+
+    def set() -> None:
+        env.set_env_attr("part.levl", 1)
+
+    for call in (read, set):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("default")
+            answers = [call() for _ in range(3)]
+        assert answers == [None if call is set else [None] * 4] * 3
+        (warning,) = caught
+        assert warning.category is AbsentAttributeWarning
+        assert (warning.filename, warning.lineno) == (__file__, call.__code__.co_firstlineno + 1)
+        assert str(warning.message).count("Did you mean 'number'?" if call is read else "Did you mean 'level'?") == 1
+
+
+def test_an_attribute_that_may_be_absent_is_not_warned_of(env: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert env.get_env_attr("numbr", default=None) == [None] * 4
+        assert env.get_env_attr("nothing_like_it") == [None] * 4
+        env.set_env_attr("nothing_like_it", 1)
+        env.set_env_attr("number", 1)
+    with pytest.warns(AbsentAttributeWarning, match="'numbr' was set as a new attribute"):
+        env.set_env_attr("numbr", 1, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert env.get_env_attr("numbr") == [None, None, 1, None]
+        env.set_env_attr("numbr", 1)  # env 2 has it, so there is such a thing
+
+
+@nearby
+def test_a_warning_by_way_of_an_adapter_points_at_the_user_too(env: Any) -> None:
+    vector = env.to_gymnasium()
+    with pytest.warns(AbsentAttributeWarning, match=r"Did you mean 'number'\?") as caught:
+        vector.set_attr("numbr", 1)
+    assert caught[0].filename == __file__
+
+
+def test_a_misspelt_method_is_answered_with_the_right_one(env: Any) -> None:
+    for name, near in (("ad", "add"), ("part.doubl", "double"), ("prt.double", "part")):
+        with pytest.raises(AbsentMethodError, match=rf"has no method '{name}'.* Did you mean '{near}'\?"):
+            env.customized_method(name, id=[0])
+    with pytest.raises(AbsentAttributeError, match=r"Did you mean 'number'\?"):
+        env.attr("numbr")
 
 
 def test_commands_go_to_all_or_to_some(env: Any) -> None:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import io
+import itertools
+import json
+import platform
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,10 +21,12 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Discrete
 
-from parallelenv import cli, compare, registry, report
+import parallelenv
+from parallelenv import Recommendation, cli, compare, registry, report
 from parallelenv.backends.dummy import DummyBackend
 from parallelenv.cli import main
 from parallelenv.compare import Comparison, Plan, Row
+from parallelenv.cores import Cores, usable_cores
 from parallelenv.errors import MissingDependencyError, SchedulingError
 from parallelenv.protocol import Plan as Placement
 from parallelenv.registry import known_modes
@@ -45,6 +51,8 @@ class Env(gymnasium.Env[Any, Any]):
         return 0, {}
 
     def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, Any]]:
+        if self.mood == "talking":
+            print("a step")
         if self.mood == "broken":
             raise ZeroDivisionError("it broke")
         return int(self.chance.integers(1000)) if self.mood == "irreproducible" else 1, 1.0, False, False, {}
@@ -123,7 +131,7 @@ def test_every_mode_gives_identical_results(mode: str, capsys: pytest.CaptureFix
     assert [table.partition(":")[0] for table in tables] == ["CartPole-v1", "FrozenLake-v1"]
     for table in tables:
         assert row_of(table, mode)[-1] == "yes"
-        assert re.search(r'^Recommended for \S+: para_mode="[a-z-]+" \(', table, re.MULTILINE)
+        assert re.search(r"^Recommended for \S+: para_mode='[a-z-]+'.* \(", table, re.MULTILINE)
 
 
 def test_a_mode_whose_package_is_missing_is_a_row_that_says_so(
@@ -148,7 +156,7 @@ def test_a_mode_that_differs_is_found_and_never_recommended(
     output = capsys.readouterr().out
     assert row_of(output, "wrong")[-2] == "no"
     assert row_of(output, "wrong")[-1].startswith("first differs at step 1['rewards'][0]: ")
-    assert 'para_mode="dummy"' in output
+    assert "para_mode='dummy'" in output
 
 
 def test_an_irreproducible_env_is_told_apart_from_a_wrong_mode(
@@ -221,7 +229,8 @@ def test_a_number_that_makes_no_sense_is_refused(words: list[str], capsys: pytes
 
 def test_modes_come_once_in_the_order_asked_after_the_oracle() -> None:
     assert cli._modes([f"{OTHER},dummy", OTHER]) == ("dummy", OTHER)
-    assert cli._modes([]) == known_modes()
+    assert cli._modes([]) == compare.known_words()
+    assert [word for word in compare.known_words() if word != "subproc+caller_steps"] == list(known_modes())
 
 
 def test_an_interrupt_ends_quietly(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -337,11 +346,62 @@ def test_the_simplest_of_the_fastest_correct_modes_is_recommended(rows: list[Row
     assert Comparison("Env-v0", tuple(rows)).recommended().mode == best
 
 
+def test_what_recommend_chooses_is_recommended_unless_it_is_measured_to_be_slower() -> None:
+    rows = (row("dummy", 100), row("thread", 200), row("subproc+caller_steps", 204))
+    for estimated in ("thread", "subproc+caller_steps"):
+        compared = Comparison("Env-v0", rows, estimated)
+        assert compared.recommended().mode == estimated
+        assert "estimate" not in report.describe(compared)
+    compared = Comparison("Env-v0", rows, "dummy")
+    assert compared.recommended().mode == "thread"
+    assert "recommend(), which only estimates, chooses dummy." in report.describe(compared)
+
+
 def test_the_advice_says_how_much_is_gained() -> None:
-    compared = Comparison("Env-v0", (row("dummy", 100), row("thread", 250)))
+    compared = Comparison("Env-v0", (row("dummy", 100), row("thread", 250, num_cpus=2)), "thread")
     assert report.describe(compared).endswith(
-        'Recommended for Env-v0: para_mode="thread" (2.5 times as fast as dummy).'
+        "Recommended for Env-v0: para_mode='thread', num_cpus=2 (2.5 times as fast as dummy)."
     )
+    compared = Comparison("Env-v0", (row("dummy", 100), row("subproc+caller_steps", 250)), "subproc+caller_steps")
+    assert "Recommended for Env-v0: para_mode='subproc', caller_steps=True (2.5 times" in report.describe(compared)
+
+
+@pytest.mark.parametrize(
+    ("cores", "others", "is_disturbed"),
+    [
+        (Cores(2, 2, None), 0.1, False),
+        (Cores(2, 2, None), 0.9, True),
+        (Cores(64, 64, 2.0), 30.0, False),
+        (Cores(2, 2, None), None, False),
+    ],
+)
+def test_other_programs_are_named_if_they_keep_cores_busy(
+    cores: Cores, others: float | None, is_disturbed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compare, "describe_cores", lambda: cores)
+    compared = Comparison("Env-v0", (row("dummy", 100),), others=others)
+    assert ("Other programs keep the cores busy" in report.describe(compared)) == is_disturbed
+
+
+def test_only_what_other_programs_use_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = itertools.count()
+    run = compare._Run("dummy", "CartPole-v1", replace(PLAN, seconds=50.0), Steps())  # rounds of 10 s
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(now)))
+    monkeypatch.setattr(time, "process_time", lambda: float(next(now)))
+    monkeypatch.setattr(compare, "cpu_seconds", lambda: 3.0 * next(now))
+    run.time([[0, 0]])
+    run.close()
+    others = run.others()
+    assert others is not None
+    assert 1.5 < others < 3  # of three cores that are busy one is ours
+
+
+def test_waiting_envs_are_measured_with_as_many_workers_as_recommend_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare, "recommend", lambda envs, num_cpus: Recommendation("thread", 4))
+    plan = replace(PLAN, num_envs=4, num_cpus=2, modes=("dummy", "thread", "subproc+caller_steps"))
+    compared = compare.compare("CartPole-v1", plan, Steps())
+    assert [one.workers for one in compared.rows] == [1, 4, 4]
+    assert compared.estimated == "thread"
 
 
 def test_a_table_aligns_its_columns_and_leaves_out_empty_ones() -> None:
@@ -406,6 +466,49 @@ def test_a_picture_without_matplotlib_is_refused_with_the_way_out(
 
 
 # ------------------------------------------------------------------ the commands themselves
+
+
+def test_compare_prints_json_alone(registered: Callable[[str], str], capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["compare", "CartPole-v1", registered("talking"), "--modes", "uninstalled,subproc+caller_steps"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "_foreign", lambda: {"uninstalled": EntryPoint(UninstalledBackend)})
+        assert main([*words, "--json", *QUICK]) == 0
+    first, second = json.loads(capsys.readouterr().out)
+    assert (first["env"], second["env"]) == ("CartPole-v1", "test-talking-v0")
+    assert set(first) == documented("compare")
+    plain, missing, caller = first["modes"]
+    assert set(plain) == documented("Of each mode")
+    assert plain["arguments"] == {"para_mode": "dummy"}
+    assert plain["ratio"] == 1.0
+    assert caller["arguments"] | {"num_cpus": 0} == {"para_mode": "subproc", "num_cpus": 0, "caller_steps": True}
+    assert caller["steps_per_second"] > 0
+    assert "rocket" in missing["failure"]
+    assert missing["ratio"] is None
+    assert first["recommended"]["para_mode"] in ("dummy", "subproc")
+
+
+def documented(heading: str) -> set[str]:
+    """Return the keys in the first table after some words of the reference."""
+    page = (Path(__file__).parents[1] / "docs/api/command_line.md").read_text(encoding="utf-8")
+    _, _, after = page.partition(f"{heading} --json`" if heading.islower() else heading)
+    table = after[after.index("| --- |") :].partition("\n\n")[0]
+    return set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE))
+
+
+def test_doctor_prints_json_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(found) == documented("doctor")
+    assert found["cores"]["usable"] == usable_cores()
+    assert found["versions"]["python"] == platform.python_version()
+    assert set(found["cores"]) == {"usable", "machine", "affinity", "cgroup_quota"}
+
+
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"parallelenv {parallelenv.__version__}\n"
 
 
 @pytest.mark.parametrize("words", [["--help"], ["compare", "--help"], ["doctor", "--help"]])

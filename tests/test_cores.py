@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from parallelenv import cores
-from parallelenv.cores import Cores, describe_cores, usable_cores
+from parallelenv.cores import Cores, cpu_seconds, describe_cores, usable_cores
 
 V2_MOUNT = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate"
 V1_MOUNT = "32 31 0:29 {inside} /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu,cpuacct"
@@ -97,3 +99,14 @@ def test_usable_cores_is_what_the_description_says(monkeypatch: pytest.MonkeyPat
 
 def test_this_machine_has_at_least_one_core_and_no_more_than_it_has() -> None:
     assert 1 <= usable_cores() <= describe_cores().machine
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system does not say")
+def test_cpu_time_of_all_programs_includes_ours() -> None:
+    before, own = cpu_seconds(), time.process_time()
+    assert before is not None
+    while time.process_time() - own < 0.3:
+        pass
+    after = cpu_seconds()
+    assert after is not None
+    assert 0.2 < after - before < 10  # ticks of 10 ms per core

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from importlib.metadata import EntryPoint
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -18,6 +18,11 @@ class Louder(DummyBackend):
 
     def __init__(self, *, volume: int = 1) -> None:
         self.volume = volume
+
+
+def test_editors_are_offered_every_word_of_ours() -> None:
+    words, *_others = get_args(registry.ParaMode)
+    assert get_args(words) == registry.known_words()
 
 
 def test_a_class_is_a_mode() -> None:
@@ -37,7 +42,7 @@ def test_a_class_that_is_no_backend_is_refused() -> None:
         UnknownModeError,
         match=r"para_mode=SubprocVecEnv is a class that lacks plan\(\), .*no protocol.Backend.*does is 'subproc' here",
     ):
-        ParallelEnv(["CartPole-v1"], SubprocVecEnv)
+        ParallelEnv(["CartPole-v1"], SubprocVecEnv)  # type: ignore[arg-type]
 
 
 def test_an_entry_point_adds_a_word(monkeypatch: pytest.MonkeyPatch) -> None:

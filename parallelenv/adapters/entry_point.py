@@ -14,6 +14,7 @@ from parallelenv.adapters.gymnasium import GymnasiumVectorEnv
 from parallelenv.env import ParallelEnv
 from parallelenv.errors import ArgumentError, InvalidEnvError
 from parallelenv.recipes import make_recipes
+from parallelenv.registry import ParaMode
 from parallelenv.spaces import describe_value
 
 
@@ -21,7 +22,7 @@ def vector_entry_point(
     num_envs: int = 1,
     *,
     env: str | gymnasium.envs.registration.EnvSpec | Callable[..., Any],
-    para_mode: Any = "subproc",
+    para_mode: ParaMode = "subproc",
     autoreset_mode: str | AutoresetMode = "NextStep",
     parallel_kwargs: dict[str, Any] | None = None,
     max_episode_steps: int | None = None,

@@ -27,6 +27,7 @@ from parallelenv.collect.unsent import Unsent
 from parallelenv.env import ParallelEnv
 from parallelenv.errors import ArgumentError, ClosedError
 from parallelenv.goal import Goal, progress_bar
+from parallelenv.registry import ParaMode
 from parallelenv.texts import count
 from parallelenv.trajectory import Rollout
 
@@ -75,7 +76,7 @@ class CollectorSet(Steered):
         make_envs: Callable[[], ParallelEnv],
         *,
         num_steps: int,
-        para_mode: Any = "subproc",
+        para_mode: ParaMode = "subproc",
         seed: int | None = None,
         weights: Any = None,
         make_test_envs: Callable[[], ParallelEnv] | None = None,

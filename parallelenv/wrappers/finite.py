@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from parallelenv import arguments
+from parallelenv.answers import Align
 from parallelenv.errors import NotFiniteError
 from parallelenv.results import StepResult
 from parallelenv.spaces import Structure, as_array, is_tensor
@@ -39,7 +40,7 @@ class CheckFinite(AnswerWrapper):
         self.check_inf = check_inf
         self._states, self._actions = Structure(env.single_observation_space), Structure(env.single_action_space)
 
-    def step(self, action: Any, id: Any = None, align: Any = "item") -> Any:
+    def step(self, action: Any, id: Any = None, align: Align = "item") -> Any:
         """Step envs, as `ParallelEnv.step`."""
         self.check_actions(action, id)
         return super().step(action, id, align)
