@@ -133,16 +133,16 @@ class Notebook:
 
     def read_output(self, request: str) -> bool:
         """Note one message about outputs; return whether it is the last of a cell."""
-        message = self._client.get_iopub_msg(timeout=PATIENCE)
+        message = self._client.get_iopub_msg(timeout=4 * PATIENCE)
         cell = message["parent_header"].get("msg_id", "")
         if message["msg_type"] == "stream":
             self.printed[cell] += message["content"]["text"]
         return bool(cell == request and message["content"].get("execution_state") == "idle")
 
-    def run(self, code: str) -> str:
+    def run(self, code: str, patience: float = PATIENCE) -> str:
         """Run a cell that is expected to succeed and return its request."""
         request = self.send(code)
-        reply = self.finish(request)
+        reply = self.finish(request, patience)
         assert reply["status"] == "ok", "\n".join(reply["traceback"])
         return request
 

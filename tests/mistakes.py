@@ -60,7 +60,8 @@ def make(mode, **options):
 
 ENV = "env = make({mode!r})\nstates = env.reset()"
 
-_REFUSED, _RAISED = 20, 35
+_REFUSED, _RAISED = 20, 35  # lines
+_STARTED = 100.0  # seconds in which Ray has started its processes, on a busy machine too
 
 
 @dataclass(frozen=True)
@@ -169,10 +170,10 @@ class Reading:
 
 def make_mistake(notebook: Notebook, mistake: Mistake, mode: str) -> Reading:
     """Make a mistake in a kernel that has `DEFINITIONS`, and see that the next cell runs."""
-    notebook.run(ENV.format(mode=mode))
+    notebook.run(ENV.format(mode=mode), _STARTED)
     began = time.monotonic()
     request = notebook.send(mistake.cell.format(mode=mode))
-    reply = notebook.finish(request)
+    reply = notebook.finish(request, _STARTED)
     seconds = time.monotonic() - began
     # IPython prints exception groups, rather than to send them as the traceback.
     shown = "\n".join(reply.get("traceback", ())) or notebook.printed[request]

@@ -43,7 +43,7 @@ def test_a_kernel_shows_what_was_wrong_and_goes_on(notebook: Notebook, mode: str
 
 
 def test_a_kernel_shows_the_interrupted_line_and_goes_on(notebook: Notebook, mode: str) -> None:
-    notebook.run(ENV.format(mode=mode))
+    notebook.run(ENV.format(mode=mode), patience=100)
     request = notebook.send("print('here')\nenv.step([HANG, GO_ON, GO_ON, GO_ON])")
     while "here" not in notebook.printed[request]:
         notebook.read_output(request)
