@@ -13,9 +13,9 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from parallelenv import compare, doctor, recommend, report
+from parallelenv.bars import open_bar
 from parallelenv.cores import usable_cores
 from parallelenv.errors import ParallelEnvError, UnknownModeError
-from parallelenv.goal import open_bar
 from parallelenv.registry import known_modes
 from parallelenv.texts import one_line
 

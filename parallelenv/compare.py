@@ -18,8 +18,8 @@ from typing import Any
 import gymnasium
 
 from parallelenv import ParallelEnv
+from parallelenv.bars import Bar
 from parallelenv.errors import InvalidEnvError, MissingDependencyError
-from parallelenv.goal import Bar
 from parallelenv.identity import difference
 from parallelenv.texts import one_line
 

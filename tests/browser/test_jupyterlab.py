@@ -20,7 +20,7 @@ from PIL import Image
 
 from browser.lab import Notebook, serve
 from parallelenv import ParallelEnv
-from parallelenv.display.portrait import COLOURS
+from parallelenv.display.portrait import LOOKS
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser, pytest.mark.timeout(240)]
 
@@ -130,7 +130,7 @@ def _check_portrait(notebook: Notebook, cell: Any) -> None:
     portrait = cell.locator(".jp-RenderedHTMLCommon").last
     assert [portrait.locator("th").nth(i).inner_text() for i in range(4)] == ["envs", "pid", "memory", "waiting"]
     pixels = _pixels(portrait).astype(int)
-    for colour, name in ((COLOURS["failed"], "failed"), (COLOURS["running"], "running")):
+    for colour, name in ((LOOKS["failed"].colour, "failed"), (LOOKS["running"].colour, "running")):
         wanted = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
         near = np.abs(pixels - wanted).max(axis=2) < 8
         assert near.sum() > 2 * 100, f"two squares of 12 by 12 pixels are {name}"
