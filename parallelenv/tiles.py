@@ -17,9 +17,9 @@ from parallelenv.spaces import describe_value
 _DARK = (None, "human", "ansi", "rgb_array_list")
 """Render modes of which `render` returns no single picture."""
 _GREY = 128
-"""Of gaps: it differs from the white of CartPole and the black of Atari."""
+"""Of gaps and of places without an env: it differs from the white of CartPole and the black of Atari."""
 _LEAST_LABELLED = 32
-"""Pixels each way of the smallest frame that has room for an env id beside what it shows."""
+"""Pixels each way of the smallest frame that has room for an env id."""
 
 
 def tile_frames(
@@ -57,17 +57,14 @@ def tile_frames(
     down = max((picture.shape[0] for picture in pictures), default=0)
     rows = math.ceil(len(pictures) / columns)
     size = (max(0, rows * (down + gap) - gap), max(0, min(columns, len(pictures)) * (across + gap) - gap), 3)
-    canvas = np.zeros(size, np.uint8)
+    canvas = np.full(size, _GREY if is_labelled else 0, np.uint8)
     for index, (env_id, picture) in enumerate(zip(ids, pictures, strict=True)):
         top, left = index // columns * (down + gap), index % columns * (across + gap)
+        canvas[top : top + down, left : left + across] = 0
         canvas[top : top + picture.shape[0], left : left + picture.shape[1]] = picture
         if is_labelled and min(across, down) >= _LEAST_LABELLED:
             label = _label(env_id, max(10, down // 13))[:down, :across]
             canvas[top : top + label.shape[0], left : left + label.shape[1]] = label
-    for column in range(1, columns):
-        canvas[:, column * (across + gap) - gap : column * (across + gap)] = _GREY
-    for row in range(1, rows):
-        canvas[row * (down + gap) - gap : row * (down + gap)] = _GREY
     return canvas
 
 
