@@ -206,9 +206,9 @@ def _check_frames(notebook: Notebook) -> None:
         env.reset(seed=0)
         for _ in range(6):
             env.step([0, 1, 0, 1])
-        picture = Image.fromarray(env.render(tile=True))
+        picture = Image.fromarray(env.render(tile=True, labels=True))
     expected = picture.resize((picture.width // 3, picture.height // 3), Image.Resampling.BOX)
-    image = notebook.cell("env.render(tile=True)").locator(".jp-OutputArea-output img")
+    image = notebook.cell("env.render(tile=True, labels=True)").locator(".jp-OutputArea-output img")
     image.scroll_into_view_if_needed()
     found = _pixels(image)
     assert found.shape[1:] == (expected.width, 3)
@@ -234,4 +234,5 @@ def _keep(page: Any, name: str, cell: Any) -> None:
     folder = os.environ.get("PARALLELENV_SCREENSHOTS")
     if folder:
         cell.scroll_into_view_if_needed()
+        Path(folder).mkdir(parents=True, exist_ok=True)
         page.screenshot(path=Path(folder) / name)

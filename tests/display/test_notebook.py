@@ -63,7 +63,7 @@ BAR_CELLS = [
 ]
 
 
-class Listening(NotebookClient):  # type: ignore[misc]
+class Listening(NotebookClient):
     """Keeps each text that is shown below a cell, also if a later one replaces it."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
