@@ -1227,7 +1227,7 @@ def test_a_bar_shows_on_a_terminal(
     env.rollout(zeros, progress=False, **arguments)
     assert not screen.getvalue()
     env.rollout(zeros, **arguments)
-    unit = arguments.popitem()[0].removeprefix("num_")
+    unit = next(iter(arguments)).removeprefix("num_")
     assert f"rollout:   0%|          | 0/{total} {unit} [" in screen.getvalue()
     assert Bar.gone == [(total, total)]
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from parallelenv.batch import Array
 from parallelenv.display.profile import checked_path
-from parallelenv.display.recording import Recording, WorkerRecord, cover, merge
+from parallelenv.display.recording import Recording, WorkerRecord, cover, measure, merge
 from parallelenv.errors import ArgumentError
 from parallelenv.texts import duration, name_range
 
@@ -26,10 +26,9 @@ _STEPS_IN_DETAIL = 8
 _CALLER, _CALL, _WORK, _RESET = "#e69f00", "#999999", ("#0072b2", "#56b4e9"), "#d55e00"  # for any colour vision
 _LEGEND = (
     ((_CALLER,), "your code"),
-    ((_CALL,), "in a call of the ParallelEnv"),
-    (_WORK, "envs step, one colour and the other in turns"),
+    ((_CALL,), "in a call"),
+    (_WORK, "envs step (colours alternate)"),
     ((_RESET,), "envs reset"),
-    (("#8882",), "waiting"),
 )
 
 
@@ -81,7 +80,8 @@ class Timeline:
             panel, height = _draw(_rows(recording, *stretch), *stretch, top)
             panels.append(panel)
             top += height
-        return cls(_page("".join(panels), top))
+        is_whole = measure(recording.windows) > 0.999 * seconds
+        return cls(_page("".join(panels), top, "waiting" if is_whole else "waiting or not sampled"))
 
     def save(self, path: str | Path) -> Path:
         """Write it to a file whose name ends in ``.svg``, and return that.
@@ -242,10 +242,11 @@ def _separated(moment: float) -> str:
     return f"{moment:,.6f}".rstrip("0").rstrip(".")
 
 
-def _page(panels: str, height: int) -> str:
+def _page(panels: str, height: int, empty: str) -> str:
+    """Return panels above a legend. ``empty``: what it says of stretches without a block."""
     legend = []
     x = _LEFT
-    for colours, name in _LEGEND:
+    for colours, name in (*_LEGEND, (("#8882",), empty)):
         for colour in colours:
             legend.append(f'<rect x="{x}" y="{height + 2}" width="12" height="12" fill="{colour}"/>')
             x += 14

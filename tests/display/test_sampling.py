@@ -422,6 +422,7 @@ def test_a_picture_and_a_trace_of_a_sample_have_gaps(leave_out: Callable[[int], 
                 env.step([1] * 8)
     timeline = profile.plot()
     assert timeline.svg.count(">your program</text>") == 2
+    assert ">waiting or not sampled</text>" in timeline.svg
     assert "env 7: step" in timeline.svg  # in detail, within a window
     events = json.loads(profile.save(tmp_path / "trace.json").read_text())["traceEvents"]
     noted = sum(event["dur"] for event in events if event.get("cat") in ("call", "caller"))
