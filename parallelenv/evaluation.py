@@ -48,7 +48,8 @@ class Evaluation:
 
     def __repr__(self) -> str:
         """Return one line."""
-        mean = "" if not len(self) or self.returns.dtype == object else f", return {number(float(self.returns.mean()))} on average"
+        has_mean = len(self) and self.returns.dtype != object
+        mean = f", return {number(float(self.returns.mean()))} on average" if has_mean else ""
         return f"<Evaluation of {count(len(self), 'episode')}{mean}>"
 
 
