@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help demo test test-ray neighbours neighbours-long faults soak cluster cluster-demo lint docs browser bench bench-auto bench-scale bench-collect bench-profile wheel-check clean
+.PHONY: help demo test test-ray neighbours neighbours-long faults soak cluster cluster-demo lint docs browser picture bench bench-auto bench-scale bench-collect bench-profile wheel-check clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list.
@@ -49,6 +49,10 @@ docs: $(VENV)/.docs ## Build the documentation into build/docs; a warning is an 
 
 browser: $(VENV)/.browser ## Run notebooks in JupyterLab in Chromium (apt-get install chromium); some 40 seconds.
 	PARALLELENV_REQUIRE_BROWSER=1 $(BIN)/python -m pytest -m browser tests/browser $(PYTEST_ARGS)
+
+picture: $(VENV)/.browser ## Take the picture of JupyterLab in the documentation again (apt-get install chromium).
+	PARALLELENV_REQUIRE_BROWSER=1 PARALLELENV_SCREENSHOTS=build/screenshots $(BIN)/python -m pytest -m browser -k first_look tests/browser
+	cp build/screenshots/notebook.png docs/img/notebook.png
 
 bench: $(VENV)/.bench ## Measure every mode beside the peers; takes some 25 minutes, BENCH_ARGS=--quick some 4.
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)

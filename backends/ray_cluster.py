@@ -7,12 +7,12 @@ import os
 import signal
 import sys
 import threading
+import warnings
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-from parallelenv.bars import import_tqdm
 from parallelenv.errors import ArgumentError, SchedulingError
 from parallelenv.interrupts import Shield
 
@@ -152,7 +152,9 @@ def _import_quietly() -> None:
     """Import Ray, which otherwise says twice, by tqdm and by its log, that a notebook has no ipywidgets."""
     if "ray" in sys.modules:
         return
-    import_tqdm()  # Ray does
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import tqdm.auto  # noqa: F401 (Ray imports it, and it warns where ipywidgets is absent)
     log = logging.getLogger("ray.widgets.util")
     level = log.level
     log.setLevel(logging.ERROR)

@@ -50,16 +50,26 @@ def check_format(video_format: str) -> None:
             "MP4 films need the package imageio-ffmpeg, which is not installed. Install it with: pip install "
             "imageio-ffmpeg, or write .webp, .gif or .png."
         )
-    try:
-        from PIL import features
-    except ModuleNotFoundError as error:
-        if error.name != "PIL":
-            raise
-        raise MissingDependencyError(
-            "Films need the package pillow, which is not installed. Install it with: pip install pillow"
-        ) from error
+    require_pillow("Pictures and films")
+    from PIL import features
+
     if video_format == "webp" and not features.check("webp"):
         raise MissingDependencyError("This Pillow was made without WebP. Give video_format='gif', or another Pillow.")
+
+
+def require_pillow(what: str) -> None:
+    """Refuse what needs Pillow.
+
+    Args:
+        what: What needs it, in the plural, as the beginning of the message.
+
+    Raises:
+        MissingDependencyError: If Pillow is not installed.
+    """
+    if importlib.util.find_spec("PIL") is None:
+        raise MissingDependencyError(
+            f"{what} need the package pillow, which is not installed. Install it with: pip install pillow"
+        )
 
 
 def format_of(path: str | os.PathLike[str]) -> str:
@@ -188,21 +198,11 @@ def encode_picture(picture: Array) -> bytes:
     return file.getvalue()
 
 
-def shrink(picture: Array, width: int) -> Array:
-    """Return a picture no wider than so many pixels."""
-    if picture.shape[1] <= width:
-        return picture
+def resize(picture: Array, width: int, height: int) -> Array:
+    """Return a picture, ``(h, w, 3)`` uint8, made smaller; each pixel is the mean of those that it stands for."""
     from PIL import Image
 
-    height = max(1, round(picture.shape[0] * width / picture.shape[1]))
     return np.asarray(Image.fromarray(picture).resize((width, height), Image.Resampling.BOX))
-
-
-def reduce(picture: Array, factor: int) -> Array:
-    """Return a picture so many times smaller each way, in half the time that `shrink` takes."""
-    from PIL import Image
-
-    return np.asarray(Image.fromarray(np.ascontiguousarray(picture)).reduce(factor))
 
 
 def _of_one_size(frames: Sequence[Array], multiple: int = 1) -> list[Array]:

@@ -178,29 +178,34 @@ class Calls(Known):
         return [values.get(env_id) for env_id in env_ids]
 
     @exclusive
-    def render(self, id: Any = None, tile: bool = False) -> Any:
+    def render(self, id: Any = None, tile: bool = False, labels: bool = False) -> Any:
         """Return what each env's ``render()`` returns.
 
         Args:
             id: Which envs.
-            tile: Join RGB frames, whose sizes may differ, to one picture.
+            tile: Join RGB frames, whose sizes may differ, to one picture, in a grid without gaps.
+            labels: With ``tile``, leave a gap between frames and draw the env id on each, as `show` does. Needs Pillow.
 
         Returns:
             A list in the order of ``id``, or ``(height, width, 3)`` uint8.
 
         Raises:
-            ArgumentError: If what is to be tiled is no uint8 array: RGB, grey, or RGB with alpha, which is left out.
+            ArgumentError: If what is to be tiled is no uint8 array: RGB, grey, or RGB with alpha, which is left out. If
+                ``labels`` is given without ``tile``.
+            MissingDependencyError: If ``labels`` is given and Pillow is not installed.
         """
         env_ids = self._ids(id)
-        return self._picture(env_ids) if tile else self._frames(env_ids)
+        if labels and not tile:
+            raise ArgumentError("labels=True draws env ids on the tiles of one picture. Add tile=True.")
+        return self._picture(env_ids, labels=labels) if tile else self._frames(env_ids)
 
     def _frames(self, env_ids: Sequence[int]) -> list[Any]:
         values = self._pool.ask("render", env_ids).values
         return [values.get(env_id) for env_id in env_ids]
 
-    def _picture(self, env_ids: Sequence[int], width: int | None = None) -> Array:
-        """Return the frames of envs as one picture. ``width``: as in `tile_frames`."""
-        return tile_frames(self._frames(env_ids), env_ids, width)
+    def _picture(self, env_ids: Sequence[int], width: int | None = None, labels: bool = True) -> Array:
+        """Return the frames of envs as one picture. ``width`` and ``labels``: as in `tile_frames`."""
+        return tile_frames(self._frames(env_ids), env_ids, width, labels)
 
     def _refuse_dark(self, env_ids: Sequence[int]) -> None:
         """Refuse envs that answer no single picture."""

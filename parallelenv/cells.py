@@ -42,11 +42,16 @@ class Run(NamedTuple):
 _made: dict[str, list[tuple[str, weakref.ref[Any]]]] = {}  # by cell: in which run, and what
 
 
-def current_run() -> Run | None:
-    """Return which run of which cell this is; ``None`` outside of a notebook."""
+def kernel_of_notebook() -> Any:
+    """Return the kernel that runs this process's cells; ``None`` outside of a notebook, as in IPython on a terminal."""
     ipython: Any = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
-    kernel = getattr(shell, "kernel", None)
+    return getattr(shell, "kernel", None)
+
+
+def current_run() -> Run | None:
+    """Return which run of which cell this is; ``None`` outside of a notebook."""
+    kernel = kernel_of_notebook()
     if kernel is None:
         return None
     request = kernel.get_parent() or {}

@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from parallelenv import __version__, compare, doctor, recommend, report
+from parallelenv.bars import open_bar
 from parallelenv.cores import usable_cores
 from parallelenv.errors import ParallelEnvError, UnknownModeError
-from parallelenv.goal import open_bar
 from parallelenv.texts import did_you_mean, one_line
 
 
@@ -120,7 +120,9 @@ def _compare(arguments: argparse.Namespace) -> int:
 
 def _compare_one(name: str, plan: compare.Plan, shows_progress: bool) -> compare.Comparison:
     style = "{desc} {percentage:3.0f}%|{bar}| {elapsed}"
-    with open_bar(shows_progress, total=compare.amount_of_work(plan), bar_format=style) as progress:
+    # The work is done in fractions, whose sum may exceed the whole by a rounding error, of which tqdm would warn.
+    total = compare.amount_of_work(plan) * (1 + 1e-9)
+    with open_bar(shows_progress, total=total, bar_format=style) as progress:
         comparison = compare.compare(name, plan, progress)
     cores = plan.num_cpus or usable_cores()
     rounds = f"{compare.ROUNDS} rounds of {plan.seconds / compare.ROUNDS:g} s in turns with {compare.ORACLE}"

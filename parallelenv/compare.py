@@ -18,10 +18,10 @@ from typing import Any
 import gymnasium
 
 from parallelenv import ParallelEnv, recommend
+from parallelenv.bars import Bar
 from parallelenv.cores import cpu_seconds, describe_cores
 from parallelenv.costs import CLOSE_ENOUGH
 from parallelenv.errors import InvalidEnvError, MissingDependencyError
-from parallelenv.goal import Bar
 from parallelenv.identity import difference
 from parallelenv.registry import known_modes
 from parallelenv.texts import one_line

@@ -19,7 +19,7 @@ from parallelenv.results import StepResult
 from parallelenv.sending import Sender
 from parallelenv.spaces import object_array
 from parallelenv.stepping import Begins
-from parallelenv.texts import count
+from parallelenv.texts import count, number
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -48,7 +48,8 @@ class Evaluation:
 
     def __repr__(self) -> str:
         """Return one line."""
-        mean = "" if not len(self) or self.returns.dtype == object else f", return {self.returns.mean():.6g} on average"
+        has_mean = len(self) and self.returns.dtype != object
+        mean = f", return {number(float(self.returns.mean()))} on average" if has_mean else ""
         return f"<Evaluation of {count(len(self), 'episode')}{mean}>"
 
 

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from parallelenv.arguments import check_positive
-from parallelenv.bars import import_tqdm
+from parallelenv.bars import open_bar
 from parallelenv.errors import ArgumentError
 from parallelenv.policy import Policy
 from parallelenv.texts import count
 
 _BAR_DELAY = 1.0
-"""Seconds after which a bar appears."""
+"""Seconds until a bar appears."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,59 +74,10 @@ class Goal:
         return {env_id: share + (place < rest) for place, env_id in enumerate(env_ids)}
 
 
-class Bar(Protocol):
-    """The part of a tqdm bar that is used."""
-
-    def update(self, n: float | None = 1) -> bool | None:
-        """Move on by ``n``."""
-        ...
-
-    def set_description_str(self, desc: str | None = None, refresh: bool | None = True) -> None:
-        """Show what is being done."""
-        ...
-
-
-class _NoBar:
-    """A bar that nobody would see."""
-
-    def update(self, n: float | None = 1) -> bool | None:
-        return None
-
-    def set_description_str(self, desc: str | None = None, refresh: bool | None = True) -> None:
-        return None
-
-
 @contextlib.contextmanager
 def progress_bar(goal: Goal, is_wanted: bool, name: str = "rollout") -> Iterator[Callable[[int], Any]]:
-    """Show a bar where somebody would see it, and yield what moves it on."""
-    total, unit = (goal.num_steps, "step") if goal.num_episodes is None else (goal.num_episodes, "episode")
-    with open_bar(is_wanted, total=total, unit=unit, desc=name, delay=_BAR_DELAY) as bar:
+    """Show a progress bar in a notebook or on a terminal, and yield the function that advances it."""
+    total, unit = (goal.num_steps, " step") if goal.num_episodes is None else (goal.num_episodes, " episode")
+    look = "{l_bar}{bar}| {n:,}/{total:,}{unit}s [{elapsed}<{remaining}, {rate_noinv_fmt}]"
+    with open_bar(is_wanted, total=total, unit=unit, desc=name, delay=_BAR_DELAY, bar_format=look) as bar:
         yield bar.update
-
-
-@contextlib.contextmanager
-def open_bar(is_wanted: bool, **look: Any) -> Iterator[Bar]:
-    """Show a bar that vanishes at the end, in a notebook or on a terminal; elsewhere nobody would see it.
-
-    Args:
-        is_wanted: Whether to show it at all.
-        **look: Arguments of tqdm.
-    """
-    if not is_wanted:
-        yield _NoBar()
-        return
-    tqdm = import_tqdm()
-    is_notebook = any(kind.__module__ == "tqdm.notebook" for kind in tqdm.__mro__)
-    if not is_notebook and not _is_terminal(sys.stderr):
-        yield _NoBar()
-        return
-    with tqdm(leave=False, **look) as bar:
-        yield bar
-
-
-def _is_terminal(stream: Any) -> bool:
-    """Whether what is written there is seen; it may be ``None``, closed, or only something with a ``write``."""
-    try:
-        return bool(stream.isatty())
-    except Exception:  # noqa: BLE001 (the user's own stream: anything may come)
-        return False

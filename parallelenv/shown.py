@@ -18,7 +18,6 @@ from parallelenv.animation import (
     format_of,
     has_ffmpeg,
     playing_fps,
-    shrink,
 )
 from parallelenv.arguments import check_positive
 from parallelenv.batch import Array
@@ -58,6 +57,8 @@ class Shown(Traffic):
     def show(self, id: Any = None, *, width: int = 800) -> None:
         """Show what the envs look like now, below the notebook cell. Another call in the same cell replaces it.
 
+        The frames of several envs are tiled, with a gap between them and the env id on each.
+
         Args:
             id: Which envs. Make them with ``render_mode="rgb_array"``; their frames may differ in size.
             width: Pixels; a picture that is wider is made smaller.
@@ -75,7 +76,7 @@ class Shown(Traffic):
         check_positive("width", width)
         if any(self._pool.facts[env_id].render_mode != "rgb_array" for env_id in env_ids):
             self._refuse_dark(env_ids)
-        self._screen.show(self._sight(env_ids, width), width)
+        self._screen.show(self._sight(env_ids, width))
 
     @exclusive
     def play(
@@ -87,6 +88,7 @@ class Shown(Traffic):
         seed: Any = None,
         fps: float | None = None,
         width: int = 800,
+        progress: bool = True,
     ) -> Evaluation:
         """Let a policy act while you look on, below the notebook cell.
 
@@ -100,6 +102,7 @@ class Shown(Traffic):
             seed: Of the first reset, as in `ParallelEnv.reset`.
             fps: Frames a second at most; ``None``: what the first env's ``metadata["render_fps"]`` says, else 30.
             width: As in `show`.
+            progress: As in `ParallelEnv.rollout`.
 
         Returns:
             An `Evaluation` of the episodes that have ended.
@@ -118,9 +121,10 @@ class Shown(Traffic):
 
         def see(picture: Array) -> None:
             pace.wait()
-            screen.show(picture, width)
+            screen.show(picture)
 
-        return self._perform(policy, steps, env_ids, seed, see, width)
+        with progress_bar(Goal.of(steps, None), bool(progress), "play") as advance:
+            return self._perform(policy, steps, env_ids, seed, see, width, advance)
 
     @exclusive
     def record(
@@ -168,11 +172,10 @@ class Shown(Traffic):
         with progress_bar(Goal.of(steps, None), bool(progress), "record") as advance:
 
             def see(picture: Array) -> None:
-                advance(1 if frames else 0)
-                frames.append(shrink(picture, width))
-                check_size(frames[-1], video_format)
+                check_size(picture, video_format)
+                frames.append(picture)
 
-            episodes = self._perform(policy, steps, env_ids, seed, see, width)
+            episodes = self._perform(policy, steps, env_ids, seed, see, width, advance)
         data = encode_animation(frames, video_format, fps)
         film = Film(data, video_format, None, len(frames), playing_fps(fps, video_format), episodes)
         if path is not None:
@@ -232,13 +235,13 @@ class Shown(Traffic):
         return env_ids
 
     def _sight(self, env_ids: Sequence[int], width: int) -> Array:
-        """Return a picture of envs as they are now, of some `width` pixels or more.
+        """Return a picture of envs as they are now, at most ``width`` pixels wide.
 
         Raises:
             BaseException: As `ParallelEnv.render`, one for all envs if they need a reset.
         """
         try:
-            return self._picture(env_ids, 2 * width)
+            return self._picture(env_ids, width)
         except Exception as caught:
             error = self._clearer(caught, env_ids)
             if error is caught:
@@ -279,13 +282,15 @@ class Shown(Traffic):
         seed: Any,
         see: Callable[[Array], None],
         width: int,
+        advance: Callable[[int], Any],
     ) -> Evaluation:
-        """Let a policy act for so many steps, and somebody see each picture, made so many pixels wide by them."""
+        """Let a policy act for so many steps; call ``see`` with each picture, and ``advance`` after each step."""
         left = steps
 
         def look() -> bool:
             nonlocal left
-            see(self._picture(env_ids, 2 * width))
+            see(self._picture(env_ids, width))
+            advance(int(left < steps))
             left -= 1
             return left >= 0
 

@@ -36,8 +36,8 @@ def one_line(error: BaseException) -> str:
 
 
 def count(number: int, thing: str) -> str:
-    """Return a number of things: ``1 env``, ``2 envs``."""
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+    """Return a number of things: ``1 env``, ``2 envs``, ``1,024 envs``."""
+    return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
 
 
 def name_range(env_ids: Sequence[int]) -> str:
@@ -57,9 +57,14 @@ def were(number: int, thing: str) -> str:
     return f"{count(number, thing)} {'was' if number == 1 else 'were'}"
 
 
+def number(value: float) -> str:
+    """Return a number with three digits or all before the point, and separators: ``0.0123``, ``21.5``, ``12,346``."""
+    return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
+
+
 def duration(seconds: float) -> str:
     """Return a time with three digits, in a unit that suits it."""
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds * 1e6:.3g} us"
+        if seconds >= 0.9995 * size:
+            return f"{number(seconds / size)} {unit}"
+    return f"{number(seconds * 1e6)} µs"

@@ -34,6 +34,12 @@ def test_every_picture_of_a_page_is_there() -> None:
             assert (DOCS / "img" / part.partition(")")[0]).exists(), page.name
 
 
+def test_every_picture_is_used() -> None:
+    pages = [DOCS.parent / "README.md", *DOCS.rglob("*.md")]
+    text = "".join(page.read_text(encoding="utf-8") for page in pages)
+    assert [path.name for path in (DOCS / "img").iterdir() if f"img/{path.name}" not in text] == []
+
+
 def test_those_of_the_policies_show_what_envs_answer(pictures: Any) -> None:
     assert [state for _, state in pictures.played("restart")[0]] == ["1", "0"] * 4 + ["1"]
     assert [kind for kind, _ in pictures.played("idle")[1]] == ["stepped"] * 3 + ["ended"] + ["rests"] * 5

@@ -101,7 +101,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, figures: Figures, cores: int = 2) -
         (
             BRIEF,
             {"para_mode": "subproc", "num_cpus": 2, "caller_steps": True},
-            r"A step takes 5 us; a state has 0 bytes\. 2 workers are estimated to be 1\.\d times as fast as a plain "
+            r"A step takes 5 µs; a state has 0 bytes\. 2 workers are estimated to be 1\.\d times as fast as a plain "
             r"loop, with 16 envs on 2 cores\. The caller steps a share of the envs itself, which are not isolated .*",
         ),
         (LONG, {"para_mode": "subproc", "num_cpus": 2}, r"A step takes 1 ms and holds the GIL; .* 2 workers are .*"),

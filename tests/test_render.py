@@ -30,6 +30,27 @@ def test_frames_of_different_sizes_are_padded() -> None:
     assert picture[:4, 5].max() == picture[5:].max() == 0
 
 
+def test_labels_come_with_a_gap_in_grey() -> None:
+    frames = [frame(64, 64, 10)] * 5
+    picture = tile_frames(frames, labels=True)
+    assert picture.shape == (2 * 64 + 2, 3 * 64 + 2 * 2, 3)
+    for gap in (picture[64:66], picture[:, 64:66], picture[:, 130:132]):
+        assert (gap == 128).all()
+    assert (picture[66:, 132:] == 128).all(), "there is no sixth"
+    assert (picture[30:64, 30:64] == 10).all()
+    small = tile_frames([frame(8, 8, 10)] * 4, labels=True)
+    assert np.unique(small).tolist() == [10, 128], "frames of few pixels have no room for ids"
+    assert tile_frames([], labels=True).shape == tile_frames([]).shape == (0, 0, 3)
+
+
+def test_a_width_is_kept_and_frames_keep_their_proportions() -> None:
+    for width in (1, 50, 101, 333, 5000):
+        picture = tile_frames([frame(90, 120, 10)] * 7, width=width, labels=True)
+        assert picture.shape[1] <= max(width, 5)
+        if width > 50:
+            assert picture.shape[0] / picture.shape[1] == pytest.approx(90 / 120, rel=0.1)
+
+
 def test_grey_frames_become_rgb() -> None:
     assert tile_frames([np.full((2, 2), 7, np.uint8)]).tolist() == frame(2, 2, 7).tolist()
 

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import gymnasium as gym
 import numpy as np
 import pytest
-import tqdm.auto
+import tqdm
 from conftest import MakeEnv
 from fragile import CAN_DIE, EXIT, GO_ON, IN_CALLER, RAISE, WAIT, fragile, interrupt, two_hosts, when_begun
 from gymnasium.spaces import Box, Dict, Discrete
@@ -1202,7 +1202,7 @@ class Terminal(io.StringIO):
         return True
 
 
-class Bar(tqdm.auto.tqdm):  # type: ignore[type-arg]
+class Bar(tqdm.tqdm):  # type: ignore[type-arg]
     """Remembers how far it went."""
 
     gone: ClassVar[list[tuple[Any, Any]]] = []
@@ -1220,14 +1220,15 @@ def test_a_bar_shows_on_a_terminal(
     monkeypatch.setattr(goal, "_BAR_DELAY", 0.0)
     screen = Terminal()
     monkeypatch.setattr("sys.stderr", screen)
-    monkeypatch.setattr(tqdm.auto, "tqdm", Bar)
+    monkeypatch.setattr(tqdm, "tqdm", Bar)
     monkeypatch.setattr(Bar, "gone", [])
     env = make_env(counts(2, 5), asynchronous="restart")
     env.reset()
     env.rollout(zeros, progress=False, **arguments)
     assert not screen.getvalue()
     env.rollout(zeros, **arguments)
-    assert f"rollout:   0%|          | 0/{total}" in screen.getvalue()
+    unit = next(iter(arguments)).removeprefix("num_")
+    assert f"rollout:   0%|          | 0/{total} {unit} [" in screen.getvalue()
     assert Bar.gone == [(total, total)]
 
 

@@ -11,30 +11,53 @@ from typing import TYPE_CHECKING, Any
 from parallelenv.score import LATEST, Standing
 from parallelenv.seats import UNKNOWN, Seat
 from parallelenv.tables import format_table
-from parallelenv.texts import count, name_range
+from parallelenv.texts import count, name_range, number
 
 if TYPE_CHECKING:
     from parallelenv.env import ParallelEnv
 
-COLOURS = {  # told apart with any colour vision, on white and on black
-    "running": "#009e73",
-    "busy": "#56b4e9",
-    "done": "#0072b2",
-    "idle": "#999999",
-    "paused": "#e69f00",
-    "failed": "#d55e00",
-}
-"""The states of envs, in the order of the legend.
 
-running: in an episode. busy: has something under way. done: its episode has ended, and it rests or is stepped on. idle:
-has no episode: it was never reset, needs a reset, or is exhausted. paused: left out. failed: its worker is dead.
-"""
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How a state of envs is shown.
+
+    Attributes:
+        colour: Of its squares: told apart with any colour vision, on white and on black.
+        sign: In its squares, for readers and printers without colours.
+        meaning: What it means, for the tooltip.
+        one: What is said of one env after its number; empty: the state itself.
+        more: Likewise, of several envs.
+    """
+
+    colour: str
+    sign: str
+    meaning: str
+    one: str = ""
+    more: str = ""
+
+
+LOOKS = {
+    "running": Look("#009e73", "", "in an episode"),
+    "busy": Look("#56b4e9", "…", "a step or another call is under way"),
+    "done": Look("#0072b2", "✓", "its episode has ended"),
+    "needs reset": Look("#f0e442", "!", "it has no episode: call reset()", "needs reset", "need reset"),
+    "exhausted": Look("#cc79a7", "∅", "it has no more tasks"),
+    "paused": Look("#e69f00", "‖", "left out until resume()"),
+    "failed": Look("#d55e00", "x", "its worker has died: call restart()", *["failed (worker died)"] * 2),
+    "closed": Look("#999999", "-", "close() was called"),
+}
+"""The states of envs, in the order of the legend."""
 _MOST_SQUARES = 256
 _MOST_WORKERS = 16
-_SQUARE = "display:inline-block;width:12px;height:12px;margin:1px;border-radius:2px;background-color:"
+_GRID = "font:bold 11px/14px sans-serif;color:#000;"
+_SQUARE = (
+    "display:inline-block;vertical-align:top;width:14px;height:14px;margin:1px;border-radius:2px;text-align:center;"
+    "background-color:"
+)
 _CELL = "padding:1px 10px 1px 0;text-align:"
 _BOX = "display:inline-block;padding:8px 12px;border:1px solid #8888;border-radius:4px;font-size:13px;line-height:1.5"
 _HEADER = {"envs": "left", "pid": "right", "memory": "right", "waiting": "right"}
+_WAITING = "waiting: share of the time a worker had no work, while your code or slower workers ran"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +83,10 @@ class Portrait:
 
     Attributes:
         title: Its ``repr``, or that of a wrapper around it.
-        states: Of each env, one of `COLOURS`.
+        states: Of each env, one of `LOOKS`.
         standing: Episodes, and how they went.
         rate: Steps of single envs per second, without pauses of more than 10 s; ``None`` if there are none.
         workers: Those that live.
-        is_closed: Whether that is what it was, when it was closed.
     """
 
     title: str
@@ -72,23 +94,28 @@ class Portrait:
     standing: Standing
     rate: float | None
     workers: list[Worker]
-    is_closed: bool = False
+
+    def counts(self) -> dict[str, str]:
+        """Return how many envs are in each state that occurs, in words, by state."""
+        counts = {}
+        for state, envs in Counter(self.states).items():
+            look = LOOKS[state]
+            counts[state] = f"{envs:,} {(look.one if envs == 1 else look.more) or state}"
+        return {state: counts[state] for state in LOOKS if state in counts}
 
     def facts(self) -> dict[str, str]:
-        """Return what there is to say, line by line."""
-        number = Counter(self.states)
-        facts = {"envs": ", ".join(f"{number[state]} {state}" for state in COLOURS if number[state])}
-        if self.is_closed:
-            facts["envs"] += ", when it was closed"
+        """Return what is known of steps and episodes, line by line."""
+        facts = {}
         standing = self.standing
+        if self.rate is not None:
+            together = " of all envs together" if len(self.states) > 1 else ""
+            facts["so far"] = f"{count(standing.num_steps, 'step')} ({number(self.rate)}/s){together}"
         if standing.num_episodes:
             latest = min(standing.num_episodes, LATEST)
             means = [("return", standing.mean_return), ("length", standing.mean_length)]
-            known = " and ".join(f"{name} {mean:.4g}" for name, mean in means if mean is not None)
-            of_latest = "" if latest == 1 else f" on average of the latest {latest}"
-            facts["episodes"] = f"{standing.num_episodes:,} ended" + (f", {known}{of_latest}" if known else "")
-        if self.rate is not None:
-            facts["steps"] = f"{standing.num_steps:,}, {_rounded(self.rate)} per second"
+            known = ", ".join(f"{name} {number(mean)}" for name, mean in means if mean is not None)
+            of_latest = ":" if latest == 1 else f"; mean of the last {latest}:"
+            facts["episodes"] = f"{standing.num_episodes:,} ended" + (f"{of_latest} {known}" if known else "")
         return facts
 
     def rows(self) -> list[tuple[str, ...]]:
@@ -97,7 +124,7 @@ class Portrait:
             (
                 name_range(worker.env_ids),
                 _name_seat(worker.seat),
-                "" if worker.memory is None else f"{worker.memory / 2**20:,.0f} MB",
+                "" if worker.memory is None else f"{worker.memory / 1e6:,.0f} MB",
                 "" if worker.waiting is None else f"{worker.waiting:.0%}",
             )
             for worker in self.workers[:_MOST_WORKERS]
@@ -109,14 +136,22 @@ class Portrait:
         left = len(self.workers) - _MOST_WORKERS
         return f"... and {count(left, 'more worker')}" if left > 0 else ""
 
+    @property
+    def has_waiting(self) -> bool:
+        """Whether the table says how long workers waited."""
+        return any(worker.waiting is not None for worker in self.workers[:_MOST_WORKERS])
+
     def text(self) -> str:
         """Return it as plain text."""
-        lines = [self.title, *(f"  {name:<9} {said}" for name, said in self.facts().items())]
+        facts = {"envs": ", ".join(self.counts().values()), **self.facts()}
+        lines = [self.title, *(f"  {name:<9} {said}" for name, said in facts.items())]
         if self.workers:
             table = format_table(list(_HEADER), self.rows(), left=("envs",))
             lines += ["", *(f"  {line}" for line in table.splitlines())]
         if self.rest:
             lines.append(f"  {self.rest}")
+        if self.has_waiting:
+            lines.append(f"  ({_WAITING})")
         return "\n".join(lines)
 
     def html(self) -> str:
@@ -128,40 +163,38 @@ class Portrait:
         table = self._html_table() if self.workers else ""
         return (
             f'<div style="{_BOX}"><div><code>{html.escape(self.title)}</code></div>'
-            f'<div style="margin:6px 0;max-width:560px;line-height:0">{self._html_grid()}</div>{self._html_legend()}'
-            f'<table style="margin:6px 0 0">{facts}</table>{table}</div>'
+            f'<div style="margin:6px 0;max-width:560px">{self._html_grid()}</div>{self._html_legend()}'
+            f'<table style="margin:6px 0 0;font-size:inherit">{facts}</table>{table}</div>'
         )
 
     def _html_grid(self) -> str:
         squares = "".join(
-            f'<span title="env {env_id}: {state}" style="{_SQUARE}{COLOURS[state]}"></span>'
+            f'<span title="env {env_id}: {state}" style="{_SQUARE}{LOOKS[state].colour}">{LOOKS[state].sign}</span>'
             for env_id, state in enumerate(self.states[:_MOST_SQUARES])
         )
         left = len(self.states) - _MOST_SQUARES
-        return squares + (f'<div style="line-height:1.5">... and {left:,} more</div>' if left > 0 else "")
+        return f'<div style="{_GRID}">{squares}</div>' + (f"<div>... and {left:,} more</div>" if left > 0 else "")
 
     def _html_legend(self) -> str:
-        number = Counter(self.states)
         return "".join(
-            f'<span style="margin-right:12px;white-space:nowrap"><span style="{_SQUARE}{colour}"></span> {state}</span>'
-            for state, colour in COLOURS.items()
-            if number[state]
+            f'<span title="{LOOKS[state].meaning}" style="margin-right:14px;white-space:nowrap">'
+            f'<span style="{_GRID}{_SQUARE}{LOOKS[state].colour}">{LOOKS[state].sign}</span> {said}</span>'
+            for state, said in self.counts().items()
         )
 
     def _html_table(self) -> str:
         head = "".join(f'<th style="{_CELL}{side}">{name}</th>' for name, side in _HEADER.items())
         body = "".join(f"<tr>{_html_row(row)}</tr>" for row in self.rows())
         rest = f"<div>{self.rest}</div>" if self.rest else ""
-        return f'<table style="margin:6px 0 0"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{rest}'
+        if self.has_waiting:
+            rest += f'<div style="opacity:0.7;font-size:12px">{_WAITING}</div>'
+        rows = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
+        return f'<table style="margin:6px 0 0;font-size:inherit">{rows}</table>{rest}'
 
 
 def _html_row(row: Sequence[str]) -> str:
     cells = zip(row, _HEADER.values(), strict=True)
     return "".join(f'<td style="{_CELL}{side}">{html.escape(cell)}</td>' for cell, side in cells)
-
-
-def _rounded(rate: float) -> str:
-    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
 def portray(env: ParallelEnv, title: str) -> Portrait:
@@ -170,7 +203,7 @@ def portray(env: ParallelEnv, title: str) -> Portrait:
     standing = stepper.episodes.score.look()
     seconds = pool.hours.elapsed()
     rate = standing.num_steps / seconds if seconds > 0 and standing.num_steps else None
-    return Portrait(title, _states(env), standing, rate, _workers(pool.seats, pool.workload()), env.closed)
+    return Portrait(title, _states(env), standing, rate, _workers(pool.seats, pool.workload()))
 
 
 def describe(env: Any) -> dict[str, str]:
@@ -183,11 +216,14 @@ def describe(env: Any) -> dict[str, str]:
 
 
 def _states(env: ParallelEnv) -> list[str]:
+    if env.closed:
+        return ["closed"] * env.num_envs
     stepper = env._stepper
     episodes = stepper.episodes
     states = ["done" if is_done else "running" for is_done in episodes.ends_at_rest().tolist()]
     marked = {
-        "idle": episodes.without(),
+        "needs reset": episodes.without(),
+        "exhausted": episodes.exhausted,
         "busy": stepper.under_way,
         "paused": episodes.paused.nonzero()[0].tolist(),
         "failed": env._pool.lost,

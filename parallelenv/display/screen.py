@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from typing import Any
 
 from parallelenv import cells
-from parallelenv.animation import encode_picture, shrink
+from parallelenv.animation import encode_picture
 from parallelenv.batch import Array
 from parallelenv.errors import NotebookNeededError
 
@@ -19,8 +18,8 @@ class Screen:
         self._run: cells.Run | None = None
         self._handle: Any = None
 
-    def show(self, picture: Array, width: int) -> None:
-        """Show a picture in the place of the one before, no wider than so many pixels.
+    def show(self, picture: Array) -> None:
+        """Show a picture in the place of the one before.
 
         Raises:
             NotebookNeededError: If there is no notebook.
@@ -28,7 +27,7 @@ class Screen:
         refuse_no_notebook("show")
         from IPython.display import Image, display
 
-        image = Image(encode_picture(shrink(picture, width)), format="png")  # type: ignore[no-untyped-call]
+        image = Image(encode_picture(picture), format="png")  # type: ignore[no-untyped-call]
         run = cells.current_run()
         if self._handle is None or run is None or run != self._run:
             self._run, self._handle = run, display(image, display_id=True)  # type: ignore[no-untyped-call]
@@ -42,9 +41,7 @@ def refuse_no_notebook(call: str) -> None:
     Raises:
         NotebookNeededError: If there is none.
     """
-    ipython: Any = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    if getattr(shell, "kernel", None) is None:
+    if cells.kernel_of_notebook() is None:
         raise NotebookNeededError(
             f"{call}() shows envs below a notebook cell, and this is no notebook. Elsewhere render(tile=True) returns "
             "the picture, and record(policy, steps, path) makes a film."

@@ -12,6 +12,8 @@ from parallelenv.display.recording import Recording, WorkerRecord, measure, merg
 from parallelenv.tables import format_table
 from parallelenv.texts import count, duration, list_ids, name_range
 
+_MOST_WORKERS = 16
+
 
 @dataclass(frozen=True, slots=True)
 class EnvTime:
@@ -32,16 +34,16 @@ class EnvTime:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Where the time went. Shares are of ``seconds``, 0 to 1; those of caller, transport and envs make 1.
+    """Where the time went. Shares are of ``seconds``, 0 to 1; those of caller, transport and envs add up to 1.
 
     Attributes:
         seconds: How long was recorded.
-        caller_share: Nobody worked but the caller, outside of the `ParallelEnv`.
-        transport_share: The caller waited, or did the work of the `ParallelEnv`, and no worker worked.
-        env_share: At least one worker worked.
-        straggler_loss: A worker had nothing to do while another one worked, on average over workers.
-        policy_share: Workers worked on something else than envs, in rollouts: the policy; on average over them.
-        busy: Share for which each worker worked, in the order of ``workers``.
+        caller_share: The caller's own code ran, outside of the `ParallelEnv`, and no worker did.
+        transport_share: The caller was in a call of the `ParallelEnv`, and no worker ran.
+        env_share: At least one worker ran.
+        straggler_loss: Part of ``env_share`` for which a worker waited for others, on average over workers.
+        policy_share: Part of ``env_share`` for which a worker ran the policy of a rollout, on average over workers.
+        busy: Share for which each worker ran, in the order of ``workers``.
         workers: Env ids of each.
         envs: Of each env that was stepped.
         sampled: Share of the time in which all was noted: 1, or less where calls were so quick that some were left out.
@@ -74,29 +76,14 @@ class Summary:
 
     def __repr__(self) -> str:
         """Return a table."""
-        shares = [
-            ("caller", self.caller_share, "outside of the ParallelEnv, and no env works"),
-            ("transport", self.transport_share, "in it, and no env works"),
-            ("envs", self.env_share, "at least one worker works"),
-        ]
-        rows = [(name, f"{share:.1%}", said) for name, share, said in shares]
-        if self.policy_share >= 0.001:
-            rows.append(("policy", f"{self.policy_share:.1%}", "of it beside the envs, in rollouts"))
-        rows.append(("stragglers", f"{self.straggler_loss:.1%}", "workers wait while others work"))
-        lines = [f"{duration(self.seconds)} recorded, {count(len(self.workers), 'worker')}"]
-        lines.append(format_table(("where", "share", "what"), rows, left=("where", "what")))
-        workers = [
-            (name_range(ids), f"{busy:.1%}") for ids, busy in zip(self.workers[:16], self.busy[:16], strict=True)
-        ]
-        if workers:
-            lines += ["", format_table(("worker of envs", "works"), workers, left=("worker of envs",))]
+        lines = [f"{duration(self.seconds)} recorded, {count(len(self.workers), 'worker')}", *self._tables()]
         slowest = self.slowest
         if slowest is not None:
             usual = float(np.median([env.mean for env in self.envs]))
             lines += [
                 "",
-                f"slowest env: {slowest.env_id}, {duration(slowest.mean)} a step (the median env {duration(usual)}), "
-                f"{duration(slowest.longest)} at most",
+                f"slowest env: {slowest.env_id}, {duration(slowest.mean)} per step on average, "
+                f"{duration(slowest.longest)} at most (median env: {duration(usual)} per step)",
             ]
         if self.missing:
             lines.append(f"not recorded: envs {list_ids(self.missing)}, whose workers died or were still busy")
@@ -105,12 +92,33 @@ class Summary:
         if self.sampled < 1:
             noted = sum(env.steps for env in self.envs)
             lines.append(
-                f"a sample, so as not to slow it down: {self.sampled:.1%} of the time and {count(noted, 'step')} of "
-                "envs were noted, and stand for the rest"
+                f"sampled, to keep the overhead low: all shares are estimates from {self.sampled:.1%} of the time and "
+                f"{count(noted, 'step')} of envs"
             )
         if self.is_full:
-            lines.append("not all recorded: there was more than is kept")
+            lines.append("incomplete: the recording is full, and what came later is missing")
         return "\n".join([*lines, f"advice: {self.advice}"])
+
+    def _tables(self) -> list[str]:
+        """Return where the time went, and how busy the workers were. Rows of parts are indented under their whole."""
+        rows = [
+            ("your code", self.caller_share, "your program ran outside of the ParallelEnv, and no worker ran"),
+            ("transport", self.transport_share, "a call ran or waited, and no worker ran"),
+            ("workers", self.env_share, "at least one worker ran"),
+        ]
+        if len(self.workers) > 1:
+            rows.append(("  stragglers", self.straggler_loss, "part of it: the average worker waited for slower ones"))
+        if self.policy_share >= 0.001:
+            rows.append(("  policy", self.policy_share, "part of it: the average worker ran the policy, in rollouts"))
+        shown = [(name, f"{share:.1%}", said) for name, share, said in rows]
+        tables = [format_table(("where", "share", "what"), shown, left=("where", "what"))]
+        workers = [(name_range(ids), f"{busy:.1%}") for ids, busy in zip(self.workers, self.busy, strict=True)]
+        if workers:
+            table = format_table(("worker of envs", "busy"), workers[:_MOST_WORKERS], left=("worker of envs",))
+            tables += ["", table]
+        if len(workers) > _MOST_WORKERS:
+            tables.append(f"... and {count(len(workers) - _MOST_WORKERS, 'more worker')}")
+        return tables
 
 
 def summarise(recording: Recording) -> Summary:

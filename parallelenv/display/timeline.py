@@ -13,7 +13,7 @@ import numpy as np
 
 from parallelenv.batch import Array
 from parallelenv.display.profile import checked_path
-from parallelenv.display.recording import Recording, WorkerRecord, cover, merge
+from parallelenv.display.recording import Recording, WorkerRecord, cover, measure, merge
 from parallelenv.errors import ArgumentError
 from parallelenv.texts import duration, name_range
 
@@ -25,11 +25,10 @@ _BINS = 300
 _STEPS_IN_DETAIL = 8
 _CALLER, _CALL, _WORK, _RESET = "#e69f00", "#999999", ("#0072b2", "#56b4e9"), "#d55e00"  # for any colour vision
 _LEGEND = (
-    (_CALLER, "caller's own code"),
-    (_CALL, "in a call"),
-    (_WORK[0], "an env"),
-    (_WORK[1], "the next env"),
-    (_RESET, "reset"),
+    ((_CALLER,), "your code"),
+    ((_CALL,), "in a call"),
+    (_WORK, "envs step (colours alternate)"),
+    ((_RESET,), "envs reset"),
 )
 
 
@@ -81,7 +80,8 @@ class Timeline:
             panel, height = _draw(_rows(recording, *stretch), *stretch, top)
             panels.append(panel)
             top += height
-        return cls(_page("".join(panels), top))
+        is_whole = measure(recording.windows) > 0.999 * seconds
+        return cls(_page("".join(panels), top, "waiting" if is_whole else "waiting or not sampled"))
 
     def save(self, path: str | Path) -> Path:
         """Write it to a file whose name ends in ``.svg``, and return that.
@@ -135,22 +135,22 @@ def _rows(recording: Recording, begin: float, end: float) -> list[Row]:
     calls = _within(merge(recording.calls) - offset, begin, end)
     own = _within(recording.outside(recording.calls) - offset, begin, end)
     if len(calls) + len(own) <= _MOST_BLOCKS:
-        caller = [*_plain(calls, _CALL, "in a call"), *_plain(own, _CALLER, "own code")]
+        caller = [*_plain(calls, _CALL, "in a call"), *_plain(own, _CALLER, "your code")]
     else:
         caller = [
-            *_shaded(calls, noted, (begin, end), _CALL, "in calls"),
-            *_shaded(own, noted, (begin, end), _CALLER, "own code"),
+            *_shaded(calls, noted, (begin, end), _CALL, "in calls:"),
+            *_shaded(own, noted, (begin, end), _CALLER, "your code:"),
         ]
-    rows: list[Row] = [("caller", caller)]
+    rows: list[Row] = [("your program", caller)]
     for worker in recording.workers[:_MOST_ROWS]:
         name = f"envs {name_range(worker.env_ids)}" if len(worker.env_ids) > 1 else f"env {worker.env_ids[0]}"
         if is_detailed:
             blocks = list(_turns(worker, offset, begin, end))
         else:
-            blocks = _shaded(_within(worker.busy() - offset, begin, end), noted, (begin, end), _WORK[0], "works")
+            blocks = _shaded(_within(worker.busy() - offset, begin, end), noted, (begin, end), _WORK[0], "works for")
         rows.append((name, blocks))
     left = len(recording.workers) - _MOST_ROWS
-    return [*rows, (f"... {left} more", [])] if left > 0 else rows
+    return [*rows, (f"... {left:,} more", [])] if left > 0 else rows
 
 
 def _within(spans: Array, begin: float, end: float) -> Array:
@@ -233,17 +233,25 @@ def _moment(seconds: float, step: float) -> str:
     """Return a moment in the unit in which the lines are apart."""
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if step >= size * 0.1:
-            return f"{seconds / size:.6g} {unit}"
-    return f"{seconds * 1e6:.6g} us"
+            return f"{_separated(seconds / size)} {unit}"
+    return f"{_separated(seconds * 1e6)} µs"
 
 
-def _page(panels: str, height: int) -> str:
+def _separated(moment: float) -> str:
+    """Return a round number without zeros at its end, with separators: ``0.25``, ``12,500``."""
+    return f"{moment:,.6f}".rstrip("0").rstrip(".")
+
+
+def _page(panels: str, height: int, empty: str) -> str:
+    """Return panels above a legend. ``empty``: what it says of stretches without a block."""
     legend = []
     x = _LEFT
-    for colour, name in _LEGEND:
-        legend.append(f'<rect x="{x}" y="{height + 2}" width="12" height="12" fill="{colour}"/>')
-        legend.append(f'<text x="{x + 17}" y="{height + 12}">{name}</text>')
-        x += 40 + 7 * len(name)
+    for colours, name in (*_LEGEND, (("#8882",), empty)):
+        for colour in colours:
+            legend.append(f'<rect x="{x}" y="{height + 2}" width="12" height="12" fill="{colour}"/>')
+            x += 14
+        legend.append(f'<text x="{x + 3}" y="{height + 12}">{name}</text>')
+        x += 20 + 6 * len(name)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height + 22}" width="{_WIDTH}" '
         'style="max-width:100%" font-family="sans-serif" font-size="12" fill="currentColor">'

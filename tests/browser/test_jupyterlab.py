@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from PIL import Image
 
 from browser.lab import Notebook, serve
 from parallelenv import ParallelEnv
-from parallelenv.display.portrait import COLOURS
+from parallelenv.display.portrait import LOOKS
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser, pytest.mark.timeout(240)]
 
@@ -33,6 +34,33 @@ class Stuck(Lift):
 
 stuck = ParallelEnv([Stuck] * 2, "subproc", num_cpus=2)
 stuck.customized_method("stay")"""
+
+_FIRST_LOOK = (
+    """from parallelenv import ParallelEnv
+
+env = ParallelEnv.make(
+    "LunarLander-v3", num_envs=6, para_mode="subproc", num_cpus=2,
+    asynchronous="idle", render_mode="rgb_array",
+)
+env.reset(seed=3)
+env.action_space.seed(0)
+for _ in range(80):
+    env.step(env.action_space.sample())
+env""",
+    "env.show()",
+    """import time
+
+
+def hover(states):
+    time.sleep(0.05)
+    return [0] * len(states)
+
+
+env.reset(seed=3)
+env.rollout(hover, 60)""",
+    "env.close()\nenv",
+)
+"""What a newcomer may run first; the front page shows it."""
 
 
 def _chromium() -> str:
@@ -73,6 +101,10 @@ def address(page: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
         if name == "04_failures":
             book.cells.append(nbformat.v4.new_code_cell(_ENDLESS.format(begun=str(tmp_path / "begun"))))  # type: ignore[no-untyped-call]
         nbformat.write(book, tmp_path / f"{name}.ipynb")  # type: ignore[no-untyped-call]
+    first_look = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code) for code in _FIRST_LOOK])  # type: ignore[no-untyped-call]
+    first_look.metadata = book.metadata  # which names the kernel
+    nbformat.write(first_look, tmp_path / "first_look.ipynb")  # type: ignore[no-untyped-call]
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))  # else SDL says in each worker that it is not set
     with serve(tmp_path) as address:
         yield address
     psutil.wait_procs(marked(mark), timeout=10)
@@ -84,7 +116,6 @@ def test_notebooks_in_jupyterlab(page: Any, address: str, tmp_path: Path) -> Non
     first.run_all()
     _check_tables(first)
     _check_frames(first)
-    _keep(page, "notebook.png", first.cell("def show(policy"))
 
     fourth = Notebook(page, address, "04_failures.ipynb")
     fourth.start_all()
@@ -105,6 +136,42 @@ def test_notebooks_in_jupyterlab(page: Any, address: str, tmp_path: Path) -> Non
     fourth.rerun(killed)
     assert "It was killed by SIGKILL" in fourth.output(killed)
     _check_portrait(fourth, killed)
+
+
+def test_a_first_look(page: Any, address: str) -> None:
+    """The portrait, tiled frames and a progress bar under way; the first two are the picture of the front page."""
+    page.set_viewport_size({"width": 1000, "height": 1000})
+    notebook = Notebook(page, address, "first_look.ipynb")
+    page.keyboard.press("Control+b")  # without the list of files
+    notebook.start_all()
+    rollout = notebook.cell("def hover")
+    bar = re.compile(r"rollout: +\d+%\|.*\| \d+/60 steps \[00:0\d<00:0\d, +[\d.]+ step/s\]")
+    rollout.get_by_text(bar).wait_for(timeout=60_000)
+    _keep(page, "bar.png", rollout)
+    closed = notebook.cell("env.close()")
+    notebook.await_run(closed)
+    assert "rollout:" not in notebook.output(rollout), "the bar is gone"
+    assert "6 closed" in notebook.output(closed)
+    assert "running" not in notebook.output(closed)
+    assert _number_of(LOOKS["closed"].colour, closed) > 6 * 100
+    assert not _number_of(LOOKS["running"].colour, closed)
+
+    made = notebook.cell("num_envs=6")
+    said = notebook.output(made)
+    assert re.search(r"\d running\s*✓\s*\d done\s", said), said
+    assert re.search(r"\d+ steps \([\d,]+/s\) of all envs together", said), said
+    frames = _pixels(notebook.cell("env.show").locator(".jp-OutputArea-output img"))
+    assert abs(frames.shape[1] - 800) <= 2
+    is_grey = (np.abs(frames.astype(int) - 128) < 3).all(axis=2)
+    assert (is_grey.mean(axis=0) > 0.95).sum() >= 2 * 3, "two gaps between three columns"
+    _keep(page, "notebook.png", made)
+
+
+def _number_of(colour: str, cell: Any) -> int:
+    """Return how many pixels of the portrait below a cell have a colour."""
+    wanted = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
+    pixels = _pixels(cell.locator(".jp-RenderedHTMLCommon").last).astype(int)
+    return int((np.abs(pixels - wanted).max(axis=2) < 8).sum())
 
 
 def _check_tables(notebook: Notebook) -> None:
@@ -129,11 +196,8 @@ def _check_portrait(notebook: Notebook, cell: Any) -> None:
     assert "2 failed" in notebook.output(cell)
     portrait = cell.locator(".jp-RenderedHTMLCommon").last
     assert [portrait.locator("th").nth(i).inner_text() for i in range(4)] == ["envs", "pid", "memory", "waiting"]
-    pixels = _pixels(portrait).astype(int)
-    for colour, name in ((COLOURS["failed"], "failed"), (COLOURS["running"], "running")):
-        wanted = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
-        near = np.abs(pixels - wanted).max(axis=2) < 8
-        assert near.sum() > 2 * 100, f"two squares of 12 by 12 pixels are {name}"
+    for state in ("failed", "running"):
+        assert _number_of(LOOKS[state].colour, cell) > 2 * 100, f"two squares of 14 by 14 pixels are {state}"
 
 
 def _check_frames(notebook: Notebook) -> None:
@@ -142,9 +206,9 @@ def _check_frames(notebook: Notebook) -> None:
         env.reset(seed=0)
         for _ in range(6):
             env.step([0, 1, 0, 1])
-        picture = Image.fromarray(env.render(tile=True))
+        picture = Image.fromarray(env.render(tile=True, labels=True))
     expected = picture.resize((picture.width // 3, picture.height // 3), Image.Resampling.BOX)
-    image = notebook.cell("env.render(tile=True)").locator(".jp-OutputArea-output img")
+    image = notebook.cell("env.render(tile=True, labels=True)").locator(".jp-OutputArea-output img")
     image.scroll_into_view_if_needed()
     found = _pixels(image)
     assert found.shape[1:] == (expected.width, 3)
@@ -170,4 +234,5 @@ def _keep(page: Any, name: str, cell: Any) -> None:
     folder = os.environ.get("PARALLELENV_SCREENSHOTS")
     if folder:
         cell.scroll_into_view_if_needed()
+        Path(folder).mkdir(parents=True, exist_ok=True)
         page.screenshot(path=Path(folder) / name)

@@ -51,10 +51,33 @@ p.summary()
 ]
 
 
-@pytest.fixture(scope="module")
-def executed(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A notebook of these cells with its outputs."""
-    folder: Path = tmp_path_factory.mktemp("notebook")
+BAR_CELLS = [
+    "import os, sys\nos.environ['TQDM_MININTERVAL'] = '0'\nimport parallelenv.goal as goal\ngoal._BAR_DELAY = 0.0\n"
+    + CELLS[0],
+    "env.rollout(stay, 30)",
+    "states = env.reset()\nenv.run_episodes(stay, 6)",
+    "env.play(stay, 4)",
+    "film = env.record(stay, 4)",
+    "states = env.reset()\nenv.rollout(stay, 30, progress=False)\nfilm = env.record(stay, 4, progress=False)",
+    "print('ipywidgets' in sys.modules, 'tqdm.notebook' in sys.modules)",
+]
+
+
+class Listening(NotebookClient):
+    """Keeps each text that is shown below a cell, also if a later one replaces it."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.texts: dict[int, list[str]] = {}
+
+    def process_message(self, message: Any, cell: Any, index: int) -> Any:
+        if message["msg_type"] in ("display_data", "update_display_data"):
+            self.texts.setdefault(index, []).append(message["content"]["data"]["text/plain"])
+        return super().process_message(message, cell, index)
+
+
+def execute(cells: list[str], folder: Path) -> Listening:
+    """Run a notebook of these cells in a kernel of this interpreter."""
     spec = {
         "argv": [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
         "display_name": "Python 3",
@@ -62,13 +85,21 @@ def executed(tmp_path_factory: pytest.TempPathFactory) -> Any:
     }
     (folder / "jupyter" / "kernels" / "python3").mkdir(parents=True)
     (folder / "jupyter" / "kernels" / "python3" / "kernel.json").write_text(json.dumps(spec), encoding="utf-8")
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code) for code in CELLS])  # type: ignore[no-untyped-call]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code) for code in cells])  # type: ignore[no-untyped-call]
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("JUPYTER_PATH", str(folder / "jupyter"))
         patched.setenv("JUPYTER_RUNTIME_DIR", str(folder / "runtime"))
         patched.setenv("IPYTHONDIR", str(folder / "ipython"))
-        client = NotebookClient(notebook, timeout=60, kernel_name="python3")
+        client = Listening(notebook, timeout=60, kernel_name="python3")
         asyncio.run(client.async_execute(cwd=str(folder)))
+    return client
+
+
+@pytest.fixture(scope="module")
+def executed(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A notebook of these cells with its outputs."""
+    folder: Path = tmp_path_factory.mktemp("notebook")
+    notebook = execute(CELLS, folder).nb
     assert (folder / "film.webp").stat().st_size
     return notebook
 
@@ -88,7 +119,7 @@ def picture(output: dict[str, str]) -> Any:
 def test_a_picture_is_replaced_by_the_next_one_below_the_same_cell(executed: Any) -> None:
     (output,) = outputs(executed, 1)
     shown = picture(output)
-    assert shown.shape == (48, 32, 3)
+    assert shown.shape == (49, 33, 3)
     assert (shown[:8, :16] == 120).all()
     (other,) = outputs(executed, 2)
     assert picture(other).shape == (8, 16, 3)
@@ -115,3 +146,19 @@ def test_nbconvert_keeps_them(executed: Any) -> None:
     page, _ = exporter.from_notebook_node(executed)
     for part in ('title="env 0: running"', "data:image/webp;base64,", "<svg ", "data:image/png;base64,"):
         assert part in page
+
+
+def test_bars_show_below_cells_without_ipywidgets_and_vanish(tmp_path: Path) -> None:
+    client = execute(BAR_CELLS, tmp_path)
+    for cell, (name, total) in enumerate(
+        [("rollout", "30 steps"), ("run_episodes", "6 episodes"), ("play", "4 steps"), ("record", "4 steps")], start=1
+    ):
+        texts = client.texts[cell]
+        bars = [text for text in texts if text.startswith(f"{name}: ")]
+        assert f" 0/{total} [" in bars[0]
+        assert f" {total.split()[0]}/{total} [" in bars[-1], "it moves"
+        shown = [output["data"].get("text/html") for output in client.nb.cells[cell].outputs if "data" in output]
+        assert "" in shown, "and is gone at the end"
+        assert not [output for output in client.nb.cells[cell].outputs if output.output_type == "stream"]
+    assert not client.nb.cells[5].outputs[:-1]
+    assert client.nb.cells[6].outputs[0].text == "False False\n"

@@ -16,7 +16,7 @@ import pytest
 from conftest import MakeEnv
 
 from parallelenv import ParallelEnv
-from parallelenv.display.portrait import COLOURS, Portrait, Worker, portray
+from parallelenv.display.portrait import LOOKS, Portrait, Worker, portray
 from parallelenv.errors import WorkerDiedError
 from parallelenv.score import Standing
 from parallelenv.seats import Seat, here
@@ -84,8 +84,9 @@ def test_it_says_what_there_is_to_say(make_env: MakeEnv, mode: str) -> None:
     text, page = found["text/plain"], found["text/html"]
     assert text.startswith(repr(env))
     assert "envs      4 running" in text
-    assert re.search(r"episodes  12 ended, return -?[\d.]+ and length 3 on average of the latest 12\n", text)
-    assert re.search(r"steps     40, [\d,.e+]+ per second\n", text)
+    assert re.search(r"episodes  12 ended; mean of the last 12: return -?[\d.]+, length 3\n", text)
+    assert re.search(r"  40 steps \([\d,.]+/s\) of all envs together\n", text)
+    assert "(waiting: share of the time a worker had no work, while your code or slower workers ran)" in text
     tags = parsed(page)
     assert set(tags.seen) <= {"div", "span", "code", "table", "thead", "tbody", "tr", "td", "th"}
     assert page.count('title="env ') == 4
@@ -117,19 +118,21 @@ def test_the_process_ids_are_those_of_the_workers_also_after_a_restart(make_env:
 @pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
 def test_every_state_has_its_colour(make_env: MakeEnv) -> None:
     env = make_env(counters(0, 1, 2, 3, length=2), asynchronous="idle", num_cpus=2)
-    assert states_of(env) == ["idle"] * 4
+    assert states_of(env) == ["needs reset"] * 4
+    assert "4 need reset" in bundle(env)["text/plain"]
     env.reset([0, 1, 2], seed=0)
-    assert states_of(env) == ["running", "running", "running", "idle"]
+    assert states_of(env) == ["running", "running", "running", "needs reset"]
     env.step([1, 1], [0, 1])
     env.step([1, 1], [0, 1])
     env.pause([1])
-    assert states_of(env) == ["done", "paused", "running", "idle"]
+    assert states_of(env) == ["done", "paused", "running", "needs reset"]
     env.send([1], [2])
-    assert states_of(env) == ["done", "paused", "busy", "idle"]
+    assert states_of(env) == ["done", "paused", "busy", "needs reset"]
     page = env._repr_mimebundle_()["text/html"]
-    for state in ("done", "paused", "busy", "idle"):
-        assert COLOURS[state] in page
-    assert COLOURS["failed"] not in page
+    for env_id, state in enumerate(("done", "paused", "busy", "needs reset")):
+        assert re.search(rf'title="env {env_id}: {state}" [^>]*{LOOKS[state].colour}">{LOOKS[state].sign}<', page)
+        assert f"</span> 1 {state}</span>" in page
+    assert LOOKS["failed"].colour not in page
     env.recv()
 
 
@@ -147,10 +150,10 @@ def test_envs_whose_worker_died_have_failed(make_env: MakeEnv) -> None:
     with pytest.raises(WorkerDiedError):
         env.step([4, 1, 1, 1])
     assert states_of(env) == ["failed", "failed", "running", "running"]
-    assert "2 failed" in bundle(env)["text/plain"]
+    assert "2 running, 2 failed (worker died)" in bundle(env)["text/plain"]
     assert [worker.env_ids for worker in portray(env, "").workers] == [(2, 3)]
     env.restart([0])
-    assert states_of(env) == ["idle", "idle", "running", "running"]
+    assert states_of(env) == ["needs reset", "needs reset", "running", "running"]
 
 
 def test_with_restart_nobody_is_done(make_env: MakeEnv) -> None:
@@ -183,7 +186,28 @@ def test_thousands_of_envs_stay_small_on_the_page() -> None:
     assert "... and 4,744 more" in portrait.html()
     assert "... and 484 more workers" in portrait.text()
     assert "1 on elsewhere" in portrait.text()
-    assert "5000 running" in portrait.text()
+    assert "5,000 running" in portrait.text()
+
+
+def test_numbers_of_one_and_of_many_read_well() -> None:
+    one = Portrait("", ["needs reset"], Standing(1, 1, -1.5, 1.0), 155.4, [])
+    assert "envs      1 needs reset\n" in one.text()
+    assert "so far    1 step (155/s)\n" in one.text()
+    assert one.text().endswith("episodes  1 ended: return -1.5, length 1")
+    many = Portrait("", ["running"] * 2, Standing(1234567, 4321, 123456.7, 2048.5), 98765.4, [])
+    assert "so far    1,234,567 steps (98,765/s) of all envs together" in many.text()
+    assert "episodes  4,321 ended; mean of the last 100: return 123,457, length 2,048" in many.text()
+
+
+def test_states_differ_in_more_than_colour() -> None:
+    assert len({look.colour for look in LOOKS.values()}) == len({look.sign for look in LOOKS.values()}) == len(LOOKS)
+
+
+def test_envs_without_tasks_are_exhausted() -> None:
+    with ParallelEnv([Counter] * 2, asynchronous="restart") as env:
+        env.reset(seed=0)
+        env._stepper.episodes.exhausted.add(1)
+        assert states_of(env) == ["running", "exhausted"]
 
 
 # ---------------------------------------------------------------- that it asks nobody
@@ -232,17 +256,21 @@ def test_it_is_shown_while_another_thread_waits_in_a_step(make_env: MakeEnv) -> 
     assert states_of(env) == ["running", "running"]
 
 
-def test_a_closed_one_shows_what_it_was(make_env: MakeEnv) -> None:
+def test_a_closed_one_is_grey_and_keeps_its_counts(make_env: MakeEnv) -> None:
     env = make_env(counters(0, 1), asynchronous="restart")
     env.reset(seed=0)
     for _ in range(3):
         env.step([1, 1])
     env.close()
-    text = bundle(env)["text/plain"]
+    found = bundle(env)
+    text, page = found["text/plain"], found["text/html"]
     assert "closed" in text.splitlines()[0]
-    assert "envs      2 running, when it was closed" in text
+    assert "envs      2 closed" in text
     assert "2 ended" in text
     assert "pid" not in text
+    assert "running" not in text + page
+    assert LOOKS["closed"].colour in page
+    assert LOOKS["running"].colour not in page
 
 
 class Broken(gym.Env[Any, Any]):
@@ -344,7 +372,7 @@ def test_a_step_counts_rewards_that_are_no_numbers_as_unknown(make_env: MakeEnv)
     env.reset(seed=0)
     for _ in range(4):
         env.step([1, 1])
-    assert "4 ended, length 2 on average of the latest 4" in bundle(env)["text/plain"]
+    assert "4 ended; mean of the last 4: length 2" in bundle(env)["text/plain"]
 
 
 class Vector(Counter):

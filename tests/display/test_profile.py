@@ -24,9 +24,11 @@ from parallelenv.backends.watch import HostRecord, Thinning, Watch, begin_watchi
 from parallelenv.display.profile import Profile
 from parallelenv.display.recorder import Recorder
 from parallelenv.display.recording import measure, merge
+from parallelenv.display.timeline import _moment
 from parallelenv.errors import ArgumentError, ClosedError, EnvBusyError, NotRecordedError, WorkerDiedError
 from parallelenv.seats import Seat, clock_id, here
 from parallelenv.testing.envs import Counter
+from parallelenv.texts import duration
 
 
 class Sleepy(Counter):
@@ -368,7 +370,7 @@ def test_a_host_stops_noting_when_it_is_full(monkeypatch: pytest.MonkeyPatch) ->
                 env.step([1, 1])
     assert turns_of(profile) == {(0, "step"): 3, (1, "step"): 3}
     assert profile.summary().is_full
-    assert "there was more than is kept" in repr(profile.summary())
+    assert "incomplete: the recording is full" in repr(profile.summary())
 
 
 # ---------------------------------------------------------------- nothing when off
@@ -528,7 +530,7 @@ def test_a_timeline_is_a_picture_by_itself(recorded: Profile, tmp_path: Path) ->
     timeline = recorded.plot(path=path)
     root = xml.etree.ElementTree.fromstring(path.read_text())
     texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
-    assert {"caller", "envs 0-1", "envs 2-3"} <= set(texts)
+    assert {"your program", "your code", "waiting", "envs 0-1", "envs 2-3"} <= set(texts)
     titles = [element.text or "" for element in root.iter("{http://www.w3.org/2000/svg}title")]
     assert sum(title.startswith("env 1: step") for title in titles) == 6
     assert any(title.startswith("env 0: reset") for title in titles)
@@ -539,6 +541,36 @@ def test_a_timeline_is_a_picture_by_itself(recorded: Profile, tmp_path: Path) ->
     assert timeline._repr_mimebundle_()["text/html"] == timeline.svg
     with pytest.raises(ArgumentError, match=r"ends in .svg"):
         recorded.plot(path=tmp_path / "time.png")
+
+
+def test_parts_of_a_share_stand_under_it_and_the_others_add_up(recorded: Profile) -> None:
+    found = recorded.summary()
+    lines = repr(found).splitlines()
+    rows = {line[:12].rstrip(): float(line[12:].split("%")[0]) for line in lines[2:6]}
+    assert list(rows) == ["your code", "transport", "workers", "  stragglers"]
+    assert rows["your code"] + rows["transport"] + rows["workers"] == pytest.approx(100, abs=0.2)
+    assert rows["  stragglers"] <= rows["workers"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "0 µs"),
+        (5e-6, "5 µs"),
+        (123.4e-6, "123 µs"),
+        (999.7e-6, "1 ms"),
+        (0.9999, "1 s"),
+        (12.34, "12.3 s"),
+        (86400.0, "86,400 s"),
+    ],
+)
+def test_durations_have_three_digits_and_a_unit_that_suits_them(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_the_axis_of_a_timeline_has_round_numbers() -> None:
+    assert [_moment(seconds, 2e-5) for seconds in (0.0, 4e-5, 0.0125)] == ["0 µs", "40 µs", "12,500 µs"]
+    assert [_moment(seconds, 0.5) for seconds in (0.5, 12000.0)] == ["0.5 s", "12,000 s"]
 
 
 def test_a_part_of_a_timeline_can_be_asked_for(recorded: Profile) -> None:
@@ -558,6 +590,6 @@ def test_a_long_recording_is_shaded_with_some_steps_below(monkeypatch: pytest.Mo
                 env.step([1] * 8)
     timeline = profile.plot()
     assert len(timeline.svg) < 400_000
-    assert timeline.svg.count(">caller</text>") == 2
-    assert "works " in timeline.svg
+    assert timeline.svg.count(">your program</text>") == 2
+    assert "works for " in timeline.svg
     assert "env 7: step" in timeline.svg

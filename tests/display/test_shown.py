@@ -14,7 +14,7 @@ import pytest
 from conftest import MakeEnv
 
 from parallelenv import ParallelEnv
-from parallelenv.animation import encode_picture, has_ffmpeg, shrink
+from parallelenv.animation import encode_picture, has_ffmpeg
 from parallelenv.display import film as films
 from parallelenv.display.screen import Pace, Screen
 from parallelenv.errors import (
@@ -98,7 +98,7 @@ def test_a_film_shows_all_envs_after_each_step(make_env: MakeEnv, policy: Any) -
     frames = frames_of(film.data)
     assert film.num_frames == len(frames) == 7
     assert (film.fps, film.path) == (10, None)
-    assert frames[0].shape == (48, 32, 3)
+    assert frames[0].shape == (49, 33, 3)  # two columns and two rows, with a gap
     brightness = [round(float(frame[:8, :16].mean()) / 40) for frame in frames]
     assert brightness == [0, 1, 2, 3, 0, 1, 2]  # whoever ends begins anew
     assert film.episodes.lengths.tolist() == [4, 4, 4]
@@ -154,10 +154,10 @@ def test_a_film_that_is_too_large_is_not_put_into_the_page(monkeypatch: pytest.M
 def test_wide_frames_are_made_smaller() -> None:
     picture = np.zeros((100, 300, 3), np.uint8)
     picture[:, 150:] = 200
-    small = shrink(picture, 30)
+    small = tile_frames([picture], width=30)
     assert small.shape == (10, 30, 3)
     assert small[5].tolist() == [[0] * 3] * 15 + [[200] * 3] * 15
-    assert shrink(picture, 300) is picture
+    assert np.array_equal(tile_frames([picture], width=300), picture)
     with ParallelEnv([Lamp]) as env:
         film = env.record(stay, 1, width=4, progress=False)
     assert film.num_frames == 2
@@ -351,7 +351,7 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Return the pictures that are shown, as if this were a notebook."""
     pictures: list[Any] = []
     monkeypatch.setattr("parallelenv.shown.refuse_no_notebook", lambda call: None)
-    monkeypatch.setattr(Screen, "show", lambda self, picture, width: pictures.append(shrink(picture, width)))
+    monkeypatch.setattr(Screen, "show", lambda self, picture: pictures.append(picture))
     return pictures
 
 
@@ -454,31 +454,54 @@ def test_what_cannot_be_seen_is_refused_before_anything_is_drawn(make_env: MakeE
     assert len(shown) == 2
 
 
-def test_of_many_envs_small_frames_are_put_together(shown: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_many_envs_small_frames_are_put_together(shown: list[Any], tmp_path: Path) -> None:
     class Wide(Lamp):
         def render(self) -> Any:
             frame = np.zeros((40, 60 - 20 * self.number, 3), np.uint8)
             frame[:, : frame.shape[1] // 2] = 200
             return frame
 
-    asked: list[Any] = []
-
-    def tile(*arguments: Any) -> Any:
-        asked.append(tile_frames(*arguments))
-        return asked[-1]
-
-    monkeypatch.setattr("parallelenv.calls.tile_frames", tile)
     with ParallelEnv([lambda number=number: Wide(number % 2) for number in range(16)]) as env:
         env.reset()
         assert env.render(tile=True).shape == (160, 240, 3)
         env.show(width=30)
-        assert asked[-1].shape == (40, 60, 3)
-        assert asked[-1][:10, :30, 0].tolist() == [([200] * 7 + [100] + [0] * 7 + [200] * 5 + [0] * 10)] * 10
         env.show(width=200)
-        assert asked[-1].shape == (160, 240, 3)
-        env.record(stay, 1, width=30, progress=False)
-        assert asked[-1].shape == (40, 60, 3)
-    assert [picture.shape for picture in shown] == [(20, 30, 3), (133, 200, 3)]
+        env.show(width=800)
+        film = env.record(stay, 1, tmp_path / "film.png", width=30, progress=False)
+    small, large, whole = shown
+    assert (small.shape, large.shape, whole.shape) == ((19, 27, 3), (135, 199, 3), (163, 243, 3))
+    row = [*[200] * 3, *[0] * 3, 128, *[200] * 2, *[0] * 2, *[0] * 2, 128]
+    assert small[:4, :14, 0].tolist() == [row] * 4
+    assert frames_of(film.data)[0].shape == small.shape
+    assert (whole[-10:, -20:] == 0).all(), "narrower frames are padded"
+
+
+def test_frames_that_are_shown_have_the_ids_of_their_envs(shown: list[Any]) -> None:
+    class Grey(Lamp):
+        def render(self) -> Any:
+            return np.full((100, 100, 3), 90, np.uint8)
+
+    with ParallelEnv([Grey] * 12) as env:
+        env.reset()
+        env.show([11, 4])
+        env.show([4, 7])
+        env.play(stay, 1, id=[4, 11], fps=1000)
+        env.show(4)
+        plain, labelled = env.render([4, 11], tile=True), env.render([4, 11], tile=True, labels=True)
+        with pytest.raises(ArgumentError, match=r"labels=True draws env ids on the tiles.*Add tile=True"):
+            env.render(labels=True)
+    (eleven, four), (other_four, seven) = ((picture[:, :100], picture[:, -100:]) for picture in shown[:2])
+    assert np.array_equal(four, other_four)
+    assert not np.array_equal(four, seven)
+    for tile in (eleven, four, seven):
+        drawn = (tile != 90).any(axis=2)
+        assert drawn[:20, :20].any()
+        assert drawn.mean() < 0.05, "an id leaves the frame to be seen"
+        assert tile.max() > 220, "white letters"
+    assert [np.array_equal(picture, labelled) for picture in shown[2:-1]] == [True, True], "play shows the ids too"
+    assert (shown[-1] == 90).all(), "a single frame needs no id"
+    assert (plain == 90).all()
+    assert plain.shape == (100, 200, 3)
 
 
 def test_frames_keep_their_pace(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -499,4 +522,4 @@ def test_frames_keep_their_pace(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_screen_belongs_to_no_env() -> None:
     with pytest.raises(NotebookNeededError):
-        Screen().show(np.zeros((2, 2, 3), np.uint8), 10)
+        Screen().show(np.zeros((2, 2, 3), np.uint8))
