@@ -89,9 +89,11 @@ def exclusive(method: _Method) -> _Method:
     @functools.wraps(method)
     def guarded(self: Guarded, *args: Any, **kwargs: Any) -> Any:
         thread = threading.get_ident()
+        is_refused = False
         try:
             # `setdefault` is atomic, and an interrupt right after it cannot lock this thread out.
             if self._is_closed or _Process.pid != self._home or self._user.setdefault("thread", thread) != thread:
+                is_refused = True
                 raise self._refusal(method.__name__)
             return method(self, *args, **kwargs)
         except BaseException as error:
@@ -103,7 +105,7 @@ def exclusive(method: _Method) -> _Method:
                 ) from error
             raise
         finally:
-            if self._user.get("thread") == thread:
+            if not is_refused:
                 self._user.clear()
 
     vars(guarded)["has_short_traceback"] = True
