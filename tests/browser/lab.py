@@ -122,15 +122,6 @@ class Notebook:
                 raise TimeoutError(f"a cell still says {number}")
             self.page.wait_for_timeout(50)
 
-    def await_running(self, cell: Any) -> None:
-        """Wait until a cell is the one that runs, with everything before it done."""
-        deadline = time.monotonic() + PATIENCE
-        stars = self.page.locator(".jp-InputPrompt", has_text="[*]:")
-        while self.number(cell) != "[*]:" or stars.count() != 1:
-            if time.monotonic() > deadline:
-                raise TimeoutError("the cell does not run")
-            self.page.wait_for_timeout(50)
-
     def rerun(self, cell: Any) -> None:
         """Run one cell again, by the keyboard, and wait for it."""
         before = self.number(cell)
