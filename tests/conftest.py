@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import multiprocessing
 import os
 import signal
 import sys
@@ -20,7 +21,7 @@ import hypothesis
 import psutil
 import pytest
 
-from parallelenv import ParallelEnv, registry
+from parallelenv import ParallelEnv, get_worker_info, registry
 from parallelenv.errors import MissingDependencyError
 from parallelenv.task_pool import TaskPool
 
@@ -187,6 +188,31 @@ def no_leaks() -> Iterator[None]:
         gc.collect()
         time.sleep(0.05)
         found = _Holdings().that_stay(found)
+
+
+@pytest.fixture(autouse=True)
+def unchanged_process() -> Iterator[None]:
+    """Fail a test that leaves something changed in this thread, or in what the whole process shares."""
+    before = _settings()
+    yield
+    now = _settings()
+    changed = [name for name in sorted(before.keys() | now.keys()) if before.get(name) != now.get(name)]
+    if changed:
+        told = (f"{name} was {before.get(name)!r} and is {now.get(name)!r}" for name in changed)
+        pytest.fail(f"left changed: {'; '.join(told)}")
+
+
+def _settings() -> dict[str, Any]:
+    """Return what a test must leave as it was."""
+    environment = {f"${name}": value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    return {
+        **environment,
+        "get_worker_info()": get_worker_info(),
+        "the handler of SIGINT": signal.getsignal(signal.SIGINT),
+        "warnings.filters": list(warnings.filters),
+        # The default, settled by this look: else `multiprocessing` settles on it when the first process starts.
+        "multiprocessing's start method": multiprocessing.get_start_method(),
+    }
 
 
 class _Holdings:
