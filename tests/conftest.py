@@ -7,6 +7,7 @@ import gc
 import logging
 import multiprocessing
 import os
+import re
 import signal
 import sys
 import threading
@@ -27,8 +28,9 @@ from parallelenv.task_pool import TaskPool
 
 pytest.register_assert_rewrite("parallelenv.testing")  # before any test imports a part of it
 # No example has a deadline: one that has waited for a core is not wrong.
-hypothesis.settings.register_profile("shared machine", deadline=None)
-hypothesis.settings.load_profile("shared machine")
+hypothesis.settings.register_profile("short", deadline=None)
+hypothesis.settings.register_profile("long", deadline=None, max_examples=300)  # chosen by `make test-all`
+hypothesis.settings.load_profile("short")
 MakeEnv = Callable[..., ParallelEnv]
 MakePool = Callable[..., TaskPool]
 
@@ -42,67 +44,71 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a job in the back
 # -------------------------------------------------------------------- modes
 
 
-_ADAPTERS = {"test_gymnasium_steps.py", "test_sb3.py", "test_tianshou.py"}
-# Seconds for each test, and the same code as elsewhere: `ray` is reached as `subproc` is, and has the same backend and
-# pool as `ray-subproc`; bad input is refused before anything is sent. With these, CI would take half an hour;
-# `make test-ray` runs them.
-_LONG_IN = {
-    "ray": {
-        *_ADAPTERS,
-        "test_bad_input.py",
-        "test_calls_per_env.py",
-        "test_collector.py",
-        "test_collector_set.py",
-        "test_contract.py",
-        "test_exhausted.py",
-        "test_familiar.py",
-        "test_faults.py",
-        "test_gymnasium.py",
-        "test_machine.py",
-        "test_modes.py",
-        "test_output.py",
-        "test_portrait.py",
-        "test_profile.py",
-        "test_rebuilding.py",
-        "test_recovery.py",
-        "test_render.py",
-        "test_rollout.py",
-        "test_sampling.py",
-        "test_saving.py",
-        "test_score.py",
-        "test_shown.py",
-        "test_spaces_given.py",
-        "test_task_worlds.py",
-        "test_tasks.py",
-        "test_tasks_under_way.py",
-        "test_traffic.py",
-    },
-    "ray-subproc": {
-        *_ADAPTERS,
-        "test_bad_input.py",
-        "test_collector.py",
-        "test_collector_set.py",
-        "test_contract.py",
-        "test_exhausted.py",
-        "test_faults.py",
-        "test_rollout.py",
-        "test_saving.py",
-        "test_score.py",
-        "test_tasks_under_way.py",
-        "test_task_worlds.py",
-        "test_tasks.py",
-    },
+# What `make test` runs in the Ray modes, where a test takes seconds: files, and tests of other files. The rest has the
+# marker `long` there and is run by `make test-all`. It tests the same code as in `subproc`, and `ray` and `ray-subproc`
+# have the same backend.
+_IN_RAY_SUBPROC = {
+    "test_cli.py",
+    "test_launcher.py",
+    "test_machine.py",
+    "test_output.py",
+    "test_ray.py",
+    "test_real_envs.py",
+    "test_security.py",
+    # of the contract
+    "test_a_failed_step_fails_alone",
+    "test_an_env_can_ask_where_it_is",
+    "test_close_closes_each_env_once",
+    "test_rows_come_in_the_order_asked",
+    # of test_recovery.py and test_rebuilding.py
+    "test_a_dead_worker_takes_its_envs_along_and_nothing_else",
+    "test_a_step_that_takes_too_long_is_a_failure",
+    "test_a_worker_killed_between_two_calls_is_restarted_by_the_next",
+    "test_an_exception_ends_the_episode_and_begins_the_next",
+    "test_what_fails_is_mended_without_harm_to_a_neighbour_that_is_busy",
+}
+_IN_RAY = {
+    "test_machine.py",
+    "test_origin.py",
+    "test_ray.py",
+    "test_security.py",
+    "test_a_failed_step_fails_alone",
+    "test_close_closes_each_env_once",
 }
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def _ray_mode(name: str) -> str:
+    """Return the Ray mode in the name of a test, or nothing."""
+    found = re.search(r"[\[-](ray(-subproc)?)[\]-]", name)
+    return found[1] if found else ""
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark what is long in the Ray modes only."""
-    for item in items:
-        if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
-            mode = str(item.callspec.params.get("mode"))
-            if item.path.name in _LONG_IN.get(mode, set()):
-                item.add_marker("long")
+    mode = _ray_mode(item.name)
+    kept = _IN_RAY_SUBPROC if mode == "ray-subproc" else _IN_RAY
+    if mode and not {item.path.name, item.name.partition("[")[0]} & kept:
+        item.add_marker("long")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Let several processes begin with what takes long, so that they end at the same time."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: (not _ray_mode(item.name), item.get_closest_marker("slow") is None))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Deal tests out by file, and those of the Ray modes all to one process: so Ray is started once."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
+        def _split_scope(self, nodeid: str) -> str:
+            path, _, name = nodeid.partition("::")
+            return "ray" if _ray_mode(name) else path
+
+    return Scheduling(config, log)
 
 
 @pytest.fixture(scope="session")
@@ -112,7 +118,7 @@ def ray_cluster() -> Iterator[None]:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        ray.init(num_cpus=4, include_dashboard=False, logging_level=logging.ERROR)
+        ray.init("local", num_cpus=4, include_dashboard=False, logging_level=logging.ERROR)
     yield
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -204,12 +210,15 @@ def unchanged_process() -> Iterator[None]:
 
 def _settings() -> dict[str, Any]:
     """Return what a test must leave as it was."""
-    environment = {f"${name}": value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    not_ours = ("PYTEST_CURRENT_TEST", "PYTHONBREAKPOINT", "RAY_")  # set by pytest, and by Ray when it starts
+    environment = {f"${name}": value for name, value in os.environ.items() if not name.startswith(not_ours)}
+    # Libraries add filters of their own warnings when they are imported.
+    filters = [one for one in warnings.filters if one[2].__module__.startswith(("builtins", "parallelenv"))]
     return {
         **environment,
         "get_worker_info()": get_worker_info(),
         "the handler of SIGINT": signal.getsignal(signal.SIGINT),
-        "warnings.filters": list(warnings.filters),
+        "warnings.filters": filters,
         # The default, settled by this look: else `multiprocessing` settles on it when the first process starts.
         "multiprocessing's start method": multiprocessing.get_start_method(),
     }

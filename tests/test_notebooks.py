@@ -83,7 +83,11 @@ SHOWN = {
 }
 """What each must show, in this order: regular expressions, in which a dot is also the end of a line."""
 
-every_notebook = pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+MARKS = {"06_cluster": [pytest.mark.cluster]}
+
+every_notebook = pytest.mark.parametrize(
+    "path", [pytest.param(path, marks=MARKS.get(path.stem, ())) for path in PATHS], ids=lambda path: path.stem
+)
 
 
 @pytest.fixture
