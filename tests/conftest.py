@@ -15,7 +15,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from multiprocessing import forkserver, resource_tracker
-from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -44,50 +43,51 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a job in the back
 # -------------------------------------------------------------------- modes
 
 
-# What `make test` runs in the Ray modes, where a test takes seconds: files, and tests of other files. The rest has the
+# What `make test` runs in the Ray modes, where a test takes seconds: files, functions, single tests. The rest has the
 # marker `long` there and is run by `make test-all`. It tests the same code as in `subproc`, and `ray` and `ray-subproc`
 # have the same backend.
-_IN_RAY_SUBPROC = {
+_IN_RAY_MODES = {
+    # all of these files
     "test_cli.py",
     "test_launcher.py",
-    "test_machine.py",
-    "test_output.py",
-    "test_ray.py",
-    "test_real_envs.py",
-    "test_security.py",
-    # of the contract
-    "test_a_failed_step_fails_alone",
-    "test_an_env_can_ask_where_it_is",
-    "test_close_closes_each_env_once",
-    "test_rows_come_in_the_order_asked",
-    # of test_recovery.py and test_rebuilding.py
-    "test_a_dead_worker_takes_its_envs_along_and_nothing_else",
-    "test_a_step_that_takes_too_long_is_a_failure",
-    "test_a_worker_killed_between_two_calls_is_restarted_by_the_next",
-    "test_an_exception_ends_the_episode_and_begins_the_next",
-    "test_what_fails_is_mended_without_harm_to_a_neighbour_that_is_busy",
-}
-_IN_RAY = {
-    "test_machine.py",
     "test_origin.py",
     "test_ray.py",
     "test_security.py",
+    # of the contract
     "test_a_failed_step_fails_alone",
     "test_close_closes_each_env_once",
+    "test_an_env_can_ask_where_it_is[ray-subproc]",
+    "test_rows_come_in_the_order_asked[ray-subproc]",
+    # of test_machine.py and test_real_envs.py
+    "test_any_sequence_of_calls_gives_what_the_oracle_gives[ray-restart]",
+    "test_any_sequence_of_calls_gives_what_the_oracle_gives[ray-subproc-None]",
+    "test_any_sequence_of_calls_gives_what_the_oracle_gives[ray-subproc-continue]",
+    "test_any_sequence_of_calls_of_samplers_gives_what_the_oracle_gives[ray-subproc-True]",
+    "test_answers_are_those_of_the_oracle[ray-mixed]",
+    "test_answers_are_those_of_the_oracle[ray-subproc-mixed]",
+    # of test_output.py
+    "test_each_line_is_marked_and_nothing_is_split[ray-subproc]",
+    "test_standard_error_and_warnings[ray-subproc]",
+    "test_what_is_printed_at_the_end_is_shown[ray-subproc-far]",
+    "test_what_is_printed_at_the_end_is_shown[ray-subproc-near]",
+    # of test_rebuilding.py and test_recovery.py
+    "test_a_dead_worker_takes_its_envs_along_and_nothing_else[ray-subproc]",
+    "test_a_step_that_takes_too_long_is_a_failure[ray-subproc]",
+    "test_a_worker_killed_between_two_calls_is_restarted_by_the_next[ray-subproc]",
+    "test_an_exception_ends_the_episode_and_begins_the_next[ray-subproc-restart]",
+    "test_what_fails_is_mended_without_harm_to_a_neighbour_that_is_busy[ray-subproc]",
 }
 
 
-def _ray_mode(name: str) -> str:
-    """Return the Ray mode in the name of a test, or nothing."""
-    found = re.search(r"[\[-](ray(-subproc)?)[\]-]", name)
-    return found[1] if found else ""
+def _is_of_ray(name: str) -> bool:
+    """Whether the test of this name runs in a Ray mode."""
+    return re.search(r"[\[-]ray[\]-]", name) is not None
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark what is long in the Ray modes only."""
-    mode = _ray_mode(item.name)
-    kept = _IN_RAY_SUBPROC if mode == "ray-subproc" else _IN_RAY
-    if mode and not {item.path.name, item.name.partition("[")[0]} & kept:
+    names = {item.path.name, item.name, item.name.partition("[")[0]}
+    if _is_of_ray(item.name) and not names & _IN_RAY_MODES and not item.get_closest_marker("cluster"):
         item.add_marker("long")
 
 
@@ -95,7 +95,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Let several processes begin with what takes long, so that they end at the same time."""
     if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: (not _ray_mode(item.name), item.get_closest_marker("slow") is None))
+        items.sort(key=lambda item: (not _is_of_ray(item.name), item.get_closest_marker("slow") is None))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -106,7 +106,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class Scheduling(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
         def _split_scope(self, nodeid: str) -> str:
             path, _, name = nodeid.partition("::")
-            return "ray" if _ray_mode(name) else path
+            return "ray" if _is_of_ray(name) else path
 
     return Scheduling(config, log)
 
@@ -298,10 +298,13 @@ def _ray_runs() -> bool:
 
 
 def _listing(folder: str) -> dict[str, str]:
+    """Return the entries of a folder, each with what it is a link to, if to anything."""
     found = {}
-    for path in Path(folder).glob("*"):
+    for name in os.listdir(folder):
+        path = os.path.join(folder, name)
         try:
-            found[path.name] = str(path.readlink()) if path.is_symlink() else ""
-        except OSError:  # the descriptor that listed the folder, or something that is just going
-            continue
+            found[name] = os.readlink(path)
+        except OSError:
+            if os.path.lexists(path):  # else it is the descriptor that listed the folder, or something that just went
+                found[name] = ""
     return found

@@ -25,8 +25,8 @@ Item = TypeVar("Item")
 
 MARK = "PARALLELENV_KERNEL_TEST"
 PATIENCE = 30.0  # seconds for what nobody promised to be quick
-SOON = 1.0  # seconds from the interrupt to the end of the cell
-GONE = 2.0  # seconds until workers are gone whose kernel, or whose last user in it, is no more
+SOON = 3.0  # seconds from the interrupt to the end of the cell; a fraction of one where nothing else runs
+GONE = 5.0  # seconds until workers are gone whose kernel, or whose last user in it, is no more
 NUM_WORKERS = 2
 
 START_METHODS = ["forkserver", "spawn", "fork"]
