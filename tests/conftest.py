@@ -34,6 +34,12 @@ MakeEnv = Callable[..., ParallelEnv]
 MakePool = Callable[..., TaskPool]
 
 PATIENCE = 2.0  # seconds that what is ending gets to be gone
+# Variables of pytest, of Ray when it starts, and of Tianshou, RLlib and PyTorch when they are imported.
+_SET_BY_OTHERS = (
+    "PYTEST_CURRENT_TEST",
+    *("PYTHONBREAKPOINT", "RAY_"),
+    *("SDL_AUDIODRIVER", "TF_CPP_MIN_LOG_LEVEL", "TORCHINDUCTOR_CACHE_DIR"),
+)
 _RAY_DESCRIPTORS = 8  # connections that Ray opens and closes when it likes
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a job in the background: no test could be interrupted
@@ -210,8 +216,7 @@ def unchanged_process() -> Iterator[None]:
 
 def _settings() -> dict[str, Any]:
     """Return what a test must leave as it was."""
-    not_ours = ("PYTEST_CURRENT_TEST", "PYTHONBREAKPOINT", "RAY_")  # set by pytest, and by Ray when it starts
-    environment = {f"${name}": value for name, value in os.environ.items() if not name.startswith(not_ours)}
+    environment = {f"${name}": value for name, value in os.environ.items() if not name.startswith(_SET_BY_OTHERS)}
     # Libraries add filters of their own warnings when they are imported.
     filters = [one for one in warnings.filters if one[2].__module__.startswith(("builtins", "parallelenv"))]
     return {
