@@ -26,7 +26,7 @@ from parallelenv.interrupts import Shield
 from parallelenv.ownership import own
 from parallelenv.protocol import EXHAUSTED, NOTED, Command, EnvFacts, Extra, HostRecipe, Reply
 from parallelenv.seats import clock_id, here
-from parallelenv.whereabouts import WorkerInfo, answering, enter
+from parallelenv.whereabouts import WorkerInfo, call_for
 
 if TYPE_CHECKING:
     from parallelenv.backends.watch import Watch
@@ -145,16 +145,18 @@ class Host:
             KeyboardInterrupt: In the caller's thread alone. The envs that come later are then let go as they are, as
                 those of a worker are that is ended: who interrupts a `close` will not wait for more of them.
         """
-        envs, self._envs = self._envs, [None] * len(self._envs)
-        turns = iter(self.everyone)
-        self.turns = turns, self.everyone
         try:
-            with answering(self):
-                for _, env in zip(turns, envs, strict=True):
-                    self._close_env(env)
+            call_for(self, self._close_all)
         finally:
             with Shield():  # an interrupt in a `__del__` would be told to nobody
                 self._recipe = dataclasses.replace(self._recipe, shared={})  # their memory goes now
+
+    def _close_all(self) -> None:
+        envs, self._envs = self._envs, [None] * len(self._envs)
+        turns = iter(self.everyone)
+        self.turns = turns, self.everyone
+        for _, env in zip(turns, envs, strict=True):
+            self._close_env(env)
 
     def _close_env(self, env: Resettable | None) -> None:
         """Close an env that is not used any more, whatever it raises: it is gone either way."""
@@ -451,12 +453,7 @@ class Execution:
 
     def run(self) -> Reply:
         """Execute what is left of the command and return its reply."""
-        before = None  # if an interrupt comes too early to know. Written out: a context manager takes 1 us
-        try:
-            before = enter(self._host)
-            return next(self._running())
-        finally:
-            enter(before)
+        return call_for(self._host, self._running().__next__)
 
     def _running(self) -> Iterator[Reply]:
         """Execute what is left of the command and yield its reply.

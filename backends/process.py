@@ -11,6 +11,8 @@ from multiprocessing.process import BaseProcess
 from parallelenv.interrupts import Shield
 
 _IS_POSIX = os.name == "posix"
+_MOMENT = 1.0
+"""Seconds that the fork server gets to tell of an end."""
 _GLANCE = 0.05
 """Seconds between looks at whether a process has ended, where a child of its own holds on to what would tell."""
 
@@ -49,6 +51,8 @@ class WorkerProcess:
                 with Shield():
                     self._process.join(_GLANCE)
                 return
+        if not self.is_alive():  # the fork server tells of an end a moment after it; only then it can be closed
+            connection.wait([self._process.sentinel], _MOMENT)
 
     def terminate(self) -> None:
         """Ask it to end."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import multiprocessing
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from parallelenv import arguments, recipes, trial
+from parallelenv.batch import Array
 from parallelenv.cores import usable_cores
 from parallelenv.costs import Candidate, Figures, Room, candidates, pick
 from parallelenv.errors import UnpicklableError
@@ -82,13 +83,19 @@ def recommend(envs: Sequence[Any], *, num_cpus: int | None = None, spaces: Space
     return choose(recipes.make_recipes(envs), num_cpus, arguments.check_spaces(spaces))
 
 
-def choose(env_recipes: Sequence[EnvRecipe], num_cpus: int | None, spaces: Spaces | None = None) -> Recommendation:
-    """Return what `recommend` returns."""
+def choose(
+    env_recipes: Sequence[EnvRecipe],
+    num_cpus: int | None,
+    spaces: Spaces | None = None,
+    seed: int | None = None,
+    shared: Mapping[str, Array] | None = None,
+) -> Recommendation:
+    """Return what `recommend` returns, for envs that may ask for a seed and for shared arrays when they are made."""
     has_instances = any(recipe.is_live for recipe in env_recipes)
     if has_instances and (obstacle := _obstacle(env_recipes)):
         return _unknown(f"Instances are not stepped for a trial, and copies of them are not to be had: {obstacle}")
     try:
-        figures = trial.measure(env_recipes, spaces)
+        figures = trial.measure(env_recipes, spaces, seed, shared)
     except Exception as error:  # noqa: BLE001 (envs raise anything; whoever uses them will see it)
         return _unknown(f"No env could be tried: {one_line(error)}")
     cores = usable_cores()

@@ -17,7 +17,6 @@ from parallelenv import translations
 from parallelenv.errors import ArgumentError, MissingDependencyError, UnknownModeError, UnknownOptionError
 from parallelenv.protocol import Backend
 from parallelenv.texts import did_you_mean
-from parallelenv.whereabouts import offering
 
 if TYPE_CHECKING:
     from parallelenv.choice import Recommendation
@@ -81,8 +80,7 @@ def settle(
     _refuse_details(options, num_gpus)
     from parallelenv.choice import choose  # the words must be there before what is chosen from them
 
-    with offering(**for_envs):
-        chosen = choose(env_recipes, num_cpus, spaces)
+    chosen = choose(env_recipes, num_cpus, spaces, **for_envs)
     return make_backend(chosen.mode, chosen.options), chosen.num_cpus, chosen
 
 

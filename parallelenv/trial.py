@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import cloudpickle
@@ -23,11 +23,13 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
 from parallelenv.backends.adapt import Resettable, adapt
+from parallelenv.batch import Array
 from parallelenv.costs import Figures
 from parallelenv.errors import EnvContractError
 from parallelenv.recipes import EnvRecipe
+from parallelenv.shared import frozen
 from parallelenv.spaces import Spaces, Structure
-from parallelenv.whereabouts import Trial, answering, offered
+from parallelenv.whereabouts import Trial, call_for
 
 try:
     import resource
@@ -52,12 +54,19 @@ the usual 5 ms an env that lets go of it once a step would mostly wait to get it
 CPU time goes into asking for it, which looks like work: a sixth of it with this, a fifth with 0.1 ms."""
 
 
-def measure(recipes: Sequence[EnvRecipe], spaces: Spaces | None = None) -> Figures:
+def measure(
+    recipes: Sequence[EnvRecipe],
+    spaces: Spaces | None = None,
+    seed: int | None = None,
+    shared: Mapping[str, Array] | None = None,
+) -> Figures:
     """Return what the envs are like, on average.
 
     Args:
         recipes: Of all of them. Some are tried, evenly spread, if they are of many kinds.
         spaces: Theirs, of observations and of actions; ``None``: those that they declare.
+        seed: As for `ParallelEnv`; envs may ask for it when they are made.
+        shared: Likewise.
 
     Raises:
         Exception: Whatever an env raised, or why it cannot be tried.
@@ -66,9 +75,9 @@ def measure(recipes: Sequence[EnvRecipe], spaces: Spaces | None = None) -> Figur
     weights = [sum(recipe.source is one.source for recipe in recipes) for one in chosen]
     seconds = SECONDS / len(chosen)
     if any(one.is_live for one in chosen):
-        found = _try_copies(chosen, seconds, spaces)
+        found = _try_copies(chosen, seconds, spaces, seed, shared)
     else:
-        found = _try_here(chosen, seconds, spaces, len(recipes))
+        found = _try_here(chosen, seconds, spaces, seed, shared, len(recipes))
     return _average(found, weights[: len(found)])
 
 
@@ -94,18 +103,33 @@ def _average(found: Sequence[Figures], weights: Sequence[int]) -> Figures:
     )
 
 
-def _try_here(recipes: Sequence[EnvRecipe], seconds: float, spaces: Spaces | None, num_envs: int) -> list[Figures]:
+def _try_here(
+    recipes: Sequence[EnvRecipe],
+    seconds: float,
+    spaces: Spaces | None,
+    seed: int | None,
+    shared: Mapping[str, Array] | None,
+    num_envs: int,
+) -> list[Figures]:
     found: list[Figures] = []
+    read_only = frozen(shared or {})
     begin = time.perf_counter()
     for recipe in recipes:
-        with _undisturbed(), answering(Trial(recipe.env_id, num_envs)):
-            env = _build_new(recipe)
-            if env is None:
-                return _try_copies(recipes, seconds, spaces)
-            found.append(_try_and_close(env, seconds, spaces))
+        with _undisturbed():
+            host = Trial(recipe.env_id, num_envs, seed, read_only)
+            figures = call_for(host, functools.partial(_try_new, recipe, seconds, spaces))
+        if figures is None:
+            return _try_copies(recipes, seconds, spaces, seed, shared)
+        found.append(figures)
         if time.perf_counter() - begin > _SLOW_BUILD:
             break
     return found
+
+
+def _try_new(recipe: EnvRecipe, seconds: float, spaces: Spaces | None) -> Figures | None:
+    """Try a new env, or return ``None`` if there is no new one to be had."""
+    env = _build_new(recipe)
+    return None if env is None else _try_and_close(env, seconds, spaces)
 
 
 def _build_new(recipe: EnvRecipe) -> Any:
@@ -125,12 +149,18 @@ def _build_new(recipe: EnvRecipe) -> Any:
     return env
 
 
-def _try_copies(recipes: Sequence[EnvRecipe], seconds: float, spaces: Spaces | None) -> list[Figures]:
+def _try_copies(
+    recipes: Sequence[EnvRecipe],
+    seconds: float,
+    spaces: Spaces | None,
+    seed: int | None,
+    shared: Mapping[str, Array] | None,
+) -> list[Figures]:
     """Try copies of live envs in another process, where they can do no harm."""
     from parallelenv.env import ParallelEnv
 
     probes = [functools.partial(Probe, recipe) for recipe in recipes]
-    with ParallelEnv(probes, "subproc", num_cpus=1, timeout=_PATIENCE, **offered()) as env:
+    with ParallelEnv(probes, "subproc", num_cpus=1, timeout=_PATIENCE, seed=seed, shared=shared) as env:
         return env.customized_method("measure", {"seconds": seconds, "spaces": spaces})
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Iterator, Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Protocol, TypeVar
 
 from parallelenv.batch import Array
-from parallelenv.shared import frozen
+
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +48,6 @@ class Asked(Protocol):
         ...
 
 
-_here = threading.local()
-
-
 def get_worker_info() -> WorkerInfo | None:
     """Return where the env is whose constructor, reset, step or other method is running in this thread.
 
@@ -60,16 +57,23 @@ def get_worker_info() -> WorkerInfo | None:
     Returns:
         A `WorkerInfo`; ``None`` outside of envs.
     """
-    host: Asked | None = getattr(_here, "host", None)
-    env_id = None if host is None else host.current
-    return None if host is None or env_id is None else host.describe(env_id)
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code is not call_for.__code__:
+        frame = frame.f_back
+    if frame is None:
+        return None
+    host: Asked = frame.f_locals["host"]
+    env_id = host.current
+    return None if env_id is None else host.describe(env_id)
 
 
-def enter(host: Asked | None) -> Asked | None:
-    """Let a host answer for what runs in this thread from now on; return who has answered so far."""
-    before: Asked | None = getattr(_here, "host", None)
-    _here.host = host
-    return before
+def call_for(host: Asked, call: Callable[[], _Value]) -> _Value:
+    """Call a function. While it runs, `get_worker_info` asks this host.
+
+    It finds the host on the call stack. A variable would have to be set and put back, and Ctrl-C can come between any
+    two bytecodes: a host would then answer for ever. A call leaves the stack however it ends.
+    """
+    return call()
 
 
 class Trial:
@@ -78,42 +82,17 @@ class Trial:
     Args:
         env_id: Its id.
         num_envs: Number of envs.
+        seed: What `ParallelEnv` is to be made with.
+        shared: Likewise, read-only.
     """
 
-    def __init__(self, env_id: int, num_envs: int) -> None:
+    def __init__(self, env_id: int, num_envs: int, seed: int | None, shared: Mapping[str, Array]) -> None:
         self.current = env_id
         self._num_envs = num_envs
+        self._seed = seed
+        self._shared = shared
 
     def describe(self, env_id: int) -> WorkerInfo:
         """Return what it will know of where it is, if there is one worker."""
-        seed, shared = offered()["seed"], offered()["shared"]
-        return WorkerInfo(
-            env_id, self._num_envs, 0, 1, None if seed is None else seed + env_id, MappingProxyType(shared)
-        )
-
-
-@contextlib.contextmanager
-def answering(host: Asked) -> Iterator[None]:
-    """Let something answer in this thread for a while."""
-    before = None  # if an interrupt comes too early to know
-    try:
-        before = enter(host)
-        yield
-    finally:
-        enter(before)
-
-
-@contextlib.contextmanager
-def offering(seed: int | None, shared: Mapping[str, Array]) -> Iterator[None]:
-    """Let envs that are tried in this thread know what `ParallelEnv` is to be made with."""
-    _here.offer = {"seed": seed, "shared": frozen(shared)}
-    try:
-        yield
-    finally:
-        del _here.offer
-
-
-def offered() -> dict[str, Any]:
-    """Return what is offered in this thread, by the names of arguments of `ParallelEnv`."""
-    nothing: dict[str, Any] = {"seed": None, "shared": {}}
-    return getattr(_here, "offer", nothing)
+        seed = None if self._seed is None else self._seed + env_id
+        return WorkerInfo(env_id, self._num_envs, 0, 1, seed, MappingProxyType(dict(self._shared)))

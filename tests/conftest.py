@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import multiprocessing
 import os
+import re
 import signal
 import sys
 import threading
@@ -13,25 +15,31 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from multiprocessing import forkserver, resource_tracker
-from pathlib import Path
 from typing import Any
 
 import hypothesis
 import psutil
 import pytest
 
-from parallelenv import ParallelEnv, registry
+from parallelenv import ParallelEnv, get_worker_info, registry
 from parallelenv.errors import MissingDependencyError
 from parallelenv.task_pool import TaskPool
 
 pytest.register_assert_rewrite("parallelenv.testing")  # before any test imports a part of it
 # No example has a deadline: one that has waited for a core is not wrong.
-hypothesis.settings.register_profile("shared machine", deadline=None)
-hypothesis.settings.load_profile("shared machine")
+hypothesis.settings.register_profile("short", deadline=None)
+hypothesis.settings.register_profile("long", deadline=None, max_examples=300)  # chosen by `make test-all`
+hypothesis.settings.load_profile("short")
 MakeEnv = Callable[..., ParallelEnv]
 MakePool = Callable[..., TaskPool]
 
 PATIENCE = 2.0  # seconds that what is ending gets to be gone
+# Variables of pytest, of Ray when it starts, and of Tianshou, RLlib and PyTorch when they are imported.
+_SET_BY_OTHERS = (
+    "PYTEST_CURRENT_TEST",
+    *("PYTHONBREAKPOINT", "RAY_"),
+    *("SDL_AUDIODRIVER", "TF_CPP_MIN_LOG_LEVEL", "TORCHINDUCTOR_CACHE_DIR"),
+)
 _RAY_DESCRIPTORS = 8  # connections that Ray opens and closes when it likes
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a job in the background: no test could be interrupted
@@ -41,67 +49,72 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a job in the back
 # -------------------------------------------------------------------- modes
 
 
-_ADAPTERS = {"test_gymnasium_steps.py", "test_sb3.py", "test_tianshou.py"}
-# Seconds for each test, and the same code as elsewhere: `ray` is reached as `subproc` is, and has the same backend and
-# pool as `ray-subproc`; bad input is refused before anything is sent. With these, CI would take half an hour;
-# `make test-ray` runs them.
-_LONG_IN = {
-    "ray": {
-        *_ADAPTERS,
-        "test_bad_input.py",
-        "test_calls_per_env.py",
-        "test_collector.py",
-        "test_collector_set.py",
-        "test_contract.py",
-        "test_exhausted.py",
-        "test_familiar.py",
-        "test_faults.py",
-        "test_gymnasium.py",
-        "test_machine.py",
-        "test_modes.py",
-        "test_output.py",
-        "test_portrait.py",
-        "test_profile.py",
-        "test_rebuilding.py",
-        "test_recovery.py",
-        "test_render.py",
-        "test_rollout.py",
-        "test_sampling.py",
-        "test_saving.py",
-        "test_score.py",
-        "test_shown.py",
-        "test_spaces_given.py",
-        "test_task_worlds.py",
-        "test_tasks.py",
-        "test_tasks_under_way.py",
-        "test_traffic.py",
-    },
-    "ray-subproc": {
-        *_ADAPTERS,
-        "test_bad_input.py",
-        "test_collector.py",
-        "test_collector_set.py",
-        "test_contract.py",
-        "test_exhausted.py",
-        "test_faults.py",
-        "test_rollout.py",
-        "test_saving.py",
-        "test_score.py",
-        "test_tasks_under_way.py",
-        "test_task_worlds.py",
-        "test_tasks.py",
-    },
+# What `make test` runs in the Ray modes, where a test takes seconds: files, functions, single tests. The rest has the
+# marker `long` there and is run by `make test-all`. It tests the same code as in `subproc`, and `ray` and `ray-subproc`
+# have the same backend.
+_IN_RAY_MODES = {
+    # all of these files
+    "test_cli.py",
+    "test_launcher.py",
+    "test_origin.py",
+    "test_ray.py",
+    "test_security.py",
+    # of the contract
+    "test_a_failed_step_fails_alone",
+    "test_close_closes_each_env_once",
+    "test_an_env_can_ask_where_it_is[ray-subproc]",
+    "test_rows_come_in_the_order_asked[ray-subproc]",
+    # of test_machine.py and test_real_envs.py
+    "test_any_sequence_of_calls_gives_what_the_oracle_gives[ray-restart]",
+    "test_any_sequence_of_calls_gives_what_the_oracle_gives[ray-subproc-None]",
+    "test_any_sequence_of_calls_gives_what_the_oracle_gives[ray-subproc-continue]",
+    "test_any_sequence_of_calls_of_samplers_gives_what_the_oracle_gives[ray-subproc-True]",
+    "test_answers_are_those_of_the_oracle[ray-mixed]",
+    "test_answers_are_those_of_the_oracle[ray-subproc-mixed]",
+    # of test_output.py
+    "test_each_line_is_marked_and_nothing_is_split[ray-subproc]",
+    "test_standard_error_and_warnings[ray-subproc]",
+    "test_what_is_printed_at_the_end_is_shown[ray-subproc-far]",
+    "test_what_is_printed_at_the_end_is_shown[ray-subproc-near]",
+    # of test_rebuilding.py and test_recovery.py
+    "test_a_dead_worker_takes_its_envs_along_and_nothing_else[ray-subproc]",
+    "test_a_step_that_takes_too_long_is_a_failure[ray-subproc]",
+    "test_a_worker_killed_between_two_calls_is_restarted_by_the_next[ray-subproc]",
+    "test_an_exception_ends_the_episode_and_begins_the_next[ray-subproc-restart]",
+    "test_what_fails_is_mended_without_harm_to_a_neighbour_that_is_busy[ray-subproc]",
 }
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def _is_of_ray(name: str) -> bool:
+    """Whether the test of this name runs in a Ray mode."""
+    return re.search(r"[\[-]ray[\]-]", name) is not None
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark what is long in the Ray modes only."""
-    for item in items:
-        if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
-            mode = str(item.callspec.params.get("mode"))
-            if item.path.name in _LONG_IN.get(mode, set()):
-                item.add_marker("long")
+    names = {item.path.name, item.name, item.name.partition("[")[0]}
+    if _is_of_ray(item.name) and not names & _IN_RAY_MODES and not item.get_closest_marker("cluster"):
+        item.add_marker("long")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Let several processes begin with what takes long, so that they end at the same time."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: (not _is_of_ray(item.name), item.get_closest_marker("slow") is None))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Deal tests out by file, and those of the Ray modes all to one process: so Ray is started once."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
+        def _split_scope(self, nodeid: str) -> str:
+            path, _, name = nodeid.partition("::")
+            return "ray" if _is_of_ray(name) else path
+
+    return Scheduling(config, log)
 
 
 @pytest.fixture(scope="session")
@@ -111,7 +124,7 @@ def ray_cluster() -> Iterator[None]:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        ray.init(num_cpus=4, include_dashboard=False, logging_level=logging.ERROR)
+        ray.init("local", num_cpus=4, include_dashboard=False, logging_level=logging.ERROR)
     yield
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -189,6 +202,33 @@ def no_leaks() -> Iterator[None]:
         found = _Holdings().that_stay(found)
 
 
+@pytest.fixture(autouse=True)
+def unchanged_process() -> Iterator[None]:
+    """Fail a test that leaves something changed in this thread, or in what the whole process shares."""
+    before = _settings()
+    yield
+    now = _settings()
+    changed = [name for name in sorted(before.keys() | now.keys()) if before.get(name) != now.get(name)]
+    if changed:
+        told = (f"{name} was {before.get(name)!r} and is {now.get(name)!r}" for name in changed)
+        pytest.fail(f"left changed: {'; '.join(told)}")
+
+
+def _settings() -> dict[str, Any]:
+    """Return what a test must leave as it was."""
+    environment = {f"${name}": value for name, value in os.environ.items() if not name.startswith(_SET_BY_OTHERS)}
+    # Libraries add filters of their own warnings when they are imported.
+    filters = [one for one in warnings.filters if one[2].__module__.startswith(("builtins", "parallelenv"))]
+    return {
+        **environment,
+        "get_worker_info()": get_worker_info(),
+        "the handler of SIGINT": signal.getsignal(signal.SIGINT),
+        "warnings.filters": filters,
+        # The default, settled by this look: else `multiprocessing` settles on it when the first process starts.
+        "multiprocessing's start method": multiprocessing.get_start_method(),
+    }
+
+
 class _Holdings:
     """What this process has now."""
 
@@ -263,10 +303,13 @@ def _ray_runs() -> bool:
 
 
 def _listing(folder: str) -> dict[str, str]:
+    """Return the entries of a folder, each with what it is a link to, if to anything."""
     found = {}
-    for path in Path(folder).glob("*"):
+    for name in os.listdir(folder):
+        path = os.path.join(folder, name)
         try:
-            found[path.name] = str(path.readlink()) if path.is_symlink() else ""
-        except OSError:  # the descriptor that listed the folder, or something that is just going
-            continue
+            found[name] = os.readlink(path)
+        except OSError:
+            if os.path.lexists(path):  # else it is the descriptor that listed the folder, or something that just went
+                found[name] = ""
     return found

@@ -1,4 +1,4 @@
-"""Ctrl-C at any line that a call executes."""
+"""Ctrl-C at any line, or any bytecode, that a call executes."""
 
 from __future__ import annotations
 
@@ -30,18 +30,20 @@ class Outcome(NamedTuple):
 
 
 class _Tracer:
-    """Sends this process SIGINT before the line of that number, in files of whose paths one is a part."""
+    """Sends this process SIGINT before the line or bytecode of that number, in files of whose paths one is a part."""
 
-    def __init__(self, number: int, paths: Sequence[str]) -> None:
+    def __init__(self, number: int, paths: Sequence[str], event: str) -> None:
         self._left = number
         self._paths = paths
+        self._event = event
         self._pid = os.getpid()
         self.line = ""
 
     def trace(self, frame: FrameType, event: str, argument: Any) -> Any:
         if self.line or os.getpid() != self._pid or not any(part in frame.f_code.co_filename for part in self._paths):
             return None
-        if event == "line":
+        frame.f_trace_opcodes = self._event == "opcode"
+        if event == self._event:
             self._left -= 1
             if not self._left:
                 self.line = f"{frame.f_code.co_filename}:{frame.f_lineno}"
@@ -49,9 +51,18 @@ class _Tracer:
         return self.trace
 
 
-def interrupt_at(number: int, call: Callable[[], Any], paths: Sequence[str] = _EVERYWHERE) -> Outcome:
-    """Make a call and interrupt it before its line of that number, counted from 1 in files that have such paths."""
-    tracer = _Tracer(number, paths)
+def interrupt_at(
+    number: int, call: Callable[[], Any], paths: Sequence[str] = _EVERYWHERE, *, event: str = "line"
+) -> Outcome:
+    """Make a call and interrupt it before one of its lines.
+
+    Args:
+        number: Of the line, counted from 1 in the files below.
+        call: What to call.
+        paths: Parts of the paths of these files.
+        event: ``"line"``, or ``"opcode"`` to count bytecodes instead.
+    """
+    tracer = _Tracer(number, paths, event)
     error: type[BaseException] | None = None
     made: Any = None
     found = sys.gettrace()

@@ -235,7 +235,7 @@ def run(machine_type: type[Machine], twins: Twins, mode: str, number: int) -> No
         run_state_machine_as_test(
             machine,
             settings=settings(
-                max_examples=15 if needs_ray(mode) else 60,
+                max_examples=settings().max_examples // (20 if needs_ray(mode) else 5),
                 stateful_step_count=30,
                 database=None,
                 phases=[Phase.generate, Phase.shrink],

@@ -87,7 +87,11 @@ SHOWN = {
 UNCAUGHT = {"04_failures": ["ValueError: the door does not close"]}
 """The errors that cells with the tag ``raises-exception`` let through."""
 
-every_notebook = pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+MARKS = {"06_cluster": [pytest.mark.cluster]}
+
+every_notebook = pytest.mark.parametrize(
+    "path", [pytest.param(path, marks=MARKS.get(path.stem, ())) for path in PATHS], ids=lambda path: path.stem
+)
 
 
 @pytest.fixture

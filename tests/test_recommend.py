@@ -91,7 +91,7 @@ def test_every_candidate_is_a_mode_that_knows_its_options_and_ray_is_none(figure
 
 def pretend(monkeypatch: pytest.MonkeyPatch, figures: Figures, cores: int = 2) -> None:
     """Let trials find certain figures, on a machine with so many cores."""
-    monkeypatch.setattr(trial, "measure", lambda recipes, spaces: figures)
+    monkeypatch.setattr(trial, "measure", lambda *_: figures)
     monkeypatch.setattr(choice, "usable_cores", lambda: cores)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from conftest import MakeEnv, needs_ray
+from conftest import MakeEnv
 
 from adapters.envs import Looped
 
@@ -20,9 +20,7 @@ def make(make_env: MakeEnv) -> Any:
     return made
 
 
-@pytest.fixture(params=["hundreds", pytest.param("thousands", marks=[pytest.mark.neighbours, pytest.mark.long])])
-def num_steps(mode: str, request: pytest.FixtureRequest) -> int:
+@pytest.fixture(params=["a hundred", pytest.param("thousands", marks=[pytest.mark.neighbours, pytest.mark.long])])
+def num_steps(request: pytest.FixtureRequest) -> int:
     """For how many steps an adapter is compared with what it stands for."""
-    if request.param == "thousands":
-        return 3000
-    return 100 if needs_ray(mode) else 300
+    return 3000 if request.param == "thousands" else 100

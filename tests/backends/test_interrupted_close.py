@@ -5,6 +5,8 @@ What is left behind is found at the end of each test, as at that of any test.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import itertools
 import os
 import signal
@@ -16,7 +18,7 @@ import psutil
 import pytest
 from interrupting import interrupt_at
 
-from parallelenv import ParallelEnv
+from parallelenv import ParallelEnv, get_worker_info
 from parallelenv.errors import WorkerDiedError
 from parallelenv.hosts import Hosts
 
@@ -57,6 +59,25 @@ def test_an_interrupt_anywhere_in_close_is_told_and_leaves_nothing(way: str) -> 
             break
         assert outcome.is_told, outcome
     assert number > stride
+
+
+EXECUTORS = ("parallelenv/whereabouts.py", "backends/host.py", "backends/inprocess.py")
+
+
+@pytest.mark.parametrize("name", ["step", "reset", "close"])
+def test_after_an_interrupt_at_any_bytecode_the_caller_is_outside_of_envs(name: str) -> None:
+    arguments = ([0, 0],) if name == "step" else ()
+    with contextlib.ExitStack() as opened:
+        for number in itertools.count(1):
+            if number == 1 or name == "close":
+                env = opened.enter_context(ParallelEnv([Plain] * 2, "dummy"))
+            env.reset()
+            outcome = interrupt_at(number, functools.partial(getattr(env, name), *arguments), EXECUTORS, event="opcode")
+            assert get_worker_info() is None, outcome
+            if not outcome.line:
+                break
+            assert outcome.is_told, outcome
+    assert number > 50
 
 
 def test_what_two_interrupts_have_left_open_is_closed_by_the_next_close(monkeypatch: pytest.MonkeyPatch) -> None:

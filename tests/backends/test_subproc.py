@@ -8,8 +8,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import warnings
+from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, ClassVar
@@ -378,3 +380,21 @@ def test_a_worker_is_dead_whose_end_somebody_else_was_told_of() -> None:
     worker.join()
     assert not worker.is_alive()
     children._children.discard(process)
+
+
+def test_nothing_is_left_of_a_worker_whose_end_the_fork_server_is_late_to_report(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    servers: Any = forkserver
+    server = servers._forkserver
+    with ParallelEnv([Witness], "subproc", num_cpus=1, start_method="forkserver"):
+        pass  # the fork server runs from now on
+    descriptors = len(os.listdir("/proc/self/fd"))
+    env = ParallelEnv([Witness], "subproc", num_cpus=1, start_method="forkserver")
+    os.kill(server._forkserver_pid, signal.SIGSTOP)
+    wake = threading.Timer(0.2, os.kill, (server._forkserver_pid, signal.SIGCONT))
+    wake.start()
+    monkeypatch.setattr("parallelenv.backends.process.exists", lambda pid: False)
+    env.close()
+    wake.join()
+    assert len(os.listdir("/proc/self/fd")) == descriptors
