@@ -11,7 +11,7 @@ import linecache
 import os
 import traceback
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import cloudpickle
 
@@ -29,17 +29,25 @@ class Failure:
     """An exception raised for one env.
 
     Args:
-        exception: What was raised.
+        exception: What was raised; ``None`` if it is still packed.
         env_id: The env that it concerns.
         operation: What the env was doing: ``"step"``, ``"reset"``, a method's name ... Empty if it is nothing that
             the env did: its worker died, or did not answer in time.
     """
 
-    def __init__(self, exception: BaseException, env_id: int, operation: str) -> None:
-        self.exception = exception
+    def __init__(self, exception: BaseException | None, env_id: int, operation: str) -> None:
+        self._exception = exception
+        self._packed: dict[str, Any] | None = None
         self.env_id = env_id
         self.operation = operation
         self.pid = os.getpid()
+
+    @property
+    def exception(self) -> BaseException:
+        """What was raised. It is unpacked on the first access: a process that only passes it on may lack the source."""
+        if self._exception is None:
+            self._exception = _unpack(cast("dict[str, Any]", self._packed))
+        return self._exception
 
     @property
     def is_of_worker(self) -> bool:
@@ -47,7 +55,7 @@ class Failure:
         return not self.operation
 
     def __reduce__(self) -> tuple[Any, ...]:
-        packed = _pack(self.exception)
+        packed = _pack(self.exception) if self._packed is None else self._packed
         return _rebuild, (packed, self.env_id, self.operation, self.pid)
 
 
@@ -176,9 +184,8 @@ def _safe_str(exception: BaseException) -> str:
 
 
 def _rebuild(packed: dict[str, Any], env_id: int, operation: str, pid: int) -> Failure:
-    exception = _unpack(packed)
-    failure = Failure(exception, env_id, operation)
-    failure.pid = pid
+    failure = Failure(None, env_id, operation)
+    failure._packed, failure.pid = packed, pid
     return failure
 
 
@@ -187,7 +194,8 @@ def _unpack(packed: dict[str, Any]) -> BaseException:
     for name, other in packed["chained"].items():
         put(exception, name, _unpack(other))
     places = packed["places"]
-    if not (places and linecache.getline(places[-1].filename, places[-1].line)) and exception.__cause__ is None:
+    is_readable = not places or bool(linecache.getline(places[-1].filename, places[-1].line))
+    if not is_readable and exception.__cause__ is None:
         put(exception, "__cause__", RemoteTraceback(packed["text"]))  # the source is on another machine, say
     return exception.with_traceback(tracebacks.rebuild(places))
 

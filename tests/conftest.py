@@ -59,6 +59,9 @@ _IN_RAY_MODES = {
     "test_origin.py",
     "test_ray.py",
     "test_security.py",
+    # of test_uncaught.py
+    "test_a_kernel_shows_what_was_wrong_and_goes_on[ray-an env raises in step]",
+    "test_a_kernel_shows_what_was_wrong_and_goes_on[ray-subproc-an env raises in its constructor]",
     # of the contract
     "test_a_failed_step_fails_alone",
     "test_close_closes_each_env_once",

@@ -118,7 +118,7 @@ MISTAKES = {
         _RAISED,
     ),
     "an env raises in its constructor": Mistake(
-        "ParallelEnv([Clumsy, partial(Clumsy, level=3)], {mode!r})",
+        "ParallelEnv([Clumsy, partial(Clumsy, level=3)], {mode!r}, num_cpus=1)",
         "LookupError",
         "there is no level 3",
         'raise LookupError(f"there is no level {level}")',
@@ -139,7 +139,7 @@ MISTAKES = {
     "a step before the first reset": Mistake("make({mode!r}).step([GO_ON] * 4)", "ResetNeededError", "reset"),
     "a step after close": Mistake("env.close()\nenv.step([GO_ON] * 4)", "ClosedError", "closed"),
     "a worker that dies": Mistake(
-        "env.step([DIE, GO_ON, GO_ON, GO_ON])", "WorkerDiedError", "SIGKILL", unlike=("dummy", "thread")
+        "env.step([DIE, GO_ON, GO_ON, GO_ON])", "WorkerDiedError", "is dead", unlike=("dummy", "thread")
     ),
     "an env that hangs": Mistake(
         "late = make({mode!r}, timeout=0.3)\nlate.reset()\nlate.step([HANG, GO_ON, GO_ON, GO_ON])",

@@ -13,9 +13,22 @@ from conftest import needs_ray
 from kernels import Notebook, open_notebook
 from mistakes import DEFINITIONS, ENV, MISTAKES, make_mistake
 
+from parallelenv import registry
+
 SOON = 5.0  # seconds until a traceback is there; 2 are promised, but tests share the machine
 IN_RAY = ("an env raises in step", "an env raises in its constructor", "a mistyped method", "a worker that dies")
 """What is tried in the Ray modes too, where a mistake takes seconds because Ray has to start actors for it."""
+
+
+every_mode = pytest.mark.parametrize("word", registry.known_modes())
+
+
+def start(notebook: Notebook, word: str) -> None:
+    """Start Ray in the kernel if the mode needs it: there it serves all tests of this file."""
+    if needs_ray(word):
+        pytest.importorskip("ray")
+        options = "num_cpus=4, include_dashboard=False, logging_level='ERROR'"
+        notebook.run(f"import ray\nray.is_initialized() or ray.init({options}) and None", patience=100)
 
 
 @pytest.fixture(scope="module")
@@ -26,24 +39,28 @@ def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_kernel_shows_what_was_wrong_and_goes_on(notebook: Notebook, mode: str, name: str) -> None:
+@every_mode
+def test_a_kernel_shows_what_was_wrong_and_goes_on(notebook: Notebook, word: str, name: str) -> None:
     mistake = MISTAKES[name]
-    if mode in mistake.unlike:
-        pytest.skip(f"it cannot be made in {mode}")
-    if needs_ray(mode) and name not in IN_RAY:
+    if word in mistake.unlike:
+        pytest.skip(f"it cannot be made in {word}")
+    if needs_ray(word) and name not in IN_RAY:
         pytest.skip("the frames are left out by the same code as in subproc")
-    reading = make_mistake(notebook, mistake, mode)
-    assert reading.seconds < SOON or needs_ray(mode)
+    start(notebook, word)
+    reading = make_mistake(notebook, mistake, word)
+    assert reading.seconds < SOON or needs_ray(word)
     assert reading.num_lines <= mistake.limit, reading.traceback
     assert f"{mistake.error}: " in reading.traceback
     assert mistake.text in reading.traceback
     assert mistake.line in reading.traceback
-    assert mistake.cell.format(mode=mode).splitlines()[-1] in reading.traceback
+    assert mistake.cell.format(mode=word).splitlines()[-1] in reading.traceback
     assert "parallelenv/" not in reading.traceback
 
 
-def test_a_kernel_shows_the_interrupted_line_and_goes_on(notebook: Notebook, mode: str) -> None:
-    notebook.run(ENV.format(mode=mode), patience=100)
+@every_mode
+def test_a_kernel_shows_the_interrupted_line_and_goes_on(notebook: Notebook, word: str) -> None:
+    start(notebook, word)
+    notebook.run(ENV.format(mode=word), patience=100)
     request = notebook.send("print('here')\nenv.step([HANG, GO_ON, GO_ON, GO_ON])")
     while "here" not in notebook.printed[request]:
         notebook.read_output(request)
@@ -123,10 +140,10 @@ def test_every_frontend_shows_the_line_that_failed(tmp_path: Path, frontend: str
         assert len(said.splitlines()) <= 20
 
 
-@pytest.mark.parametrize("mode_without_ray", ["dummy", "subproc"])
-def test_all_frames_are_shown_if_wanted(tmp_path: Path, mode_without_ray: str) -> None:
+@pytest.mark.parametrize("word", ["dummy", "subproc"])
+def test_all_frames_are_shown_if_wanted(tmp_path: Path, word: str) -> None:
     script = tmp_path / "trying.py"
-    script.write_text(SCRIPT.replace('"subproc"', repr(mode_without_ray)) + CALL)
+    script.write_text(SCRIPT.replace('"subproc"', repr(word)) + CALL)
     done = subprocess.run(
         [sys.executable, str(script)],
         capture_output=True,
