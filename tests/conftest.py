@@ -34,11 +34,11 @@ MakeEnv = Callable[..., ParallelEnv]
 MakePool = Callable[..., TaskPool]
 
 PATIENCE = 2.0  # seconds that what is ending gets to be gone
-# Variables of pytest, of Ray when it starts, and of Tianshou, RLlib and PyTorch when they are imported.
+# Variables of pytest, of Ray when it starts, and of tensorboardX, Tianshou, RLlib and PyTorch when they are imported.
 _SET_BY_OTHERS = (
     "PYTEST_CURRENT_TEST",
     *("PYTHONBREAKPOINT", "RAY_"),
-    *("SDL_AUDIODRIVER", "TF_CPP_MIN_LOG_LEVEL", "TORCHINDUCTOR_CACHE_DIR"),
+    *("CRC32C_SW_MODE", "SDL_AUDIODRIVER", "TF_CPP_MIN_LOG_LEVEL", "TORCHINDUCTOR_CACHE_DIR"),
 )
 _RAY_DESCRIPTORS = 8  # connections that Ray opens and closes when it likes
 
