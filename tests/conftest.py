@@ -21,7 +21,7 @@ import hypothesis
 import psutil
 import pytest
 
-from parallelenv import ParallelEnv, get_worker_info, registry
+from parallelenv import ParallelEnv, errors, get_worker_info, registry
 from parallelenv.errors import MissingDependencyError
 from parallelenv.task_pool import TaskPool
 
@@ -34,11 +34,11 @@ MakeEnv = Callable[..., ParallelEnv]
 MakePool = Callable[..., TaskPool]
 
 PATIENCE = 2.0  # seconds that what is ending gets to be gone
-# Variables of pytest, of Ray when it starts, and of Tianshou, RLlib and PyTorch when they are imported.
+# Variables of pytest, of Ray when it starts, and of tensorboardX, Tianshou, RLlib and PyTorch when they are imported.
 _SET_BY_OTHERS = (
     "PYTEST_CURRENT_TEST",
     *("PYTHONBREAKPOINT", "RAY_"),
-    *("SDL_AUDIODRIVER", "TF_CPP_MIN_LOG_LEVEL", "TORCHINDUCTOR_CACHE_DIR"),
+    *("CRC32C_SW_MODE", "SDL_AUDIODRIVER", "TF_CPP_MIN_LOG_LEVEL", "TORCHINDUCTOR_CACHE_DIR"),
 )
 _RAY_DESCRIPTORS = 8  # connections that Ray opens and closes when it likes
 
@@ -220,8 +220,8 @@ def unchanged_process() -> Iterator[None]:
 def _settings() -> dict[str, Any]:
     """Return what a test must leave as it was."""
     environment = {f"${name}": value for name, value in os.environ.items() if not name.startswith(_SET_BY_OTHERS)}
-    # Libraries add filters of their own warnings when they are imported.
-    filters = [one for one in warnings.filters if one[2].__module__.startswith(("builtins", "parallelenv"))]
+    # Libraries add filters of their own warnings, by text or by class, when they are imported.
+    filters = [one for one in warnings.filters if one[1] is None and one[2].__module__ in ("builtins", errors.__name__)]
     return {
         **environment,
         "get_worker_info()": get_worker_info(),
