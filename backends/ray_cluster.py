@@ -141,6 +141,11 @@ def _begin_if_needed(arguments: dict[str, Any]) -> Beginning | None:
         _init_quietly(arguments)
     except Exception as error:  # Ray checks by assertions, too
         _take_away({name: os.environ[name] for name in set(os.environ) - before})
+        if not arguments:
+            raise SchedulingError(
+                f"Ray could not be started or joined ({type(error).__name__}: {error}). On a busy machine, try again. "
+                "To see what Ray prints, call ray.init() yourself first."
+            ) from error
         raise ArgumentError(
             f"ray_init={arguments!r} is not what Ray accepts ({type(error).__name__}: {error}). To start another Ray "
             "beside one that runs on this machine, add 'address': 'local'."

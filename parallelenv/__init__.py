@@ -14,6 +14,7 @@ from parallelenv.evaluation import Evaluation
 from parallelenv.results import StepBatch, StepResult
 from parallelenv.task_pool import TaskPool
 from parallelenv.texts import did_you_mean
+from parallelenv.tracebacks import short_tracebacks
 from parallelenv.trajectory import Rollout
 from parallelenv.turns import CLOSE, RESET, TERMINATED
 from parallelenv.whereabouts import WorkerInfo, get_worker_info
@@ -50,5 +51,6 @@ def __dir__() -> list[str]:
 
 if not TYPE_CHECKING:  # to a type checker any name would be there
 
+    @short_tracebacks
     def __getattr__(name: str) -> NoReturn:
         raise AttributeError(f"module 'parallelenv' has no attribute {name!r}.{did_you_mean(name, __all__)}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import linecache
 import os
+import re
 import traceback
 from collections.abc import Sequence
 from typing import Any, NoReturn, cast
@@ -16,7 +17,7 @@ from typing import Any, NoReturn, cast
 import cloudpickle
 
 from parallelenv import tracebacks
-from parallelenv.errors import EnvError, WorkerDiedError, WorkerTimeoutError
+from parallelenv.errors import EnvError, ParallelEnvError, WorkerDiedError, WorkerTimeoutError
 from parallelenv.texts import count, list_ids
 from parallelenv.tracebacks import shorten
 from parallelenv.unpickling import loads
@@ -85,7 +86,7 @@ def raise_failures(failures: Sequence[Failure], partial: Any) -> None:
         return
     alike: dict[Any, list[Failure]] = {}
     for failure in failures:
-        alike.setdefault((type(failure.exception), _safe_str(failure.exception)), []).append(failure)
+        alike.setdefault(_identity(failure.exception), []).append(failure)
     errors = [noted(*group) for group in alike.values()]
     env_ids = tuple(failure.env_id for failure in failures)
     error = errors[0] if len(errors) == 1 else _grouped(env_ids, errors)
@@ -111,13 +112,22 @@ def noted(*failures: Failure) -> BaseException:
     if first.is_of_worker and isinstance(first.exception, WorkerDiedError | WorkerTimeoutError):
         return first.exception.about(tuple(failure.env_id for failure in failures))
     others = "" if len(failures) == 1 else f" and {count(len(failures) - 1, 'other')}"
-    note = f"Raised by env {first.env_id}{others} in {first.operation}, process {first.pid}."
+    where = f"process {first.pid}" if len({failure.pid for failure in failures}) == 1 else "several processes"
+    what = "its constructor" if first.operation == "build" else first.operation
+    note = f"Raised by env {first.env_id}{others} in {what}, {where}."
     notes = getattr(first.exception, "__notes__", [])
     if note not in notes:
         put(first.exception, "__notes__", [*notes, note])
     for failure in failures:
         shorten(failure.exception, is_of_env=True)
     return first.exception
+
+
+def _identity(exception: BaseException) -> tuple[type[BaseException], str]:
+    """Return what failures that are alike have in common: errors of this package may name the env they are about."""
+    text = _safe_str(exception)
+    is_ours = isinstance(exception, ParallelEnvError) and not isinstance(exception, EnvError)
+    return type(exception), re.sub(r"\benv \d+", "env", text) if is_ours else text
 
 
 def put(exception: BaseException, name: str, value: Any) -> None:

@@ -102,7 +102,7 @@ class Adaptable(Calls):
             raise MissingDependencyError(
                 "to_sb3() needs the package stable-baselines3, which is not installed. Install it with: "
                 "pip install stable-baselines3"
-            ) from error
+            ) from None
         return SB3VecEnv(cast("ParallelEnv", self))
 
     def to_tianshou(self, wait_num: int | None = None, timeout: float | None = None) -> TianshouVectorEnv:

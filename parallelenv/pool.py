@@ -71,9 +71,7 @@ class Pool(Hosts):
         self._numbers: Iterator[int] = self._plain_numbers
         self.seats = {}
         self.is_watched = False
-        self.waits_by = (
-            "recv(), after step_async() with step_wait()"  # what users call to wait on for a step, for messages
-        )
+        self.waits_by: str | None = None
         plan = backend.plan(len(recipes), num_cpus, num_gpus)
         settings = Settings(silence_warnings, threads=max(1, usable_cores() // sum(plan.cpus)))
         place = place or Place(num_workers=0, seed=seed)
@@ -246,11 +244,15 @@ class Pool(Hosts):
             return False
         return True
 
+    def ways_to_wait(self, num_envs: int) -> str:
+        """Return the call by which users wait on for the steps of so many envs, for messages."""
+        return self.waits_by or f"recv(min_envs={num_envs})"
+
     def late(self, env_ids: Sequence[int], timeout: float | None, operation: str) -> WorkerTimeoutError:
         """Return the error that says who did not answer in time, and what can be done about it."""
         ids = tuple(sorted(env_ids))
         ways = {
-            "step": f"Wait on with {self.waits_by}, give a longer timeout, or rebuild with restart({list_ids(ids)}).",
+            "step": f"Wait on with {self.ways_to_wait(len(ids))}, give a longer timeout, or rebuild with restart({list_ids(ids)}).",
             "rollout": f"The steps since the last chunk are lost: begin anew with reset({list_ids(ids)}), after "
             f"restart({list_ids(ids)}) if the env hangs, and with a longer timeout if it is only slow.",
             "run_episodes": "All that played need a reset. Play again with a longer timeout, after "

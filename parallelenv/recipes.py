@@ -254,7 +254,7 @@ def _spec(env_id: int, word: str) -> EnvSpec:
             importlib.import_module(module)
         return gymnasium.spec(name)
     except (gymnasium.error.Error, ModuleNotFoundError) as error:
-        raise InvalidEnvError(f"envs[{env_id}] is {word!r}, which Gymnasium does not know: {error}") from error
+        raise InvalidEnvError(f"envs[{env_id}] is {word!r}, which Gymnasium does not know: {error}") from None
 
 
 def _refuse_twins(recipes: Sequence[EnvRecipe]) -> None:

@@ -117,7 +117,9 @@ class Sender(Stepper):
         """
         self._settle()
         if not self._flights:
-            raise NothingInFlightError("recv() was called, but no step is in flight. Call send() first.")
+            raise NothingInFlightError(
+                "recv() was called, but no step is in flight: call send() first, or go on with step()."
+            )
         return min(min_envs, len(self._flights))
 
     def _await_landing(self, wanted: int, timeout: float | None, begin: float) -> None:

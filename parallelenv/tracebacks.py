@@ -36,6 +36,8 @@ _PLUMBING = (
 )
 """Packages whose frames say nothing where this package has called them."""
 
+_ALSO_PUBLIC = ("__init__", "__getattr__", "__setattr__")
+
 _ON_PURPOSE = ParallelEnvError, gymnasium.error.Error, BaseExceptionGroup, OSError, KeyboardInterrupt
 
 _MOST_FRAMES = 50
@@ -57,7 +59,7 @@ def short_tracebacks(target: _Target, translate: Callable[[BaseException], BaseE
     if not isinstance(target, type):
         return cast("_Target", _shortening(target, translate))
     for name, member in list(vars(target).items()):
-        if name.startswith("_") and name != "__init__":
+        if name.startswith("_") and name not in _ALSO_PUBLIC:
             continue
         if isinstance(member, classmethod | staticmethod):
             setattr(target, name, type(member)(_shortening(member.__func__, translate)))
@@ -105,6 +107,7 @@ def _shortening(
 
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True  # for IPython and pytest, where an error is raised instead of another
         try:
             return function(*args, **kwargs)
         except BaseException as error:
@@ -147,6 +150,8 @@ def _shorten(error: BaseException, seen: set[int]) -> None:
     for other in (error.__cause__, context, *others):
         if other is not None:
             _shorten(other, seen)
+    if context is not None and error.__cause__ is None and context.__traceback__ is None:
+        error.__suppress_context__ = True  # it was handled within this package, and says nothing to the user
 
 
 def _kept(entries: Sequence[TracebackType]) -> list[TracebackType]:

@@ -172,7 +172,7 @@ def test_an_env_fn_that_raises_keeps_its_error(make_env: MakeEnv) -> None:
 
     with pytest.raises(LookupError, match="no such level") as caught:
         make_env([Counter, broken])
-    assert "Raised by env 1 in build" in "".join(caught.value.__notes__)
+    assert "Raised by env 1 in its constructor" in "".join(caught.value.__notes__)
 
 
 def test_an_env_that_does_not_pickle_is_named() -> None:

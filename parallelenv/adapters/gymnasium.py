@@ -24,6 +24,7 @@ from parallelenv.errors import (
     NothingInFlightError,
     PendingCallError,
     ResetNeededError,
+    WorkerTimeoutError,
 )
 from parallelenv.policy import ByHand, Ending, NextStep, Policy, SameStep
 from parallelenv.requests import Request
@@ -179,8 +180,8 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         self._check_step()
         try:
             result = self.parallel_env._step(actions)
-        except EnvBusyError as error:
-            raise step_under_way() from error
+        except EnvBusyError:
+            raise step_under_way() from None
         except BaseException as error:
             retell(error, _gathered)
             raise
@@ -191,8 +192,8 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         self._check_step()
         try:
             self.parallel_env._step_async(actions)
-        except EnvBusyError as error:
-            raise step_under_way() from error
+        except EnvBusyError:
+            raise step_under_way() from None
         self._await(_Begun("step", None))
 
     def step_wait(self, timeout: float | None = None) -> Stepped:
@@ -212,8 +213,8 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
             self._take("step", timeout)
         try:
             result = self.parallel_env._step_wait(timeout)
-        except NothingInFlightError as error:
-            raise nothing_begun("step") from error
+        except NothingInFlightError:
+            raise nothing_begun("step") from None
         except BaseException as error:
             retell(error, _gathered)
             raise
@@ -263,7 +264,13 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
             BaseException: What a method raised.
         """
         request: Any = self._take("call", timeout).what
-        answers = self.parallel_env._call_wait(request, timeout)
+        try:
+            answers = self.parallel_env._call_wait(request, timeout)
+        except (WorkerTimeoutError, KeyboardInterrupt):
+            raise  # it can be waited for again
+        except BaseException:
+            self._begun = None
+            raise
         self._begun = None
         return tuple(answers)
 

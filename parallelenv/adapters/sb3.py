@@ -68,8 +68,8 @@ class SB3VecEnv(VecEnv):
         """Step all envs, and reset those that end. As `step_async` and `step_wait`."""
         try:
             result = self.parallel_env._step(actions)
-        except EnvBusyError as error:
-            raise step_under_way() from error
+        except EnvBusyError:
+            raise step_under_way() from None
         except BaseException as error:
             retell(error, self._told)
             raise
@@ -88,8 +88,8 @@ class SB3VecEnv(VecEnv):
         """
         try:
             self.parallel_env._step_async(actions)
-        except EnvBusyError as error:
-            raise step_under_way() from error
+        except EnvBusyError:
+            raise step_under_way() from None
 
     def step_wait(self) -> tuple[Any, Array, Array, list[dict[str, Any]]]:
         """Return what has come of a step.
@@ -108,8 +108,8 @@ class SB3VecEnv(VecEnv):
         """
         try:
             result = self.parallel_env._step_wait(None)
-        except NothingInFlightError as error:
-            raise nothing_begun("step") from error
+        except NothingInFlightError:
+            raise nothing_begun("step") from None
         except BaseException as error:
             retell(error, self._told)
             raise
