@@ -252,7 +252,8 @@ class Pool(Hosts):
         """Return the error that says who did not answer in time, and what can be done about it."""
         ids = tuple(sorted(env_ids))
         ways = {
-            "step": f"Wait on with {self.ways_to_wait(len(ids))}, give a longer timeout, or rebuild with restart({list_ids(ids)}).",
+            "step": f"Wait on with {self.ways_to_wait(len(ids))}, give a longer timeout, or rebuild with "
+            f"restart({list_ids(ids)}).",
             "rollout": f"The steps since the last chunk are lost: begin anew with reset({list_ids(ids)}), after "
             f"restart({list_ids(ids)}) if the env hangs, and with a longer timeout if it is only slow.",
             "run_episodes": "All that played need a reset. Play again with a longer timeout, after "

@@ -175,7 +175,7 @@ def test_an_irreproducible_env_is_told_apart_from_a_wrong_mode(
         ("unmade", "The env 'test-unmade-v0' cannot be made: RuntimeError: no simulator at this address"),
         (
             "broken",
-            "The env 'test-broken-v0' fails in a plain loop: ZeroDivisionError: it broke (and 2 more)",
+            "The env 'test-broken-v0' fails in a plain loop: ZeroDivisionError: it broke",
         ),
     ],
 )
