@@ -78,7 +78,7 @@ class ShortTracebacks:
             short_tracebacks(cls)
 
 
-def _shortening(
+def _shortening(  # noqa: PLR0915 (the same for the three kinds of functions)
     function: Callable[..., Any], translate: Callable[[BaseException], BaseException] | None
 ) -> Callable[..., Any]:
     if inspect.iscoroutinefunction(function):

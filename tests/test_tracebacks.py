@@ -76,7 +76,7 @@ def make_wrapped() -> gym.Env[Any, Any]:
 def test_a_traceback_is_the_same_text_in_every_mode(make_env: MakeEnv, action: int) -> None:
     texts = []
     for make in (ParallelEnv, make_env):
-        with make([Failing] * 2) as env:
+        with make([Failing] * 2, num_cpus=1) as env:
             env.reset()
             with pytest.raises((KeyError, RuntimeError, LookupError)) as caught:
                 env.step([action] * 2)
