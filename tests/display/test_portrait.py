@@ -308,7 +308,7 @@ def test_who_works_less_waits_more(make_env: MakeEnv, mode: str) -> None:
         env.step([1, 4] if mode != "dummy" else [2, 2])
     portrait = portray(env, "")
     assert portrait.rate is not None
-    assert 20 <= portrait.rate <= 60  # two steps in 40 ms, but the machine may be busy with others
+    assert 2 <= portrait.rate <= 60  # two steps in 40 ms, but the machine may be busy with others
     waiting = [worker.waiting or 0.0 for worker in portrait.workers]
     if mode == "dummy":
         assert waiting[0] < 0.5
