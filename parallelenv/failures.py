@@ -7,10 +7,8 @@ line, whichever process it was raised in.
 from __future__ import annotations
 
 import contextlib
-import linecache
 import os
 import re
-import traceback
 from collections.abc import Sequence
 from typing import Any, NoReturn, cast
 
@@ -56,15 +54,8 @@ class Failure:
         return not self.operation
 
     def __reduce__(self) -> tuple[Any, ...]:
-        packed = _pack(self.exception) if self._packed is None else self._packed
+        packed = _pack(self.exception, ()) if self._packed is None else self._packed
         return _rebuild, (packed, self.env_id, self.operation, self.pid)
-
-
-class RemoteTraceback(Exception):  # noqa: N818 (shown as the cause of an error, never raised)
-    """The text of a traceback in a worker; the cause of errors whose source lines this process cannot read."""
-
-    def __str__(self) -> str:
-        return f"\n{self.args[0]}"
 
 
 def raise_failures(failures: Sequence[Failure], partial: Any) -> None:
@@ -99,7 +90,7 @@ def raise_failures(failures: Sequence[Failure], partial: Any) -> None:
 
 def raise_of_policy(failure: Failure, env_ids: Sequence[int], partial: Any) -> NoReturn:
     """Raise what the policy of a rollout raised beside these envs, with ``error.partial`` and a note."""
-    notes = getattr(failure.exception, "__notes__", [])
+    notes = _notes(failure.exception)
     note = f"Raised by {failure.operation} beside envs {list_ids(env_ids)[1:-1]}, process {failure.pid}."
     put(failure.exception, "__notes__", [*notes, note])
     put(failure.exception, "partial", partial)
@@ -115,7 +106,7 @@ def noted(*failures: Failure) -> BaseException:
     where = f"process {first.pid}" if len({failure.pid for failure in failures}) == 1 else "several processes"
     what = "its constructor" if first.operation == "build" else first.operation
     note = f"Raised by env {first.env_id}{others} in {what}, {where}."
-    notes = getattr(first.exception, "__notes__", [])
+    notes = _notes(first.exception)
     if note not in notes:
         put(first.exception, "__notes__", [*notes, note])
     for failure in failures:
@@ -132,8 +123,14 @@ def _identity(exception: BaseException) -> tuple[type[BaseException], str]:
 
 def put(exception: BaseException, name: str, value: Any) -> None:
     """Set an attribute, also of an exception whose class refuses, as a frozen dataclass does."""
-    with contextlib.suppress(AttributeError):  # the user's class has a property of this name
+    with contextlib.suppress(Exception):  # the user's class has a property of this name
         object.__setattr__(exception, name, value)
+
+
+def _notes(exception: BaseException) -> list[str]:
+    """Return the notes of an exception, also if the user's class has something else of this name."""
+    notes = object.__getattribute__(exception, "__dict__").get("__notes__")
+    return list(notes) if isinstance(notes, list | tuple) else []
 
 
 def _grouped(env_ids: Sequence[int], errors: Sequence[BaseException]) -> BaseException:
@@ -143,16 +140,18 @@ def _grouped(env_ids: Sequence[int], errors: Sequence[BaseException]) -> BaseExc
     )
 
 
-def _pack(exception: BaseException, links: int = _MOST_LINKS) -> dict[str, Any]:
-    context = None if exception.__suppress_context__ else exception.__context__
-    chained = {"__cause__": exception.__cause__, "__context__": context}
+def _pack(exception: BaseException, seen: tuple[int, ...]) -> dict[str, Any]:
+    """Return an exception, and what it was raised from, as plain data. ``seen``: the ids of those that led here."""
+    seen = (*seen, id(exception))
+    causes = tracebacks.causes(exception) if len(seen) <= _MOST_LINKS else {}
+    members = exception.exceptions if isinstance(exception, BaseExceptionGroup) else ()
     return {
         "pickled": _portable_pickle(exception),
         "name": f"{type(exception).__module__}.{type(exception).__qualname__}",
         "message": _safe_str(exception),
-        "text": "".join(traceback.format_exception(exception)).rstrip(),
-        "places": tracebacks.pack(exception.__traceback__),
-        "chained": {name: _pack(other, links - 1) for name, other in chained.items() if other is not None and links},
+        "places": tracebacks.pack(exception),
+        "causes": {name: _pack(other, seen) for name, other in causes.items() if id(other) not in seen},
+        "members": [_pack(member, seen) for member in members],
     }
 
 
@@ -189,7 +188,7 @@ def _assemble(kind: type[BaseException], args: tuple[Any, ...], attributes: dict
 def _safe_str(exception: BaseException) -> str:
     try:
         return str(exception)
-    except Exception as error:  # noqa: BLE001 (a broken __str__ must not hide the failure)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 (a broken __str__ must not hide the failure)
         return f"<its str() raised {type(error).__name__}>"
 
 
@@ -200,14 +199,17 @@ def _rebuild(packed: dict[str, Any], env_id: int, operation: str, pid: int) -> F
 
 
 def _unpack(packed: dict[str, Any]) -> BaseException:
-    exception = _load(packed)
-    for name, other in packed["chained"].items():
+    return _completed(_load(packed), packed)
+
+
+def _completed(exception: BaseException, packed: dict[str, Any]) -> BaseException:
+    """Return an exception with the traceback that was packed with it, and with what it was raised from."""
+    for name, other in packed["causes"].items():
         put(exception, name, _unpack(other))
-    places = packed["places"]
-    is_readable = not places or bool(linecache.getline(places[-1].filename, places[-1].line))
-    if not is_readable and exception.__cause__ is None:
-        put(exception, "__cause__", RemoteTraceback(packed["text"]))  # the source is on another machine, say
-    return exception.with_traceback(tracebacks.rebuild(places))
+    if isinstance(exception, BaseExceptionGroup):
+        for member, one in zip(exception.exceptions, packed["members"], strict=False):
+            _completed(member, one)
+    return BaseException.with_traceback(exception, tracebacks.rebuild(packed["places"]))
 
 
 def _load(packed: dict[str, Any]) -> BaseException:

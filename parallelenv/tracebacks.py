@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import inspect
 import itertools
+import linecache
 import os
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
@@ -24,24 +26,24 @@ _PLUMBING = (
     "cloudpickle",
     "concurrent",
     "contextlib",
-    "copy",
     "functools",
     "multiprocessing",
     "pickle",
     "queue",
-    "ray",
     "selectors",
     "threading",
-    "tqdm",
 )
-"""Packages whose frames say nothing where this package has called them."""
+"""Packages whose frames say nothing where this package has called them, and no env or policy has."""
 
 _ALSO_PUBLIC = ("__init__", "__getattr__", "__setattr__")
 
 _ON_PURPOSE = ParallelEnvError, gymnasium.error.Error, BaseExceptionGroup, OSError, KeyboardInterrupt
 
 _MOST_FRAMES = 50
-"""The number of outermost, and of innermost, frames of a traceback that travel."""
+"""The number of outermost, and of innermost, frames of a traceback that are kept."""
+
+_LAST_LINE = 100_000
+"""Lines of a file from which on its source does not travel."""
 
 
 # ---------------------------------------------------------------- what a user sees
@@ -134,34 +136,64 @@ def shorten(error: BaseException, *, is_of_env: bool = False) -> None:
     """
     if os.environ.get(_SHOW_ALL, "0") not in ("", "0"):
         return
-    entries = list(_walk(error.__traceback__))
-    is_meant = is_of_env or isinstance(error, _ON_PURPOSE) or "failures" in vars(error)  # which `raise_failures` sets
-    if is_meant or len(entries) < 2 or not _is_ours(_module(entries[-1])):
-        _shorten(error, set())
+    entries = _entries(error)
+    is_of_env = is_of_env or "failures" in object.__getattribute__(error, "__dict__")  # which `raise_failures` sets
+    if is_of_env or isinstance(error, _ON_PURPOSE) or len(entries) < 2 or not _is_ours(_module(entries[-1])):
+        _shorten(error, is_of_env)
 
 
-def _shorten(error: BaseException, seen: set[int]) -> None:
-    if id(error) in seen:
-        return
-    seen.add(id(error))
-    error.with_traceback(_linked(_kept(list(_walk(error.__traceback__)))))
-    context = None if error.__suppress_context__ else error.__context__
-    others = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
-    for other in (error.__cause__, context, *others):
-        if other is not None:
-            _shorten(other, seen)
-    if context is not None and error.__cause__ is None and context.__traceback__ is None:
-        error.__suppress_context__ = True  # it was handled within this package, and says nothing to the user
+def _shorten(error: BaseException, is_of_env: bool) -> None:
+    chain, seen = [error], {id(error)}
+    for one in chain:  # which grows
+        kept = _kept(_entries(one), is_of_env)
+        BaseException.with_traceback(one, _linked(kept))
+        others = one.exceptions if isinstance(one, BaseExceptionGroup) else ()
+        for other in (*causes(one).values(), *others):
+            if id(other) not in seen:
+                seen.add(id(other))
+                chain.append(other)
+    for one in chain:
+        context = causes(one).get("__context__")
+        if context is not None and "__cause__" not in causes(one) and not _entries(context):
+            one.__suppress_context__ = True  # it was handled within this package, and says nothing to the user
 
 
-def _kept(entries: Sequence[TracebackType]) -> list[TracebackType]:
+def causes(error: BaseException) -> dict[str, BaseException]:
+    """Return what an error was raised from, and in the handling of what, as far as that is shown, by attribute."""
+    cause, context = _get(error, "__cause__"), _get(error, "__context__")
+    if _get(error, "__suppress_context__"):
+        context = None
+    return {name: one for name, one in (("__cause__", cause), ("__context__", context)) if one is not None}
+
+
+def _get(error: BaseException, name: str) -> Any:
+    """Return an attribute that every exception has, also of a class whose own look-up of attributes fails."""
+    return vars(BaseException)[name].__get__(error)
+
+
+def _entries(error: BaseException) -> list[TracebackType]:
+    """Return the entries of an error's traceback, without the middle of a very long one.
+
+    One and the same exception that is raised again and again has a longer traceback each time.
+    """
+    entries = []
+    entry: TracebackType | None = _get(error, "__traceback__")
+    while entry is not None:
+        entries.append(entry)
+        entry = entry.tb_next
+    if len(entries) > 2 * _MOST_FRAMES:
+        entries[_MOST_FRAMES:-_MOST_FRAMES] = []
+    return entries
+
+
+def _kept(entries: Sequence[TracebackType], is_of_env: bool) -> list[TracebackType]:
     kept = []
-    was_left_out = True
+    was_left_out = not is_of_env
     for position, entry in enumerate(entries):
         module = _module(entry)
         was_left_out = (
             _is_ours(module)
-            or (was_left_out and module.partition(".")[0] in _PLUMBING)
+            or (not is_of_env and was_left_out and module.partition(".")[0] in _PLUMBING)
             or (module.startswith("gymnasium.") and _only_leads_on(entry, entries[position + 1 :]))
         )
         if not was_left_out:
@@ -184,18 +216,11 @@ def _module(entry: TracebackType) -> str:
     return str(entry.tb_frame.f_globals.get("__name__", ""))
 
 
-def _walk(first: TracebackType | None) -> Iterator[TracebackType]:
-    while first is not None:
-        yield first
-        first = first.tb_next
-
-
 def _linked(entries: Sequence[TracebackType]) -> TracebackType | None:
-    """Chain entries to a traceback."""
+    """Chain entries to a traceback. New ones: to set `tb_next` takes a walk over all that follow."""
     following: TracebackType | None = None
     for entry in reversed(entries):
-        entry.tb_next = following
-        following = entry
+        following = TracebackType(following, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
     return following
 
 
@@ -213,25 +238,35 @@ class Place(NamedTuple):
     end_line: int
     column: int
     end_column: int
+    source: str
 
 
-def pack(traceback: TracebackType | None) -> list[Place]:
-    """Return the entries of a traceback, without the middle of a very long one."""
-    entries = list(_walk(traceback))
-    if len(entries) > 2 * _MOST_FRAMES:
-        entries = [*entries[:_MOST_FRAMES], *entries[-_MOST_FRAMES:]]
-    return [_place(entry) for entry in entries]
+def pack(error: BaseException) -> list[Place]:
+    """Return the entries of an error's traceback, without the middle of a very long one."""
+    return [_place(entry) for entry in _entries(error)]
 
 
 def _place(entry: TracebackType) -> Place:
     code = entry.tb_frame.f_code
-    index, unknown = entry.tb_lasti // 2, (None, None, None, None)
+    index, unknown = max(entry.tb_lasti, 0) // 2, (None, None, None, None)
     line, end_line, column, end_column = next(itertools.islice(code.co_positions(), index, None), unknown)
     if line is None or end_line is None or column is None or end_column is None:
-        line = end_line = entry.tb_lineno
+        line = end_line = entry.tb_lineno or code.co_firstlineno
         column = end_column = -1  # unknown, to the compiler too
+    source = linecache.getline(code.co_filename, line, entry.tb_frame.f_globals)
     start = code.co_filename, _module(entry), code.co_name, code.co_firstlineno
-    return Place(*start, line, end_line, column, end_column)
+    return Place(*start, line, end_line, column, end_column, source)
+
+
+class _Loader:
+    """Gives `linecache` a line of a file that only the process that has raised the error can read."""
+
+    def __init__(self, place: Place) -> None:
+        self._source = "\n" * (place.line - 1) + place.source
+
+    def get_source(self, name: str) -> str:
+        """Return a module's source, with that line where it belongs."""
+        return self._source
 
 
 def rebuild(places: Sequence[Place]) -> TracebackType | None:
@@ -246,7 +281,11 @@ def _rebuilt(places: Sequence[Place]) -> Iterator[TracebackType | None]:
     user's function and keep its variables alive, a `ParallelEnv` too, as long as an info holds the exception: an array
     of objects is a hole in Python's garbage collection.
     """
-    yield _linked([_raised_at(place) for place in places])
+    entries = []
+    for place in places:
+        with contextlib.suppress(SyntaxError, ValueError):  # of a function that cannot be compiled again
+            entries.append(_raised_at(place))
+    yield _linked(entries)
 
 
 def _raised_at(place: Place) -> TracebackType:
@@ -264,6 +303,8 @@ def _raised_at(place: Place) -> TracebackType:
         node.lineno, node.end_lineno = place.line, place.end_line
         node.col_offset, node.end_col_offset = place.column, place.end_column
     namespace: dict[str, Any] = {"__name__": place.module, "__file__": place.filename}
+    if place.source and not linecache.getline(place.filename, place.line) and place.line < _LAST_LINE:
+        namespace["__loader__"] = _Loader(place)
     exec(compile(tree, place.filename, "exec"), namespace)
     try:
         namespace[place.function]()

@@ -143,7 +143,7 @@ def test_a_defect_of_the_package_keeps_its_traceback(monkeypatch: pytest.MonkeyP
     assert "get_env_attr" in frames(caught.value)
 
 
-def test_text_stands_in_for_source_that_cannot_be_read_here() -> None:
+def test_source_that_cannot_be_read_here_comes_along() -> None:
     class Far(Failing):
         def vanish(self) -> None:
             line = "raise ValueError('gone')"
@@ -152,4 +152,81 @@ def test_text_stands_in_for_source_that_cannot_be_read_here() -> None:
 
     with ParallelEnv([Far], "subproc") as env, pytest.raises(ValueError, match="gone") as caught:
         env.customized_method("vanish")
-    assert "raise ValueError('gone')" in str(caught.value.__cause__)
+    text = "".join(traceback.format_exception(caught.value))
+    assert 'File "/far/env.py", line 1' in text
+    assert "    raise ValueError('gone')\n" in text
+    assert caught.value.__cause__ is None
+
+
+class Sly(Exception):
+    """Looks attributes up, and describes itself, in ways that fail."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise KeyError(name)
+
+    def __str__(self) -> str:
+        raise SystemExit(3)
+
+
+class Odd(Failing):
+    again = ValueError("one and the same")
+
+    def slyly(self) -> None:
+        raise Sly
+
+    def in_circles(self) -> None:
+        first, second = KeyError("first"), KeyError("second")
+        first.__cause__, second.__cause__ = second, first
+        raise first
+
+    def in_a_long_chain(self) -> None:
+        error: Exception = ValueError(0)
+        for number in range(3000):
+            error, cause = ValueError(number), error
+            error.__context__ = cause
+        raise error
+
+    def in_a_group(self) -> None:
+        errors = []
+        for call in (self.chain, self.raise_within):
+            try:
+                call()
+            except Exception as error:  # noqa: BLE001
+                errors.append(error)
+        raise ExceptionGroup("both", errors)
+
+    def the_same_again(self) -> None:
+        raise self.again
+
+
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [("slyly", Sly), ("in_circles", KeyError), ("in_a_long_chain", ValueError), ("in_a_group", ExceptionGroup)],
+)
+def test_odd_exceptions_arrive_and_harm_nothing(make_env: MakeEnv, method: str, expected: type[Exception]) -> None:
+    env = make_env([Odd] * 2, num_cpus=1)
+    env.reset()
+    with pytest.raises(expected) as caught:
+        env.customized_method(method)
+    assert frames(caught.value)[1:] == [method]
+    assert caught.value.env_ids == (0, 1)  # type: ignore[attr-defined]
+    assert len(env.reset()) == 2
+
+
+def test_members_of_a_group_keep_their_tracebacks(make_env: MakeEnv) -> None:
+    env = make_env([Odd])
+    with pytest.raises(ExceptionGroup) as caught:
+        env.customized_method("in_a_group")
+    first, second = caught.value.exceptions
+    assert frames(first) == ["in_a_group", "chain"]
+    assert frames(second) == ["in_a_group", "raise_within"]
+    assert isinstance(first.__cause__, ValueError)
+
+
+def test_an_exception_that_is_raised_again_and_again_does_not_grow(make_env: MakeEnv) -> None:
+    env = make_env([Odd])
+    for _ in range(200):
+        with pytest.raises(ValueError, match="one and the same") as caught:
+            env.customized_method("the_same_again")
+    assert len(frames(caught.value)) <= 2 * 50 + 1
+    assert len(caught.value.__notes__) == 1
