@@ -713,7 +713,7 @@ def test_a_worker_that_is_busy_with_another_env(make_env: MakeEnv, folder: Path,
         pytest.skip("a call in the caller's own thread cannot be given up")
     env = make_env(fragile(folder), asynchronous="restart", num_cpus=1, timeout=0.5)
     env.reset()
-    with pytest.raises(WorkerTimeoutError, match=r"env 1 did not .* Wait on with recv\(\)"):
+    with pytest.raises(WorkerTimeoutError, match=r"env 1 did not .* Wait on with recv\(min_envs=1\)"):
         env.step([WAIT], id=[1])
     begun = time.monotonic()
     with pytest.raises(WorkerTimeoutError, match=r"envs 0, 3 did not answer within 0\.5 s") as caught:
