@@ -270,7 +270,7 @@ class _Loader:
 
 
 def rebuild(places: Sequence[Place]) -> TracebackType | None:
-    """Return a traceback of these entries, which shows the source lines that this process can read."""
+    """Return a traceback of these entries. Each shows its source line, also of a file that this process cannot read."""
     return next(_rebuilt(places))
 
 

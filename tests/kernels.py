@@ -23,7 +23,7 @@ from jupyter_client.manager import KernelManager
 
 MARK = "PARALLELENV_NOTEBOOK_TEST"
 _KERNEL_MARK = "PARALLELENV_KERNEL_TEST"
-PATIENCE = 30.0  # seconds for what nobody promised to be quick
+PATIENCE = 30.0  # seconds for what has no promise to be quick
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 
 
@@ -68,7 +68,7 @@ def marked(value: str) -> list[psutil.Process]:
         try:
             if process.environ().get(MARK) == value and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
-        except psutil.Error:  # gone meanwhile, or somebody else's
+        except psutil.Error:  # gone meanwhile, or of another user
             continue
     return found
 
@@ -160,14 +160,14 @@ class Notebook:
         return error, time.monotonic() - begin
 
     def processes(self) -> set[psutil.Process]:
-        """Return the kernel and whatever lives of the processes that come from it, whoever is their parent now."""
+        """Return the kernel and the living processes that come from it, whatever their parent is now."""
         return {process for process in psutil.process_iter() if _has_mark(process, self._mark)}
 
 
 def _has_mark(process: psutil.Process, mark: str) -> bool:
     try:
         return process.environ().get(_KERNEL_MARK) == mark and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:  # gone meanwhile, or somebody else's
+    except psutil.Error:  # gone meanwhile, or of another user
         return False
 
 
