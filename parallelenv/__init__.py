@@ -9,7 +9,7 @@ from parallelenv.adapters.entry_point import vector_entry_point
 from parallelenv.choice import Recommendation, recommend
 from parallelenv.collect import Collector, CollectorSet
 from parallelenv.env import ParallelEnv
-from parallelenv.errors import ParallelEnvError
+from parallelenv.errors import AbsentAttributeError, ParallelEnvError
 from parallelenv.evaluation import Evaluation
 from parallelenv.results import StepBatch, StepResult
 from parallelenv.task_pool import TaskPool
@@ -53,4 +53,4 @@ if not TYPE_CHECKING:  # to a type checker any name would be there
 
     @short_tracebacks
     def __getattr__(name: str) -> NoReturn:
-        raise AttributeError(f"module 'parallelenv' has no attribute {name!r}.{did_you_mean(name, __all__)}")
+        raise AbsentAttributeError(f"module 'parallelenv' has no attribute {name!r}.{did_you_mean(name, __all__)}")

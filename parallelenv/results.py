@@ -16,6 +16,7 @@ from parallelenv.failures import Failure, raise_failures
 from parallelenv.flights import Landed
 from parallelenv.protocol import Extra
 from parallelenv.spaces import object_array
+from parallelenv.tracebacks import shorten
 
 _UNPACK = opmap["UNPACK_SEQUENCE"]
 
@@ -70,11 +71,15 @@ class StepResult(tuple[Any, Any, Any, Any]):
         if frame is not None:
             code, place = frame.f_code.co_code, frame.f_lasti
             if code[place + 1] != 4 and code[place] == _UNPACK:
-                raise UnpackingError(
-                    f"The result of a step has 4 items, not {code[place + 1]}: states, rewards, dones, infos = "
-                    "env.step(actions). result.terminated and result.truncated are attributes; the step() of "
-                    "env.to_gymnasium() returns Gymnasium's five items."
-                )
+                try:
+                    raise UnpackingError(
+                        f"The result of a step has 4 items, not {code[place + 1]}: states, rewards, dones, infos = "
+                        "env.step(actions). result.terminated and result.truncated are attributes; the step() of "
+                        "env.to_gymnasium() returns Gymnasium's five items."
+                    )
+                except UnpackingError as error:
+                    shorten(error)
+                    raise  # which adds no frame
         return tuple.__iter__(self)
 
     def __getnewargs__(self) -> tuple[Any, ...]:

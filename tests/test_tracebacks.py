@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 from conftest import MakeEnv
 
-from parallelenv import ParallelEnv
+import parallelenv
+from parallelenv import ParallelEnv, StepResult
 from parallelenv.errors import ArgumentError, ParallelEnvError
 from parallelenv.wrappers import NormalizeStates
 
@@ -119,6 +120,27 @@ def test_a_refused_argument_has_no_frame_of_ours() -> None:
             with pytest.raises(ParallelEnvError) as caught:
                 call()
             assert len(frames(caught.value)) == 1
+
+
+def test_a_misspelt_name_has_no_frame_of_ours() -> None:
+    with ParallelEnv([Failing] * 2, asynchronous="continue") as env:
+        flags = np.zeros(2, bool)
+        result = StepResult(np.zeros((2, 1)), np.zeros(2), flags, np.array([{}, {}]), flags, flags, np.arange(2))
+        calls: list[Callable[[], Any]] = [
+            lambda: parallelenv.ParalelEnv,  # type: ignore[attr-defined]
+            lambda: env.stepp,  # type: ignore[attr-defined]
+            lambda: NormalizeStates(env).stepp,
+            lambda: setattr(env, "on_failure", "restart"),
+            lambda: unpack(result),
+        ]
+        for call in calls:
+            with pytest.raises(ParallelEnvError) as caught:
+                call()
+            assert {"__getattr__", "__setattr__", "__iter__", "called"}.isdisjoint(frames(caught.value))
+
+
+def unpack(result: Any) -> None:
+    _, _, _, _, _ = result
 
 
 def test_a_stream_and_a_coroutine_have_short_tracebacks_too() -> None:
