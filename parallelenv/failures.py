@@ -90,9 +90,8 @@ def raise_failures(failures: Sequence[Failure], partial: Any) -> None:
 
 def raise_of_policy(failure: Failure, env_ids: Sequence[int], partial: Any) -> NoReturn:
     """Raise what the policy of a rollout raised beside these envs, with ``error.partial`` and a note."""
-    notes = _notes(failure.exception)
     note = f"Raised by {failure.operation} beside envs {list_ids(env_ids)[1:-1]}, process {failure.pid}."
-    put(failure.exception, "__notes__", [*notes, note])
+    add_note(failure.exception, note)
     put(failure.exception, "partial", partial)
     raise failure.exception
 
@@ -105,10 +104,7 @@ def noted(*failures: Failure) -> BaseException:
     others = "" if len(failures) == 1 else f" and {count(len(failures) - 1, 'other')}"
     where = f"process {first.pid}" if len({failure.pid for failure in failures}) == 1 else "several processes"
     what = "its constructor" if first.operation == "build" else first.operation
-    note = f"Raised by env {first.env_id}{others} in {what}, {where}."
-    notes = _notes(first.exception)
-    if note not in notes:
-        put(first.exception, "__notes__", [*notes, note])
+    add_note(first.exception, f"Raised by env {first.env_id}{others} in {what}, {where}.")
     for failure in failures:
         shorten(failure.exception, is_of_env=True)
     return first.exception
@@ -127,10 +123,12 @@ def put(exception: BaseException, name: str, value: Any) -> None:
         object.__setattr__(exception, name, value)
 
 
-def _notes(exception: BaseException) -> list[str]:
-    """Return the notes of an exception, also if the user's class has something else of this name."""
-    notes = object.__getattribute__(exception, "__dict__").get("__notes__")
-    return list(notes) if isinstance(notes, list | tuple) else []
+def add_note(exception: BaseException, note: str) -> None:
+    """Add a note once, also to an exception whose class refuses attributes or has something else of this name."""
+    found = object.__getattribute__(exception, "__dict__").get("__notes__")
+    notes = list(found) if isinstance(found, list | tuple) else []
+    if note not in notes:
+        put(exception, "__notes__", [*notes, note])
 
 
 def _grouped(env_ids: Sequence[int], errors: Sequence[BaseException]) -> BaseException:

@@ -27,7 +27,7 @@ from parallelenv.display.recorder import Recorder, ask_to_watch, ask_what_was_se
 from parallelenv.display.screen import Pace, Screen, refuse_no_notebook
 from parallelenv.errors import ArgumentError, ConcurrentUseError, ParallelEnvError, ResetNeededError
 from parallelenv.evaluation import Evaluation, perform
-from parallelenv.failures import put
+from parallelenv.failures import add_note, put
 from parallelenv.goal import Goal, progress_bar
 from parallelenv.guard import exclusive
 from parallelenv.requests import name_envs
@@ -262,7 +262,7 @@ class Shown(Traffic):
         said = f"{name_envs(fresh)} {'has' if len(fresh) == 1 else 'have'} no episode yet. Call {call} before show()."
         if isinstance(error, ResetNeeded | ArgumentError):  # the latter for ``None``, say, instead of a frame
             return ResetNeededError(said)
-        error.add_note(said)
+        add_note(error, said)
         return error
 
     def _cast(self, id: Any, steps: Any, fps: Any, width: Any) -> tuple[tuple[int, ...], float]:

@@ -143,19 +143,23 @@ def shorten(error: BaseException, *, is_of_env: bool = False) -> None:
 
 
 def _shorten(error: BaseException, is_of_env: bool) -> None:
-    chain, seen = [error], {id(error)}
+    chain, seen, emptied = [error], {id(error)}, set()
     for one in chain:  # which grows
-        kept = _kept(_entries(one), is_of_env)
+        entries = _entries(one)
+        kept = _kept(entries, is_of_env)
         BaseException.with_traceback(one, _linked(kept))
+        if entries and not kept:
+            emptied.add(id(one))
         others = one.exceptions if isinstance(one, BaseExceptionGroup) else ()
         for other in (*causes(one).values(), *others):
             if id(other) not in seen:
                 seen.add(id(other))
                 chain.append(other)
     for one in chain:
-        context = causes(one).get("__context__")
-        if context is not None and "__cause__" not in causes(one) and not _entries(context):
-            one.__suppress_context__ = True  # it was handled within this package, and says nothing to the user
+        shown = causes(one)
+        if "__cause__" not in shown and id(shown.get("__context__")) in emptied:
+            # It was handled within this package, and says nothing to the user. A class may refuse plain assignment.
+            vars(BaseException)["__suppress_context__"].__set__(one, True)
 
 
 def causes(error: BaseException) -> dict[str, BaseException]:

@@ -6,6 +6,7 @@ import linecache
 import re
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -17,7 +18,7 @@ from conftest import MakeEnv
 
 import parallelenv
 from parallelenv import ParallelEnv, StepResult
-from parallelenv.errors import ArgumentError, ParallelEnvError
+from parallelenv.errors import ArgumentError, EnvContractError, InvalidEnvError, NoPendingCallError, ParallelEnvError
 from parallelenv.wrappers import NormalizeStates
 
 STEP, WRAP, LAMBDA, CHAIN, CONTEXT, DEEP = range(6)
@@ -190,6 +191,11 @@ class Sly(Exception):
         raise SystemExit(3)
 
 
+@dataclass(frozen=True)
+class Frozen(Exception):
+    number: int
+
+
 class Odd(Failing):
     again = ValueError("one and the same")
 
@@ -216,6 +222,9 @@ class Odd(Failing):
             except Exception as error:  # noqa: BLE001
                 errors.append(error)
         raise ExceptionGroup("both", errors)
+
+    def in_kinds(self) -> None:
+        """Replaced, on each env by another one."""
 
     def the_same_again(self) -> None:
         raise self.again
@@ -252,3 +261,40 @@ def test_an_exception_that_is_raised_again_and_again_does_not_grow(make_env: Mak
             env.customized_method("the_same_again")
     assert len(frames(caught.value)) <= 2 * 50 + 1
     assert len(caught.value.__notes__) == 1
+
+
+def test_what_the_package_has_handled_is_no_context(make_env: MakeEnv) -> None:
+    class Wrong(Failing):
+        def step(self, action: Any) -> Any:
+            return np.zeros(3), 1.0, False, False, {}
+
+    env = make_env([Wrong] * 2)
+    env.reset()
+    with pytest.raises(EnvContractError, match="shape") as caught:
+        env.step([0, 0])
+    assert "During handling" not in "".join(traceback.format_exception(caught.value))
+
+
+def test_errors_of_ours_that_differ_by_the_env_alone_are_one() -> None:
+    with pytest.raises(InvalidEnvError, match="env fn of env 0 returned None") as caught:
+        ParallelEnv([lambda: None] * 3)
+    assert "env 0 and 2 others in its constructor" in caught.value.__notes__[0]
+
+
+def test_an_adapter_raises_the_first_error_once_with_the_others_in_its_notes() -> None:
+    with ParallelEnv([Odd] * 2) as env:
+        vector_env = env.to_gymnasium()
+        vector_env.set_attr("in_kinds", [raising(0), raising(1)])
+        with pytest.raises(Frozen) as caught:
+            vector_env.call("in_kinds")
+        assert caught.value.number == 0
+        assert "Also: Frozen" in caught.value.__notes__[-1]
+        with pytest.raises(NoPendingCallError):
+            vector_env.call_wait()
+
+
+def raising(number: int) -> Callable[[], None]:
+    def fail() -> None:
+        raise Frozen(number)
+
+    return fail

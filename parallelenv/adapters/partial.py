@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from parallelenv.batch import Array
-from parallelenv.failures import put
+from parallelenv.failures import add_note, put
 from parallelenv.results import StepBatch, StepResult
 from parallelenv.texts import one_line
 from parallelenv.tracebacks import short_tracebacks
@@ -52,7 +52,7 @@ def _first(error: BaseException) -> BaseException:
         return error
     first, *others = error.exceptions
     for other in others:
-        first.add_note(f"Also: {one_line(other)} {' '.join(getattr(other, '__notes__', ()))}")
+        add_note(first, f"Also: {one_line(other)} {' '.join(getattr(other, '__notes__', ()))}")
     for name in ("env_ids", "failures", "partial"):
         put(first, name, getattr(error, name))
     return first

@@ -16,6 +16,7 @@ import pytest
 from fragile import EXIT, GO_ON, WAIT, fragile
 
 from parallelenv import ParallelEnv
+from parallelenv.backends import ray_cluster
 from parallelenv.backends.ray_actor import RayBackend
 from parallelenv.backends.ray_ahead import RaySubprocHost
 from parallelenv.backends.ray_host import RayHost
@@ -356,3 +357,17 @@ def test_a_cluster_started_here_is_quiet_and_gone_at_close(word: str) -> None:
     )
     assert done.stdout.splitlines() == ["(4, 4) True True", "False True"], done.stderr
     assert done.stderr == ""
+
+
+def test_a_ray_that_does_not_start_is_not_blamed_on_the_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    def time_out(arguments: dict[str, Any]) -> None:
+        raise RuntimeError("the node timed out during startup")
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray_cluster, "_init_quietly", time_out)
+    with pytest.raises(SchedulingError, match="could not be started or joined .*timed out.* try again"):
+        ray_cluster._begin_if_needed({})
+    with pytest.raises(ArgumentError, match="is not what Ray accepts"):
+        ray_cluster._begin_if_needed({"num_cpu": 1})
