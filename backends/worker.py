@@ -139,6 +139,14 @@ def serve(connection: Connection, log: Log | None, foreign: Sequence[Connection]
         other.close()
     if log is not None:
         redirect_descriptors(log)
+    with contextlib.suppress(EOFError, OSError):  # the caller closed the pipe, or is gone
+        _serve(Wire(connection), log)
+
+
+def _serve(wire: Wire, log: Log | None) -> None:
+    packed: PackedRecipe = decode(wire.receive())
+    # Not earlier: `multiprocessing` has sent the process object through the very pipe that is watched, and the system
+    # tells of a write as of an end. A caller that was suspended within that write killed the worker that it had started.
     parent = multiprocessing.parent_process()
     try:
         if parent is not None:
@@ -146,12 +154,6 @@ def serve(connection: Connection, log: Log | None, foreign: Sequence[Connection]
             die_with_caller(parent.sentinel)
     except RuntimeError as error:
         sys.exit(f"A worker could not start a thread ({error}). Raise the limit on processes (ulimit -u) or memory.")
-    with contextlib.suppress(EOFError, OSError):  # the caller closed the pipe, or is gone
-        _serve(Wire(connection), log)
-
-
-def _serve(wire: Wire, log: Log | None) -> None:
-    packed: PackedRecipe = decode(wire.receive())
     shared = SharedArrays.receive(wire.connection, packed.shared) if packed.shared else {}
     host = Host(packed.unpack(shared))
     if log is not None:
