@@ -146,7 +146,7 @@ def serve(connection: Connection, log: Log | None, foreign: Sequence[Connection]
 def _serve(wire: Wire, log: Log | None) -> None:
     packed: PackedRecipe = decode(wire.receive())
     # Not earlier: `multiprocessing` has sent the process object through the very pipe that is watched, and the system
-    # tells of a write as of an end. A caller that was suspended within that write killed the worker that it had started.
+    # signals a write as it signals the end. A caller that was suspended within that write killed the new worker.
     parent = multiprocessing.parent_process()
     try:
         if parent is not None:

@@ -167,7 +167,8 @@ class ActionReader:
         if not becomes(array, field.dtype):
             raise ActionError(
                 f"action{where} has dtype {array.dtype}, which does not become {field.dtype} without loss of meaning. "
-                f"Each action must be in {self._structure.leaves[index]}."
+                f"Each action must be in {self._structure.leaves[index]}. Convert them: "
+                f"numpy.asarray(action).astype({str(field.dtype)!r})."
             )
         return array
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import functools
 import inspect
 import multiprocessing.util  # noqa: F401 (its exit handler joins workers: ours, registered later, runs before it)
+import signal
+import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, overload
@@ -35,6 +38,9 @@ if TYPE_CHECKING:
     from parallelenv.task_pool import TaskPool
 
 OnFailure = Literal["raise", "restart"]
+
+_MOMENT = 0.05
+"""Seconds in which a finalizer has returned."""
 
 
 class ParallelEnv(LongRuns):
@@ -158,7 +164,7 @@ class ParallelEnv(LongRuns):
         """Start hosts and build envs, or leave nothing behind."""
         try:
             self._pool = Pool(backend, env_recipes, **pool_arguments)
-            self._finalizer = weakref.finalize(self, self._pool.close)
+            self._finalizer = weakref.finalize(self, _close_dropped, self._pool)
             self._pool.build(keeps_ended, spaces)
         except BaseException:
             backend.close((), 0.0)  # whatever was begun, also where an interrupt came before the pool was known
@@ -428,6 +434,24 @@ class ParallelEnv(LongRuns):
     def __exit__(self, *error: object) -> None:
         """Close."""
         self.close()
+
+
+def _close_dropped(pool: Pool) -> None:
+    """Close the pool of an object that nothing refers to any more.
+
+    An interrupt meanwhile reaches the caller a moment later: Python drops what a finalizer raises.
+    """
+    try:
+        pool.close()
+    except KeyboardInterrupt:
+        threading.Timer(_MOMENT, _interrupt_main).start()
+
+
+def _interrupt_main() -> None:
+    if hasattr(signal, "pthread_kill"):
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)  # also out of a wait
+    else:
+        _thread.interrupt_main()
 
 
 atexit.register(ParallelEnv.close_all)

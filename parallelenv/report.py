@@ -12,13 +12,14 @@ from parallelenv.errors import ArgumentError, MissingDependencyError
 from parallelenv.tables import format_table
 
 _HEADER = ("mode", "workers", "start-up s", "steps/s", "ratio", "identical", "note")
+_RATIO = f"ratio: times as fast as {ORACLE} in the same round"
 _CHOSEN, _CORRECT, _WRONG = "#0072b2", "#a9b8c4", "#d55e00"  # told apart with any colour vision
 
 
 def describe(comparison: Comparison) -> str:
     """Return the table of one env and, below it, which mode to use."""
     rows = [_cells(row) for row in comparison.rows]
-    return f"{format_table(_HEADER, rows, left=('mode', 'identical', 'note'))}\n{_advice(comparison)}"
+    return f"{format_table(_HEADER, rows, left=('mode', 'identical', 'note'))}\n{_RATIO}\n{_advice(comparison)}"
 
 
 def _cells(row: Row) -> tuple[str, ...]:
@@ -41,18 +42,26 @@ def _advice(comparison: Comparison) -> str:
         reason = "no other mode is clearly faster here"
     else:
         reason = f"{best.ratio:.1f} times as fast as {ORACLE}"
-    given = ", ".join(f"{name}={value!r}" for name, value in arguments_of(best.mode, best.num_cpus).items())
-    line = f"Recommended for {comparison.name}: {given} ({reason})."
-    if comparison.estimated != best.mode:
-        line += f" recommend(), which only estimates, chooses {comparison.estimated}."
     if comparison.is_disturbed:
-        line += f"\nOther programs keep the cores busy ({comparison.others:.1f} of them): measure again without them."
+        line = (
+            f"No recommendation for {comparison.name}: other programs kept {comparison.others:.1f} cores busy. Measure "
+            f"again without them. Beside them {_as_written(best.mode, best.num_cpus)} was best ({reason})."
+        )
+    else:
+        line = f"Recommended for {comparison.name}: {_as_written(best.mode, best.num_cpus)} ({reason})."
+    if comparison.estimated != best.mode:
+        line += f" recommend(), which only estimates, chooses {_as_written(comparison.estimated)}."
     if comparison.is_reproducible:
         return line
     return (
         f"{comparison.name} is not reproducible from its seeds: already two {ORACLE} runs differ, "
         f"so the other modes cannot be judged by it.\n{line}"
     )
+
+
+def _as_written(word: str, num_cpus: int | None = None) -> str:
+    """Return the arguments of `ParallelEnv` as a user writes them."""
+    return ", ".join(f"{name}={value!r}" for name, value in arguments_of(word, num_cpus).items())
 
 
 def check_plot(path: Path) -> None:

@@ -118,7 +118,7 @@ class Sender(Stepper):
         self._settle()
         if not self._flights:
             raise NothingInFlightError(
-                "recv() was called, but no step is in flight. Call send() first, or go on with step()."
+                "There is no result to wait for: no step is in flight. Call send() first, or go on with step()."
             )
         return min(min_envs, len(self._flights))
 

@@ -327,7 +327,8 @@ class Stepper:
         if busy:
             raise EnvBusyError(
                 f"envs {list_ids(busy)} have a step or a reset under way whose result was not received (sent, "
-                f"interrupted or late). Get it with {self._pool.ways_to_wait(len(busy))}, or drop it with reset()."
+                f"interrupted or late). Get it with {self._pool.ways_to_wait(len(busy))}, or drop it with reset(). "
+                "Both wait for envs that have not answered: rebuild one that hangs with restart(id)."
             )
 
     def _check(self, env_ids: Sequence[int]) -> None:

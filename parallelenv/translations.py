@@ -58,6 +58,7 @@ _MODES = {
     "async": "Gymnasium's 'async' is 'subproc' here.",
     **dict.fromkeys(("DummyVecEnv", "SyncVectorEnv", "DummyVectorEnv"), "What it does is 'dummy' here."),
     **dict.fromkeys(("SubprocVecEnv", "AsyncVectorEnv", "SubprocVectorEnv"), "What it does is 'subproc' here."),
+    "subproc+caller_steps": "Give para_mode='subproc', caller_steps=True.",
 }
 _POLICIES = {  # as Gymnasium writes them or their enum, without case
     "samestep": "Gymnasium's 'SameStep' is 'restart' here; to_gymnasium('SameStep') has its very form.",
@@ -133,7 +134,9 @@ def refuse_arguments(call: str, arguments: Mapping[str, Any]) -> None:
 
 def absent(owner: object, name: str) -> AbsentAttributeError:
     """Return the error for a name that is not there, with what does the same."""
-    way_out = _ATTRIBUTES.get(name, f"If the envs have it, get_env_attr({name!r}) returns theirs.")
+    way_out = _ATTRIBUTES.get(
+        name, f"If the envs have it: customized_method({name!r}) calls theirs, get_env_attr({name!r}) returns it."
+    )
     return _absent(owner, name, f"{type(owner).__name__} has no attribute {name!r}.", way_out)
 
 

@@ -82,6 +82,11 @@ def test_a_word_of_nobody_has_no_translation() -> None:
         ParallelEnv([Noted], asynchronous="nonsense")  # type: ignore[arg-type]
 
 
+def test_the_word_that_a_comparison_prints_says_how_to_write_it() -> None:
+    with pytest.raises(UnknownModeError, match="Give para_mode='subproc', caller_steps=True"):
+        ParallelEnv(["CartPole-v1"], "subproc+caller_steps")
+
+
 @pytest.mark.parametrize(("word", "mode"), [("sync", "dummy"), ("async", "subproc")])
 def test_a_mode_of_others_is_translated(word: str, mode: str) -> None:
     with pytest.raises(UnknownModeError, match=f"para_mode='{word}' is not known.*'{word}' is '{mode}' here"):
@@ -176,7 +181,7 @@ def test_what_is_given_alone_is_shown_as_a_list(envs: Any, hint: str) -> None:
 
 def test_names_of_others_say_what_does_the_same() -> None:
     hints = {
-        "metadata": r"If the envs have it, get_env_attr\('metadata'\)",
+        "metadata": r"If the envs have it: .*get_env_attr\('metadata'\)",
         "render_mode": r"get_env_attr\('render_mode'\)",
         "spec": r"get_env_attr\('spec'\)",
         "env_method": "Here it is customized_method",

@@ -10,6 +10,7 @@ import functools
 import itertools
 import os
 import signal
+import threading
 from typing import Any
 
 import gymnasium as gym
@@ -19,7 +20,7 @@ import pytest
 from interrupting import interrupt_at
 
 from parallelenv import ParallelEnv, get_worker_info
-from parallelenv.errors import WorkerDiedError
+from parallelenv.errors import WorkerDiedError, WorkerTimeoutError
 from parallelenv.hosts import Hosts
 
 # Mode, its options, workers, and every how many lines it is interrupted: as many as some seconds allow.
@@ -127,3 +128,25 @@ def test_an_interrupted_restart_leaves_no_worker_beside_the_next() -> None:
             assert len(psutil.Process().children()) == before, outcome
             assert env.reset().shape == (2, 2)
     assert number > stride
+
+
+class Stuck(Plain):
+    is_over = threading.Event()
+
+    def step(self, action: Any) -> Any:
+        self.is_over.wait(60)
+
+
+@pytest.mark.parametrize("mode", ["thread", "subproc"])
+def test_an_interrupt_while_a_dropped_object_is_closed_arrives_afterwards(mode: str) -> None:
+    env: Any = ParallelEnv([Stuck] * 2, mode, timeout=0.2, num_cpus=2)
+    env.reset()
+    with pytest.raises(WorkerTimeoutError):
+        env.step([0, 0])
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))  # to close takes 3 s: the envs hang
+    timer.start()
+    del env  # not interrupted: Python would drop it
+    with pytest.raises(KeyboardInterrupt):
+        threading.Event().wait(10)
+    timer.join()
+    Stuck.is_over.set()
