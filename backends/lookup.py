@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from parallelenv.errors import AbsentAttributeError, AbsentMethodError
@@ -38,13 +38,20 @@ def get_attribute(env: Any, key: str) -> tuple[Any] | None:
 
     Args:
         env: The outermost layer.
-        key: A name, or several joined by dots; only the first is looked for in every layer.
+        key: A name, or several joined by dots; only the first is looked for in every layer, and then asked of the env's
+            own ``get_env_attr``: an env that keeps its state in parts finds it there.
     """
     first, *rest = key.split(".")
     value = getattr(env, first, _ABSENT)
     if value is _ABSENT:
         found = (getattr(owner, first, _ABSENT) for owner in owners(env))
         value = next((value for value in found if value is not _ABSENT), _ABSENT)
+    if value is _ABSENT and (ask := _own_method(env, "get_env_attr")):
+        try:
+            answer = ask(first)
+        except AttributeError:
+            answer = None
+        value = _ABSENT if answer is None else answer  # for want of another word, such envs answer None
     for name in rest:
         value = getattr(value, name, _ABSENT)
     return None if value is _ABSENT else (value,)
@@ -65,11 +72,14 @@ def get_existing(env: Any, key: str) -> Any:
 def set_attribute(env: Any, key: str, value: Any) -> bool:
     """Set an attribute on the layer that has it, or the task or sampler, else on the innermost layer.
 
+    Where no layer has it, the env's own ``set_env_attr`` sets it, if there is one.
+
     Returns:
-        Whether it is a new one.
+        Whether it is a new one, as far as is known.
 
     Raises:
         AttributeError: If an object on a dotted way is absent.
+        BaseException: What the env's own ``set_env_attr`` raised.
     """
     *way, name = key.split(".")
     if way:
@@ -80,6 +90,9 @@ def set_attribute(env: Any, key: str, value: Any) -> bool:
         setattr(found[0], name, value)
         return is_new
     owner = next((owner for owner in owners(env) if hasattr(owner, name)), None)
+    if owner is None and (set_through := _own_method(env, "set_env_attr")):
+        set_through(name, value)
+        return False
     setattr(list(layers(env))[-1] if owner is None else owner, name, value)
     return owner is None
 
@@ -99,6 +112,12 @@ def get_method(env: Any, key: str) -> Any:
     raise AbsentMethodError(
         f"{key!r} of {name} is {type(found[0]).__name__}, no method. Read it with get_env_attr({key!r})."
     )
+
+
+def _own_method(env: Any, name: str) -> Callable[..., Any] | None:
+    """Return a method of the innermost layer by which an env finds its attributes itself."""
+    method = getattr(list(layers(env))[-1], name, None)
+    return method if callable(method) else None
 
 
 def near_name(env: Any, key: str) -> str:

@@ -11,6 +11,7 @@ import gymnasium
 import numpy as np
 
 from parallelenv.errors import ArgumentError
+from parallelenv.spaces import describe_value
 from parallelenv.texts import count, were
 
 _LONGEST = 1e8
@@ -209,13 +210,31 @@ def _arguments(one: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def spread_values(value: Any, values: Any, env_ids: Sequence[int]) -> list[Any]:
-    """Return the value to set on each env."""
+    """Return the value to set on each env: the items of a list or tuple, or anything else for all of them.
+
+    An array with as many rows as there are envs could mean either, so it is refused. What a list means does not
+    depend on its length.
+    """
     if (value is MISSING) == (values is None):
         raise ArgumentError("Give set_env_attr either value (the same for every env) or values=[...] (one per env).")
-    if values is None:
-        return [value] * len(env_ids)
-    _check_list("values", values, env_ids, "a list with one value per env")
-    return list(values)
+    if values is not None:
+        _check_list("values", values, env_ids, "a list with one value per env")
+        return list(values)
+    ways = "Give values=[...] with one item per env, or values=[value] * n to set the same on all"
+    if isinstance(value, (list, tuple)):
+        if len(value) != len(env_ids):
+            raise ArgumentError(
+                f"value is a {type(value).__name__} of {count(len(value), 'item')} for {count(len(env_ids), 'env')}. "
+                f"A list or tuple has one item per env, in the order of id. {ways}."
+            )
+        return list(value)
+    shape = getattr(value, "shape", ())
+    if len(env_ids) > 1 and isinstance(shape, tuple) and shape and shape[0] == len(env_ids):
+        raise ArgumentError(
+            f"value is {describe_value(value)} for {count(len(env_ids), 'env')}: one row each, or the whole of it for "
+            f"each? {ways}."
+        )
+    return [value] * len(env_ids)
 
 
 def _check_list(name: str, items: Any, env_ids: Sequence[int], expected: str) -> None:

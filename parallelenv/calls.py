@@ -27,6 +27,9 @@ class Calls(Known):
     def get_env_attr(self, key: str, id: Any = None, default: Any = MISSING) -> list[Any]:
         """Return an attribute of each env, looked up through wrappers down to the env.
 
+        Where nothing is found, an env that has a method ``get_env_attr(key)`` of its own is asked: its answer counts,
+        unless it is ``None`` or an `AttributeError`.
+
         Args:
             key: Name; ``"a.b"`` reaches into the object ``a``. It is never evaluated.
             id: Which envs.
@@ -58,15 +61,18 @@ class Calls(Known):
     ) -> None:
         """Set an attribute of each env, on the wrapper that has it, else on the innermost env.
 
+        Where none has it, an env that has a method ``set_env_attr(key, value)`` of its own sets it by that.
+
         Args:
             key: Name, as in `get_env_attr`.
-            value: The same for every env.
+            value: The same for every env. A list or tuple has one item per env, in the order of ``id``, as ``values``.
             id: Which envs.
-            values: Instead of ``value``: one per env, in the order of ``id``.
+            values: Instead of ``value``: one per env, in the order of ``id``. ``[value] * n`` sets a list on all.
 
         Raises:
-            ArgumentError: If the key is no plain name, both or neither of ``value`` and
-                ``values`` are given, or ``values`` has the wrong length.
+            ArgumentError: If the key is no plain name, both or neither of ``value`` and ``values`` are given, a list has
+                the wrong length, or ``value`` is an array or tensor with as many rows as there are envs asked, which
+                could mean either.
             UnpicklableError: If a value cannot be copied to its worker; nothing was set.
 
         Warns:

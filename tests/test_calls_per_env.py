@@ -204,3 +204,114 @@ def test_who_takes_no_commands_says_so(make_env: MakeEnv) -> None:
     env: Any = make_env(["CartPole-v1"])
     with pytest.raises(AbsentMethodError, match="CartPoleEnv has no method 'command'"):
         env.command("go")
+
+
+class Finds:
+    """An env of parts, which finds and sets their attributes itself."""
+
+    budget = 100
+
+    def __init__(self, number: int) -> None:
+        self.part = Part()
+        self.part.cost = [float(number)]  # type: ignore[attr-defined]
+        self.asked: list[str] = []
+
+    def reset(self) -> Any:
+        return 0
+
+    def step(self, action: Any) -> Any:
+        return 0, 0.0, False, {}
+
+    def get_env_attr(self, key: str) -> Any:
+        self.asked.append(key)
+        return getattr(self.part, key) if key != "wrong" else len(key) / 0
+
+    def set_env_attr(self, key: str, value: Any) -> None:
+        if not hasattr(self.part, key):
+            raise LookupError(f"no part has {key!r}")
+        setattr(self.part, key, value)
+
+
+class SaysNone(Finds):
+    def get_env_attr(self, key: str) -> Any:
+        return getattr(self.part, key, None)
+
+
+@pytest.fixture(params=[Finds, SaysNone])
+def parts(make_env: MakeEnv, request: pytest.FixtureRequest) -> Any:
+    return make_env([partial(request.param, number) for number in range(4)], num_cpus=2)
+
+
+@nearby
+def test_an_env_of_parts_is_asked_for_what_no_layer_has(parts: Any) -> None:
+    assert parts.get_env_attr("cost") == [[0.0], [1.0], [2.0], [3.0]]
+    assert parts.attr("cost", [3, 1]) == [[3.0], [1.0]]
+    assert parts.get_env_attr("budget") == [100] * 4
+    assert parts.customized_method("double", {"number": 4}) == [8] * 4
+    assert parts.get_env_attr("nothing") == [None] * 4
+    assert parts.get_env_attr("nothing", default=5, id=2) == [5]
+    assert "budget" not in parts.get_env_attr("asked", 0)[0]
+    with pytest.raises(AbsentAttributeError, match="has no attribute 'nothing'"):
+        parts.attr("nothing")
+    with pytest.warns(AbsentAttributeWarning, match=r"Did you mean 'budget'\?"):
+        assert parts.get_env_attr("budgt") == [None] * 4
+
+
+@nearby
+def test_an_env_of_parts_sets_what_no_layer_has(parts: Any) -> None:
+    parts.set_env_attr("cost", 7.0, id=[1, 2])
+    assert parts.get_env_attr("part.cost") == [[0.0], 7.0, 7.0, [3.0]]
+    parts.set_env_attr("budget", 5)
+    assert parts.get_env_attr("budget") == [5] * 4
+    with pytest.raises(LookupError, match="no part has 'unheard'") as caught:
+        parts.set_env_attr("unheard", 1, id=3)
+    assert "env 3" in "".join(caught.value.__notes__)
+
+
+@nearby
+def test_what_the_own_lookup_of_an_env_raises_reaches_the_user(make_env: MakeEnv) -> None:
+    env = make_env([partial(Finds, number) for number in range(2)])
+    with pytest.raises(ZeroDivisionError):
+        env.get_env_attr("wrong")
+
+
+@nearby
+def test_an_env_of_parts_is_asked_through_wrappers(make_env: MakeEnv) -> None:
+    class Parts(Asked):
+        def get_env_attr(self, key: str) -> Any:
+            return "found" if key == "inside" else None
+
+        def set_env_attr(self, key: str, value: Any) -> None:
+            self.notes.append((key, value))
+
+    env = make_env([lambda: TimeLimit(Parts(0), 5)] * 2)
+    env.set_env_attr("outside", 3)
+    assert env.get_env_attr("inside") == ["found"] * 2
+    assert env.get_env_attr("notes") == [[("outside", 3)]] * 2
+    assert env.get_env_attr("outside") == [None] * 2
+
+
+@nearby
+def test_a_list_to_set_has_one_item_per_env(env: Any) -> None:
+    env.set_env_attr("number", [10, 20], [1, 3])
+    assert env.attr("number") == [0, 10, 2, 20]
+    env.set_env_attr("number", (1, 2, 3, 4))
+    assert env.attr("number") == [1, 2, 3, 4]
+    env.set_env_attr("notes", values=[[5, 6]] * 4)
+    assert env.attr("notes") == [[5, 6]] * 4
+    for value, size in (([5, 6], 2), ((5,), 1), ([], 0)):
+        with pytest.raises(ArgumentError, match=rf"of {size} items? for 4 envs.*values=\[\.\.\.\].*\[value\] \* n"):
+            env.set_env_attr("notes", value)
+    assert env.attr("notes") == [[5, 6]] * 4
+
+
+@nearby
+def test_an_array_to_set_is_the_same_for_all_unless_it_could_be_one_row_each(env: Any) -> None:
+    for array in (np.arange(3), np.float64(2.0), np.array(3.0), np.zeros((2, 4))):
+        env.set_env_attr("notes", array)
+        assert all(np.array_equal(one, array) for one in env.attr("notes"))
+    for array in (np.zeros(4), np.zeros((4, 2))):
+        with pytest.raises(ArgumentError, match=r"one row each, or the whole.*values=\[\.\.\.\].*\[value\] \* n"):
+            env.set_env_attr("notes", array)
+    env.set_env_attr("notes", np.zeros(1), id=2)
+    assert env.attr("notes", 2) == [np.zeros(1)]

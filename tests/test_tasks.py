@@ -317,7 +317,7 @@ def test_what_does_not_fit_is_refused_as_in_a_step(make_pool: MakePool, seen: An
     env = make_pool(ShowsIt, [{}] * 3)
     env.next_task()
     env.step([1], id=1)
-    env.set_env_attr("seen", seen)
+    env.set_env_attr("seen", values=[seen] * 3)
     with pytest.raises(EnvContractError, match="the state is .*, but the observation space says Box") as caught:
         env.get_observations()
     assert "env 1 in get_observations()" in "".join(caught.value.__notes__)

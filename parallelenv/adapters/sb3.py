@@ -150,7 +150,8 @@ class SB3VecEnv(VecEnv):
 
     def set_attr(self, attr_name: str, value: Any, indices: Indices = None) -> None:
         """Set an attribute of envs, on the wrapper that has it, else on the innermost env."""
-        self.parallel_env.set_env_attr(attr_name, value, self._ids(indices))
+        env_ids = self._ids(indices)
+        self.parallel_env.set_env_attr(attr_name, values=[value] * len(env_ids), id=env_ids)
 
     def env_method(
         self, method_name: str, *method_args: Any, indices: Indices = None, **method_kwargs: Any

@@ -208,7 +208,8 @@ class TianshouVectorEnv:
         Raises:
             EnvBusyError: If a step of one is under way.
         """
-        self.parallel_env.set_env_attr(key, value, self._ready(id))
+        env_ids = self._ready(id)
+        self.parallel_env.set_env_attr(key, values=[value] * len(env_ids), id=env_ids)
 
     def render(self, **kwargs: Any) -> list[Any]:
         """Return what each env's ``render`` returns for these arguments.
