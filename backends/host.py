@@ -23,7 +23,7 @@ from parallelenv.chunks import Order
 from parallelenv.errors import EnvContractError, EnvInterruptedError, ExhaustedError, InvalidEnvError
 from parallelenv.failures import Failure
 from parallelenv.interrupts import Shield
-from parallelenv.ownership import own
+from parallelenv.ownership import own, own_but_graph
 from parallelenv.protocol import EXHAUSTED, NOTED, Command, EnvFacts, Extra, HostRecipe, Reply
 from parallelenv.seats import clock_id, here
 from parallelenv.whereabouts import WorkerInfo, call_for
@@ -256,7 +256,7 @@ class Host:
         ended_loose = reset_info = is_exhausted = None
         if goes_on:
             if any(said):  # copied before the reset: an env may reuse the buffers that it returned
-                said = own(said[0]), own(said[1]), own(said[2])
+                said = own(said[0]), own_but_graph(said[1]), own(said[2])
             writer.keep_ended(row)
             try:
                 state, reset_info = self._reset_within_step(row + writer.first)
@@ -505,7 +505,7 @@ def _draw(render: Callable[[], Any]) -> Any:
 
 
 def _step_with_copy(step: Callable[[Any], Any], action: Any) -> Any:
-    return step(own(action))
+    return step(own_but_graph(action))
 
 
 def _extra(info: Any, *others: Any) -> Extra:

@@ -12,7 +12,7 @@ from parallelenv.batch import Batch
 from parallelenv.errors import UnpicklableError
 from parallelenv.failures import Failure
 from parallelenv.interrupts import Shield
-from parallelenv.ownership import own
+from parallelenv.ownership import own, own_but_graph
 from parallelenv.protocol import Command, Death, EnvFacts, Extra, HostRecipe, Reply
 
 
@@ -71,9 +71,10 @@ def take_over(command: Command) -> Command:
         UnpicklableError: If an argument cannot be copied, as between processes.
     """
     copies = []
+    copied = own_but_graph if command.name == "step" else own
     for env_id, argument in zip(command.env_ids, command.each or (), strict=True):
         try:
-            copies.append(own(argument))
+            copies.append(copied(argument))
         except Exception as error:
             raise cannot_be_given(command.name, env_id, argument, error) from error
     command.each = copies
@@ -128,5 +129,7 @@ def _guilty(value: Any) -> Any:
 
 def _detached(value: Any) -> Any:
     if type(value) is Extra:
-        return Extra(*(None if part is None else own(part) for part in value))
+        info, loose, reward, ended_loose, reset_info, is_exhausted = value
+        states = (None if part is None else own_but_graph(part) for part in (loose, ended_loose))
+        return Extra(own(info), next(states), own(reward), next(states), own(reset_info), is_exhausted)
     return value if type(value) is EnvFacts else own(value)

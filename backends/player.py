@@ -72,10 +72,8 @@ class Player:
 
     def give(self, actions: Any, batch: Batch, env_ids: tuple[int, ...]) -> list[Any] | None:
         """Write actions into the rows of their envs; return them as a list if they are loose."""
-        if self._reader.fills_batch:
-            self._reader.put_rows(batch, actions, env_ids, env_ids, None)
-            return None
-        return [own(action) for action in self._reader.read_objects(actions, env_ids, None)]
+        loose = self._reader.take(batch, actions, env_ids, env_ids, None)
+        return None if loose is None else [own(action) for action in loose]
 
     @property
     def memory(self) -> Memory | None:

@@ -10,7 +10,8 @@ from gymnasium.vector.utils import batch_space, iterate
 
 from parallelenv.batch import Batch, Layout, Rows
 from parallelenv.errors import ActionError
-from parallelenv.spaces import as_array, becomes
+from parallelenv.ownership import graph_parts
+from parallelenv.spaces import as_array, becomes, describe_value, is_tensor
 from parallelenv.texts import count, were
 
 
@@ -20,27 +21,26 @@ class ActionReader:
     Args:
         layout: The pool's layout.
         order: Whose actions are to be given in which order, for messages.
+        keeps_graphs: Whether an action that carries gradients reaches its env with its graph; if not it is refused.
+            ``None``: gradients end here.
     """
 
     def __init__(
         self,
         layout: Layout,
         order: str = "env asked to step, in the order of id (without id: of all envs that are not paused)",
+        keeps_graphs: bool | None = None,
     ) -> None:
         self._order = order
+        self._keeps_graphs = keeps_graphs
         self._structure = layout.actions
         self._space = layout.action_space
         self._fields = layout.action_fields
         self._only = layout.action_fields[0] if self._structure.is_single and self._fields else None
 
-    @property
-    def fills_batch(self) -> bool:
-        """Whether actions have a fixed form and so travel in the batch."""
-        return bool(self._fields)
-
-    def put_rows(
+    def take(
         self, batch: Batch, action: Any, env_ids: Sequence[int], stepped: Sequence[int], chosen: Sequence[int] | None
-    ) -> None:
+    ) -> list[Any] | None:
         """Write the actions of the envs that will step into their rows of the batch.
 
         Args:
@@ -50,8 +50,12 @@ class ActionReader:
             stepped: Those of ``env_ids`` that will step.
             chosen: As in `read_rows`.
 
+        Returns:
+            ``None``, or the actions as a list with one object per env that will step, where they have no fixed form or
+            carry gradients, which no row of the batch would keep. Nothing was written then.
+
         Raises:
-            ActionError: If number, shape or dtype do not fit; nothing was written.
+            ActionError: If number, shape or dtype do not fit, or gradients cannot reach the env; nothing was written.
         """
         only = self._only
         if (
@@ -62,8 +66,15 @@ class ActionReader:
             and action.shape == (len(env_ids), *only.shape)
         ):  # what most users give, without a closer look: 0.4 us instead of 4 us
             batch.actions[0][batch.rows(stepped)] = action
-        else:
-            batch.put_actions(stepped, self.read_rows(action, env_ids, chosen))
+            return None
+        parts = [] if self._keeps_graphs is None else graph_parts(action)
+        if parts and not self._keeps_graphs:
+            raise _gradients_end(parts[0])
+        if parts or not self._fields:
+            listed = self._listed(action, env_ids)
+            return listed if chosen is None else [listed[position] for position in chosen]
+        batch.put_actions(stepped, self.read_rows(action, env_ids, chosen))
+        return None
 
     def read_rows(self, action: Any, env_ids: Sequence[int], chosen: Sequence[int] | None) -> Rows:
         """Return the actions as one array per leaf, ``(len(env_ids), *shape)``.
@@ -87,15 +98,6 @@ class ActionReader:
             kept = leaf if chosen is None else as_array(leaf)[list(chosen)]
             rows.append(self._checked(index, kept, len(env_ids) if chosen is None else len(chosen)))
         return rows
-
-    def read_objects(self, action: Any, env_ids: Sequence[int], chosen: Sequence[int] | None) -> list[Any]:
-        """Return the actions as a list with one object per env that will step.
-
-        Raises:
-            ActionError: If their number does not fit.
-        """
-        listed = self._listed(action, env_ids)
-        return listed if chosen is None else [listed[position] for position in chosen]
 
     def _batched_leaves(self, action: Any) -> list[Any] | None:
         """Split a batch into leaves; ``None`` if it is a list of single actions."""
@@ -121,7 +123,8 @@ class ActionReader:
                 f"action is a {type(action).__name__}, which is no batch of actions here. Give a list or an array."
             )
         self._check_count(action, env_ids)
-        return list(action)
+        # Of the rows that iterating over a tensor gives, autograd lets none be changed in place.
+        return [action[row] for row in range(len(action))] if is_tensor(action) else list(action)
 
     def _iterated(self, action: Any) -> list[Any]:
         try:
@@ -171,6 +174,15 @@ class ActionReader:
                 f"numpy.asarray(action).astype({str(field.dtype)!r})."
             )
         return array
+
+
+def _gradients_end(part: Any) -> ActionError:
+    what = f"a tensor {describe_value(part)}" if is_tensor(part) else f"{type(part).__name__}, a module"
+    return ActionError(
+        f"action has {what} in it that requires grad, but in this mode actions are copied to another process, and "
+        "gradients do not come back from there. Give tensor.detach(), or step under torch.no_grad(); or use "
+        "para_mode='dummy' or 'thread', where actions reach the envs with their graph."
+    )
 
 
 def _as_array(leaf: Any, shape: tuple[int, ...], count: int) -> Any:

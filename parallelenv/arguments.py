@@ -21,12 +21,13 @@ MISSING: Any = type("MISSING", (), {"__repr__": lambda self: "<not given>"})()
 """Default of arguments for which ``None`` is a value."""
 
 
-def check_counts(num_cpus: Any, num_gpus: Any) -> None:
-    """Refuse unusable resources."""
-    if num_cpus is not None:
+def check_counts(num_cpus: Any, num_gpus: Any) -> int | None:
+    """Return how many cores may be used, ``None`` for all: the words for that are ``None`` and 0. Refuse others."""
+    if num_cpus is not None and not (_is_int(num_cpus) and num_cpus == 0):
         check_positive("num_cpus", num_cpus)
     if not isinstance(num_gpus, (int, float)) or isinstance(num_gpus, bool) or not 0 <= num_gpus < math.inf:
         raise ArgumentError(f"num_gpus={num_gpus!r} is no number of GPUs. Give 0 or more; fractions are allowed.")
+    return num_cpus or None
 
 
 def check_flags(**flags: Any) -> None:

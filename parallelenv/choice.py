@@ -79,7 +79,7 @@ def recommend(envs: Sequence[Any], *, num_cpus: int | None = None, spaces: Space
         ArgumentError: If ``num_cpus`` or ``spaces`` has no usable value.
         InvalidEnvError: If an item of ``envs`` is no env, or comes twice.
     """
-    arguments.check_counts(num_cpus, 0)
+    num_cpus = arguments.check_counts(num_cpus, 0)
     return choose(recipes.make_recipes(envs), num_cpus, arguments.check_spaces(spaces))
 
 

@@ -62,8 +62,8 @@ class ParallelEnv(LongRuns):
             all; until their reset they answer ``(None, None, True, {})``. ``"idle"``: that env
             answers so, the others go on. ``"restart"``: it is reset within the same step and
             ``info["ended_state"]`` is its last state. ``"continue"``: it is stepped on.
-        num_cpus: Cores the envs may use, at least 1; there are ``min(num_cpus, n)`` workers.
-            Default: all usable ones. More than there are is useful for envs that wait.
+        num_cpus: Cores the envs may use; there are ``min(num_cpus, n)`` workers.
+            ``None`` or 0: all usable ones. More than there are is useful for envs that wait.
         num_gpus: GPUs shared out evenly over Ray workers; fractions are allowed.
         no_warning: Whether warnings raised in worker processes are dropped there.
         timeout: Seconds a call may take before it raises `WorkerTimeoutError`; ``None``: for ever.
@@ -122,7 +122,7 @@ class ParallelEnv(LongRuns):
         super().__init__()
         self._is_closed = True  # until everything stands
         self._asynchronous, policy = asynchronous, make_policy(asynchronous)
-        arguments.check_counts(num_cpus, num_gpus)
+        num_cpus = arguments.check_counts(num_cpus, num_gpus)
         arguments.check_flags(no_warning=no_warning, copy=copy, keep=keep)
         timeout, spaces = arguments.check_timeout(timeout), arguments.check_spaces(spaces)
         arguments.check_failure_handling(on_failure, max_restarts)
@@ -133,7 +133,8 @@ class ParallelEnv(LongRuns):
         )
         if on_failure == "restart" and backend.uses_live_envs:
             recipes.refuse_live(env_recipes)
-        self._mode, self._recommendation = registry.describe(para_mode, chosen), chosen
+        self._para_mode = registry.word_of(chosen.mode if chosen else para_mode)
+        self._recommendation = chosen
         listener = make_listener(output)
         cells.close_earlier()
         self._start(
@@ -376,8 +377,11 @@ class ParallelEnv(LongRuns):
             Raises:
                 AbsentAttributeError: If there is none. A subclass may have what it likes.
             """
-            if not name.startswith("_") and type(self) is ParallelEnv and not hasattr(ParallelEnv, name):
-                raise translations.not_to_set(self, name, name in inspect.signature(ParallelEnv).parameters)
+            known = getattr(ParallelEnv, name, None)
+            if not name.startswith("_") and type(self) is ParallelEnv and (known is None or isinstance(known, property)):
+                is_argument = name in inspect.signature(ParallelEnv).parameters
+                if known is None or is_argument:
+                    raise translations.not_to_set(self, name, is_argument)
             object.__setattr__(self, name, value)
 
     def __len__(self) -> int:
@@ -388,9 +392,11 @@ class ParallelEnv(LongRuns):
         """Return one line; asks no worker."""
         if not hasattr(self, "_num_envs"):
             return "<parallelenv.ParallelEnv, not constructed>"
-        parts = ["closed"] if self._is_closed else [count(self.num_hosts, "worker"), self._pool.placement]
+        chosen = self._recommendation
+        mode = repr(self._para_mode) if chosen is None else f"{registry.AUTO!r} ({chosen.label})"
+        parts = ["closed"] if self._is_closed else [count(self.num_workers, "worker"), self._pool.placement]
         return (
-            f"<parallelenv.ParallelEnv of {count(self._num_envs, 'env')}, para_mode={self._mode}, "
+            f"<parallelenv.ParallelEnv of {count(self._num_envs, 'env')}, para_mode={mode}, "
             f"asynchronous={self._asynchronous!r}, {', '.join(filter(None, parts))}>"
         )
 

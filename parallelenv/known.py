@@ -27,6 +27,8 @@ class Known(Guarded):
     _num_envs: int
     _everyone: tuple[int, ...]
     _recommendation: Recommendation | None
+    _para_mode: str
+    _asynchronous: Any
 
     @property
     def done(self) -> Array:
@@ -78,9 +80,24 @@ class Known(Guarded):
         return self._num_envs
 
     @property
-    def num_hosts(self) -> int:
+    def num_workers(self) -> int:
         """Number of workers among which the envs are dealt out."""
         return self._pool.num_hosts
+
+    @property
+    def num_hosts(self) -> int:
+        """The same as `num_workers`."""
+        return self._pool.num_hosts
+
+    @property
+    def para_mode(self) -> str:
+        """The mode: the word given, of ``"auto"`` the one that was chosen, of a backend class its name."""
+        return self._para_mode
+
+    @property
+    def asynchronous(self) -> str | None:
+        """What happens when an episode ends, as given; an env handed over to an adapter follows the adapter's rule."""
+        return self._asynchronous
 
     @property
     def recommendation(self) -> Recommendation | None:

@@ -12,7 +12,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from parallelenv.spaces import is_tensor
+from parallelenv.spaces import is_tensor, tensors
 from parallelenv.unpickling import loads
 
 _IMMUTABLE = frozenset({bool, int, float, complex, str, bytes, type(None)})
@@ -40,6 +40,38 @@ def own(value: Any) -> Any:
         return copy.deepcopy(value)
     except Exception:  # noqa: BLE001 (user code; what travels between processes can be copied here too)
         return loads(cloudpickle.dumps(value))
+
+
+def graph_parts(value: Any) -> list[Any]:
+    """Return the parts of an action or a state by which gradients reach the one who gave it; empty without torch.
+
+    They are tensors that require a gradient and modules whose parameters do, in lists, tuples, dicts and object arrays.
+    Under ``torch.no_grad()`` there are none.
+    """
+    torch = tensors()
+    is_enabled = getattr(torch, "is_grad_enabled", None)  # absent while torch is being imported
+    return _graph_parts(value, torch) if is_enabled is not None and is_enabled() else []
+
+
+def _graph_parts(value: Any, torch: Any) -> list[Any]:
+    kind = type(value)
+    if kind in _IMMUTABLE or (kind is np.ndarray and value.dtype != object):
+        return []
+    if isinstance(value, torch.Tensor):
+        return [value] if value.requires_grad else []
+    if isinstance(value, torch.nn.Module):
+        return [value] if any(parameter.requires_grad for parameter in value.parameters()) else []
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, (list, tuple, np.ndarray)):
+        return []
+    return [part for item in value for part in _graph_parts(item, torch)]
+
+
+def own_but_graph(value: Any) -> Any:
+    """Return a copy as `own` does, but share the `graph_parts`: a copy of these would cut the gradients' way."""
+    parts = graph_parts(value)
+    return copy.deepcopy(value, {id(part): part for part in parts}) if parts else own(value)
 
 
 def travelled(value: Any) -> Any:

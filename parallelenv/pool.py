@@ -135,6 +135,11 @@ class Pool(Hosts):
         return sum(min(link.recipe.num_cpus, len(link.recipe.env_ids)) for link in self._links)
 
     @property
+    def keeps_graphs(self) -> bool:
+        """Whether actions reach the envs with what torch knows of how they were computed: nothing travels."""
+        return self._backend.uses_live_envs
+
+    @property
     def placement(self) -> str:
         """How hosts are reached, empty if there is nothing to say."""
         return self._backend.placement

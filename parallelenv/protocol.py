@@ -333,7 +333,8 @@ class Backend(Protocol):
     The keyword-only arguments of its constructor are its options in ``ParallelEnv(...)``.
 
     Attributes:
-        uses_live_envs: Whether envs given as instances are used themselves, not as copies.
+        uses_live_envs: Whether all envs live in this process: instances given are used themselves, not as copies, and
+            actions that carry gradients reach them with their graph.
         placement: What ``repr`` says on how hosts are reached; empty if there is nothing to say.
     """
 

@@ -84,11 +84,6 @@ def settle(
     return make_backend(chosen.mode, chosen.options), chosen.num_cpus, chosen
 
 
-def describe(para_mode: Any, chosen: Recommendation | None) -> str:
-    """Return a mode as a user would write it, and what it stands for if the choice was left to us."""
-    return repr(_word(para_mode)) + (f" ({chosen.label})" if chosen else "")
-
-
 def _refuse_details(options: dict[str, Any], num_gpus: float) -> None:
     """Refuse what only some of the modes know: whether it is an error must not depend on figures."""
     for name, value in options.items():
@@ -121,7 +116,7 @@ def make_backend(para_mode: Any, options: dict[str, Any]) -> Backend:
     for name, value in options.items():
         if name not in accepted:
             raise UnknownOptionError(
-                f"{name}={value!r} is no option of para_mode={_word(para_mode)!r}; it accepts "
+                f"{name}={value!r} is no option of para_mode={word_of(para_mode)!r}; it accepts "
                 f"{', '.join(accepted) if accepted else 'no further options'}."
                 f"{_instead(name, accepted)}"
             )
@@ -187,7 +182,8 @@ def _foreign() -> dict[str, Any]:
     return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
 
 
-def _word(para_mode: Any) -> str:
+def word_of(para_mode: Any) -> str:
+    """Return the word of a mode, of a backend class its name."""
     return str(getattr(para_mode, "__name__", para_mode))
 
 

@@ -73,7 +73,7 @@ class Stepper:
         self.timeout = timeout
         self._recovery = recovery
         self._reward_dtype = reward_dtype
-        self._actions = ActionReader(pool.layout)
+        self._actions = ActionReader(pool.layout, keeps_graphs=pool.keeps_graphs)
         self._flights = Flights()
         # The latest step, from before its first message leaves until the user has the result.
         # If something comes in between, the next call finds it here.
@@ -296,11 +296,7 @@ class Stepper:
         self._proven = None
         may_rest = self._policy.skips_done or self.episodes.exhausted
         stepped, chosen = self.episodes.choose(env_ids) if may_rest else (env_ids, None)
-        each = None
-        if self._actions.fills_batch:
-            self._actions.put_rows(self._pool.batch, action, env_ids, stepped, chosen)
-        else:
-            each = self._actions.read_objects(action, env_ids, chosen)
+        each = self._actions.take(self._pool.batch, action, env_ids, stepped, chosen)
         if not stepped:
             return stepped, None
 

@@ -18,6 +18,7 @@ from gymnasium.error import ResetNeeded
 
 import parallelenv
 from parallelenv import ParallelEnv, ParallelEnvError
+from parallelenv.cores import usable_cores
 from parallelenv.errors import (
     AbsentAttributeError,
     AbsentMethodError,
@@ -187,10 +188,16 @@ def test_an_env_that_does_not_pickle_is_named() -> None:
         assert len(env) == 2
 
 
+def test_no_cores_and_none_both_mean_all_usable_ones() -> None:
+    for num_cpus in (0, None, np.int64(0)):
+        with ParallelEnv([Counter] * 64, "thread", num_cpus=num_cpus) as env:
+            assert env.num_workers == min(64, usable_cores())
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"num_cpus": 0}, "num_cpus=0 must be an int of at least 1"),
+        ({"num_cpus": -1}, "num_cpus=-1 must be an int of at least 1"),
         ({"num_cpus": 1.5}, r"num_cpus=1\.5"),
         ({"num_gpus": -1}, "num_gpus=-1 is no number of GPUs"),
         ({"timeout": 0}, "timeout=0 must be a positive number"),

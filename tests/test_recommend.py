@@ -140,9 +140,9 @@ def test_the_users_num_cpus_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, WAITING)
     assert recommend(["CartPole-v1"] * 16, num_cpus=5).num_cpus == 5
     with ParallelEnv(["CartPole-v1"] * 3, "auto", num_cpus=5) as env:
-        assert env.num_hosts == 3
-    with pytest.raises(ArgumentError, match="num_cpus=0 must be an int of at least 1"):
-        recommend(["CartPole-v1"], num_cpus=0)
+        assert env.num_workers == env.num_hosts == 3
+    with pytest.raises(ArgumentError, match="num_cpus=-1 must be an int of at least 1"):
+        recommend(["CartPole-v1"], num_cpus=-1)
 
 
 def test_what_is_no_env_is_refused() -> None:
@@ -215,6 +215,7 @@ def test_auto_gives_what_the_loop_gives(
         assert difference(expected, play(env)) is None
         assert env.recommendation is not None
         assert label in (None, env.recommendation.label)
+        assert (env.para_mode, env.asynchronous) == (env.recommendation.mode, "restart")
         begin = f"<parallelenv.ParallelEnv of 16 envs, para_mode='auto' ({env.recommendation.label}), asynchronous="
         assert repr(env).startswith(begin)
         assert "\n" not in repr(env)

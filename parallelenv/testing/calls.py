@@ -119,7 +119,7 @@ class OwnershipContract(Contract):
         """Whatever the caller then does with what he gave or got."""
         env = make(fleet(Toolbox))
         value: list[Any] = [1]
-        env.set_env_attr("box", value)
+        env.set_env_attr("box", values=[value] * NUM_ENVS)
         value.append(2)
         env.get_env_attr("box")[0].append(3)
         assert env.get_env_attr("box") == [[1]] * NUM_ENVS
