@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import gymnasium
 
-from parallelenv.errors import EnvContractError
+from parallelenv.errors import AbsentMethodError, EnvContractError
+from parallelenv.recipes import is_env
 
 Stepped = tuple[Any, Any, bool, bool, dict[str, Any]]
 
@@ -82,6 +83,17 @@ class Legacy(Resettable):
         return state, reward, *split_done(done, info), info
 
 
+class ForCalls(Resettable):
+    """Objects without ``reset`` and ``step``, for calls and attributes alone. The caller refuses their steps."""
+
+    def __init__(self, env: Any) -> None:
+        self.env = env
+        self.step = self.reset = self._refuse  # type: ignore[method-assign,assignment]
+
+    def _refuse(self, *_: Any) -> NoReturn:
+        raise AbsentMethodError(f"{type(self.env).__name__} lacks reset() or step().")
+
+
 def split_done(done: Any, info: Any) -> tuple[bool, bool]:
     """Return terminated and truncated for the single flag that there was in older times."""
     is_cut = bool(done) and isinstance(info, dict) and bool(info.get("TimeLimit.truncated", False))
@@ -90,7 +102,9 @@ def split_done(done: Any, info: Any) -> tuple[bool, bool]:
 
 def adapt(env: Any) -> Resettable:
     """Return the interface through which a host uses an env."""
-    return Resettable(env) if isinstance(env, gymnasium.Env) else Legacy(env)
+    if isinstance(env, gymnasium.Env):
+        return Resettable(env)
+    return Legacy(env) if is_env(env) else ForCalls(env)
 
 
 def _parameters(function: Any) -> set[str]:

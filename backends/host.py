@@ -25,6 +25,7 @@ from parallelenv.failures import Failure
 from parallelenv.interrupts import Shield
 from parallelenv.ownership import own, own_but_graph
 from parallelenv.protocol import EXHAUSTED, NOTED, Command, EnvFacts, Extra, HostRecipe, Reply
+from parallelenv.recipes import is_env
 from parallelenv.seats import clock_id, here
 from parallelenv.whereabouts import WorkerInfo, call_for
 
@@ -319,6 +320,7 @@ class Host:
             getattr(env, "render_mode", None),
             here(),
             id(env),
+            is_env(env),
         )
 
     def reset(self, env_id: int, each: tuple[int | None, dict[str, Any] | None], common: Any) -> Extra | None:

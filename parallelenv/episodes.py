@@ -9,7 +9,7 @@ import numpy as np
 
 from parallelenv.batch import Array, has_true
 from parallelenv.chunks import Chunk
-from parallelenv.errors import EnvPausedError, ExhaustedError, ResetNeededError
+from parallelenv.errors import AbsentMethodError, EnvPausedError, ExhaustedError, ResetNeededError
 from parallelenv.failures import Failure, raise_failures
 from parallelenv.ownership import own
 from parallelenv.policy import Policy
@@ -25,6 +25,7 @@ class Episodes:
     Args:
         env_ids: All env ids, ascending.
         policy: What happens when an episode ends.
+        stepless: Ids of those that have no episodes, because they have no ``reset`` and ``step``.
 
     Attributes:
         everyone: All env ids, ascending.
@@ -38,8 +39,9 @@ class Episodes:
         score: How many episodes have ended, and how they went.
     """
 
-    def __init__(self, env_ids: tuple[int, ...], policy: Policy) -> None:
+    def __init__(self, env_ids: tuple[int, ...], policy: Policy, stepless: frozenset[int] = frozenset()) -> None:
         num_envs = len(env_ids)
+        self._stepless = stepless
         self.everyone = env_ids
         self._policy = policy
         self._fresh = set(env_ids)  # who was never reset, or lost its state
@@ -69,9 +71,19 @@ class Episodes:
         """Raise `ResetNeededError` if any of these envs has no episode."""
         fresh = [env_id for env_id in env_ids if env_id in self._fresh] if self._fresh else []
         if fresh:
+            self.refuse_stepless(fresh)
             raise ResetNeededError(
                 f"envs {list_ids(fresh)} have no running episode. Call reset() or reset({list_ids(fresh)}) before "
                 "stepping."
+            )
+
+    def refuse_stepless(self, env_ids: Iterable[int]) -> None:
+        """Raise `AbsentMethodError` if any of these envs can be neither reset nor stepped."""
+        found = [env_id for env_id in env_ids if env_id in self._stepless] if self._stepless else []
+        if found:
+            raise AbsentMethodError(
+                f"envs {list_ids(found)} lack reset() or step(), so they are here for calls and attributes alone: "
+                "customized_method(), call(), get_env_attr(). Name those to step with id=."
             )
 
     def refuse_paused(self, env_ids: Sequence[int]) -> None:

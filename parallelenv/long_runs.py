@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, overload
 
+from parallelenv.errors import ArgumentError
 from parallelenv.goal import Goal
 from parallelenv.guard import exclusive
 from parallelenv.nearby import roll_here
 from parallelenv.saving import SavedState, check_saved
 from parallelenv.shown import Shown
+from parallelenv.texts import list_ids
 from parallelenv.trajectory import Rollout
+
+
+_OWN_ROLLOUT = "run_batch_episode"
+"""The method by which objects that are test units of MetaBox play an episode."""
 
 
 class LongRuns(Shown):
     """A `ParallelEnv` as far as it is stepped by policies beside its envs, mended and saved."""
 
-    @exclusive
+    @overload
+    def rollout(self, *, id: Any = None) -> list[Any]: ...
+
+    @overload
     def rollout(
         self,
         policy: Callable[..., Any],
@@ -26,7 +35,19 @@ class LongRuns(Shown):
         id: Any = None,
         rnn_state: Any = None,
         progress: bool = True,
-    ) -> Rollout:
+    ) -> Rollout: ...
+
+    @exclusive
+    def rollout(
+        self,
+        policy: Callable[..., Any] | None = None,
+        num_steps: int | None = None,
+        *,
+        num_episodes: int | None = None,
+        id: Any = None,
+        rnn_state: Any = None,
+        progress: bool = True,
+    ) -> Rollout | list[Any]:
         """Let a policy act beside the envs, and return all of their steps at once.
 
         The policy travels to the workers once, and nothing else until steps come back: the same steps as by `step`,
@@ -52,11 +73,12 @@ class LongRuns(Shown):
             progress: Whether a bar shows, on a terminal or in a notebook, from the first second on.
 
         Returns:
-            A `Rollout`.
+            A `Rollout`. Without a policy: what the objects' own method ``run_batch_episode()`` returned, a list with one
+            item per env, as of MetaBox's test units.
 
         Raises:
             ArgumentError: If not exactly one of ``num_steps`` and ``num_episodes`` is given, or the policy
-                ``asynchronous`` does not allow it.
+                ``asynchronous`` does not allow it. If there is no policy, and an env has no ``run_batch_episode()``.
             UnpicklableError: If the policy cannot be copied.
             ResetNeededError, EnvBusyError, EnvPausedError: As `step`. In all these cases nothing was stepped.
             BaseException: What an env raised, after the others have come to the end, or what the policy raised, or
@@ -64,7 +86,22 @@ class LongRuns(Shown):
                 ``error.partial`` is the `Rollout` so far. Envs whose steps were lost need a reset, after Ctrl-C too.
         """
         env_ids = self._ids(id)
+        if policy is None:
+            return self._run_batch_episodes(env_ids, num_steps, num_episodes, rnn_state)
         return self._roller.run(policy, env_ids, Goal.of(num_steps, num_episodes), rnn_state, bool(progress))
+
+    def _run_batch_episodes(self, env_ids: Sequence[int], *for_policies: Any) -> list[Any]:
+        """Let objects that bring their policy along play by their own method."""
+        found = self._pool.ask("has", env_ids, None, _OWN_ROLLOUT).values
+        lacking = [env_id for env_id in env_ids if not found.get(env_id)]
+        if lacking or any(given is not None for given in for_policies):
+            why = f", and envs {list_ids(lacking)} have none" if lacking else ", which takes no arguments"
+            raise ArgumentError(
+                f"rollout() was called without a policy. Give one: rollout(policy, num_steps=...). Without, it calls "
+                f"{_OWN_ROLLOUT}() of each env{why}."
+            )
+        values = self._pool.ask("call", env_ids, None, _OWN_ROLLOUT).values
+        return [values.get(env_id) for env_id in env_ids]
 
     @exclusive
     def _rollout_here(

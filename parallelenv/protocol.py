@@ -214,6 +214,7 @@ class EnvFacts:
         render_mode: The env's ``render_mode``.
         seat: Where it lives.
         instance: What tells it from other objects there: its `id`.
+        has_steps: Whether it has ``reset`` and ``step``; if not it is there for calls and attributes alone.
     """
 
     observation_space: Any
@@ -222,6 +223,7 @@ class EnvFacts:
     render_mode: str | None
     seat: Seat = UNKNOWN
     instance: int = 0
+    has_steps: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,8 @@ from parallelenv.unpickling import loads
 if TYPE_CHECKING:
     from parallelenv.protocol import EnvFacts
 
+_NO_ENVS = (gymnasium.Space, os.PathLike, Mapping, Sequence, Set)
+"""What has public methods, and was still given by mistake."""
 _ACCEPTED = "a Gymnasium env, an env fn (a callable without arguments that makes one), a registered id or an EnvSpec"
 
 _LOST_STATE = (
@@ -56,10 +59,10 @@ class EnvRecipe:
         if isinstance(self.source, EnvSpec):
             return gymnasium.make(self.source)
         env = self.source()
-        if not is_env(env):
+        if not is_env(env) and not is_for_calls(env):
             raise InvalidEnvError(
-                f"The env fn of env {self.env_id} returned {_show(env)}, which has no reset() and step(). "
-                "An env fn must return a new env."
+                f"The env fn of env {self.env_id} returned {_show(env)}, which has no reset() and step(), nor other "
+                "methods to call. An env fn must return a new env."
             )
         refuse_foreign(env, self.env_id)
         return env
@@ -150,6 +153,17 @@ def is_env(candidate: Any) -> bool:
         and callable(getattr(candidate, "reset", None))
         and callable(getattr(candidate, "step", None))
     )
+
+
+def is_for_calls(candidate: Any) -> bool:
+    """Whether an object that is no env can be used for calls and attributes: its class has a method of its own.
+
+    Plain data, arrays, containers, paths and spaces are taken for mistakes.
+    """
+    kind = type(candidate)
+    if kind.__module__ == "builtins" or isinstance(candidate, _NO_ENVS) or hasattr(kind, "__array__"):
+        return False
+    return any(not name.startswith("_") and callable(getattr(kind, name, None)) for name in dir(kind))
 
 
 def refuse_foreign(env: Any, env_id: int) -> None:
@@ -243,6 +257,8 @@ def _recipe(env_id: int, item: Any) -> EnvRecipe:
         return EnvRecipe(env_id, item, is_live=True)
     if callable(item):
         return EnvRecipe(env_id, item, is_live=False)
+    if is_for_calls(item):
+        return EnvRecipe(env_id, item, is_live=True)
     raise InvalidEnvError(f"envs[{env_id}] is {_show(item)}, which is no env. Give {_ACCEPTED}.")
 
 

@@ -67,7 +67,8 @@ class Stepper:
     ) -> None:
         self._pool = pool
         self._policy = policy
-        self.episodes = Episodes(pool.env_ids, policy)
+        stepless = (env_id for env_id, one in zip(pool.env_ids, pool.facts, strict=True) if not one.has_steps)
+        self.episodes = Episodes(pool.env_ids, policy, frozenset(stepless))
         self._teller = Teller(policy, self.episodes, copy)
         self._copy = copy
         self.timeout = timeout
@@ -121,6 +122,7 @@ class Stepper:
 
     def _prepare_reset(self, env_ids: Sequence[int], each: Begins) -> None:
         self._settle()
+        self.episodes.refuse_stepless(env_ids)
         if self._recovery is not None:
             self._recovery.note_seeds(env_ids, [seed for seed, _ in each])
             self._mend_unasked(env_ids, self._pool.obituaries(env_ids), self._recovery)

@@ -7,8 +7,10 @@ import copy
 import itertools
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -101,6 +103,10 @@ def test_an_unknown_policy_names_the_nearest() -> None:
         (Counter, "is a single env"),
         ([3], r"envs\[0\] is 3, which is no env"),
         ([Counter, None], r"envs\[1\] is None, which is no env"),
+        ([np.zeros(2)], r"envs\[0\] is array.*, which is no env"),
+        ([gym.spaces.Discrete(2)], r"envs\[0\] is Discrete\(2\), which is no env"),
+        ([Path("env.py")], r"envs\[0\] is .*Path.*, which is no env"),
+        ([OrderedDict(a=1)], r"envs\[0\] is OrderedDict.*, which is no env"),
         (["NoSuchEnv-v0"], r"envs\[0\] is 'NoSuchEnv-v0', which Gymnasium does not know"),
     ],
 )

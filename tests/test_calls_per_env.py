@@ -315,3 +315,58 @@ def test_an_array_to_set_is_the_same_for_all_unless_it_could_be_one_row_each(env
             env.set_env_attr("notes", array)
     env.set_env_attr("notes", np.zeros(1), id=2)
     assert env.attr("notes", 2) == [np.zeros(1)]
+
+
+class Unit:
+    """What plays by itself: it has neither `reset` nor `step`."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.inner = Asked(number)
+
+    def run_batch_episode(self) -> dict[str, int]:
+        return {"number": self.number}
+
+
+class Worker:
+    def work(self, hours: int) -> int:
+        return 2 * hours
+
+
+def test_an_object_without_steps_is_there_for_calls_and_attributes(make_env: MakeEnv) -> None:
+    env = make_env([Unit(0), partial(Unit, 1), Unit(2)], num_cpus=2)
+    assert env.rollout() == [{"number": 0}, {"number": 1}, {"number": 2}]
+    assert env.rollout(id=[2, 0]) == [{"number": 2}, {"number": 0}]
+    assert env.get_env_attr("inner.number") == [0, 1, 2]
+    env.set_env_attr("number", 7, id=1)
+    assert env.customized_method("run_batch_episode", id=1) == [{"number": 7}]
+    assert env.call("inner.add", [[1]] * 3) == [1, 2, 3]
+
+
+@nearby
+def test_an_object_without_steps_cannot_be_stepped(make_env: MakeEnv) -> None:
+    env = make_env([Worker(), partial(Asked, 1), Worker], asynchronous="restart")
+    calls: dict[str, Any] = {
+        "reset": env.reset,
+        "step": lambda: env.step([0, 0, 0]),
+        "send": lambda: env.send([0, 0, 0]),
+        "send_reset": env.send_reset,
+        "rollout": lambda: env.rollout(lambda states: [0] * len(states), 3),
+        "run_episodes": lambda: env.run_episodes(lambda states: [0] * len(states), 3),
+    }
+    for name, call in calls.items():
+        with pytest.raises(AbsentMethodError, match=r"envs \[0, 2\] lack reset\(\) or step\(\).*with id="):
+            call()
+        assert env.attr("notes", 1) == [[]], name
+    env.reset(1)
+    assert env.step([0], 1).dones.tolist() == [False]
+    assert env.customized_method("work", {"hours": 4}, [2, 0]) == [8, 8]
+
+
+@nearby
+def test_a_rollout_without_a_policy_names_what_is_missing(make_env: MakeEnv) -> None:
+    env = make_env([Unit(0), Worker()])
+    with pytest.raises(ArgumentError, match=r"rollout\(policy, num_steps=.*run_batch_episode\(\).*envs \[1\] have none"):
+        env.rollout()
+    with pytest.raises(ArgumentError, match=r"without a policy.*takes no arguments"):
+        env.rollout(num_steps=3, id=0)
