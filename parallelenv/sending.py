@@ -16,6 +16,7 @@ from parallelenv.flights import Landed
 from parallelenv.ownership import own
 from parallelenv.policy import Policy
 from parallelenv.results import StepBatch, StepResult
+from parallelenv.spaces import pick_rows
 from parallelenv.stepping import Begin, Begins, Stepper
 from parallelenv.texts import list_ids
 
@@ -230,7 +231,7 @@ class Sender(Stepper):
             return self.latest_states(env_ids)
         leaves = structure.split(result.states)
         picked = [
-            leaf[rows] if structure.is_fixed(index) else structure.stack(index, [leaf[row] for row in rows])
+            leaf[rows] if structure.is_fixed(index) else structure.stack(index, [pick_rows(leaf, row) for row in rows])
             for index, leaf in enumerate(leaves)
         ]
         return structure.join(picked)

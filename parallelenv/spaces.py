@@ -120,11 +120,11 @@ class Structure:
     def stack(self, leaf: int, values: Sequence[Any]) -> Any:
         """Batch the values of a loose leaf, one per env, as Gymnasium does.
 
-        Without a space: arrays of one shape are stacked, anything else becomes an object array.
+        Without a space: as `batch_values`.
         """
         space = self.leaves[leaf]
         if space is None:
-            return stack_values(values)
+            return batch_values(values)
         empty: Any = create_empty_array(space, len(values))
         return concatenate(space, values, empty)
 
@@ -147,6 +147,22 @@ def with_spaces(facts: Sequence[EnvFacts], spaces: Spaces | None) -> list[EnvFac
 def batched(space: spaces.Space[Any] | None, num_envs: int) -> spaces.Space[Any] | None:
     """Return the batched form of a common space, ``None`` if there is none."""
     return None if space is None else batch_space(space, num_envs)
+
+
+def batch_values(values: Sequence[Any]) -> Any:
+    """Batch values of no declared space: dicts of the same keys by key where all parts stack, else `stack_values`."""
+    if not values or any(type(value) is not dict or value.keys() != values[0].keys() for value in values):
+        return stack_values(values)
+    batched = {key: batch_values([value[key] for value in values]) for key in values[0]}
+    is_loose = any(getattr(part, "dtype", None) == np.dtype(object) for part in batched.values())
+    return object_array(values) if is_loose or not batched else batched
+
+
+def pick_rows(batch: Any, rows: Any) -> Any:
+    """Return one row of a batch, or several, by an index or a list of them; of a dict of arrays from each of them."""
+    if isinstance(batch, dict):
+        return {key: pick_rows(part, rows) for key, part in batch.items()}
+    return batch[rows] if hasattr(batch, "shape") or isinstance(rows, int) else tuple(batch[row] for row in rows)
 
 
 def stack_values(values: Sequence[Any]) -> Any:

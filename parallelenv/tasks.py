@@ -48,7 +48,8 @@ class Task(Protocol):
         """Make a step.
 
         Returns:
-            What Gymnasium has: ``(observation, reward, terminated, truncated, info)``; or something like `TaskStep`.
+            What Gymnasium has: ``(observation, reward, terminated, truncated, info)``; something like `TaskStep`; or
+            the same four as a plain tuple.
         """
         ...
 
@@ -156,7 +157,7 @@ class TaskEnv(gymnasium.Env[Any, Any]):
 
         Raises:
             ResetNeededError: If there is no task.
-            EnvContractError: If it returns neither five items nor something like `TaskStep`.
+            EnvContractError: If it returns neither five or four items nor something like `TaskStep`.
         """
         if self.task is None:
             raise ResetNeededError("There is no task to step. Call reset() first.")
@@ -235,9 +236,12 @@ def _five(task: Task, result: Any) -> tuple[Any, Any, Any, Any, Any]:
         return result.observation, result.reward, terminated, truncated, result.info or {}
     if isinstance(result, tuple) and len(result) == 5:
         return result
+    if isinstance(result, tuple) and len(result) == 4:
+        state, reward, done, info = result
+        return state, reward, *split_done(done, info), info
     raise EnvContractError(
         f"step() of {type(task).__name__} returned a {type(result).__name__}. Return (observation, reward, terminated, "
-        "truncated, info), or something with observation, reward, done and info, as parallelenv.tasks.TaskStep."
+        "truncated, info), or observation, reward, done and info, as a tuple or as parallelenv.tasks.TaskStep."
     )
 
 

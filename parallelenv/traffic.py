@@ -184,8 +184,9 @@ class Traffic(Familiar):
         """Start what one env is to do next, and return without waiting.
 
         Args:
-            action: For its step. `RESET`: it begins an episode, as by `send_reset`. `CLOSE`: it is left out from now
-                on, as by `pause`, so that `resume` takes it in again; its memory goes with the `ParallelEnv`.
+            action: For its step. `RESET` or ``"reset"``: it begins an episode, as by `send_reset`. `CLOSE` or
+                ``"close"``: it is left out from now on, as by `pause`, so that `resume` takes it in again; its memory
+                goes with the `ParallelEnv`. (`send` takes such a text for an action.)
             env_id: Of the env.
 
         Raises:
@@ -195,9 +196,10 @@ class Traffic(Familiar):
         """
         if len(self._ids(env_id)) != 1:
             raise InvalidIdError(f"env_id={env_id!r} is not the id of one env. Give an int, or use send(actions, id).")
-        if action is RESET:
+        word = action if isinstance(action, str) else None  # an array would be compared item by item
+        if word == RESET:
             self.send_reset(env_id)
-        elif action is CLOSE:
+        elif word == CLOSE:
             self.pause(env_id)
         elif isinstance(action, Signal):
             raise ArgumentError(f"action={action!r} is no action. Give one of the env's, RESET or CLOSE.")

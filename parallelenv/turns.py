@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from parallelenv.traffic import Traffic
 
 
-class Signal(enum.Enum):
-    """What stands for a state or an action where there is none."""
+class Signal(enum.StrEnum):
+    """What stands for a state or an action where there is none. It equals its text: ``TERMINATED == "terminated"``."""
 
     TERMINATED = "terminated"
     RESET = "reset"

@@ -17,6 +17,7 @@ SPACES: dict[str, Any] = {
     "plain": PLAIN,
     "sheet": Dict({"place": PLAIN, "word": Text(8, charset=LETTERS)}),
     "bare": None,  # nothing declared
+    "pieces": None,  # likewise, and states are dicts
 }
 
 
@@ -49,6 +50,8 @@ class Walk:
     def get_observations(self) -> Any:
         if self.sampler.kind == "sheet":
             return {"place": self.place, "word": LETTERS[: 1 + self.count]}
+        if self.sampler.kind == "pieces":
+            return {"place": self.place, "parts": {"count": self.count}}
         return self.place
 
     def render(self) -> Any:

@@ -22,13 +22,14 @@ from parallelenv.errors import (
     EnvBusyError,
     EnvContractError,
     InvalidEnvError,
+    NotFiniteError,
     ResetNeededError,
     UnpicklableError,
 )
 from parallelenv.identity import difference
 from parallelenv.task_pool import TaskPool
 from parallelenv.tasks import Task, TaskEnv, TaskSampler, TaskStep
-from parallelenv.wrappers import StackStates
+from parallelenv.wrappers import CheckFinite, StackStates
 
 nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
 FOUR = [{"total": 9}] * 4
@@ -78,6 +79,41 @@ def test_it_is_an_env_as_gymnasium_wants_it() -> None:
     check_env(TaskEnv(Counts()), skip_render_check=True)
 
 
+def test_dicts_without_a_space_are_batched_by_key(make_pool: MakePool) -> None:
+    """And so they are for policies, and seen by wrappers."""
+    env = make_pool(Walks, [{"kind": "pieces", "total": 9}] * 3)
+    first = env.next_task(length=4)
+    assert first["place"].shape == (3, 3)
+    assert env.get_observations([2, 0])["parts"]["count"].tolist() == [0, 0]
+    assert env.step([1, 1, 1]).states["parts"]["count"].tolist() == [1, 1, 1]
+    assert env.step([1, 1, 1], align="batch")[1][0]["parts"] == {"count": 2}
+    seen: list[Any] = []
+
+    def act(states: Any) -> list[int]:
+        seen.append(states["parts"]["count"].tolist())
+        return [1] * len(states["place"])
+
+    for _ in env.stream(act, 3, min_envs=3):
+        pass
+    assert seen == [[2, 2, 2]]
+    env.set_env_attr("task.place", np.full(3, np.nan), 1)
+    with pytest.raises(NotFiniteError, match="state of env 1"):
+        CheckFinite(env).step([1, 1, 1], align="batch")
+
+
+@nearby
+def test_dicts_that_differ_are_kept_as_they_are(make_pool: MakePool) -> None:
+    class Odd(Walks):
+        def next_task(self, **kwargs: Any) -> Any:
+            self.kind = "pieces" if self.total == 1 else "sheet"
+            return super().next_task(**kwargs)
+
+    env = make_pool(Odd, [{"kind": "bare", "total": 1}, {"kind": "bare", "total": 2}])
+    states = env.next_task()
+    assert states.dtype == object
+    assert [set(state) for state in states] == [{"place", "parts"}, {"place", "word"}]
+
+
 def test_what_reset_is_given_goes_to_the_sampler() -> None:
     sampler = Counts()
     env = TaskEnv(sampler)
@@ -96,6 +132,7 @@ def test_an_end_that_only_the_task_knows_is_a_cut() -> None:
     assert env.step(0)[2:4] == (False, True)
 
 
+@pytest.mark.parametrize("kind", [TaskStep, lambda *items: items])
 @pytest.mark.parametrize(
     ("done", "info", "flags"),
     [
@@ -104,10 +141,10 @@ def test_an_end_that_only_the_task_knows_is_a_cut() -> None:
         (True, {"TimeLimit.truncated": True}, (False, True)),
     ],
 )
-def test_one_flag_is_split_as_that_of_old_envs(done: bool, info: Any, flags: Any) -> None:
+def test_one_flag_is_split_as_that_of_old_envs(kind: Any, done: bool, info: Any, flags: Any) -> None:
     class Told(Count):
         def step(self, action: Any) -> Any:
-            return TaskStep(np.zeros(3), 2.0, done, info)
+            return kind(np.zeros(3), 2.0, done, info)
 
     class Telling(Counts):
         def next_task(self, **kwargs: Any) -> Task:
@@ -119,7 +156,7 @@ def test_one_flag_is_split_as_that_of_old_envs(done: bool, info: Any, flags: Any
     assert (reward, (terminated, truncated), found) == (2.0, flags, info)
 
 
-@pytest.mark.parametrize("returned", [None, (1, 2, 3, 4), [0, 0.0, False, False, {}]])
+@pytest.mark.parametrize("returned", [None, (1, 2, 3), [0, 0.0, False, False, {}]])
 def test_what_a_step_may_not_return(returned: Any) -> None:
     class Odd(Count):
         def step(self, action: Any) -> Any:

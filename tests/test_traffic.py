@@ -210,6 +210,16 @@ def test_parameters_that_nobody_asked_for_are_not_given() -> None:
         assert copies.get_env_attr("given") == [(5, 2, {})] * 2
 
 
+def test_what_stands_for_states_and_actions_may_be_written_as_text(env: ParallelEnv) -> None:
+    assert TERMINATED == "terminated"
+    assert repr(TERMINATED) == "TERMINATED"
+    env.send_action("reset", 1)
+    state, env_id = env.get_state() or (None, None)
+    assert (state[1], env_id) == (0, 1)
+    env.send_action("close", 1)
+    assert env.paused.tolist() == [False, True, False]
+
+
 # ---------------------------------------------------------------- streams
 
 

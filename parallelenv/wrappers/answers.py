@@ -15,7 +15,7 @@ from parallelenv.batch import Array, has_true
 from parallelenv.errors import SpacesError
 from parallelenv.results import StepBatch, StepResult
 from parallelenv.rewards import as_number
-from parallelenv.spaces import Structure, describe_value, object_array, stack_values
+from parallelenv.spaces import Structure, batch_values, describe_value, object_array, pick_rows
 
 Space: TypeAlias = "gymnasium.Space[Any] | None"
 
@@ -119,25 +119,20 @@ def is_mended(info: dict[str, Any]) -> bool:
 
 def row_of(structure: Structure, states: Any, row: int) -> Any:
     """Return a copy of one state of a batch. Only the structure tells a batch of tuples from a tuple of batches."""
-    return structure.join([_copied(leaf[row]) for leaf in structure.split(states)])
+    return structure.join([_copied(pick_rows(leaf, row)) for leaf in structure.split(states)])
 
 
 def rows_of(structure: Structure, states: Any, rows: Sequence[int]) -> Any:
     """Return a batch of some states of a batch; of object arrays, in which envs may rest, too."""
     if isinstance(states, np.ndarray) and states.dtype == object:
         return states[list(rows)]
-    return structure.join(
-        [
-            leaf[list(rows)] if hasattr(leaf, "shape") else tuple(leaf[row] for row in rows)
-            for leaf in structure.split(states)
-        ]
-    )
+    return structure.join([pick_rows(leaf, list(rows)) for leaf in structure.split(states)])
 
 
 def batch_of(space: Space, states: Sequence[Any]) -> Any:
     """Return single states as a batch."""
     if space is None:
-        return stack_values(states)
+        return batch_values(states)
     empty: Any = create_empty_array(space, len(states))
     return concatenate(space, states, empty) if states else empty
 
@@ -190,6 +185,7 @@ def check_states(space: Space, states: Any, num_states: int) -> None:
 
 def _unlike(space: Space, states: Any, num_states: int, path: str) -> str:
     """Return what is wrong with a batch of states, nothing if it is one."""
+    parts: list[tuple[Space, Any, str]]
     if type(space) is spaces.Dict:
         if not isinstance(states, dict) or states.keys() != space.spaces.keys():
             return f"states{path} must be a dict with the keys {list(space.spaces)}; found was {_described(states)}"
@@ -198,6 +194,8 @@ def _unlike(space: Space, states: Any, num_states: int, path: str) -> str:
         if not isinstance(states, tuple) or len(states) != len(space.spaces):
             return f"states{path} must be a tuple of {len(space.spaces)}; found was {_described(states)}"
         parts = [(part, states[index], f"{path}[{index}]") for index, part in enumerate(space.spaces)]
+    elif space is None and isinstance(states, dict):
+        parts = [(None, part, f"{path}[{key!r}]") for key, part in states.items()]
     else:
         return _unlike_leaf(states, num_states, path)
     return next(filter(None, (_unlike(part, values, num_states, where) for part, values, where in parts)), "")
@@ -215,6 +213,8 @@ def _described(states: Any) -> str:
 
 
 def _copied(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _copied(part) for key, part in value.items()}
     return value.copy() if isinstance(value, np.ndarray) else value
 
 

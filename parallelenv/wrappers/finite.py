@@ -140,6 +140,8 @@ def _in_one(structure: Structure, row: int, single: Any, check_inf: bool) -> lis
 
 def _bad_rows(leaf: Any, check_inf: bool) -> list[int]:
     """Return the rows of a batch in which something is not finite."""
+    if isinstance(leaf, dict):  # of no declared space
+        return sorted({row for part in leaf.values() for row in _bad_rows(part, check_inf)})
     if is_tensor(leaf):
         leaf = as_array(leaf)
     if not isinstance(leaf, np.ndarray) or leaf.dtype == object:
