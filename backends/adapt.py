@@ -10,6 +10,7 @@ import gymnasium
 
 from parallelenv.errors import AbsentMethodError, EnvContractError
 from parallelenv.recipes import is_env
+from parallelenv.texts import show
 
 Stepped = tuple[Any, Any, bool, bool, dict[str, Any]]
 
@@ -61,7 +62,9 @@ class Legacy(Resettable):
         if seed is not None:
             self._seed(seed, arguments)
         if options and not self._takes_options:
-            raise EnvContractError(f"reset() of {type(self.env).__name__} takes no options; it was given {options!r}.")
+            raise EnvContractError(
+                f"reset() of {type(self.env).__name__} takes no options; it was given {show(options)}."
+            )
         if options is not None and self._takes_options:
             arguments["options"] = options
         result = self.env.reset(**arguments)

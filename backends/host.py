@@ -27,6 +27,7 @@ from parallelenv.ownership import own, own_but_graph
 from parallelenv.protocol import EXHAUSTED, NOTED, Command, EnvFacts, Extra, HostRecipe, Reply
 from parallelenv.recipes import is_env
 from parallelenv.seats import clock_id, here
+from parallelenv.texts import show
 from parallelenv.whereabouts import WorkerInfo, call_for
 
 if TYPE_CHECKING:
@@ -512,7 +513,7 @@ def _step_with_copy(step: Callable[[Any], Any], action: Any) -> Any:
 
 def _extra(info: Any, *others: Any) -> Extra:
     if not isinstance(info, dict) and info is not None:
-        raise EnvContractError(f"step() returned the info {info!r}; an info is a dict.")
+        raise EnvContractError(f"step() returned the info {show(info)}; an info is a dict.")
     return Extra(info or None, *others)
 
 

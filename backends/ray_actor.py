@@ -31,6 +31,7 @@ from parallelenv.errors import ArgumentError, SchedulingError, WorkerStartError
 from parallelenv.interrupts import Shield
 from parallelenv.protocol import Channel, HostRecipe, Plan, Printed
 from parallelenv.recipes import registered_by_user
+from parallelenv.texts import show
 
 _SLICE = 0.1
 """Seconds of one wait: an interrupt is seen between two of them, not within one."""
@@ -121,7 +122,7 @@ class RayBackend:
         try:
             kinds = [ray.remote(**one)(self.host_class) for one in options]
         except (TypeError, ValueError) as error:
-            raise ArgumentError(f"ray_options={self._options!r} are not what Ray accepts: {error}.") from error
+            raise ArgumentError(f"ray_options={show(self._options)} are not what Ray accepts: {error}.") from error
         self._started = [actor for actor in self._started if not actor.is_ended]
         try:
             return self._launch(kinds, packed, recipes, options)
@@ -229,7 +230,7 @@ class RayBackend:
         if waited >= ray_cluster.LONGEST_START and "runtime_env" not in self._options:
             raise SchedulingError(
                 f"{num_waiting} of {len(options)} Ray actors have not started within {waited:.0f} s, though the "
-                f"cluster has the resources. No node may fit ray_options={self._options!r}, or others hold it."
+                f"cluster has the resources. No node may fit ray_options={show(self._options)}, or others hold it."
             )
 
     def allocate(self, layout: Layout) -> Batch:  # noqa: D102 (see Backend)

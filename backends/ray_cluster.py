@@ -15,6 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from parallelenv.errors import ArgumentError, SchedulingError
 from parallelenv.interrupts import Shield
+from parallelenv.texts import show
 
 ActorOptions = dict[str, Any]
 """As in ``actor.options(...)``."""
@@ -147,7 +148,8 @@ def _begin_if_needed(arguments: dict[str, Any]) -> Beginning | None:
                 "To see what Ray prints, call ray.init() yourself first."
             ) from error
         raise ArgumentError(
-            f"ray_init={arguments!r} is not what Ray accepts ({type(error).__name__}: {error}). To start another Ray "
+            f"ray_init={show(arguments)} is not what Ray accepts ({type(error).__name__}: {error}). To start another "
+            "Ray "
             "beside one that runs on this machine, add 'address': 'local'."
         ) from error
     return Beginning(_has_started_head(), {name: os.environ[name] for name in set(os.environ) - before})

@@ -23,6 +23,7 @@ from parallelenv.errors import ArgumentError
 from parallelenv.pool import Pool
 from parallelenv.protocol import Channel, Command, HostRecipe, Plan, Printed, Reply
 from parallelenv.requests import Request, branches_of, deal
+from parallelenv.texts import show
 
 
 class Caller(NamedTuple):
@@ -193,7 +194,7 @@ class RaySubprocBackend(RayBackend):
     ) -> None:
         super().__init__(ray_init=ray_init, ray_options=ray_options, direct=direct)
         if not isinstance(hosts_per_node, int) or hosts_per_node < 1:
-            raise ArgumentError(f"hosts_per_node={hosts_per_node!r} must be an int of at least 1.")
+            raise ArgumentError(f"hosts_per_node={show(hosts_per_node)} must be an int of at least 1.")
         self._hosts_per_node = hosts_per_node
 
     def branches_of(self, recipe: HostRecipe) -> tuple[tuple[int, ...], ...]:  # noqa: D102 (see RayBackend)

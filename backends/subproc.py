@@ -37,6 +37,7 @@ from parallelenv.interrupts import Shield
 from parallelenv.ownership import own
 from parallelenv.protocol import Channel, HostRecipe, Plan, Printed
 from parallelenv.recipes import EnvRecipe, registered_by_user
+from parallelenv.texts import show
 
 _OPEN: weakref.WeakSet[Any] = weakref.WeakSet()  # the caller's ends of all pipes
 _STARTING = threading.Lock()
@@ -62,7 +63,9 @@ class SubprocBackend:
     def __init__(self, *, start_method: str | None = None, caller_steps: bool = False) -> None:
         methods = start_methods()
         if start_method is not None and start_method not in methods:
-            raise ArgumentError(f"start_method={start_method!r} does not exist here; expected one of {tuple(methods)}.")
+            raise ArgumentError(
+                f"start_method={show(start_method)} does not exist here; expected one of {tuple(methods)}."
+            )
         check_flags(caller_steps=caller_steps)
         self._method = start_method or methods[0]
         self._caller_steps = caller_steps

@@ -12,7 +12,7 @@ from parallelenv.batch import Batch, Layout, Rows
 from parallelenv.errors import ActionError
 from parallelenv.ownership import graph_parts
 from parallelenv.spaces import as_array, becomes, describe_value, is_tensor
-from parallelenv.texts import count, were
+from parallelenv.texts import count, show, were
 
 
 class ActionReader:
@@ -150,7 +150,7 @@ class ActionReader:
             given = len(action)
         except TypeError:
             raise ActionError(
-                f"action={action!r} is a single action, but actions are given as a batch: one for each of the "
+                f"action={show(action)} is a single action, but actions are given as a batch: one for each of the "
                 f"envs asked to step, {len(env_ids)} here. For one env write [action]."
             ) from None
         if given != len(env_ids):

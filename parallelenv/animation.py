@@ -16,6 +16,7 @@ import numpy as np
 
 from parallelenv.batch import Array
 from parallelenv.errors import ArgumentError, MissingDependencyError
+from parallelenv.texts import show
 
 FORMATS = ("webp", "gif", "png", "mp4")
 """Of 60 frames of 8 tiled envs WebP makes 13 kB in 0.4 s, GIF 155 kB in 1.5 s, PNG 179 kB in 0.8 s."""
@@ -44,7 +45,7 @@ def check_format(video_format: str) -> None:
         MissingDependencyError: If what writes it is not installed, or Pillow was made without the format.
     """
     if video_format not in FORMATS:
-        raise ArgumentError(f"video_format={video_format!r} is not known; expected one of {FORMATS}.")
+        raise ArgumentError(f"video_format={show(video_format)} is not known; expected one of {FORMATS}.")
     if video_format == "mp4" and not has_ffmpeg():
         raise MissingDependencyError(
             "MP4 films need the package imageio-ffmpeg, which is not installed. Install it with: pip install "
@@ -105,7 +106,7 @@ def check_fps(fps: Any, metadata: Any = None) -> float:
 def _checked_fps(name: str, fps: Any) -> float:
     if not isinstance(fps, numbers.Real) or isinstance(fps, bool) or not _FEWEST <= float(fps) < math.inf:
         raise ArgumentError(
-            f"{name}={fps!r} must be a number of frames a second, at least {_FEWEST:g}. Give fps=30, say."
+            f"{name}={show(fps)} must be a number of frames a second, at least {_FEWEST:g}. Give fps=30, say."
         )
     return float(fps)
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from parallelenv.errors import ArgumentError
 from parallelenv.spaces import describe_value
-from parallelenv.texts import count, were
+from parallelenv.texts import count, show, were
 
 _LONGEST = 1e8
 """Seconds, three years: the system's own waiting calls overflow at some 1e10."""
@@ -26,7 +26,7 @@ def check_counts(num_cpus: Any, num_gpus: Any) -> int | None:
     if num_cpus is not None and not (_is_int(num_cpus) and num_cpus == 0):
         check_positive("num_cpus", num_cpus)
     if not isinstance(num_gpus, (int, float)) or isinstance(num_gpus, bool) or not 0 <= num_gpus < math.inf:
-        raise ArgumentError(f"num_gpus={num_gpus!r} is no number of GPUs. Give 0 or more; fractions are allowed.")
+        raise ArgumentError(f"num_gpus={show(num_gpus)} is no number of GPUs. Give 0 or more; fractions are allowed.")
     return num_cpus or None
 
 
@@ -34,13 +34,13 @@ def check_flags(**flags: Any) -> None:
     """Refuse switches that are neither on nor off: any text, "no" too, would count as on."""
     for name, value in flags.items():
         if not isinstance(value, (bool, np.bool_)):
-            raise ArgumentError(f"{name}={value!r} must be True or False.")
+            raise ArgumentError(f"{name}={show(value)} must be True or False.")
 
 
 def check_positive(name: str, value: Any) -> None:
     """Refuse what is no int of at least 1."""
     if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
-        raise ArgumentError(f"{name}={value!r} must be an int of at least 1.")
+        raise ArgumentError(f"{name}={show(value)} must be an int of at least 1.")
 
 
 def check_timeout(timeout: Any) -> float | None:
@@ -48,7 +48,7 @@ def check_timeout(timeout: Any) -> float | None:
     if timeout is None:
         return None
     if not _is_number(timeout) or not timeout > 0:
-        raise ArgumentError(f"timeout={timeout!r} must be a positive number of seconds, or None to wait for ever.")
+        raise ArgumentError(f"timeout={show(timeout)} must be a positive number of seconds, or None to wait for ever.")
     return None if timeout == math.inf else min(float(timeout), _LONGEST)
 
 
@@ -58,7 +58,8 @@ def check_grace(timeout: Any, default: float) -> float:
         return default
     if not _is_number(timeout) or not timeout >= 0:
         raise ArgumentError(
-            f"timeout={timeout!r} must be a number of seconds, 0 or more, or None for {default:g}. Nothing was closed."
+            f"timeout={show(timeout)} must be a number of seconds, 0 or more, or None for {default:g}. Nothing was "
+            "closed."
         )
     return min(float(timeout), _LONGEST)
 
@@ -67,7 +68,7 @@ def check_failure_handling(on_failure: Any, max_restarts: Any) -> None:
     """Refuse an unknown way to deal with failures."""
     if on_failure not in ("raise", "restart"):
         raise ArgumentError(
-            f"on_failure={on_failure!r} is not known; expected 'raise' (the call raises) or 'restart' (the env is "
+            f"on_failure={show(on_failure)} is not known; expected 'raise' (the call raises) or 'restart' (the env is "
             "rebuilt and counts as cut off)."
         )
     check_positive("max_restarts", max_restarts)
@@ -81,7 +82,8 @@ def check_spaces(spaces: Any) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any
     # `Space` itself is abstract: it has no values.
     if not is_pair or not all(isinstance(one, gymnasium.Space) and type(one) is not gymnasium.Space for one in spaces):
         raise ArgumentError(
-            f"spaces={spaces!r} is no pair of spaces. Give (observation_space, action_space) of one env, a tuple of "
+            f"spaces={show(spaces)} is no pair of spaces. Give (observation_space, action_space) of one env, a tuple "
+            "of "
             "two of Gymnasium's, or leave it out, and envs are asked for theirs."
         )
     return copy.deepcopy(spaces[0]), copy.deepcopy(spaces[1])
@@ -91,7 +93,7 @@ def check_align(align: Any) -> None:
     """Refuse an unknown alignment."""
     if align not in ("item", "batch"):
         raise ArgumentError(
-            f"align={align!r} is not known; expected 'item' (four batched items) or 'batch' (one tuple per env)."
+            f"align={show(align)} is not known; expected 'item' (four batched items) or 'batch' (one tuple per env)."
         )
 
 
@@ -134,7 +136,7 @@ def spread_seeds(seed: Any, env_ids: Sequence[int], num_envs: int, *, whole: boo
         _check_seed(seed)
         return [int(seed) + env_id for env_id in env_ids]
     if seed is None or isinstance(seed, (str, bytes, bool, dict, set)) or not _is_sized(seed):
-        raise ArgumentError(f"seed={seed!r} is no seed. Give an int, or a list with one int or None per env.")
+        raise ArgumentError(f"seed={show(seed)} is no seed. Give an int, or a list with one int or None per env.")
     if len(seed) != len(env_ids):
         raise ArgumentError(
             f"{were(len(seed), 'seed')} given for {count(len(env_ids), 'env')}. Give one each, or an int for all."
@@ -147,13 +149,13 @@ def check_base_seed(seed: Any) -> int | None:
     if seed is None:
         return None
     if not _is_int(seed):
-        raise ArgumentError(f"seed={seed!r} is no int. Env i gets seed + i; for others call seed([...]).")
+        raise ArgumentError(f"seed={show(seed)} is no int. Env i gets seed + i; for others call seed([...]).")
     return _check_seed(seed)
 
 
 def _check_seed(seed: Any) -> int:
     if not _is_int(seed) or seed < 0:
-        raise ArgumentError(f"seed={seed!r} is no seed. Seeds are ints of 0 or more.")
+        raise ArgumentError(f"seed={show(seed)} is no seed. Seeds are ints of 0 or more.")
     return int(seed)
 
 
@@ -163,7 +165,7 @@ def spread_options(options: Any, env_ids: Sequence[int]) -> list[dict[str, Any] 
         return [options] * len(env_ids)
     _check_list("options", options, env_ids, "a dict for all envs, or a list with one dict or None per env")
     if not all(item is None or isinstance(item, dict) for item in options):
-        raise ArgumentError(f"options={options!r} must have a dict or None for each env.")
+        raise ArgumentError(f"options={show(options)} must have a dict or None for each env.")
     return list(options)
 
 
@@ -177,7 +179,7 @@ def spread_data(data: Any, env_ids: Sequence[int]) -> list[dict[str, Any]] | Non
     _check_list("data", data, env_ids, expected)
     wrong = [item for item in data if not isinstance(item, dict)]
     if wrong:
-        raise ArgumentError(f"data has {wrong[0]!r} in it. Give {expected}; envs are chosen with id=.")
+        raise ArgumentError(f"data has {show(wrong[0])} in it. Give {expected}; envs are chosen with id=.")
     return list(data)
 
 
@@ -207,7 +209,7 @@ def _arguments(one: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return (), one
     if isinstance(one, (list, tuple)):
         return tuple(one), {}
-    raise ArgumentError(f"function_args_list has {one!r} in it. Each item is {_ARGUMENTS}.")
+    raise ArgumentError(f"function_args_list has {show(one)} in it. Each item is {_ARGUMENTS}.")
 
 
 def spread_values(value: Any, values: Any, env_ids: Sequence[int]) -> list[Any]:
@@ -240,7 +242,7 @@ def spread_values(value: Any, values: Any, env_ids: Sequence[int]) -> list[Any]:
 
 def _check_list(name: str, items: Any, env_ids: Sequence[int], expected: str) -> None:
     if isinstance(items, (str, bytes, dict, set)) or not _is_sized(items):
-        raise ArgumentError(f"{name}={items!r} cannot be spread over envs. Give {expected}.")
+        raise ArgumentError(f"{name}={show(items)} cannot be spread over envs. Give {expected}.")
     if len(items) != len(env_ids):
         raise ArgumentError(
             f"{name} has {count(len(items), 'item')} for {count(len(env_ids), 'env')}. Give {expected}, in the order "

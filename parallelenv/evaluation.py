@@ -19,7 +19,7 @@ from parallelenv.results import StepResult
 from parallelenv.sending import Sender
 from parallelenv.spaces import object_array
 from parallelenv.stepping import Begins
-from parallelenv.texts import count, number
+from parallelenv.texts import count, number, show
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -218,7 +218,7 @@ class _Game:
                 tally.add(reward)
             except Exception as error:  # whatever a reward is
                 raise EnvContractError(
-                    f"env {env_id} gave the reward {reward!r}, which cannot be added to those before it "
+                    f"env {env_id} gave the reward {show(reward)}, which cannot be added to those before it "
                     f"({type(error).__name__}: {error}). run_episodes() sums the rewards of an episode: let the env "
                     "give numbers or arrays, or play by rollout() or step()."
                 ) from error

@@ -11,7 +11,7 @@ from parallelenv.arguments import check_positive
 from parallelenv.bars import open_bar
 from parallelenv.errors import ArgumentError
 from parallelenv.policy import Policy
-from parallelenv.texts import count
+from parallelenv.texts import count, show
 
 _BAR_DELAY = 1.0
 """Seconds until a bar appears."""
@@ -33,7 +33,7 @@ class Goal:
         """
         if (num_steps is None) == (num_episodes is None):
             raise ArgumentError(
-                f"num_steps={num_steps!r} and num_episodes={num_episodes!r}: give exactly one of them, "
+                f"num_steps={show(num_steps)} and num_episodes={show(num_episodes)}: give exactly one of them, "
                 "rollout(policy, 100) or rollout(policy, num_episodes=20)."
             )
         name, value = ("num_steps", num_steps) if num_episodes is None else ("num_episodes", num_episodes)

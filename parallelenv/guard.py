@@ -57,7 +57,8 @@ class Guarded(ShortTracebacks):
         """Refuse to be copied or pickled: two objects cannot share the workers."""
         raise UnpicklableError(
             "A ParallelEnv cannot be copied or pickled: its workers belong to one object in one process. Make another "
-            "one from the same list of env fns."
+            "one from the same list of env fns. To go on from where this one is: other.load_state(env.save_state()), "
+            "and what save_state() returns can be pickled."
         )
 
     def _refusal(self, call: str) -> ParallelEnvError:

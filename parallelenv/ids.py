@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from parallelenv.errors import IdRangeError, IdTypeError, InvalidIdError
+from parallelenv.texts import show
 
 _FORMS = "an int, a list, tuple or array of ints, a slice, or a bool mask"
 
@@ -31,7 +32,7 @@ def parse_ids(argument: Any, num_envs: int, name: str = "id") -> tuple[int, ...]
     if _is_int(argument):
         return _checked((int(argument),), argument, num_envs, name)
     if isinstance(argument, (str, bytes, dict, set, frozenset, bool, np.bool_)):
-        raise IdTypeError(f"{name}={argument!r} names no envs. Give {_FORMS}.")
+        raise IdTypeError(f"{name}={show(argument)} names no envs. Give {_FORMS}.")
     return _from_sequence(argument, num_envs, name)
 
 
@@ -43,21 +44,21 @@ def _from_slice(argument: slice, num_envs: int, name: str) -> tuple[int, ...]:
     try:
         return tuple(range(*argument.indices(num_envs)))
     except (TypeError, ValueError) as error:
-        raise IdTypeError(f"{name}={argument!r} is no usable slice: {error}.") from None
+        raise IdTypeError(f"{name}={show(argument)} is no usable slice: {error}.") from None
 
 
 def _from_sequence(argument: Any, num_envs: int, name: str) -> tuple[int, ...]:
     try:
         items = argument.tolist() if hasattr(argument, "tolist") else list(argument)
     except TypeError:
-        raise IdTypeError(f"{name}={argument!r} names no envs. Give {_FORMS}.") from None
+        raise IdTypeError(f"{name}={show(argument)} names no envs. Give {_FORMS}.") from None
     if not isinstance(items, list):  # a zero-dimensional array
         return parse_ids(items, num_envs, name)
     if items and all(isinstance(item, (bool, np.bool_)) for item in items):
         return _from_mask(items, num_envs, name)
     if not all(_is_int(item) for item in items):
         wrong = next(item for item in items if not _is_int(item))
-        raise IdTypeError(f"{name}={argument!r} has {wrong!r} in it, which is no int. Give {_FORMS}.")
+        raise IdTypeError(f"{name}={show(argument)} has {show(wrong)} in it, which is no int. Give {_FORMS}.")
     return _checked(tuple(map(operator.index, items)), argument, num_envs, name)
 
 
@@ -72,8 +73,8 @@ def _from_mask(mask: list[bool], num_envs: int, name: str) -> tuple[int, ...]:
 def _checked(env_ids: tuple[int, ...], argument: Any, num_envs: int, name: str) -> tuple[int, ...]:
     outside = [env_id for env_id in env_ids if not 0 <= env_id < num_envs]
     if outside:
-        raise IdRangeError(f"{name}={argument!r} names env {outside[0]}, but ids run from 0 to {num_envs - 1}.")
+        raise IdRangeError(f"{name}={show(argument)} names env {outside[0]}, but ids run from 0 to {num_envs - 1}.")
     if len(set(env_ids)) != len(env_ids):
         twice = next(env_id for env_id in env_ids if env_ids.count(env_id) > 1)
-        raise InvalidIdError(f"{name}={argument!r} names env {twice} twice. Name each env once.")
+        raise InvalidIdError(f"{name}={show(argument)} names env {twice} twice. Name each env once.")
     return env_ids

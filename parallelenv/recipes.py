@@ -18,7 +18,7 @@ from gymnasium.utils import EzPickle
 from parallelenv import translations
 from parallelenv.errors import ArgumentError, InvalidEnvError, UnknownOptionError, UnpicklableError
 from parallelenv.seats import Seat
-from parallelenv.texts import did_you_mean
+from parallelenv.texts import did_you_mean, show
 from parallelenv.unpickling import loads
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class EnvRecipe:
         env = self.source()
         if not is_env(env) and not is_for_calls(env):
             raise InvalidEnvError(
-                f"The env fn of env {self.env_id} returned {_show(env)}, which has no reset() and step(), nor other "
+                f"The env fn of env {self.env_id} returned {show(env)}, which has no reset() and step(), nor other "
                 "methods to call. An env fn must return a new env."
             )
         refuse_foreign(env, self.env_id)
@@ -96,7 +96,7 @@ def registered(id: Any, make_kwargs: Mapping[str, Any], option_names: Sequence[s
     """
     if not isinstance(id, (str, EnvSpec)):
         raise InvalidEnvError(
-            f"id={_show(id)} is no registered id and no EnvSpec. {_as_list(id)} Arguments of an env fn go in by "
+            f"id={show(id)} is no registered id and no EnvSpec. {_as_list(id)} Arguments of an env fn go in by "
             "functools.partial."
         )
     from parallelenv.env import ParallelEnv  # which imports this module
@@ -106,10 +106,10 @@ def registered(id: Any, make_kwargs: Mapping[str, Any], option_names: Sequence[s
     for name, value in make_kwargs.items():
         hint = translations.of_make_argument(name) or did_you_mean(name, [*ours, *option_names])
         if name in option_names:
-            hint = f" It is an option of the mode: give it in backend_options={{{name!r}: {_show(value)}}}."
+            hint = f" It is an option of the mode: give it in backend_options={{{name!r}: {show(value)}}}."
         if hint and not _takes(spec, name):
             raise UnknownOptionError(
-                f"{name}={_show(value)} is no argument of ParallelEnv.make(), nor of {spec.id}.{hint}"
+                f"{name}={show(value)} is no argument of ParallelEnv.make(), nor of {spec.id}.{hint}"
             )
     return spec
 
@@ -135,7 +135,7 @@ def pack(recipes: Sequence[EnvRecipe]) -> list[bytes]:
     packed: dict[int, bytes] = {}  # the same env fn many times over is pickled once
     for recipe in recipes:
         if recipe.is_live and _was_reset(recipe.source):
-            warnings.warn(_LOST_STATE.format(env_id=recipe.env_id, env=_show(recipe.source)), stacklevel=2)
+            warnings.warn(_LOST_STATE.format(env_id=recipe.env_id, env=show(recipe.source)), stacklevel=2)
         if id(recipe.source) not in packed:
             packed[id(recipe.source)] = _pack_source(recipe)
     return [packed[id(recipe.source)] for recipe in recipes]
@@ -175,11 +175,11 @@ def refuse_foreign(env: Any, env_id: int) -> None:
     for kind in type(env).__mro__:
         if kind.__module__.partition(".")[0] == "pettingzoo":
             raise InvalidEnvError(
-                f"env {env_id} is {_show(env)}, a PettingZoo multi-agent env. ParallelEnv runs single-agent envs side "
+                f"env {env_id} is {show(env)}, a PettingZoo multi-agent env. ParallelEnv runs single-agent envs side "
                 "by side and is not PettingZoo's ParallelEnv. Wrap it into a gymnasium.Env first."
             )
     if isinstance(env, gymnasium.vector.VectorEnv):
-        raise InvalidEnvError(f"env {env_id} is {_show(env)}, already a batch of envs. Give the single envs instead.")
+        raise InvalidEnvError(f"env {env_id} is {show(env)}, already a batch of envs. Give the single envs instead.")
 
 
 def refuse_shared(facts: Mapping[int, EnvFacts]) -> None:
@@ -215,16 +215,16 @@ def refuse_live(recipes: Iterable[EnvRecipe]) -> None:
 
 def _listed(envs: Any) -> list[Any]:
     if isinstance(envs, (str, EnvSpec)) or is_env(envs) or callable(envs):
-        raise InvalidEnvError(f"envs={_show(envs)} is a single env{'' if _is_made(envs) else ' fn'}. {_as_list(envs)}")
+        raise InvalidEnvError(f"envs={show(envs)} is a single env{'' if _is_made(envs) else ' fn'}. {_as_list(envs)}")
     if isinstance(envs, (set, frozenset, Mapping)):
         raise ArgumentError(
-            f"envs={_show(envs)} is a {type(envs).__name__}, which says of no env which id it gets. Give a list: the "
+            f"envs={show(envs)} is a {type(envs).__name__}, which says of no env which id it gets. Give a list: the "
             "id of an env is its place there."
         )
     try:
         items = list(envs)
     except TypeError:
-        raise InvalidEnvError(f"envs={_show(envs)} is no list. Give a list with {_ACCEPTED} each.") from None
+        raise InvalidEnvError(f"envs={show(envs)} is no list. Give a list with {_ACCEPTED} each.") from None
     if not items:
         raise InvalidEnvError(f"envs is empty. Give at least one of: {_ACCEPTED}.")
     return items
@@ -237,7 +237,7 @@ def _is_made(item: Any) -> bool:
 def _as_list(item: Any) -> str:
     """Return how to give what was given alone, one sentence."""
     if isinstance(item, (str, EnvSpec)):
-        word = _show(item) if isinstance(item, str) else "spec"
+        word = show(item) if isinstance(item, str) else "spec"
         return f"Give a list, [{word}] * n, or use ParallelEnv.make({word}, num_envs=n)."
     if is_env(item):
         return "Give a list, one each, to ParallelEnv: [make() for _ in range(n)]."
@@ -259,7 +259,7 @@ def _recipe(env_id: int, item: Any) -> EnvRecipe:
         return EnvRecipe(env_id, item, is_live=False)
     if is_for_calls(item):
         return EnvRecipe(env_id, item, is_live=True)
-    raise InvalidEnvError(f"envs[{env_id}] is {_show(item)}, which is no env. Give {_ACCEPTED}.")
+    raise InvalidEnvError(f"envs[{env_id}] is {show(item)}, which is no env. Give {_ACCEPTED}.")
 
 
 def _spec(env_id: int, word: str) -> EnvSpec:
@@ -281,7 +281,7 @@ def _refuse_twins(recipes: Sequence[EnvRecipe]) -> None:
         first = seen.setdefault(id(recipe.source), recipe.env_id)
         if first != recipe.env_id:
             raise InvalidEnvError(
-                f"envs[{first}] and envs[{recipe.env_id}] are the same instance, {_show(recipe.source)}. Two ids "
+                f"envs[{first}] and envs[{recipe.env_id}] are the same instance, {show(recipe.source)}. Two ids "
                 "cannot share one env. Make one each: [make() for _ in range(n)], or give env fns: [make] * n."
             )
 
@@ -305,7 +305,7 @@ def _pack_source(recipe: EnvRecipe) -> bytes:
     except Exception as error:  # pickling runs user code: anything may come
         kind = "instance" if recipe.is_live else "env fn"
         raise UnpicklableError(
-            f"env {recipe.env_id} cannot move to its worker: its {kind} {_show(recipe.source)} does not pickle "
+            f"env {recipe.env_id} cannot move to its worker: its {kind} {show(recipe.source)} does not pickle "
             f"({type(error).__name__}: {error}). {_blame(recipe.source)}"
             "Give an env fn that makes such things where it runs, or use para_mode='dummy' or 'thread'."
         ) from error
@@ -326,15 +326,6 @@ def pickles(value: Any) -> bool:
     except Exception:  # noqa: BLE001 (the answer is no, whatever the reason)
         return False
     return True
-
-
-def _show(item: Any) -> str:
-    """A short repr that cannot fail."""
-    try:
-        text = repr(item)
-    except Exception:  # noqa: BLE001 (a broken __repr__ must not hide the message)
-        text = f"<{type(item).__name__}>"
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def registered_by_user() -> dict[str, bytes]:

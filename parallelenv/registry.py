@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from parallelenv import translations
 from parallelenv.errors import ArgumentError, MissingDependencyError, UnknownModeError, UnknownOptionError
 from parallelenv.protocol import Backend
-from parallelenv.texts import did_you_mean
+from parallelenv.texts import did_you_mean, show
 
 if TYPE_CHECKING:
     from parallelenv.choice import Recommendation
@@ -88,13 +88,15 @@ def _refuse_details(options: dict[str, Any], num_gpus: float) -> None:
     """Refuse what only some of the modes know: whether it is an error must not depend on figures."""
     for name, value in options.items():
         raise UnknownOptionError(
-            f"{name}={value!r} is no option of para_mode={AUTO!r}, which accepts none: they differ between the modes "
+            f"{name}={show(value)} is no option of para_mode={AUTO!r}, which accepts none: they differ between the "
+            "modes "
             f"that it may choose. Name the mode; recommend(envs) says which one it would be."
             f"{_instead(name)}"
         )
     if num_gpus:
         raise ArgumentError(
-            f"num_gpus={num_gpus!r} cannot be kept with para_mode={AUTO!r}: only Ray's workers are given GPUs, and it "
+            f"num_gpus={show(num_gpus)} cannot be kept with para_mode={AUTO!r}: only Ray's workers are given GPUs, and "
+            "it "
             "never chooses Ray. Name the mode, para_mode='ray', or leave num_gpus at 0."
         )
 
@@ -116,7 +118,7 @@ def make_backend(para_mode: Any, options: dict[str, Any]) -> Backend:
     for name, value in options.items():
         if name not in accepted:
             raise UnknownOptionError(
-                f"{name}={value!r} is no option of para_mode={word_of(para_mode)!r}; it accepts "
+                f"{name}={show(value)} is no option of para_mode={word_of(para_mode)!r}; it accepts "
                 f"{', '.join(accepted) if accepted else 'no further options'}."
                 f"{_instead(name, accepted)}"
             )

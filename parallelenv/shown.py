@@ -31,7 +31,7 @@ from parallelenv.failures import add_note, put
 from parallelenv.goal import Goal, progress_bar
 from parallelenv.guard import exclusive
 from parallelenv.requests import name_envs
-from parallelenv.texts import list_ids
+from parallelenv.texts import list_ids, show
 from parallelenv.traffic import Traffic
 
 _MOMENT = 1e-3
@@ -311,7 +311,7 @@ def _check_path(path: Any) -> str:
         check_format(video_format)
         return video_format
     if not isinstance(path, (str, os.PathLike)) or "\0" in str(path):
-        raise ArgumentError(f"path={path!r} is no path of a file.")
+        raise ArgumentError(f"path={show(path)} is no path of a file.")
     video_format, target = format_of(path), Path(path)
     if not target.parent.is_dir():
         raise FileNotFoundError(f"path={str(path)!r}: the folder {str(target.parent)!r} does not exist.")

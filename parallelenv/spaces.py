@@ -17,6 +17,7 @@ from gymnasium import spaces
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 
 from parallelenv.errors import EnvContractError
+from parallelenv.texts import show
 
 if TYPE_CHECKING:
     from parallelenv.protocol import EnvFacts
@@ -236,13 +237,5 @@ def describe_value(value: Any) -> str:
     """Return what kind of value it is, for messages."""
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     if shape is None or dtype is None:
-        text = _repr(value)
-        return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
+        return f"{show(value)} ({type(value).__name__})"
     return f"of shape {tuple(shape)} and dtype {dtype}"
-
-
-def _repr(value: Any) -> str:
-    try:
-        return repr(value)
-    except Exception:  # noqa: BLE001 (a broken __repr__, or an int of thousands of digits, must not hide the message)
-        return "a value that has no repr"

@@ -12,6 +12,7 @@ from parallelenv.errors import ArgumentError
 from parallelenv.guard import exclusive
 from parallelenv.results import batch_states
 from parallelenv.tasks import TaskEnv, make_task_env
+from parallelenv.texts import show
 
 
 class TaskPool(ParallelEnv):
@@ -106,16 +107,16 @@ def make_recipes(make_sampler_fn: Any, sampler_fn_args: Any) -> list[Callable[[]
     """
     if not callable(make_sampler_fn):
         raise ArgumentError(
-            f"make_sampler_fn={make_sampler_fn!r} cannot be called. Give a function that returns a TaskSampler."
+            f"make_sampler_fn={show(make_sampler_fn)} cannot be called. Give a function that returns a TaskSampler."
         )
     expected = (
         "Give a list with a dict of keyword arguments of make_sampler_fn for each env, [{}] * 4 if it takes none."
     )
     if isinstance(sampler_fn_args, (str, bytes, Mapping)) or not isinstance(sampler_fn_args, Sequence):
-        raise ArgumentError(f"sampler_fn_args={sampler_fn_args!r} is no list. {expected}")
+        raise ArgumentError(f"sampler_fn_args={show(sampler_fn_args)} is no list. {expected}")
     if not sampler_fn_args:
         raise ArgumentError(f"sampler_fn_args is empty. {expected}")
     for place, one in enumerate(sampler_fn_args):
         if not isinstance(one, Mapping) or not all(isinstance(name, str) for name in one):
-            raise ArgumentError(f"sampler_fn_args[{place}] is {one!r}, no dict of keyword arguments. {expected}")
+            raise ArgumentError(f"sampler_fn_args[{place}] is {show(one)}, no dict of keyword arguments. {expected}")
     return [functools.partial(make_task_env, make_sampler_fn, one) for one in sampler_fn_args]

@@ -2,13 +2,57 @@
 
 from __future__ import annotations
 
+import math
+import reprlib
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from itertools import islice
+from typing import Any
 
 from parallelenv.errors import ParallelEnvError
 
 _MOST_IDS = 16
 """Ids that a message names one by one."""
+_LONGEST = 80
+"""Characters of a value that a message shows."""
+
+
+class _Repr(reprlib.Repr):
+    """Looks at no more of a value than a message can show. A population of a million takes no longer than one of 20."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = self.maxdict = self.maxdeque = 16
+        self.maxstring = self.maxlong = self.maxother = 2 * _LONGEST
+
+    def repr_dict(self, x: dict[Any, Any], level: int) -> str:
+        """Keep the order, which `reprlib` does not."""
+        if level <= 0 or not x:
+            return "{...}" if x else "{}"
+        items = [f"{self.repr1(key, level - 1)}: {self.repr1(x[key], level - 1)}" for key in islice(x, self.maxdict)]
+        return f"{{{', '.join(items)}{', ...' if len(x) > self.maxdict else ''}}}"
+
+    def repr_instance(self, x: Any, level: int) -> str:
+        """Describe arrays and tensors that are not small by shape and dtype."""
+        shape, dtype = getattr(x, "shape", None), getattr(x, "dtype", None)
+        if not hasattr(type(x), "__array__") or shape is None or dtype is None:  # a space has both, too
+            return super().repr_instance(x, level)
+        text = " ".join(repr(x).split()) if math.prod(shape) <= self.maxlist else ""
+        return text if 0 < len(text) <= _LONGEST else f"<{type(x).__name__} of shape {tuple(shape)} and dtype {dtype}>"
+
+
+_REPR = _Repr()
+
+
+def show(value: Any) -> str:
+    """Return a value as a user would write it, if that is short; else what it is. It cannot fail."""
+    try:
+        text = _REPR.repr(value)
+        if len(text) > _LONGEST and isinstance(value, (list, tuple, set, frozenset, dict)):
+            return f"<{type(value).__name__} of {count(len(value), 'item')}>"
+    except Exception:  # noqa: BLE001 (a broken __repr__, or an int of thousands of digits, must not hide the message)
+        return f"<{type(value).__name__}>"
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

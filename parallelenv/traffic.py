@@ -11,6 +11,7 @@ import numpy as np
 
 from parallelenv import arguments
 from parallelenv.answers import Align
+from parallelenv.arguments import MISSING
 from parallelenv.batch import Array
 from parallelenv.errors import ArgumentError, InvalidIdError, WorkerTimeoutError
 from parallelenv.evaluation import Evaluation, evaluate
@@ -18,6 +19,7 @@ from parallelenv.familiar import Familiar
 from parallelenv.goal import Goal
 from parallelenv.guard import exclusive
 from parallelenv.results import StepBatch, StepResult
+from parallelenv.texts import show
 from parallelenv.turns import CLOSE, RESET, TERMINATED, Actor, Signal, streamed
 
 _LONGEST_NAP = 0.2
@@ -195,14 +197,16 @@ class Traffic(Familiar):
             As `send`.
         """
         if len(self._ids(env_id)) != 1:
-            raise InvalidIdError(f"env_id={env_id!r} is not the id of one env. Give an int, or use send(actions, id).")
+            raise InvalidIdError(
+                f"env_id={show(env_id)} is not the id of one env. Give an int, or use send(actions, id)."
+            )
         word = action if isinstance(action, str) else None  # an array would be compared item by item
         if word == RESET:
             self.send_reset(env_id)
         elif word == CLOSE:
             self.pause(env_id)
         elif isinstance(action, Signal):
-            raise ArgumentError(f"action={action!r} is no action. Give one of the env's, RESET or CLOSE.")
+            raise ArgumentError(f"action={show(action)} is no action. Give one of the env's, RESET or CLOSE.")
         else:
             self.send([action], env_id)
 
@@ -314,11 +318,19 @@ class Traffic(Familiar):
     # ---------------------------------------------------------------- who is left out
 
     @exclusive
-    def pause(self, id: Any) -> None:
+    def pause(self, id: Any = MISSING) -> None:
         """Leave envs out of calls without ``id``, and refuse to step them, until `resume`.
 
         What one has under way goes on, and `recv` gives it.
+
+        Args:
+            id: Which envs; ``None``: all.
+
+        Raises:
+            ArgumentError: If it is not given.
         """
+        if id is MISSING:
+            raise ArgumentError("pause() was called without id. Give which envs to leave out: pause(3), pause([0, 2]).")
         self._stepper.pause(self._ids(id, everyone=True))
 
     @exclusive

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from parallelenv.errors import AbsentAttributeError, UnknownOptionError
-from parallelenv.texts import near_attribute
+from parallelenv.texts import near_attribute, show
 
 GIVE_SPACES = "give ParallelEnv spaces=(observation_space, action_space)"
 
@@ -141,7 +141,7 @@ def refuse_arguments(call: str, arguments: Mapping[str, Any]) -> None:
         UnknownOptionError: If there are any.
     """
     for name, value in arguments.items():
-        raise UnknownOptionError(f"{name}={value!r} is no argument of {call}.{of_argument(name)}")
+        raise UnknownOptionError(f"{name}={show(value)} is no argument of {call}.{of_argument(name)}")
 
 
 def absent(owner: object, name: str) -> AbsentAttributeError:

@@ -41,6 +41,7 @@ from parallelenv.errors import (
     UnpackingError,
     UnpicklableError,
 )
+from parallelenv.texts import show
 
 MakeEnv = Callable[..., ParallelEnv]
 
@@ -567,3 +568,72 @@ def test_a_message_names_the_first_and_the_last_of_many_envs(make_env: MakeEnv) 
     env.pause(range(16))
     with pytest.raises(EnvPausedError, match=r"envs \[0, 1, [\d, ]*14, 15\] are paused"):
         env.step([1] * 16, range(16))
+
+
+# ---------------------------------------------------------------- what was written, as it was written, if it is short
+
+
+def test_pause_asks_for_an_id() -> None:
+    with ParallelEnv([Counter] * 2) as env:
+        with pytest.raises(ArgumentError, match=r"^pause\(\) was called without id\. .*pause\(3\)"):
+            env.pause()
+        assert env.num_unpaused == 2
+        env.pause(None)
+        assert env.num_unpaused == 0
+
+
+class Tensor:
+    """Looks like one of another library."""
+
+    shape, dtype = (50, 2), "torch.float32"
+
+    def __array__(self) -> Any:
+        raise AssertionError("nobody asked for it")
+
+
+class Broken:
+    def __repr__(self) -> str:
+        raise ValueError("no")
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ([0, 7], "[0, 7]"),
+        ({"b": 1, "a": [2]}, "{'b': 1, 'a': [2]}"),
+        (np.array([0, 7]), "array([0, 7])"),
+        (np.zeros((100, 30)), "<ndarray of shape (100, 30) and dtype float64>"),
+        (Tensor(), "<Tensor of shape (50, 2) and dtype torch.float32>"),
+        ({"x": np.zeros((100, 30))}, "{'x': <ndarray of shape (100, 30) and dtype float64>}"),
+        ([[0.25, 0.5]] * 100, "<list of 100 items>"),
+        (list(range(10**6)), "[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, ...]"),
+        (gym.spaces.Box(0, 1, (2,), np.float64), "Box(0.0, 1.0, (2,), float64)"),
+        ("x" * 500, "'" + "x" * 76 + "..."),
+        (Broken(), "<Broken"),
+        (10**5000, "<int>"),
+        ({}, "{}"),
+    ],
+    ids=itertools.count(),
+)
+def test_a_message_shows_no_more_of_a_value_than_can_be_read(value: Any, shown: str) -> None:
+    assert show(value)[: len(shown)] == shown
+    assert len(show(value)) <= 90
+
+
+def test_no_message_prints_a_population() -> None:
+    population = np.full((500, 40), 0.125)
+    with ParallelEnv([Counter] * 2) as env:
+        calls: dict[str, Callable[[], Any]] = {
+            "id": lambda: env.get_env_attr("number", id=population),
+            "seed": lambda: env.seed([population, population]),  # type: ignore[list-item]
+            "options": lambda: env.reset(options=[{"x": population}, population]),
+            "data": lambda: env.customized_method("take", [population, population]),
+            "function_args_list": lambda: env.call("take", [population, population]),
+            "action": lambda: env.send_action(1, population),  # type: ignore[arg-type]
+            "nonsense": lambda: ParallelEnv([Counter], nonsense=population),
+        }
+        for name, call in calls.items():
+            with pytest.raises(ParallelEnvError) as caught:
+                call()
+            assert "0.125" not in str(caught.value), name
+            assert len(str(caught.value)) < 400, name

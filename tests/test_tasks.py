@@ -104,7 +104,7 @@ def test_dicts_without_a_space_are_batched_by_key(make_pool: MakePool) -> None:
 @nearby
 def test_dicts_that_differ_are_kept_as_they_are(make_pool: MakePool) -> None:
     class Odd(Walks):
-        def next_task(self, **kwargs: Any) -> Any:
+        def next_task(self, length: int | None = None, **kwargs: Any) -> Any:
             self.kind = "pieces" if self.total == 1 else "sheet"
             return super().next_task(**kwargs)
 

@@ -211,11 +211,12 @@ def test_parameters_that_nobody_asked_for_are_not_given() -> None:
 
 
 def test_what_stands_for_states_and_actions_may_be_written_as_text(env: ParallelEnv) -> None:
-    assert TERMINATED == "terminated"
-    assert repr(TERMINATED) == "TERMINATED"
+    ended: Any = TERMINATED
+    assert ended == "terminated"
+    assert repr(ended) == "TERMINATED"
     env.send_action("reset", 1)
-    state, env_id = env.get_state() or (None, None)
-    assert (state[1], env_id) == (0, 1)
+    found: Any = env.get_state()
+    assert (found[0][1], found[1]) == (0, 1)
     env.send_action("close", 1)
     assert env.paused.tolist() == [False, True, False]
 

@@ -16,6 +16,7 @@ from parallelenv.errors import ArgumentError, InvalidEnvError
 from parallelenv.recipes import make_recipes
 from parallelenv.registry import ParaMode
 from parallelenv.spaces import describe_value
+from parallelenv.texts import show
 
 
 def vector_entry_point(
@@ -66,7 +67,9 @@ def _check_kwargs(parallel_kwargs: Any) -> dict[str, Any]:
     if parallel_kwargs is None:
         return {}
     if not isinstance(parallel_kwargs, dict):
-        raise ArgumentError(f"parallel_kwargs={parallel_kwargs!r} is no dict. Give arguments of ParallelEnv by name.")
+        raise ArgumentError(
+            f"parallel_kwargs={show(parallel_kwargs)} is no dict. Give arguments of ParallelEnv by name."
+        )
     ours = [name for name in ("envs", "para_mode") if name in parallel_kwargs]
     if ours:
         raise ArgumentError(f"parallel_kwargs has {ours} in it. Give env= and para_mode= instead, beside it.")

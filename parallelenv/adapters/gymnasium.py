@@ -30,6 +30,7 @@ from parallelenv.policy import ByHand, Ending, NextStep, Policy, SameStep
 from parallelenv.requests import Request
 from parallelenv.results import StepResult
 from parallelenv.stepping import Resetting
+from parallelenv.texts import show
 
 if TYPE_CHECKING:
     from parallelenv.env import ParallelEnv
@@ -122,7 +123,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         """Begin to begin new episodes; `reset_wait` returns what `reset` does. Arguments and errors as there."""
         self._refuse_awaited("reset")
         if options is not None and not isinstance(options, dict):
-            raise ArgumentError(f"options={options!r} is no dict. Give a dict: it goes to each env's reset.")
+            raise ArgumentError(f"options={show(options)} is no dict. Give a dict: it goes to each env's reset.")
         env, everyone = self.parallel_env, range(self.num_envs)
         seeds = None if seed is None else arguments.spread_seeds(seed, everyone, self.num_envs, whole=True)
         chosen = list(everyone)
@@ -367,9 +368,9 @@ def _parse_mode(mode: Any) -> AutoresetMode:
 def _parse_mask(mask: Any, num_envs: int) -> list[int]:
     expected = f"an array of shape ({num_envs},) and dtype bool with at least one True in it"
     if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_:
-        raise IdTypeError(f"options['reset_mask']={mask!r} is no array of bools. Give {expected}.")
+        raise IdTypeError(f"options['reset_mask']={show(mask)} is no array of bools. Give {expected}.")
     if mask.shape != (num_envs,) or not mask.any():
-        raise InvalidIdError(f"options['reset_mask']={mask!r} names no envs. Give {expected}.")
+        raise InvalidIdError(f"options['reset_mask']={show(mask)} names no envs. Give {expected}.")
     return np.flatnonzero(mask).tolist()
 
 

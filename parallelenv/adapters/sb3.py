@@ -19,6 +19,7 @@ from parallelenv.errors import ArgumentError, EnvBusyError, NothingInFlightError
 from parallelenv.ids import parse_ids
 from parallelenv.policy import Ending, SameStep
 from parallelenv.results import StepResult
+from parallelenv.texts import show
 
 if TYPE_CHECKING:
     from parallelenv.env import ParallelEnv
@@ -168,7 +169,7 @@ class SB3VecEnv(VecEnv):
     def env_is_wrapped(self, wrapper_class: type, indices: Indices = None) -> list[bool]:
         """Say of envs if a wrapper of this class is around them."""
         if not isinstance(wrapper_class, type):
-            raise ArgumentError(f"wrapper_class={wrapper_class!r} is no class. Give the class of a wrapper.")
+            raise ArgumentError(f"wrapper_class={show(wrapper_class)} is no class. Give the class of a wrapper.")
         return self._asked("is_wrapped", wrapper_class, None, indices)
 
     def get_images(self) -> Sequence[Any]:

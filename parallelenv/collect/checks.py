@@ -13,6 +13,7 @@ from parallelenv.arguments import check_positive
 from parallelenv.env import ParallelEnv
 from parallelenv.errors import ArgumentError
 from parallelenv.replicas import told
+from parallelenv.texts import show
 
 COMPONENTS = ("policy", "envs", "test_envs")
 _taken: weakref.WeakSet[ParallelEnv] = weakref.WeakSet()
@@ -27,14 +28,14 @@ def listening(listen_to: Iterable[Any]) -> Callable[[], bool]:
     """
     if isinstance(listen_to, str) or not isinstance(listen_to, Iterable):
         raise ArgumentError(
-            f"listen_to={listen_to!r} is no list. Give a list of events, as threading.Event, or of functions."
+            f"listen_to={show(listen_to)} is no list. Give a list of events, as threading.Event, or of functions."
         )
     asked = []
     for one in listen_to:
         ask = getattr(one, "is_set", one)
         if not callable(ask):
             raise ArgumentError(
-                f"listen_to has {one!r} in it. Give events, as threading.Event, or functions without arguments."
+                f"listen_to has {show(one)} in it. Give events, as threading.Event, or functions without arguments."
             )
         asked.append(ask)
     return lambda: any(ask() for ask in asked)
@@ -49,7 +50,7 @@ def check_version(version: Any, before: int) -> int:
     if version is None:
         return before + 1
     if not isinstance(version, int | np.integer) or isinstance(version, bool) or version < 0:
-        raise ArgumentError(f"version={version!r} must be an int of 0 or more, or None for the next one.")
+        raise ArgumentError(f"version={show(version)} must be an int of 0 or more, or None for the next one.")
     return int(version)
 
 
@@ -60,7 +61,7 @@ def check_component(component: Any) -> None:
         ArgumentError: If it is none of its components.
     """
     if component not in COMPONENTS:
-        raise ArgumentError(f"component={component!r} is not known; expected one of {COMPONENTS}.")
+        raise ArgumentError(f"component={show(component)} is not known; expected one of {COMPONENTS}.")
 
 
 def check_rank(rank: Any, world_size: Any) -> None:
@@ -71,7 +72,9 @@ def check_rank(rank: Any, world_size: Any) -> None:
     """
     check_positive("world_size", world_size)
     if not isinstance(rank, int | np.integer) or isinstance(rank, bool) or not 0 <= rank < world_size:
-        raise ArgumentError(f"rank={rank!r} must be an int from 0 to {world_size - 1}: below world_size={world_size}.")
+        raise ArgumentError(
+            f"rank={show(rank)} must be an int from 0 to {world_size - 1}: below world_size={world_size}."
+        )
 
 
 def check_policy_maker(make: Any) -> None:
@@ -81,10 +84,10 @@ def check_policy_maker(make: Any) -> None:
         ArgumentError: If it cannot be called with what it is given.
     """
     if not callable(make):
-        raise ArgumentError(f"make_policy={make!r} cannot be called. Give a function that returns a policy.")
+        raise ArgumentError(f"make_policy={show(make)} cannot be called. Give a function that returns a policy.")
     if needed := _needed(told(make, 0, 1, 0)):
         raise ArgumentError(
-            f"make_policy={make!r} needs {', '.join(needed)}, but is given no more than rank, world_size and seed. "
+            f"make_policy={show(make)} needs {', '.join(needed)}, but is given no more than rank, world_size and seed. "
             "Give a function that returns a policy; if this is the policy itself, lambda: policy."
         )
 
@@ -102,7 +105,7 @@ def check_env_maker(make: Any, name: str) -> None:
     needed = _needed(make) if callable(make) else []
     if needed or not callable(make):
         what = f"needs {', '.join(needed)}" if needed else "cannot be called"
-        raise ArgumentError(f"{name}={make!r} {what}. {_ENV_MAKER}")
+        raise ArgumentError(f"{name}={show(make)} {what}. {_ENV_MAKER}")
 
 
 _ENV_MAKER = (

@@ -19,7 +19,7 @@ from parallelenv.env import ParallelEnv
 from parallelenv.errors import ArgumentError, WorkerDiedError, WorkerTimeoutError
 from parallelenv.evaluation import Evaluation
 from parallelenv.ownership import own
-from parallelenv.texts import count
+from parallelenv.texts import count, show
 from parallelenv.trajectory import Rollout
 
 Info = dict[str, Any]
@@ -296,7 +296,7 @@ def _telling_the_way_out(component: str) -> Iterator[None]:
         kinds = WorkerDiedError, WorkerTimeoutError
         if not isinstance(error, BaseExceptionGroup) or error.subgroup(kinds):
             error.add_note(
-                f"A collector has no restart(): replace({component!r}, make_{component}) gives it new ones. With "
+                f"A collector has no restart(): replace({show(component)}, make_{component}) gives it new ones. With "
                 f"on_failure='restart' the ParallelEnv in make_{component} rebuilds its envs itself."
             )
         raise

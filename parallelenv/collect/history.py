@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from parallelenv.errors import ArgumentError, MissingDependencyError
-from parallelenv.texts import count
+from parallelenv.texts import count, show
 
 
 class Record(NamedTuple):
@@ -106,7 +106,7 @@ class History:
         axes = _new_axes() if axes is None else axes
         axes = list(axes) if isinstance(axes, Iterable) else [axes]
         if len(axes) != 2 or not all(hasattr(one, "plot") for one in axes):
-            raise ArgumentError(f"axes={axes!r} are not two axes of matplotlib: for samples and for seconds.")
+            raise ArgumentError(f"axes={show(axes)} are not two axes of matplotlib: for samples and for seconds.")
         for axis, name in zip(axes, ("samples", "seconds"), strict=True):
             for is_test, style, label in ((False, "-", "collected"), (True, "o", "evaluated")):
                 chosen = [one for one in self if one.is_test is is_test and one.mean_return == one.mean_return]
@@ -148,6 +148,7 @@ def _make_writer(log_dir: str) -> Any:
             if (error.name or "").partition(".")[0] not in ("tensorboardX", "tensorboard", "torch"):
                 raise
     raise MissingDependencyError(
-        f"log_dir={log_dir!r} needs the package 'tensorboardX', or 'tensorboard' beside torch. Install it with: pip "
+        f"log_dir={show(log_dir)} needs the package 'tensorboardX', or 'tensorboard' beside torch. Install it with: "
+        "pip "
         "install tensorboardX"
     )

@@ -15,6 +15,7 @@ from parallelenv.collect.seat import Seat
 from parallelenv.collect.unsent import Unsent
 from parallelenv.env import ParallelEnv
 from parallelenv.errors import ArgumentError, UnknownOptionError, UnpicklableError
+from parallelenv.texts import show
 
 _OURS = {"asynchronous", "copy", "envs", "on_failure", "spaces"}
 """Arguments of `ParallelEnv` that say how envs are, and not how they are run."""
@@ -35,7 +36,7 @@ def check(
     arguments.check_positive("start_steps", num_steps if start_steps is None else start_steps)
     arguments.check_positive("max_restarts", max_restarts)
     if not isinstance(fraction, int | float) or isinstance(fraction, bool) or not 0 < fraction <= 1:
-        raise ArgumentError(f"fraction_samples={fraction!r} must be a number above 0, and 1 at most.")
+        raise ArgumentError(f"fraction_samples={show(fraction)} must be a number above 0, and 1 at most.")
     arguments.check_flags(compress_data=compresses)
     if compresses:
         require_compression()
@@ -72,7 +73,8 @@ def start(
         )
     for name in _OURS.intersection(options):
         raise ArgumentError(
-            f"{name}={options[name]!r} is nothing that a CollectorSet can be given: collectors are not what it means. "
+            f"{name}={show(options[name])} is nothing that a CollectorSet can be given: collectors are not what it "
+            "means. "
             "Give it to the ParallelEnv in make_envs."
         )
     check_policy_maker(given["make_policy"])
@@ -96,7 +98,7 @@ def _refuse_unpicklable(given: dict[str, Any]) -> None:
             cloudpickle.dumps(given[name])
         except Exception as error:  # pickling runs user code: anything may come
             raise UnpicklableError(
-                f"{name}={given[name]!r} cannot move to the collectors' workers: it does not pickle "
+                f"{name}={show(given[name])} cannot move to the collectors' workers: it does not pickle "
                 f"({type(error).__name__}: {error}). Let it make such things where it runs, or use "
                 "para_mode='dummy' or 'thread'."
             ) from error
@@ -107,7 +109,7 @@ def _with_resources(seats: Sequence[Any], para_mode: Any, resources: Any, option
         return ParallelEnv(seats, para_mode, "continue", **options)
     if not isinstance(resources, dict) or "ray_options" in options:
         raise ArgumentError(
-            f"worker_resources={resources!r} must be a dict, as {{'num_cpus': 1}}, and instead of ray_options."
+            f"worker_resources={show(resources)} must be a dict, as {{'num_cpus': 1}}, and instead of ray_options."
         )
     try:
         return ParallelEnv(seats, para_mode, "continue", ray_options=dict(resources), **options)
@@ -115,6 +117,7 @@ def _with_resources(seats: Sequence[Any], para_mode: Any, resources: Any, option
         if "ray_options" not in str(error):
             raise
         raise ArgumentError(
-            f"worker_resources={resources!r} cannot be kept with para_mode={para_mode!r}: only Ray gives its workers "
+            f"worker_resources={show(resources)} cannot be kept with para_mode={para_mode!r}: only Ray gives its "
+            "workers "
             "resources. Leave them out, or give para_mode='ray'."
         ) from error

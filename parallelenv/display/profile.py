@@ -8,6 +8,7 @@ from typing import Any
 from parallelenv.display.recording import Recording
 from parallelenv.display.summary import Summary, summarise
 from parallelenv.errors import ArgumentError, NotRecordedError
+from parallelenv.texts import show
 
 
 class Profile:
@@ -91,5 +92,5 @@ def checked_path(path: Any, suffix: str) -> Path:
     """
     target = Path(path) if isinstance(path, (str, Path)) else None
     if target is None or target.suffix.lower() != suffix or "\0" in str(target):
-        raise ArgumentError(f"path={path!r} must be the name of a file that ends in {suffix}.")
+        raise ArgumentError(f"path={show(path)} must be the name of a file that ends in {suffix}.")
     return target

@@ -15,7 +15,7 @@ from parallelenv.batch import Array
 from parallelenv.display.profile import checked_path
 from parallelenv.display.recording import Recording, WorkerRecord, cover, measure, merge
 from parallelenv.errors import ArgumentError
-from parallelenv.texts import duration, name_range
+from parallelenv.texts import duration, name_range, show
 
 _WIDTH, _LEFT, _RIGHT, _ROW, _GAP = 900, 130, 40, 22, 6
 _MOST_ROWS = 24
@@ -70,7 +70,9 @@ class Timeline:
         seconds = recording.end - recording.begin
         first, last = 0.0 if begin is None else begin, seconds if end is None else end
         if not (_is_number(first) and _is_number(last)) or not 0 <= first < last or first >= seconds:
-            raise ArgumentError(f"begin={begin!r} and end={end!r}: the recording goes from 0 to {seconds:.6g} s.")
+            raise ArgumentError(
+                f"begin={show(begin)} and end={show(end)}: the recording goes from 0 to {seconds:.6g} s."
+            )
         stretches = [(first, min(last, seconds))]
         if begin is None and end is None and _num_blocks(recording, *stretches[0]) > _MOST_BLOCKS // 8:
             stretches.append(_some_steps(recording))

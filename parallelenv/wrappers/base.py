@@ -14,6 +14,7 @@ from parallelenv.errors import (
 )
 from parallelenv.ownership import own
 from parallelenv.saving import WrappedState
+from parallelenv.texts import show
 from parallelenv.tracebacks import ShortTracebacks
 from parallelenv.wrappers.answers import Space
 
@@ -35,7 +36,7 @@ def space_of(env: Any) -> Space:
 def _refuse_other(env: Any) -> None:
     if isinstance(env, type) or not hasattr(env, "customized_method"):
         raise ArgumentError(
-            f"env={env!r} is no ParallelEnv, and no wrapper of one. Wrap single envs where you make them."
+            f"env={show(env)} is no ParallelEnv, and no wrapper of one. Wrap single envs where you make them."
         )
 
 

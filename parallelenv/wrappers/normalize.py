@@ -14,6 +14,7 @@ from parallelenv.batch import Array
 from parallelenv.errors import ArgumentError, NotFiniteError, SpacesError
 from parallelenv.results import StepResult
 from parallelenv.spaces import Structure
+from parallelenv.texts import show
 from parallelenv.wrappers.answers import Acting, with_leaves
 from parallelenv.wrappers.base import space_of
 from parallelenv.wrappers.finite import Found, describe_places, env_ids_of
@@ -188,7 +189,7 @@ class NormalizeRewards(AnswerWrapper):
         arguments.check_flags(frozen=frozen)
         super().__init__(env)
         if not _is_number(gamma) or not 0 <= gamma <= 1:
-            raise ArgumentError(f"gamma={gamma!r} is no discount. Give a number from 0 to 1.")
+            raise ArgumentError(f"gamma={show(gamma)} is no discount. Give a number from 0 to 1.")
         self.statistics = _fitting(statistics, {"": ()})
         self.gamma, self._frozen = float(gamma), bool(frozen)
         self.epsilon, self.clip = _finite("epsilon", epsilon), _positive("clip", clip)
@@ -254,14 +255,16 @@ def _leaves_to_normalize(structure: Structure, keys: Sequence[str] | None) -> li
             f"{translations.GIVE_SPACES}."
         )
     if isinstance(keys, str):
-        raise ArgumentError(f"keys={keys!r} is a text. Give a list, [{keys!r}].")
+        raise ArgumentError(f"keys={show(keys)} is a text. Give a list, [{show(keys)}].")
     known = list(structure.space.spaces) if isinstance(structure.space, spaces.Dict) else []
     if keys is not None and not isinstance(keys, Iterable):
-        raise ArgumentError(f"keys={keys!r} must be a list of keys of the observation space, or None for all.")
+        raise ArgumentError(f"keys={show(keys)} must be a list of keys of the observation space, or None for all.")
     keys = None if keys is None else list(keys)
     unknown = [key for key in keys or () if key not in known]
     if unknown:
-        raise ArgumentError(f"keys={keys!r} has {unknown[0]!r} in it; the observation space has the keys {known}.")
+        raise ArgumentError(
+            f"keys={show(keys)} has {show(unknown[0])} in it; the observation space has the keys {known}."
+        )
     places = None if keys is None else tuple(f"[{key!r}]" for key in keys)
     leaves = [
         (index, structure.describe(index), tuple(leaf.shape))
@@ -269,7 +272,7 @@ def _leaves_to_normalize(structure: Structure, keys: Sequence[str] | None) -> li
         if type(leaf) is spaces.Box and (places is None or structure.describe(index).startswith(places))
     ]
     if not leaves:
-        raise SpacesError(f"There is no Box to normalise in {structure.space}, keys={keys!r}.")
+        raise SpacesError(f"There is no Box to normalise in {structure.space}, keys={show(keys)}.")
     return leaves
 
 
@@ -278,7 +281,9 @@ def _fitting(statistics: Any, shapes: Mapping[str, tuple[int, ...]]) -> RunningS
     if statistics is None:
         return RunningStatistics(shapes)
     if not isinstance(statistics, RunningStatistics) or statistics.shapes != dict(shapes):
-        raise ArgumentError(f"statistics={statistics!r} do not fit; here is normalised what has the shapes {shapes}.")
+        raise ArgumentError(
+            f"statistics={show(statistics)} do not fit; here is normalised what has the shapes {shapes}."
+        )
     return statistics
 
 
@@ -296,11 +301,11 @@ def _is_number(value: Any) -> bool:
 
 def _positive(name: str, value: Any) -> float:
     if not _is_number(value) or not value > 0:
-        raise ArgumentError(f"{name}={value!r} must be a positive number.")
+        raise ArgumentError(f"{name}={show(value)} must be a positive number.")
     return float(value)
 
 
 def _finite(name: str, value: Any) -> float:
     if _positive(name, value) == np.inf:
-        raise ArgumentError(f"{name}={value!r} must be finite: all would become 0.")
+        raise ArgumentError(f"{name}={show(value)} must be finite: all would become 0.")
     return float(value)

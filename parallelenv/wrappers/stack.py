@@ -12,6 +12,7 @@ from parallelenv.batch import Array
 from parallelenv.errors import ArgumentError, SpacesError
 from parallelenv.results import StepResult
 from parallelenv.spaces import Structure, as_array
+from parallelenv.texts import show
 from parallelenv.wrappers.answers import Acting
 from parallelenv.wrappers.base import space_of
 from parallelenv.wrappers.states import StateWrapper
@@ -38,7 +39,7 @@ class StackStates(StateWrapper):
         check_positive("stack_size", stack_size)
         if padding_type not in ("reset", "zero"):
             raise ArgumentError(
-                f"padding_type={padding_type!r} is not known; expected 'reset' (the first state again) or 'zero'."
+                f"padding_type={show(padding_type)} is not known; expected 'reset' (the first state again) or 'zero'."
             )
         structure = Structure(space_of(env))
         loose = [index for index in range(len(structure.leaves)) if not structure.is_fixed(index)]

@@ -13,6 +13,7 @@ import numpy as np
 
 from parallelenv.batch import Array
 from parallelenv.errors import ArgumentError, NotFiniteError
+from parallelenv.texts import show
 
 _PRIOR = 1e-4
 """Weight, in states, of the mean 0 and variance 1 that are assumed at first: as in Gymnasium and Stable-Baselines3."""
@@ -112,7 +113,8 @@ class RunningStatistics:
     def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         if not isinstance(shapes, Mapping) or not all(isinstance(shape, tuple) for shape in shapes.values()):
             raise ArgumentError(
-                f"shapes={shapes!r} must be a dict with the shape of each leaf, {{'': (4,)}} for states of 4 numbers."
+                f"shapes={show(shapes)} must be a dict with the shape of each leaf, {{'': (4,)}} for states of 4 "
+                "numbers."
             )
         self.leaves = {name: Moments(tuple(shape)) for name, shape in shapes.items()}
 
@@ -145,7 +147,7 @@ class RunningStatistics:
     def spoilers(self, batch: Mapping[str, Array]) -> dict[str, list[int]]:
         """Take in a batch, as `update`, unless it has rows that would spoil everything: return them, by leaf."""
         if not isinstance(batch, Mapping):
-            raise ArgumentError(f"batch={batch!r} must be a dict of arrays, one for each of {list(self.leaves)}.")
+            raise ArgumentError(f"batch={show(batch)} must be a dict of arrays, one for each of {list(self.leaves)}.")
         arrays = {name: _as_rows(name, rows) for name, rows in batch.items()}
         with np.errstate(all="ignore"):  # what overflows is found
             moments = {name: Moments.of(rows) for name, rows in arrays.items()}
@@ -173,7 +175,7 @@ class RunningStatistics:
         with np.errstate(all="ignore"):  # what overflows is found
             for other in others:
                 if not isinstance(other, RunningStatistics):
-                    raise ArgumentError(f"{other!r} cannot be merged. Give RunningStatistics.")
+                    raise ArgumentError(f"{show(other)} cannot be merged. Give RunningStatistics.")
                 total = self._plus(other.leaves, "The other", total)
             is_finite = all(leaf.is_finite for leaf in total.values())
         if not is_finite:
@@ -200,7 +202,7 @@ class RunningStatistics:
             OSError: If it cannot be written; nothing is left behind.
         """
         if not isinstance(path, (str, os.PathLike)) or not Path(path).name or "\0" in str(path):
-            raise ArgumentError(f"path={path!r} is no path of a file.")
+            raise ArgumentError(f"path={show(path)} is no path of a file.")
         target = Path(path)
         arrays: dict[str, Any] = {"names": np.array(list(self.leaves), dtype=str)}
         for index, moments in enumerate(self.leaves.values()):

@@ -16,6 +16,7 @@ from parallelenv.batch import Array
 from parallelenv.errors import ArgumentError
 from parallelenv.ids import parse_ids
 from parallelenv.results import StepResult
+from parallelenv.texts import show
 from parallelenv.tiles import refuse_dark
 from parallelenv.wrappers.seeing import AnswerWrapper
 
@@ -70,18 +71,19 @@ class RecordVideo(AnswerWrapper):
         check_format(video_format)
         if step_trigger is not None and not callable(step_trigger):
             raise ArgumentError(
-                f"step_trigger={step_trigger!r} cannot be called. Give a function of the step's number."
+                f"step_trigger={show(step_trigger)} cannot be called. Give a function of the step's number."
             )
         self._env_ids = parse_ids(slice(None) if id is None else id, len(env))
         if not self._env_ids:
-            raise ArgumentError(f"id={id!r} names no envs, so there is nothing to film. Leave it out for all.")
+            raise ArgumentError(f"id={show(id)} names no envs, so there is nothing to film. Leave it out for all.")
         if not isinstance(name_prefix, str) or not name_prefix or set(name_prefix) & set("/\\\0"):
             raise ArgumentError(
-                f"name_prefix={name_prefix!r} is no beginning of a file name. Give a text without slashes; folders go "
+                f"name_prefix={show(name_prefix)} is no beginning of a file name. Give a text without slashes; folders "
+                "go "
                 "into video_folder."
             )
         if not isinstance(video_folder, (str, os.PathLike)):
-            raise ArgumentError(f"video_folder={video_folder!r} is no path of a folder.")
+            raise ArgumentError(f"video_folder={show(video_folder)} is no path of a folder.")
         self._refuse_dark()
         self._folder = Path(video_folder)
         self._folder.mkdir(parents=True, exist_ok=True)
