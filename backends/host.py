@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from parallelenv.backends.adapt import Resettable, adapt
+from parallelenv.backends.adapt import Resettable, adapt, draws_by_mode
 from parallelenv.backends.lookup import get_attribute, get_existing, get_method, layers, near_name, set_attribute
 from parallelenv.backends.rollout import HostRollout
 from parallelenv.backends.state import load_env, save_env
@@ -24,7 +24,7 @@ from parallelenv.errors import EnvContractError, EnvInterruptedError, ExhaustedE
 from parallelenv.failures import Failure
 from parallelenv.interrupts import Shield
 from parallelenv.ownership import own, own_but_graph
-from parallelenv.protocol import EXHAUSTED, NOTED, Command, EnvFacts, Extra, HostRecipe, Reply
+from parallelenv.protocol import EXHAUSTED, NOTED, Command, EnvFacts, Extra, HostRecipe, Remark, Reply
 from parallelenv.recipes import is_env
 from parallelenv.seats import clock_id, here
 from parallelenv.texts import show
@@ -64,6 +64,7 @@ class Host:
         turns: Of the latest walk over envs.
         notes: When its envs do what, while it is watched.
         resets: Where resets are noted, while it makes a step that is.
+        remarks: What the caller is to be warned of, with the next reply: of the first env alone that gives reason to.
     """
 
     def __init__(self, recipe: HostRecipe, *, in_caller: bool = False) -> None:
@@ -72,6 +73,8 @@ class Host:
         self.turns: Turns = (iter(()), ())
         self.notes: Watch | None = None
         self.resets: list[Reset] | None = None
+        self.remarks: list[Remark] = []
+        self._has_remarked = False
         self._recipe = recipe
         self.everyone = recipe.env_ids
         self._first = recipe.env_ids[0]
@@ -212,12 +215,37 @@ class Host:
         """Begin an episode, and note when if that is wanted."""
         self.doing = "reset"
         if self.resets is None:
-            return self._env(env_id).reset(None, None)
+            return self._begin(env_id, None, None)
         begin = time.perf_counter()
         try:
-            return self._env(env_id).reset(None, None)
+            return self._begin(env_id, None, None)
         finally:
             self.resets.append((begin, time.perf_counter(), env_id))
+
+    def _begin(self, env_id: int, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
+        """Reset an env."""
+        env = self._env(env_id)
+        result = env.reset(seed, options)
+        if env.oddity:
+            self._remark(env_id)
+        return result
+
+    def _five(self, env_id: int, result: Any) -> Any:
+        """Return what a step returned as five items; from now on the env's steps are made so."""
+        env = self._env(env_id)
+        five = env.five(result)
+        self._steps[env_id - self._first] = env.step
+        self._remark(env_id)
+        return five
+
+    def _remark(self, env_id: int) -> None:
+        """Let the caller warn that an env does as those of the old gym did, unless it was."""
+        env = self._env(env_id)
+        if env.oddity and not self._has_remarked:
+            self._has_remarked = True
+            what, meaning = env.oddity
+            text = f"env {env_id}, {type(env.env).__name__}, is a gymnasium.Env, but {what}. {meaning}."
+            self.remarks.append(Remark((env_id,), text))
 
     def _step_all(self, rest: Iterator[Any], autoreset: bool | tuple[int, ...], values: dict[int, Any]) -> None:
         """Step envs, and begin the next episode of those that end if that is wanted. ``autoreset``: see `Command`.
@@ -228,7 +256,7 @@ class Host:
             result = step(action)
             writer = self._writer  # not before the step: a host given up meanwhile writes elsewhere
             if type(result) is not tuple or len(result) != 5:
-                raise EnvContractError(_not_five(result))
+                result = self._five(row + writer.first, result)
             state, reward, terminated, truncated, info = result
             loose = loose_reward = None
             try:
@@ -314,11 +342,12 @@ class Host:
         env = recipe.build()
         self._envs[slot] = adapted = adapt(env)
         self._steps[slot] = adapted.step
+        self._remark(env_id)
         return EnvFacts(
             None if has_spaces else self._shared_space(getattr(env, "observation_space", None)),
             None if has_spaces else self._shared_space(getattr(env, "action_space", None)),
             dict(getattr(env, "metadata", None) or {}),
-            getattr(env, "render_mode", None),
+            "rgb_array" if draws_by_mode(env) else getattr(env, "render_mode", None),
             here(),
             id(env),
             is_env(env),
@@ -329,7 +358,7 @@ class Host:
         seed, options = each
         if seed is not None:
             self._seeds[env_id] = seed
-        state, info = self._env(env_id).reset(seed, own(options))
+        state, info = self._begin(env_id, seed, own(options))
         loose = self._writer.store_state(env_id - self._writer.first, state)
         return Extra(info or None, loose) if info or loose else None
 
@@ -407,7 +436,9 @@ class Host:
 
     def render(self, env_id: int, argument: Any, common: Any) -> Any:
         """Render an env, alone in this process."""
-        return _draw(get_method(self._env(env_id).env, "render"))
+        env = self._env(env_id).env
+        render = get_method(env, "render")
+        return _draw(functools.partial(render, mode="rgb_array") if draws_by_mode(env) else render)
 
     def watch(self, env_id: int, argument: Any, common: Any) -> tuple[str, float] | None:
         """Begin to note when each env does what; return which clock that goes by, and its time."""
@@ -473,6 +504,8 @@ class Execution:
             except BaseException as error:  # noqa: BLE001 (told to the user as a failure of its env)
                 self._note(error)
             else:
+                if host.remarks and self._command.number:  # 0: a step within a rollout, whose reply goes nowhere
+                    reply.output, host.remarks = host.remarks, []
                 yield reply
 
     def _note(self, error: BaseException) -> None:
@@ -515,14 +548,6 @@ def _extra(info: Any, *others: Any) -> Extra:
     if not isinstance(info, dict) and info is not None:
         raise EnvContractError(f"step() returned the info {show(info)}; an info is a dict.")
     return Extra(info or None, *others)
-
-
-def _not_five(result: Any) -> str:
-    size = f" of {len(result)}" if hasattr(result, "__len__") else ""
-    return (
-        f"step() returned a {type(result).__name__}{size}; a gymnasium.Env returns "
-        "(state, reward, terminated, truncated, info). An object that is no gymnasium.Env may return four items."
-    )
 
 
 def _not_built(*_: Any) -> NoReturn:

@@ -154,7 +154,7 @@ class PipeChannel:
         message, has_printed = unmark_printed(message)
         reply = decode_reply(message)
         if has_printed:
-            reply.output = self.take_output(is_idle=not self._unanswered)
+            reply.output = [*reply.output, *self.take_output(is_idle=not self._unanswered)]
         return reply
 
     def take_output(self, *, is_idle: bool) -> list[Printed]:

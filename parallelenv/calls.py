@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +12,7 @@ from parallelenv.errors import AbsentAttributeWarning, ArgumentError
 from parallelenv.guard import exclusive
 from parallelenv.known import Known
 from parallelenv.tiles import refuse_dark, tile_frames
+from parallelenv.tracebacks import warn_user
 
 
 class Calls(Known):
@@ -52,7 +51,8 @@ class Calls(Known):
         if default is MISSING:
             default = None
             if not values and env_ids and (hint := self._hint(key, env_ids[0])):
-                _warn(f"No env has an attribute {key!r}: all answer None.{hint} If you expect that, give default=None.")
+                message = f"No env has an attribute {key!r}: all answer None.{hint}"
+                warn_user(f"{message} If you expect that, give default=None.", AbsentAttributeWarning)
         return [values[env_id][0] if env_id in values else default for env_id in env_ids]
 
     @exclusive
@@ -82,7 +82,8 @@ class Calls(Known):
         arguments.check_name("key", key)
         is_new = self._pool.ask("set", env_ids, arguments.spread_values(value, values, env_ids), key).values
         if env_ids and len(is_new) == len(env_ids) and (hint := self._hint(key, env_ids[0])):
-            _warn(f"{key!r} was set as a new attribute: no env had one of this name.{hint}")
+            message = f"{key!r} was set as a new attribute: no env had one of this name.{hint}"
+            warn_user(message, AbsentAttributeWarning)
 
     def _hint(self, key: str, env_id: int) -> str:
         """Return a hint at what an attribute that an env does not have may have been meant to be.
@@ -215,6 +216,7 @@ class Calls(Known):
 
     def _refuse_dark(self, env_ids: Sequence[int]) -> None:
         """Refuse envs that answer no single picture."""
+        env_ids = [env_id for env_id in env_ids if self._pool.facts[env_id].render_mode != "rgb_array"]
         modes = self._pool.ask("get", env_ids, None, "render_mode").values
         unsaid = [env_id for env_id in env_ids if env_id not in modes]
         can_draw = self._pool.ask("has", unsaid, None, "render").values if unsaid else {}
@@ -225,11 +227,3 @@ class Calls(Known):
                     f"env {env_id} has no method render(), so there is nothing to see. Give it one that returns a "
                     "uint8 array (height, width, 3), or leave it out with id."
                 )
-
-
-def _warn(message: str) -> None:
-    """Warn at the user's line, however many calls of this package are in between."""
-    frame, level = sys._getframe(), 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("parallelenv."):
-        frame, level = frame.f_back, level + 1
-    warnings.warn(message, AbsentAttributeWarning, stacklevel=level)

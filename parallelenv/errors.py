@@ -152,6 +152,10 @@ class AbsentAttributeWarning(UserWarning):
     """No env that was asked has an attribute of this name, but one of a similar name."""
 
 
+class OldApiWarning(UserWarning):
+    """A `gymnasium.Env` does as envs of the old gym did. It is used so, and this says what that means."""
+
+
 class AbsentMethodError(ParallelEnvError, AttributeError):
     """An env has no such method, or what has that name cannot be called."""
 

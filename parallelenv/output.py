@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from operator import attrgetter
 
-from parallelenv.errors import ArgumentError
-from parallelenv.protocol import Printed
+from parallelenv.errors import ArgumentError, OldApiWarning
+from parallelenv.protocol import Printed, Remark
+from parallelenv.tracebacks import warn_user
 
 
 def show(printed: Sequence[Printed]) -> None:
@@ -33,6 +34,26 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
+class Listener:
+    """Shows what hosts say, and warns of the first remark.
+
+    Args:
+        show: Called with what envs have printed.
+    """
+
+    def __init__(self, show: Callable[[Sequence[Printed]], None]) -> None:
+        self._show = show
+        self._has_warned = False
+
+    def __call__(self, printed: Sequence[Printed]) -> None:
+        """Show it."""
+        remarks = [one for one in printed if isinstance(one, Remark)]
+        self._show([one for one in printed if not isinstance(one, Remark)] if remarks else printed)
+        if remarks and not self._has_warned:
+            self._has_warned = True
+            warn_user(f"{remarks[0].text} Other envs may give reason to the same warning.", OldApiWarning)
+
+
 def make_listener(word: str) -> Callable[[Sequence[Printed]], None]:
     """Return what an ``output`` argument names.
 
@@ -44,7 +65,7 @@ def make_listener(word: str) -> Callable[[Sequence[Printed]], None]:
         raise ArgumentError(
             f"output={word!r} is not known; expected 'show' (what envs print in workers appears here) or 'quiet'."
         )
-    return listeners[word]
+    return Listener(listeners[word])
 
 
 def _ignore(printed: Sequence[Printed]) -> None:

@@ -92,7 +92,7 @@ class Reply:
         failures: What went wrong, by env id.
         rows: Result rows of the command's env ids, from hosts that do not share the
             caller's batch.
-        output: What the host's envs printed where the caller does not see it.
+        output: What the host's envs printed where the caller does not see it, and `Remark`s.
     """
 
     number: int
@@ -112,6 +112,10 @@ class Printed(NamedTuple):
 
     env_ids: tuple[int, ...]
     text: str
+
+
+class Remark(Printed):
+    """What the caller is to be warned of, rather than a text that was printed."""
 
 
 class Extra(NamedTuple):

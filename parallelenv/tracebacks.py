@@ -9,6 +9,8 @@ import inspect
 import itertools
 import linecache
 import os
+import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, TypeVar, cast
@@ -68,6 +70,14 @@ def short_tracebacks(target: _Target, translate: Callable[[BaseException], BaseE
         elif inspect.isfunction(member) and not hasattr(member, "has_short_traceback"):
             setattr(target, name, _shortening(member, translate))
     return target
+
+
+def warn_user(message: str, category: type[Warning]) -> None:
+    """Warn at the user's line, however many calls of this package are in between."""
+    frame, level = sys._getframe(), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("parallelenv."):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level)
 
 
 class ShortTracebacks:

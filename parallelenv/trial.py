@@ -244,7 +244,7 @@ class _Trial:
     def _turn(self) -> None:
         """Step once, and begin the next episode if that ended one."""
         result = self._env.step(self._actions[self._turns % 64])
-        self._state, _, terminated, truncated, self._info = result
+        self._state, _, terminated, truncated, self._info = self._env.five(result)
         if terminated or truncated:
             self._env.reset(None, None)
         self._turns += 1

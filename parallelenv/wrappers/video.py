@@ -17,7 +17,6 @@ from parallelenv.errors import ArgumentError
 from parallelenv.ids import parse_ids
 from parallelenv.results import StepResult
 from parallelenv.texts import show
-from parallelenv.tiles import refuse_dark
 from parallelenv.wrappers.seeing import AnswerWrapper
 
 
@@ -84,7 +83,7 @@ class RecordVideo(AnswerWrapper):
             )
         if not isinstance(video_folder, (str, os.PathLike)):
             raise ArgumentError(f"video_folder={show(video_folder)} is no path of a folder.")
-        self._refuse_dark()
+        self.unwrapped._refuse_dark(self._env_ids)
         self._folder = Path(video_folder)
         self._folder.mkdir(parents=True, exist_ok=True)
         self._trigger = step_trigger or (lambda step: step == 0)
@@ -95,10 +94,6 @@ class RecordVideo(AnswerWrapper):
         self._first = 0
         self._frames: list[Array] | None = None
         self.paths: list[Path] = []
-
-    def _refuse_dark(self) -> None:
-        """Refuse envs that answer no single picture. What has no ``render_mode`` at all may do as it likes."""
-        refuse_dark(self._env_ids, self.get_env_attr("render_mode", self._env_ids, "rgb_array"))
 
     def began(self, states: Any, env_ids: tuple[int, ...]) -> Any:
         """Take a frame after a reset."""

@@ -1,0 +1,179 @@
+"""Envs that are a `gymnasium.Env`, but do as those of the old gym did: used so, with one warning."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Discrete
+
+from parallelenv import ParallelEnv, recommend
+from parallelenv.errors import EnvContractError, OldApiWarning
+from parallelenv.identity import difference
+from parallelenv.wrappers import RecordVideo
+
+MakeEnv = Callable[..., ParallelEnv]
+nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
+
+
+class Modern(gym.Env[Any, Any]):
+    observation_space = Box(-1e6, 1e6, (3,), np.float64)
+    action_space = Discrete(5)
+
+    def __init__(self, number: int = 0) -> None:
+        self.number = number
+        self.count = 0
+
+    def _show(self) -> Any:
+        return np.array([self.number, self.count, self.np_random.random()])
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.count = 0
+        return self._show(), {}
+
+    def step(self, action: Any) -> Any:
+        self.count += 1
+        ends = self.count == 3
+        return self._show(), 1.0, ends and self.number % 2 == 0, ends and self.number % 2 == 1, {"count": self.count}
+
+
+class FourItems(Modern):
+    def step(self, action: Any) -> Any:
+        state, reward, terminated, truncated, info = super().step(action)
+        if truncated:
+            info["TimeLimit.truncated"] = True
+        return state, reward, terminated or truncated, info
+
+
+class BareState(Modern):
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        return super().reset(seed=seed)[0]
+
+
+class NoOptions(Modern):
+    def reset(self, seed: int | None = None) -> Any:  # type: ignore[override]
+        return super().reset(seed=seed)
+
+
+class OfOld(FourItems):
+    """All of it, with ``seed(s)``."""
+
+    metadata = {"render.modes": ["human", "rgb_array"]}  # noqa: RUF012
+
+    def seed(self, seed: int | None = None) -> list[int | None]:
+        gym.Env.reset(self, seed=seed)
+        return [seed]
+
+    def reset(self) -> Any:  # type: ignore[override]
+        self.count = 0
+        return self._show()
+
+    def render(self, mode: str = "human") -> Any:
+        return np.full((2, 3, 3), self.number, np.uint8) if mode == "rgb_array" else None
+
+
+class Unseeded(FourItems):
+    """Without ``seed(s)``: it draws from ``np_random``."""
+
+    def reset(self) -> Any:  # type: ignore[override]
+        self.count = 0
+        return self._show()
+
+
+WAYS = {
+    FourItems: r"step\(\) returned four items, not .*truncated if info\['TimeLimit.truncated'\] is true",
+    BareState: r"reset\(\) returned the state alone, not \(state, info\)\. The info is taken to be empty",
+    NoOptions: r"reset\(\) takes no options\. It is reset without\.",
+    OfOld: r"reset\(\) takes no seed and no options\. .* a seed goes to seed\(\), or to np_random",
+    Unseeded: r"reset\(\) takes no seed and no options\. .* a seed goes to seed\(\), or to np_random",
+}
+
+
+def play(env: ParallelEnv) -> list[Any]:
+    answers: list[Any] = [env.reset(seed=3)]
+    for _ in range(7):
+        result = env.step([0] * len(env))
+        answers.append((*result[:3], result.terminated, result.truncated))
+    return answers
+
+
+@pytest.mark.parametrize("kind", WAYS)
+def test_it_is_used_as_it_was_meant(kind: Any, make_env: MakeEnv) -> None:
+    said = rf"^env [012], {kind.__name__}, is a gymnasium\.Env, but its {WAYS[kind]}"
+    expected = play(make_env([partial(Modern, number) for number in range(3)], asynchronous="restart"))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        env = make_env([partial(kind, number) for number in range(3)], asynchronous="restart", num_cpus=2)
+        assert difference(play(env), expected) is None
+        assert difference(play(env), expected) is None
+    (warning,) = caught
+    assert warning.category is OldApiWarning
+    assert re.search(said, str(warning.message))
+    assert "/tests/" in warning.filename, "it is the user's line that is named"
+
+
+@nearby
+def test_envs_as_they_should_be_are_not_warned_of(make_env: MakeEnv) -> None:
+    class Old:
+        def reset(self) -> Any:
+            return np.zeros(3)
+
+        def step(self, action: Any) -> Any:
+            return np.zeros(3), 0.0, False, {}
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        play(make_env([Modern, Old]))
+
+
+@nearby
+def test_in_a_rollout_too(make_env: MakeEnv) -> None:
+    env = make_env([FourItems, Modern], asynchronous="restart")
+    env.reset(seed=1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        rollout = env.rollout(lambda states: [0] * len(states), 4)
+    assert ["four items" in str(warning.message) for warning in caught] == [True]
+    assert rollout.dones[:, 0].tolist() == [False, False, True, False]
+
+
+@nearby
+def test_options_that_cannot_be_taken_are_refused(make_env: MakeEnv) -> None:
+    with pytest.warns(OldApiWarning, match="no options"):
+        env = make_env([NoOptions])
+    env.reset(options={})
+    with pytest.raises(EnvContractError, match="NoOptions takes no options; it was given {'level': 2}"):
+        env.reset(options={"level": 2})
+
+
+@nearby
+def test_a_tuple_that_is_no_state_is_refused(make_env: MakeEnv) -> None:
+    class Three(Modern):
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            return np.zeros(3), {}, 5
+
+    with pytest.raises(EnvContractError, match=r"reset\(\) of Three returned a tuple of 3; a gymnasium.Env returns"):
+        make_env([Three]).reset()
+
+
+def test_it_draws_as_it_was_meant(make_env: MakeEnv, tmp_path: Any) -> None:
+    with pytest.warns(OldApiWarning):
+        env = make_env([partial(OfOld, number) for number in (5, 7)])
+    env.reset()
+    assert [frame.max() for frame in env.render()] == [frame.max() for frame in env.get_images()] == [5, 7]
+    assert env.render(tile=True).shape == (2, 6, 3)
+    env._refuse_dark((0, 1))  # as `show` and `play` do
+    RecordVideo(env, tmp_path, video_length=1)
+
+
+def test_it_can_be_tried_out() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert recommend([OfOld] * 2).mode
