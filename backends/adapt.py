@@ -132,7 +132,7 @@ class ForCalls(Resettable):
     """Objects without ``reset`` and ``step``, for calls and attributes alone. The caller refuses their steps."""
 
     def __init__(self, env: Any) -> None:
-        self.env = env
+        self.env, self.oddity = env, ()
         self.step = self.reset = self._refuse  # type: ignore[method-assign,assignment]
 
     def _refuse(self, *_: Any) -> NoReturn:
