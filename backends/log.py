@@ -126,6 +126,10 @@ class EnvStream(io.TextIOWrapper):
     def __init__(self, log: Log, fileno: int, who: Callable[[], int | None]) -> None:
         raw: Any = io.FileIO(fileno, "w", closefd=False)
         super().__init__(raw, encoding="utf-8", errors="backslashreplace", write_through=True)
+        self.redirect(log, who)
+
+    def redirect(self, log: Log, who: Callable[[], int | None]) -> None:
+        """Write to another log from now on."""
         self._log = log
         self._who = who
         self._is_dropping = False
@@ -158,7 +162,12 @@ def redirect_streams(log: Log, who: Callable[[], int | None], filenos: tuple[int
         who: As in `EnvStream`.
         filenos: Descriptors of standard output and error.
     """
-    sys.stdout, sys.stderr = (EnvStream(log, fileno, who) for fileno in filenos)
+    for name, fileno in zip(("stdout", "stderr"), filenos, strict=True):
+        stream = getattr(sys, name)
+        if isinstance(stream, EnvStream) and stream.fileno() == fileno:  # a module may have kept it: a logger, say
+            stream.redirect(log, who)
+        else:
+            setattr(sys, name, EnvStream(log, fileno, who))
 
 
 def _legible(text: str) -> str:

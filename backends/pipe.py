@@ -16,7 +16,7 @@ from typing import Any
 from parallelenv.backends.codec import decode_reply, encode, encode_command, unmark_printed
 from parallelenv.backends.log import Log
 from parallelenv.backends.memory import SharedMemory
-from parallelenv.backends.process import exists
+from parallelenv.backends.process import UNKNOWN, exists
 from parallelenv.backends.spread import Spreader
 from parallelenv.backends.wire import Message, Wire, spin
 from parallelenv.backends.worker import Attach
@@ -29,8 +29,6 @@ _HEARTBEAT = 0.25
 own child process may hold the pipe open."""
 LAST_CHANCE = 0.3
 """Seconds from asking a worker to end until it is ended, and for the fork server to be gone that dies."""
-_UNKNOWN = 255
-"""Exit code of a process whose fork server can not tell it any more."""
 _SPIN = 200e-6
 """Seconds that the caller stays awake for an answer before it sleeps, if the latest ones came so quickly.
 
@@ -187,7 +185,7 @@ class PipeChannel:
                 return False
         except ValueError:  # another thread has closed it meanwhile
             return True
-        self.found_dead = self.process.exitcode != _UNKNOWN or not exists(self.process.pid)
+        self.found_dead = self.process.exitcode != UNKNOWN or not exists(self.process.pid)
         return self.found_dead
 
     def join(self, timeout: float) -> None:

@@ -10,17 +10,17 @@ import contextlib
 import dataclasses
 import functools
 import multiprocessing
-import os
 import sys
-import threading
 import time
+import warnings
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
 from typing import Any
 
 from parallelenv.arguments import check_flags
 from parallelenv.backends.codec import encode
-from parallelenv.backends.fork_server import deaf_to_interrupts, sleepy_blas, start_server
+from parallelenv.backends.fork_server import SERVERS, ForkServer, starting
 from parallelenv.backends.inprocess import CallerChannel
 from parallelenv.backends.log import Log
 from parallelenv.backends.memory import SharedMemory
@@ -36,12 +36,10 @@ from parallelenv.errors import ArgumentError, WorkerStartError
 from parallelenv.interrupts import Shield
 from parallelenv.ownership import own
 from parallelenv.protocol import Channel, HostRecipe, Plan, Printed
-from parallelenv.recipes import EnvRecipe, registered_by_user
+from parallelenv.recipes import EnvRecipe, modules_of, registered_by_user
 from parallelenv.texts import show
 
 _OPEN: weakref.WeakSet[Any] = weakref.WeakSet()  # the caller's ends of all pipes
-_STARTING = threading.Lock()
-_HIDDEN: dict[str, Any] = {}  # what is missing of the main module while a worker is being started
 
 
 class SubprocBackend:
@@ -55,12 +53,16 @@ class SubprocBackend:
             process, where it would wait, and nobody has to make room for it: 16 CartPoles on 2 cores make
             180,000 steps/s instead of 140,000. What such an env does to its process it does to the
             caller, and no time limit interrupts it.
+        preload: Names of modules to import once, before workers are forked, beyond those that the pickled envs
+            come from: what envs import later. With ``"forkserver"`` on Linux.
     """
 
     uses_live_envs = False
     placement = ""
 
-    def __init__(self, *, start_method: str | None = None, caller_steps: bool = False) -> None:
+    def __init__(
+        self, *, start_method: str | None = None, caller_steps: bool = False, preload: Sequence[str] = ()
+    ) -> None:
         methods = start_methods()
         if start_method is not None and start_method not in methods:
             raise ArgumentError(
@@ -68,6 +70,14 @@ class SubprocBackend:
             )
         check_flags(caller_steps=caller_steps)
         self._method = start_method or methods[0]
+        if isinstance(preload, str) or not all(isinstance(name, str) for name in preload):
+            raise ArgumentError(f"preload={preload!r} must be a list of names of modules, such as ['numpy'].")
+        if preload and (self._method != "forkserver" or sys.platform != "linux"):
+            raise ArgumentError(
+                f"preload={preload!r} needs start_method='forkserver', on Linux: with {self._method!r} here nothing is "
+                "imported before workers start. Leave one of them out."
+            )
+        self._preload = list(preload)
         self._caller_steps = caller_steps
         self._callers_share: tuple[int, ...] = ()  # env ids of the host in this process
         self._switchboard = Switchboard(Spreader(caller_steps))
@@ -97,7 +107,7 @@ class SubprocBackend:
         wanted = {recipe.env_ids for recipe in packed}
         self._switchboard.end(wanted)  # whom an interrupt has cut off from the pool as it was started
         try:
-            channels = [self._start(recipe.env_ids, len(packed)) for recipe in packed]
+            channels = self._start_processes(packed)
             for channel, recipe in zip(channels, packed, strict=True):
                 with contextlib.suppress(OSError):  # if it died already, its first command says so
                     channel.wire.send(encode(recipe))
@@ -108,37 +118,59 @@ class SubprocBackend:
             raise
         return list(channels)
 
-    def _start(self, env_ids: tuple[int, ...], wanted: int) -> PipeChannel:
+    def _start_processes(self, packed: Sequence[PackedRecipe]) -> list[PipeChannel]:
+        channels: list[PipeChannel] = []
+        log, server = Log.create(), None
         deadline = time.monotonic() + LAST_CHANCE
-        while True:
-            opened: list[Any] = []
+        while len(channels) < len(packed):
+            opened: list[Connection] = []
             try:
-                return self._start_with(opened, env_ids)
-            except (OSError, EOFError) as error:  # EOFError: the fork server could not
-                for file in opened:
-                    file.close()
-                # The fork server dies of a start that failed; soon after, the next start begins another.
-                if isinstance(error, ConnectionRefusedError) and time.monotonic() < deadline:
+                if self._method == "forkserver" and log is not None and server is None:
+                    server = self._server(packed, log)  # what imports print is printed by the first worker
+                channels.append(self._start(opened, packed[len(channels)].env_ids, log, server))
+                log = Log.create()
+            except OSError as error:
+                for end in opened:
+                    end.close()
+                if isinstance(error, ConnectionError) and time.monotonic() < deadline:
+                    server = None  # it has died: begin another
                     continue
                 raise WorkerStartError(
-                    f"A worker process could not be started ({type(error).__name__}: {error}); {wanted} were wanted. "
-                    "Give a smaller num_cpus, or raise the limit on processes (ulimit -u), open files (ulimit -n) or "
-                    "memory."
+                    f"A worker process could not be started ({type(error).__name__}: {error}); {len(packed)} were "
+                    "wanted. Give a smaller num_cpus, or raise the limit on processes (ulimit -u), open files "
+                    "(ulimit -n) or memory."
                 ) from error
+        return channels
 
-    def _start_with(self, opened: list[Any], env_ids: tuple[int, ...]) -> PipeChannel:
+    def _server(self, packed: Sequence[PackedRecipe], log: Log) -> ForkServer:
+        """Return what forks the workers, with what the envs need imported already."""
+        # Elsewhere than on Linux it cannot be seen whether an import lets workers be forked.
+        known = modules_of(source for recipe in packed for source in recipe.envs) if sys.platform == "linux" else []
+        silence = packed[0].settings.silence_warnings
+        server, missing = SERVERS.server_with([*self._preload, *known], log, silence=silence)
+        for module in self._preload:
+            if module in missing:
+                warnings.warn(
+                    f"preload: each worker imports {module} by itself, since it cannot be imported before workers are "
+                    f"forked: {missing[module]}.",
+                    stacklevel=2,
+                )
+        return server
+
+    def _start(
+        self, opened: list[Connection], env_ids: tuple[int, ...], log: Log | None, server: ForkServer | None
+    ) -> PipeChannel:
         """Start a worker; note what was opened for it."""
         context: Any = multiprocessing.get_context(self._method)
-        with _STARTING, Shield(), _hidden_main(), sleepy_blas(), deaf_to_interrupts(self._method):
+        with starting(self._method):
             ours, theirs = context.Pipe()
             opened += [ours, theirs]
-            log = Log.create()
-            opened += [log] if log is not None else []
-            foreign = [*_OPEN, ours] if self._method == "fork" else []
-            if self._method == "forkserver":
-                start_server()
-            process = context.Process(target=serve, args=(theirs, log, foreign), name="parallelenv-worker")
-            process.start()
+            if server is not None and log is not None:
+                process: Any = server.fork_worker(theirs, log)
+            else:
+                foreign = [*_OPEN, ours] if self._method == "fork" else []
+                process = context.Process(target=serve, args=(theirs, log, foreign), name="parallelenv-worker")
+                process.start()
             channel = PipeChannel(WorkerProcess(process), ours, log, self._switchboard.poller, env_ids)
             self._switchboard.add(channel)
             _OPEN.add(ours)
@@ -179,35 +211,3 @@ def start_methods() -> list[str]:
     methods = multiprocessing.get_all_start_methods()
     default = "forkserver" if "forkserver" in methods else "spawn"
     return [default, *(method for method in methods if method != default)]
-
-
-@contextlib.contextmanager
-def _hidden_main() -> Iterator[None]:
-    """Hide where the main module comes from, so that workers do not import it again.
-
-    It need not be importable, nor guarded: what is needed of it travels by cloudpickle.
-    """
-    main = sys.modules["__main__"]
-    _HIDDEN.update({name: main.__dict__[name] for name in ("__file__", "__spec__") if name in main.__dict__})
-    main.__dict__.pop("__file__", None)
-    main.__spec__ = None
-    try:
-        yield
-    finally:
-        _show_main()
-
-
-def _show_main() -> None:
-    sys.modules["__main__"].__dict__.update(_HIDDEN)
-    _HIDDEN.clear()
-
-
-def _begin_anew() -> None:
-    """Let a forked child, born while its worker was being started, start workers itself."""
-    global _STARTING  # noqa: PLW0603 (the parent's lock, locked by a thread that is not here, cannot be had)
-    _STARTING = threading.Lock()
-    _show_main()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_anew)

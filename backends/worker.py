@@ -252,9 +252,13 @@ def die_with_caller(sentinel: int) -> None:
         wait([sentinel])
         os._exit(1)
 
+    end_with_caller(sentinel)  # also where the thread cannot: beside C code that keeps the interpreter lock
+    threading.Thread(target=watch, name="parallelenv-watchdog", daemon=True).start()
+
+
+def end_with_caller(sentinel: int) -> None:
+    """Let the system end this process when the caller's ends, as Linux can. Arguments: as for `die_with_caller`."""
     if sys.platform == "linux":
-        # The system does it as well, where the thread cannot: beside C code that keeps the interpreter lock.
         fcntl.fcntl(sentinel, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(sentinel, fcntl.F_SETSIG, signal.SIGKILL)
         fcntl.fcntl(sentinel, fcntl.F_SETFL, fcntl.fcntl(sentinel, fcntl.F_GETFL) | os.O_ASYNC)
-    threading.Thread(target=watch, name="parallelenv-watchdog", daemon=True).start()

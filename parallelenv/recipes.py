@@ -5,6 +5,9 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
+import pickle
+import pickletools
+import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -32,6 +35,10 @@ _LOST_STATE = (
     "env {env_id}, {env}, was reset and then given to a worker process, but its class is an EzPickle: it travels as "
     "its constructor's arguments, so its state is lost. Reset it again, or give an env fn."
 )
+_MOST_OPCODES = 50_000
+"""In pickles of one pool that are looked at for modules: some 40 ms. Classes come before what they contain."""
+_START = pickle.PROTO + b"\x05" + pickle.FRAME
+_ID = re.compile(r"[A-Za-z_][\w.]*:[\w/-]+-v\d+")  # as ``gymnasium.make`` takes it: with the module that registers it
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +146,51 @@ def pack(recipes: Sequence[EnvRecipe]) -> list[bytes]:
         if id(recipe.source) not in packed:
             packed[id(recipe.source)] = _pack_source(recipe)
     return [packed[id(recipe.source)] for recipe in recipes]
+
+
+def modules_of(packed: Iterable[bytes]) -> list[str]:
+    """Return the modules that envs and env fns come from, as their pickles name them, each once.
+
+    Of registered ids that occur in them, too: those of their entry points. Pickles are read up to `_MOST_OPCODES`.
+    """
+    found: dict[str, None] = {}
+    left = iter(range(_MOST_OPCODES))
+    waiting = list(dict.fromkeys(packed))
+    while waiting:
+        memo: list[Any] = []
+        stack: list[Any] = [None, None]  # the latest values: texts, pairs of module and name, and None for all else
+        for (opcode, value, _), _ in zip(pickletools.genops(waiting.pop(0)), left):
+            if opcode.name == "MEMOIZE":
+                memo.append(stack[-1])
+                continue
+            top: Any = None
+            if opcode.name in ("BINGET", "LONG_BINGET"):
+                top = memo[value]
+            elif opcode.name == "STACK_GLOBAL":
+                top = (stack[-2], stack[-1])
+                found[stack[-2]] = None
+            elif isinstance(value, bytes) and value.startswith(_START) and value.endswith(pickle.STOP):
+                waiting.append(value)  # a pickle in a pickle: an actor's envs on their way to its workers
+            elif isinstance(value, str):
+                top = value
+                if stack[-1] == ("cloudpickle.cloudpickle", "subimport"):
+                    found[value] = None
+                found.update(dict.fromkeys(_modules_of_id(value)))
+            elif opcode.name in ("PROTO", "FRAME"):
+                continue
+            stack = [stack[-1], top]
+    return [module for module in found if module not in ("__main__", "builtins")]
+
+
+def _modules_of_id(text: str) -> list[str]:
+    """Return which modules ``gymnasium.make`` would import, if a text is what it could be called with."""
+    module, colon, name = text.rpartition(":")
+    spec = gymnasium.registry.get(name)
+    modules = [module] if colon and (spec is not None or _ID.fullmatch(text)) else []
+    if spec is not None and (isinstance(spec.entry_point, str) or callable(spec.entry_point)):
+        entry = spec.entry_point
+        modules.append(entry.partition(":")[0] if isinstance(entry, str) else entry.__module__)
+    return modules
 
 
 def unpack(packed: bytes, env_id: int, is_live: bool) -> EnvRecipe:

@@ -14,7 +14,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from multiprocessing import forkserver, resource_tracker
+from multiprocessing import resource_tracker
 from typing import Any
 
 import hypothesis
@@ -22,6 +22,7 @@ import psutil
 import pytest
 
 from parallelenv import ParallelEnv, errors, get_worker_info, registry
+from parallelenv.backends.fork_server import SERVERS
 from parallelenv.errors import MissingDependencyError
 from parallelenv.task_pool import TaskPool
 
@@ -287,10 +288,15 @@ def _belongs_to_ray(command: str) -> bool:
     return "/ray/" in command and "multiprocessing" not in command
 
 
-def _helper_pids() -> tuple[int | None, int | None]:
-    servers: Any = forkserver
+def _helper_pids() -> tuple[int | None, ...]:
     trackers: Any = resource_tracker
-    return servers._forkserver._forkserver_pid, trackers._resource_tracker._pid
+    return (*fork_server_pids(), trackers._resource_tracker._pid)
+
+
+def fork_server_pids() -> tuple[int, ...]:
+    """Return the ids of the processes that workers are forked from."""
+    servers: Any = SERVERS
+    return tuple(server._process.pid for server in (servers._root, servers._server) if server is not None)
 
 
 def _is_foreign(thread: threading.Thread) -> bool:

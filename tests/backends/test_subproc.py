@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 import warnings
-from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,6 +19,7 @@ import gymnasium as gym
 import numpy as np
 import psutil
 import pytest
+from conftest import fork_server_pids
 
 from parallelenv import ParallelEnv
 from parallelenv.backends import pipe
@@ -260,7 +260,7 @@ def test_a_failed_start_leaves_the_environment_as_it_was(users: str | None, monk
     monkeypatch.setattr(BaseProcess, "start", fail)
     before = dict(os.environ)
     with pytest.raises(WorkerStartError, match="could not be started"):
-        ParallelEnv([Witness], "subproc")
+        ParallelEnv([Witness], "subproc", start_method="spawn")
     assert seen == [users or "4"]
     assert dict(os.environ) == before
 
@@ -385,14 +385,13 @@ def test_a_worker_is_dead_whose_end_somebody_else_was_told_of() -> None:
 def test_nothing_is_left_of_a_worker_whose_end_the_fork_server_is_late_to_report(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    servers: Any = forkserver
-    server = servers._forkserver
     with ParallelEnv([Witness], "subproc", num_cpus=1, start_method="forkserver"):
         pass  # the fork server runs from now on
+    server = fork_server_pids()[-1]
     descriptors = len(os.listdir("/proc/self/fd"))
     env = ParallelEnv([Witness], "subproc", num_cpus=1, start_method="forkserver")
-    os.kill(server._forkserver_pid, signal.SIGSTOP)
-    wake = threading.Timer(0.2, os.kill, (server._forkserver_pid, signal.SIGCONT))
+    os.kill(server, signal.SIGSTOP)
+    wake = threading.Timer(0.2, os.kill, (server, signal.SIGCONT))
     wake.start()
     monkeypatch.setattr("parallelenv.backends.process.exists", lambda pid: False)
     env.close()
