@@ -1,8 +1,8 @@
 """The processes that workers are forked from, with what the envs need imported already.
 
-A root is started once: it has imported what every worker needs, and nothing else. From it a server is forked, which
-imports the modules that envs come from and then forks workers. What an import did to a server cannot be undone: where
-that is in the way, the next server is forked from the root, in some 10 ms.
+A root is started once: it has imported what every worker needs, and nothing else. From it servers are forked, in some
+10 ms each, which import the modules that envs come from and then fork workers. What an import did to a server cannot be
+undone, so each set of packages has a server of its own.
 """
 
 from __future__ import annotations
@@ -38,10 +38,14 @@ _VOLATILE = "PYTEST_CURRENT_TEST"
 """A variable that changes with every test: with it, each test would import everything anew."""
 _SEED_SIZE = 1 << 64
 """Entropy beyond this is the system's: users write smaller seeds."""
+_MOST_SERVERS = 4
+"""Beyond the root; the one that was not used for longest goes first."""
 _SILENT = ("ignore", None, Warning, None, 0)  # the filter of `warnings.simplefilter("ignore")`
 
 _STARTING = threading.Lock()
 _HIDDEN: dict[str, Any] = {}  # what is missing of the main module while a process is being started
+_PRISTINE: list[Any] = []  # in a server: of the global generators, as imports found them
+_UNSEEDED: list[np.random.Generator] = []  # in a server: those that imports have made
 
 
 # -------------------------------------------------------------------- the servers' end
@@ -77,6 +81,7 @@ def serve_forks(requests: Connection) -> None:
     caller: Any = multiprocessing.parent_process()
     end_with_caller(caller.sentinel)
     server = _Server(requests, caller.sentinel)
+    _PRISTINE[:] = _PRISTINE or _words()
     try:
         requests.send(frozenset(sys.modules))
         while True:
@@ -105,8 +110,6 @@ class _Server:
         self._news, self._wake = os.pipe()
         os.set_blocking(self._news, False)
         os.set_blocking(self._wake, False)
-        self._words = _words()
-        self._generators: list[np.random.Generator] = []
 
     def await_request(self) -> None:
         """Wait for the next request; report the ends of children meanwhile."""
@@ -125,7 +128,9 @@ class _Server:
             if self._news in ready:
                 os.read(self._news, 4096)
 
-    def fork(self, target: Callable[..., None], settings: dict[str, Any], sentinel: int, report: int, *ends: int) -> int:
+    def fork(
+        self, target: Callable[..., None], settings: dict[str, Any], sentinel: int, report: int, *ends: int
+    ) -> int:
         """Fork a process that calls ``target`` with descriptors; return its id.
 
         Args:
@@ -144,17 +149,14 @@ class _Server:
             return pid
         code = 1
         try:
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            for other in (self._requests, *self._children.values()):
-                other.close()
-            for fileno in (self._news, self._wake, self._sentinel, report):
-                os.close(fileno)
-            self._part_generators(numbers)
-            if "environment" in settings:
+            self._leave(report)
+            if "environment" in settings:  # a server
+                random.setstate(numbers)
                 os.environ.clear()
                 os.environ.update(settings["environment"])
                 forget_launcher()
+            else:
+                _part_generators(numbers)
             spawn.prepare(settings)
             # Private, and what all ways of `multiprocessing` call in a new process: nothing public makes one from here
             # that is no child of it, and has the caller's sentinel.
@@ -164,16 +166,14 @@ class _Server:
         finally:
             os._exit(code)
 
-    def _part_generators(self, numbers: Any) -> None:
-        """Let generators of random numbers differ from those of other children, unless an import has seeded them."""
-        before = self._words
-        if numbers[1][:-1] != before[0]:  # Python itself has seeded this one anew
-            random.setstate(numbers)
-        if _words()[1] == before[1]:
-            np.random.seed()
-        for generator in self._generators:
-            fresh: Any = type(generator.bit_generator)
-            generator.bit_generator.state = fresh().state
+    def _leave(self, report: int) -> None:
+        """Let a forked process be none of the server's any more."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for other in (self._requests, *self._children.values()):
+            other.close()
+        for fileno in (self._news, self._wake, self._sentinel, report):
+            os.close(fileno)
 
     def load(self, module: str, silence: bool, output: int) -> Loaded:
         """Import a module, and look what else came of it.
@@ -186,40 +186,62 @@ class _Server:
         log = Log(os.dup(output))
         redirect_descriptors(log)
         redirect_streams(log, lambda: None, (1, 2))
-        importlib.invalidate_caches()
         known, before, error = set(sys.modules), _traces(), ""
-        is_quiet = _SILENT in warnings.filters
-        if silence:
-            warnings.simplefilter("ignore")
         files: set[str] = set()
         begin, start = time.time_ns(), time.perf_counter()
         try:
-            importlib.import_module(module)
+            importlib.invalidate_caches()
+            with _ignoring_warnings() if silence else contextlib.nullcontext():
+                importlib.import_module(module)
         except BaseException as caught:  # noqa: BLE001 (the worker imports it again, and raises it to the user)
             error = f"{type(caught).__name__}: {caught}"
             files = {frame.f_code.co_filename for frame, _ in traceback.walk_tb(caught.__traceback__)}
-            if isinstance(caught, SyntaxError) and caught.filename:
-                files.add(caught.filename)
+            files.add(str(getattr(caught, "filename", "")))  # of a SyntaxError
         seconds = time.perf_counter() - start
-        if silence and not is_quiet:
-            warnings.filters.remove(_SILENT)  # type: ignore[attr-defined]  # those that the import has set stay
-            with warnings.catch_warnings():
-                pass  # the end of it says that the filters have changed
         modules = sys.modules.keys() - known
         files |= {file for name in modules if (file := getattr(sys.modules[name], "__file__", None))}
         obstacle = ", ".join(sorted({what for what, _ in _traces() - before}))
         if error and modules:
-            obstacle = error  # half imported
-        gc.collect()
-        self._generators = [one for one in gc.get_objects() if type(one) is np.random.Generator and _is_unseeded(one)]
+            obstacle = f"raises {error}"  # half imported
+        _UNSEEDED.extend(one for one in gc.get_objects() if type(one) is np.random.Generator and _is_unseeded(one))
         gc.freeze()  # else the workers' collections would copy the pages that they share
         return Loaded(seconds, frozenset(modules), {file: _stamp(file, begin) for file in files}, error, obstacle)
 
 
-def _words() -> tuple[Any, bytes]:
+@contextlib.contextmanager
+def _ignoring_warnings() -> Iterator[None]:
+    """Ignore warnings meanwhile. Other filters that are set meanwhile stay, as they would in a worker."""
+    filters: Any = warnings.filters
+    was_there = _SILENT in filters
+    warnings.simplefilter("ignore")
+    try:
+        yield
+    finally:
+        if not was_there and _SILENT in filters:
+            filters.remove(_SILENT)
+        with warnings.catch_warnings():
+            pass  # the end of it says that the filters have changed
+
+
+def _words() -> list[Any]:
     """Return of both global generators what drawing a few numbers leaves as it is, and seeding does not."""
     state: Any = np.random.get_state(legacy=True)
-    return random.getstate()[1][:-1], state[1].tobytes()
+    return [random.getstate()[1][:-1], state[1].tobytes()]
+
+
+def _part_generators(numbers: Any) -> None:
+    """Let generators of random numbers differ from those of other workers, unless imports have seeded them.
+
+    Args:
+        numbers: State of Python's own in the server; Python seeds it anew in each forked process.
+    """
+    if numbers[1][:-1] != _PRISTINE[0]:
+        random.setstate(numbers)
+    if _words()[1] == _PRISTINE[1]:
+        np.random.seed()
+    for generator in _UNSEEDED:
+        fresh: Any = type(generator.bit_generator)
+        generator.bit_generator.state = fresh().state
 
 
 def _is_unseeded(generator: np.random.Generator) -> bool:
@@ -301,13 +323,23 @@ class ForkServer:
     Args:
         process: What has its ``pid`` and ``is_alive()``.
         requests: The caller's end of the pipe.
+        surroundings: What it was given, ``None`` for the root.
+        packages: What it may import from.
 
     Attributes:
         loaded: Modules that it was asked to import and has, with the seconds that it took.
         files: Files of what it has imported, each with its state then.
     """
 
-    def __init__(self, process: Any, requests: Connection) -> None:
+    def __init__(
+        self,
+        process: Any,
+        requests: Connection,
+        surroundings: Surroundings | None = None,
+        packages: frozenset[str] = frozenset(),
+    ) -> None:
+        self.surroundings = surroundings
+        self.packages = packages
         self._process = process
         self._requests = requests
         self._lock = threading.Lock()
@@ -333,11 +365,8 @@ class ForkServer:
             children._children.discard(root)
             return cls(root, ours)
 
-    def fork_server(self, surroundings: Surroundings) -> ForkServer:
-        """Return a server that is forked from this one.
-
-        Args:
-            surroundings: What it is to have.
+    def fork_server(self, surroundings: Surroundings, packages: frozenset[str]) -> ForkServer:
+        """Return a server that is forked from this one. Arguments: as for `ForkServer`.
 
         Raises:
             OSError: If there is none, for lack of something or since this server has ended.
@@ -346,7 +375,10 @@ class ForkServer:
         with Shield():
             ours, theirs = multiprocessing.Pipe()
             with theirs:
-                return ForkServer(self._fork(_serve_forks, settings, theirs.fileno()), ours)
+                forked = self._fork(_serve_forks, settings, theirs.fileno())
+            server = ForkServer(forked, ours, surroundings, packages)
+            server.loaded, server.files = dict(self.loaded), dict(self.files)
+            return server
 
     def fork_worker(self, connection: Connection, log: Log) -> ForkedProcess:
         """Return a worker that is forked from this server. Errors: as for `fork_server`.
@@ -387,7 +419,7 @@ class ForkServer:
         with self._lock, self._ending_if_cut():
             self._requests.send((name, arguments, len(filenos)))
             for fileno in filenos:
-                reduction.send_handle(self._requests, fileno, self._process.pid)
+                reduction.send_handle(self._requests, fileno, self.pid)
             answer = self._requests.recv()
         if isinstance(answer, OSError):
             raise answer
@@ -409,7 +441,7 @@ class ForkServer:
         except BaseException as error:
             self.end()
             if isinstance(error, EOFError):
-                raise ConnectionResetError(f"the fork server, process {self._process.pid}, has ended") from error
+                raise ConnectionResetError(f"the fork server, process {self.pid}, has ended") from error
             raise
 
     def end(self) -> None:
@@ -417,12 +449,17 @@ class ForkServer:
         with Shield():
             self._requests.close()
             if self.is_alive():
-                os.kill(self._process.pid, signal.SIGKILL)
+                os.kill(self.pid, signal.SIGKILL)
             self._process.join(1.0)
 
     def is_alive(self) -> bool:
         """Whether it can be asked for anything."""
         return not self._requests.closed and bool(self._process.is_alive())
+
+    @property
+    def pid(self) -> int:
+        """Id of the process."""
+        return int(self._process.pid)
 
 
 class Refusal(NamedTuple):
@@ -431,16 +468,20 @@ class Refusal(NamedTuple):
     Attributes:
         reason: What its import does.
         files: Files that it has read, each with its state then.
+        surroundings: In which it did.
     """
 
     reason: str
     files: dict[str, Any]
+    surroundings: Surroundings
 
 
 class ForkServers:
     """The servers of this process.
 
     Attributes:
+        root: What the others are forked from, if it was started.
+        servers: The others, the one that was used last at the end.
         refused: Modules after whose import workers must not be forked.
     """
 
@@ -450,15 +491,9 @@ class ForkServers:
     def forget(self) -> None:
         """Start anew, as a forked child must: the servers are its parent's."""
         self._lock = threading.Lock()
-        self._root: ForkServer | None = None
-        self._server: ForkServer | None = None
-        self._surroundings: Surroundings | None = None
+        self.root: ForkServer | None = None
+        self.servers: list[ForkServer] = []
         self.refused: dict[str, Refusal] = {}
-
-    @property
-    def loaded(self) -> dict[str, float]:
-        """Modules that were imported for workers, with the seconds that it took."""
-        return dict(self._server.loaded) if self._server is not None and self._server.is_alive() else {}
 
     def server_with(self, modules: Collection[str], log: Log, *, silence: bool) -> tuple[ForkServer, dict[str, str]]:
         """Return a server that has these modules, and why it does not have the others.
@@ -472,49 +507,64 @@ class ForkServers:
             OSError: If no process can be started.
         """
         with self._lock:
-            if self._root is None or not self._root.is_alive():
-                self._root = ForkServer.start()
-            root = self._root
+            if self.root is None or not self.root.is_alive():
+                self.root = ForkServer.start()
+            root = self.root
             wanted = [module for module in modules if not root.knows(module)]
             if not wanted:
                 return root, {}
             surroundings = Surroundings.of_caller()
-            if surroundings != self._surroundings or self._have_files_changed():
-                self._server, self._surroundings = None, surroundings
-                self.refused.clear()
-            return self._load(root, surroundings, wanted, log, silence)
+            self.servers = [one for one in self.servers if one.is_alive() and not _have_changed(one.files)]
+            self.refused = {
+                module: refusal
+                for module, refusal in self.refused.items()
+                if refusal.surroundings == surroundings and not _have_changed(refusal.files)
+            }
+            while True:
+                server = self._server(root, surroundings, frozenset(module.partition(".")[0] for module in wanted))
+                try:
+                    missing = self._load(server, surroundings, wanted, log, silence)
+                except BaseException:  # an interrupt: nothing is known of what the import did
+                    server.end()
+                    raise
+                if server in self.servers:
+                    return server, missing
+
+    def _server(self, root: ForkServer, surroundings: Surroundings, packages: frozenset[str]) -> ForkServer:
+        """Return the server for these packages; a new one is forked from that which has most of them."""
+        fitting = [one for one in self.servers if one.surroundings == surroundings and one.packages <= packages]
+        server = max(fitting, key=lambda one: len(one.packages), default=root)
+        if server.packages != packages:
+            server = server.fork_server(surroundings, packages)
+        self.servers = [*(one for one in self.servers if one is not server), server][-_MOST_SERVERS:]
+        return server
 
     def _load(
-        self, root: ForkServer, surroundings: Surroundings, wanted: Sequence[str], log: Log, silence: bool
-    ) -> tuple[ForkServer, dict[str, str]]:
+        self, server: ForkServer, surroundings: Surroundings, wanted: Sequence[str], log: Log, silence: bool
+    ) -> dict[str, str]:
+        """Let a server import what it lacks, and return why what is missing is; forget a server that is unfit then."""
         missing: dict[str, str] = {}
-        while True:
-            if self._server is None or not self._server.is_alive():
-                self._server = root.fork_server(surroundings)
-            server = self._server
-            left = [module for module in wanted if not (module in missing or server.knows(module))]
-            for module in left:
-                if module in self.refused:
-                    missing[module] = self.refused[module].reason
-                    continue
-                try:
-                    loaded = server.load(module, log, silence=silence)
-                except ConnectionError as error:
-                    loaded = Loaded(0.0, frozenset(), {}, str(error), "ends the process")
-                if loaded.obstacle:
-                    self.refused[module] = Refusal(loaded.obstacle, loaded.files)
-                    self._server = None
-                    break
-                if loaded.error:
-                    missing[module] = loaded.error
-            else:
-                return server, missing
+        for module in wanted:
+            if server.knows(module):
+                continue
+            if module in self.refused:
+                missing[module] = self.refused[module].reason
+                continue
+            try:
+                loaded = server.load(module, log, silence=silence)
+            except ConnectionError:  # asked again for the next pool: something else may have ended it
+                loaded = Loaded(0.0, frozenset(), {"": None}, "", "ends the process")
+            if loaded.obstacle:
+                self.refused[module] = Refusal(loaded.obstacle, loaded.files, surroundings)
+                self.servers.remove(server)
+                break
+            if loaded.error:
+                missing[module] = loaded.error
+        return missing
 
-    def _have_files_changed(self) -> bool:
-        read = [refusal.files for refusal in self.refused.values()]
-        if self._server is not None:
-            read.append(self._server.files)
-        return any(state is None or state != _stamp(file) for files in read for file, state in files.items())
+
+def _have_changed(files: dict[str, Any]) -> bool:
+    return any(state is None or state != _stamp(file) for file, state in files.items())
 
 
 SERVERS = ForkServers()

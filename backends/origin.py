@@ -42,7 +42,6 @@ def refuse_other_copy(caller: Origin) -> None:
     elif caller != ours:
         raise WorkerStartError(
             f"A worker runs another copy of parallelenv than the caller: version {ours.version} in {ours.folder}, not "
-            f"{caller.version} in {caller.folder}. A fork server that was running already has imported it. Import "
-            f"parallelenv before you start one, use start_method='spawn', or set PYTHONPATH="
-            f"{os.path.dirname(caller.folder)} before Python starts."
+            f"{caller.version} in {caller.folder}. sys.path has changed since the caller imported parallelenv. Set "
+            f"PYTHONPATH={os.path.dirname(caller.folder)} before Python starts."
         )

@@ -26,12 +26,13 @@ from parallelenv.backends.ray_local import Actor, Doorway, LocalChannel, hand_ov
 from parallelenv.backends.spread import Spreader
 from parallelenv.backends.wire import Message
 from parallelenv.backends.worker import PackedRecipe
+from parallelenv.bars import announced
 from parallelenv.batch import Array, Batch, Layout
 from parallelenv.errors import ArgumentError, SchedulingError, WorkerStartError
 from parallelenv.interrupts import Shield
 from parallelenv.protocol import Channel, HostRecipe, Plan, Printed
 from parallelenv.recipes import registered_by_user
-from parallelenv.texts import show
+from parallelenv.texts import count, show
 
 _SLICE = 0.1
 """Seconds of one wait: an interrupt is seen between two of them, not within one."""
@@ -52,7 +53,7 @@ class RayBackend:
     uses_live_envs = False
     host_class: type[Any] = RayHost
     """The class of the actors: a `RayHost`, or what behaves like one."""
-    host_arguments: tuple[str, ...] = ()
+    host_arguments: tuple[Any, ...] = ()
     """For that class, before those of a `RayHost`."""
     _cluster: Cluster
     strategy = "PACK"
@@ -77,7 +78,8 @@ class RayBackend:
         self._shared: Any = {}  # arrays, or what Ray knows them by
 
     def plan(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> Plan:  # noqa: D102 (see Backend)
-        self._cluster = Cluster.join(self._init)
+        with announced("Waiting for Ray to start ..."):
+            self._cluster = Cluster.join(self._init)
         plan = self.place(num_envs, num_cpus or self._cluster.num_cpus)
         self._gpus_per_host = num_gpus / len(plan.cpus)
         # In a cluster that was started here nobody else asks for cores, so none are reserved: else a
@@ -124,10 +126,11 @@ class RayBackend:
         except (TypeError, ValueError) as error:
             raise ArgumentError(f"ray_options={show(self._options)} are not what Ray accepts: {error}.") from error
         self._started = [actor for actor in self._started if not actor.is_ended]
-        try:
-            return self._launch(kinds, packed, recipes, options)
-        except WorkerStartError:  # Ray had not noticed that a node was gone; now it has
-            return self._launch(kinds, packed, recipes, options)
+        with announced(f"Waiting for Ray to start {count(len(recipes), 'worker')} ..."):
+            try:
+                return self._launch(kinds, packed, recipes, options)
+            except WorkerStartError:  # Ray had not noticed that a node was gone; now it has
+                return self._launch(kinds, packed, recipes, options)
 
     def _launch(
         self,

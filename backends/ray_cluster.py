@@ -1,4 +1,4 @@
-"""Ray itself: joined if it runs, else started quietly, and stopped only if started here."""
+"""Ray itself: joined if it runs, else started quietly; then it runs until this process ends, for the next pool."""
 
 from __future__ import annotations
 
@@ -63,14 +63,16 @@ class Beginning(NamedTuple):
     Attributes:
         starts_cluster: Whether a cluster was started for that.
         variables: Environment variables that Ray has set.
+        arguments: What ``ray.init`` was called with.
     """
 
     starts_cluster: bool
     variables: dict[str, str]
+    arguments: dict[str, Any]
 
 
 class Cluster:
-    """A share in the Ray cluster of this process. The last to leave ends what was begun here.
+    """A share in the Ray cluster of this process.
 
     Attributes:
         num_cpus: Cores of the cluster.
@@ -92,6 +94,8 @@ class Cluster:
     def join(cls, arguments: dict[str, Any]) -> Cluster:
         """Join the running cluster, or start one.
 
+        What an earlier pool has begun, and no other uses now, is ended first if it was begun with other arguments.
+
         Args:
             arguments: For ``ray.init``, where they go before ours.
 
@@ -99,6 +103,10 @@ class Cluster:
             ArgumentError: If Ray refuses them.
         """
         with cls._lock:
+            old = cls._begun
+            if old is not None and not cls._members and old.arguments != arguments:
+                with Shield():  # a Ray that is half shut down could not be begun again
+                    cls._end(old)
             begun = _begin_if_needed(arguments)
             if begun is not None or cls._session is None or not cls._session.lasts:
                 cls._begun, cls._session, cls._members = begun, Session(), 0
@@ -113,21 +121,20 @@ class Cluster:
 
     def leave(self) -> None:
         """Give the share back. Safe to call twice."""
+        cls = type(self)
+        with cls._lock, Shield():
+            if self._is_member and self.session is cls._session:
+                cls._members -= 1
+            self._is_member = False
+
+    @classmethod
+    def _end(cls, begun: Beginning) -> None:
         import ray
 
-        cls = type(self)
-        with cls._lock, Shield():  # a Ray that is half shut down could not be begun again
-            if not self._is_member:
-                return
-            self._is_member = False
-            if self.session is not cls._session or not self.session.lasts:  # the user has shut it down
-                return
-            cls._members -= 1
-            if cls._members or cls._begun is None:
-                return
-            cls._session = None
+        session, cls._session, cls._begun = cls._session, None, None
+        if session is not None and session.lasts:  # else the user has shut it down
             ray.shutdown()
-            _take_away(cls._begun.variables)
+            _take_away(begun.variables)
 
 
 def _begin_if_needed(arguments: dict[str, Any]) -> Beginning | None:
@@ -152,7 +159,8 @@ def _begin_if_needed(arguments: dict[str, Any]) -> Beginning | None:
             "Ray "
             "beside one that runs on this machine, add 'address': 'local'."
         ) from error
-    return Beginning(_has_started_head(), {name: os.environ[name] for name in set(os.environ) - before})
+    variables = {name: os.environ[name] for name in set(os.environ) - before}
+    return Beginning(_has_started_head(), variables, dict(arguments))
 
 
 def _import_quietly() -> None:

@@ -12,16 +12,15 @@ from typing import Any, NamedTuple
 
 from parallelenv.backends.log import Log
 from parallelenv.backends.ray_actor import RayBackend
-from parallelenv.backends.ray_ahead import RaySubprocHost, travelling_by_value
 from parallelenv.backends.ray_cluster import cores_of_nodes
 from parallelenv.backends.ray_host import RayHost
-from parallelenv.backends.subproc import SubprocBackend
+from parallelenv.backends.subproc import SubprocBackend, check_preload
 from parallelenv.backends.wire import Wire
 from parallelenv.backends.worker import PackedRecipe, answer, await_message, take_command
 from parallelenv.batch import Batch, Layout
 from parallelenv.errors import ArgumentError
 from parallelenv.pool import Pool
-from parallelenv.protocol import Channel, Command, HostRecipe, Plan, Printed, Reply
+from parallelenv.protocol import Command, HostRecipe, Plan, Printed, Reply
 from parallelenv.requests import Request, branches_of, deal
 from parallelenv.texts import show
 
@@ -35,8 +34,8 @@ class Caller(NamedTuple):
 class Reception(SubprocBackend):
     """Worker processes, whose answers can be waited for together with the caller's next command."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, preload: Sequence[str]) -> None:
+        super().__init__(preload=preload)
         self._caller: Caller | None = None
         self._has_news = False
 
@@ -68,13 +67,14 @@ class PoolHost:
 
     Args:
         recipe: What to own; its cores are those of the pool.
+        preload: As in `SubprocBackend`.
     """
 
-    def __init__(self, recipe: HostRecipe) -> None:
+    def __init__(self, recipe: HostRecipe, preload: Sequence[str]) -> None:
         self.current: int | None = None  # no env runs in this process
         self._printed: list[Printed] = []
         self._under_way: dict[int, Request] = {}
-        self._backend = Reception()
+        self._backend = Reception(preload)
         self._pool = Pool(
             self._backend,
             recipe.envs,
@@ -128,11 +128,20 @@ class PoolHost:
             sys.stdout.write(text)
 
 
-class SubprocHost(RayHost):
-    """A Ray actor that owns worker processes."""
+class RaySubprocHost(RayHost):
+    """A Ray actor that owns worker processes.
+
+    Args:
+        preload: As in `SubprocBackend`.
+        *arguments: As in `RayHost`.
+    """
+
+    def __init__(self, preload: Sequence[str], *arguments: Any) -> None:
+        self._preload = preload
+        super().__init__(*arguments)
 
     def _make_host(self, recipe: HostRecipe) -> Any:
-        return PoolHost(recipe)
+        return PoolHost(recipe, self._preload)
 
     def _obey(self, wire: Wire, log: Log) -> None:
         obey_side_by_side(wire, self._host, self._packed, log)
@@ -178,10 +187,10 @@ class RaySubprocBackend(RayBackend):
         ray_init: As in `RayBackend`.
         ray_options: As in `RayBackend`.
         direct: As in `RayBackend`.
+        preload: As in `SubprocBackend`.
     """
 
     host_class = RaySubprocHost
-    host_arguments = (SubprocHost.__module__, SubprocHost.__qualname__)
     strategy = "SPREAD"
 
     def __init__(
@@ -191,18 +200,16 @@ class RaySubprocBackend(RayBackend):
         ray_init: dict[str, Any] | None = None,
         ray_options: dict[str, Any] | None = None,
         direct: bool = True,
+        preload: Sequence[str] = (),
     ) -> None:
         super().__init__(ray_init=ray_init, ray_options=ray_options, direct=direct)
+        self.host_arguments = (check_preload(preload),)
         if not isinstance(hosts_per_node, int) or hosts_per_node < 1:
             raise ArgumentError(f"hosts_per_node={show(hosts_per_node)} must be an int of at least 1.")
         self._hosts_per_node = hosts_per_node
 
     def branches_of(self, recipe: HostRecipe) -> tuple[tuple[int, ...], ...]:  # noqa: D102 (see RayBackend)
         return branches_of(recipe)
-
-    def launch(self, recipes: Sequence[HostRecipe]) -> list[Channel]:  # noqa: D102 (see Backend)
-        with travelling_by_value():
-            return super().launch(recipes)
 
     def place(self, num_envs: int, num_cpus: int) -> Plan:  # noqa: D102 (see RayBackend)
         parts = [part for cores in cores_of_nodes() for part in _split(cores, self._hosts_per_node)]

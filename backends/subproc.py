@@ -33,7 +33,6 @@ from parallelenv.backends.worker import PackedRecipe, serve
 from parallelenv.batch import Array, Batch, Layout
 from parallelenv.cores import usable_cores
 from parallelenv.errors import ArgumentError, WorkerStartError
-from parallelenv.interrupts import Shield
 from parallelenv.ownership import own
 from parallelenv.protocol import Channel, HostRecipe, Plan, Printed
 from parallelenv.recipes import EnvRecipe, modules_of, registered_by_user
@@ -70,14 +69,12 @@ class SubprocBackend:
             )
         check_flags(caller_steps=caller_steps)
         self._method = start_method or methods[0]
-        if isinstance(preload, str) or not all(isinstance(name, str) for name in preload):
-            raise ArgumentError(f"preload={preload!r} must be a list of names of modules, such as ['numpy'].")
+        self._preload = check_preload(preload)
         if preload and (self._method != "forkserver" or sys.platform != "linux"):
             raise ArgumentError(
-                f"preload={preload!r} needs start_method='forkserver', on Linux: with {self._method!r} here nothing is "
-                "imported before workers start. Leave one of them out."
+                f"preload={list(preload)!r} needs start_method='forkserver', on Linux: with {self._method!r} here "
+                "nothing is imported before workers start. Leave one of them out."
             )
-        self._preload = list(preload)
         self._caller_steps = caller_steps
         self._callers_share: tuple[int, ...] = ()  # env ids of the host in this process
         self._switchboard = Switchboard(Spreader(caller_steps))
@@ -120,18 +117,17 @@ class SubprocBackend:
 
     def _start_processes(self, packed: Sequence[PackedRecipe]) -> list[PipeChannel]:
         channels: list[PipeChannel] = []
-        log, server = Log.create(), None
+        server: ForkServer | None = None
         deadline = time.monotonic() + LAST_CHANCE
         while len(channels) < len(packed):
-            opened: list[Connection] = []
+            opened: list[Connection | Log] = []
             try:
-                if self._method == "forkserver" and log is not None and server is None:
-                    server = self._server(packed, log)  # what imports print is printed by the first worker
-                channels.append(self._start(opened, packed[len(channels)].env_ids, log, server))
-                log = Log.create()
+                if self._method == "forkserver" and server is None:
+                    server = self._server(opened, packed)
+                channels.append(self._start(opened, packed[len(channels)].env_ids, server))
             except OSError as error:
-                for end in opened:
-                    end.close()
+                for one in opened:
+                    one.close()
                 if isinstance(error, ConnectionError) and time.monotonic() < deadline:
                     server = None  # it has died: begin another
                     continue
@@ -142,8 +138,13 @@ class SubprocBackend:
                 ) from error
         return channels
 
-    def _server(self, packed: Sequence[PackedRecipe], log: Log) -> ForkServer:
-        """Return what forks the workers, with what the envs need imported already."""
+    def _server(self, opened: list[Connection | Log], packed: Sequence[PackedRecipe]) -> ForkServer:
+        """Return what forks the workers, with what the envs need imported already; note the log of the first worker.
+
+        What is printed meanwhile is printed by that.
+        """
+        log: Any = Log.create()  # there is one wherever there are fork servers
+        opened.append(log)
         # Elsewhere than on Linux it cannot be seen whether an import lets workers be forked.
         known = modules_of(source for recipe in packed for source in recipe.envs) if sys.platform == "linux" else []
         silence = packed[0].settings.silence_warnings
@@ -158,14 +159,15 @@ class SubprocBackend:
         return server
 
     def _start(
-        self, opened: list[Connection], env_ids: tuple[int, ...], log: Log | None, server: ForkServer | None
+        self, opened: list[Connection | Log], env_ids: tuple[int, ...], server: ForkServer | None
     ) -> PipeChannel:
-        """Start a worker; note what was opened for it."""
+        """Start a worker; note what was opened for it. The log may be there already."""
         context: Any = multiprocessing.get_context(self._method)
         with starting(self._method):
+            log: Any = opened[0] if opened else Log.create()
             ours, theirs = context.Pipe()
-            opened += [ours, theirs]
-            if server is not None and log is not None:
+            opened[:] = [ours, theirs, *([] if log is None else [log])]
+            if server is not None:
                 process: Any = server.fork_worker(theirs, log)
             else:
                 foreign = [*_OPEN, ours] if self._method == "fork" else []
@@ -204,6 +206,13 @@ def _without_live_envs(recipe: HostRecipe) -> HostRecipe:
         for env in recipe.envs
     ]
     return dataclasses.replace(recipe, envs=tuple(envs))
+
+
+def check_preload(preload: Any) -> tuple[str, ...]:
+    """Return names of modules as a tuple; refuse all else."""
+    if not isinstance(preload, (list, tuple)) or not all(isinstance(name, str) for name in preload):
+        raise ArgumentError(f"preload={preload!r} must be a list of names of modules, such as ['my_package'].")
+    return tuple(preload)
 
 
 def start_methods() -> list[str]:

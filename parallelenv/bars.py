@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any, Protocol
 
 from parallelenv.cells import kernel_of_notebook
+
+_PATIENCE = 2.0
+"""Seconds that something takes before it is announced."""
 
 
 class Bar(Protocol):
@@ -52,6 +57,29 @@ def open_bar(is_wanted: bool, **look: Any) -> Iterator[Bar]:
             yield bar
     else:
         yield _NoBar()
+
+
+@contextlib.contextmanager
+def announced(text: str) -> Iterator[None]:
+    """Show a line, where bars are shown, if what is done meanwhile takes longer than 2 s; it vanishes at the end.
+
+    Args:
+        text: The line.
+    """
+    with contextlib.ExitStack() as shown:
+
+        def show() -> None:
+            shown.enter_context(open_bar(True, desc=text, bar_format="{desc}"))
+
+        # A notebook finds by the context to which cell it belongs.
+        timer = threading.Timer(_PATIENCE, contextvars.copy_context().run, (show,))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            timer.join()
 
 
 def _is_terminal(stream: Any) -> bool:

@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from parallelenv.backends.fork_server import SERVERS
 from parallelenv.backends.subproc import start_methods
 from parallelenv.cores import describe_cores
 
@@ -61,6 +62,13 @@ def _cores() -> Lines:
 def _workers() -> Lines:
     methods = start_methods()
     yield "start method", methods[0], f"{methods[0]}; available: {', '.join(methods)}"
+    loaded = {name: seconds for server in SERVERS.servers for name, seconds in server.loaded.items()}
+    refused = {name: one.reason for name, one in SERVERS.refused.items()}
+    times = ", ".join(f"{name} ({seconds:.2f} s)" for name, seconds in loaded.items())
+    yield "imported once", loaded, times or "nothing yet; modules that envs of subproc come from, before workers start"
+    if refused:
+        reasons = "; ".join(f"{name}, whose import {reason}" for name, reason in refused.items())
+        yield "in each worker", refused, reasons
     if sys.platform == "win32":
         return
     import resource

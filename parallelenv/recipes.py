@@ -148,7 +148,7 @@ def pack(recipes: Sequence[EnvRecipe]) -> list[bytes]:
     return [packed[id(recipe.source)] for recipe in recipes]
 
 
-def modules_of(packed: Iterable[bytes]) -> list[str]:
+def modules_of(packed: Iterable[bytes]) -> list[str]:  # noqa: PLR0915 (one walk)
     """Return the modules that envs and env fns come from, as their pickles name them, each once.
 
     Of registered ids that occur in them, too: those of their entry points. Pickles are read up to `_MOST_OPCODES`.
@@ -159,13 +159,15 @@ def modules_of(packed: Iterable[bytes]) -> list[str]:
     while waiting:
         memo: list[Any] = []
         stack: list[Any] = [None, None]  # the latest values: texts, pairs of module and name, and None for all else
-        for (opcode, value, _), _ in zip(pickletools.genops(waiting.pop(0)), left):
+        for (opcode, value, _), _ in zip(pickletools.genops(waiting.pop(0)), left, strict=False):
+            top: Any = None
+            if opcode.name in ("PROTO", "FRAME"):
+                continue
             if opcode.name == "MEMOIZE":
                 memo.append(stack[-1])
                 continue
-            top: Any = None
             if opcode.name in ("BINGET", "LONG_BINGET"):
-                top = memo[value]
+                top = memo[int(value or 0)]
             elif opcode.name == "STACK_GLOBAL":
                 top = (stack[-2], stack[-1])
                 found[stack[-2]] = None
@@ -176,8 +178,6 @@ def modules_of(packed: Iterable[bytes]) -> list[str]:
                 if stack[-1] == ("cloudpickle.cloudpickle", "subimport"):
                     found[value] = None
                 found.update(dict.fromkeys(_modules_of_id(value)))
-            elif opcode.name in ("PROTO", "FRAME"):
-                continue
             stack = [stack[-1], top]
     return [module for module in found if module not in ("__main__", "builtins")]
 

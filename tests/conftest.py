@@ -295,8 +295,7 @@ def _helper_pids() -> tuple[int | None, ...]:
 
 def fork_server_pids() -> tuple[int, ...]:
     """Return the ids of the processes that workers are forked from."""
-    servers: Any = SERVERS
-    return tuple(server._process.pid for server in (servers._root, servers._server) if server is not None)
+    return tuple(server.pid for server in (SERVERS.root, *SERVERS.servers) if server is not None)
 
 
 def _is_foreign(thread: threading.Thread) -> bool:

@@ -125,15 +125,15 @@ def hold_and_send(*arguments):  # to the fork server, which waits for it now
 reduction.sendfds = hold_and_send
 """
 HOLD_STARTED = """
-from multiprocessing.process import BaseProcess
-start = BaseProcess.start
+from parallelenv.backends.process import WorkerProcess
+take_note = WorkerProcess.__init__
 
-def start_and_hold(process):
-    BaseProcess.start = start
-    start(process)
+def hold_and_take_note(*arguments):
+    WorkerProcess.__init__ = take_note
     hold(Path(folder, 'held'), Path(folder, 'go'))
+    take_note(*arguments)
 
-BaseProcess.start = start_and_hold
+WorkerProcess.__init__ = hold_and_take_note
 """
 
 STEP = "env.step([WAIT, GO_ON, GO_ON, GO_ON])"

@@ -94,7 +94,8 @@ def test_what_two_interrupts_have_left_open_is_closed_by_the_next_close(monkeypa
 
 
 # Where a worker and the batch get their descriptors.
-OPENERS = ("backends/log.py", "backends/memory.py", "backends/subproc.py", "multiprocessing/connection.py")
+OPENERS = tuple(f"backends/{name}.py" for name in ("fork_server", "log", "memory", "process", "subproc"))
+OPENERS += ("multiprocessing/connection.py",)
 
 
 @pytest.mark.parametrize(("way", "stride"), [("fork", 2), ("forkserver", 29)])

@@ -14,7 +14,6 @@ import pytest
 from conftest import MakeEnv
 
 import parallelenv
-from parallelenv.backends import fork_server
 from parallelenv.errors import WorkerStartError
 
 HERE = Path(parallelenv.__file__).resolve().parent
@@ -40,9 +39,11 @@ print(os.environ["PYTHONPATH"] == sys.argv[3])
 """
 SERVER_FIRST = """
 from multiprocessing import forkserver
-forkserver.set_forkserver_preload(["parallelenv.backends.worker"])
-forkserver.ensure_running()
+forkserver.set_forkserver_preload(["this"])
+import atexit
+atexit.register(lambda: print(forkserver._forkserver._preload_modules))
 """
+OTHER_FIRST = "import parallelenv"  # before a folder comes first that has another
 
 
 def run(tmp_path: Path, method: str, first: str = "") -> subprocess.CompletedProcess[str]:
@@ -67,12 +68,17 @@ def test_workers_run_the_callers_copy(method: str, tmp_path: Path) -> None:
     assert ended.stdout.split() == [str(tmp_path / "parallelenv" / "__init__.py"), "True"]
 
 
-def test_a_fork_server_with_another_copy_is_refused(tmp_path: Path) -> None:
+def test_the_users_fork_server_is_left_alone(tmp_path: Path) -> None:
     ended = run(tmp_path, "forkserver", SERVER_FIRST)
-    last = ended.stderr.strip().splitlines()
-    assert any("WorkerStartError: A worker runs another copy of parallelenv than the caller" in line for line in last)
-    assert f"in {HERE}, not {parallelenv.__version__} in {tmp_path / 'parallelenv'}" in ended.stderr
-    assert f"PYTHONPATH={tmp_path} before" in ended.stderr
+    assert ended.stderr == ""
+    assert ended.stdout.split() == [str(tmp_path / "parallelenv" / "__init__.py"), "True", "['this']"]
+
+
+def test_workers_with_another_copy_are_refused(tmp_path: Path) -> None:
+    ended = run(tmp_path, "spawn", OTHER_FIRST)
+    assert "WorkerStartError: A worker runs another copy of parallelenv than the caller" in ended.stderr
+    assert f"in {tmp_path / 'parallelenv'}, not {parallelenv.__version__} in {HERE}" in ended.stderr
+    assert f"PYTHONPATH={HERE.parent} before" in ended.stderr
 
 
 class Plain(gym.Env[Any, Any]):
@@ -84,20 +90,6 @@ def test_actors_need_the_same_version(make_env: MakeEnv, monkeypatch: pytest.Mon
     monkeypatch.setattr(parallelenv, "__version__", "0.0.1")
     with pytest.raises(WorkerStartError, match="but the caller has 0.0.1. Install the same version on all machines"):
         make_env([Plain])
-
-
-def test_where_packages_are_installed_nobody_is_made_to_look_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("PYTHONPATH", raising=False)
-    spec = parallelenv.__spec__
-    monkeypatch.setattr(spec, "origin", str(tmp_path / "sources" / "parallelenv" / "__init__.py"))
-    with fork_server.own_copy_first():
-        assert os.environ["PYTHONPATH"] == str(tmp_path / "sources")
-    assert "PYTHONPATH" not in os.environ
-    monkeypatch.setattr(spec, "origin", str(tmp_path / "site-packages" / "parallelenv" / "__init__.py"))
-    with fork_server.own_copy_first():
-        assert "PYTHONPATH" not in os.environ
 
 
 def test_a_copy_in_the_current_folder_is_not_taken(tmp_path: Path) -> None:

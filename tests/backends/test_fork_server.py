@@ -1,0 +1,404 @@
+"""What envs come from is imported once, in the process that workers are forked from."""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import gymnasium as gym
+import psutil
+import pytest
+from conftest import fork_server_pids
+
+from parallelenv import ParallelEnv, doctor
+from parallelenv.backends.fork_server import SERVERS
+from parallelenv.errors import ArgumentError
+from parallelenv.recipes import modules_of
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere each worker imports by itself")
+NUM_WORKERS = 3
+
+# Each import adds a line with the process's id to a file.
+PACKAGE = """
+import os
+with open({imports!r}, "a") as file:
+    file.write(f"{{os.getpid()}}\\n")
+import gymnasium as gym
+{body}
+
+class Env(gym.Env):
+    observation_space = action_space = gym.spaces.Discrete(9)
+    def reset(self, *, seed=None, options=None):
+        return 0, {{}}
+    def step(self, action):
+        return 0, 0.0, False, False, {{}}
+    def evaluate(self, text):
+        return eval(text, globals())
+    def children(self):
+        from parallelenv import ParallelEnv
+        with ParallelEnv([Env, Env], "subproc", num_cpus=2) as env:
+            return env.customized_method("evaluate", {{"text": "os.getpid()"}})
+"""
+
+
+class Package:
+    """A package in a folder of its own."""
+
+    def __init__(self, folder: Path, name: str, body: str) -> None:
+        self.name = name
+        self.folder = folder / name
+        self._imports = folder / f"{name}-imports"
+        self.folder.mkdir()
+        (self.folder / "part.py").write_text("value = 1\n")
+        self.write(body)
+        self._imports.touch()
+
+    def write(self, body: str) -> None:
+        (self.folder / "__init__.py").write_text(PACKAGE.format(imports=str(self._imports), body=body))
+
+    def env(self, body: str | None = None) -> Any:
+        return importlib.import_module(self.name).Env
+
+    def imported_in(self) -> list[int]:
+        """Return the processes that have imported it, but for this one."""
+        return [pid for line in self._imports.read_text().split() if (pid := int(line)) != os.getpid()]
+
+
+MakePackage = Callable[..., Package]
+
+
+@pytest.fixture
+def make_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakePackage]:
+    monkeypatch.syspath_prepend(tmp_path)
+    made: list[Package] = []
+
+    def make(body: str = "") -> Package:
+        made.append(Package(tmp_path, f"package_{os.getpid()}_{len(made)}_{tmp_path.name}", body))
+        return made[-1]
+
+    yield make
+    for package in made:
+        for name in [name for name in sys.modules if name.partition(".")[0] == package.name]:
+            del sys.modules[name]
+
+
+def run(env: Any, text: str = "os.getpid()", **options: Any) -> list[Any]:
+    """Return what envs in workers of their own say."""
+    with ParallelEnv([env] * NUM_WORKERS, "subproc", num_cpus=NUM_WORKERS, **options) as pool:
+        pool.reset()
+        return list(pool.customized_method("evaluate", {"text": text}))
+
+
+# ---------------------------------------------------------------- imported once
+
+
+def test_a_package_is_imported_once_for_all_workers_of_all_pools(make_package: MakePackage) -> None:
+    package = make_package()
+    workers = {pid for _ in range(3) for pid in run(package.env())}
+    assert len(workers) == 3 * NUM_WORKERS
+    (server,) = package.imported_in()
+    assert server not in workers
+    assert server in fork_server_pids()
+
+
+def test_what_is_made_by_name_or_travels_by_value_counts_too(make_package: MakePackage) -> None:
+    package, named = make_package(), make_package("gym.register('Named-v0', entry_point=lambda: Env())")
+    module = importlib.import_module(package.name)
+    run(lambda: module.Env().unwrapped)
+    word = f"{named.name}:Named-v0"
+    run(lambda: gym.make(word).unwrapped)
+    assert len(package.imported_in()) == len(named.imported_in()) == 1
+
+
+def test_a_restarted_worker_imports_nothing(make_package: MakePackage) -> None:
+    package = make_package()
+    with ParallelEnv([package.env()] * 2, "subproc", num_cpus=2, on_failure="restart") as env:
+        env.reset()
+        os.kill(env.customized_method("evaluate", {"text": "os.getpid()"})[1], signal.SIGKILL)
+        env.reset()
+        env.reset()
+    assert len(package.imported_in()) == 1
+
+
+def test_modules_that_pickles_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    import fractions as some
+
+    class Local(gym.Env[Any, Any]):
+        pass
+
+    monkeypatch.setitem(gym.registry, "Mine-v7", gym.envs.registration.EnvSpec("Mine-v7", "wave:Wave_read"))
+    sources = [lambda: some.Fraction(1), lambda: gym.make("Mine-v7"), lambda: gym.make("aifc:Other-v1"), Local]
+    found = modules_of([*map(cloudpickle.dumps, sources), cloudpickle.dumps(cloudpickle.dumps(random.Random))])
+    assert {"fractions", "wave", "aifc", "random"} <= set(found)
+    assert "__main__" not in found
+    assert modules_of([b"\x80\x05\x8c\x01aN."]) == []
+
+
+@pytest.mark.parametrize("start_method", ["spawn", "fork"])
+def test_preload_needs_a_fork_server(start_method: str) -> None:
+    with pytest.raises(ArgumentError, match=r"preload=\['wave'\] needs start_method='forkserver', on Linux"):
+        ParallelEnv(["CartPole-v1"], "subproc", preload=["wave"], start_method=start_method)
+    with pytest.raises(ArgumentError, match=r"preload='wave' must be a list of names of modules"):
+        ParallelEnv(["CartPole-v1"], "subproc", preload="wave")
+
+
+def test_preload_imports_what_envs_import_later(make_package: MakePackage) -> None:
+    package, late = make_package(), make_package()
+    text = f"__import__({late.name!r}) and None"
+    for _ in range(2):
+        assert run(package.env(), text, preload=[late.name]) == [None] * NUM_WORKERS
+    assert len(late.imported_in()) == 1
+
+
+def test_a_module_that_cannot_be_preloaded_is_told(make_package: MakePackage) -> None:
+    with pytest.warns(UserWarning, match=r"preload: each worker imports no_such_module by itself.*No module named"):
+        run(make_package().env(), preload=["no_such_module"])
+
+
+# ---------------------------------------------------------------- imported anew
+
+
+@pytest.mark.parametrize("file", ["__init__.py", "part.py"])
+def test_what_changed_on_disk_is_imported_anew(make_package: MakePackage, file: str) -> None:
+    package = make_package("from . import part")
+    assert run(package.env(), "part.value") == [1] * NUM_WORKERS
+    path = package.folder / file
+    path.write_text(path.read_text() + ("part.value = 2222\n" if file == "__init__.py" else "value = 2222\n"))
+    assert run(package.env(), "part.value") == [2222] * NUM_WORKERS
+    assert len(package.imported_in()) == 2
+
+
+def test_what_the_environment_may_change_is_imported_anew(
+    make_package: MakePackage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = make_package("import sys\nfound = os.environ.get('CHOICE'), sys.path[-1]")
+    for number in range(2):
+        monkeypatch.setenv("CHOICE", str(number))
+        monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / str(number))])
+        assert run(package.env(), "found") == [(str(number), str(tmp_path / str(number)))] * NUM_WORKERS
+    assert len(package.imported_in()) == 2
+    run(package.env())
+    assert len(package.imported_in()) == 2
+
+
+# ---------------------------------------------------------------- what cannot be forked
+
+
+ABROAD = f"if os.getpid() != {os.getpid()}:\n    "  # the caller imports it as well
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("import threading, time; threading.Thread(target=time.sleep, args=(3600,)).start()", "starts a thread"),
+        ("import subprocess; child = subprocess.Popen(['sleep', '3600'])", "starts a process"),
+        ("import socket; ends = socket.socketpair()", "opens a connection"),
+    ],
+)
+def test_an_import_that_forks_cannot_share_is_left_to_the_workers(
+    make_package: MakePackage, body: str, reason: str
+) -> None:
+    package, other = make_package(ABROAD + f"import atexit; {body}"), make_package()
+    ends = "[one.kill() for one in [globals().get('child')] if one]"  # of the process
+    for _ in range(2):
+        workers = run(package.env(), f"({ends}, os.getpid())[1]")
+        assert set(package.imported_in()[1:]) >= set(workers)
+    assert len(package.imported_in()) == 1 + 2 * NUM_WORKERS
+    for child in psutil.Process().children(recursive=True):
+        if child.name() == "sleep":
+            child.kill()
+    run(other.env())
+    assert len(other.imported_in()) == 1
+    assert SERVERS.refused[package.name].reason == reason
+    assert f"{package.name}, whose import {reason}" in doctor_says()
+    assert f"{other.name} (0." in doctor_says()
+    package.write("")  # mended
+    run(package.env())
+    assert len(package.imported_in()) == 1 + 2 * NUM_WORKERS + 1
+
+
+def doctor_says() -> str:
+
+    return doctor.describe()
+
+
+@pytest.mark.parametrize(
+    "body", ["raise KeyError('lost')", "from . import part; raise KeyError('lost')", "raise SystemExit(3)"]
+)
+def test_an_import_that_raises_does_so_in_the_worker(make_package: MakePackage, body: str) -> None:
+    package = make_package(ABROAD + body)
+    with pytest.raises((KeyError, SystemExit), match="lost|3") as caught:
+        run(package.env())
+    assert "Raised by env 0 and 2 others" in caught.value.__notes__[0]
+    package.write("")
+    run(package.env())
+
+
+def test_an_import_that_ends_the_process_does_not_end_the_caller(make_package: MakePackage) -> None:
+    package = make_package(ABROAD + "os._exit(7)")
+    with pytest.raises(Exception, match="exit code 7"):
+        run(package.env())
+    assert SERVERS.refused[package.name].reason == "ends the process"
+
+
+# ---------------------------------------------------------------- as if each worker had imported it
+
+
+def test_what_an_import_prints_is_shown_once(make_package: MakePackage, capfd: pytest.CaptureFixture[str]) -> None:
+    body = "print('hello'); import logging; log = logging.getLogger(__name__)\n"
+    body += "import sys; log.addHandler(logging.StreamHandler(sys.stdout))"
+    package = make_package(ABROAD + body.replace("\n", "\n    "))
+    for expected in ("[env 0] hello\n", ""):
+        run(package.env(), "log.warning('careful')")
+        out, err = capfd.readouterr()
+        lines = sorted(out.splitlines(keepends=True))
+        assert "".join(line for line in lines if "careful" not in line) == expected
+        assert [line for line in lines if "careful" in line] == [f"[env {n}] careful\n" for n in range(NUM_WORKERS)]
+        assert err == ""
+
+
+def test_warnings_of_an_import_are_silenced_where_a_workers_are(
+    make_package: MakePackage, capfd: pytest.CaptureFixture[str]
+) -> None:
+    body = "import warnings; warnings.warn('careful', stacklevel=1); warnings.filterwarnings('error', 'mine')"
+    for silence in (True, False):
+        package = make_package(ABROAD + body)
+        filters = "[one[0] for one in warnings.filters if one[2] is Warning and one[1] is None or one[0] == 'error']"
+        found = run(package.env(), filters, no_warning=silence)
+        assert found == [["ignore", "error"] if silence else ["error"]] * NUM_WORKERS
+        assert ("UserWarning: careful" in capfd.readouterr().out) == (not silence)
+
+
+def test_random_numbers_of_workers_differ_unless_the_module_seeds_them(make_package: MakePackage) -> None:
+    free = make_package("import random\nimport numpy as np\nclass Holder:\n    numbers = np.random.default_rng()")
+    seeded = make_package(
+        "import random\nimport numpy as np\nclass Holder:\n    numbers = np.random.default_rng(3)\n"
+        "random.seed(1)\nnp.random.seed(2)"
+    )
+    for text in ("random.random()", "np.random.random()", "Holder.numbers.random()"):
+        assert len({*run(free.env(), text), *run(free.env(), text)}) == 2 * NUM_WORKERS
+        assert len({*run(seeded.env(), text), *run(seeded.env(), text)}) == 1
+    assert run(seeded.env(), "random.random()")[0] == random.Random(1).random()
+
+
+def test_workers_know_where_the_caller_is_and_leak_nothing(
+    make_package: MakePackage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = make_package("import sys, multiprocessing")
+    run(package.env())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["mine", "--fast"])
+    assert run(package.env(), "(os.getcwd(), sys.argv)") == [(str(tmp_path), ["mine", "--fast"])] * NUM_WORKERS
+    counts = run(package.env(), "len(os.listdir('/proc/self/fd'))")
+    assert len(set(counts)) == 1, counts
+    assert run(package.env(), "multiprocessing.current_process().name") == ["parallelenv-worker"] * NUM_WORKERS
+
+
+def test_a_pool_in_an_env(make_package: MakePackage) -> None:
+    package = make_package()
+    with ParallelEnv([package.env()], "subproc") as env:
+        inner = env.customized_method("children")[0]
+    assert len(set(inner)) == 2
+
+
+# ---------------------------------------------------------------- ends
+
+
+def test_killed_servers_are_replaced_and_workers_go_on(make_package: MakePackage) -> None:
+    package = make_package()
+    with ParallelEnv([package.env()] * 2, "subproc", num_cpus=2) as env:
+        env.reset()
+        for pid in fork_server_pids():
+            os.kill(pid, signal.SIGKILL)
+        for _ in range(3):
+            assert env.step([0, 0]).dones.tolist() == [False] * 2
+        run(package.env())
+        assert env.step([0, 0]).dones.tolist() == [False] * 2
+    assert len(package.imported_in()) == 2
+
+
+def test_servers_are_no_children_to_be_joined(make_package: MakePackage) -> None:
+    run(make_package().env())
+    assert not any("fork-server" in child.name for child in multiprocessing.active_children())
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")  # newer Pythons, of fork
+def test_a_forked_child_has_servers_of_its_own(make_package: MakePackage) -> None:
+    package = make_package()
+    run(package.env())
+    child = multiprocessing.get_context("fork").Process(target=run, args=(package.env(),))
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+    run(package.env())
+    assert len(package.imported_in()) == 2
+
+
+SCRIPT = """
+import os, signal, sys, time
+from parallelenv import ParallelEnv
+sys.path.insert(0, sys.argv[1])
+module = __import__(sys.argv[2])
+try:
+    with ParallelEnv([module.Env] * 2, "subproc", num_cpus=2) as env:
+        env.reset()
+        print("ready", flush=True)
+        time.sleep(60)
+except KeyboardInterrupt:
+    os.environ["QUICK"] = "1"
+    with ParallelEnv([module.Env] * 2, "subproc", num_cpus=2) as env:
+        env.reset()
+    print("usable", flush=True)
+"""
+SLOW = "if 'QUICK' not in os.environ and os.getpid() != int(os.environ['CALLER']):\n    import time; time.sleep(60)"
+
+
+def start(package: Package, tmp_path: Path) -> subprocess.Popen[str]:
+    command = f"import os; os.environ['CALLER'] = str(os.getpid()){SCRIPT}"
+    return subprocess.Popen(
+        [sys.executable, "-c", command, str(tmp_path), package.name],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def wait_for_import(package: Package, process: subprocess.Popen[str]) -> None:
+    while len(package.imported_in()) < 2:  # the caller's, and the server's
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("is_importing", [True, False], ids=["importing", "idle"])
+def test_no_server_outlives_a_killed_caller(make_package: MakePackage, tmp_path: Path, is_importing: bool) -> None:
+    package = make_package(SLOW if is_importing else "")
+    with start(package, tmp_path) as process:
+        wait_for_import(package, process)
+        if not is_importing:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+        family = psutil.Process(process.pid).children(recursive=True)
+        assert len(family) >= (3 if is_importing else 5)  # the tracker, the root, the server, the workers
+        process.kill()
+        _, alive = psutil.wait_procs(family, timeout=2)
+        assert [one for one in alive if one.status() != psutil.STATUS_ZOMBIE] == []
+
+
+def test_ctrl_c_while_a_server_imports_is_for_the_caller(make_package: MakePackage, tmp_path: Path) -> None:
+    package = make_package(SLOW)
+    with start(package, tmp_path) as process:
+        wait_for_import(package, process)
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.communicate(timeout=30) == ("usable\n", "")
+        assert process.returncode == 0
