@@ -120,7 +120,11 @@ class _Server:
         ready: list[Any] = []
         while self._requests not in ready:
             for pid in list(self._children):
-                ended, status = os.waitpid(pid, os.WNOHANG)
+                try:
+                    ended, status = os.waitpid(pid, os.WNOHANG)
+                except ChildProcessError:  # something that was imported has waited for it
+                    self._children.pop(pid).close()
+                    continue
                 if ended:
                     with self._children.pop(pid) as report, contextlib.suppress(OSError):  # OSError: no longer awaited
                         report.send(os.waitstatus_to_exitcode(status))

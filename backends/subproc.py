@@ -150,11 +150,15 @@ class SubprocBackend:
         silence = packed[0].settings.silence_warnings
         server, missing = SERVERS.server_with([*self._preload, *known], log, silence=silence)
         for module in self._preload:
-            if module in missing:
+            if module in SERVERS.refused:
                 warnings.warn(
-                    f"preload: each worker imports {module} by itself, since it cannot be imported before workers are "
-                    f"forked: {missing[module]}.",
+                    f"preload: importing {module} {missing[module]}, which forked workers cannot share. Each worker "
+                    "imports it by itself. Leave it out of preload.",
                     stacklevel=2,
+                )
+            elif module in missing:
+                raise ArgumentError(
+                    f"preload: {module} cannot be imported ({missing[module]}). Leave it out of preload."
                 )
         return server
 

@@ -161,8 +161,18 @@ def test_preload_imports_what_envs_import_later(make_package: MakePackage) -> No
 
 
 def test_a_module_that_cannot_be_preloaded_is_told(make_package: MakePackage) -> None:
-    with pytest.warns(UserWarning, match=r"preload: each worker imports no_such_module by itself.*No module named"):
-        run(make_package().env(), preload=["no_such_module"])
+    package, unfit = (
+        make_package(),
+        make_package("import threading, time\nthreading.Thread(target=time.sleep, args=(9,)).start()"),
+    )
+    with pytest.raises(
+        ArgumentError, match=r"preload: no_such cannot be imported \(ModuleNotFoundError: No module named"
+    ):
+        run(package.env(), preload=["no_such"])
+    with pytest.warns(
+        UserWarning, match=f"preload: importing {unfit.name} starts a thread, which forked workers cannot"
+    ):
+        run(package.env(), preload=[unfit.name])
 
 
 # ---------------------------------------------------------------- imported anew
