@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from parallelenv.backends.adapt import Resettable, adapt, draws_by_mode
 from parallelenv.backends.lookup import get_attribute, get_existing, get_method, layers, near_name, set_attribute
+from parallelenv.backends.own_random import OwnGenerators, put_back
 from parallelenv.backends.rollout import HostRollout
 from parallelenv.backends.state import load_env, save_env
 from parallelenv.backends.writer import Writer
@@ -84,6 +85,7 @@ class Host:
         self._writer: Writer
         self._rollout: HostRollout | None = None
         self._seeds: dict[int, int] = {}  # of the latest reset of each env that had one
+        self._generators: dict[int, OwnGenerators] | None = {} if recipe.settings.seed_globals else None
 
     def attach(self, batch: Batch) -> None:
         """Take the batch whose rows its envs write."""
@@ -99,12 +101,15 @@ class Host:
     def begin(self, command: Command) -> tuple[Walk, Iterator[Any], Turns]:
         """Return how to walk over the envs of a command, what to walk over, and what tells where the walk is."""
         if command.name == "step":
-            return self._step_all, *self._ready_to_step(command)
+            walk: Walk = self._step_all if self._generators is None else self._putting_back(self._step_all)
+            return walk, *self._ready_to_step(command)
         if command.name == "rollout":
             return self._roll_out, iter((command,)), (iter(()), ())
         operation = getattr(self, command.name)
+        if self._generators is not None:
+            operation = functools.partial(self._operate, operation)
 
-        def walk(rest: Iterator[Any], common: Any, values: dict[int, Any]) -> None:
+        def walk_over(rest: Iterator[Any], common: Any, values: dict[int, Any]) -> None:
             for env_id, argument in rest:
                 value = operation(env_id, argument, common)
                 if value is not None:
@@ -112,7 +117,31 @@ class Host:
 
         each = [None] * len(command.env_ids) if command.each is None else command.each
         turns = iter(command.env_ids)
+        walk = walk_over if self._generators is None else self._putting_back(walk_over)
         return walk, zip(turns, each, strict=True), (turns, command.env_ids)
+
+    # ---------------------------------------------------------------- global generators
+
+    def _putting_back(self, walk: Walk) -> Walk:
+        """Return a walk over envs that each have global generators of their own."""
+
+        def walk_and_put_back(rest: Iterator[Any], common: Any, values: dict[int, Any]) -> None:
+            with put_back():
+                walk(rest, common, values)
+
+        return walk_and_put_back
+
+    def _with_own(self, env_id: int, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what calls something with an env's own global generators, if envs have such."""
+        return call if self._generators is None else functools.partial(self._generators[env_id].run, call)
+
+    def _operate(self, operation: Callable[..., Any], env_id: int, argument: Any, common: Any) -> Any:
+        """Execute an operation on an env with its own global generators."""
+        if self._generators is not None and operation == self.build:
+            self._recipe.envs[env_id - self._first].prepare()
+            seed = self._recipe.place.seed
+            self._generators[env_id] = OwnGenerators(None if seed is None else seed + env_id)
+        return self._with_own(env_id, operation)(env_id, argument, common)
 
     def describe(self, env_id: int) -> WorkerInfo:
         """Return what an env may know of where it is."""
@@ -215,16 +244,18 @@ class Host:
         """Begin an episode, and note when if that is wanted."""
         self.doing = "reset"
         if self.resets is None:
-            return self._begin(env_id, None, None)
+            return self._with_own(env_id, self._begin)(env_id, None, None)  # type: ignore[no-any-return]
         begin = time.perf_counter()
         try:
-            return self._begin(env_id, None, None)
+            return self._with_own(env_id, self._begin)(env_id, None, None)  # type: ignore[no-any-return]
         finally:
             self.resets.append((begin, time.perf_counter(), env_id))
 
     def _begin(self, env_id: int, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
-        """Reset an env."""
+        """Reset an env, with its own global generators if it has such."""
         env = self._env(env_id)
+        if self._generators is not None and seed is not None:
+            self._generators[env_id].seed(seed)
         result = env.reset(seed, options)
         if env.oddity:
             self._remark(env_id)
@@ -234,7 +265,7 @@ class Host:
         """Return what a step returned as five items; from now on the env's steps are made so."""
         env = self._env(env_id)
         five = env.five(result)
-        self._steps[env_id - self._first] = env.step
+        self._steps[env_id - self._first] = self._with_own(env_id, env.step)
         self._remark(env_id)
         return five
 
@@ -341,7 +372,7 @@ class Host:
         self._close_env(old)
         env = recipe.build()
         self._envs[slot] = adapted = adapt(env)
-        self._steps[slot] = adapted.step
+        self._steps[slot] = self._with_own(env_id, adapted.step)
         self._remark(env_id)
         return EnvFacts(
             None if has_spaces else self._shared_space(getattr(env, "observation_space", None)),
@@ -422,16 +453,18 @@ class Host:
 
     def save(self, env_id: int, argument: Any, common: Any) -> bytes | None:
         """Return the state of an env, pickled; ``None`` if there is no way to get it."""
-        return save_env(self._env(env_id).env)
+        return save_env(self._env(env_id).env, None if self._generators is None else self._generators[env_id].save())
 
     def load(self, env_id: int, saved: bytes, common: Any) -> None:
         """Bring an env into a state."""
         slot = env_id - self._first
         old = self._env(env_id)
-        env = load_env(old.env, saved)
+        env, generators = load_env(old.env, saved, self._generators is not None)
+        if generators is not None and self._generators is not None:
+            self._generators[env_id].load(generators)
         if env is not old.env:
             self._envs[slot] = adapted = adapt(env)
-            self._steps[slot] = adapted.step
+            self._steps[slot] = self._with_own(env_id, adapted.step)
             self._close_env(old)
 
     def render(self, env_id: int, argument: Any, common: Any) -> Any:

@@ -83,6 +83,7 @@ class PoolHost:
             listener=self._printed.extend,
             place=recipe.place,
             shared=recipe.shared,
+            seed_globals=recipe.settings.seed_globals,
         )
 
     def allocate(self, layout: Layout) -> Batch:

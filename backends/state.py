@@ -15,8 +15,8 @@ from parallelenv.unpickling import loads
 _WHOLE, _SAID = "whole", "said"
 
 
-def save_env(env: Any) -> bytes | None:
-    """Return the state of an env; ``None`` if there is no way to get it.
+def save_env(env: Any, generators: Any = None) -> bytes | None:
+    """Return the state of an env, and that of its own global generators; ``None`` if there is no way to get it.
 
     An env that has ``get_state()`` and ``set_state(state)`` is asked; its random generator, and what its
     wrappers know, such as the steps that a time limit has counted, are saved beside. Any other is
@@ -25,24 +25,30 @@ def save_env(env: Any) -> bytes | None:
     *wrappers, base = layers(env)
     if callable(getattr(base, "get_state", None)) and callable(getattr(base, "set_state", None)):
         said = base.get_state(), getattr(base, "_np_random", None), [_knowledge(wrapper) for wrapper in wrappers]
-        return cloudpickle.dumps((_SAID, said))  # type: ignore[no-any-return]
+        return cloudpickle.dumps((_SAID, said, generators))  # type: ignore[no-any-return]
     if any(_is_forgetful(layer) for layer in (*wrappers, base)):
         return None
     try:
-        return cloudpickle.dumps((_WHOLE, env))  # type: ignore[no-any-return]
+        return cloudpickle.dumps((_WHOLE, env, generators))  # type: ignore[no-any-return]
     except Exception:  # noqa: BLE001 (pickling runs user code; the caller is told that there is no state)
         return None
 
 
-def load_env(env: Any, saved: bytes) -> Any:
-    """Bring an env into a state; return it, or the one that takes its place.
+def load_env(env: Any, saved: bytes, takes_generators: bool = False) -> tuple[Any, Any]:
+    """Bring an env into a state; return it, or the one that takes its place, and the state of its generators.
 
     Raises:
-        InvalidStateError: If the state is of an env that was wrapped otherwise.
+        InvalidStateError: If the state is of an env that was wrapped otherwise, or had global generators of its own.
     """
-    kind, content = loads(saved)
+    kind, content, *generators = loads(saved)
+    own_generators = generators[0] if generators else None  # there were none in what was saved earlier
+    if own_generators is not None and not takes_generators:
+        raise InvalidStateError(
+            "The state was saved with seed_globals=True, and has that of the env's own generators. Make the "
+            "ParallelEnv with seed_globals=True, too."
+        )
     if kind == _WHOLE:
-        return content
+        return content, own_generators
     state, generator, knowledge = content
     *wrappers, base = layers(env)
     if [type(layer).__qualname__ for layer in wrappers] != [name for name, _ in knowledge]:
@@ -55,7 +61,7 @@ def load_env(env: Any, saved: bytes) -> Any:
         base._np_random = generator
     for layer, (_, known) in zip(wrappers, knowledge, strict=True):
         vars(layer).update(known)
-    return env
+    return env, own_generators
 
 
 def _knowledge(wrapper: Any) -> tuple[str, dict[str, Any]]:

@@ -24,7 +24,7 @@ from parallelenv.backends.sharing import Form, SharedArrays
 from parallelenv.backends.wire import Wire
 from parallelenv.batch import Array, Batch, Layout
 from parallelenv.protocol import Command, HostRecipe, Place, Reply, Settings, UnreadableError
-from parallelenv.recipes import EnvRecipe, pack, register_again, unpack
+from parallelenv.recipes import EnvRecipe, PackedSource, pack, register_again, unpack
 
 if sys.platform != "win32":
     import fcntl
@@ -103,7 +103,7 @@ class PackedRecipe:
 
 
 @dataclass(frozen=True, slots=True)
-class _Packed:
+class _Packed(PackedSource):
     """An env fn that unpickles an env, or what makes it."""
 
     packed: bytes
@@ -114,6 +114,11 @@ class _Packed:
     def __call__(self) -> Any:
         refuse_other_copy(self.caller)
         return unpack(self.packed, self.env_id, self.is_live).build()
+
+    def prepare(self) -> None:
+        """As `EnvRecipe.prepare`. A live env is left as it is: to unpickle it is to make it."""
+        if not self.is_live:
+            unpack(self.packed, self.env_id, self.is_live).prepare()
 
 
 @dataclass(frozen=True, slots=True)

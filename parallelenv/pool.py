@@ -11,7 +11,7 @@ from typing import Any
 
 from parallelenv.batch import Array, Layout
 from parallelenv.cores import usable_cores
-from parallelenv.errors import WorkerTimeoutError
+from parallelenv.errors import ArgumentError, WorkerTimeoutError
 from parallelenv.failures import Failure
 from parallelenv.hosts import CLOSE_TIMEOUT, Announcement, Hosts, Listener
 from parallelenv.hours import Hours
@@ -41,6 +41,7 @@ class Pool(Hosts):
         place: Where this pool stands among others; ``None`` if it stands alone.
         seed: As in `Place`, of a pool that stands alone.
         shared: Arrays that all envs are to have.
+        seed_globals: As in `Settings`.
 
     Attributes:
         facts: What is known of each env, in env id order, since it was first built.
@@ -63,6 +64,7 @@ class Pool(Hosts):
         place: Place | None = None,
         seed: int | None = None,
         shared: Mapping[str, Array] = NOTHING_SHARED,
+        seed_globals: bool = False,
     ) -> None:
         self._has_spaces = False  # else every env is asked for its own
         self._timeout: float | None = None  # building envs may take as long as it takes
@@ -73,7 +75,13 @@ class Pool(Hosts):
         self.is_watched = False
         self.waits_by: str | None = None
         plan = backend.plan(len(recipes), num_cpus, num_gpus)
-        settings = Settings(silence_warnings, threads=max(1, usable_cores() // sum(plan.cpus)))
+        if seed_globals and backend.uses_live_envs and len(plan.cpus) > 1:
+            raise ArgumentError(
+                "seed_globals=True gives each env its own state of the generators of random, numpy.random and torch, "
+                f"which all threads of a process share: {len(plan.cpus)} threads cannot step envs side by side then. "
+                "Give num_cpus=1, or para_mode='subproc'."
+            )
+        settings = Settings(silence_warnings, max(1, usable_cores() // sum(plan.cpus)), seed_globals)
         place = place or Place(num_workers=0, seed=seed)
         at_hosts = share(backend, shared) if shared else shared
         super().__init__(backend, spread(recipes, plan, settings, place, at_hosts), listener)

@@ -152,10 +152,12 @@ class Settings:
     Attributes:
         silence_warnings: Whether a worker process ignores warnings.
         threads: Upper bound on BLAS and OpenMP threads of a worker process.
+        seed_globals: Whether each env has its own state of the generators that a process shares.
     """
 
     silence_warnings: bool
     threads: int
+    seed_globals: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,16 @@ _START = pickle.PROTO + b"\x05" + pickle.FRAME
 _ID = re.compile(r"[A-Za-z_][\w.]*:[\w/-]+-v\d+")  # as ``gymnasium.make`` takes it: with the module that registers it
 
 
+class PackedSource:
+    """An env fn that came from another process in pickled form."""
+
+    __slots__ = ()
+
+    def prepare(self) -> None:
+        """As `EnvRecipe.prepare`."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True, slots=True)
 class EnvRecipe:
     """How to get one env.
@@ -54,6 +64,13 @@ class EnvRecipe:
     env_id: int
     source: Any
     is_live: bool
+
+    def prepare(self) -> None:
+        """Import what the env will be made from, and make nothing."""
+        if isinstance(self.source, EnvSpec) and isinstance(self.source.entry_point, str):
+            load_env_creator(self.source.entry_point)
+        elif isinstance(self.source, PackedSource):
+            self.source.prepare()
 
     def build(self) -> Any:
         """Return the env.
