@@ -1,0 +1,264 @@
+"""``seed_globals=True``: each env has its own state of the generators that a process shares."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Discrete
+
+from parallelenv import ParallelEnv
+from parallelenv.errors import ArgumentError, InvalidStateError
+from parallelenv.identity import difference
+
+MakeEnv = Callable[..., ParallelEnv]
+nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
+
+
+class Gambler(gym.Env[Any, Any]):
+    """Draws everything from what a process shares: an odd number of normal numbers, which come in pairs."""
+
+    observation_space = Box(-np.inf, np.inf, (3,), np.float64)
+    action_space = Discrete(2)
+
+    def __init__(self, number: int = 0, length: int = 3) -> None:
+        self.length = length + number
+        self.count = 0
+        self.first = random.random() + np.random.normal()
+
+    def _draw(self) -> Any:
+        return np.array([self.first, random.gauss(0, 1), np.random.normal()])
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.count = 0
+        return self._draw(), {}
+
+    def step(self, action: Any) -> Any:
+        if action == 1:
+            raise RuntimeError(f"crash at {np.random.random()}")
+        self.count += 1
+        return self._draw(), np.random.random(), self.count == self.length, False, {}
+
+    def draw(self) -> float:
+        return float(np.random.normal())
+
+    def reseed(self, seed: int) -> None:
+        np.random.seed(seed)
+
+    def replace(self) -> None:
+        """Let numpy draw from something else, as it allows."""
+        set_bit_generator: Any = np.random.set_bit_generator  # type: ignore[attr-defined]
+        set_bit_generator(np.random.MT19937(5))
+
+
+def play(env: ParallelEnv) -> list[Any]:
+    """Return what comes of resets, of steps with others in between, of calls, of a rollout and of a failure."""
+    zeros = [0] * len(env)
+    answers: list[Any] = [env.reset(seed=3)]
+    answers += [tuple(env.step(zeros)) for _ in range(6)]
+    answers += [env.customized_method("draw"), tuple(env.step([0], id=1)), env.reset(2), env.get_env_attr("first")]
+    with pytest.raises(RuntimeError, match="crash") as caught:
+        env.step([0, 1, 0])
+    answers.append(str(caught.value))
+    env.reset(1)
+    answers.append(env.rollout(lambda states: [0] * len(states), 5).states)
+    env.customized_method("reseed", {"seed": 9}, id=0)
+    env.customized_method("replace", id=1)
+    answers += [env.step(zeros).states, env.step(zeros).states, env.reset(seed=[2**40, None, 7])]
+    return answers
+
+
+@contextlib.contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Put this process's generators back, also after an odd number of normal numbers."""
+    states = random.getstate(), np.random.get_state()
+    try:
+        random.seed(seed)
+        np.random.seed(seed)
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+
+
+def make_three(make_env: MakeEnv, **arguments: Any) -> ParallelEnv:
+    envs = [partial(Gambler, number) for number in range(3)]
+    return make_env(envs, asynchronous="restart", seed_globals=True, seed=11, **arguments)
+
+
+@pytest.mark.parametrize("num_cpus", [1, 2, 3])
+def test_answers_are_the_same_everywhere(num_cpus: int, mode: str, make_env: MakeEnv) -> None:
+    if mode == "thread" and num_cpus > 1:
+        pytest.skip("its workers share generators")
+    with make_three(ParallelEnv) as alone:
+        expected = play(alone)
+    assert difference(play(make_three(make_env, num_cpus=num_cpus)), expected) is None
+
+
+@nearby
+def test_they_are_those_of_an_env_that_has_a_process_of_its_own(make_env: MakeEnv) -> None:
+    env = make_three(make_env, num_cpus=1)
+    found = [env.reset(seed=3)[2], *(env.step([0] * 3).states[2] for _ in range(4))]
+    with seeded(11 + 2):
+        alone = Gambler(2)
+    with seeded(3 + 2):
+        expected = [alone.reset()[0], *(alone.step(0)[0] for _ in range(4))]
+    assert difference(found, expected) is None
+
+
+@pytest.mark.parametrize("mode", ["dummy", "thread"], indirect=True)
+def test_the_own_ones_of_the_process_stay_as_they_are(make_env: MakeEnv) -> None:
+    with seeded(5):
+        expected = np.random.normal(), np.random.normal(), random.random()
+    with seeded(5):
+        first = np.random.normal()  # the second one is drawn already
+        bits = np.random.get_state(legacy=False)["state"]["pos"]
+        play(make_three(make_env, num_cpus=1))
+        assert np.random.get_state(legacy=False)["state"]["pos"] == bits
+        assert (first, np.random.normal(), random.random()) == expected
+
+
+def test_a_policy_beside_the_envs_draws_from_those_of_the_process() -> None:
+    def guess(states: Any) -> list[int]:
+        np.random.random()
+        return [0] * len(states)
+
+    with make_three(ParallelEnv) as env, seeded(5):
+        env.reset(seed=3)
+        env.rollout(guess, 3)
+        found = np.random.random()
+    with seeded(5):
+        assert [np.random.random() for _ in range(4)][3] == found
+
+
+@nearby
+def test_without_a_seed_no_two_are_alike(make_env: MakeEnv) -> None:
+    env = make_env([Gambler] * 3, seed_globals=True, num_cpus=1)
+    assert len(np.unique(env.reset()[:, 1:])) == 6
+    assert len(set(env.get_env_attr("first"))) == 3
+
+
+@nearby
+def test_they_are_saved(make_env: MakeEnv) -> None:
+    env = make_three(make_env, num_cpus=2)
+    env.reset(seed=1)
+    env.step([0] * 3)
+    state = env.save_state()
+    expected = [env.step([0] * 3).states for _ in range(5)]
+    with make_three(ParallelEnv) as other:
+        other.load_state(state)
+        assert difference([other.step([0] * 3).states for _ in range(5)], expected) is None
+    with ParallelEnv([Gambler] * 3, asynchronous="restart") as plain:
+        plain.reset()
+        with pytest.raises(InvalidStateError, match="was saved with seed_globals=True.*Make the ParallelEnv with"):
+            plain.load_state(state)
+
+
+def test_threads_that_share_them_are_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"3 threads cannot step envs side by side.*num_cpus=1, or para_mode='sub"):
+        ParallelEnv([Gambler] * 3, "thread", num_cpus=3, seed_globals=True)
+    with pytest.raises(ArgumentError, match="seed_globals=1 must be True or False"):
+        ParallelEnv([Gambler], seed_globals=1)  # type: ignore[arg-type]
+
+
+class Chances(random.Random):
+    """Has the methods of torch's generator."""
+
+    get_state = random.Random.getstate
+    set_state = random.Random.setstate
+    manual_seed = random.Random.seed
+
+
+class Importer(Gambler):
+    """Imports torch in its first reset, and draws from that."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        result = super().reset(seed=seed)
+        if "torch" not in sys.modules:
+            sys.modules["torch"] = SimpleNamespace(default_generator=Chances(0))  # type: ignore[assignment]
+        return result
+
+    def draw(self) -> float:
+        return float(sys.modules["torch"].default_generator.random())
+
+
+def test_those_of_torch_belong_to_it_once_it_was_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    try:
+        with ParallelEnv([Importer] * 2, seed_globals=True) as env:
+            env.reset(seed=3)
+            torch: Any = sys.modules["torch"]
+            process = torch.default_generator.get_state()
+            drawn = [env.customized_method("draw") for _ in range(2)]
+            assert torch.default_generator.get_state() == process
+            state = env.save_state()
+            following = env.customized_method("draw")
+            env.load_state(state)
+            assert env.customized_method("draw") == following
+            env.reset(seed=3)
+            assert [env.customized_method("draw") for _ in range(2)] == drawn
+    finally:
+        sys.modules.pop("torch", None)
+    chances = [Chances(3), Chances(4)]
+    assert drawn == [[one.random() for one in chances] for _ in range(2)]
+
+
+IMPORTING = """
+import random, sys
+from types import SimpleNamespace
+import gymnasium
+
+class Chances(random.Random):
+    get_state, set_state, manual_seed = random.Random.getstate, random.Random.setstate, random.Random.seed
+
+sys.modules["torch"] = SimpleNamespace(default_generator=Chances(0))
+
+class Drawer(gymnasium.Env):
+    def __init__(self):
+        self.first = sys.modules["torch"].default_generator.random()
+
+    def reset(self, *, seed=None, options=None):
+        return 0, {}
+
+    def step(self, action):
+        return 0, 0.0, False, False, {}
+"""
+
+
+@pytest.mark.parametrize("num_cpus", [1, 2])
+def test_what_an_env_comes_from_is_imported_before_it_is_made(
+    num_cpus: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So the first env of each worker is made with its own state of torch's generator, too."""
+    (tmp_path / "importing.py").write_text(IMPORTING)
+    monkeypatch.syspath_prepend(tmp_path)
+    gym.register("Importing-v0", "importing:Drawer", disable_env_checker=True)
+    try:
+        with ParallelEnv(["Importing-v0"] * 4, "subproc", num_cpus=num_cpus, seed=5, seed_globals=True) as env:
+            assert env.get_env_attr("first") == [Chances(5 + number).random() for number in range(4)]
+    finally:
+        del gym.registry["Importing-v0"]
+
+
+def test_an_interrupt_leaves_those_of_the_process() -> None:
+    class Interrupted(Gambler):
+        def step(self, action: Any) -> Any:
+            np.random.random()
+            raise KeyboardInterrupt
+
+    with ParallelEnv([Interrupted], seed_globals=True) as env, seeded(5):
+        env.reset()
+        before = random.getstate(), np.random.get_state(legacy=False)
+        with pytest.raises(KeyboardInterrupt):
+            env.step([0])
+        assert difference((random.getstate(), np.random.get_state(legacy=False)), before) is None
