@@ -29,6 +29,9 @@ class Resettable:
         self.env = env
         self.step: Callable[[Any], Stepped] = env.step
         self.oddity: tuple[str, str] | tuple[()] = ()
+        names, _ = _parameters(env.reset)
+        # What is not given is left out where the env does not name it: a wrapper hands on whatever it is given.
+        self._not_given: dict[str, Any] = dict.fromkeys(sorted({"seed", "options"} & names))
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
         """Return the first state of a new episode and its info, empty if the env returns the state alone.
@@ -36,7 +39,12 @@ class Resettable:
         Raises:
             EnvContractError: If the env returns a tuple that is neither.
         """
-        result = self.env.reset(seed=seed, options=options)
+        arguments = {**self._not_given}
+        if seed is not None:
+            arguments["seed"] = seed
+        if options is not None:
+            arguments["options"] = options
+        result = self.env.reset(**arguments)
         if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict):
             return result
         if isinstance(result, tuple) and not isinstance(getattr(self.env, "observation_space", None), Tuple):
@@ -82,7 +90,7 @@ class Legacy(Resettable):
     def __init__(self, env: Any) -> None:
         super().__init__(env)
         self.step = self._step
-        names = _parameters(env.reset)
+        names = _takes(env.reset)
         self._takes_seed = "seed" in names
         self._takes_options = "options" in names
         self._is_gymnasium = isinstance(env, gymnasium.Env)
@@ -149,20 +157,26 @@ def adapt(env: Any) -> Resettable:
     """Return the interface through which a host uses an env."""
     if not is_env(env):
         return ForCalls(env)
-    takes_both = _parameters(env.reset) >= {"seed", "options"}
+    takes_both = _takes(env.reset) >= {"seed", "options"}
     return Resettable(env) if takes_both and isinstance(env, gymnasium.Env) else Legacy(env)
 
 
 def draws_by_mode(env: Any) -> bool:
     """Whether an env draws as those of the old gym do: by ``render(mode="rgb_array")``, without a ``render_mode``."""
-    return getattr(env, "render_mode", None) is None and "mode" in _parameters(getattr(env, "render", None))
+    return getattr(env, "render_mode", None) is None and "mode" in _parameters(getattr(env, "render", None))[0]
 
 
-def _parameters(function: Any) -> set[str]:
-    """Return the names by which a function takes arguments; what takes any takes a seed and options."""
+def _takes(function: Any) -> set[str]:
+    """Return which arguments a ``reset`` takes; one that takes any takes a seed and options."""
+    names, takes_any = _parameters(function)
+    return names | {"seed", "options"} if takes_any else names
+
+
+def _parameters(function: Any) -> tuple[set[str], bool]:
+    """Return the names by which a function takes arguments, and whether it takes any others."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # a builtin without a signature
-        return set()
+        return set(), False
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    return {parameter.name for parameter in parameters} | ({"seed", "options"} if takes_any else set())
+    return {parameter.name for parameter in parameters}, takes_any

@@ -87,6 +87,11 @@ class Host:
         self._seeds: dict[int, int] = {}  # of the latest reset of each env that had one
         self._generators: dict[int, OwnGenerators] | None = {} if recipe.settings.seed_globals else None
 
+    @property
+    def envs(self) -> list[Any]:
+        """Its envs as they were made, in env id order."""
+        return [self._env(env_id).env for env_id in self.everyone]
+
     def attach(self, batch: Batch) -> None:
         """Take the batch whose rows its envs write."""
         self._writer = writer = Writer(batch)
@@ -300,25 +305,28 @@ class Host:
                 loose_reward = writer.store_reward(row, reward)
             if terminated is not False or truncated is not False:
                 writer.store_flags(row, terminated, truncated)
-                self._end(row, (info, loose, loose_reward), autoreset is True and (terminated or truncated), values)
+                goes_on = autoreset is True and (terminated or truncated)
+                self._end(row, (info, loose, loose_reward), state, goes_on, values)
             elif info or loose or loose_reward:
                 values[row + writer.first] = _extra(info, loose, loose_reward)
 
-    def _end(self, row: int, said: tuple[Any, Any, Any], goes_on: Any, values: dict[int, Any]) -> None:
+    def _end(self, row: int, said: tuple[Any, Any, Any], state: Any, goes_on: Any, values: dict[int, Any]) -> None:
         """Note what the last step of an episode said, and begin the next one if that is wanted.
 
         Args:
             row: Of the env.
             said: Info, loose leaves of the state and loose reward, of that step.
+            state: Of that step.
             goes_on: Whether to begin the next episode.
             values: Where to note what does not fit into the rows.
         """
         writer = self._writer
-        ended_loose = reset_info = is_exhausted = None
+        ended_loose = reset_info = is_exhausted = ended_state = None
         if goes_on:
             if any(said):  # copied before the reset: an env may reuse the buffers that it returned
                 said = own(said[0]), own_but_graph(said[1]), own(said[2])
             writer.keep_ended(row)
+            ended_state = writer.as_given(state)
             try:
                 state, reset_info = self._reset_within_step(row + writer.first)
             except ExhaustedError:
@@ -326,8 +334,8 @@ class Host:
             else:
                 ended_loose, said = said[1], (said[0], writer.store_state(row, state), said[2])
             self.doing = "step"
-        if reset_info or any(said):
-            values[row + writer.first] = _extra(*said, ended_loose, reset_info or None, is_exhausted)
+        if reset_info or any(said) or ended_state:
+            values[row + writer.first] = _extra(*said, ended_loose, reset_info or None, is_exhausted, ended_state)
 
     def rest(self, env_id: int) -> Extra:
         """Answer for an env whose reset has found no further episode: it is done, and its last state stays."""

@@ -285,7 +285,7 @@ class Recorder:
 
     def _note_said(self, step: int, env_id: int, extra: Extra) -> None:
         """Note what a step answered beside its row, copied now: an env may change it in its next step."""
-        info, _, reward, _, reset_info, is_exhausted = extra
+        info, _, reward, _, reset_info, is_exhausted, _ = extra
         if is_exhausted:
             self.exhausted.add(env_id)
         if info or reward or reset_info:

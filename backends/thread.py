@@ -51,6 +51,11 @@ class ThreadChannel:
             self._answered.put(self)
         self._host.close()
 
+    @property
+    def host(self) -> Host:
+        """The host, for whoever wants its envs themselves."""
+        return self._host
+
     def pack(self, command: Command) -> Command:  # noqa: D102 (see Channel)
         return command if command.each is None else take_over(command)
 

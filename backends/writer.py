@@ -10,6 +10,7 @@ import numpy as np
 
 from parallelenv.batch import Array, Batch
 from parallelenv.errors import EnvContractError
+from parallelenv.ownership import own
 from parallelenv.requests import pick
 from parallelenv.spaces import as_array, describe_value
 
@@ -43,6 +44,7 @@ class Writer:
         self._terminated, self._truncated = memoryview(terminated), memoryview(truncated)
         self.batch = batch
         self.loose: dict[int, list[Any]] = {}
+        self._keeps_types, self._broadcasts = batch.layout.keeps_types, batch.layout.broadcasts
         self._structure = batch.layout.states
         self._single = single
         self.line: Any = memoryview(single.reshape(-1)) if is_vector else None
@@ -123,12 +125,34 @@ class Writer:
         for array, ended in self._kept:
             ended[row] = array[row]
 
+    def as_given(self, state: Any) -> tuple[Any] | None:
+        """Return a last state in a one-tuple, if rows would change its type and it is to keep that."""
+        if not self._keeps_types:
+            return None
+        for array, leaf in zip(self.batch.states, self._structure.split_state(state), strict=True):
+            if array is not None:
+                kind = np.ndarray if array.ndim > 1 else array.dtype.type
+                if type(leaf) is not kind or leaf.dtype != array.dtype or leaf.shape != array.shape[1:]:
+                    return (own(state),)
+        return None
+
     def _store_leaf(self, index: int, array: Array, row: int, value: Any) -> None:
         if type(value) is np.ndarray and value.dtype == array.dtype and value.shape == array.shape[1:]:
             array[row] = value  # what most envs return, without a closer look
             return
+        if self._broadcasts:
+            value = _broadcast(value, array.shape[1:])
         self._structure.check_leaf(index, value)
         array[row] = as_array(value)
+
+
+def _broadcast(value: Any, shape: tuple[int, ...]) -> Any:
+    """Return an array of a shape as an assignment makes it of a smaller one, or one with further axes of length 1."""
+    try:
+        array = as_array(value)
+        return np.broadcast_to(array.reshape(array.shape[max(0, array.ndim - len(shape)) :]), shape)
+    except (ValueError, TypeError, RuntimeError):  # there is no way: the check says what it is
+        return value
 
 
 def _as_flag(value: Any) -> bool:

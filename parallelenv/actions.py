@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
+from gymnasium.spaces import Box
 from gymnasium.vector.utils import batch_space, iterate
 
 from parallelenv.batch import Batch, Layout, Rows
-from parallelenv.errors import ActionError
+from parallelenv.errors import ActionError, ActionTypeError
 from parallelenv.ownership import graph_parts
 from parallelenv.spaces import as_array, becomes, describe_value, is_tensor
 from parallelenv.texts import count, show, were
@@ -23,6 +24,8 @@ class ActionReader:
         order: Whose actions are to be given in which order, for messages.
         keeps_graphs: Whether an action that carries gradients reaches its env with its graph; if not it is refused.
             ``None``: gradients end here.
+        as_given: Whether actions of a `Box` reach the env in the dtype that they are given in, not in that of the
+            space, and floats that are whole numbers do where ints are expected. So it is in other libraries.
     """
 
     def __init__(
@@ -30,9 +33,11 @@ class ActionReader:
         layout: Layout,
         order: str = "env asked to step, in the order of id (without id: of all envs that are not paused)",
         keeps_graphs: bool | None = None,
+        as_given: bool = False,
     ) -> None:
         self._order = order
         self._keeps_graphs = keeps_graphs
+        self._as_given = as_given
         self._structure = layout.actions
         self._space = layout.action_space
         self._fields = layout.action_fields
@@ -73,7 +78,10 @@ class ActionReader:
         if parts or not self._fields:
             listed = self._listed(action, env_ids)
             return listed if chosen is None else [listed[position] for position in chosen]
-        batch.put_actions(stepped, self.read_rows(action, env_ids, chosen))
+        rows = self.read_rows(action, env_ids, chosen)
+        if self._as_given and any(row.dtype != field.dtype for row, field in zip(rows, self._fields, strict=True)):
+            return [self._structure.join(leaves) for leaves in zip(*rows, strict=True)]
+        batch.put_actions(stepped, rows)
         return None
 
     def read_rows(self, action: Any, env_ids: Sequence[int], chosen: Sequence[int] | None) -> Rows:
@@ -149,7 +157,7 @@ class ActionReader:
         try:
             given = len(action)
         except TypeError:
-            raise ActionError(
+            raise ActionTypeError(
                 f"action={show(action)} is a single action, but actions are given as a batch: one for each of the "
                 f"envs asked to step, {len(env_ids)} here. For one env write [action]."
             ) from None
@@ -167,6 +175,8 @@ class ActionReader:
                 f"action{where} has shape {array.shape}; expected {(count, *field.shape)}: one row per env, each in "
                 f"{self._structure.leaves[index]}."
             )
+        if self._as_given and not isinstance(self._structure.leaves[index], Box):
+            array = _whole_numbers(array, field.dtype)
         if not becomes(array, field.dtype):
             raise ActionError(
                 f"action{where} has dtype {array.dtype}, which does not become {field.dtype} without loss of meaning. "
@@ -183,6 +193,13 @@ def _gradients_end(part: Any) -> ActionError:
         "gradients do not come back from there. Give tensor.detach(), or step under torch.no_grad(); or use "
         "para_mode='dummy' or 'thread', where actions reach the envs with their graph."
     )
+
+
+def _whole_numbers(array: Any, dtype: Any) -> Any:
+    """Return numbers in a dtype of ints if they are such, else as they are."""
+    with np.errstate(invalid="ignore"):  # nan
+        ints = array.astype(dtype) if array.dtype.kind in "biuf" else array
+    return ints if (ints == array).all() else array
 
 
 def _as_array(leaf: Any, shape: tuple[int, ...], count: int) -> Any:

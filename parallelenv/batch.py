@@ -6,6 +6,7 @@ between a reply and the next command for that env.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -39,12 +40,24 @@ class Layout:
         first: Env id of row 0.
         num_envs: Number of rows.
         keeps_ended: Whether last states of ended episodes are kept beside the first of the next.
+        keeps_types: Whether these stay of the type that the env gave them, also where rows have another.
+        broadcasts: Whether states of a shape that is broadcast to that of the space are states.
     """
 
     def __init__(
-        self, observation_space: Any, action_space: Any, first: int, num_envs: int, keeps_ended: bool = False
+        self,
+        observation_space: Any,
+        action_space: Any,
+        first: int,
+        num_envs: int,
+        keeps_ended: bool = False,
+        *,
+        keeps_types: bool = False,
+        broadcasts: bool = False,
     ) -> None:
         self.keeps_ended = keeps_ended
+        self.keeps_types = keeps_types
+        self.broadcasts = broadcasts
         self.observation_space = observation_space
         self.action_space = action_space
         self.first = first
@@ -59,7 +72,12 @@ class Layout:
 
     def part(self, env_ids: Sequence[int]) -> Layout:
         """Return the layout of a batch for these consecutive env ids only."""
-        return Layout(self.observation_space, self.action_space, env_ids[0], len(env_ids), self.keeps_ended)
+        return self.changed(first=env_ids[0], num_envs=len(env_ids))
+
+    def changed(self, **changes: Any) -> Layout:
+        """Return a layout in which some arguments are others."""
+        names = inspect.signature(Layout).parameters
+        return Layout(**{name: getattr(self, name) for name in names} | changes)
 
     @property
     def fields(self) -> list[Field]:

@@ -101,8 +101,8 @@ class Episodes:
         unknown = [env_id for env_id in env_ids if self._unstepped.get(env_id) is False]
         if unknown:
             raise ResetNeededError(
-                f"A policy acts on the latest states of its envs, and those of envs {list_ids(unknown)} are not known "
-                "since load_state(). Step or reset them first."
+                f"The latest states of envs {list_ids(unknown)} are wanted, and are not known since load_state() or "
+                "since an adapter was made. Step or reset them first."
             )
 
     def are_new(self, env_ids: Sequence[int]) -> Array:
@@ -182,6 +182,11 @@ class Episodes:
         lost = tuple(env_ids)
         self._fresh.update(lost)
         self.exhausted.difference_update(lost)
+
+    def begin_unknown(self) -> None:
+        """Take note that all envs have an episode, of which nothing is known."""
+        self.keep(self.everyone)
+        self._unstepped = dict.fromkeys(self.everyone, False)
 
     def keep(self, env_ids: Iterable[int]) -> None:
         """Take note that envs have an episode, wherever it is."""

@@ -48,6 +48,10 @@ class InvalidEnvError(ParallelEnvError, TypeError):
     """Something in ``envs`` is no environment, or cannot be used as one here."""
 
 
+class DuplicateEnvError(InvalidEnvError, ValueError):
+    """Two items of ``envs``, or two env fns, are or have made one and the same instance."""
+
+
 class InvalidIdError(ArgumentError):
     """The ``id`` argument names an env twice, or is a mask of the wrong length."""
 
@@ -62,6 +66,10 @@ class IdTypeError(InvalidIdError, TypeError):
 
 class ActionError(ArgumentError):
     """The actions have the wrong number, shape or dtype."""
+
+
+class ActionTypeError(ActionError, TypeError):
+    """A single action was given where a batch of them is expected."""
 
 
 class ClosedError(ParallelEnvError, gymnasium.error.ClosedEnvironmentError, RuntimeError):

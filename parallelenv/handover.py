@@ -14,7 +14,6 @@ import numpy as np
 
 from parallelenv import arguments
 from parallelenv.answers import Align
-from parallelenv.batch import Layout
 from parallelenv.calls import Calls
 from parallelenv.errors import AbsentAttributeError, HandedOverError, MissingDependencyError
 from parallelenv.guard import exclusive
@@ -137,9 +136,10 @@ class Adaptable(Calls):
         *,
         reward_dtype: np.dtype[Any] | None = None,
         always_copies: bool = False,
+        broadcasts: bool = False,
         waits_by: str = "step_wait()",
     ) -> None:
-        """Follow the contract of an adapter from now on.
+        """Follow the contract of an adapter from now on. A step goes to the envs also before their first reset.
 
         Args:
             contract: The call that asked for it.
@@ -147,6 +147,7 @@ class Adaptable(Calls):
             observation_space: What states are batched in; ``None``: as before.
             reward_dtype: What rewards have to be numbers of; ``None``: they may be anything.
             always_copies: Whether states are copied whatever ``copy`` was.
+            broadcasts: As in `Layout`.
             waits_by: What waits on for a step that was interrupted, or is late.
         """
         if self._contract == contract:
@@ -159,12 +160,18 @@ class Adaptable(Calls):
         terms: dict[str, Any] = {"always_copies": always_copies, "reward_dtype": reward_dtype}
         stepper = self._stepper.under(policy, **terms)
         old = self._pool.layout
-        space = old.observation_space if observation_space is None else observation_space
-        if space is not old.observation_space or policy.autoreset != old.keeps_ended:
-            self._pool.rearrange(Layout(space, old.action_space, old.first, old.num_envs, policy.autoreset))
+        changes = {
+            "observation_space": old.observation_space if observation_space is None else observation_space,
+            "keeps_ended": policy.autoreset,
+            "keeps_types": policy.autoreset,
+            "broadcasts": broadcasts,
+        }
+        if any(getattr(old, name) is not value for name, value in changes.items()):
+            self._pool.rearrange(old.changed(**changes))
             stepper = self._stepper.under(policy, **terms)
         vars(self).pop("observation_space", None)  # it is cached
         stepper.episodes.share_score(self._stepper.episodes.score)
+        stepper.episodes.begin_unknown()
         self._roller = self._roller.under(policy, stepper)
         self._stepper = stepper
         self._pool.waits_by = waits_by
@@ -216,6 +223,35 @@ class Adaptable(Calls):
     def _refuse_fresh(self, env_ids: Sequence[int]) -> None:
         """Refuse envs that have no episode."""
         self._stepper.episodes.refuse_fresh(env_ids)
+
+    @exclusive
+    def _refuse_unknown(self, env_ids: Sequence[int]) -> None:
+        """Refuse envs whose latest states are not known."""
+        self._stepper.episodes.refuse_fresh(env_ids)
+        self._stepper.episodes.refuse_unknown(env_ids)
+
+    @property
+    def _copies(self) -> bool:
+        """Whether states that are returned are copies."""
+        return self._stepper.copies
+
+    def _envs(self, name: str, way: str) -> tuple[Any, ...]:
+        """Return the envs themselves, in env id order.
+
+        Args:
+            name: What the user calls them, for messages.
+            way: What reaches them wherever they are.
+
+        Raises:
+            AbsentAttributeError: If they do not live in this process.
+            ClosedError: After `close`.
+        """
+        envs = None if self._is_closed else self._pool.envs_here()
+        if envs is None and self._is_closed:
+            raise self._refusal(name)
+        if envs is None:
+            raise AbsentAttributeError(f"{name} is absent: these envs live in other processes. Use {way}.")
+        return envs
 
     @exclusive
     def _call_async(self, operation: str, argument: Any, common: Any, id: Any = None) -> Request:

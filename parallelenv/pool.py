@@ -155,7 +155,13 @@ class Pool(Hosts):
     @property
     def lone_host(self) -> Any:
         """The only host, if it works in this very thread: to call it takes no message. ``None`` otherwise."""
-        return getattr(self._links[0].channel, "host", None) if len(self._links) == 1 else None
+        channel: Any = self._links[0].channel
+        return getattr(channel, "host", None) if len(self._links) == 1 and channel.in_caller else None
+
+    def envs_here(self) -> tuple[Any, ...] | None:
+        """Return the envs themselves, in env id order, if they live in this process."""
+        hosts: list[Any] = [getattr(link.channel, "host", None) for link in self._links]
+        return None if None in hosts else tuple(env for host in hosts for env in host.envs)
 
     # ---------------------------------------------------------------- commands
 

@@ -130,6 +130,8 @@ class Extra(NamedTuple):
         reset_info: The info of that reset, ``None`` if it is empty.
         is_exhausted: ``True`` if that reset, or the one that this answers, has found no further episode. The row of
             the env then still has its last state. ``None`` otherwise.
+        ended_state: A one-tuple of that last state, where the rows do not keep it as it was given and
+            `Layout.keeps_types` says that it is to stay so.
     """
 
     info: dict[str, Any] | None = None
@@ -138,6 +140,7 @@ class Extra(NamedTuple):
     ended_loose: list[Any] | None = None
     reset_info: dict[str, Any] | None = None
     is_exhausted: bool | None = None
+    ended_state: tuple[Any] | None = None
 
 
 NOTHING = Extra()

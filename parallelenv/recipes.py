@@ -19,7 +19,7 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.utils import EzPickle
 
 from parallelenv import translations
-from parallelenv.errors import ArgumentError, InvalidEnvError, UnknownOptionError, UnpicklableError
+from parallelenv.errors import ArgumentError, DuplicateEnvError, InvalidEnvError, UnknownOptionError, UnpicklableError
 from parallelenv.seats import Seat
 from parallelenv.texts import did_you_mean, show
 from parallelenv.unpickling import loads
@@ -255,13 +255,13 @@ def refuse_shared(facts: Mapping[int, EnvFacts]) -> None:
     """Refuse that two env fns, called in one process, have returned one and the same object.
 
     Raises:
-        InvalidEnvError: If they have.
+        DuplicateEnvError: If they have.
     """
     seen: dict[tuple[Seat, int], int] = {}
     for env_id, one in sorted(facts.items()):
         first = seen.setdefault((one.seat, one.instance), env_id)
         if first != env_id:
-            raise InvalidEnvError(
+            raise DuplicateEnvError(
                 f"The env fns of envs {first} and {env_id} have returned the same instance. Two ids cannot share one "
                 "env: an env fn must make a new one each time. Of fns made in a loop, all see the loop's last value: "
                 "give functools.partial(make, value)."
@@ -349,7 +349,7 @@ def _refuse_twins(recipes: Sequence[EnvRecipe]) -> None:
             continue
         first = seen.setdefault(id(recipe.source), recipe.env_id)
         if first != recipe.env_id:
-            raise InvalidEnvError(
+            raise DuplicateEnvError(
                 f"envs[{first}] and envs[{recipe.env_id}] are the same instance, {show(recipe.source)}. Two ids "
                 "cannot share one env. Make one each: [make() for _ in range(n)], or give env fns: [make] * n."
             )

@@ -231,6 +231,8 @@ def list_states(batch: Batch, env_ids: Sequence[int], extras: Mapping[int, Extra
 def ended_state(batch: Batch, env_id: int, extra: Extra) -> Any:
     """Return the last state of an env's episode that ended in its latest step."""
     row = env_id - batch.layout.first
+    if extra.ended_state is not None:
+        return extra.ended_state[0]
     if batch.single_state is not None:
         single: Any = batch.ended_states[0]
         return single[row].copy()

@@ -31,7 +31,8 @@ def refuse_other_rewards(batch: Batch, landed: Landed, dtype: np.dtype[Any]) -> 
     """Return a step whose rewards are all in the batch, and are numbers that a dtype holds.
 
     Args:
-        batch: Where rewards are. What is a number of another type, as a `Fraction`, is written there too.
+        batch: Where rewards are. What is a number of another type, as a `Fraction`, is written there too, and ``None``
+            as nan.
         landed: What envs answered.
         dtype: A float.
 
@@ -59,7 +60,7 @@ def _numbered(batch: Batch, landed: Landed) -> tuple[Mapping[int, Any], dict[int
         if extra.reward is None or env_id in landed.failures:
             continue
         reward = extra.reward[0]
-        number = as_number(reward)
+        number = np.nan if reward is None else as_number(reward)  # as numpy makes it, and so the other libraries
         if number is None:
             wrong[env_id] = reward
         else:

@@ -238,7 +238,7 @@ class Sender(Stepper):
 
     def detached(self, result: StepResult) -> StepResult:
         """Return a result whose states outlive the next call."""
-        if self._copy:
+        if self.copies:
             return result
         _, rewards, dones, infos = result
         flags = result.terminated, result.truncated, result.env_ids

@@ -50,10 +50,12 @@ class Stepper:
         timeout: Seconds that a step may take; ``None`` means for ever.
         recovery: What restarts envs that fail; ``None`` if nothing does.
         reward_dtype: What rewards have to be numbers of; ``None``: they may be anything.
+        as_given: As in `ActionReader`.
 
     Attributes:
         episodes: Where the episodes of the envs are.
         timeout: Seconds that a call may take, unless it is given others.
+        copies: Whether states are copied for the user.
     """
 
     def __init__(
@@ -64,17 +66,18 @@ class Stepper:
         timeout: float | None,
         recovery: Recovery | None,
         reward_dtype: np.dtype[Any] | None = None,
+        as_given: bool = False,
     ) -> None:
         self._pool = pool
         self._policy = policy
         stepless = (env_id for env_id, one in zip(pool.env_ids, pool.facts, strict=True) if not one.has_steps)
         self.episodes = Episodes(pool.env_ids, policy, frozenset(stepless))
         self._teller = Teller(policy, self.episodes, copy)
-        self._copy = copy
+        self.copies = copy
         self.timeout = timeout
         self._recovery = recovery
         self._reward_dtype = reward_dtype
-        self._actions = ActionReader(pool.layout, keeps_graphs=pool.keeps_graphs)
+        self._actions = ActionReader(pool.layout, keeps_graphs=pool.keeps_graphs, as_given=as_given)
         self._flights = Flights()
         # The latest step, from before its first message leaves until the user has the result.
         # If something comes in between, the next call finds it here.
@@ -84,7 +87,7 @@ class Stepper:
         self._proven: Sequence[int] | None = None
 
     def under(self, policy: Policy, *, always_copies: bool, reward_dtype: np.dtype[Any] | None) -> Self:
-        """Return a stepper of the same pool with another policy. All envs then need a reset.
+        """Return a stepper of the same pool with another policy, for an adapter. All envs then need a reset.
 
         Args:
             policy: What happens when an episode ends.
@@ -98,8 +101,8 @@ class Stepper:
         self._refuse_busy(self._pool.env_ids)
         if self._recovery is not None:
             self._recovery.forget(self._pool.env_ids)
-        copy = self._copy or always_copies
-        return type(self)(self._pool, policy, copy, self.timeout, self._recovery, reward_dtype)
+        copy = self.copies or always_copies
+        return type(self)(self._pool, policy, copy, self.timeout, self._recovery, reward_dtype, True)
 
     @property
     def under_way(self) -> list[int]:
@@ -147,7 +150,7 @@ class Stepper:
         exhausted = [env_id for env_id, extra in extras.items() if extra.is_exhausted]
         begun = [env_id for env_id in good if env_id not in exhausted] if exhausted else good
         landed = Landed(good, begun, extras, failures)
-        states = first_states(self._pool.batch, landed, align == "batch", self._copy)
+        states = first_states(self._pool.batch, landed, align == "batch", self.copies)
         for env_id in good:
             self.episodes.reset_infos[env_id] = extras.get(env_id, NOTHING).info or {}
         self.episodes.note_begun(begun, self._pool.batch.rows(begun))
@@ -226,7 +229,7 @@ class Stepper:
         asked, batch = self._pool.env_ids if env_ids is None else env_ids, self._pool.batch
         has_loose = any(array is None for array in batch.states)
         extras = self._pool.ask("look", asked).values if has_loose else {}
-        return gather_states(batch, asked, batch.rows(asked), extras, self._copy)
+        return gather_states(batch, asked, batch.rows(asked), extras, self.copies)
 
     def restart(self, env_ids: Sequence[int]) -> tuple[int, ...]:
         """Rebuild envs and return the ids of all that were; they need a reset."""

@@ -72,7 +72,7 @@ def short_tracebacks(target: _Target, translate: Callable[[BaseException], BaseE
     return target
 
 
-def warn_user(message: str, category: type[Warning]) -> None:
+def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
     """Warn at the user's line, however many calls of this package are in between."""
     frame, level = sys._getframe(), 1
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("parallelenv."):

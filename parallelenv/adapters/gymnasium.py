@@ -31,6 +31,7 @@ from parallelenv.requests import Request
 from parallelenv.results import StepResult
 from parallelenv.stepping import Resetting
 from parallelenv.texts import show
+from parallelenv.tracebacks import warn_user
 
 if TYPE_CHECKING:
     from parallelenv.env import ParallelEnv
@@ -89,6 +90,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         self.autoreset_mode = mode
         self.observation_mode = observation_mode
         self._refuses_ended = mode is AutoresetMode.DISABLED
+        self._lends = not env._copies
         self._begun: _Begun | None = None
         self._is_awaited = False  # whether nothing else may be called before the wait for what was begun
 
@@ -111,7 +113,8 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
             ArgumentError: If seeds, options or mask do not fit (IdTypeError, a TypeError, if the mask is no array of
                 bools).
             PendingCallError: If a ``..._async`` waits for its ``..._wait``.
-            ResetNeededError: If the mask leaves out an env that was never reset. In all cases nothing was reset.
+            ResetNeededError: If the mask leaves out an env that was neither reset nor stepped yet. In all cases
+                nothing was reset.
             BaseException: What an env raised.
         """
         self.reset_async(seed, options)
@@ -130,7 +133,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         if options is not None and "reset_mask" in options:
             chosen = _parse_mask(options["reset_mask"], self.num_envs)
             options = {key: value for key, value in options.items() if key != "reset_mask"}
-            env._refuse_fresh([env_id for env_id in everyone if env_id not in set(chosen)])
+            env._refuse_unknown([env_id for env_id in everyone if env_id not in set(chosen)])
         picked = None if seeds is None else [seeds[env_id] for env_id in chosen]
         ids = env._everyone if len(chosen) == self.num_envs else tuple(chosen)
         self._await(_Begun("reset", env._reset_async(ids, picked, options), len(chosen) < self.num_envs))
@@ -152,6 +155,8 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         self._begun = None
         if begun.is_partial:
             observations = self.parallel_env._latest_states()
+        if self._lends:
+            observations = _writeable(observations)
         said = self.parallel_env.reset_infos
         infos: list[dict[str, Any]] = [{}] * self.num_envs
         for env_id in resetting.env_ids:
@@ -169,10 +174,10 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
             infos: a dict of arrays with a row per env.
 
         Raises:
-            ActionError: If the actions do not fit.
+            ActionError: If the actions do not fit (ActionTypeError, a TypeError, if they are a single one).
             PendingCallError: If a ``..._async`` waits for its ``..._wait``, or a step was interrupted.
-            ResetNeededError: If an env was never reset, or has ended and the mode is ``"Disabled"``. In all of these
-                cases nothing was stepped.
+            ResetNeededError: If an env has ended and the mode is ``"Disabled"``, or lost its episode with its worker.
+                In all of these cases nothing was stepped.
             WorkerTimeoutError: If it takes longer than the `ParallelEnv`'s ``timeout``; `step_wait` waits on.
             EnvContractError: If an env's reward is no number.
             BaseException: What an env raised. ``error.partial`` is what this would have returned, with rows of the
@@ -184,9 +189,9 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         except EnvBusyError:
             raise step_under_way() from None
         except BaseException as error:
-            retell(error, _gathered)
+            retell(error, self._gathered)
             raise
-        return _gathered(result)
+        return self._gathered(result)
 
     def step_async(self, actions: Any) -> None:
         """Begin a step; `step_wait` returns what `step` does. Argument and errors as there."""
@@ -217,9 +222,17 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         except NothingInFlightError:
             raise nothing_begun("step") from None
         except BaseException as error:
-            retell(error, _gathered)
+            retell(error, self._gathered)
             raise
-        return _gathered(result)
+        return self._gathered(result)
+
+    def _gathered(self, result: StepResult) -> Stepped:
+        """Return a step, of all envs or of some, as a vector env does."""
+        states, rewards, _, infos = result
+        if self._lends:
+            states = _writeable(states)
+        said = gather_infos(map(_with_final, infos), len(infos)) if any(infos) else {}
+        return states, rewards, result.terminated, result.truncated, said
 
     def _check_step(self) -> None:
         self._refuse_awaited("step")
@@ -298,6 +311,15 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         """Return what each env's ``render()`` returns."""
         return self.call("render")
 
+    @property
+    def envs(self) -> tuple[Any, ...]:
+        """The envs themselves, if they live in this process.
+
+        Raises:
+            AbsentAttributeError: If they do not.
+        """
+        return self.parallel_env._envs("envs", "get_attr(), set_attr() or call()")
+
     @property  # type: ignore[misc]
     def np_random(self) -> Any:
         """Copies of the envs' random generators, a tuple."""
@@ -318,7 +340,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
     def close(  # type: ignore[override]
         self, timeout: float | None = None, terminate: bool = False
     ) -> None:
-        """Close the `ParallelEnv`, and what is under way with it. Whatever envs do, it does not raise.
+        """Close the `ParallelEnv`, and drop what is under way, with a warning. Whatever envs do, it does not raise.
 
         Args:
             timeout: Seconds that workers get to close their envs before they are ended; ``None``: a few.
@@ -327,7 +349,11 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         Raises:
             ArgumentError: If ``timeout`` is no such number; nothing was closed.
         """
+        begun = self._begun if self._is_awaited and not self.closed else None
         self.parallel_env.close(0.0 if terminate else timeout)
+        if begun is not None:
+            name = begun.name
+            warn_user(f"close() was called while {name}_async() waits for {name}_wait(): what it has begun is lost.")
 
     def __del__(self) -> None:
         """Leave the `ParallelEnv` open, which others may use. Before Gymnasium 1.3 the base class would close it."""
@@ -374,11 +400,15 @@ def _parse_mask(mask: Any, num_envs: int) -> list[int]:
     return np.flatnonzero(mask).tolist()
 
 
-def _gathered(result: StepResult) -> Stepped:
-    """Return a step, of all envs or of some, as a vector env does."""
-    states, rewards, _, infos = result
-    said = gather_infos(map(_with_final, infos), len(infos)) if any(infos) else {}
-    return states, rewards, result.terminated, result.truncated, said
+def _writeable(states: Any) -> Any:
+    """Return states of which the caller may write into all arrays."""
+    if isinstance(states, dict):
+        return {key: _writeable(part) for key, part in states.items()}
+    if isinstance(states, tuple):
+        return tuple(map(_writeable, states))
+    if isinstance(states, np.ndarray):
+        states.flags.writeable = True
+    return states
 
 
 def _with_final(info: dict[Any, Any]) -> dict[Any, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +12,14 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnv
 from parallelenv import arguments
 from parallelenv.adapters.partial import raises_first, retell
 from parallelenv.adapters.pending import nothing_begun, step_under_way
+from parallelenv.adapters.positions import positions
 from parallelenv.adapters.spaces import check_alike, declared_spaces
 from parallelenv.batch import Array
 from parallelenv.errors import ArgumentError, EnvBusyError, NothingInFlightError
-from parallelenv.ids import parse_ids
 from parallelenv.policy import Ending, SameStep
 from parallelenv.results import StepResult
 from parallelenv.texts import show
+from parallelenv.tracebacks import warn_user
 
 if TYPE_CHECKING:
     from parallelenv.env import ParallelEnv
@@ -49,7 +49,7 @@ class SB3VecEnv(VecEnv):
         check_alike("action_space", action_spaces)
         _check_render_modes([facts.render_mode for facts in env._pool.facts])
         # Its algorithms keep the latest observations while they step: views would be the next ones by then.
-        env._hand_over("to_sb3()", SameStep(), reward_dtype=np.dtype(np.float32), always_copies=True)
+        env._hand_over("to_sb3()", SameStep(), reward_dtype=np.dtype(np.float32), always_copies=True, broadcasts=True)
         super().__init__(env.num_envs, *copy.deepcopy((observation_spaces[0], action_spaces[0])))
         self.metadata = dict(env._pool.facts[0].metadata)
 
@@ -84,8 +84,7 @@ class SB3VecEnv(VecEnv):
 
         Raises:
             ActionError: If the actions do not fit.
-            PendingCallError: If a step is under way.
-            ResetNeededError: If an env was never reset. In all cases nothing was begun.
+            PendingCallError: If a step is under way. In both cases nothing was begun.
         """
         try:
             self.parallel_env._step_async(actions)
@@ -142,7 +141,10 @@ class SB3VecEnv(VecEnv):
         Raises:
             AttributeError: If an env has none of that name.
         """
-        return self.parallel_env._existing_attr(attr_name, self._ids(indices))
+        ids = self._ids(indices)
+        asked = list(dict.fromkeys(ids))
+        values = dict(zip(asked, self.parallel_env._existing_attr(attr_name, asked), strict=True))
+        return [values[env_id] for env_id in ids]
 
     def has_attr(self, attr_name: str) -> bool:
         """Say if every env has an attribute; it need not be one that can be copied."""
@@ -151,8 +153,8 @@ class SB3VecEnv(VecEnv):
 
     def set_attr(self, attr_name: str, value: Any, indices: Indices = None) -> None:
         """Set an attribute of envs, on the wrapper that has it, else on the innermost env."""
-        env_ids = self._ids(indices)
-        self.parallel_env.set_env_attr(attr_name, values=[value] * len(env_ids), id=env_ids)
+        ids = list(dict.fromkeys(self._ids(indices)))
+        self.parallel_env.set_env_attr(attr_name, values=[value] * len(ids), id=ids)
 
     def env_method(
         self, method_name: str, *method_args: Any, indices: Indices = None, **method_kwargs: Any
@@ -175,16 +177,28 @@ class SB3VecEnv(VecEnv):
     def get_images(self) -> Sequence[Any]:
         """Return a frame per env; ``None`` if the render mode is not ``"rgb_array"``."""
         if self.render_mode != "rgb_array":
-            warnings.warn(f"The render mode is {self.render_mode!r}; images need 'rgb_array'.", stacklevel=3)
+            warn_user(f"The render mode is {self.render_mode!r}; images need 'rgb_array'.")
             return [None] * self.num_envs
         frames: list[Any] = self.parallel_env.render(slice(None))
         return frames
 
-    def _ids(self, indices: Indices) -> tuple[int, ...]:
-        return tuple(range(self.num_envs)) if indices is None else parse_ids(indices, self.num_envs, "indices")
+    @property
+    def envs(self) -> tuple[Any, ...]:
+        """The envs themselves, if they live in this process.
+
+        Raises:
+            AbsentAttributeError: If they do not.
+        """
+        return self.parallel_env._envs("envs", "get_attr(), set_attr() or env_method()")
+
+    def _ids(self, indices: Indices) -> list[int]:
+        return list(range(self.num_envs)) if indices is None else positions(indices, self.num_envs, "indices")
 
     def _asked(self, operation: str, argument: Any, common: Any, indices: Indices) -> list[Any]:
-        request = self.parallel_env._call_async(operation, argument, common, self._ids(indices))
+        ids = self._ids(indices)
+        if len(set(ids)) < len(ids):  # an index given twice is asked twice
+            return [answer for one in ids for answer in self._asked(operation, argument, common, one)]
+        request = self.parallel_env._call_async(operation, argument, common, ids)
         return self.parallel_env._call_wait(request, None)
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import gymnasium
 import numpy as np
 
 from parallelenv import arguments
 from parallelenv.adapters.partial import raises_first, retell
+from parallelenv.adapters.positions import positions
 from parallelenv.batch import Array
 from parallelenv.errors import (
     ActionError,
@@ -19,16 +20,22 @@ from parallelenv.errors import (
     NothingInFlightError,
     WorkerTimeoutError,
 )
-from parallelenv.ids import parse_ids
 from parallelenv.policy import ByHand
 from parallelenv.results import StepBatch
 from parallelenv.spaces import object_array
+from parallelenv.tracebacks import warn_user
 
 if TYPE_CHECKING:
     from parallelenv.env import ParallelEnv
 
 Ids: TypeAlias = "int | Sequence[int] | Array | None"
 Stepped = tuple[Array, Array, Array, Array, Array]
+
+
+class Worker(NamedTuple):
+    """What `TianshouVectorEnv.workers` has of an env."""
+
+    env: Any
 
 
 @raises_first
@@ -62,6 +69,8 @@ class TianshouVectorEnv:
                 )
         env._hand_over("to_tianshou()", ByHand(), waits_by="step(None)")
         self.is_async = self.wait_num != self.env_num or self.timeout is not None
+        if self.is_async:
+            _warn_of_shared_workers(env)
         self.action_space = env.action_spaces
         self.observation_space = env.observation_spaces
         self.metadata = [dict(facts.metadata) for facts in env._pool.facts]
@@ -74,6 +83,15 @@ class TianshouVectorEnv:
     def is_closed(self) -> bool:
         """Whether this or the `ParallelEnv` was closed."""
         return self.parallel_env.closed
+
+    @property
+    def workers(self) -> tuple[Worker, ...]:
+        """Each with its ``env``, if the envs live in this process.
+
+        Raises:
+            AbsentAttributeError: If they do not.
+        """
+        return tuple(map(Worker, self.parallel_env._envs("workers", "get_env_attr() or set_env_attr()")))
 
     @property
     def waiting_id(self) -> list[int]:
@@ -124,7 +142,7 @@ class TianshouVectorEnv:
         Raises:
             ActionError: If the actions do not fit.
             EnvBusyError: If a step of one is under way.
-            ResetNeededError: If one was never reset. In all cases nothing was stepped.
+            ResetNeededError: If one lost its episode with its worker. In all cases nothing was stepped.
             NothingInFlightError: If there is nothing to wait for.
             BaseException: What an env raised. ``error.partial`` is what this would have returned, with rows of the
                 others alone, whose ids are its ``env_ids``.
@@ -231,7 +249,7 @@ class TianshouVectorEnv:
         Raises:
             EnvBusyError: If one has a step under way.
         """
-        env_ids = list(range(self.env_num)) if id is None else list(parse_ids(id, self.env_num))
+        env_ids = list(range(self.env_num)) if id is None else positions(id, self.env_num, "id")
         waiting = self.waiting_id
         busy = [env_id for env_id in env_ids if env_id in waiting] if waiting else []
         if busy:
@@ -248,6 +266,16 @@ def _check_wait_num(wait_num: Any, num_envs: int) -> int:
     if wait_num > num_envs:
         raise ArgumentError(f"wait_num={wait_num}, but there are {num_envs} envs. Give at most as many.")
     return int(wait_num)
+
+
+def _warn_of_shared_workers(env: ParallelEnv) -> None:
+    """Say that an env may be waited for since it shares a worker; a loop in this thread has one whatever is given."""
+    if env._pool.lone_host is None and env.num_hosts < len(env):
+        warn_user(
+            f"to_tianshou() with wait_num or timeout: {len(env)} envs share {env.num_hosts} workers, and of one worker "
+            "an env is waited for until those before it have finished. Tianshou has a worker per env: give "
+            "num_cpus=len(envs) to the ParallelEnv."
+        )
 
 
 def _stacked(values: Sequence[Any]) -> Array:

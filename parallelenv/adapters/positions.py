@@ -1,0 +1,33 @@
+"""Env ids as other libraries take them: positions in a list."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from parallelenv.ids import parse_ids
+
+
+def positions(argument: Any, num_envs: int, name: str) -> list[int]:
+    """Return the env ids that positions in the list of all envs name, in the order given.
+
+    Args:
+        argument: As in `parse_ids`. A position may be negative, counted from the end, or come twice; a set will do.
+        num_envs: Number of envs.
+        name: What the user calls the argument.
+
+    Raises:
+        IdTypeError: If it has none of these forms.
+        IdRangeError: If there is no such position.
+    """
+    given = argument.tolist() if isinstance(argument, np.ndarray | np.generic) else argument
+    if isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping):
+        given = list(given)
+    listed = given if isinstance(given, list) else [given]
+    if not all(isinstance(one, int | np.integer) and not isinstance(one, bool) for one in listed):
+        return list(parse_ids(given, num_envs, name))
+    found = [int(one) + num_envs if -num_envs <= one < 0 else int(one) for one in listed]
+    parse_ids(list(dict.fromkeys(found)), num_envs, name)
+    return found
