@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # Tests start thousands of interpreters: each would compile the package anew, for 0.15 s.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-all neighbours neighbours-long faults soak cluster cluster-demo lint docs browser picture bench bench-auto bench-scale bench-collect bench-profile bench-start wheel-check clean
+.PHONY: help demo test test-all neighbours neighbours-long neighbours-suites faults soak cluster cluster-demo lint docs browser picture bench bench-auto bench-scale bench-collect bench-profile bench-start wheel-check clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list.
@@ -34,6 +34,15 @@ neighbours: $(VENV)/.neighbours ## Test the adapters beside Stable-Baselines3, T
 
 neighbours-long: $(VENV)/.neighbours-long ## Compare the adapters for thousands of steps in every mode, and see learners learn; some 30 minutes.
 	PARALLELENV_REQUIRE_NEIGHBOURS=1 $(PYTEST) -m "neighbours and long" tests/adapters $(PYTEST_ARGS)
+
+neighbours-suites: $(VENV)/.neighbours $(if $(NEIGHBOURS),,build/neighbours) ## Run the tests of Gymnasium, Stable-Baselines3 and Tianshou on the adapters; an hour. NEIGHBOURS= a folder with a checkout of each.
+	$(BIN)/python -m tests.adapters.suites $(or $(NEIGHBOURS),build/neighbours) $(SUITES_ARGS)
+
+# Their tests alone, as of the commits that tests/adapters/suites/known_failures.txt is about.
+build/neighbours:
+	git clone -qn https://github.com/Farama-Foundation/Gymnasium $@/gymnasium && git -C $@/gymnasium checkout 3f0476a8cc22 -- tests
+	git clone -qn https://github.com/DLR-RM/stable-baselines3 $@/stable-baselines3 && git -C $@/stable-baselines3 checkout e05d2dbe6eda -- tests
+	git clone -qn https://github.com/thu-ml/tianshou $@/tianshou && git -C $@/tianshou checkout f2402056b03a -- test
 
 faults: $(VENV)/.test ## Provoke every fault in every mode and print how long each recovery takes; some 8 minutes.
 	$(BIN)/python -m tests.faults $(FAULTS_ARGS)

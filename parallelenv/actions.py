@@ -175,7 +175,9 @@ class ActionReader:
                 f"action{where} has shape {array.shape}; expected {(count, *field.shape)}: one row per env, each in "
                 f"{self._structure.leaves[index]}."
             )
-        if self._as_given and not isinstance(self._structure.leaves[index], Box):
+        if self._as_given and isinstance(self._structure.leaves[index], Box) and array.dtype.kind in "biuf":
+            return array
+        if self._as_given:
             array = _whole_numbers(array, field.dtype)
         if not becomes(array, field.dtype):
             raise ActionError(

@@ -54,10 +54,10 @@ class Adaptable(Calls):
     ) -> GymnasiumVectorEnv:
         """Return a `gymnasium.vector.VectorEnv` that steps these envs, for whatever takes one.
 
-        From now on an ended episode is followed as ``autoreset_mode`` says, whatever ``asynchronous`` was, and all
-        envs need a reset. Closing the vector env closes this object. Of ``copy=False`` observations are as of
-        ``copy=False`` in Gymnasium's own vector envs: valid until the next call, and here read-only. Infos and
-        ``final_obs`` are always the caller's.
+        From now on an ended episode is followed as ``autoreset_mode`` says, whatever ``asynchronous`` was; all envs are
+        to be reset. Closing the vector env closes this object. Of ``copy=False`` observations are as of ``copy=False``
+        in Gymnasium's own vector envs: valid until the next call, and writeable. Infos and ``final_obs`` are always the
+        caller's.
 
         Args:
             autoreset_mode: ``"NextStep"``: the step after the end of an episode resets that env, ignores its action,
@@ -81,8 +81,8 @@ class Adaptable(Calls):
     def to_sb3(self) -> SB3VecEnv:
         """Return a `VecEnv` of Stable-Baselines3 that steps these envs, for its algorithms and wrappers.
 
-        From now on an ended env is reset within the step that ends it, whatever ``asynchronous`` was, and all envs
-        need a reset. Closing the `VecEnv` closes this object. Observations are copied also with ``copy=False``: the
+        From now on an ended env is reset within the step that ends it, whatever ``asynchronous`` was; all envs are to
+        be reset. Closing the `VecEnv` closes this object. Observations are copied also with ``copy=False``: the
         algorithms keep the latest ones while they step, and would store, and learn from, the next ones in their place.
 
         Raises:
@@ -108,11 +108,14 @@ class Adaptable(Calls):
         """Return what Tianshou's collectors and wrappers take for one of its vector envs.
 
         From now on nothing happens when an episode ends, whatever ``asynchronous`` was: collectors reset. All envs
-        need a reset. Closing it closes this object. Observations are copied, whatever ``copy`` was.
+        are to be reset. Closing it closes this object. Observations are copied, whatever ``copy`` was.
 
         Args:
             wait_num: So many envs a step waits for; the others go on with theirs. ``None``: all.
             timeout: Seconds after which a step returns what is there, at least of one env; ``None``: none.
+
+        Warns:
+            UserWarning: If either is given and envs share workers, in which one waits for another.
 
         Raises:
             ArgumentError: If ``wait_num`` is no int from 1 to the number of envs, or ``timeout`` not positive.

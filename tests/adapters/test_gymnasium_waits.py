@@ -109,7 +109,9 @@ def test_after_the_end_everything_is_refused(make: Any) -> None:
     env = make()
     env.reset()
     env.step_async(ZEROS)
-    env.close()
+    with pytest.warns(UserWarning, match=r"^close\(\) was called while step_async\(\) waits for step_wait\(\)") as told:
+        env.close()
+    assert told[0].filename == __file__
     env.close()
     for call in [*ANYTHING.values(), *WAIT.values()]:
         with pytest.raises(ClosedEnvironmentError, match="on a closed ParallelEnv"):

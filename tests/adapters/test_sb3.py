@@ -114,7 +114,7 @@ def test_wrappers_of_the_envs_are_seen(make_env: MakeEnv) -> None:
 @nearby
 def test_arguments_that_cannot_be_are_refused(make_env: MakeEnv) -> None:
     env: Any = make_env([Looped] * 2).to_sb3()
-    for indices in (1.5, "x", [0, 0], [2]):
+    for indices in (1.5, "x", [0, "x"], [2], [-3]):
         with pytest.raises(ArgumentError, match="^indices="):
             env.get_attr("length", indices)
         with pytest.raises(ArgumentError, match="^indices="):

@@ -96,7 +96,7 @@ def test_collectors_collect_the_same(is_async: bool, make_env: MakeEnv) -> None:
             return data.Batch(act=leans, state=nothing, policy=data.Batch(nothing=nothing))
 
     options: dict[str, Any] = {"wait_num": 3} if is_async else {}
-    ours = make_env(["CartPole-v1"] * 4).to_tianshou(**options)
+    ours = make_env(["CartPole-v1"] * 4, num_cpus=4).to_tianshou(**options)
     theirs = env.DummyVectorEnv([_cart_pole] * 4, **options)
     found = []
     for venv in (ours, theirs):
@@ -205,7 +205,7 @@ def test_an_ended_env_is_left_to_the_caller(make_env: MakeEnv) -> None:
 @nearby
 @pytest.mark.parametrize("options", [{}, {"wait_num": 2}], ids=["sync", "async"])
 def test_after_the_end_everything_is_refused(options: Any, make_env: MakeEnv) -> None:
-    env: Any = make_env([Looped] * 3).to_tianshou(**options)
+    env: Any = make_env([Looped] * 3, num_cpus=3).to_tianshou(**options)
     env.reset()
     assert not env.is_closed
     env.close()

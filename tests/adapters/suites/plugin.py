@@ -10,6 +10,9 @@ import os
 import sys
 from typing import Any
 
+import gymnasium
+import pytest
+
 from parallelenv import ParallelEnv
 
 MODE: Any = os.environ["SUITES_MODE"]
@@ -86,6 +89,15 @@ def pytest_configure() -> None:
             for key, value in list(vars(module).items()):
                 if isinstance(value, type) and value in ours:
                     setattr(module, key, ours[value])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Any:
+    """Skip a test that needs a package which is not installed."""
+    try:
+        return (yield)
+    except (ModuleNotFoundError, gymnasium.error.DependencyNotInstalled) as error:
+        pytest.skip(str(error))
 
 
 def pytest_runtest_logreport(report: Any) -> None:

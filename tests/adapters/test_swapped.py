@@ -1,0 +1,390 @@
+"""What worked with another library's vector envs works with the adapters: each test is a habit of its users."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from conftest import MakeEnv
+from gymnasium.spaces import Box, Dict, Discrete
+from gymnasium.vector import SyncVectorEnv
+
+from adapters.envs import Looped
+from adapters.neighbours import require
+from parallelenv import ParallelEnv
+from parallelenv.errors import (
+    AbsentAttributeError,
+    ActionError,
+    ActionTypeError,
+    ClosedError,
+    DuplicateEnvError,
+    EnvContractError,
+    ResetNeededError,
+)
+from parallelenv.identity import difference
+
+nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
+Adapter = Callable[[ParallelEnv], Any]
+
+
+@pytest.fixture(params=["gymnasium", "tianshou", pytest.param("sb3", marks=pytest.mark.neighbours)])
+def adapted(request: pytest.FixtureRequest) -> Adapter:
+    """Return each adapter."""
+    if request.param == "sb3":
+        require("stable_baselines3.common.vec_env")
+    adapter: Adapter = getattr(ParallelEnv, f"to_{request.param}")
+    return adapter
+
+
+class Bare(Looped):
+    """Its reset takes nothing."""
+
+    def reset(self) -> Any:  # type: ignore[override]
+        self.state[:] = 0
+        return self.state, {}
+
+
+class Seeded(Looped):
+    """Its reset takes a seed alone."""
+
+    def reset(self, seed: int | None = None) -> Any:  # type: ignore[override]
+        self.state[:] = 0 if seed is None else seed
+        return self.state, {}
+
+
+class Strict(Looped):
+    """Its reset has no defaults."""
+
+    def reset(self, seed: int | None, options: Any) -> Any:  # type: ignore[override]
+        self.state[:] = 0
+        return self.state, {}
+
+
+@nearby
+@pytest.mark.parametrize("env_class", [Bare, Seeded, Strict])
+def test_a_reset_is_given_what_it_takes(env_class: Any, adapted: Adapter, make_env: MakeEnv) -> None:
+    adapted(make_env([env_class] * 2)).reset()
+
+
+@nearby
+def test_what_is_given_to_a_reset_that_does_not_take_it_is_an_error(make_env: MakeEnv) -> None:
+    env: Any = make_env([Seeded] * 2).to_gymnasium()
+    assert env.reset(seed=4)[0].tolist() == [[4], [5]]
+    with pytest.raises(TypeError, match="options"):
+        env.reset(options={"level": 2})
+
+
+class Grumpy(Looped):
+    """Raises another error than the others."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(9)
+        self.error = error
+
+    def step(self, action: Any) -> Any:
+        raise self.error
+
+    def fail(self) -> None:
+        raise self.error
+
+
+@nearby
+def test_of_several_errors_the_first_envs_is_raised(adapted: Adapter, make_env: MakeEnv) -> None:
+    env = adapted(make_env([partial(Grumpy, KeyError("one")), partial(Grumpy, OSError("two"))]))
+    env.reset()
+    with pytest.raises(KeyError, match="one") as caught:
+        env.step(np.zeros(2, int))
+    assert "Also: OSError: two" in caught.value.__notes__[-1]
+
+
+# -------------------------------------------------------------------- the envs themselves
+
+
+def envs_of(env: Any) -> list[Any]:
+    """Return the envs as users of its library reach them."""
+    return [worker.env for worker in env.workers] if hasattr(type(env), "workers") else list(env.envs)
+
+
+@pytest.mark.parametrize("mode", ["dummy", "thread"], indirect=True)
+def test_envs_in_this_process_are_reached_themselves(adapted: Adapter, make_env: MakeEnv) -> None:
+    wrapped = partial(gym.make, "CartPole-v1")
+    env = adapted(make_env([wrapped] * 3, num_cpus=2))
+    envs = envs_of(env)
+    assert [type(one) for one in envs] == [type(wrapped())] * 3
+    envs[1].unwrapped.gravity = 5.0
+    assert env.parallel_env.get_env_attr("gravity") == [9.8, 5.0, 9.8]
+    env.close()
+    with pytest.raises(ClosedError, match="closed ParallelEnv"):
+        envs_of(env)
+
+
+@pytest.mark.parametrize("mode", ["subproc"], indirect=True)
+def test_envs_elsewhere_are_reached_by_calls(adapted: Adapter, make_env: MakeEnv) -> None:
+    env = adapted(make_env([Looped] * 2))
+    with pytest.raises(AbsentAttributeError, match=r"is absent: these envs live in other processes\. Use get_"):
+        envs_of(env)
+    assert not hasattr(env, "workers")
+    assert not hasattr(env, "envs")
+
+
+# -------------------------------------------------------------------- actions
+
+
+class Echo(gym.Env[Any, Any]):
+    """Says what it was given."""
+
+    def __init__(self, action_space: Any) -> None:
+        self.action_space, self.observation_space = action_space, Box(0, 9, (1,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        told = {"value": np.asarray(action).tolist(), "dtype": str(getattr(action, "dtype", type(action)))}
+        return np.zeros(1, np.float32), 0.0, False, False, {"told": told}
+
+
+def told(env: Any, actions: Any) -> list[Any]:
+    """Step, and return what the envs were given: values and dtypes."""
+    env.reset()
+    infos = env.step(actions)[-1]
+    if isinstance(infos, dict):
+        infos = [
+            {"told": {"value": value, "dtype": dtype}}
+            for value, dtype in zip(np.asarray(infos["told"]["value"]).tolist(), infos["told"]["dtype"], strict=True)
+        ]
+    return [(info["told"]["value"], info["told"]["dtype"]) for info in infos]
+
+
+@nearby
+def test_actions_of_a_box_reach_envs_in_the_dtype_given(adapted: Adapter, make_env: MakeEnv) -> None:
+    env = adapted(make_env([partial(Echo, Box(-2, 2, (1,), np.float32))] * 2))
+    assert told(env, np.array([[0.1], [0.2]])) == [([0.1], "float64"), ([0.2], "float64")]
+    assert told(env, np.array([[0.5], [1.5]], np.float32)) == [([0.5], "float32"), ([1.5], "float32")]
+    assert told(env, np.array([[0.5], [1.5]], np.float16)) == [([0.5], "float16"), ([1.5], "float16")]
+
+
+@nearby
+def test_parts_of_actions_keep_their_dtypes(make_env: MakeEnv) -> None:
+    space = Dict({"push": Box(-2, 2, (1,), np.float32), "gear": Discrete(3)})
+
+    class Parts(Echo):
+        def step(self, action: Any) -> Any:
+            return *super().step(0)[:4], {"push": str(action["push"].dtype), "gear": str(action["gear"].dtype)}
+
+    env: Any = make_env([partial(Parts, space)] * 2).to_gymnasium()
+    env.reset()
+    infos = env.step({"push": np.array([[0.1], [0.2]]), "gear": np.array([1.0, 2.0])})[-1]
+    assert infos["push"].tolist() == ["float64"] * 2
+    assert infos["gear"].tolist() == ["int64"] * 2
+
+
+@nearby
+def test_floats_that_are_whole_numbers_are_actions_of_discrete_spaces(adapted: Adapter, make_env: MakeEnv) -> None:
+    env = adapted(make_env([partial(Echo, Discrete(3))] * 2))
+    assert told(env, np.array([1.0, 2.0])) == [(1, "int64"), (2, "int64")]
+    assert told(env, np.array([1, 2], np.uint8)) == [(1, "int64"), (2, "int64")]
+    for actions in (np.array([0.5, 1]), np.array([np.nan, 1])):
+        with pytest.raises(ActionError, match="without loss of meaning"):
+            env.step(actions)
+
+
+def test_rewards_of_pendulum_are_the_same_to_the_last_bit() -> None:
+    env_fns = [partial(gym.make, "Pendulum-v1")] * 2
+    actions = np.random.default_rng(3).uniform(-2, 2, (20, 2, 1))
+    with ParallelEnv(env_fns) as env:
+        ours, theirs = env.to_gymnasium(), SyncVectorEnv(env_fns)
+        assert difference(ours.reset(seed=3), theirs.reset(seed=3)) is None
+        for action in actions:
+            assert difference(ours.step(action), theirs.step(action)) is None
+        theirs.close()
+
+
+@nearby
+def test_a_parallel_env_itself_has_the_dtype_of_the_space(make_env: MakeEnv) -> None:
+    env = make_env([partial(Echo, Box(-2, 2, (1,), np.float32))] * 2)
+    env.reset()
+    assert env.step(np.array([[0.5], [1.5]])).infos[0]["told"]["dtype"] == "float32"
+    env = make_env([partial(Echo, Discrete(3))] * 2)
+    env.reset()
+    with pytest.raises(ActionError, match="float64, which does not become int64"):
+        env.step(np.array([1.0, 2.0]))
+
+
+@nearby
+def test_errors_are_of_the_classes_that_others_raise(adapted: Adapter, make_env: MakeEnv) -> None:
+    env = adapted(make_env([Looped] * 2))
+    env.reset()
+    with pytest.raises(ActionTypeError, match="is a single action"):
+        env.step(1)
+    assert issubclass(ActionTypeError, TypeError | ValueError)
+    one = Looped()
+    for envs in ([one, one], [lambda: one, lambda: one]):
+        with pytest.raises(DuplicateEnvError, match="the same instance") as caught:
+            ParallelEnv(envs)
+        assert isinstance(caught.value, ValueError)
+
+
+# -------------------------------------------------------------------- episodes
+
+
+@nearby
+def test_a_step_before_the_first_reset_goes_to_the_envs(adapted: Adapter, make_env: MakeEnv) -> None:
+    env = adapted(make_env([Looped] * 2))
+    assert env.step(np.zeros(2, int))[0].tolist() == [[1], [1]]
+    env = adapted(make_env(["CartPole-v1"] * 2))
+    with pytest.raises(gym.error.ResetNeeded, match="Cannot call env.step"):
+        env.step(np.zeros(2, int))
+
+
+@nearby
+def test_states_of_envs_that_were_never_reset_are_not_made_up(make_env: MakeEnv) -> None:
+    env: Any = make_env([Looped] * 2).to_gymnasium()
+    mask = {"reset_mask": np.array([True, False])}
+    with pytest.raises(ResetNeededError, match=r"latest states of envs \[1\] are wanted"):
+        env.reset(options=mask)
+    env.step(np.zeros(2, int))
+    assert env.reset(options=mask)[0].tolist() == [[0], [1]]
+    with pytest.raises(ResetNeededError, match="have no running episode"):  # as ever without an adapter
+        make_env([Looped] * 2).step([0, 0])
+
+
+class Typed(Looped):
+    """Returns a state of another type than its space says, which it writes over in the next reset."""
+
+    def __init__(self, observation_space: Any, state: Any) -> None:
+        super().__init__(1)
+        self.observation_space, self.given = observation_space, state
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        if isinstance(self.given, np.ndarray):
+            self.given *= 0
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> Any:
+        return self.given, 1.0, True, False, {}
+
+
+@nearby
+@pytest.mark.parametrize(
+    ("space", "state"),
+    [
+        (Discrete(5), 2),
+        (Discrete(5), np.int64(2)),
+        (Box(0, 9, (2,), np.float32), np.array([1.1, 2.2])),
+        (Box(0, 9, (2,), np.float32), [1.5, 2.5]),
+        (Dict({"a": Discrete(5), "b": Box(0, 9, (1,))}), {"a": 2, "b": np.ones(1, np.float32)}),
+    ],
+)
+def test_last_states_are_of_the_type_that_the_env_gave(space: Any, state: Any, make_env: MakeEnv) -> None:
+    env: Any = make_env([partial(Typed, space, state)]).to_gymnasium("SameStep")
+    theirs = SyncVectorEnv([partial(Typed, space, state)], autoreset_mode="SameStep")
+    for one in (env, theirs):
+        one.reset()
+    expected = theirs.step([0])[-1]["final_obs"][0] if not isinstance(state, np.ndarray) else state
+    assert difference(env.step([0])[-1]["final_obs"][0], expected) is None
+
+
+@pytest.mark.parametrize("mode", ["dummy", "thread", "subproc"], indirect=True)
+def test_states_that_are_not_copied_may_be_written_to(make_env: MakeEnv) -> None:
+    env: Any = make_env([Looped] * 2, copy=False).to_gymnasium()
+    for states in (env.reset()[0], env.step([0, 0])[0]):
+        states[0] = 7
+    env.step_async([0, 0])
+    env.step_wait()[0][:] = 7
+    parts = make_env([partial(Typed, Dict({"a": Box(0, 9, (1,))}), {"a": np.ones(1, np.float32)})], copy=False)
+    parts.to_gymnasium().reset()[0]["a"][0] = 7
+
+
+# -------------------------------------------------------------------- Tianshou
+
+
+@nearby
+def test_tianshou_counts_ids_from_the_end_too(make_env: MakeEnv) -> None:
+    env: Any = make_env([partial(Looped, length) for length in (5, 6, 7)]).to_tianshou()
+    env.reset()
+    env.step(np.zeros(3, int))
+    assert env.reset([-1])[0].tolist() == [[0]]
+    assert env.step([0], -1)[-1][0]["env_id"] == 2
+    assert env.get_env_attr("length", [-1, 0]) == [7, 5]
+    env.set_env_attr("length", [1, 2], -1)
+    assert env.get_env_attr("length") == [5, 6, [1, 2]]
+
+
+@pytest.mark.parametrize("mode", ["subproc"], indirect=True)
+def test_fewer_workers_than_envs_are_warned_of_where_some_are_waited_for(make_env: MakeEnv) -> None:
+    message = re.escape("3 envs share 2 workers")
+    with pytest.warns(UserWarning, match=f"{message}.*num_cpus=len\\(envs\\)") as caught:
+        make_env([Looped] * 3, num_cpus=2).to_tianshou(wait_num=2)
+    assert caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make_env([Looped] * 3, num_cpus=3).to_tianshou(timeout=1.0)
+        make_env([Looped] * 3, num_cpus=2).to_tianshou()
+        ParallelEnv([Looped] * 3).to_tianshou(wait_num=2).close()  # a loop is one worker, whatever is given
+
+
+# -------------------------------------------------------------------- Stable-Baselines3
+
+
+@pytest.mark.neighbours
+@nearby
+def test_sb3_takes_the_indices_of_a_list(make_env: MakeEnv) -> None:
+    env: Any = make_env([partial(Looped, length) for length in (5, 6, 7)]).to_sb3()
+    env.reset()
+    assert env.get_attr("length", [0, -1]) == [5, 7]
+    assert env.get_attr("length", -2) == [6]
+    assert env.get_attr("length", [1, 1, 0]) == [6, 6, 5]
+    assert sorted(env.get_attr("length", {0, 2})) == [5, 7]
+    assert env.env_method("add", 1, indices=np.array([-1, -1])) == [1, 1]
+    env.set_attr("length", [9], {-1, 0})
+    assert env.get_attr("length") == [[9], 6, [9]]
+    assert env.env_is_wrapped(gym.Wrapper, [0, 0]) == [False, False]
+
+
+@pytest.mark.neighbours
+@nearby
+@pytest.mark.parametrize("state", [np.ones((1, 2), np.float32), np.float32(3), 4.0, [1, 2]])
+def test_sb3_broadcasts_states(state: Any, make_env: MakeEnv) -> None:
+    space = Box(0, 9, (2,), np.float32)
+    vec_env = require("stable_baselines3.common.vec_env")
+    both = make_env([partial(Typed, space, state)]).to_sb3(), vec_env.DummyVecEnv([partial(Typed, space, state)])
+    for one in both:
+        one.reset()
+    ours, theirs = (one.step(np.zeros(1, int)) for one in both)
+    assert difference(ours[3][0]["terminal_observation"], theirs[3][0]["terminal_observation"]) is None
+
+
+class Spread(Looped):
+    """States of a shape of its own."""
+
+    observation_space = Box(0, 9, (2,), np.float32)
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__(9)
+        self.state = np.zeros(shape, np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return self.state, {}
+
+    def step(self, action: Any) -> Any:
+        self.state += 1
+        return self.state, 1.0, False, False, {}
+
+
+@pytest.mark.neighbours
+@nearby
+def test_sb3_broadcasts_states_as_numpy_assigns(make_env: MakeEnv) -> None:
+    require("stable_baselines3")
+    env: Any = make_env([partial(Spread, (1, 2)), partial(Spread, ()), partial(Spread, (1,))]).to_sb3()
+    assert env.reset().tolist() == [[0, 0]] * 3
+    assert env.step(np.zeros(3, int))[0].tolist() == [[1, 1]] * 3
+    env = make_env([partial(Spread, (3,))]).to_sb3()
+    with pytest.raises(EnvContractError, match=r"shape \(3,\)"):
+        env.reset()
