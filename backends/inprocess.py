@@ -15,6 +15,9 @@ from parallelenv.interrupts import Shield
 from parallelenv.ownership import own, own_but_graph
 from parallelenv.protocol import Command, Death, EnvFacts, Extra, HostRecipe, Reply
 
+_STATES = frozenset({"loose", "ended_loose", "ended_state"})
+"""What of an `Extra` may carry gradients."""
+
 
 class CallerChannel:
     """A queue of commands to a host in the caller's very thread, which works when it would wait."""
@@ -128,8 +131,9 @@ def _guilty(value: Any) -> Any:
 
 
 def _detached(value: Any) -> Any:
-    if type(value) is Extra:
-        info, loose, reward, ended_loose, reset_info, is_exhausted = value
-        states = (None if part is None else own_but_graph(part) for part in (loose, ended_loose))
-        return Extra(own(info), next(states), own(reward), next(states), own(reset_info), is_exhausted)
-    return value if type(value) is EnvFacts else own(value)
+    if type(value) is not Extra:
+        return value if type(value) is EnvFacts else own(value)
+    parts = zip(Extra._fields, value, strict=True)
+    return Extra(
+        *(None if part is None else own_but_graph(part) if name in _STATES else own(part) for name, part in parts)
+    )

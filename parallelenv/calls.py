@@ -70,9 +70,9 @@ class Calls(Known):
             values: Instead of ``value``: one per env, in the order of ``id``. ``[value] * n`` sets a list on all.
 
         Raises:
-            ArgumentError: If the key is no plain name, both or neither of ``value`` and ``values`` are given, a list has
-                the wrong length, or ``value`` is an array or tensor with as many rows as there are envs asked, which
-                could mean either.
+            ArgumentError: If the key is no plain name, both or neither of ``value`` and ``values`` are given, a list
+                has the wrong length, or ``value`` is an array or tensor with as many rows as there are envs asked,
+                which could mean either.
             UnpicklableError: If a value cannot be copied to its worker; nothing was set.
 
         Warns:

@@ -144,7 +144,6 @@ class ParallelEnv(LongRuns):
             recipes.refuse_live(env_recipes)
         self._para_mode = registry.word_of(chosen.mode if chosen else para_mode)
         self._recommendation = chosen
-        listener = make_listener(output)
         cells.close_earlier()
         self._start(
             backend,
@@ -155,7 +154,7 @@ class ParallelEnv(LongRuns):
             num_gpus=num_gpus,
             silence_warnings=no_warning,
             timeout=timeout,
-            listener=listener,
+            listener=make_listener(output),
             seed_globals=seed_globals,
             **for_envs,
         )
@@ -390,10 +389,9 @@ class ParallelEnv(LongRuns):
                 AbsentAttributeError: If there is none. A subclass may have what it likes.
             """
             known = getattr(ParallelEnv, name, None)
-            if not name.startswith("_") and type(self) is ParallelEnv and (known is None or isinstance(known, property)):
-                is_argument = name in inspect.signature(ParallelEnv).parameters
-                if known is None or is_argument:
-                    raise translations.not_to_set(self, name, is_argument)
+            is_fixed = known is None or (isinstance(known, property) and known.fset is None)
+            if is_fixed and not name.startswith("_") and type(self) is ParallelEnv:
+                raise translations.not_to_set(self, name, name in inspect.signature(ParallelEnv).parameters)
             object.__setattr__(self, name, value)
 
     def __len__(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 import numpy as np
@@ -97,7 +97,7 @@ class Known(Guarded):
     @property
     def asynchronous(self) -> str | None:
         """What happens when an episode ends, as given; an env handed over to an adapter follows the adapter's rule."""
-        return self._asynchronous
+        return cast("str | None", self._asynchronous)
 
     @property
     def recommendation(self) -> Recommendation | None:

@@ -14,7 +14,6 @@ from parallelenv.shown import Shown
 from parallelenv.texts import list_ids
 from parallelenv.trajectory import Rollout
 
-
 _OWN_ROLLOUT = "run_batch_episode"
 """The method by which objects that are test units of MetaBox play an episode."""
 
@@ -73,8 +72,8 @@ class LongRuns(Shown):
             progress: Whether a bar shows, on a terminal or in a notebook, from the first second on.
 
         Returns:
-            A `Rollout`. Without a policy: what the objects' own method ``run_batch_episode()`` returned, a list with one
-            item per env, as of MetaBox's test units.
+            A `Rollout`. Without a policy: what the objects' own method ``run_batch_episode()`` returned, a list with
+            one item per env, as of MetaBox's test units.
 
         Raises:
             ArgumentError: If not exactly one of ``num_steps`` and ``num_episodes`` is given, or the policy

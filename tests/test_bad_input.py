@@ -196,7 +196,8 @@ def test_an_env_that_does_not_pickle_is_named() -> None:
 
 
 def test_no_cores_and_none_both_mean_all_usable_ones() -> None:
-    for num_cpus in (0, None, np.int64(0)):
+    counts: list[Any] = [0, None, np.int64(0)]
+    for num_cpus in counts:
         with ParallelEnv([Counter] * 64, "thread", num_cpus=num_cpus) as env:
             assert env.num_workers == min(64, usable_cores())
 

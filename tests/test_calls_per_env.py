@@ -365,8 +365,10 @@ def test_an_object_without_steps_cannot_be_stepped(make_env: MakeEnv) -> None:
 
 @nearby
 def test_a_rollout_without_a_policy_names_what_is_missing(make_env: MakeEnv) -> None:
-    env = make_env([Unit(0), Worker()])
-    with pytest.raises(ArgumentError, match=r"rollout\(policy, num_steps=.*run_batch_episode\(\).*envs \[1\] have none"):
+    env: Any = make_env([Unit(0), Worker()])
+    with pytest.raises(
+        ArgumentError, match=r"rollout\(policy, num_steps=.*run_batch_episode\(\).*envs \[1\] have none"
+    ):
         env.rollout()
     with pytest.raises(ArgumentError, match=r"without a policy.*takes no arguments"):
         env.rollout(num_steps=3, id=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -66,7 +67,7 @@ class FakeModule:
 
 
 @pytest.fixture
-def fake_torch(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def fake_torch(monkeypatch: pytest.MonkeyPatch) -> Any:
     torch: Any = ModuleType("torch")
     torch.Tensor, torch.nn = FakeTensor, ModuleType("torch.nn")
     torch.nn.Module = FakeModule
@@ -75,7 +76,7 @@ def fake_torch(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return torch
 
 
-WITH_GRADIENT = {
+WITH_GRADIENT: dict[str, Callable[[], Any]] = {
     "tensor": lambda: FakeTensor(True),
     "module": lambda: FakeModule(FakeTensor(False), FakeTensor(True)),
     "in a dict": lambda: {"net": FakeTensor(True), "size": 3},
@@ -146,7 +147,7 @@ needs_torch = pytest.mark.neighbours
 def _actions(kind: str, net: Any) -> Any:
     torch = require("torch")
     inputs = torch.arange(4.0).reshape(2, 2)
-    actions = {
+    actions: dict[str, Callable[[], Any]] = {
         "rows": lambda: net(inputs),
         "list": lambda: [net(one) for one in inputs],
         "modules": lambda: [net, net],
