@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # Tests start thousands of interpreters: each would compile the package anew, for 0.15 s.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-all neighbours neighbours-long neighbours-suites faults soak cluster cluster-demo lint docs browser picture bench bench-auto bench-scale bench-collect bench-profile bench-start wheel-check clean
+.PHONY: help demo test test-all neighbours neighbours-long neighbours-suites metabox faults soak cluster cluster-demo lint docs browser picture bench bench-auto bench-scale bench-collect bench-profile bench-start wheel-check clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list.
@@ -43,6 +43,9 @@ build/neighbours:
 	git clone -qn https://github.com/Farama-Foundation/Gymnasium $@/gymnasium && git -C $@/gymnasium checkout 3f0476a8cc22 -- tests
 	git clone -qn https://github.com/DLR-RM/stable-baselines3 $@/stable-baselines3 && git -C $@/stable-baselines3 checkout e05d2dbe6eda -- tests
 	git clone -qn https://github.com/thu-ml/tianshou $@/tianshou && git -C $@/tianshou checkout f2402056b03a -- test
+
+metabox: $(VENV)/metabox/.done ## Train MetaBox's agents with its own class and with ours in every mode, and compare their weights; up to 2 hours.
+	$(VENV)/metabox/bin/python -m tests.metabox $(METABOX_ARGS)
 
 faults: $(VENV)/.test ## Provoke every fault in every mode and print how long each recovery takes; some 8 minutes.
 	$(BIN)/python -m tests.faults $(FAULTS_ARGS)
@@ -102,6 +105,13 @@ clean: ## Remove the virtual environment and everything that was built.
 $(VENV)/.python:
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install --upgrade pip
+	touch $@
+
+# MetaBox pins older versions of much that it need not have, so it comes without, in an environment of its own.
+$(VENV)/metabox/.done: pyproject.toml
+	$(PYTHON) -m venv $(VENV)/metabox
+	$(VENV)/metabox/bin/python -m pip --disable-pip-version-check --quiet install --editable '.[metabox]'
+	$(VENV)/metabox/bin/python -m pip --disable-pip-version-check --quiet install --no-deps metaevobox==2.0.2 pypop7==0.0.82
 	touch $@
 
 $(VENV)/.demo $(VENV)/.test $(VENV)/.neighbours $(VENV)/.neighbours-long $(VENV)/.lint $(VENV)/.docs $(VENV)/.browser $(VENV)/.bench: $(VENV)/.%: $(VENV)/.python pyproject.toml

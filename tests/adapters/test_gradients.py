@@ -87,7 +87,7 @@ WITH_GRADIENT: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("kind", WITH_GRADIENT)
 @in_this_process
-def test_what_carries_gradients_reaches_the_env_itself(fake_torch: ModuleType, make_env: MakeEnv, kind: str) -> None:
+def test_what_carries_gradients_reaches_the_env_itself(fake_torch: Any, make_env: MakeEnv, kind: str) -> None:
     envs = [Keeps(), Keeps()]
     env = make_env(envs)
     env.reset()
@@ -107,14 +107,14 @@ def _inside(action: Any) -> Any:
 
 
 @in_this_process
-def test_what_carries_none_is_copied(fake_torch: ModuleType, make_env: MakeEnv) -> None:
+def test_what_carries_none_is_copied(fake_torch: Any, make_env: MakeEnv) -> None:
     envs = [Keeps()]
     env = make_env(envs)
     env.reset()
     for plain in (FakeTensor(False), FakeModule(FakeTensor(False)), [1.0]):
         env.step([plain])
         assert envs[0].kept[-1] is not plain
-    fake_torch.is_grad_enabled = lambda: False  # type: ignore[attr-defined]
+    fake_torch.is_grad_enabled = lambda: False
     tensor = FakeTensor(True)
     env.customized_method("step", {"action": tensor})  # an argument of a call, which is data
     assert envs[0].kept[-1] is not tensor
@@ -122,7 +122,7 @@ def test_what_carries_none_is_copied(fake_torch: ModuleType, make_env: MakeEnv) 
 
 @pytest.mark.parametrize("kind", WITH_GRADIENT)
 @in_other_processes
-def test_what_carries_gradients_does_not_travel(fake_torch: ModuleType, make_env: MakeEnv, kind: str) -> None:
+def test_what_carries_gradients_does_not_travel(fake_torch: Any, make_env: MakeEnv, kind: str) -> None:
     env = make_env([Keeps, Keeps], num_cpus=2)
     env.reset()
     for step in (env.step, env.send, env.step_async):
@@ -132,7 +132,7 @@ def test_what_carries_gradients_does_not_travel(fake_torch: ModuleType, make_env
 
 
 @in_other_processes
-def test_nor_does_it_where_the_caller_steps_a_share(fake_torch: ModuleType, make_env: MakeEnv) -> None:
+def test_nor_does_it_where_the_caller_steps_a_share(fake_torch: Any, make_env: MakeEnv) -> None:
     env = make_env([Keeps, Keeps], num_cpus=2, caller_steps=True)
     env.reset()
     with pytest.raises(ActionError, match=TRAVELS):

@@ -1,0 +1,1 @@
+"""MetaBox's own trainers, with its own parallel environment and with ours: the weights they learn are compared."""

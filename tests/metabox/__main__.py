@@ -1,0 +1,131 @@
+"""Train MetaBox's agents with its own parallel environment and with ours, and print where the weights are alike.
+
+``python -m tests.metabox [NAME ...] [--modes MODE ...] [--keep FOLDER]``; made ready by ``make metabox``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .train import DIFFERENTIATED, same
+
+NAMES = (
+    *("DEDDQN", "RLPSO", "GLEET", "RLDAS", "DEDQN", "QLPSO", "NRLPSO", "RLHPSDE", "RLEPSO", "LDE", "SYMBOL", "LES"),
+    *(*DIFFERENTIATED, "Tester"),
+)
+MODES = ("dummy", "thread", "subproc", "ray", "ray-subproc")
+IN_CALLER = ("dummy", "thread")
+"""The modes whose envs live in the caller's process: gradients cross no other border."""
+REFUSED = "gradients refused"
+UNUSED = ("openai", "tianshou", "xgboost")
+"""Large packages that MetaBox imports and no run here uses: empty modules stand for them."""
+LIMIT = 900.0  # seconds for one run; Ray's workers each import MetaBox
+
+
+def main() -> int:
+    """Run everything, print the table and say if all is as it should be."""
+    parser = argparse.ArgumentParser(prog="python -m tests.metabox", description=__doc__)
+    parser.add_argument("names", nargs="*", default=NAMES, choices=[*NAMES, []], metavar="NAME")
+    parser.add_argument("--modes", nargs="+", default=MODES, choices=MODES)
+    parser.add_argument("--keep", type=Path, help="keep what the runs print and write in this folder")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        root = given.keep or Path(folder)
+        bench = Bench(root)
+        rows = [bench.row(name, given.modes) for name in given.names or NAMES]
+    print(table(rows, given.modes))
+    wrong = [name for name, own, cells in rows if own["moved"] == 0 or not all(map(is_right, cells.values()))]
+    print(f"\nNot as in MetaBox's own: {', '.join(wrong)}" if wrong else "\nAll as in MetaBox's own.")
+    return bool(wrong)
+
+
+class Bench:
+    """Runs trainers, each in a process and a folder of its own.
+
+    Args:
+        root: Where the folders are.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        stubs = root / "unused"
+        stubs.mkdir(parents=True, exist_ok=True)
+        for name in UNUSED:
+            (stubs / f"{name}.py").touch()
+        paths = (str(stubs), os.getcwd())
+        # One thread each: with more, sums of torch come out otherwise, and small networks gain nothing.
+        self._environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+
+    def row(self, name: str, modes: Any) -> tuple[str, dict[str, Any], dict[str, str]]:
+        """Run a trainer with MetaBox's own class and with ours in these modes; return what came of it."""
+        light = [("own", "dummy"), *(("ours", mode) for mode in modes if not mode.startswith("ray"))]
+        with ThreadPoolExecutor(2) as pool:
+            found = dict(zip(light, pool.map(lambda one: self.run(name, *one), light), strict=True))
+        for mode in modes:
+            if mode.startswith("ray"):  # whose own start keeps the cores busy
+                found["ours", mode] = self.run(name, "ours", mode)
+        own = found["own", "dummy"]
+        cells = {mode: self._compare(name, own, found["ours", mode], mode) for mode in modes}
+        print(f"{name}: {own.get('error') or own}, {cells}", flush=True)
+        return name, own, cells
+
+    def run(self, name: str, whose: str, mode: str) -> dict[str, Any]:
+        """Run one trainer; return where its arrays are, how many of them it has changed, or the error it ended with."""
+        folder = self._root / f"{name}-{whose}-{mode}"
+        folder.mkdir(exist_ok=True)
+        out, log = folder / "learned.npz", folder / "log.txt"
+        command = [sys.executable, "-m", "tests.metabox.train", name, mode, whose, str(out)]
+        with log.open("w") as file:
+            try:
+                ended = subprocess.run(
+                    command, cwd=folder, env=self._environment, stdout=file, stderr=file, timeout=LIMIT, check=False
+                ).returncode
+            except subprocess.TimeoutExpired:
+                ended = None
+        lines = log.read_text(errors="replace").strip().splitlines() or [""]
+        results = [json.loads(line.partition(" ")[2]) for line in lines if line.startswith("RESULT ")]
+        if ended == 0 and results:
+            return {"out": out, **results[0]}
+        return {"moved": 0, "error": f"took longer than {LIMIT:g} s" if ended is None else lines[-1]}
+
+    def _compare(self, name: str, own: dict[str, Any], ours: dict[str, Any], mode: str) -> str:
+        if name in DIFFERENTIATED and mode not in IN_CALLER:
+            return REFUSED if "requires grad" in ours.get("error", "") else "gradients NOT REFUSED"
+        if "error" in own or "error" in ours:
+            return f"ERROR: {own.get('error') or ours.get('error')}"
+        with np.load(own["out"]) as expected, np.load(ours["out"]) as found:
+            unlike = [key for key in expected if key not in found or not same(expected[key], found[key])]
+            if unlike or set(found) != set(expected):
+                return f"OTHER in {len(unlike)} of {len(set(expected))}"
+        return f"same, {ours['seconds']:.1f} s"
+
+
+def is_right(cell: str) -> bool:
+    """Say if what came of a run is as it should be."""
+    return cell.startswith("same") or cell == REFUSED
+
+
+def table(rows: Any, modes: Any) -> str:
+    """Return the rows as a table in Markdown."""
+    lines = [
+        "| | arrays that it changes | MetaBox's own, dummy | " + " | ".join(f"ours, {mode}" for mode in modes) + " |",
+        "| --- | --- | --- |" + " --- |" * len(modes),
+    ]
+    for name, own, cells in rows:
+        first = "ERROR" if "error" in own else f"{own['seconds']:.1f} s"
+        lines.append(f"| {name} | {own['moved']} | {first} | " + " | ".join(cells[mode] for mode in modes) + " |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,133 @@
+"""One run of MetaBox in a process of its own: ``python -m tests.metabox.train NAME MODE own|ours OUT``.
+
+NAME is a trainer, or ``Tester``. What came of it goes to OUT. MetaBox is used as it is installed; with ``ours`` the
+name ``ParallelEnv`` in its modules is ours, as if the line that imports it had been changed.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import random
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+NUM_ENVS = 4
+BUDGET = 1000  # evaluations of an episode: 20,000 are usual, and take minutes
+BUDGETS = {"DEDDQN": 300}  # which learns after each of them
+DIFFERENTIATED = ("RNNOPT", "GLHF", "B2OPT")
+"""Their gradients go through the envs, so their problems are in torch."""
+TESTED = "RLPSO"
+"""Whose agent the tester tests, beside two optimizers that learn nothing."""
+
+
+def main(name: str, mode: str, whose: str, out: str) -> None:
+    """Train or test, and write what came of it to a file."""
+    import metaevobox
+    import metaevobox.baseline.metabbo as agents
+    import metaevobox.environment.optimizer as optimizers
+    from metaevobox.environment.problem.utils import construct_problem_set
+
+    is_test = name == "Tester"
+    trainer = TESTED if is_test else name
+    if whose == "ours":
+        swap_import(mode if is_test else None)
+    config = metaevobox.Config(
+        {
+            "train_problem": "bbob-torch-10D" if trainer in DIFFERENTIATED else "bbob-10D",
+            "user_train_problem_list": [1, 3, 8, 15],
+            "user_test_problem_list": [6, 20],
+            "train_batch_size": NUM_ENVS,
+            "train_parallel_mode": mode,
+            "train_mode": "multi",
+            "max_epoch": 1,
+            "n_checkpoint": 1,
+            "no_tb": True,
+            "test_run": 2,
+            "test_parallel_mode": "Full" if whose == "ours" else "Serial",
+        }
+    )
+    config.maxFEs = BUDGETS.get(trainer, BUDGET)
+    config.log_interval = max(1, config.maxFEs // config.n_logpoint)
+    config, datasets = construct_problem_set(config)
+    agent = getattr(agents, trainer)(config)
+    optimizer = getattr(optimizers, f"{trainer}_Optimizer")(config)
+    if hasattr(agent, "warm_up_size"):
+        agent.warm_up_size = 128  # transitions before it learns: 10,000 are usual
+    random.seed(0)  # from which it draws transitions to replay, and which it does not seed
+    before = dict(learned(agent))
+    began = time.perf_counter()
+    if is_test:
+        tester = metaevobox.Tester(config, ([agent], [optimizer], [], [trainer]), datasets)
+        tester.test(log=False)
+        after = dict(measured(tester.test_results))
+    else:
+        metaevobox.Trainer(config, agent, optimizer, datasets).train()
+        after = dict(learned(agent))
+    seconds = time.perf_counter() - began
+    moved = sum(name not in before or not same(before[name], value) for name, value in after.items())
+    with open(out, "wb") as file:
+        np.savez(file, **after)
+    print("\nRESULT", json.dumps({"arrays": len(after), "moved": moved, "seconds": round(seconds, 2)}))
+
+
+def swap_import(mode: str | None) -> None:
+    """Give every module of MetaBox our class where it has imported its own.
+
+    Args:
+        mode: What stands for the one that MetaBox asks for: its tester always says ``"ray"``.
+    """
+    import parallelenv
+
+    own = importlib.import_module("metaevobox.environment.parallelenv.parallelenv").ParallelEnv
+    ours: Any = parallelenv.ParallelEnv
+    for name, module in list(sys.modules.items()):
+        if name.startswith("metaevobox") and getattr(module, "ParallelEnv", None) is own:
+            module.ParallelEnv = ours if mode is None else functools.partial(_in_mode, mode)  # type: ignore[attr-defined]
+
+
+def _in_mode(mode: str, envs: Any, para_mode: str, **arguments: Any) -> Any:
+    from parallelenv import ParallelEnv
+
+    assert para_mode == "ray", "MetaBox's tester asks for another mode than it did"
+    return ParallelEnv(envs, mode, **arguments)
+
+
+def learned(agent: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the weights of an agent's modules, and other arrays that it keeps, by name."""
+    import torch
+
+    for name, value in vars(agent).items():
+        if isinstance(value, torch.nn.Module):
+            for key, weight in value.state_dict().items():
+                yield f"{name}.{key}", weight.detach().cpu().numpy().copy()
+        elif isinstance(value, torch.Tensor):
+            yield name, value.detach().cpu().numpy().copy()
+        elif isinstance(value, np.ndarray) and value.dtype != object:
+            yield name, value.copy()
+
+
+def measured(results: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what a tester has measured, but for times, by name."""
+    for what, by_problem in results.items():
+        if what in ("T0", "T1", "T2") or not isinstance(by_problem, dict):
+            continue
+        for problem, by_agent in by_problem.items():
+            for agent, runs in by_agent.items():
+                for run, value in enumerate(runs if agent != "CMAES" else ()):  # which is seeded by the clock
+                    yield f"{what}.{problem}.{agent}.{run}", np.asarray(value)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Say if two arrays are alike bit for bit."""
+    return bool(one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes())
+
+
+if __name__ == "__main__":
+    given, sys.argv[1:] = sys.argv[1:], []  # which MetaBox would read
+    main(*given)
