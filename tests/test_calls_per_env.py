@@ -371,4 +371,4 @@ def test_a_rollout_without_a_policy_names_what_is_missing(make_env: MakeEnv) -> 
     ):
         env.rollout()
     with pytest.raises(ArgumentError, match=r"without a policy.*takes no arguments"):
-        env.rollout(None, num_steps=3, id=0)  # type: ignore[call-overload]
+        env.rollout(None, num_steps=3, id=0)
