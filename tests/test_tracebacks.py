@@ -276,7 +276,7 @@ def test_what_the_package_has_handled_is_no_context(make_env: MakeEnv) -> None:
 
 
 def test_errors_of_ours_that_differ_by_the_env_alone_are_one() -> None:
-    with pytest.raises(InvalidEnvError, match="env fn of env 0 returned None") as caught:
+    with pytest.raises(InvalidEnvError, match="An env fn returned None") as caught:
         ParallelEnv([lambda: None] * 3)
     assert "env 0 and 2 others in its constructor" in caught.value.__notes__[0]
 
