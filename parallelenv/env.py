@@ -356,7 +356,8 @@ class ParallelEnv(LongRuns):
 
         Args:
             action: One action per env asked, in the order of ``id``: a batch as
-                ``action_space.sample()`` gives it, or a list.
+                ``action_space.sample()`` gives it, or a list. Tensors that require grad, and torch modules whose
+                parameters do, reach envs of this process as they are.
             id: Which envs.
             align: ``"item"`` or ``"batch"``.
 
@@ -369,7 +370,8 @@ class ParallelEnv(LongRuns):
             ResetNeededError: If an env was never reset.
             EnvBusyError: If a step of an env is under way or was interrupted.
             EnvPausedError: If ``id`` names a paused env.
-            ActionError: If the actions do not fit. In these four cases nothing was stepped.
+            ActionError: If the actions do not fit, or carry gradients that cannot reach the envs. In these four
+                cases nothing was stepped.
             BaseException: What an env raised; ``error.partial`` is the others' result.
             WorkerDiedError: If a worker died.
             WorkerTimeoutError: If the pool's timeout passed; `recv` waits on.
