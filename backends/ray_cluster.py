@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import signal
 import sys
 import threading
@@ -187,14 +188,19 @@ def _has_started_head() -> bool:
 
 
 def _init_quietly(arguments: dict[str, Any]) -> None:
-    """Start Ray without a dashboard and without log lines, and leave signal handlers as found."""
+    """Start Ray without a dashboard and without log lines, and leave signal handlers and `random` as found.
+
+    Ray draws ports from `random`: a trainer that has seeded it for itself would draw other numbers than in other modes.
+    """
     import ray
 
     in_main = threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(signal.SIGTERM)
+    drawn = random.getstate()
     try:
         ray.init(**{"include_dashboard": False, "logging_level": logging.ERROR, **arguments})
     finally:
+        random.setstate(drawn)
         if in_main and handler is not None:
             signal.signal(signal.SIGTERM, handler)
 

@@ -830,7 +830,8 @@ def test_a_policy_that_cannot_be_used(make_env: MakeEnv) -> None:
     env.reset()
     lock = threading.Lock()
     cases: list[tuple[Any, type[Exception], str]] = [
-        (None, ArgumentError, "policy is a NoneType, which cannot be called"),
+        (None, ArgumentError, r"without a policy\. Give one: rollout\(policy"),
+        (3, ArgumentError, "policy is a int, which cannot be called"),
         (lambda states: lock, UnpicklableError, "The policy, a function, cannot be copied"),
         (Broken(), ZeroDivisionError, "division by zero"),
         (

@@ -114,9 +114,11 @@ def test_what_carries_none_is_copied(fake_torch: Any, make_env: MakeEnv) -> None
     for plain in (FakeTensor(False), FakeModule(FakeTensor(False)), [1.0]):
         env.step([plain])
         assert envs[0].kept[-1] is not plain
-    fake_torch.is_grad_enabled = lambda: False
     tensor = FakeTensor(True)
     env.customized_method("step", {"action": tensor})  # an argument of a call, which is data
+    assert envs[0].kept[-1] is not tensor
+    fake_torch.is_grad_enabled = lambda: False
+    env.step([tensor])
     assert envs[0].kept[-1] is not tensor
 
 

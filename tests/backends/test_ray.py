@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -393,3 +394,13 @@ def test_a_ray_that_does_not_start_is_not_blamed_on_the_arguments(monkeypatch: p
         ray_cluster._begin_if_needed({})
     with pytest.raises(ArgumentError, match="is not what Ray accepts"):
         ray_cluster._begin_if_needed({"num_cpu": 1})
+
+
+def test_to_start_ray_draws_nothing_from_random(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    drawn: list[float] = []
+    monkeypatch.setattr(ray, "init", lambda **_: drawn.append(random.random()))
+    random.seed(3)
+    ray_cluster._init_quietly({})
+    assert drawn == [random.random()]
