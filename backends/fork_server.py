@@ -207,6 +207,7 @@ class _Server:
         obstacle = ", ".join(sorted({what for what, _ in _traces() - before}))
         if error and modules:
             obstacle = f"raises {error}"  # half imported
+        gc.collect()
         _UNSEEDED.extend(one for one in gc.get_objects() if type(one) is np.random.Generator and _is_unseeded(one))
         gc.freeze()  # else the workers' collections would copy the pages that they share
         return Loaded(seconds, frozenset(modules), {file: _stamp(file, begin) for file in files}, error, obstacle)
@@ -318,7 +319,8 @@ class Surroundings(NamedTuple):
     def of_caller(cls) -> Surroundings:
         """Return those of this process."""
         environment = {name: value for name, value in os.environ.items() if name != _VOLATILE}
-        return cls(tuple(sys.path), "" if all(map(os.path.isabs, sys.path)) else os.getcwd(), environment)
+        is_absolute = all(os.path.isabs(folder) for folder in sys.path if isinstance(folder, str))
+        return cls(tuple(sys.path), "" if is_absolute else os.getcwd(), environment)
 
 
 class ForkServer:
@@ -452,9 +454,9 @@ class ForkServer:
         """End it at once. Its workers go on."""
         with Shield():
             self._requests.close()
-            if self.is_alive():
+            if self._process.is_alive():
                 os.kill(self.pid, signal.SIGKILL)
-            self._process.join(1.0)
+                self._process.join(1.0)
 
     def is_alive(self) -> bool:
         """Whether it can be asked for anything."""
