@@ -294,8 +294,14 @@ def _helper_pids() -> tuple[int | None, ...]:
 
 
 def fork_server_pids() -> tuple[int, ...]:
-    """Return the ids of the processes that workers are forked from."""
-    return tuple(server.pid for server in (SERVERS.root, *SERVERS.servers) if server is not None)
+    """Return the ids of the processes that workers are forked from, and of those that these are forked from."""
+    found: dict[int, None] = {}
+    for server in (SERVERS.root, *SERVERS.servers):
+        line: list[Any] = [server] if server is not None else []
+        while line and (parent := getattr(line[-1]._process, "_server", None)) is not None:
+            line.append(parent)
+        found.update(dict.fromkeys(one.pid for one in reversed(line)))
+    return tuple(found)
 
 
 def _is_foreign(thread: threading.Thread) -> bool:

@@ -92,9 +92,9 @@ def make_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ma
             del sys.modules[name]
 
 
-def run(env: Any, text: str = "os.getpid()", **options: Any) -> list[Any]:
-    """Return what envs in workers of their own say."""
-    with ParallelEnv([env] * NUM_WORKERS, "subproc", num_cpus=NUM_WORKERS, **options) as pool:
+def run(env: Any, text: str = "os.getpid()", num_cpus: int = NUM_WORKERS, **options: Any) -> list[Any]:
+    """Return what envs say, by default in workers of their own."""
+    with ParallelEnv([env] * NUM_WORKERS, "subproc", num_cpus=num_cpus, **options) as pool:
         pool.reset()
         return list(pool.customized_method("evaluate", {"text": text}))
 
@@ -268,8 +268,8 @@ def test_what_an_import_prints_is_shown_once(make_package: MakePackage, capfd: p
     body = "print('hello'); import logging; log = logging.getLogger(__name__)\n"
     body += "import sys; log.addHandler(logging.StreamHandler(sys.stdout))"
     package = make_package(ABROAD + body.replace("\n", "\n    "))
-    for expected in ("[env 0] hello\n", ""):
-        run(package.env(), "log.warning('careful')")
+    for expected in ("[envs 0-2] hello\n", ""):
+        run(package.env(), "log.warning('careful')", num_cpus=1)
         out, err = capfd.readouterr()
         lines = sorted(out.splitlines(keepends=True))
         assert "".join(line for line in lines if "careful" not in line) == expected
@@ -287,6 +287,7 @@ def test_warnings_of_an_import_are_silenced_where_a_workers_are(
         found = run(package.env(), filters, no_warning=silence)
         assert found == [["ignore", "error"] if silence else ["error"]] * NUM_WORKERS
         assert ("UserWarning: careful" in capfd.readouterr().out) == (not silence)
+        assert run(package.env(), filters, no_warning=False) == [["error"]] * NUM_WORKERS
 
 
 def test_random_numbers_of_workers_differ_unless_the_module_seeds_them(make_package: MakePackage) -> None:
