@@ -18,6 +18,7 @@ _SHOWN = {
     "_reset_each": "reset",
     "_rollout_here": "rollout",
     "_refuse_fresh": "reset",
+    "_refuse_unknown": "reset",
     "_latest_states": "reset",
     "_existing_attr": "get_attr",
     "_call_async": "call",

@@ -246,12 +246,11 @@ class Adaptable(Calls):
             way: What reaches them wherever they are.
 
         Raises:
-            AbsentAttributeError: If they do not live in this process.
-            ClosedError: After `close`.
+            AbsentAttributeError: If they do not live in this process, or not any more.
         """
-        envs = None if self._is_closed else self._pool.envs_here()
-        if envs is None and self._is_closed:
-            raise self._refusal(name)
+        if self._is_closed:
+            raise AbsentAttributeError(f"{name} is absent: the ParallelEnv was closed, and its envs with it.")
+        envs = self._pool.envs_here()
         if envs is None:
             raise AbsentAttributeError(f"{name} is absent: these envs live in other processes. Use {way}.")
         return envs

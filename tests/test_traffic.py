@@ -302,7 +302,7 @@ def test_an_env_that_raises_ends_a_stream_and_another_goes_on(make_env: MakeEnv,
 def test_what_is_refused_in_a_stream_names_it(env: ParallelEnv) -> None:
     state = env.save_state()
     env.load_state(state)
-    with pytest.raises(ResetNeededError, match=r"A policy acts on the latest states.*envs \[0, 1, 2\] are not known"):
+    with pytest.raises(ResetNeededError, match=r"latest states of envs \[0, 1, 2\] are wanted"):
         list(env.stream(ones, 3))
     env.close()
     with pytest.raises(ClosedError, match=r"^stream\(\) was called"):

@@ -31,7 +31,7 @@ from parallelenv.requests import Request
 from parallelenv.results import StepResult
 from parallelenv.stepping import Resetting
 from parallelenv.texts import show
-from parallelenv.tracebacks import warn_user
+from parallelenv.tracebacks import short_tracebacks, warn_user
 
 if TYPE_CHECKING:
     from parallelenv.env import ParallelEnv
@@ -312,6 +312,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         return self.call("render")
 
     @property
+    @short_tracebacks
     def envs(self) -> tuple[Any, ...]:
         """The envs themselves, if they live in this process.
 

@@ -19,7 +19,7 @@ from parallelenv.errors import ArgumentError, EnvBusyError, NothingInFlightError
 from parallelenv.policy import Ending, SameStep
 from parallelenv.results import StepResult
 from parallelenv.texts import show
-from parallelenv.tracebacks import warn_user
+from parallelenv.tracebacks import short_tracebacks, warn_user
 
 if TYPE_CHECKING:
     from parallelenv.env import ParallelEnv
@@ -183,6 +183,7 @@ class SB3VecEnv(VecEnv):
         return frames
 
     @property
+    @short_tracebacks
     def envs(self) -> tuple[Any, ...]:
         """The envs themselves, if they live in this process.
 

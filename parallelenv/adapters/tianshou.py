@@ -23,7 +23,7 @@ from parallelenv.errors import (
 from parallelenv.policy import ByHand
 from parallelenv.results import StepBatch
 from parallelenv.spaces import object_array
-from parallelenv.tracebacks import warn_user
+from parallelenv.tracebacks import short_tracebacks, warn_user
 
 if TYPE_CHECKING:
     from parallelenv.env import ParallelEnv
@@ -85,6 +85,7 @@ class TianshouVectorEnv:
         return self.parallel_env.closed
 
     @property
+    @short_tracebacks
     def workers(self) -> tuple[Worker, ...]:
         """Each with its ``env``, if the envs live in this process.
 

@@ -22,7 +22,6 @@ from parallelenv.errors import (
     AbsentAttributeError,
     ActionError,
     ActionTypeError,
-    ClosedError,
     DuplicateEnvError,
     EnvContractError,
     ResetNeededError,
@@ -120,7 +119,7 @@ def test_envs_in_this_process_are_reached_themselves(adapted: Adapter, make_env:
     envs[1].unwrapped.gravity = 5.0
     assert env.parallel_env.get_env_attr("gravity") == [9.8, 5.0, 9.8]
     env.close()
-    with pytest.raises(ClosedError, match="closed ParallelEnv"):
+    with pytest.raises(AbsentAttributeError, match="is absent: the ParallelEnv was closed"):
         envs_of(env)
 
 
