@@ -143,9 +143,9 @@ class Host:
     def _operate(self, operation: Callable[..., Any], env_id: int, argument: Any, common: Any) -> Any:
         """Execute an operation on an env with its own global generators."""
         if self._generators is not None and operation == self.build:
-            self._recipe.envs[env_id - self._first].prepare()
             seed = self._recipe.place.seed
             self._generators[env_id] = OwnGenerators(None if seed is None else seed + env_id)
+            self._recipe.envs[env_id - self._first].prepare()
         return self._with_own(env_id, operation)(env_id, argument, common)
 
     def describe(self, env_id: int) -> WorkerInfo:

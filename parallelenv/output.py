@@ -51,7 +51,7 @@ class Listener:
         self._show([one for one in printed if not isinstance(one, Remark)] if remarks else printed)
         if remarks and not self._has_warned:
             self._has_warned = True
-            warn_user(f"{remarks[0].text} Other envs may give reason to the same warning.", OldApiWarning)
+            warn_user(f"{remarks[0].text} Others that do the same are not named.", OldApiWarning)
 
 
 def make_listener(word: str) -> Callable[[Sequence[Printed]], None]:

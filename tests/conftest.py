@@ -75,6 +75,8 @@ _IN_RAY_MODES = {
     "test_any_sequence_of_calls_of_samplers_gives_what_the_oracle_gives[ray-subproc-True]",
     "test_answers_are_those_of_the_oracle[ray-mixed]",
     "test_answers_are_those_of_the_oracle[ray-subproc-mixed]",
+    # of test_own_random.py
+    "test_answers_are_the_same_everywhere[ray-subproc-2]",
     # of test_output.py
     "test_each_line_is_marked_and_nothing_is_split[ray-subproc]",
     "test_standard_error_and_warnings[ray-subproc]",

@@ -107,7 +107,8 @@ def play(env: ParallelEnv) -> list[Any]:
 @pytest.mark.parametrize("kind", WAYS)
 def test_it_is_used_as_it_was_meant(kind: Any, make_env: MakeEnv) -> None:
     said = rf"^env [012], {kind.__name__}, is a gymnasium\.Env, but its {WAYS[kind]}"
-    expected = play(make_env([partial(Modern, number) for number in range(3)], asynchronous="restart"))
+    with ParallelEnv([partial(Modern, number) for number in range(3)], asynchronous="restart") as modern:
+        expected = play(modern)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         env = make_env([partial(kind, number) for number in range(3)], asynchronous="restart", num_cpus=2)
