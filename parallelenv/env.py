@@ -56,8 +56,8 @@ class ParallelEnv(LongRuns):
         envs: Envs, env fns (callables without arguments that make one), registered ids or
             `EnvSpec` objects, freely mixed. Env fns are called where the env will live. Objects
             with ``reset()`` and the old 4-tuple ``step()`` are envs too; a `gymnasium.Env` that has these, or whose
-            ``reset`` takes no ``seed`` or ``options``, is used as it was meant, with an `OldApiWarning`. Objects without
-            them are there for calls and attributes.
+            ``reset`` takes no ``seed`` or ``options``, is used as it was meant, with an `OldApiWarning`. Objects
+            without them are there for calls and attributes.
         para_mode: ``"dummy"`` (a loop), ``"thread"``, ``"subproc"``, ``"ray"``, ``"ray-subproc"``, a
             word that another package adds, a backend class, or ``"auto"``: what `recommend` says.
         asynchronous: What happens when an episode ends. ``None``: the end of one is the end of
