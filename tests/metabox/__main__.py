@@ -20,7 +20,7 @@ import numpy as np
 from .train import DIFFERENTIATED, same
 
 NAMES = (
-    *("DEDDQN", "RLPSO", "GLEET", "RLDAS", "DEDQN", "QLPSO", "NRLPSO", "RLHPSDE", "RLEPSO", "LDE", "SYMBOL", "LES"),
+    *("DEDDQN", "RLPSO", "GLEET", "RLDAS", "DEDQN", "QLPSO", "NRLPSO", "RLHPSDE", "RLEPSO", "SYMBOL"),
     *(*DIFFERENTIATED, "Tester"),
 )
 MODES = ("dummy", "thread", "subproc", "ray", "ray-subproc")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import json
+import os
 import random
 import sys
 import time
@@ -33,6 +34,9 @@ def main(name: str, mode: str, whose: str, out: str) -> None:
     import metaevobox.environment.optimizer as optimizers
     from metaevobox.environment.problem.utils import construct_problem_set
 
+    if mode == "thread" and name in DIFFERENTIATED:
+        # On several threads at once the envs draw from torch's only generator, and add gradients up, in any order.
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     is_test = name == "Tester"
     trainer = TESTED if is_test else name
     if whose == "ours":
