@@ -20,9 +20,11 @@ import numpy as np
 
 NUM_ENVS = 4
 BUDGET = 1000  # evaluations of an episode: 20,000 are usual, and take minutes
-BUDGETS = {"DEDDQN": 300}  # which learns after each of them
+BUDGETS = {"DEDDQN": 300, "DEDQN": 3000}  # the one learns after each of them, the other after hundreds
 DIFFERENTIATED = ("RNNOPT", "GLHF", "B2OPT")
 """Their gradients go through the envs, so their problems are in torch."""
+UNSEEDED = ("RLDAS", "SYMBOL", "RLHPSDE")
+"""Their envs also draw from NumPy's generator of the process (`scipy.stats.cauchy.rvs`): no env's seed reaches it."""
 TESTED = "RLPSO"
 """Whose agent the tester tests, beside two optimizers that learn nothing."""
 
@@ -34,8 +36,8 @@ def main(name: str, mode: str, whose: str, out: str) -> None:
     import metaevobox.environment.optimizer as optimizers
     from metaevobox.environment.problem.utils import construct_problem_set
 
-    if mode == "thread" and name in DIFFERENTIATED:
-        # On several threads at once the envs draw from torch's only generator, and add gradients up, in any order.
+    if mode == "thread" and name in (*DIFFERENTIATED, *UNSEEDED):
+        # On several threads at once envs draw from the generators of the process, and add gradients up, in any order.
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     is_test = name == "Tester"
     trainer = TESTED if is_test else name
@@ -62,7 +64,7 @@ def main(name: str, mode: str, whose: str, out: str) -> None:
     agent = getattr(agents, trainer)(config)
     optimizer = getattr(optimizers, f"{trainer}_Optimizer")(config)
     if hasattr(agent, "warm_up_size"):
-        agent.warm_up_size = 128  # transitions before it learns: 10,000 are usual
+        agent.warm_up_size = min(agent.warm_up_size, 128)  # transitions before it learns: 10,000 are usual
     random.seed(0)  # from which it draws transitions to replay, and which it does not seed
     before = dict(learned(agent))
     began = time.perf_counter()
