@@ -34,7 +34,8 @@ def start(notebook: Notebook, word: str) -> None:
 @pytest.fixture(scope="module")
 def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
     with open_notebook(tmp_path_factory.mktemp("notebook"), DEFINITIONS) as notebook:
-        notebook.run(f"{ENV.format(mode='subproc')}\nenv.close()")  # the fork server stays: it is no leak
+        # The fork servers stay: they are no leak.
+        notebook.run(f"{ENV.format(mode='subproc')}\nenv.close()\nParallelEnv(['CartPole-v1'], 'subproc').close()")
         yield notebook
 
 
