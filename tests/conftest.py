@@ -14,7 +14,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from multiprocessing import resource_tracker
+from multiprocessing import forkserver, resource_tracker
 from typing import Any
 
 import hypothesis
@@ -291,8 +291,9 @@ def _belongs_to_ray(command: str) -> bool:
 
 
 def _helper_pids() -> tuple[int | None, ...]:
+    servers: Any = forkserver  # of other libraries' vector envs
     trackers: Any = resource_tracker
-    return (*fork_server_pids(), trackers._resource_tracker._pid)
+    return (*fork_server_pids(), servers._forkserver._forkserver_pid, trackers._resource_tracker._pid)
 
 
 def fork_server_pids() -> tuple[int, ...]:

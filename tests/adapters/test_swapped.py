@@ -66,12 +66,14 @@ class Strict(Looped):
 
 
 @nearby
+@pytest.mark.filterwarnings("ignore::parallelenv.errors.OldApiWarning")
 @pytest.mark.parametrize("env_class", [Bare, Seeded, Strict])
 def test_a_reset_is_given_what_it_takes(env_class: Any, adapted: Adapter, make_env: MakeEnv) -> None:
     adapted(make_env([env_class] * 2)).reset()
 
 
 @nearby
+@pytest.mark.filterwarnings("ignore::parallelenv.errors.OldApiWarning")
 def test_what_is_given_to_a_reset_that_does_not_take_it_is_an_error(make_env: MakeEnv) -> None:
     env: Any = make_env([Seeded] * 2).to_gymnasium()
     assert env.reset(seed=4)[0].tolist() == [[4], [5]]
