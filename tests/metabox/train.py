@@ -20,7 +20,7 @@ import numpy as np
 
 NUM_ENVS = 4
 BUDGET = 1000  # evaluations of an episode: 20,000 are usual, and take minutes
-BUDGETS = {"DEDDQN": 300, "DEDQN": 3000}  # the one learns after each of them, the other after hundreds
+BUDGETS = {"DEDDQN": 300}  # which learns after each of them
 DIFFERENTIATED = ("RNNOPT", "GLHF", "B2OPT")
 """Their gradients go through the envs, so their problems are in torch."""
 UNSEEDED = ("RLDAS", "SYMBOL", "RLHPSDE")
