@@ -20,7 +20,7 @@ import numpy as np
 from .train import DIFFERENTIATED, UNSEEDED, same
 
 NAMES = (
-    *("DEDDQN", "RLPSO", "GLEET", "RLDAS", "QLPSO", "NRLPSO", "RLHPSDE", "RLEPSO", "SYMBOL"),
+    *("DEDDQN", "RLPSO", "GLEET", "RLDAS", "QLPSO", "RLHPSDE", "RLEPSO", "SYMBOL"),
     *(*DIFFERENTIATED, "Tester"),
 )
 MODES = ("dummy", "thread", "subproc", "ray", "ray-subproc")
