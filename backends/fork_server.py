@@ -79,11 +79,12 @@ def serve_forks(requests: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; it is meant for the caller
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked while this process started
     caller: Any = multiprocessing.parent_process()
-    end_with_caller(caller.sentinel)
     server = _Server(requests, caller.sentinel)
     _PRISTINE[:] = _PRISTINE or _words()
     try:
         requests.send(frozenset(sys.modules))
+        server.await_request()
+        end_with_caller(caller.sentinel)  # not earlier: as in a worker, a root's process object came through that pipe
         while True:
             server.await_request()
             name, arguments, count = requests.recv()
@@ -455,7 +456,8 @@ class ForkServer:
         with Shield():
             self._requests.close()
             if self._process.is_alive():
-                os.kill(self.pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # it has ended since that look
+                    os.kill(self.pid, signal.SIGKILL)
                 self._process.join(1.0)
 
     def is_alive(self) -> bool:

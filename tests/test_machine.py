@@ -219,7 +219,7 @@ class TaskMachine(Machine):
 def prepare_toolboxes(env: ParallelEnv) -> None:
     env.reset(seed=0)
     env.set_env_attr("box", None)
-    env.set_env_attr("notes", [])
+    env.set_env_attr("notes", values=[[]] * len(env))
     env.set_env_attr("length", values=LENGTHS)
 
 
