@@ -92,7 +92,7 @@ class Reply:
         failures: What went wrong, by env id.
         rows: Result rows of the command's env ids, from hosts that do not share the
             caller's batch.
-        output: What the host's envs printed where the caller does not see it, and `Remark`s.
+        output: What the host's envs printed where the caller does not see it, and each `Remark`.
     """
 
     number: int
