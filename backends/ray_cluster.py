@@ -126,6 +126,9 @@ class Cluster:
         with cls._lock, Shield():
             if self._is_member and self.session is cls._session:
                 cls._members -= 1
+                begun = cls._begun
+                if not cls._members and begun is not None and not begun.starts_cluster:
+                    cls._end(begun)  # a cluster of others' is left; what was started here stays for the next one
             self._is_member = False
 
     @classmethod
