@@ -34,8 +34,8 @@ from parallelenv.backends.worker import end_with_caller, serve
 from parallelenv.interrupts import Shield
 
 _BLAS_TIMEOUT = "OPENBLAS_THREAD_TIMEOUT"
-_VOLATILE = "PYTEST_CURRENT_TEST"
-"""A variable that changes with every test: with it, each test would import everything anew."""
+_VOLATILE = ("PYTEST_CURRENT_TEST", "RAY_", "PYTHONBREAKPOINT")
+"""Beginnings of variables that change with every test, and when Ray starts: else all would be imported anew then."""
 _SEED_SIZE = 1 << 64
 """Entropy beyond this is the system's: users write smaller seeds."""
 _MOST_SERVERS = 4
@@ -319,7 +319,7 @@ class Surroundings(NamedTuple):
     @classmethod
     def of_caller(cls) -> Surroundings:
         """Return those of this process."""
-        environment = {name: value for name, value in os.environ.items() if name != _VOLATILE}
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(_VOLATILE)}
         is_absolute = all(os.path.isabs(folder) for folder in sys.path if isinstance(folder, str))
         return cls(tuple(sys.path), "" if is_absolute else os.getcwd(), environment)
 

@@ -84,7 +84,7 @@ class ForkedProcess:
         pid: Its id.
         status: Where its exit code comes.
         lifeline: When this is closed, it ends.
-        server: Ends when nothing refers to it any more, and with it who reports the exit code.
+        server: Ends when nothing refers to it any more, and with it the process that reports the exit code.
 
     Attributes:
         sentinel: Can be read when it has ended.

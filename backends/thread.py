@@ -53,7 +53,7 @@ class ThreadChannel:
 
     @property
     def host(self) -> Host:
-        """The host, for whoever wants its envs themselves."""
+        """The host, through which a caller reaches the envs themselves."""
         return self._host
 
     def pack(self, command: Command) -> Command:  # noqa: D102 (see Channel)

@@ -43,7 +43,7 @@ def own(value: Any) -> Any:
 
 
 def graph_parts(value: Any) -> list[Any]:
-    """Return the parts of an action or a state by which gradients reach the one who gave it; empty without torch.
+    """Return the parts of an action or a state by which gradients flow back to the caller; empty without torch.
 
     They are tensors that require a gradient and modules whose parameters do, in lists, tuples, dicts and object arrays.
     Under ``torch.no_grad()`` there are none.

@@ -589,7 +589,7 @@ class Tensor:
     shape, dtype = (50, 2), "torch.float32"
 
     def __array__(self) -> Any:
-        raise AssertionError("nobody asked for it")
+        raise AssertionError("was not asked for")
 
 
 class Broken:

@@ -115,7 +115,7 @@ class Ledger:
 
     def _cut_off(self, account: Account, flight: Flight, row: Row) -> None:
         """Note that the pool has restarted an env by itself."""
-        demand(self.is_tough, "nobody asked for restarts:", row)
+        demand(self.is_tough, "no restart was asked for:", row)
         failure = row.info["failure"]
         is_own = f"token {flight.token:.0f}" in str(failure) or f"env {row.env_id} " in str(failure)
         others = WorkerDiedError | WorkerTimeoutError | EnvInterruptedError
