@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from parallelenv.backends.inprocess import CallerChannel
-from parallelenv.batch import Array, Batch, Layout
-from parallelenv.protocol import Channel, HostRecipe, Plan, Printed
-from parallelenv.shared import copied
+from parallelenv.backends._in_process import CallerChannel
+from parallelenv.contract.batch import Array, Batch, Layout
+from parallelenv.contract.protocol import Channel, HostRecipe, Plan, Printed
+from parallelenv.contract.shared_arrays import copied
 
 
 class DummyBackend:

@@ -10,19 +10,19 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from parallelenv.backends.log import Log
-from parallelenv.backends.ray_actor import RayBackend
-from parallelenv.backends.ray_cluster import cores_of_nodes
-from parallelenv.backends.ray_host import RayHost
+from parallelenv.backends._ray_cluster import cores_of_nodes
+from parallelenv.backends._ray_host import RayHost
+from parallelenv.backends._wire import Wire
+from parallelenv.backends._worker_process import PackedRecipe, answer, await_message, take_command
+from parallelenv.backends.ray import RayBackend
 from parallelenv.backends.subproc import SubprocBackend, check_preload
-from parallelenv.backends.wire import Wire
-from parallelenv.backends.worker import PackedRecipe, answer, await_message, take_command
-from parallelenv.batch import Batch, Layout
+from parallelenv.contract.batch import Batch, Layout
+from parallelenv.contract.messages import show
+from parallelenv.contract.protocol import Command, HostRecipe, Plan, Printed, Reply
+from parallelenv.engine.pool import Pool
+from parallelenv.engine.tickets import Request, branches_of, deal
 from parallelenv.errors import ArgumentError
-from parallelenv.pool import Pool
-from parallelenv.protocol import Command, HostRecipe, Plan, Printed, Reply
-from parallelenv.requests import Request, branches_of, deal
-from parallelenv.texts import show
+from parallelenv.worker.worker_log import Log
 
 
 class Caller(NamedTuple):

@@ -18,25 +18,23 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-from parallelenv.arguments import check_flags
-from parallelenv.backends.codec import encode
-from parallelenv.backends.fork_server import SERVERS, ForkServer, starting
-from parallelenv.backends.inprocess import CallerChannel
-from parallelenv.backends.log import Log
-from parallelenv.backends.memory import SharedMemory
-from parallelenv.backends.origin import own_origin
-from parallelenv.backends.pipe import LAST_CHANCE, PipeChannel, Switchboard
-from parallelenv.backends.process import WorkerProcess
-from parallelenv.backends.sharing import SharedArrays
-from parallelenv.backends.spread import Spreader
-from parallelenv.backends.worker import PackedRecipe, serve
-from parallelenv.batch import Array, Batch, Layout
-from parallelenv.cores import usable_cores
+from parallelenv.backends._codec import encode
+from parallelenv.backends._cpu_balancer import Spreader
+from parallelenv.backends._fork_server import SERVERS, ForkServer, starting
+from parallelenv.backends._in_process import CallerChannel
+from parallelenv.backends._pipe import LAST_CHANCE, PipeChannel, Switchboard
+from parallelenv.backends._process import WorkerProcess
+from parallelenv.backends._shared_memory import SharedArrays, SharedMemory
+from parallelenv.backends._worker_process import PackedRecipe, own_origin, serve
+from parallelenv.contract.arguments import check_flags
+from parallelenv.contract.batch import Array, Batch, Layout
+from parallelenv.contract.copying import own
+from parallelenv.contract.cpu_cores import usable_cores
+from parallelenv.contract.env_specs import EnvRecipe, modules_of, registered_by_user
+from parallelenv.contract.messages import show
+from parallelenv.contract.protocol import Channel, HostRecipe, Plan, Printed
 from parallelenv.errors import ArgumentError, WorkerStartError
-from parallelenv.ownership import own
-from parallelenv.protocol import Channel, HostRecipe, Plan, Printed
-from parallelenv.recipes import EnvRecipe, modules_of, registered_by_user
-from parallelenv.texts import show
+from parallelenv.worker.worker_log import Log
 
 _OPEN: weakref.WeakSet[Any] = weakref.WeakSet()  # the caller's ends of all pipes
 

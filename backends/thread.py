@@ -14,13 +14,13 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from parallelenv.backends.host import Host
-from parallelenv.backends.inprocess import detach, take_over
-from parallelenv.batch import Array, Batch, Layout
-from parallelenv.cores import usable_cores
+from parallelenv.backends._in_process import detach, take_over
+from parallelenv.contract.batch import Array, Batch, Layout
+from parallelenv.contract.cpu_cores import usable_cores
+from parallelenv.contract.protocol import Channel, Command, Death, HostRecipe, Plan, Printed, Reply
+from parallelenv.contract.shared_arrays import copied
 from parallelenv.errors import WorkerStartError
-from parallelenv.protocol import Channel, Command, Death, HostRecipe, Plan, Printed, Reply
-from parallelenv.shared import copied
+from parallelenv.worker.host import Host
 
 _SLICE = 0.1
 """Seconds of one wait: an interrupt that comes just before the wait begins is seen at its end."""

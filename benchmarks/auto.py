@@ -22,8 +22,8 @@ import numpy as np
 
 from benchmarks.envs import CARTPOLE, LUNAR_LANDER, WHOLE_HIGHWAY, EnvKind, timed
 from parallelenv import ParallelEnv
-from parallelenv.cores import usable_cores
-from parallelenv.tables import format_table
+from parallelenv.contract.cpu_cores import usable_cores
+from parallelenv.contract.messages import format_table
 
 AUTO = "auto"
 CONTENDERS: dict[str, tuple[str, dict[str, Any]]] = {

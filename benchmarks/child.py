@@ -25,7 +25,7 @@ def main() -> None:
     cases = {case.name: case for case in CASES}
     try:
         system.load()
-    except Exception as error:  # noqa: BLE001 (a peer that cannot be imported is a row of the table)
+    except Exception as error:  # noqa: BLE001 (likewise)
         pipe.send((None, one_line(error)))
         return
     pipe.send(("ready", None))

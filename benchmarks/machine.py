@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.processes import ROOT
-from parallelenv.cores import usable_cores
+from parallelenv.contract.cpu_cores import usable_cores
 
 _PACKAGES = ("parallelenv", "gymnasium", "numpy", "ray", "stable_baselines3", "tianshou", "torch", "highway-env")
 

@@ -14,7 +14,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from benchmarks.cases import CURVE, Case
 from benchmarks.runner import Results
 from benchmarks.systems import BARE, BY_NAME, OURS
-from parallelenv.cores import usable_cores
+from parallelenv.contract.cpu_cores import usable_cores
 
 Points = list[tuple[float, float, float, float]]  # x, and rate: median, lowest, highest
 

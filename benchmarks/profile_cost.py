@@ -22,10 +22,10 @@ import numpy as np
 
 from benchmarks.envs import BLACKJACK, BRIEF, CARTPOLE, EnvKind, Timed
 from parallelenv import ParallelEnv
-from parallelenv.backends.watch import NUM_FIRST
-from parallelenv.batch import Batch
-from parallelenv.score import Score
-from parallelenv.tables import format_table
+from parallelenv.contract.batch import Batch
+from parallelenv.contract.messages import format_table
+from parallelenv.engine.episode_stats import Score
+from parallelenv.worker.tracer import NUM_FIRST
 
 _SECONDS = 0.15
 """That a round takes."""

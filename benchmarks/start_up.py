@@ -14,8 +14,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from parallelenv.cores import usable_cores
-from parallelenv.tables import format_table
+from parallelenv.contract.cpu_cores import usable_cores
+from parallelenv.contract.messages import format_table
 
 # Importing it computes for so long, and notes that it was imported.
 _PACKAGE = """

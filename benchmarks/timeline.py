@@ -17,12 +17,12 @@ import numpy as np
 
 from benchmarks.envs import CARTPOLE
 from parallelenv import ParallelEnv
-from parallelenv.answers import Teller
-from parallelenv.backends.host import Host
-from parallelenv.backends.pipe import PipeChannel
+from parallelenv.backends._pipe import PipeChannel
 from parallelenv.backends.subproc import SubprocBackend
-from parallelenv.pool import Pool
-from parallelenv.stepping import Stepper
+from parallelenv.engine.assemble import Teller
+from parallelenv.engine.engine import Stepper
+from parallelenv.engine.pool import Pool
+from parallelenv.worker.host import Host
 
 _STEPS = 4000
 _MODES: dict[str, tuple[str, dict[str, Any]]] = {

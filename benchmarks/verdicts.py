@@ -9,7 +9,7 @@ from statistics import median
 from benchmarks.cases import LIMIT, UNITS, Case, Target
 from benchmarks.runner import Outcomes, Results
 from benchmarks.systems import BY_NAME, IN_PROCESS_PEER, PROCESS_PEER
-from parallelenv.cores import usable_cores
+from parallelenv.contract.cpu_cores import usable_cores
 
 _PLURALS = {IN_PROCESS_PEER: "the best in-process peer", PROCESS_PEER: "the best process peer", LIMIT: "the limit"}
 

@@ -49,7 +49,7 @@ _PAGES = {
     "SECURITY.md": "security.md",
     "benchmarks/RESULTS.md": "results.md",
     "notebooks/01_quickstart.ipynb": "notebooks.md",
-    "parallelenv/protocol.py": "api/protocol.md",
+    "parallelenv/contract/protocol.py": "api/protocol.md",
 }
 _CODE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)#\s]*)(#[^)\s]*)?\)")

@@ -1,25 +1,27 @@
-"""Run a list of Gymnasium environments in parallel; one word chooses how.
+"""Run a list of Gymnasium environments in parallel; `para_mode` selects how.
 
 This `ParallelEnv` is neither TorchRL's process pool nor PettingZoo's multi-agent interface.
 """
 
-from typing import TYPE_CHECKING, NoReturn
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from parallelenv.adapters.entry_point import vector_entry_point
-from parallelenv.choice import Recommendation, recommend
-from parallelenv.collect import Collector, CollectorSet
-from parallelenv.env import ParallelEnv
-from parallelenv.errors import AbsentAttributeError, ParallelEnvError
-from parallelenv.evaluation import Evaluation
-from parallelenv.results import StepBatch, StepResult
-from parallelenv.task_pool import TaskPool
-from parallelenv.texts import did_you_mean
-from parallelenv.tracebacks import short_tracebacks
-from parallelenv.trajectory import Rollout
-from parallelenv.turns import CLOSE, RESET, TERMINATED
-from parallelenv.whereabouts import WorkerInfo, get_worker_info
-from parallelenv.wrappers import ParallelWrapper, StateWrapper
+if TYPE_CHECKING:
+    from parallelenv.adapters.entry_point import vector_entry_point
+    from parallelenv.autotune.recommend import Recommendation, recommend
+    from parallelenv.collect.collector import Collector
+    from parallelenv.collect.collector_set import CollectorSet
+    from parallelenv.contract.worker_info import WorkerInfo, get_worker_info
+    from parallelenv.env import ParallelEnv
+    from parallelenv.errors import ParallelEnvError
+    from parallelenv.results import StepBatch, StepResult
+    from parallelenv.rollouts.evaluation import Evaluation
+    from parallelenv.rollouts.stream import CLOSE, RESET, TERMINATED
+    from parallelenv.rollouts.trajectory import Rollout
+    from parallelenv.tasks.task_pool import TaskPool
+    from parallelenv.wrappers import ParallelWrapper, StateWrapper
 
+__version__ = "0.1.0"
 __all__ = [
     "CLOSE",
     "RESET",
@@ -41,16 +43,51 @@ __all__ = [
     "recommend",
     "vector_entry_point",
 ]
-__version__ = "0.1.0"
+
+# Imported when first asked for, so that a worker process, which needs none of them, does not import them.
+_HOMES = {
+    "CLOSE": "rollouts.stream",
+    "RESET": "rollouts.stream",
+    "TERMINATED": "rollouts.stream",
+    "Collector": "collect.collector",
+    "CollectorSet": "collect.collector_set",
+    "Evaluation": "rollouts.evaluation",
+    "ParallelEnv": "env",
+    "ParallelEnvError": "errors",
+    "ParallelWrapper": "wrappers",
+    "Recommendation": "autotune.recommend",
+    "Rollout": "rollouts.trajectory",
+    "StateWrapper": "wrappers",
+    "StepBatch": "results",
+    "StepResult": "results",
+    "TaskPool": "tasks.task_pool",
+    "WorkerInfo": "contract.worker_info",
+    "get_worker_info": "contract.worker_info",
+    "recommend": "autotune.recommend",
+    "vector_entry_point": "adapters.entry_point",
+}
+_SUBMODULES = ("errors", "wrappers")
 
 
 def __dir__() -> list[str]:
     """Offer what users need: the submodules hold much that they do not."""
-    return [*__all__, "__version__", "errors", "wrappers"]
+    return [*__all__, "__version__", *_SUBMODULES]
 
 
 if not TYPE_CHECKING:  # to a type checker any name would be there
 
-    @short_tracebacks
-    def __getattr__(name: str) -> NoReturn:
-        raise AbsentAttributeError(f"module 'parallelenv' has no attribute {name!r}.{did_you_mean(name, __all__)}")
+    def __getattr__(name: str) -> Any:
+        if name in _SUBMODULES:
+            return import_module(f"parallelenv.{name}")
+        if name in _HOMES:
+            value = globals()[name] = getattr(import_module(f"parallelenv.{_HOMES[name]}"), name)
+            return value
+        from parallelenv.contract.messages import did_you_mean
+        from parallelenv.contract.tracebacks import shorten
+        from parallelenv.errors import AbsentAttributeError
+
+        try:
+            raise AbsentAttributeError(f"module 'parallelenv' has no attribute {name!r}.{did_you_mean(name, __all__)}")
+        except AbsentAttributeError as error:
+            shorten(error)
+            raise  # which adds no frame

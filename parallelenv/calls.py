@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from parallelenv import arguments
-from parallelenv.arguments import MISSING
-from parallelenv.batch import Array
+from parallelenv.contract import arguments
+from parallelenv.contract.arguments import MISSING
+from parallelenv.contract.batch import Array
+from parallelenv.contract.tracebacks import warn_user
+from parallelenv.engine.guard import exclusive
 from parallelenv.errors import AbsentAttributeWarning, ArgumentError
-from parallelenv.guard import exclusive
 from parallelenv.known import Known
-from parallelenv.tiles import refuse_dark, tile_frames
-from parallelenv.tracebacks import warn_user
+from parallelenv.notebook.tiles import refuse_dark, tile_frames
 
 
 class Calls(Known):

@@ -13,11 +13,12 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from parallelenv import __version__, compare, doctor, recommend, report
-from parallelenv.bars import open_bar
-from parallelenv.cores import usable_cores
+from parallelenv import __version__, recommend
+from parallelenv.autotune import compare, doctor, report
+from parallelenv.contract.cpu_cores import usable_cores
+from parallelenv.contract.messages import did_you_mean, one_line
+from parallelenv.contract.progress import open_bar
 from parallelenv.errors import ParallelEnvError, UnknownModeError
-from parallelenv.texts import did_you_mean, one_line
 
 
 def main(argv: Sequence[str] | None = None) -> int:

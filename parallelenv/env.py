@@ -15,27 +15,29 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, overload
 
 import gymnasium
 
-from parallelenv import arguments, cells, recipes, registry, replicas, translations
-from parallelenv.answers import Align
+from parallelenv import registry
+from parallelenv.contract import arguments, env_specs, migration_hints
+from parallelenv.contract.env_specs import EnvRecipe
+from parallelenv.contract.messages import count
+from parallelenv.contract.protocol import Backend
+from parallelenv.contract.shared_arrays import check_shared
+from parallelenv.engine import cells
+from parallelenv.engine.assemble import Align
+from parallelenv.engine.done_policies import make_policy
+from parallelenv.engine.engine import Sender
+from parallelenv.engine.guard import exclusive
+from parallelenv.engine.output import make_listener
+from parallelenv.engine.pool import Pool
+from parallelenv.engine.recovery import Recovery
+from parallelenv.engine.workers import CLOSE_TIMEOUT
 from parallelenv.errors import ArgumentError, IdRangeError
-from parallelenv.guard import exclusive
-from parallelenv.hosts import CLOSE_TIMEOUT
 from parallelenv.long_runs import LongRuns
-from parallelenv.output import make_listener
-from parallelenv.policy import make_policy
-from parallelenv.pool import Pool
-from parallelenv.protocol import Backend
-from parallelenv.recipes import EnvRecipe
-from parallelenv.recovery import Recovery
 from parallelenv.registry import ParaMode
 from parallelenv.results import StepBatch, StepResult
-from parallelenv.rollout import Roller
-from parallelenv.sending import Sender
-from parallelenv.shared import check_shared
-from parallelenv.texts import count
+from parallelenv.rollouts.rollout import Roller
 
 if TYPE_CHECKING:
-    from parallelenv.task_pool import TaskPool
+    from parallelenv.tasks.task_pool import TaskPool
 
 OnFailure = Literal["raise", "restart"]
 
@@ -137,12 +139,12 @@ class ParallelEnv(LongRuns):
         timeout, spaces = arguments.check_timeout(timeout), arguments.check_spaces(spaces)
         arguments.check_failure_handling(on_failure, max_restarts)
         for_envs = {"seed": arguments.check_base_seed(seed), "shared": check_shared(shared)}
-        env_recipes = recipes.make_recipes(envs)
+        env_recipes = env_specs.make_recipes(envs)
         backend, num_cpus, chosen = registry.settle(
-            para_mode, backend_options, env_recipes, num_cpus, num_gpus, spaces, for_envs
+            para_mode, backend_options, env_recipes, num_cpus, num_gpus, spaces, for_envs, _ARGUMENTS
         )
         if on_failure == "restart" and backend.uses_live_envs:
-            recipes.refuse_live(env_recipes)
+            env_specs.refuse_live(env_recipes)
         self._para_mode = registry.word_of(chosen.mode if chosen else para_mode)
         self._recommendation = chosen
         cells.close_earlier()
@@ -213,7 +215,7 @@ class ParallelEnv(LongRuns):
                 ``make_vec``, and none of the env.
         """
         arguments.check_positive("num_envs", num_envs)
-        spec = recipes.registered(id, make_kwargs, registry.option_names(para_mode))
+        spec = env_specs.registered(id, make_kwargs, _MAKE_ARGUMENTS, registry.option_names(para_mode))
         env_fn = functools.partial(gymnasium.make, spec, **make_kwargs)
         return cls(
             [env_fn] * num_envs,
@@ -259,7 +261,7 @@ class ParallelEnv(LongRuns):
             InvalidEnvError: If what was made is no sampler.
             BaseException: As the constructor.
         """
-        from parallelenv.task_pool import TaskPool, make_recipes  # which is a subclass
+        from parallelenv.tasks.task_pool import TaskPool, make_recipes  # which is a subclass
 
         if "asynchronous" in options:
             raise ArgumentError(
@@ -292,7 +294,7 @@ class ParallelEnv(LongRuns):
             UnpicklableError: If it cannot be copied.
         """
         arguments.check_positive("num_envs", num_envs)
-        copies = replicas.replicate(env, num_envs, arguments.check_base_seed(seed))
+        copies = env_specs.replicate(env, num_envs, arguments.check_base_seed(seed))
         return cls(copies, para_mode, *args, seed=seed, **kwargs)
 
     # ---------------------------------------------------------------- episodes
@@ -394,7 +396,7 @@ class ParallelEnv(LongRuns):
             known = getattr(ParallelEnv, name, None)
             is_fixed = known is None or (isinstance(known, property) and known.fset is None)
             if is_fixed and not name.startswith("_") and type(self) is ParallelEnv:
-                raise translations.not_to_set(self, name, name in inspect.signature(ParallelEnv).parameters)
+                raise migration_hints.not_to_set(self, name, name in inspect.signature(ParallelEnv).parameters)
             object.__setattr__(self, name, value)
 
     def __len__(self) -> int:
@@ -453,6 +455,10 @@ class ParallelEnv(LongRuns):
     def __exit__(self, *error: object) -> None:
         """Close."""
         self.close()
+
+
+_ARGUMENTS = tuple(inspect.signature(ParallelEnv).parameters)[:-1]  # the last one takes the options
+_MAKE_ARGUMENTS = tuple(inspect.signature(ParallelEnv.make).parameters)[:-1]  # the last one takes those of the env
 
 
 def _close_dropped(pool: Pool) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
-from parallelenv import arguments, translations
-from parallelenv.answers import Align
+from parallelenv.contract import arguments, migration_hints
+from parallelenv.engine.assemble import Align
+from parallelenv.engine.guard import exclusive
 from parallelenv.errors import NothingInFlightError
-from parallelenv.guard import exclusive
 from parallelenv.handover import Adaptable
 from parallelenv.results import StepBatch, StepResult
 
@@ -81,7 +81,7 @@ class Familiar(Adaptable):
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
             if hasattr(type(self), name):  # a property that has raised an AttributeError: that is the one to see
                 return object.__getattribute__(self, name)
-            raise translations.absent(self, name)
+            raise migration_hints.absent(self, name)
 
     def get_images(self, id: Any = None) -> list[Any]:
         """Return the frame of each env, as ``render(id)``; ``render(tile=True)`` makes one picture of them."""

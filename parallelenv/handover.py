@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
-from parallelenv import arguments
-from parallelenv.answers import Align
 from parallelenv.calls import Calls
+from parallelenv.contract import arguments
+from parallelenv.contract.arguments import parse_ids
+from parallelenv.engine.assemble import Align
+from parallelenv.engine.done_policies import Policy
+from parallelenv.engine.engine import Begins, Resetting
+from parallelenv.engine.guard import exclusive
+from parallelenv.engine.tickets import Request, name_envs
 from parallelenv.errors import AbsentAttributeError, HandedOverError, MissingDependencyError
-from parallelenv.guard import exclusive
-from parallelenv.ids import parse_ids
-from parallelenv.policy import Policy
-from parallelenv.requests import Request, name_envs
 from parallelenv.results import StepResult
-from parallelenv.rollout import Roller
-from parallelenv.stepping import Begins, Resetting
+from parallelenv.rollouts.rollout import Roller
 
 if TYPE_CHECKING:
     import gymnasium

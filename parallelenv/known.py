@@ -9,14 +9,14 @@ from typing import Any, cast
 import gymnasium
 import numpy as np
 
-from parallelenv.batch import Array, has_true
-from parallelenv.choice import Recommendation
-from parallelenv.guard import Guarded
-from parallelenv.ids import parse_ids
-from parallelenv.ownership import own
-from parallelenv.pool import Pool
-from parallelenv.sending import Sender
-from parallelenv.spaces import batched
+from parallelenv.autotune.recommend import Recommendation
+from parallelenv.contract.arguments import parse_ids
+from parallelenv.contract.batch import Array, has_true
+from parallelenv.contract.copying import own
+from parallelenv.contract.spaces import batched
+from parallelenv.engine.engine import Sender
+from parallelenv.engine.guard import Guarded
+from parallelenv.engine.pool import Pool
 
 
 class Known(Guarded):

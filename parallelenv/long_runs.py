@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, overload
 
+from parallelenv.contract.messages import list_ids
+from parallelenv.engine.checkpoint import SavedState, check_saved
+from parallelenv.engine.guard import exclusive
 from parallelenv.errors import ArgumentError
-from parallelenv.goal import Goal
-from parallelenv.guard import exclusive
-from parallelenv.nearby import roll_here
-from parallelenv.saving import SavedState, check_saved
+from parallelenv.rollouts.length import Goal
+from parallelenv.rollouts.local_rollout import roll_here
+from parallelenv.rollouts.trajectory import Rollout
 from parallelenv.shown import Shown
-from parallelenv.texts import list_ids
-from parallelenv.trajectory import Rollout
 
 _OWN_ROLLOUT = "run_batch_episode"
 """The method by which objects that are test units of MetaBox play an episode."""

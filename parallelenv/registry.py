@@ -13,15 +13,15 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
-from parallelenv import translations
+from parallelenv.contract import migration_hints
+from parallelenv.contract.messages import did_you_mean, show
+from parallelenv.contract.protocol import Backend
 from parallelenv.errors import ArgumentError, MissingDependencyError, UnknownModeError, UnknownOptionError
-from parallelenv.protocol import Backend
-from parallelenv.texts import did_you_mean, show
 
 if TYPE_CHECKING:
-    from parallelenv.choice import Recommendation
-    from parallelenv.recipes import EnvRecipe
-    from parallelenv.spaces import Spaces
+    from parallelenv.autotune.recommend import Recommendation
+    from parallelenv.contract.env_specs import EnvRecipe
+    from parallelenv.contract.spaces import Spaces
 
 ENTRY_POINT_GROUP = "parallelenv.backends"
 AUTO = "auto"
@@ -32,7 +32,7 @@ _MODES: dict[str, tuple[str, str | None]] = {
     "dummy": ("parallelenv.backends.dummy:DummyBackend", None),
     "thread": ("parallelenv.backends.thread:ThreadBackend", None),
     "subproc": ("parallelenv.backends.subproc:SubprocBackend", None),
-    "ray": ("parallelenv.backends.ray_actor:RayBackend", "ray"),
+    "ray": ("parallelenv.backends.ray:RayBackend", "ray"),
     "ray-subproc": ("parallelenv.backends.ray_subproc:RaySubprocBackend", "ray"),
 }
 
@@ -58,6 +58,7 @@ def settle(
     num_gpus: float,
     spaces: Spaces | None,
     for_envs: dict[str, Any],
+    own_arguments: Sequence[str],
 ) -> tuple[Backend, int | None, Recommendation | None]:
     """Return a new backend, the cores it may use, and why it was chosen if that was left to us.
 
@@ -69,6 +70,7 @@ def settle(
         num_gpus: As given by the user.
         spaces: As given by the user.
         for_envs: ``seed`` and ``shared``, which envs that are tried may ask for.
+        own_arguments: Names of the arguments of `ParallelEnv` itself, for hints at misspelt ones.
 
     Raises:
         As `make_backend`; and, with ``"auto"``:
@@ -76,22 +78,21 @@ def settle(
         ArgumentError: If GPUs are asked for.
     """
     if not (isinstance(para_mode, str) and para_mode == AUTO):
-        return make_backend(para_mode, options), num_cpus, None
-    _refuse_details(options, num_gpus)
-    from parallelenv.choice import choose  # the words must be there before what is chosen from them
+        return make_backend(para_mode, options, own_arguments), num_cpus, None
+    _refuse_details(options, num_gpus, own_arguments)
+    from parallelenv.autotune.recommend import choose  # the words must be there before what is chosen from them
 
     chosen = choose(env_recipes, num_cpus, spaces, **for_envs)
     return make_backend(chosen.mode, chosen.options), chosen.num_cpus, chosen
 
 
-def _refuse_details(options: dict[str, Any], num_gpus: float) -> None:
+def _refuse_details(options: dict[str, Any], num_gpus: float, own_arguments: Sequence[str]) -> None:
     """Refuse what only some of the modes know: whether it is an error must not depend on figures."""
     for name, value in options.items():
         raise UnknownOptionError(
             f"{name}={show(value)} is no option of para_mode={AUTO!r}, which accepts none: they differ between the "
-            "modes "
-            f"that it may choose. Name the mode; recommend(envs) says which one it would be."
-            f"{_instead(name)}"
+            f"modes that it may choose. Name the mode; recommend(envs) says which one it would be."
+            f"{_instead(name, own_arguments)}"
         )
     if num_gpus:
         raise ArgumentError(
@@ -101,12 +102,13 @@ def _refuse_details(options: dict[str, Any], num_gpus: float) -> None:
         )
 
 
-def make_backend(para_mode: Any, options: dict[str, Any]) -> Backend:
+def make_backend(para_mode: Any, options: dict[str, Any], own_arguments: Sequence[str] = ()) -> Backend:
     """Return a new backend.
 
     Args:
         para_mode: A known word, or a class that fulfils `protocol.Backend`.
         options: Keyword arguments of its constructor.
+        own_arguments: As in `settle`.
 
     Raises:
         UnknownModeError: If the word is not known, or the class is no backend.
@@ -120,7 +122,7 @@ def make_backend(para_mode: Any, options: dict[str, Any]) -> Backend:
             raise UnknownOptionError(
                 f"{name}={show(value)} is no option of para_mode={word_of(para_mode)!r}; it accepts "
                 f"{', '.join(accepted) if accepted else 'no further options'}."
-                f"{_instead(name, accepted)}"
+                f"{_instead(name, [*own_arguments, *accepted])}"
             )
     backend: Backend = kind(**options)
     return backend
@@ -142,7 +144,7 @@ def _accepted(kind: type[Any]) -> list[str]:
 def _checked(kind: type[Any]) -> type[Any]:
     lacking = [f"{name}()" for name in ("plan", "launch", "allocate", "wait", "close") if not hasattr(kind, name)]
     if lacking:
-        hint = translations.of_mode(kind.__name__)
+        hint = migration_hints.of_mode(kind.__name__)
         raise UnknownModeError(
             f"para_mode={kind.__name__} is a class that lacks {', '.join(lacking)}, so it is no protocol.Backend; "
             f"expected such a class or one of {known_words()}.{hint}"
@@ -159,7 +161,7 @@ def load_backend(word: Any) -> type[Any]:
     """
     if not isinstance(word, str) or word not in known_modes():
         known = known_words()
-        hint = translations.of_mode(word) or did_you_mean(str(word), known)
+        hint = migration_hints.of_mode(word) or did_you_mean(str(word), known)
         raise UnknownModeError(f"para_mode={word!r} is not known; expected one of {known}.{hint}")
     if word not in _MODES:
         foreign: type[Any] = _foreign()[word].load()
@@ -189,9 +191,6 @@ def word_of(para_mode: Any) -> str:
     return str(getattr(para_mode, "__name__", para_mode))
 
 
-def _instead(name: str, accepted: Sequence[str] = ()) -> str:
+def _instead(name: str, known: Sequence[str]) -> str:
     """Return what to write instead of an unknown keyword of the constructor: a sentence after a space, or nothing."""
-    from parallelenv.env import ParallelEnv  # which imports this module
-
-    arguments = list(inspect.signature(ParallelEnv).parameters)[:-1]  # the last one takes the options
-    return translations.of_argument(name) or did_you_mean(name, [*arguments, *accepted])
+    return migration_hints.of_argument(name) or did_you_mean(name, known)

@@ -1,22 +1,16 @@
-"""The answers of a step in the shapes that users ask for."""
+"""What a step returns: batched, or one tuple per env."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from opcode import opmap
 from operator import itemgetter
 from typing import Any
 
-import numpy as np
-
-from parallelenv.batch import Array, Batch, Layout
-from parallelenv.errors import EnvContractError, UnpackingError
-from parallelenv.failures import Failure, raise_failures
-from parallelenv.flights import Landed
-from parallelenv.protocol import Extra
-from parallelenv.spaces import object_array
-from parallelenv.tracebacks import shorten
+from parallelenv.contract.batch import Array
+from parallelenv.contract.tracebacks import shorten
+from parallelenv.errors import UnpackingError
 
 _UNPACK = opmap["UNPACK_SEQUENCE"]
 
@@ -108,152 +102,4 @@ class StepBatch(list[tuple[Any, Any, Any, Any]]):
         self.env_ids = env_ids
 
 
-Flags = tuple[Array, Array, Array]
 """How a step left episodes, one row per env of the answer: terminated, truncated, either of them."""
-
-
-def by_item(batch: Batch, landed: Landed, rows: Any, flags: Flags, infos: Array, copy: bool) -> StepResult:
-    """Return an answer as four batched items; with ``copy=False`` states may be read-only views.
-
-    Args:
-        batch: The pool's batch.
-        landed: Who answered what beside the batch.
-        rows: Rows of the envs that were stepped.
-        flags: How the step left episodes, already the user's.
-        infos: One per env of the answer, already the user's.
-        copy: Whether states are copied.
-    """
-    states: Any
-    rewards = _rewards(batch, landed, rows) if landed.extras else batch.rewards[rows].copy()
-    if len(landed.stepped) == len(landed.env_ids):
-        states = gather_states(batch, landed.stepped, rows, landed.extras, copy)
-        env_ids = batch.env_ids[rows].copy()
-    else:
-        states = object_array(_completed(landed, list_states(batch, landed.stepped, landed.extras)))
-        rewards = object_array(_completed(landed, rewards.tolist()))
-        env_ids = np.array(landed.env_ids, dtype=np.int64)
-    return StepResult(states, rewards, flags[2], infos, flags[0], flags[1], env_ids)
-
-
-def by_env(batch: Batch, landed: Landed, rows: Any, flags: Flags, infos: Array) -> StepBatch:
-    """Return an answer as one 4-tuple per env. Arguments as in `by_item`."""
-    states = _completed(landed, list_states(batch, landed.stepped, landed.extras))
-    rewards = _completed(landed, _rewards(batch, landed, rows).tolist())
-    items = list(zip(states, rewards, flags[2].tolist(), infos.tolist(), strict=True))
-    env_ids = np.array(landed.env_ids, dtype=np.int64)
-    return StepBatch(items, terminated=flags[0], truncated=flags[1], env_ids=env_ids)
-
-
-def first_states(batch: Batch, landed: Landed, is_listed: bool, copy: bool) -> Any:
-    """Return the states of a reset, ``None`` where an env is absent: batched, or as a list with one per env."""
-    is_whole = len(landed.stepped) == len(landed.env_ids)
-    if is_whole and not is_listed:
-        return gather_states(batch, landed.stepped, batch.rows(landed.stepped), landed.extras, copy)
-    states = _completed(landed, list_states(batch, landed.stepped, landed.extras))
-    return states if is_listed else object_array(states)
-
-
-def batch_states(layout: Layout, states: Mapping[int, Any], env_ids: Sequence[int], absent: Collection[int]) -> Any:
-    """Return states that are not in a batch as if they were.
-
-    Args:
-        layout: Of the batch.
-        states: By env id.
-        env_ids: Whose, in the order of the answer.
-        absent: Those of them that have none: in their place is ``None``.
-
-    Raises:
-        EnvContractError: If one does not fit its space; ``error.partial`` maps the others' ids to theirs.
-    """
-    structure, leaves, failures = layout.states, {}, []
-    for env_id in env_ids:
-        if env_id in absent:
-            continue
-        try:
-            leaves[env_id] = structure.split_state(states.get(env_id))
-            for index, leaf in enumerate(leaves[env_id]):
-                structure.check_leaf(index, leaf)
-        except EnvContractError as error:
-            failures.append(Failure(error, env_id, "get_observations()"))
-    if failures:
-        failed = {failure.env_id for failure in failures}
-        raise_failures(failures, {env_id: states.get(env_id) for env_id in leaves if env_id not in failed})
-    if len(leaves) < len(env_ids):
-        return object_array([None if env_id in absent else states.get(env_id) for env_id in env_ids])
-    columns = zip(*leaves.values(), strict=True)
-    return structure.join([structure.stack(index, column) for index, column in enumerate(columns)])
-
-
-def _rewards(batch: Batch, landed: Landed, rows: Any) -> Array:
-    """Return the rewards of the envs that were stepped."""
-    rewards: Array = batch.rewards[rows].copy()
-    loose = {env_id: extra.reward for env_id, extra in landed.extras.items() if extra.reward is not None}
-    if not loose:
-        return rewards
-    plain = rewards.tolist()
-    return object_array(
-        [loose[env_id][0] if env_id in loose else plain[index] for index, env_id in enumerate(landed.stepped)]
-    )
-
-
-def _completed(landed: Landed, values: list[Any]) -> list[Any]:
-    """Put ``None`` where an env is absent."""
-    if len(values) == len(landed.env_ids):
-        return values
-    found = dict(zip(landed.stepped, values, strict=True))
-    return [found.get(env_id) for env_id in landed.env_ids]
-
-
-def gather_states(batch: Batch, env_ids: Sequence[int], rows: Any, extras: Mapping[int, Extra], copy: bool) -> Any:
-    """Return the states of these envs, which have these rows, batched, in the order of ``env_ids``."""
-    if batch.single_state is not None:  # what most envs have
-        return _selected(batch.single_state, rows, copy)
-    structure = batch.layout.states
-    loose = iter(_loose_columns(batch, env_ids, extras))
-    leaves = [
-        structure.stack(index, next(loose)) if array is None else _selected(array, rows, copy)
-        for index, array in enumerate(batch.states)
-    ]
-    return structure.join(leaves)
-
-
-def list_states(batch: Batch, env_ids: Sequence[int], extras: Mapping[int, Extra]) -> list[Any]:
-    """Return the states of these envs as a list with one state per env."""
-    structure = batch.layout.states
-    rows = batch.rows(env_ids)
-    loose = iter(_loose_columns(batch, env_ids, extras))
-    columns = [next(loose) if array is None else list(_selected(array, rows, copy=True)) for array in batch.states]
-    if structure.is_single:
-        return list(columns[0])
-    return [structure.join(leaves) for leaves in zip(*columns, strict=True)]
-
-
-def ended_state(batch: Batch, env_id: int, extra: Extra) -> Any:
-    """Return the last state of an env's episode that ended in its latest step."""
-    row = env_id - batch.layout.first
-    if extra.ended_state is not None:
-        return extra.ended_state[0]
-    if batch.single_state is not None:
-        single: Any = batch.ended_states[0]
-        return single[row].copy()
-    loose = iter(extra.ended_loose or ())
-    leaves = [next(loose) if array is None else array[row].copy() for array in batch.ended_states]
-    return batch.layout.states.join(leaves)
-
-
-def _selected(array: Array, rows: Any, copy: bool) -> Array:
-    selected: Array = array[rows]
-    if type(rows) is slice:  # else the selection is a copy already
-        if copy:
-            return selected.copy()
-        selected.flags.writeable = False
-    return selected
-
-
-def _loose_columns(batch: Batch, env_ids: Sequence[int], extras: Mapping[int, Extra]) -> list[list[Any]]:
-    """Return, for each loose leaf, its values in the order of ``env_ids``."""
-    number = sum(array is None for array in batch.states)
-    if not number:
-        return []
-    values = [extras[env_id].loose or [] for env_id in env_ids]
-    return [[leaves[index] for leaves in values] for index in range(number)]

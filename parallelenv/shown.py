@@ -10,7 +10,14 @@ from typing import Any
 
 from gymnasium.error import ResetNeeded
 
-from parallelenv.animation import (
+from parallelenv.contract.arguments import check_positive
+from parallelenv.contract.batch import Array
+from parallelenv.contract.failures import add_note, put
+from parallelenv.contract.messages import list_ids, show
+from parallelenv.engine.guard import exclusive
+from parallelenv.engine.tickets import name_envs
+from parallelenv.errors import ArgumentError, ConcurrentUseError, ParallelEnvError, ResetNeededError
+from parallelenv.notebook.animation import (
     check_format,
     check_fps,
     check_size,
@@ -19,19 +26,12 @@ from parallelenv.animation import (
     has_ffmpeg,
     playing_fps,
 )
-from parallelenv.arguments import check_positive
-from parallelenv.batch import Array
-from parallelenv.display.film import Film
-from parallelenv.display.portrait import describe
-from parallelenv.display.recorder import Recorder, ask_to_watch, ask_what_was_seen
-from parallelenv.display.screen import Pace, Screen, refuse_no_notebook
-from parallelenv.errors import ArgumentError, ConcurrentUseError, ParallelEnvError, ResetNeededError
-from parallelenv.evaluation import Evaluation, perform
-from parallelenv.failures import add_note, put
-from parallelenv.goal import Goal, progress_bar
-from parallelenv.guard import exclusive
-from parallelenv.requests import name_envs
-from parallelenv.texts import list_ids, show
+from parallelenv.notebook.film import Film
+from parallelenv.notebook.recorder import Recorder, ask_to_watch, ask_what_was_seen
+from parallelenv.notebook.repr import describe
+from parallelenv.notebook.screen import Pace, Screen, refuse_no_notebook
+from parallelenv.rollouts.evaluation import Evaluation, perform
+from parallelenv.rollouts.length import Goal, progress_bar
 from parallelenv.traffic import Traffic
 
 _MOMENT = 1e-3

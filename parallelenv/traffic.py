@@ -9,18 +9,18 @@ from typing import Any, Literal, overload
 
 import numpy as np
 
-from parallelenv import arguments
-from parallelenv.answers import Align
-from parallelenv.arguments import MISSING
-from parallelenv.batch import Array
+from parallelenv.contract import arguments
+from parallelenv.contract.arguments import MISSING
+from parallelenv.contract.batch import Array
+from parallelenv.contract.messages import show
+from parallelenv.engine.assemble import Align
+from parallelenv.engine.guard import exclusive
 from parallelenv.errors import ArgumentError, InvalidIdError, WorkerTimeoutError
-from parallelenv.evaluation import Evaluation, evaluate
 from parallelenv.familiar import Familiar
-from parallelenv.goal import Goal
-from parallelenv.guard import exclusive
 from parallelenv.results import StepBatch, StepResult
-from parallelenv.texts import show
-from parallelenv.turns import CLOSE, RESET, TERMINATED, Actor, Signal, streamed
+from parallelenv.rollouts.evaluation import Evaluation, evaluate
+from parallelenv.rollouts.length import Goal
+from parallelenv.rollouts.stream import CLOSE, RESET, TERMINATED, Actor, Signal, streamed
 
 _LONGEST_NAP = 0.2
 """Seconds after which an awaited answer is looked for again, at the latest."""

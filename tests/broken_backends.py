@@ -7,15 +7,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from parallelenv.backends._in_process import CallerChannel
 from parallelenv.backends.dummy import DummyBackend
-from parallelenv.backends.host import Execution, Host
-from parallelenv.backends.inprocess import CallerChannel
 from parallelenv.backends.thread import ThreadBackend, ThreadChannel
-from parallelenv.backends.writer import Writer
-from parallelenv.batch import Batch, Layout
-from parallelenv.failures import Failure
-from parallelenv.protocol import Command, HostRecipe, Reply
+from parallelenv.contract.batch import Batch, Layout
+from parallelenv.contract.failures import Failure
+from parallelenv.contract.protocol import Command, HostRecipe, Reply
 from parallelenv.testing import BackendContract
+from parallelenv.worker.host import Execution, Host
+from parallelenv.worker.row_writer import Writer
 
 # -------------------------------------------------------------------- faults
 

@@ -22,9 +22,9 @@ import psutil
 import pytest
 
 from parallelenv import ParallelEnv, errors, get_worker_info, registry
-from parallelenv.backends.fork_server import SERVERS
+from parallelenv.backends._fork_server import SERVERS
 from parallelenv.errors import MissingDependencyError
-from parallelenv.task_pool import TaskPool
+from parallelenv.tasks.task_pool import TaskPool
 
 pytest.register_assert_rewrite("parallelenv.testing")  # before any test imports a part of it
 # No example has a deadline: one that has waited for a core is not wrong.

@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, Text
 
 from parallelenv.errors import ExhaustedError
-from parallelenv.tasks import TaskStep
+from parallelenv.tasks.sampler_env import TaskStep
 
 LETTERS = "abcdefgh"
 PLAIN = Box(-1e6, 1e6, (3,), np.float64)

@@ -20,7 +20,8 @@ from gymnasium.error import ResetNeeded
 
 import parallelenv
 from parallelenv import ParallelEnv, ParallelEnvError
-from parallelenv.cores import usable_cores
+from parallelenv.contract.cpu_cores import usable_cores
+from parallelenv.contract.messages import show
 from parallelenv.errors import (
     AbsentAttributeError,
     AbsentMethodError,
@@ -41,7 +42,6 @@ from parallelenv.errors import (
     UnpackingError,
     UnpicklableError,
 )
-from parallelenv.texts import show
 
 MakeEnv = Callable[..., ParallelEnv]
 

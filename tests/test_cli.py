@@ -22,15 +22,16 @@ import pytest
 from gymnasium.spaces import Discrete
 
 import parallelenv
-from parallelenv import Recommendation, cli, compare, registry, report
+from parallelenv import Recommendation, cli, registry
+from parallelenv.autotune import compare, report
+from parallelenv.autotune.compare import Comparison, Plan, Row
 from parallelenv.backends.dummy import DummyBackend
 from parallelenv.cli import main
-from parallelenv.compare import Comparison, Plan, Row
-from parallelenv.cores import Cores, usable_cores
+from parallelenv.contract.cpu_cores import Cores, usable_cores
+from parallelenv.contract.messages import format_table
+from parallelenv.contract.protocol import Plan as Placement
 from parallelenv.errors import MissingDependencyError, SchedulingError
-from parallelenv.protocol import Plan as Placement
 from parallelenv.registry import known_modes
-from parallelenv.tables import format_table
 
 QUICK = ["--num-envs", "3", "--steps", "40", "--seconds", "0.05"]
 OTHER, THIRD = known_modes()[1:3]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from parallelenv import cores
-from parallelenv.cores import Cores, cpu_seconds, describe_cores, usable_cores
+from parallelenv.contract import cpu_cores
+from parallelenv.contract.cpu_cores import Cores, cpu_seconds, describe_cores, usable_cores
 
 V2_MOUNT = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate"
 V1_MOUNT = "32 31 0:29 {inside} /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu,cpuacct"
@@ -93,7 +93,7 @@ def test_without_affinity_every_core_of_the_machine_counts(monkeypatch: pytest.M
 
 
 def test_usable_cores_is_what_the_description_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cores, "describe_cores", lambda: Cores(machine=64, affinity=4, quota=2.5))
+    monkeypatch.setattr(cpu_cores, "describe_cores", lambda: Cores(machine=64, affinity=4, quota=2.5))
     assert usable_cores() == 3
 
 

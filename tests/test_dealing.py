@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parallelenv.requests import deal
+from parallelenv.engine.tickets import deal
 
 WEIGHTS = st.lists(st.integers(1, 128), min_size=1, max_size=12)
 

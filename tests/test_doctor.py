@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from parallelenv import doctor
+from parallelenv.autotune import doctor
 from parallelenv.cli import main
-from parallelenv.cores import Cores, usable_cores
+from parallelenv.contract.cpu_cores import Cores, usable_cores
 
 
 @pytest.fixture(autouse=True)

@@ -13,11 +13,12 @@ import pytest
 from conftest import MakeEnv, MakePool, needs_ray
 from samplers import Once, Walks
 
-from parallelenv import ParallelEnv, recovery
+from parallelenv import ParallelEnv
+from parallelenv.contract.identity import difference
+from parallelenv.engine import recovery
 from parallelenv.errors import ExhaustedError, ResetNeededError, WorkerDiedError
-from parallelenv.identity import difference
-from parallelenv.task_pool import TaskPool
-from parallelenv.tasks import TaskEnv, make_task_env
+from parallelenv.tasks.sampler_env import TaskEnv, make_task_env
+from parallelenv.tasks.task_pool import TaskPool
 from parallelenv.wrappers import CheckFinite, NormalizeStates, RecordEpisodeStatistics, StackStates, StateWrapper
 
 nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)

@@ -9,7 +9,7 @@ import cloudpickle
 import numpy as np
 import pytest
 
-from parallelenv.identity import difference
+from parallelenv.contract.identity import difference
 
 
 class Opaque:

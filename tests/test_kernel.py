@@ -125,7 +125,7 @@ def hold_and_send(*arguments):  # to the fork server, which waits for it now
 reduction.sendfds = hold_and_send
 """
 HOLD_STARTED = """
-from parallelenv.backends.process import WorkerProcess
+from parallelenv.backends._process import WorkerProcess
 take_note = WorkerProcess.__init__
 
 def hold_and_take_note(*arguments):

@@ -14,8 +14,8 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 
 from parallelenv import ParallelEnv, recommend
+from parallelenv.contract.identity import difference
 from parallelenv.errors import EnvContractError, OldApiWarning
-from parallelenv.identity import difference
 from parallelenv.wrappers import RecordVideo
 
 MakeEnv = Callable[..., ParallelEnv]

@@ -17,8 +17,8 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 
 from parallelenv import ParallelEnv
+from parallelenv.contract.identity import difference
 from parallelenv.errors import ArgumentError, InvalidStateError
-from parallelenv.identity import difference
 
 MakeEnv = Callable[..., ParallelEnv]
 nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from parallelenv.ownership import own
+from parallelenv.contract.copying import own
 
 
 @pytest.mark.parametrize("value", [{"a": np.zeros(2)}, {"a": [np.zeros(2)]}, [{"a": 1}], (np.zeros(2),)])

@@ -16,7 +16,8 @@ import pytest
 from conftest import MakeEnv, needs_ray
 from fragile import CAN_DIE, EXIT, GO_ON, IN_CALLER, RAISE, WAIT, Fragile, interrupt, two_hosts, when_begun
 
-from parallelenv import ParallelEnv, recovery
+from parallelenv import ParallelEnv
+from parallelenv.engine import recovery
 from parallelenv.errors import InvalidEnvError, ResetNeededError, WorkerDiedError
 
 RECOVERING = {"asynchronous": "restart", "on_failure": "restart"}

@@ -11,11 +11,13 @@ import pytest
 from test_trial import Spaceless, Witness
 
 import parallelenv
-from parallelenv import ParallelEnv, choice, recommend, registry, trial
+from parallelenv import ParallelEnv, recommend, registry
+from parallelenv.autotune import measure
+from parallelenv.autotune import recommend as recommending
+from parallelenv.autotune.costs import MOST_WORKERS, Candidate, Figures, Room, candidates, pick
 from parallelenv.cli import main
-from parallelenv.costs import MOST_WORKERS, Candidate, Figures, Room, candidates, pick
+from parallelenv.contract.identity import difference
 from parallelenv.errors import ArgumentError, InvalidEnvError, UnknownModeError, UnknownOptionError
-from parallelenv.identity import difference
 
 US, MS = 1e-6, 1e-3
 BRIEF = Figures(5 * US, 5 * US)
@@ -91,8 +93,8 @@ def test_every_candidate_is_a_mode_that_knows_its_options_and_ray_is_none(figure
 
 def pretend(monkeypatch: pytest.MonkeyPatch, figures: Figures, cores: int = 2) -> None:
     """Let trials find certain figures, on a machine with so many cores."""
-    monkeypatch.setattr(trial, "measure", lambda *_: figures)
-    monkeypatch.setattr(choice, "usable_cores", lambda: cores)
+    monkeypatch.setattr(measure, "measure", lambda *_: figures)
+    monkeypatch.setattr(recommending, "usable_cores", lambda: cores)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,8 @@ import pytest
 from conftest import MakeEnv, needs_ray
 from fragile import two_hosts
 
-from parallelenv import ParallelEnv, errors, recovery
+from parallelenv import ParallelEnv, errors
+from parallelenv.engine import recovery
 from parallelenv.testing.play import drain
 
 GO, RAISE, EXIT, HANG = range(4)

@@ -12,8 +12,8 @@ import pytest
 
 from parallelenv import ParallelEnv
 from parallelenv.errors import ArgumentError
+from parallelenv.notebook.tiles import tile_frames
 from parallelenv.testing.envs import Counter
-from parallelenv.tiles import tile_frames
 
 
 def frame(height: int, width: int, value: int) -> np.ndarray[Any, Any]:

@@ -23,7 +23,7 @@ from benchmarks.model import (
     rate,
     round_seconds,
 )
-from parallelenv import rollout
+from parallelenv.rollouts import rollout
 
 COSTS = Costs(fixed=1e-4, send=2e-4, receive=3e-4, per_env=1e-6, latency=1e-3, host_per_step=5e-5, host_per_env=2e-6)
 LOAD = Load(nodes=1, envs=16, step=1e-3)

@@ -95,20 +95,20 @@ def _opened(process: psutil.Process) -> list[str]:
 
 @pytest.mark.parametrize("mode", ["ray", "ray-subproc"], indirect=True)
 def test_the_door_for_rays_actors_is_shut_once_they_are_in(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from parallelenv.backends import ray_local
+    from parallelenv.backends import _ray_local
 
     modes: list[int] = []
     paths: list[Path] = []
 
-    def admit(doorway: ray_local.Doorway, actors: Any) -> Any:
+    def admit(doorway: _ray_local.Doorway, actors: Any) -> Any:
         paths.append(Path(doorway.path))
         modes.append(stat.S_IMODE(paths[0].parent.stat().st_mode))
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:  # not an actor that was started
             stranger.connect(doorway.path)
             return admit_actors(doorway, actors)
 
-    admit_actors = ray_local.Doorway.admit
-    monkeypatch.setattr(ray_local.Doorway, "admit", admit)
+    admit_actors = _ray_local.Doorway.admit
+    monkeypatch.setattr(_ray_local.Doorway, "admit", admit)
     with ParallelEnv([partial(Discreet, SECRET)] * 4, mode, num_cpus=2) as env:
         assert modes == [0o700]
         assert not paths[0].parent.exists()

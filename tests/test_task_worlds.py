@@ -13,8 +13,8 @@ from conftest import MakePool
 from gymnasium.spaces import Box, Dict, Discrete, Text
 
 from parallelenv import ParallelEnv
-from parallelenv.identity import difference
-from parallelenv.tasks import Task, TaskSampler
+from parallelenv.contract.identity import difference
+from parallelenv.tasks.sampler_env import Task, TaskSampler
 
 NUM_ENVS, NUM_TASKS, MAX_STEPS = 8, 125, 8
 LEVELS = ("Empty-Random-5x5", "DoorKey-5x5", "GoToDoor-5x5", "Fetch-5x5-N2", "Unlock")

@@ -16,6 +16,7 @@ from gymnasium.wrappers import TimeLimit
 from samplers import PLAIN, Walks
 
 from parallelenv import ParallelEnv, ParallelWrapper
+from parallelenv.contract.identity import difference
 from parallelenv.errors import (
     AbsentMethodError,
     ArgumentError,
@@ -26,9 +27,8 @@ from parallelenv.errors import (
     ResetNeededError,
     UnpicklableError,
 )
-from parallelenv.identity import difference
-from parallelenv.task_pool import TaskPool
-from parallelenv.tasks import Task, TaskEnv, TaskSampler, TaskStep
+from parallelenv.tasks.sampler_env import Task, TaskEnv, TaskSampler, TaskStep
+from parallelenv.tasks.task_pool import TaskPool
 from parallelenv.wrappers import CheckFinite, StackStates
 
 nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
@@ -403,9 +403,7 @@ def test_names_are_looked_up_in_task_and_sampler(make_pool: MakePool) -> None:
     env.set_env_attr("given", 7)
     assert env.attr("task.count") == env.get_env_attr("count") == [2] * 4
     assert env.next_task()[:, 0].tolist() == [8] * 4
-    with pytest.raises(
-        AbsentMethodError, match="TaskEnv has no method 'nothing'.*Nor has its sampler, Walks, or its task"
-    ):
+    with pytest.raises(AbsentMethodError, match="TaskEnv has no method 'nothing'.*Nor has its sampler, Walks, or its task"):
         env.call("nothing")
 
 

@@ -11,7 +11,7 @@ from samplers import Walks
 from test_exhausted import TOTALS, env_fns, walks
 
 from parallelenv import CLOSE, TERMINATED, ParallelEnv
-from parallelenv.identity import difference
+from parallelenv.contract.identity import difference
 from parallelenv.testing.play import POLICIES, drain
 
 RESTS = (None, None, True, {"exhausted": True})

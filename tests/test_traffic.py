@@ -17,8 +17,8 @@ from conftest import MakeEnv
 from fragile import EXIT, GO_ON, RAISE, fragile
 
 from parallelenv import TERMINATED, Evaluation, ParallelEnv, StateWrapper, get_worker_info, recommend
+from parallelenv.backends._shared_memory import SharedMemoryError
 from parallelenv.backends.dummy import DummyBackend
-from parallelenv.backends.memory import SharedMemoryError
 from parallelenv.errors import (
     ActionError,
     ArgumentError,

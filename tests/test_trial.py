@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, Text
 
-from parallelenv import ParallelEnv, recommend, trial
-from parallelenv.costs import Figures
-from parallelenv.recipes import make_recipes
+from parallelenv import ParallelEnv, recommend
+from parallelenv.autotune import measure
+from parallelenv.autotune.costs import Figures
+from parallelenv.contract.env_specs import make_recipes
 
 MS = 1e-3
 
@@ -78,8 +79,8 @@ def test_of_many_kinds_a_few_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     recommend([partial(Witness, notes) for notes in lives])
     assert [bool(notes) for notes in lives] == [index in (0, 3, 6) for index in range(10)]
 
-    monkeypatch.setattr(trial, "_SLOW_BUILD", 0.0)
-    monkeypatch.setattr(trial, "_QUICK_BUILD", 0.0)
+    monkeypatch.setattr(measure, "_SLOW_BUILD", 0.0)
+    monkeypatch.setattr(measure, "_QUICK_BUILD", 0.0)
     lives = [[] for _ in range(10)]
     recommend([partial(Witness, notes) for notes in lives])
     assert_one_life(lives[0])
@@ -87,8 +88,8 @@ def test_of_many_kinds_a_few_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_kinds_count_as_often_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "_try_here", lambda *_: [Figures(1.0, 1.0, None, 0), Figures(5.0, 3.0, 0.25, 40)])
-    found = trial.measure(make_recipes([*["CartPole-v1"] * 3, Witness]))
+    monkeypatch.setattr(measure, "_try_here", lambda *_: [Figures(1.0, 1.0, None, 0), Figures(5.0, 3.0, 0.25, 40)])
+    found = measure.measure(make_recipes([*["CartPole-v1"] * 3, Witness]))
     assert found == Figures(2.0, 1.5, 0.25, 10)
 
 
@@ -119,7 +120,7 @@ class Hanging(Witness):
 
 
 def test_a_copy_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "_PATIENCE", 0.5)
+    monkeypatch.setattr(measure, "_PATIENCE", 0.5)
     found = recommend([Hanging()])
     assert found.mode == "dummy"
     assert "No env could be tried: " in found.reason
@@ -238,9 +239,9 @@ class Sleepy(Witness):
 
 
 def test_computing_and_waiting_are_told_apart() -> None:
-    busy, sleepy = trial.measure(make_recipes([Busy])), trial.measure(make_recipes([Sleepy]))
+    busy, sleepy = measure.measure(make_recipes([Busy])), measure.measure(make_recipes([Sleepy]))
     assert not busy.waits
     assert busy.releases_gil is False
     assert sleepy.waits
     assert sleepy.lock_free is not None
-    assert trial.measure(make_recipes([Witness])).releases_gil is None  # too short to be asked
+    assert measure.measure(make_recipes([Witness])).releases_gil is None  # too short to be asked

@@ -23,8 +23,9 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 
-from parallelenv import ParallelEnv, hours
-from parallelenv.backends import codec, pipe, spread, subproc, wire
+from parallelenv import ParallelEnv
+from parallelenv.backends import _codec, _cpu_balancer, _pipe, _wire, subproc
+from parallelenv.engine import utilisation
 
 NUM_STEPS = 10
 HEADER = 17  # bytes of a message that needs no more
@@ -55,10 +56,10 @@ class Spy:
 
 PICKLING = {"Pickler", "Unpickler", "dump", "dumps", "load", "loads"}
 WATCHED: list[tuple[Any, str, set[str]]] = [
-    (wire, "os", {"write", "writev", "read", "readv"}),
-    (codec, "pickle", PICKLING),
-    (codec, "cloudpickle", PICKLING),
-    (codec, "unpickling", PICKLING),
+    (_wire, "os", {"write", "writev", "read", "readv"}),
+    (_codec, "pickle", PICKLING),
+    (_codec, "cloudpickle", PICKLING),
+    (_codec, "copying", PICKLING),
 ]
 
 
@@ -279,10 +280,10 @@ class WatchedPoll:
 @pytest.fixture
 def undisturbed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let nothing happen now and then, whatever time has passed."""
-    monkeypatch.setattr(pipe, "_HEARTBEAT", 60.0)
-    monkeypatch.setattr(spread, "_PAUSE", 3600.0)
-    monkeypatch.setattr(hours, "_NUM_FIRST", 0)
-    monkeypatch.setattr(hours, "_QUICK", 60.0)
+    monkeypatch.setattr(_pipe, "_HEARTBEAT", 60.0)
+    monkeypatch.setattr(_cpu_balancer, "_PAUSE", 3600.0)
+    monkeypatch.setattr(utilisation, "_NUM_FIRST", 0)
+    monkeypatch.setattr(utilisation, "_QUICK", 60.0)
 
 
 @pytest.mark.usefixtures("undisturbed")
@@ -290,7 +291,7 @@ def undisturbed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("naps", [0.0, 0.002])
 def test_the_caller_sleeps_at_most_once_per_worker(num_cpus: int, naps: float, monkeypatch: pytest.MonkeyPatch) -> None:
     watched = WatchedSelect()
-    monkeypatch.setattr(pipe, "select", watched)
+    monkeypatch.setattr(_pipe, "select", watched)
     waits = []
     with settled(num_cpus=num_cpus, naps=naps) as (_, step):
         for _ in range(NUM_STEPS):

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-from parallelenv.backends.codec import (
+from parallelenv.backends._codec import (
     decode,
     decode_command,
     decode_reply,
@@ -27,15 +27,24 @@ from parallelenv.backends.codec import (
     encode_not_read,
     encode_reply,
 )
-from parallelenv.backends.host import Host
-from parallelenv.backends.origin import own_origin
-from parallelenv.backends.wire import Message, Wire
-from parallelenv.backends.worker import PackedRecipe, die_with_caller, prepare_worker
-from parallelenv.batch import Array, Batch, Layout
-from parallelenv.cores import usable_cores
-from parallelenv.protocol import Channel, Command, Death, HostDied, HostRecipe, Plan, Printed, Reply, UnreadableError
-from parallelenv.recipes import registered_by_user
-from parallelenv.shared import copied, frozen
+from parallelenv.backends._wire import Message, Wire
+from parallelenv.backends._worker_process import PackedRecipe, die_with_caller, own_origin, prepare_worker
+from parallelenv.contract.batch import Array, Batch, Layout
+from parallelenv.contract.cpu_cores import usable_cores
+from parallelenv.contract.env_specs import registered_by_user
+from parallelenv.contract.protocol import (
+    Channel,
+    Command,
+    Death,
+    HostDied,
+    HostRecipe,
+    Plan,
+    Printed,
+    Reply,
+    UnreadableError,
+)
+from parallelenv.contract.shared_arrays import copied, frozen
+from parallelenv.worker.host import Host
 
 _SAFE_BYTES = 65536  # a pipe takes so much without being read
 

@@ -9,14 +9,14 @@ from typing import Any
 import gymnasium
 from gymnasium.vector import AutoresetMode
 
-from parallelenv import arguments
 from parallelenv.adapters.gymnasium import GymnasiumVectorEnv
+from parallelenv.contract import arguments
+from parallelenv.contract.env_specs import make_recipes
+from parallelenv.contract.messages import show
+from parallelenv.contract.spaces import describe_value
 from parallelenv.env import ParallelEnv
 from parallelenv.errors import ArgumentError, InvalidEnvError
-from parallelenv.recipes import make_recipes
 from parallelenv.registry import ParaMode
-from parallelenv.spaces import describe_value
-from parallelenv.texts import show
 
 
 def vector_entry_point(

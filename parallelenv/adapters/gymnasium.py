@@ -10,12 +10,17 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from parallelenv import arguments
 from parallelenv.adapters.infos import gather_infos
 from parallelenv.adapters.partial import raises_first, retell
 from parallelenv.adapters.pending import nothing_begun, step_under_way
 from parallelenv.adapters.spaces import ObservationMode, check_alike, declared_spaces, vector_spaces
-from parallelenv.batch import Array
+from parallelenv.contract import arguments
+from parallelenv.contract.batch import Array
+from parallelenv.contract.messages import show
+from parallelenv.contract.tracebacks import short_tracebacks, warn_user
+from parallelenv.engine.done_policies import ByHand, Ending, NextStep, Policy, SameStep
+from parallelenv.engine.engine import Resetting
+from parallelenv.engine.tickets import Request
 from parallelenv.errors import (
     ArgumentError,
     EnvBusyError,
@@ -26,12 +31,7 @@ from parallelenv.errors import (
     ResetNeededError,
     WorkerTimeoutError,
 )
-from parallelenv.policy import ByHand, Ending, NextStep, Policy, SameStep
-from parallelenv.requests import Request
 from parallelenv.results import StepResult
-from parallelenv.stepping import Resetting
-from parallelenv.texts import show
-from parallelenv.tracebacks import short_tracebacks, warn_user
 
 if TYPE_CHECKING:
     from parallelenv.env import ParallelEnv

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from parallelenv.batch import Array
+from parallelenv.contract.batch import Array
 
 _AS_THEY_ARE = "final_obs"
 """Gymnasium leaves these unbatched, whatever they are."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from parallelenv.batch import Array
-from parallelenv.failures import add_note, put
+from parallelenv.contract.batch import Array
+from parallelenv.contract.failures import add_note, put
+from parallelenv.contract.messages import one_line
+from parallelenv.contract.tracebacks import short_tracebacks
 from parallelenv.results import StepBatch, StepResult
-from parallelenv.texts import one_line
-from parallelenv.tracebacks import short_tracebacks
 
 _Class = TypeVar("_Class", bound=type)
 

@@ -9,7 +9,7 @@ import gymnasium
 from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
-from parallelenv import translations
+from parallelenv.contract import migration_hints
 from parallelenv.errors import ArgumentError, SpacesError
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def declared_spaces(name: str, env: Adaptable) -> list[gymnasium.Space[Any]]:
         if space is None:
             raise SpacesError(
                 f"env {env_id} declares no {name}, which a vector env needs. Set it on the env, or "
-                f"{translations.GIVE_SPACES}."
+                f"{migration_hints.GIVE_SPACES}."
             )
     return spaces
 

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import gymnasium
 import numpy as np
 
-from parallelenv import arguments
 from parallelenv.adapters.partial import raises_first, retell
 from parallelenv.adapters.positions import positions
-from parallelenv.batch import Array
+from parallelenv.contract import arguments
+from parallelenv.contract.batch import Array
+from parallelenv.contract.spaces import object_array
+from parallelenv.contract.tracebacks import short_tracebacks, warn_user
+from parallelenv.engine.done_policies import ByHand
 from parallelenv.errors import (
     ActionError,
     ArgumentError,
@@ -20,10 +23,7 @@ from parallelenv.errors import (
     NothingInFlightError,
     WorkerTimeoutError,
 )
-from parallelenv.policy import ByHand
 from parallelenv.results import StepBatch
-from parallelenv.spaces import object_array
-from parallelenv.tracebacks import short_tracebacks, warn_user
 
 if TYPE_CHECKING:
     from parallelenv.env import ParallelEnv

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from parallelenv.arguments import check_positive
+from parallelenv.contract.arguments import check_positive
+from parallelenv.contract.env_specs import told
+from parallelenv.contract.messages import show
 from parallelenv.env import ParallelEnv
 from parallelenv.errors import ArgumentError
-from parallelenv.replicas import told
-from parallelenv.texts import show
 
 COMPONENTS = ("policy", "envs", "test_envs")
 _taken: weakref.WeakSet[ParallelEnv] = weakref.WeakSet()

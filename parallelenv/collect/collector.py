@@ -9,18 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from parallelenv import arguments
 from parallelenv.collect.checks import check_component, check_rank, check_version, checked_env, listening
 from parallelenv.collect.history import History
 from parallelenv.collect.policies import as_deterministic, load_weights, make_policy, set_existing
 from parallelenv.collect.stopping import Stoppable, alone
 from parallelenv.collect.tallies import Tallies
+from parallelenv.contract import arguments
+from parallelenv.contract.copying import own
+from parallelenv.contract.messages import count, show
 from parallelenv.env import ParallelEnv
 from parallelenv.errors import ArgumentError, WorkerDiedError, WorkerTimeoutError
-from parallelenv.evaluation import Evaluation
-from parallelenv.ownership import own
-from parallelenv.texts import count, show
-from parallelenv.trajectory import Rollout
+from parallelenv.rollouts.evaluation import Evaluation
+from parallelenv.rollouts.trajectory import Rollout
 
 Info = dict[str, Any]
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from parallelenv import arguments
 from parallelenv.collect.checks import listening
 from parallelenv.collect.collector import Info
 from parallelenv.collect.crew import Crew
@@ -24,12 +23,13 @@ from parallelenv.collect.start import check, start
 from parallelenv.collect.steering import Steered
 from parallelenv.collect.stopping import alone
 from parallelenv.collect.unsent import Unsent
+from parallelenv.contract import arguments
+from parallelenv.contract.messages import count
 from parallelenv.env import ParallelEnv
 from parallelenv.errors import ArgumentError, ClosedError
-from parallelenv.goal import Goal, progress_bar
 from parallelenv.registry import ParaMode
-from parallelenv.texts import count
-from parallelenv.trajectory import Rollout
+from parallelenv.rollouts.length import Goal, progress_bar
+from parallelenv.rollouts.trajectory import Rollout
 
 
 class CollectorSet(Steered):

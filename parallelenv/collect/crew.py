@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from parallelenv.broadcast import Broadcast
 from parallelenv.collect.packing import Parcel
 from parallelenv.collect.seat import Order
 from parallelenv.collect.unsent import UNKNOWN, Unsent
+from parallelenv.contract.broadcast import Broadcast
+from parallelenv.contract.failures import raise_failures
+from parallelenv.engine.recovery import Budget
 from parallelenv.env import ParallelEnv
 from parallelenv.errors import EnvInterruptedError, WorkerTimeoutError
-from parallelenv.failures import raise_failures
-from parallelenv.recovery import Budget
 
 Received = list[tuple[int, Parcel]]
 

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from parallelenv.contract.messages import count, show
 from parallelenv.errors import ArgumentError, MissingDependencyError
-from parallelenv.texts import count, show
 
 
 class Record(NamedTuple):

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from parallelenv.batch import Array
-from parallelenv.chunks import Form, Place, join_forms, vacant
+from parallelenv.contract.batch import Array
+from parallelenv.contract.rollout_data import Form, Place, join_forms, vacant
+from parallelenv.contract.spaces import is_tensor, object_array, tensors
 from parallelenv.errors import ArgumentError
-from parallelenv.evaluation import Evaluation
-from parallelenv.spaces import is_tensor, object_array, tensors
-from parallelenv.trajectory import Rollout
+from parallelenv.rollouts.evaluation import Evaluation
+from parallelenv.rollouts.trajectory import Rollout
 
 Join = Callable[[Sequence[Any]], Any]
 

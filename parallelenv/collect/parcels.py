@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from parallelenv.batch import Array
 from parallelenv.collect.joining import are_of_one_kind, join_in_time
 from parallelenv.collect.packing import Parcel
-from parallelenv.trajectory import Rollout
+from parallelenv.contract.batch import Array
+from parallelenv.rollouts.trajectory import Rollout
 
 Info = dict[str, Any]
 Join = Callable[[Sequence[Rollout]], Rollout]

@@ -7,11 +7,11 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from parallelenv.arguments import check_name, check_policy
 from parallelenv.collect.checks import check_policy_maker
+from parallelenv.contract.arguments import check_name, check_policy
+from parallelenv.contract.copying import own
+from parallelenv.contract.env_specs import told
 from parallelenv.errors import AbsentAttributeError, ArgumentError
-from parallelenv.ownership import own
-from parallelenv.replicas import told
 
 Policy = Callable[..., Any]
 _LOADERS = ("set_weights", "load_state_dict")

@@ -11,9 +11,9 @@ from parallelenv.collect.collector import Collector
 from parallelenv.collect.joining import without_rest
 from parallelenv.collect.packing import Parcel
 from parallelenv.collect.unsent import Unsent
-from parallelenv.evaluation import Evaluation
-from parallelenv.failures import put
-from parallelenv.trajectory import Rollout
+from parallelenv.contract.failures import put
+from parallelenv.rollouts.evaluation import Evaluation
+from parallelenv.rollouts.trajectory import Rollout
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,15 @@ from typing import Any
 
 import cloudpickle
 
-from parallelenv import arguments, registry
+from parallelenv import registry
 from parallelenv.collect.checks import check_env_maker, check_policy_maker
 from parallelenv.collect.packing import require_compression
 from parallelenv.collect.seat import Seat
 from parallelenv.collect.unsent import Unsent
+from parallelenv.contract import arguments
+from parallelenv.contract.messages import show
 from parallelenv.env import ParallelEnv
 from parallelenv.errors import ArgumentError, UnknownOptionError, UnpicklableError
-from parallelenv.texts import show
 
 _OURS = {"asynchronous", "copy", "envs", "on_failure", "spaces"}
 """Arguments of `ParallelEnv` that say how envs are, and not how they are run."""

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from parallelenv import arguments
-from parallelenv.broadcast import Broadcast
 from parallelenv.collect.checks import check_component, check_version
 from parallelenv.collect.crew import Crew
 from parallelenv.collect.foreman import Foreman
 from parallelenv.collect.joining import join_evaluations
 from parallelenv.collect.stopping import Stoppable, alone
 from parallelenv.collect.unsent import Unsent
+from parallelenv.contract import arguments
+from parallelenv.contract.broadcast import Broadcast
+from parallelenv.contract.messages import count
 from parallelenv.env import ParallelEnv
-from parallelenv.evaluation import Evaluation
-from parallelenv.goal import Goal
-from parallelenv.texts import count
+from parallelenv.rollouts.evaluation import Evaluation
+from parallelenv.rollouts.length import Goal
 
 
 class Steered(Stoppable):

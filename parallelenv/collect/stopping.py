@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
 
 from parallelenv.collect.history import History
+from parallelenv.contract.tracebacks import ShortTracebacks
 from parallelenv.errors import ClosedError, ConcurrentUseError
-from parallelenv.tracebacks import ShortTracebacks
 
 _Params = ParamSpec("_Params")
 _Result = TypeVar("_Result")

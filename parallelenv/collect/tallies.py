@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from parallelenv.batch import Array
-from parallelenv.trajectory import Rollout
+from parallelenv.contract.batch import Array
+from parallelenv.rollouts.trajectory import Rollout
 
 
 class Tallies:

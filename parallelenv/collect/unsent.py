@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from parallelenv.batch import Array
-from parallelenv.interrupts import Shield
+from parallelenv.contract.batch import Array
+from parallelenv.contract.interrupts import Shield
 
 UNKNOWN = -1
 Way = tuple[str, str]

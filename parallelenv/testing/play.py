@@ -13,8 +13,8 @@ import numpy as np
 from gymnasium.vector.utils import concatenate, create_empty_array
 
 from parallelenv import ParallelEnv, StepBatch, StepResult
+from parallelenv.contract.identity import difference
 from parallelenv.errors import NothingInFlightError
-from parallelenv.identity import difference
 from parallelenv.testing import envs as zoo
 
 NUM_ENVS = 5

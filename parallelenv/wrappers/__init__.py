@@ -1,6 +1,6 @@
 """Wrappers around a whole `ParallelEnv`, which see the answers of all envs at once."""
 
-from parallelenv.saving import WrappedState
+from parallelenv.engine.checkpoint import WrappedState
 from parallelenv.wrappers.base import ParallelWrapper
 from parallelenv.wrappers.episodes import RecordEpisodeStatistics
 from parallelenv.wrappers.finite import CheckFinite

@@ -10,12 +10,12 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector.utils import concatenate, create_empty_array
 
-from parallelenv.answers import Align
-from parallelenv.batch import Array, has_true
+from parallelenv.contract.batch import Array, has_true
+from parallelenv.contract.spaces import Structure, batch_values, describe_value, object_array, pick_rows
+from parallelenv.engine.assemble import Align
+from parallelenv.engine.rewards import as_number
 from parallelenv.errors import SpacesError
 from parallelenv.results import StepBatch, StepResult
-from parallelenv.rewards import as_number
-from parallelenv.spaces import Structure, batch_values, describe_value, object_array, pick_rows
 
 Space: TypeAlias = "gymnasium.Space[Any] | None"
 

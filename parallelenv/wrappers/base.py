@@ -4,22 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
-from parallelenv import arguments, translations
-from parallelenv.display.portrait import describe
-from parallelenv.errors import (
-    ArgumentError,
-    InvalidStateError,
-    ParallelEnvError,
-    WrappedError,
-)
-from parallelenv.ownership import own
-from parallelenv.saving import WrappedState
-from parallelenv.texts import show
-from parallelenv.tracebacks import ShortTracebacks
+from parallelenv.contract import arguments, migration_hints
+from parallelenv.contract.copying import own
+from parallelenv.contract.messages import show
+from parallelenv.contract.tracebacks import ShortTracebacks
+from parallelenv.engine.checkpoint import WrappedState
+from parallelenv.errors import ArgumentError, InvalidStateError, ParallelEnvError, WrappedError
+from parallelenv.notebook.repr import describe
 from parallelenv.wrappers.answers import Space
 
 if TYPE_CHECKING:
-    from parallelenv.answers import Align
+    from parallelenv.engine.assemble import Align
     from parallelenv.env import ParallelEnv
 
 
@@ -88,7 +83,7 @@ class ParallelWrapper(ShortTracebacks):
                 found.append(layer)
             layer = layer.env
         if not found:
-            raise translations.absent(self, "frozen")
+            raise migration_hints.absent(self, "frozen")
         return found
 
     @property
@@ -256,8 +251,8 @@ class ParallelWrapper(ShortTracebacks):
             Raises:
                 AbsentAttributeError: If it is a setting of other libraries, which would do nothing here.
             """
-            if translations.is_setting(name) and not hasattr(type(self), name):
-                raise translations.not_to_set(self, name, is_argument=False)
+            if migration_hints.is_setting(name) and not hasattr(type(self), name):
+                raise migration_hints.not_to_set(self, name, is_argument=False)
             object.__setattr__(self, name, value)
 
     def __len__(self) -> int:

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from parallelenv.arguments import check_positive
-from parallelenv.batch import Array
+from parallelenv.contract.arguments import check_positive
+from parallelenv.contract.batch import Array
 from parallelenv.errors import EnvContractError
 from parallelenv.results import StepResult
 from parallelenv.wrappers.answers import Acting

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from parallelenv import arguments
-from parallelenv.answers import Align
+from parallelenv.contract import arguments
+from parallelenv.contract.spaces import Structure, as_array, is_tensor
+from parallelenv.engine.assemble import Align
 from parallelenv.errors import NotFiniteError
 from parallelenv.results import StepResult
-from parallelenv.spaces import Structure, as_array, is_tensor
 from parallelenv.wrappers.answers import Acting
 from parallelenv.wrappers.refused import WHERE_THEY_ARE
 from parallelenv.wrappers.seeing import AnswerWrapper

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from parallelenv import arguments, translations
-from parallelenv.batch import Array
+from parallelenv.contract import arguments, migration_hints
+from parallelenv.contract.batch import Array
+from parallelenv.contract.messages import show
+from parallelenv.contract.spaces import Structure
 from parallelenv.errors import ArgumentError, NotFiniteError, SpacesError
 from parallelenv.results import StepResult
-from parallelenv.spaces import Structure
-from parallelenv.texts import show
 from parallelenv.wrappers.answers import Acting, with_leaves
 from parallelenv.wrappers.base import space_of
 from parallelenv.wrappers.finite import Found, describe_places, env_ids_of
@@ -252,7 +252,7 @@ def _leaves_to_normalize(structure: Structure, keys: Sequence[str] | None) -> li
     if structure.space is None:
         raise SpacesError(
             "The envs share no observation space, so their states have no common scale. If they declare none, "
-            f"{translations.GIVE_SPACES}."
+            f"{migration_hints.GIVE_SPACES}."
         )
     if isinstance(keys, str):
         raise ArgumentError(f"keys={show(keys)} is a text. Give a list, [{show(keys)}].")

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from parallelenv.contract.failures import put
+from parallelenv.contract.spaces import Structure, describe_value
 from parallelenv.errors import EnvContractError
-from parallelenv.failures import put
 from parallelenv.results import StepResult
-from parallelenv.spaces import Structure, describe_value
 from parallelenv.wrappers.answers import is_mended, rows_of, unstacked
 
 WHERE_THEY_ARE = "What they answered is in error.refused, what the others did in error.partial."

@@ -7,17 +7,16 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from parallelenv.arguments import check_align
+from parallelenv.contract.arguments import check_align, parse_ids
+from parallelenv.contract.spaces import Structure, object_array
 from parallelenv.errors import HandedOverError, ResetNeededError
-from parallelenv.ids import parse_ids
 from parallelenv.results import StepBatch, StepResult
-from parallelenv.spaces import Structure, object_array
 from parallelenv.wrappers.answers import aligned, batch_of, row_of, rows_of, unstacked
 from parallelenv.wrappers.base import ParallelWrapper
 from parallelenv.wrappers.refused import Refused, carry, is_unanswered, parted, refused_in
 
 if TYPE_CHECKING:
-    from parallelenv.answers import Align
+    from parallelenv.engine.assemble import Align
 
 Look = Callable[[Any, tuple[int, ...]], Any]
 """What is done with the states of envs, which are given beside them."""

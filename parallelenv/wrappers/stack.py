@@ -7,12 +7,12 @@ from typing import Any, Literal, NoReturn
 import numpy as np
 from gymnasium.vector.utils import batch_space
 
-from parallelenv.arguments import check_positive
-from parallelenv.batch import Array
+from parallelenv.contract.arguments import check_positive
+from parallelenv.contract.batch import Array
+from parallelenv.contract.messages import show
+from parallelenv.contract.spaces import Structure, as_array
 from parallelenv.errors import ArgumentError, SpacesError
 from parallelenv.results import StepResult
-from parallelenv.spaces import Structure, as_array
-from parallelenv.texts import show
 from parallelenv.wrappers.answers import Acting
 from parallelenv.wrappers.base import space_of
 from parallelenv.wrappers.states import StateWrapper

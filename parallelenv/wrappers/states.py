@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import gymnasium
 
+from parallelenv.contract.copying import own
+from parallelenv.contract.spaces import Structure, batched
 from parallelenv.errors import MissingMethodError
-from parallelenv.ownership import own
 from parallelenv.results import StepResult
-from parallelenv.spaces import Structure, batched
 from parallelenv.wrappers.answers import Acting, Space, batch_of, check_states, row_of
 from parallelenv.wrappers.base import ParallelWrapper
 from parallelenv.wrappers.seeing import AnswerWrapper

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from parallelenv.batch import Array
+from parallelenv.contract.batch import Array
+from parallelenv.contract.messages import show
 from parallelenv.errors import ArgumentError, NotFiniteError
-from parallelenv.texts import show
 
 _PRIOR = 1e-4
 """Weight, in states, of the mean 0 and variance 1 that are assumed at first: as in Gymnasium and Stable-Baselines3."""

@@ -9,14 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Never
 
-from parallelenv import translations
-from parallelenv.animation import check_format, check_fps, check_size, save_animation
-from parallelenv.arguments import check_positive
-from parallelenv.batch import Array
+from parallelenv.contract import migration_hints
+from parallelenv.contract.arguments import check_positive, parse_ids
+from parallelenv.contract.batch import Array
+from parallelenv.contract.messages import show
 from parallelenv.errors import ArgumentError
-from parallelenv.ids import parse_ids
+from parallelenv.notebook.animation import check_format, check_fps, check_size, save_animation
 from parallelenv.results import StepResult
-from parallelenv.texts import show
 from parallelenv.wrappers.seeing import AnswerWrapper
 
 
@@ -64,7 +63,7 @@ class RecordVideo(AnswerWrapper):
         id: Any = None,
         **others: Never,
     ) -> None:
-        translations.refuse_arguments("RecordVideo", others)
+        migration_hints.refuse_arguments("RecordVideo", others)
         super().__init__(env)
         check_positive("video_length", video_length)
         check_format(video_format)

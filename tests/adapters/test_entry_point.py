@@ -10,8 +10,8 @@ import pytest
 
 from adapters.envs import Looped
 from parallelenv import ParallelEnvError
+from parallelenv.contract.identity import difference
 from parallelenv.errors import ArgumentError
-from parallelenv.identity import difference
 
 
 @pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)

@@ -15,6 +15,7 @@ from adapters.envs import Fragile, Looped, Varied
 from adapters.neighbours import require, seeded
 from adapters.twins import Sb3Twins
 from parallelenv import ParallelEnv
+from parallelenv.contract.identity import difference
 from parallelenv.errors import (
     ArgumentError,
     ClosedError,
@@ -23,7 +24,6 @@ from parallelenv.errors import (
     NothingInFlightError,
     SpacesError,
 )
-from parallelenv.identity import difference
 
 pytestmark = pytest.mark.neighbours
 vec_env = require("stable_baselines3.common.vec_env")

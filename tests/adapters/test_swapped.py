@@ -18,6 +18,7 @@ from gymnasium.vector import SyncVectorEnv
 from adapters.envs import Looped
 from adapters.neighbours import require
 from parallelenv import ParallelEnv
+from parallelenv.contract.identity import difference
 from parallelenv.errors import (
     AbsentAttributeError,
     ActionError,
@@ -26,7 +27,6 @@ from parallelenv.errors import (
     EnvContractError,
     ResetNeededError,
 )
-from parallelenv.identity import difference
 
 nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
 Adapter = Callable[[ParallelEnv], Any]

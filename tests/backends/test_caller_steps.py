@@ -202,7 +202,7 @@ def test_a_killed_worker_leaves_the_callers_share_usable() -> None:
         os.kill(env.get_env_attr("pid", 0)[0], signal.SIGKILL)
         with pytest.raises(WorkerDiedError) as caught:
             env.step([1] * NUM_ENVS)
-        found: Any = getattr(caught.value, "partial")  # noqa: B009 (no exception declares it)
+        found: Any = getattr(caught.value, "partial")  # noqa: B009
         assert caught.value.env_ids == (0, 1, 2)
         assert found.states[:, :2].tolist() == [[3, 1], [4, 1]]
         assert env.step([1, 1], [4, 3]).states[:, :2].tolist() == [[4, 2], [3, 2]]

@@ -20,10 +20,11 @@ import psutil
 import pytest
 from conftest import fork_server_pids
 
-from parallelenv import ParallelEnv, doctor
-from parallelenv.backends.fork_server import SERVERS
+from parallelenv import ParallelEnv
+from parallelenv.autotune import doctor
+from parallelenv.backends._fork_server import SERVERS
+from parallelenv.contract.env_specs import modules_of
 from parallelenv.errors import ArgumentError
-from parallelenv.recipes import modules_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere each worker imports by itself")
 NUM_WORKERS = 3

@@ -20,8 +20,8 @@ import pytest
 from interrupting import interrupt_at
 
 from parallelenv import ParallelEnv, get_worker_info
+from parallelenv.engine.workers import Hosts
 from parallelenv.errors import WorkerDiedError, WorkerTimeoutError
-from parallelenv.hosts import Hosts
 
 # Mode, its options, workers, and every how many lines it is interrupted: as many as some seconds allow.
 WAYS: dict[str, tuple[str, dict[str, Any], int, int]] = {
@@ -62,7 +62,7 @@ def test_an_interrupt_anywhere_in_close_is_told_and_leaves_nothing(way: str) -> 
     assert number > stride
 
 
-EXECUTORS = ("parallelenv/whereabouts.py", "backends/host.py", "backends/inprocess.py")
+EXECUTORS = ("parallelenv/contract/worker_info.py", "parallelenv/worker/host.py", "backends/_in_process.py")
 
 
 @pytest.mark.parametrize("name", ["step", "reset", "close"])
@@ -110,7 +110,7 @@ def test_an_interrupt_anywhere_in_the_making_is_told_and_leaves_nothing(way: str
     assert number > stride
 
 
-RESTARTERS = ("parallelenv/hosts.py", *OPENERS)
+RESTARTERS = ("parallelenv/engine/workers.py", *OPENERS)
 
 
 def test_an_interrupted_restart_leaves_no_worker_beside_the_next() -> None:

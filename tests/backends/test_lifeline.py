@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from parallelenv.backends.lifeline import CutError, Lifeline, take_hold
+from parallelenv.backends._parent_death import CutError, Lifeline, take_hold
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there is none")
 

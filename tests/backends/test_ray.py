@@ -19,10 +19,11 @@ import psutil
 import pytest
 from fragile import EXIT, GO_ON, WAIT, fragile
 
-from parallelenv import ParallelEnv, bars
-from parallelenv.backends import ray_cluster
-from parallelenv.backends.ray_actor import RayBackend
-from parallelenv.backends.ray_host import RayHost
+from parallelenv import ParallelEnv
+from parallelenv.backends import _ray_cluster
+from parallelenv.backends._ray_host import RayHost
+from parallelenv.backends.ray import RayBackend
+from parallelenv.contract import progress
 from parallelenv.errors import ArgumentError, SchedulingError, WorkerDiedError, WorkerStartError
 
 
@@ -59,11 +60,11 @@ class Terminal(io.StringIO):
 
 def test_a_line_says_what_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
     for patience, is_shown in ((0.0, True), (60.0, False)):
-        monkeypatch.setattr(bars, "_PATIENCE", patience)
+        monkeypatch.setattr(progress, "_PATIENCE", patience)
         terminal = Terminal()
         monkeypatch.setattr(sys, "stderr", terminal)
         threads = threading.active_count()
-        with bars.announced("Waiting for Ray ..."):
+        with progress.announced("Waiting for Ray ..."):
             while is_shown and "Waiting for Ray ..." not in terminal.getvalue():
                 time.sleep(0.01)
         assert threading.active_count() <= threads + 1  # tqdm has one of its own
@@ -92,9 +93,8 @@ def test_what_ray_hands_out_is_writable(mode: str) -> None:
 
 @in_ray_modes
 def test_an_actor_that_finds_no_place_is_an_error(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from parallelenv.backends import ray_cluster
 
-    monkeypatch.setattr(ray_cluster, "START_TIMEOUT", 1.0)
+    monkeypatch.setattr(_ray_cluster, "START_TIMEOUT", 1.0)
     with pytest.raises(SchedulingError, match=r"1000 GPU.*the cluster has 0"):
         ParallelEnv([Small], mode, num_gpus=1000)
 
@@ -124,9 +124,8 @@ def test_the_room_of_a_pool_that_is_interrupted_before_it_is_there_becomes_free(
 def test_an_actor_that_finds_no_place_where_the_user_wants_it_is_an_error(
     mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from parallelenv.backends import ray_cluster
 
-    monkeypatch.setattr(ray_cluster, "START_TIMEOUT", 1.0)
+    monkeypatch.setattr(_ray_cluster, "START_TIMEOUT", 1.0)
     options = {"scheduling_strategy": "SPREAD", "resources": {"flux": 1}}
     with pytest.raises(
         SchedulingError,
@@ -218,10 +217,9 @@ def test_direct_is_a_flag(mode: str, value: Any) -> None:
 def test_what_is_not_counted_in_cores_may_be_lacking_too(
     mode: str, options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from parallelenv.backends import ray_cluster
 
-    monkeypatch.setattr(ray_cluster, "START_TIMEOUT", 1.0)
-    monkeypatch.setattr(ray_cluster, "LONGEST_START", 1.5)
+    monkeypatch.setattr(_ray_cluster, "START_TIMEOUT", 1.0)
+    monkeypatch.setattr(_ray_cluster, "LONGEST_START", 1.5)
     with pytest.raises(SchedulingError, match=message):
         ParallelEnv([Small], mode, ray_options=options)
 
@@ -240,7 +238,7 @@ def test_actors_cannot_share_a_name(mode: str) -> None:
 
 @in_ray_modes
 def test_a_failed_start_gives_its_place_in_the_cluster_back(mode: str) -> None:
-    from parallelenv.backends.ray_cluster import Cluster
+    from parallelenv.backends._ray_cluster import Cluster
 
     before = Cluster._members
     with pytest.raises(ArgumentError, match="ray_options=.*are not what Ray accepts"):
@@ -261,7 +259,8 @@ def test_two_envs_share_an_actor(mode: str) -> None:
 SCRIPT = """
 import os, signal, sys
 import numpy as np, gymnasium as gym
-from parallelenv import ParallelEnv, bars
+from parallelenv import ParallelEnv
+from parallelenv.contract import progress as bars
 handler, environment = signal.getsignal(signal.SIGTERM), dict(os.environ)
 with ParallelEnv(["CartPole-v1"] * 4, sys.argv[1], ray_init={"num_cpus": 2}) as env:
     import ray
@@ -282,7 +281,8 @@ print({name for name in set(os.environ) - set(environment) if not name.startswit
 SHUT_DOWN = """
 import os, sys
 import ray
-from parallelenv import ParallelEnv, bars
+from parallelenv import ParallelEnv
+from parallelenv.contract import progress as bars
 from parallelenv.errors import WorkerDiedError, WorkerStartError
 
 def say(env, call, *args):
@@ -337,7 +337,8 @@ def test_ray_may_be_shut_down_under_a_pool() -> None:
 
 REFUSED = """
 import os, sys
-from parallelenv import ParallelEnv, bars
+from parallelenv import ParallelEnv
+from parallelenv.contract import progress as bars
 from parallelenv.errors import ArgumentError
 before = dict(os.environ)
 try:
@@ -389,11 +390,11 @@ def test_a_ray_that_does_not_start_is_not_blamed_on_the_arguments(monkeypatch: p
         raise RuntimeError("the node timed out during startup")
 
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(ray_cluster, "_init_quietly", time_out)
+    monkeypatch.setattr(_ray_cluster, "_init_quietly", time_out)
     with pytest.raises(SchedulingError, match="could not be started or joined .*timed out.* try again"):
-        ray_cluster._begin_if_needed({})
+        _ray_cluster._begin_if_needed({})
     with pytest.raises(ArgumentError, match="is not what Ray accepts"):
-        ray_cluster._begin_if_needed({"num_cpu": 1})
+        _ray_cluster._begin_if_needed({"num_cpu": 1})
 
 
 def test_to_start_ray_draws_nothing_from_random(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -402,5 +403,5 @@ def test_to_start_ray_draws_nothing_from_random(monkeypatch: pytest.MonkeyPatch)
     drawn: list[float] = []
     monkeypatch.setattr(ray, "init", lambda **_: drawn.append(random.random()))
     random.seed(3)
-    ray_cluster._init_quietly({})
+    _ray_cluster._init_quietly({})
     assert drawn == [random.random()]

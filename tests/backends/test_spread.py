@@ -15,8 +15,8 @@ from typing import Any
 import psutil
 import pytest
 
-from parallelenv.backends import spread
-from parallelenv.backends.spread import Spreader
+from parallelenv.backends import _cpu_balancer
+from parallelenv.backends._cpu_balancer import Spreader
 
 USABLE: set[int] = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 set_affinity: Any = getattr(os, "sched_setaffinity", None)  # not counted among the moves
@@ -58,7 +58,7 @@ class Moves(list[tuple[int, set[int]]]):
     def record(self, pid: int, cores: set[int]) -> None:
         set_affinity(pid, cores)
         if not self:
-            self.landed = spread._core_if_awake(pid)
+            self.landed = _cpu_balancer._core_if_awake(pid)
         self.append((pid, set(cores)))
 
 
@@ -67,13 +67,13 @@ def moves(monkeypatch: pytest.MonkeyPatch) -> Moves:
     """What is moved while nobody else seems to want to run, whatever goes on on this machine."""
     moves = Moves()
     monkeypatch.setattr(os, "sched_setaffinity", moves.record)
-    monkeypatch.setattr(spread, "_num_runnable", lambda: 1)
+    monkeypatch.setattr(_cpu_balancer, "_num_runnable", lambda: 1)
     return moves
 
 
 def crowd(pids: list[int]) -> int:
     """Let processes be on one core, free to leave it, and return that core; it is not ours if that can be."""
-    ours = spread._core_if_awake(os.getpid())
+    ours = _cpu_balancer._core_if_awake(os.getpid())
     core = next(core for core in sorted(USABLE) if core != ours)
     for cores in ({core}, USABLE):
         for pid in pids:
@@ -140,12 +140,12 @@ def test_nobody_is_moved_while_others_want_to_run(start: Start, moves: Moves, mo
     pids = [start(SPIN), start(SPIN)]
     look_until(moves, pids)  # else this test would prove nothing
     del moves[:]
-    monkeypatch.setattr(spread, "_num_runnable", lambda: 4)  # these two, this one, and another
+    monkeypatch.setattr(_cpu_balancer, "_num_runnable", lambda: 4)  # these two, this one, and another
     for _ in range(50):
         crowd(pids)
         Spreader(caller_steps=False).look(pids)
     assert moves == []
-    monkeypatch.setattr(spread, "_num_runnable", lambda: 3)
+    monkeypatch.setattr(_cpu_balancer, "_num_runnable", lambda: 3)
     look_until(moves, pids)
 
 
@@ -155,7 +155,7 @@ def test_sleeping_workers_are_left_alone(start: Start, moves: Moves) -> None:
     while any(psutil.Process(pid).status() != psutil.STATUS_SLEEPING for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.01)
     crowd(pids)
-    assert [spread._core_if_awake(pid) for pid in pids] == [None, None]
+    assert [_cpu_balancer._core_if_awake(pid) for pid in pids] == [None, None]
     for caller_steps in (False, True):
         Spreader(caller_steps).look(pids)
     assert moves == []
@@ -189,7 +189,7 @@ def test_a_dead_worker_does_no_harm(start: Start, moves: Moves) -> None:
 def test_looks_are_rare(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
     monkeypatch.setattr(Spreader, "_spread", lambda self, pids: seen.append(pids))
-    monkeypatch.setattr(spread, "_PAUSE", 3600.0)
+    monkeypatch.setattr(_cpu_balancer, "_PAUSE", 3600.0)
     spreader = Spreader(caller_steps=False)
     for _ in range(5):
         spreader.look([1, 2])
@@ -212,8 +212,8 @@ def test_the_system_says_who_wants_to_run(start: Start) -> None:
     pid = start(SPIN)
     core = max(USABLE)
     set_affinity(pid, {core})
-    assert spread._core_if_awake(pid) == core
-    assert spread._num_runnable() >= 1  # this process does
+    assert _cpu_balancer._core_if_awake(pid) == core
+    assert _cpu_balancer._num_runnable() >= 1  # this process does
 
 
 class Interrupt(Exception):
@@ -227,7 +227,7 @@ def interrupt(signum: int, frame: Any) -> None:
 def look_until_interrupted() -> None:
     signal.setitimer(signal.ITIMER_VIRTUAL, 1e-6)
     while True:
-        spread._num_runnable()
+        _cpu_balancer._num_runnable()
 
 
 @pytest.mark.slow

@@ -22,10 +22,10 @@ import pytest
 from conftest import fork_server_pids
 
 from parallelenv import ParallelEnv
-from parallelenv.backends import pipe
-from parallelenv.backends.memory import SharedMemory, SharedMemoryError
-from parallelenv.backends.process import WorkerProcess
-from parallelenv.backends.spread import Spreader
+from parallelenv.backends import _pipe
+from parallelenv.backends._cpu_balancer import Spreader
+from parallelenv.backends._process import WorkerProcess
+from parallelenv.backends._shared_memory import SharedMemory, SharedMemoryError
 from parallelenv.errors import WorkerDiedError, WorkerStartError
 
 START_METHODS = ["forkserver", "spawn", "fork"]
@@ -36,6 +36,7 @@ SCRIPT = """
 import os, signal, sys, time
 import gymnasium as gym, numpy as np
 from parallelenv import ParallelEnv
+from parallelenv.backends import _pipe
 
 print("main runs", flush=True)
 
@@ -268,7 +269,7 @@ def test_a_failed_start_leaves_the_environment_as_it_was(users: str | None, monk
 def test_all_workers_are_kept_apart_also_those_that_came_later(monkeypatch: pytest.MonkeyPatch) -> None:
     looked_at: list[set[int]] = []
     monkeypatch.setattr(Spreader, "look", lambda self, pids: looked_at.append(set(pids)))
-    monkeypatch.setattr(pipe, "_SPIN", 5.0)  # any answer is a quick one
+    monkeypatch.setattr(_pipe, "_SPIN", 5.0)  # any answer is a quick one
     with ParallelEnv([Witness, Witness], "subproc", num_cpus=2) as env:
         victim, other = env.customized_method("pid")
         assert looked_at[-1] == {victim, other}
@@ -393,7 +394,7 @@ def test_nothing_is_left_of_a_worker_whose_end_the_fork_server_is_late_to_report
     os.kill(server, signal.SIGSTOP)
     wake = threading.Timer(0.2, os.kill, (server, signal.SIGCONT))
     wake.start()
-    monkeypatch.setattr("parallelenv.backends.process.exists", lambda pid: False)
+    monkeypatch.setattr("parallelenv.backends._process.exists", lambda pid: False)
     env.close()
     wake.join()
     assert len(os.listdir("/proc/self/fd")) == descriptors

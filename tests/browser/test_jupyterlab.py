@@ -21,7 +21,7 @@ from PIL import Image
 
 from browser.lab import Notebook, serve
 from parallelenv import ParallelEnv
-from parallelenv.display.portrait import LOOKS
+from parallelenv.notebook.repr import LOOKS
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser, pytest.mark.timeout(240)]
 

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import sys
 
-from parallelenv.backends.ray_cluster import cores_of_nodes
+from parallelenv.backends._ray_cluster import cores_of_nodes
 from parallelenv.cli import main
 
 from .nodes import Nodes

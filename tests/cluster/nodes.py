@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from parallelenv.backends.ray_cluster import resources
+from parallelenv.backends._ray_cluster import resources
 
 
 class Nodes:

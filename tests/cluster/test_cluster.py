@@ -20,7 +20,7 @@ import pytest
 from fragile import WAIT, Fragile, when_begun
 
 from parallelenv import ParallelEnv
-from parallelenv.backends import ray_cluster
+from parallelenv.backends import _ray_cluster
 from parallelenv.errors import SchedulingError, WorkerDiedError
 
 pytestmark = pytest.mark.cluster
@@ -112,6 +112,7 @@ def test_an_actor_with_a_share_of_a_core_is_replaced(nodes: Any) -> None:
 JOINING = """
 import ray, sys
 from parallelenv import ParallelEnv
+from parallelenv.backends import _ray_cluster
 with ParallelEnv(["CartPole-v1"] * 4, sys.argv[1], num_cpus=4) as env:
     env.reset()
     print(ray.available_resources().get("CPU", 0))
@@ -184,7 +185,7 @@ def test_a_node_that_is_lost_is_dealt_with_by_restarts(nodes: Any, mode: str, tm
 
 @modes
 def test_what_no_node_has_is_an_error(nodes: Any, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_cluster, "START_TIMEOUT", 2.0)
+    monkeypatch.setattr(_ray_cluster, "START_TIMEOUT", 2.0)
     with pytest.raises(SchedulingError, match=r"flux=1.*the cluster has 0.*ray_options"):
         ParallelEnv(settled(), mode, num_cpus=2, ray_options={"resources": {"flux": 1}})
     with ParallelEnv(settled(), mode, num_cpus=4) as env:  # and it holds nothing

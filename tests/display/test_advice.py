@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from parallelenv.display.recording import Recording, WorkerRecord
-from parallelenv.display.summary import summarise
-from parallelenv.seats import Seat, here
+from parallelenv.contract.process_info import Seat, here
+from parallelenv.notebook.profile_summary import summarise
+from parallelenv.notebook.recording import Recording, WorkerRecord
 
 AWAY = Seat(here().pid + 1, here().machine)
 ROLLOUT, MANY_STEPS, MORE_ENVS = "more steps in each rollout", "rollout(), which makes many steps", "more envs in each"

@@ -16,10 +16,10 @@ import pytest
 from conftest import MakeEnv
 
 from parallelenv import ParallelEnv
-from parallelenv.display.portrait import LOOKS, Portrait, Worker, portray
+from parallelenv.contract.process_info import Seat, here
+from parallelenv.engine.episode_stats import Standing
 from parallelenv.errors import WorkerDiedError
-from parallelenv.score import Standing
-from parallelenv.seats import Seat, here
+from parallelenv.notebook.repr import LOOKS, Portrait, Worker, portray
 from parallelenv.testing.envs import Counter
 from parallelenv.wrappers import CheckFinite
 
@@ -331,7 +331,7 @@ def test_long_pauses_do_not_count(make_env: MakeEnv, monkeypatch: pytest.MonkeyP
     env.reset(seed=0)
     env.step([1, 1])
     before = env._pool.hours.elapsed()
-    monkeypatch.setattr("parallelenv.hours.PAUSE", 0.3)
+    monkeypatch.setattr("parallelenv.engine.utilisation.PAUSE", 0.3)
     threading.Event().wait(1.0)
     env.step([1, 1])
     after = env._pool.hours.elapsed()
@@ -344,7 +344,7 @@ def test_long_pauses_do_not_count(make_env: MakeEnv, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
 def test_pauses_between_cells_do_not_count(make_env: MakeEnv, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = ["first"]
-    monkeypatch.setattr("parallelenv.hours.current_run", lambda: runs[-1])
+    monkeypatch.setattr("parallelenv.engine.utilisation.current_run", lambda: runs[-1])
     env = make_env([Sleepy, Sleepy])
     env.reset(seed=0)
     env.step([1, 1])

@@ -19,16 +19,16 @@ import pytest
 from conftest import MakeEnv
 
 from parallelenv import ParallelEnv
-from parallelenv.backends.host import Host
-from parallelenv.backends.watch import HostRecord, Thinning, Watch, begin_watching, end_watching
-from parallelenv.display.profile import Profile
-from parallelenv.display.recorder import Recorder
-from parallelenv.display.recording import measure, merge
-from parallelenv.display.timeline import _moment
+from parallelenv.contract.messages import duration
+from parallelenv.contract.process_info import Seat, clock_id, here
 from parallelenv.errors import ArgumentError, ClosedError, EnvBusyError, NotRecordedError, WorkerDiedError
-from parallelenv.seats import Seat, clock_id, here
+from parallelenv.notebook.profile import Profile
+from parallelenv.notebook.recorder import Recorder
+from parallelenv.notebook.recording import measure, merge
+from parallelenv.notebook.timeline import _moment
 from parallelenv.testing.envs import Counter
-from parallelenv.texts import duration
+from parallelenv.worker.host import Host
+from parallelenv.worker.tracer import HostRecord, Thinning, Watch, begin_watching, end_watching
 
 
 class Sleepy(Counter):
@@ -258,7 +258,7 @@ def test_a_pool_that_is_closed_in_the_block_has_calls_only(make_env: MakeEnv) ->
 
 @pytest.mark.parametrize("mode", ["thread", "subproc"], indirect=True)
 def test_who_does_not_answer_in_time_is_left_out(make_env: MakeEnv, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("parallelenv.display.recorder.COLLECT_TIMEOUT", 0.2)
+    monkeypatch.setattr("parallelenv.notebook.recorder.COLLECT_TIMEOUT", 0.2)
     env = sleepers(make_env, 2)
     with env.profile() as profile:
         env.send([0, 200], [0, 1])
@@ -306,7 +306,7 @@ def test_a_call_of_another_thread_is_waited_for_at_the_end(monkeypatch: pytest.M
 
 
 def test_a_call_of_another_thread_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("parallelenv.display.recorder.COLLECT_TIMEOUT", 0.05)
+    monkeypatch.setattr("parallelenv.notebook.recorder.COLLECT_TIMEOUT", 0.05)
     with ParallelEnv([Gate, Gate], asynchronous="restart") as env:
         env.reset(seed=0)
         recorder = env.profile()
@@ -362,7 +362,7 @@ def test_before_the_end_there_is_nothing_to_ask() -> None:
 
 
 def test_a_host_stops_noting_when_it_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("parallelenv.backends.watch.MOST_SPANS", 3)
+    monkeypatch.setattr("parallelenv.worker.tracer.MOST_SPANS", 3)
     with ParallelEnv([Counter, Counter], asynchronous="restart") as env:
         env.reset(seed=0)
         with env.profile() as profile:
@@ -438,7 +438,7 @@ def test_the_clock_of_another_machine_is_brought_in_line() -> None:
 def test_advice_names_what_takes_the_time(
     num_cpus: int, actions: list[int], pause: float, advice: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("parallelenv.display.advice.usable_cores", lambda: 1)
+    monkeypatch.setattr("parallelenv.notebook.profile_summary.usable_cores", lambda: 1)
     with ParallelEnv([Sleepy, Sleepy], "thread", "restart", num_cpus) as env:
         env.reset(seed=0)
         with env.profile() as profile:
@@ -464,7 +464,7 @@ def test_who_goes_on_without_the_slowest_is_not_told_to() -> None:
 
 
 def test_a_loop_on_a_machine_with_cores_left_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("parallelenv.display.advice.usable_cores", lambda: 4)
+    monkeypatch.setattr("parallelenv.notebook.profile_summary.usable_cores", lambda: 4)
     with ParallelEnv([Sleepy, Sleepy], "dummy", "restart") as env:
         env.reset(seed=0)
         with env.profile() as profile:

@@ -16,15 +16,15 @@ import pytest
 from conftest import MakeEnv
 
 from parallelenv import ParallelEnv
-from parallelenv.backends.watch import ALLOWED, COST_OF_COMMAND, COST_OF_ENV, COST_OF_RESET, NUM_FIRST, WANTED, Thinning
-from parallelenv.display.profile import Profile
-from parallelenv.display.recording import Recording, WorkerRecord, cover
-from parallelenv.display.sampling import Calls, Sampling
-from parallelenv.display.summary import summarise
+from parallelenv.contract.process_info import here
+from parallelenv.contract.protocol import NOTED
 from parallelenv.errors import EnvBusyError
-from parallelenv.protocol import NOTED
-from parallelenv.seats import here
+from parallelenv.notebook.profile import Profile
+from parallelenv.notebook.profile_summary import summarise
+from parallelenv.notebook.recorder import Calls, Sampling
+from parallelenv.notebook.recording import Recording, WorkerRecord, cover
 from parallelenv.testing.envs import Counter
+from parallelenv.worker.tracer import ALLOWED, COST_OF_COMMAND, COST_OF_ENV, COST_OF_RESET, NUM_FIRST, WANTED, Thinning
 
 GAP = 5
 IN_WINDOW = 8

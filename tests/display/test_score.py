@@ -12,8 +12,8 @@ from gymnasium.spaces import Box, Discrete
 from interrupting import interrupt_at
 
 from parallelenv import ParallelEnv
-from parallelenv.batch import Batch, Layout
-from parallelenv.score import LATEST, Score
+from parallelenv.contract.batch import Batch, Layout
+from parallelenv.engine.episode_stats import LATEST, Score
 from parallelenv.testing.envs import Counter
 from parallelenv.wrappers import RecordEpisodeStatistics
 
@@ -232,7 +232,7 @@ def test_an_interrupt_while_steps_are_summed_up_counts_none_twice() -> None:
         noting = Noting(2)
         for _ in range(3):
             noting.note([1.0, 1.0], [False, False])
-        outcome = interrupt_at(number, noting.score.settle, ("parallelenv/score.py",))
+        outcome = interrupt_at(number, noting.score.settle, ("parallelenv/engine/episode_stats.py",))
         assert noting.score.look().num_steps == 6
         if not outcome.line:
             break

@@ -14,9 +14,6 @@ import pytest
 from conftest import MakeEnv
 
 from parallelenv import ParallelEnv
-from parallelenv.animation import encode_picture, has_ffmpeg
-from parallelenv.display import film as films
-from parallelenv.display.screen import Pace, Screen
 from parallelenv.errors import (
     AbsentMethodError,
     ArgumentError,
@@ -26,8 +23,11 @@ from parallelenv.errors import (
     ResetNeededError,
     WrappedError,
 )
+from parallelenv.notebook import film as films
+from parallelenv.notebook.animation import encode_picture, has_ffmpeg
+from parallelenv.notebook.screen import Pace, Screen
+from parallelenv.notebook.tiles import tile_frames
 from parallelenv.testing.envs import Counter
-from parallelenv.tiles import tile_frames
 from parallelenv.wrappers import CheckFinite
 
 Image = pytest.importorskip("PIL.Image")
@@ -511,8 +511,8 @@ def test_frames_keep_their_pace(monkeypatch: pytest.MonkeyPatch) -> None:
         slept.append(round(seconds, 3))
         now[0] += seconds
 
-    monkeypatch.setattr("parallelenv.display.screen.time.monotonic", lambda: now[0])
-    monkeypatch.setattr("parallelenv.display.screen.time.sleep", sleep)
+    monkeypatch.setattr("parallelenv.notebook.screen.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("parallelenv.notebook.screen.time.sleep", sleep)
     pace = Pace(10)
     for takes in (0.0, 0.0, 0.04, 0.5, 0.0):
         pace.wait()

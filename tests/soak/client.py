@@ -91,7 +91,7 @@ class Client:
             self._after_timeout(error, is_glance)
         except _OURS:
             raise
-        except BaseException as error:  # noqa: BLE001 (what envs raise is of any kind)
+        except BaseException as error:  # noqa: BLE001 (as above)
             return self._after_error(error, asked)
         else:
             return None if result is None else sorted(self.ledger.deliver(result))

@@ -15,7 +15,8 @@ from statistics import median
 from typing import Any
 from unittest import mock
 
-from parallelenv import ParallelEnv, recovery
+from parallelenv import ParallelEnv
+from parallelenv.engine import recovery
 
 from .accounts import ViolationError, demand
 from .adversary import Adversary

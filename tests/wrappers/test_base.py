@@ -14,6 +14,7 @@ from conftest import MakeEnv
 from fragile import GO_ON, RAISE, Fragile
 
 from parallelenv import ParallelEnv, ParallelWrapper, StateWrapper
+from parallelenv.contract.identity import difference
 from parallelenv.errors import (
     ArgumentError,
     ClosedError,
@@ -22,7 +23,6 @@ from parallelenv.errors import (
     SpacesError,
     WrappedError,
 )
-from parallelenv.identity import difference
 from parallelenv.testing.envs import Counter, Sheet
 from parallelenv.wrappers import (
     AnswerWrapper,

@@ -10,7 +10,7 @@ import pytest
 from conftest import MakeEnv
 
 from parallelenv import ParallelEnv
-from parallelenv.identity import difference
+from parallelenv.contract.identity import difference
 from parallelenv.testing.envs import Counter
 from parallelenv.testing.play import POLICIES, Actions, fleet
 from parallelenv.wrappers import CheckFinite, NormalizeRewards, NormalizeStates, RecordEpisodeStatistics, StackStates

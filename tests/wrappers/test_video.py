@@ -12,8 +12,8 @@ import pytest
 from conftest import MakeEnv
 
 from parallelenv import ParallelEnv
-from parallelenv.animation import save_animation
 from parallelenv.errors import ArgumentError, MissingDependencyError
+from parallelenv.notebook.animation import save_animation
 from parallelenv.testing.envs import Counter, Old
 from parallelenv.wrappers import RecordEpisodeStatistics, RecordVideo
 

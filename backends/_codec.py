@@ -1,0 +1,250 @@
+"""Commands and replies as messages.
+
+What needs more than a tag is a pickle; buffers of 64 KiB and more (one million float64: 11 us
+against 3.9 ms) follow beside it, uncopied.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import io
+import operator
+import pickle
+import pickletools
+from collections import ChainMap
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+from parallelenv.backends._wire import Message
+from parallelenv.contract import copying
+from parallelenv.contract.copying import cannot_be_given, cannot_travel, is_unchangeable, own
+from parallelenv.contract.failures import Failure
+from parallelenv.contract.protocol import Command, EnvFacts, Extra, Reply, UnreadableError
+from parallelenv.errors import UnpicklableError
+
+_OUT_OF_BAND = 65536
+
+_PICKLED, _STEP, _STEP_AUTORESET, _DONE, _PLAIN, _NOT_READ, _STEP_OR_RESET = range(7)
+_PRINTED = 0x80
+"""Added to the tag of a reply whose host has printed something, which does not travel with it."""
+
+
+def encode_command(command: Command, everyone: tuple[int, ...]) -> Message:
+    """Return a command as a message to a host that owns the envs ``everyone``.
+
+    Arguments of users go by cloudpickle, which takes along classes and functions that were
+    defined in a notebook; anything else is pickled without it (17 us against 31 us).
+
+    Raises:
+        UnpicklableError: If an argument does not pickle; it names the env id.
+    """
+    if command.reads_actions and command.env_ids is everyone:
+        if type(command.common) is tuple:
+            return Message(_STEP_OR_RESET, command.number, [pickle.dumps(command.common, protocol=5)])
+        return Message(_STEP_AUTORESET if command.common else _STEP, command.number)
+    pickler = pickle.Pickler if command.each is None else cloudpickle.Pickler
+    try:
+        return Message(_PICKLED, command.number, _dump(pickler, command))
+    except Exception as error:  # pickling runs user code: anything may come
+        raise _blamed(command, error) from error
+
+
+def decode_command(message: Message, everyone: tuple[int, ...]) -> Any:
+    """Return the command, or whatever else `encode` was given.
+
+    Raises:
+        UnreadableError: If an argument of the user's does not unpickle.
+    """
+    if message.tag == _PICKLED:
+        try:
+            return decode(message)
+        except Exception as error:  # unpickling runs user code: anything may come
+            raise UnreadableError(message.number, f"{type(error).__name__}: {error}") from error
+    if message.tag == _STEP_OR_RESET:
+        return Command(message.number, "step", everyone, None, pickle.loads(message.frames[0]))
+    return Command(message.number, "step", everyone, None, message.tag == _STEP_AUTORESET)
+
+
+def encode_reply(reply: Reply) -> Message:
+    """Return a reply as a message; a value that does not pickle becomes a failure of its env."""
+    if not (reply.values or reply.failures or reply.rows or reply.output):
+        return Message(_DONE, reply.number)
+    plain = None if reply.failures or reply.rows or reply.output else _plain_extras(reply.values)
+    if plain is not None:
+        return Message(_PLAIN, reply.number, [pickle.dumps(plain, protocol=5)])
+    for pickler in (pickle.Pickler, cloudpickle.Pickler):
+        try:
+            return Message(_PICKLED, reply.number, _dump_reply(pickler, reply))
+        except Exception:  # noqa: BLE001 (user code again; the next way, then one by one)
+            continue
+    for env_id, value in list(reply.values.items()):
+        try:
+            _dump(cloudpickle.Pickler, value)
+        except Exception as error:  # noqa: BLE001 (told to the user as a failure of this env)
+            del reply.values[env_id]
+            reply.failures[env_id] = Failure(cannot_travel(value, error), env_id, "the copying of its result")
+    return Message(_PICKLED, reply.number, _dump_reply(cloudpickle.Pickler, reply))
+
+
+def encode_not_read(error: UnreadableError) -> Message:
+    """Return the answer to a command that could not be read."""
+    return Message(_NOT_READ, error.number, [error.reason.encode()])
+
+
+def mark_printed(message: Message) -> Message:
+    """Return a reply's message that also says that something was printed."""
+    return message._replace(tag=message.tag | _PRINTED)
+
+
+def unmark_printed(message: Message) -> tuple[Message, bool]:
+    """Return the message before `mark_printed`, and whether it was marked."""
+    if message.tag < _PRINTED:
+        return message, False
+    return message._replace(tag=message.tag & ~_PRINTED), True
+
+
+def decode_reply(message: Message) -> Reply:
+    """Return the reply; a value that does not unpickle becomes a failure of its env.
+
+    Raises:
+        UnreadableError: If the command was not read, or all of the reply cannot be.
+    """
+    if message.tag == _DONE:
+        return Reply(message.number)
+    if message.tag == _NOT_READ:
+        raise UnreadableError(message.number, bytes(message.frames[0]).decode())
+    if message.tag == _PLAIN:
+        extras = pickle.loads(message.frames[0])
+        return Reply(message.number, {env_id: Extra(*parts) for env_id, parts in extras.items()})
+    head, buffers = io.BytesIO(message.frames[0]), iter(message.frames[1:])
+    reply: Reply
+    env_ids: list[int]
+    try:
+        reply, env_ids = copying.Unpickler(head, buffers).load()
+    except Exception as error:  # from a user's own space, say
+        raise UnreadableError(message.number, f"{type(error).__name__}: {error}") from error
+    for env_id in env_ids:
+        start, left = head.tell(), operator.length_hint(buffers)
+        try:
+            reply.values[env_id] = copying.Unpickler(head, buffers).load()
+        except Exception as error:  # noqa: BLE001 (told to the user as a failure of this env)
+            reply.failures[env_id] = Failure(_cannot_be_read(error), env_id, "the copying of its result")
+            head.seek(start)
+            buffers = _skip(head, message.frames[len(message.frames) - left :])
+    return reply
+
+
+def _skip(head: io.BytesIO, frames: Sequence[Any]) -> Iterator[Any]:
+    """Go to the end of a pickle; return those of the buffers from its own on that are not its own."""
+    num_own = sum(opcode.name == "NEXT_BUFFER" for opcode, _, _ in pickletools.genops(head))
+    return iter(frames[num_own:])
+
+
+def _cannot_be_read(error: Exception) -> UnpicklableError:
+    failure = UnpicklableError(
+        f"The result was pickled, but cannot be unpickled in the caller's process ({type(error).__name__}: {error}). "
+        "Return plain data, or ask for a part of it with a dotted name."
+    )
+    failure.__cause__ = error
+    return failure
+
+
+def encode(anything: Any) -> Message:
+    """Return any other object as a message."""
+    return Message(_PICKLED, 0, _dump(cloudpickle.Pickler, anything))
+
+
+def decode(message: Message) -> Any:
+    """Return what a message of frames stands for. Arrays in it are writable."""
+    return copying.loads(message.frames[0], message.frames[1:])
+
+
+def _dump(pickler: Any, *parts: Any) -> list[Any]:
+    """Return the pickles of the parts, one after the other, and their large buffers.
+
+    Nothing is shared between parts, as nothing may be between the answers of two envs.
+    """
+    buffers: list[Any] = []
+
+    def stays_in_band(buffer: pickle.PickleBuffer) -> bool:
+        with buffer.raw() as raw:
+            if raw.nbytes < _OUT_OF_BAND:
+                return True
+        buffers.append(buffer.raw())
+        return False
+
+    head = io.BytesIO()
+    writer = pickler(head, protocol=5, buffer_callback=stays_in_band)
+    table = getattr(writer, "dispatch_table", copyreg.dispatch_table)
+    writer.dispatch_table = ChainMap({np.ndarray: _reduce_array}, table)
+    for part in parts:
+        writer.clear_memo()
+        writer.dump(part)
+    return [head.getbuffer(), *buffers]
+
+
+def _reduce_array(array: Any) -> Any:
+    """Reduce an array so that it is writable at the other end: a read-only one would stay so."""
+    return (array if array.flags.writeable else array.copy()).__reduce_ex__(5)
+
+
+def _dump_reply(pickler: Any, reply: Reply) -> list[Any]:
+    values = reply.values
+    if all(map(_may_be_shared, values.values())):
+        return _dump(pickler, (reply, []))
+    rest = Reply(reply.number, {}, reply.failures, reply.rows, reply.output)
+    return _dump(pickler, (rest, list(values)), *map(_untangled, values.values()))
+
+
+def _may_be_shared(value: Any) -> bool:
+    """Whether it matters not if two answers hold it: 32 numbers in one pickle take 5 us, in one each 31 us."""
+    if type(value) is tuple and len(value) == 1:  # an attribute
+        value = value[0]
+    return is_unchangeable(value) or type(value) is EnvFacts  # those share their spaces on purpose
+
+
+def _plain_extras(values: dict[int, Any]) -> dict[int, tuple[Any, ...]] | None:
+    """Return what steps answered as tuples for one pickle, if nothing in them is or holds a shared object.
+
+    So most infos are: dicts of numbers and texts. For 8 envs with two numbers each, to write
+    and to read them takes 7 + 4 us, in a pickle each 26 + 14 us.
+    """
+    seen: set[int] = set()
+    for extra in values.values():
+        if type(extra) is not Extra:
+            return None
+        for part in extra:
+            if part is not None and not _is_flat(part, seen):
+                return None
+    return {env_id: tuple(extra) for env_id, extra in values.items()}
+
+
+def _is_flat(part: Any, seen: set[int]) -> bool:
+    """Whether a dict, list or tuple that was not seen before holds nothing that can change."""
+    kind = type(part)
+    if id(part) in seen or kind not in (dict, list, tuple):
+        return False
+    seen.add(id(part))
+    items = (*part, *part.values()) if kind is dict else part  # a key may be of a class in a notebook
+    return all(map(is_unchangeable, items))
+
+
+def _untangled(value: Any) -> Any:
+    """Return a value whose parts share nothing, as a state and an info might."""
+    if type(value) is Extra and sum(part is not None for part in value) > 1:
+        return Extra(*map(own, value))
+    return value
+
+
+def _blamed(command: Command, error: Exception) -> UnpicklableError:
+    for env_id, argument in zip(command.env_ids, command.each or (), strict=True):
+        try:
+            _dump(cloudpickle.Pickler, argument)
+        except Exception as reason:  # noqa: BLE001 (this is the one)
+            return cannot_be_given(command.name, env_id, argument, reason)
+    return UnpicklableError(
+        f"The arguments of {command.name} cannot be copied to a worker ({error}). Nothing was sent."
+    )

@@ -1,0 +1,669 @@
+"""The processes that workers are forked from, with what the envs need imported already.
+
+A root is started once: it has imported what every worker needs, and nothing else. From it servers are forked, in some
+10 ms each, which import the modules that envs come from and then fork workers. What an import did to a server cannot be
+undone, so each set of packages has a server of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Collection, Iterator, Sequence
+from multiprocessing import process, reduction, resource_tracker, spawn
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from parallelenv.backends._process import ForkedProcess, forget_launcher
+from parallelenv.backends._worker_process import end_with_caller, serve
+from parallelenv.contract.interrupts import Shield
+from parallelenv.worker.worker_log import Log, redirect_descriptors, redirect_streams
+
+_BLAS_TIMEOUT = "OPENBLAS_THREAD_TIMEOUT"
+_VOLATILE = ("PYTEST_CURRENT_TEST", "RAY_", "PYTHONBREAKPOINT")
+"""Beginnings of variables that change with every test, and when Ray starts: else all would be imported anew then."""
+_SEED_SIZE = 1 << 64
+"""Entropy beyond this is the system's: users write smaller seeds."""
+_MOST_SERVERS = 4
+"""Beyond the root; the one that was not used for longest goes first."""
+_SILENT = ("ignore", None, Warning, None, 0)  # the filter of `warnings.simplefilter("ignore")`
+
+_STARTING = threading.Lock()
+_HIDDEN: dict[str, Any] = {}  # what is missing of the main module while a process is being started
+_PRISTINE: list[Any] = []  # in a server: of the global generators, as imports found them
+_UNSEEDED: list[np.random.Generator] = []  # in a server: those that imports have made
+
+
+# -------------------------------------------------------------------- the servers' end
+
+
+class Loaded(NamedTuple):
+    """What came of an import in a server.
+
+    Attributes:
+        seconds: How long it took.
+        modules: What is in ``sys.modules`` since.
+        files: Their files, each with its state when it was read.
+        error: What it raised; empty if nothing.
+        obstacle: Why workers must not be forked from this server any more; empty if they may.
+    """
+
+    seconds: float
+    modules: frozenset[str]
+    files: dict[str, Any]
+    error: str
+    obstacle: str
+
+
+def serve_forks(requests: Connection) -> None:
+    """Be a server: import and fork as asked, until the caller closes the pipe or ends.
+
+    Args:
+        requests: This end of the pipe. A request is the name of a method of `_Server`, its arguments, and a number of
+            descriptors that follow.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; it is meant for the caller
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked while this process started
+    caller: Any = multiprocessing.parent_process()
+    server = _Server(requests, caller.sentinel)
+    _PRISTINE[:] = _PRISTINE or _words()
+    try:
+        requests.send(frozenset(sys.modules))
+        server.await_request()
+        end_with_caller(caller.sentinel)  # not earlier: as in a worker, a root's process object came through that pipe
+        while True:
+            server.await_request()
+            name, arguments, count = requests.recv()
+            filenos = [reduction.recv_handle(requests) for _ in range(count)]
+            try:
+                answer = getattr(server, name)(*arguments, *filenos)
+            except OSError as error:
+                answer = error
+            finally:
+                for fileno in filenos:
+                    os.close(fileno)
+            requests.send(answer)
+    except (EOFError, OSError):  # the caller closed the pipe, or is gone
+        os._exit(0)  # threads that an import has started are not waited for
+
+
+class _Server:
+    """What a server knows."""
+
+    def __init__(self, requests: Connection, sentinel: int) -> None:
+        self._requests = requests
+        self._sentinel = sentinel
+        self._children: dict[int, Connection] = {}  # where to report the exit code of each
+        self._news, self._wake = os.pipe()
+        os.set_blocking(self._news, False)
+        os.set_blocking(self._wake, False)
+
+    def await_request(self) -> None:
+        """Wait for the next request; report the ends of children meanwhile."""
+        # Each time anew: an import may have set handlers of its own.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGCHLD, lambda signum, frame: None)
+        signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
+        ready: list[Any] = []
+        while self._requests not in ready:
+            for pid in list(self._children):
+                try:
+                    ended, status = os.waitpid(pid, os.WNOHANG)
+                except ChildProcessError:  # something that was imported has waited for it
+                    self._children.pop(pid).close()
+                    continue
+                if ended:
+                    with self._children.pop(pid) as report, contextlib.suppress(OSError):  # OSError: no longer awaited
+                        report.send(os.waitstatus_to_exitcode(status))
+            ready = wait([self._requests, self._news])
+            if self._news in ready:
+                os.read(self._news, 4096)
+
+    def fork(
+        self, target: Callable[..., None], settings: dict[str, Any], sentinel: int, report: int, *ends: int
+    ) -> int:
+        """Fork a process that calls ``target`` with descriptors; return its id.
+
+        Args:
+            target: A function of a module.
+            settings: As `multiprocessing.spawn` prepares them; maybe ``environment``, too.
+            sentinel: Can be read when the caller is gone.
+            report: Where to write the exit code.
+            *ends: For ``target``.
+        """
+        context: Any = multiprocessing.get_context("forkserver")
+        child = context.Process(target=target, args=ends, name=settings["name"])
+        numbers = random.getstate()
+        pid = os.fork()
+        if pid:
+            self._children[pid] = Connection(os.dup(report), readable=False)
+            return pid
+        code = 1
+        try:
+            self._leave(report)
+            if "environment" in settings:  # a server
+                random.setstate(numbers)
+                os.environ.clear()
+                os.environ.update(settings["environment"])
+                forget_launcher()
+            else:
+                _part_generators(numbers)
+            spawn.prepare(settings)
+            # Private, and what all ways of `multiprocessing` call in a new process: nothing public makes one from here
+            # that is no child of it, and has the caller's sentinel.
+            code = child._bootstrap(parent_sentinel=sentinel)
+        except BaseException:  # noqa: BLE001 (whatever it is: this copy of the server must not go on)
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+
+    def _leave(self, report: int) -> None:
+        """Let a forked process be none of the server's any more."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for other in (self._requests, *self._children.values()):
+            other.close()
+        for fileno in (self._news, self._wake, self._sentinel, report):
+            os.close(fileno)
+
+    def load(self, module: str, silence: bool, output: int) -> Loaded:
+        """Import a module, and look what else came of it.
+
+        Args:
+            module: Its name.
+            silence: Whether its warnings are ignored.
+            output: Where to print to.
+        """
+        log = Log(os.dup(output))
+        redirect_descriptors(log)
+        redirect_streams(log, lambda: None, (1, 2))
+        known, before, error = set(sys.modules), _traces(), ""
+        files: set[str] = set()
+        begin, start = time.time_ns(), time.perf_counter()
+        try:
+            importlib.invalidate_caches()
+            with _ignoring_warnings() if silence else contextlib.nullcontext():
+                importlib.import_module(module)
+        except BaseException as caught:  # noqa: BLE001 (the worker imports it again, and raises it to the user)
+            error = f"{type(caught).__name__}: {caught}"
+            files = {frame.f_code.co_filename for frame, _ in traceback.walk_tb(caught.__traceback__)}
+            files.add(str(getattr(caught, "filename", "")))  # of a SyntaxError
+        seconds = time.perf_counter() - start
+        modules = sys.modules.keys() - known
+        files |= {file for name in modules if (file := getattr(sys.modules[name], "__file__", None))}
+        obstacle = ", ".join(sorted({what for what, _ in _traces() - before}))
+        if error and modules:
+            obstacle = f"raises {error}"  # half imported
+        gc.collect()
+        _UNSEEDED.extend(one for one in gc.get_objects() if type(one) is np.random.Generator and _is_unseeded(one))
+        gc.freeze()  # else the workers' collections would copy the pages that they share
+        return Loaded(seconds, frozenset(modules), {file: _stamp(file, begin) for file in files}, error, obstacle)
+
+
+@contextlib.contextmanager
+def _ignoring_warnings() -> Iterator[None]:
+    """Ignore warnings meanwhile. Other filters that are set meanwhile stay, as they would in a worker."""
+    filters: Any = warnings.filters
+    was_there = _SILENT in filters
+    warnings.simplefilter("ignore")
+    try:
+        yield
+    finally:
+        if not was_there and _SILENT in filters:
+            filters.remove(_SILENT)
+        with warnings.catch_warnings():
+            pass  # the end of it says that the filters have changed
+
+
+def _words() -> list[Any]:
+    """Return of both global generators what drawing a few numbers leaves as it is, and seeding does not."""
+    state: Any = np.random.get_state(legacy=True)
+    return [random.getstate()[1][:-1], state[1].tobytes()]
+
+
+def _part_generators(numbers: Any) -> None:
+    """Let generators of random numbers differ from those of other workers, unless imports have seeded them.
+
+    Args:
+        numbers: State of Python's own in the server; Python seeds it anew in each forked process.
+    """
+    if numbers[1][:-1] != _PRISTINE[0]:
+        random.setstate(numbers)
+    if _words()[1] == _PRISTINE[1]:
+        np.random.seed()
+    for generator in _UNSEEDED:
+        fresh: Any = type(generator.bit_generator)
+        generator.bit_generator.state = fresh().state
+
+
+def _is_unseeded(generator: np.random.Generator) -> bool:
+    entropy = getattr(getattr(generator.bit_generator, "seed_seq", None), "entropy", None)
+    return isinstance(entropy, int) and entropy >= _SEED_SIZE
+
+
+def _traces() -> set[tuple[str, str]]:
+    """Return what this process has that forked processes cannot share: what it is, and which one."""
+    tasks = Path("/proc/self/task")
+    if len(os.listdir(tasks)) > 1:
+        # OpenBLAS ends its threads before each fork, and starts them again when it needs them. Others stay, and would
+        # be missing in a forked process.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            pid = os.fork()
+        if not pid:
+            os._exit(0)
+        os.waitpid(pid, 0)
+    found = {("starts a thread", task) for task in os.listdir(tasks) if int(task) != os.getpid()}
+    for children in tasks.glob("*/children"):
+        found |= {("starts a process", pid) for pid in children.read_text().split()}
+    for entry in os.scandir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the descriptor that lists them
+            if (link := os.readlink(entry.path)).startswith("socket:"):
+                found.add(("opens a connection", link))
+    return found
+
+
+def _stamp(file: str, begin: int | None = None) -> tuple[int, int] | None:
+    """Return by what a file's content can be told from another; ``None`` where it cannot.
+
+    Args:
+        file: Its path.
+        begin: When it was read, in ns. What was written since may be later than what was read.
+    """
+    try:
+        found = os.stat(file)
+    except OSError:
+        return (0, 0)
+    is_later = begin is not None and begin <= found.st_mtime_ns <= time.time_ns()
+    return None if is_later else (found.st_mtime_ns, found.st_size)
+
+
+def _serve_forks(requests: int) -> None:
+    serve_forks(Connection(requests))
+
+
+def _serve_worker(connection: int, log: int) -> None:
+    serve(Connection(connection), Log(log))
+
+
+# -------------------------------------------------------------------- the caller's end
+
+
+class Surroundings(NamedTuple):
+    """What modules may depend on as they are imported.
+
+    Attributes:
+        path: ``sys.path``.
+        folder: The current one, where modules may be found there.
+        environment: Environment variables.
+    """
+
+    path: tuple[str, ...]
+    folder: str
+    environment: dict[str, str]
+
+    @classmethod
+    def of_caller(cls) -> Surroundings:
+        """Return those of this process."""
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(_VOLATILE)}
+        is_absolute = all(os.path.isabs(folder) for folder in sys.path if isinstance(folder, str))
+        return cls(tuple(sys.path), "" if is_absolute else os.getcwd(), environment)
+
+
+class ForkServer:
+    """A server, as the caller knows it. It ends when nothing refers to this object any more.
+
+    Args:
+        process: What has its ``pid`` and ``is_alive()``.
+        requests: The caller's end of the pipe.
+        surroundings: What it was given, ``None`` for the root.
+        packages: What it may import from.
+
+    Attributes:
+        loaded: Modules that it was asked to import and has, with the seconds that it took.
+        files: Files of what it has imported, each with its state then.
+    """
+
+    def __init__(
+        self,
+        process: Any,
+        requests: Connection,
+        surroundings: Surroundings | None = None,
+        packages: frozenset[str] = frozenset(),
+    ) -> None:
+        self.surroundings = surroundings
+        self.packages = packages
+        self._process = process
+        self._requests = requests
+        self._lock = threading.Lock()
+        self._known: frozenset[str] = frozenset()
+        self.loaded: dict[str, float] = {}
+        self.files: dict[str, Any] = {}
+
+    @classmethod
+    def start(cls) -> ForkServer:
+        """Start a root.
+
+        Raises:
+            OSError: If no process can be started.
+        """
+        context: Any = multiprocessing.get_context("spawn")
+        with starting("spawn"):
+            ours, theirs = context.Pipe()
+            with theirs:
+                root = context.Process(target=serve_forks, args=(theirs,), name="parallelenv-fork-server")
+                root.start()
+            # Private: else it is among `multiprocessing.active_children()`, and joining all of them never ends.
+            children: Any = process
+            children._children.discard(root)
+            return cls(root, ours)
+
+    def fork_server(self, surroundings: Surroundings, packages: frozenset[str]) -> ForkServer:
+        """Return a server that is forked from this one. Arguments: as for `ForkServer`.
+
+        Raises:
+            OSError: If there is none, for lack of something or since this server has ended.
+        """
+        settings = {**_settings("parallelenv-fork-server"), "environment": surroundings.environment}
+        with Shield():
+            ours, theirs = multiprocessing.Pipe()
+            with theirs:
+                forked = self._fork(_serve_forks, settings, theirs.fileno())
+            server = ForkServer(forked, ours, surroundings, packages)
+            server.loaded, server.files = dict(self.loaded), dict(self.files)
+            return server
+
+    def fork_worker(self, connection: Connection, log: Log) -> ForkedProcess:
+        """Return a worker that is forked from this server. Errors: as for `fork_server`.
+
+        Args:
+            connection: The worker's end of its pipe.
+            log: What it prints to.
+        """
+        return self._fork(_serve_worker, _settings("parallelenv-worker"), connection.fileno(), log.fileno)
+
+    def _fork(self, target: Callable[..., None], settings: dict[str, Any], *ends: int) -> ForkedProcess:
+        sentinel, lifeline = multiprocessing.Pipe(duplex=False)
+        status, report = multiprocessing.Pipe(duplex=False)
+        with sentinel, report:
+            pid = self._ask("fork", (target, settings), sentinel.fileno(), report.fileno(), *ends)
+        return ForkedProcess(pid, status, lifeline, self)
+
+    def load(self, module: str, log: Log, *, silence: bool) -> Loaded:
+        """Import a module there. An interrupt ends the server.
+
+        Args:
+            module: Its name.
+            log: Where to print to.
+            silence: Whether its warnings are ignored.
+
+        Raises:
+            ConnectionError: If the server has ended.
+        """
+        loaded: Loaded = self._ask("load", (module, silence), log.fileno)
+        self._known |= loaded.modules
+        self.files.update(loaded.files)
+        if not loaded.error:
+            self.loaded[module] = loaded.seconds
+        return loaded
+
+    def _ask(self, name: str, arguments: tuple[Any, ...], *filenos: int) -> Any:
+        self.knows("")
+        with self._lock, self._ending_if_cut():
+            self._requests.send((name, arguments, len(filenos)))
+            for fileno in filenos:
+                reduction.send_handle(self._requests, fileno, self.pid)
+            answer = self._requests.recv()
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    def knows(self, module: str) -> bool:
+        """Whether it has imported a module."""
+        with self._lock:
+            if not self._known:
+                with self._ending_if_cut():
+                    self._known = self._requests.recv()
+        return module in self._known
+
+    @contextlib.contextmanager
+    def _ending_if_cut(self) -> Iterator[None]:
+        """End the server if an error or an interrupt leaves a request half sent or unanswered."""
+        try:
+            yield
+        except BaseException as error:
+            self.end()
+            if isinstance(error, EOFError):
+                raise ConnectionResetError(f"the fork server, process {self.pid}, has ended") from error
+            raise
+
+    def end(self) -> None:
+        """End it at once. Its workers go on."""
+        with Shield():
+            self._requests.close()
+            if self._process.is_alive():
+                with contextlib.suppress(ProcessLookupError):  # it has ended since that look
+                    os.kill(self.pid, signal.SIGKILL)
+                self._process.join(1.0)
+
+    def is_alive(self) -> bool:
+        """Whether it can be asked for anything."""
+        return not self._requests.closed and bool(self._process.is_alive())
+
+    @property
+    def pid(self) -> int:
+        """Id of the process."""
+        return int(self._process.pid)
+
+
+class Refusal(NamedTuple):
+    """Why each worker imports a module itself.
+
+    Attributes:
+        reason: What its import does.
+        files: Files that it has read, each with its state then.
+        surroundings: In which it did.
+    """
+
+    reason: str
+    files: dict[str, Any]
+    surroundings: Surroundings
+
+
+class ForkServers:
+    """The servers of this process.
+
+    Attributes:
+        root: What the others are forked from, if it was started.
+        servers: The others, the one that was used last at the end.
+        refused: Modules after whose import workers must not be forked.
+    """
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Start anew, as a forked child must: the servers are its parent's."""
+        self._lock = threading.Lock()
+        self.root: ForkServer | None = None
+        self.servers: list[ForkServer] = []
+        self.refused: dict[str, Refusal] = {}
+
+    def server_with(self, modules: Collection[str], log: Log, *, silence: bool) -> tuple[ForkServer, dict[str, str]]:
+        """Return a server that has these modules, and why it does not have the others.
+
+        Args:
+            modules: Their names.
+            log: Where they print to as they are imported.
+            silence: Whether warnings are ignored meanwhile.
+
+        Raises:
+            OSError: If no process can be started.
+        """
+        with self._lock:
+            if self.root is None or not self.root.is_alive():
+                self.root = ForkServer.start()
+            root = self.root
+            wanted = [module for module in modules if not root.knows(module)]
+            if not wanted:
+                return root, {}
+            surroundings = Surroundings.of_caller()
+            self.servers = [one for one in self.servers if one.is_alive() and not _have_changed(one.files)]
+            self.refused = {
+                module: refusal
+                for module, refusal in self.refused.items()
+                if refusal.surroundings == surroundings and not _have_changed(refusal.files)
+            }
+            while True:
+                server = self._server(root, surroundings, frozenset(module.partition(".")[0] for module in wanted))
+                try:
+                    missing = self._load(server, surroundings, wanted, log, silence)
+                except BaseException:  # an interrupt: nothing is known of what the import did
+                    server.end()
+                    raise
+                if server in self.servers:
+                    return server, missing
+
+    def _server(self, root: ForkServer, surroundings: Surroundings, packages: frozenset[str]) -> ForkServer:
+        """Return the server for these packages; a new one is forked from that which has most of them."""
+        fitting = [one for one in self.servers if one.surroundings == surroundings and one.packages <= packages]
+        server = max(fitting, key=lambda one: len(one.packages), default=root)
+        if server.packages != packages:
+            server = server.fork_server(surroundings, packages)
+        self.servers = [*(one for one in self.servers if one is not server), server][-_MOST_SERVERS:]
+        return server
+
+    def _load(
+        self, server: ForkServer, surroundings: Surroundings, wanted: Sequence[str], log: Log, silence: bool
+    ) -> dict[str, str]:
+        """Let a server import what it lacks, and return why what is missing is; forget a server that is unfit then."""
+        missing: dict[str, str] = {}
+        for module in wanted:
+            if server.knows(module):
+                continue
+            if module in self.refused:
+                missing[module] = self.refused[module].reason
+                continue
+            try:
+                loaded = server.load(module, log, silence=silence)
+            except ConnectionError:  # asked again for the next pool: something else may have ended it
+                loaded = Loaded(0.0, frozenset(), {"": None}, "", "ends the process")
+            if loaded.obstacle:
+                self.refused[module] = Refusal(loaded.obstacle, loaded.files, surroundings)
+                self.servers.remove(server)
+                break
+            if loaded.error:
+                missing[module] = loaded.error
+        return missing
+
+
+def _have_changed(files: dict[str, Any]) -> bool:
+    return any(state is None or state != _stamp(file) for file, state in files.items())
+
+
+SERVERS = ForkServers()
+
+
+# -------------------------------------------------------------------- how processes are started
+
+
+@contextlib.contextmanager
+def starting(method: str) -> Iterator[None]:
+    """Start a process meanwhile, one at a time; an interrupt comes at the end.
+
+    Args:
+        method: The start method.
+    """
+    with _STARTING, Shield(), _hidden_main(), _sleepy_blas(), _deaf_to_interrupts(method):
+        yield
+
+
+def _settings(name: str) -> dict[str, Any]:
+    """Return what `multiprocessing.spawn` prepares in a new process, but for the main module."""
+    settings = {key: value for key, value in spawn.get_preparation_data(name).items() if not key.startswith("init_")}
+    return {**settings, "authkey": bytes(settings["authkey"])}
+
+
+@contextlib.contextmanager
+def _deaf_to_interrupts(method: str) -> Iterator[None]:
+    """Let processes that start meanwhile hear no Ctrl-C until they have said what they want of it.
+
+    It goes to the whole process group, and would end a worker, or the fork server, that has not come so
+    far yet as to ignore it.
+
+    Args:
+        method: The start method.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    if method != "fork":
+        resource_tracker.ensure_running()  # it would begin to hear again as it starts
+    found = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, found)
+
+
+@contextlib.contextmanager
+def _sleepy_blas() -> Iterator[None]:
+    """Let the idle threads of OpenBLAS sleep at once in the processes that start meanwhile.
+
+    They are there as soon as `threadpoolctl` forbids them, and spin for 100 ms before they sleep. All the
+    while a step of 16 CartPoles on 2 cores took 4 ms, a tick of the scheduler, instead of 0.14 ms.
+    """
+    if _BLAS_TIMEOUT in os.environ:  # the user has decided
+        yield
+        return
+    os.environ[_BLAS_TIMEOUT] = "4"  # the logarithm of a number of cycles, and its smallest value
+    try:
+        yield
+    finally:
+        os.environ.pop(_BLAS_TIMEOUT, None)
+
+
+@contextlib.contextmanager
+def _hidden_main() -> Iterator[None]:
+    """Hide where the main module comes from, so that workers do not import it again.
+
+    It need not be importable, nor guarded: what is needed of it travels by cloudpickle.
+    """
+    main = sys.modules["__main__"]
+    _HIDDEN.update({name: main.__dict__[name] for name in ("__file__", "__spec__") if name in main.__dict__})
+    main.__dict__.pop("__file__", None)
+    main.__spec__ = None
+    try:
+        yield
+    finally:
+        _show_main()
+
+
+def _show_main() -> None:
+    sys.modules["__main__"].__dict__.update(_HIDDEN)
+    _HIDDEN.clear()
+
+
+def _begin_anew() -> None:
+    """Let a forked child, born while its worker was being started, start workers itself."""
+    global _STARTING  # noqa: PLW0603 (the parent's lock, locked by a thread that is not here, cannot be had)
+    _STARTING = threading.Lock()
+    _show_main()
+    SERVERS.forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_anew)

@@ -1,0 +1,104 @@
+"""What hosts in the caller's own process share: replies are copied as if they had travelled."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from parallelenv.contract.batch import Batch
+from parallelenv.contract.copying import cannot_be_given, cannot_travel, own, own_but_graph
+from parallelenv.contract.failures import Failure
+from parallelenv.contract.interrupts import Shield
+from parallelenv.contract.protocol import Command, Death, EnvFacts, Extra, HostRecipe, Reply
+from parallelenv.worker.host import Execution, Host
+
+_STATES = frozenset({"loose", "ended_loose", "ended_state"})
+"""What of an `Extra` may carry gradients."""
+
+
+class CallerChannel:
+    """A queue of commands to a host in the caller's very thread, which works when it would wait."""
+
+    in_caller = True
+
+    def __init__(self, recipe: HostRecipe) -> None:
+        self._host = Host(recipe, in_caller=True)
+        self._queue: deque[Execution] = deque()
+        self._replies: deque[Reply] = deque()
+
+    @property
+    def host(self) -> Host:
+        """The host, for whoever works in this thread too."""
+        return self._host
+
+    def pack(self, command: Command) -> Command:
+        return command if command.each is None else take_over(command)
+
+    def send(self, packed: Command) -> None:
+        self._queue.append(Execution(self._host, packed))
+
+    def work(self) -> bool:
+        """Execute the oldest command, unless there is a reply already; say if there is one.
+
+        An interrupt leaves the command in the queue, to go on with the next env.
+        """
+        if not self._replies and self._queue:
+            reply = self._queue[0].run()
+            self._replies.append(detach(reply) if reply.values else reply)
+            self._queue.popleft()  # last: an interrupt in between may give a reply twice, but lose none
+        return bool(self._replies)
+
+    def receive(self) -> Reply:
+        return self._replies.popleft()
+
+    def attach(self, batch: Batch) -> None:
+        self._host.attach(batch)
+
+    def cause_of_death(self) -> Death:
+        return Death()
+
+    def kill(self) -> None:
+        self._queue.clear()
+        self._host.close()
+        with Shield():  # an interrupt in a `__del__` would be told to nobody
+            vars(self._host).pop("_writer", None)  # its memory goes now, not when the user lets go of the closed object
+
+
+def take_over(command: Command) -> Command:
+    """Cut every tie between a command's arguments and what the user may go on to change.
+
+    Raises:
+        UnpicklableError: If an argument cannot be copied, as between processes.
+    """
+    copies = []
+    copied = own_but_graph if command.name == "step" else own
+    for env_id, argument in zip(command.env_ids, command.each or (), strict=True):
+        try:
+            copies.append(copied(argument))
+        except Exception as error:
+            raise cannot_be_given(command.name, env_id, argument, error) from error
+    command.each = copies
+    return command
+
+
+def detach(reply: Reply) -> Reply:
+    """Cut every tie between a reply's values and the envs that they came from.
+
+    What cannot be copied becomes a failure of its env, as between processes.
+    """
+    for env_id, value in list(reply.values.items()):
+        try:
+            reply.values[env_id] = _detached(value)
+        except Exception as error:  # noqa: BLE001 (copying runs user code: anything may come)
+            del reply.values[env_id]
+            reply.failures[env_id] = Failure(cannot_travel(value, error), env_id, "the copying of its result")
+    return reply
+
+
+def _detached(value: Any) -> Any:
+    if type(value) is not Extra:
+        return value if type(value) is EnvFacts else own(value)
+    parts = zip(Extra._fields, value, strict=True)
+    return Extra(
+        *(None if part is None else own_but_graph(part) if name in _STATES else own(part) for name, part in parts)
+    )

@@ -1,0 +1,102 @@
+"""A host as a Ray actor: what runs there, called by Ray or reached past it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from parallelenv.backends._codec import decode, decode_command, encode_not_read, encode_reply
+from parallelenv.backends._parent_death import Address, take_hold
+from parallelenv.backends._ray_local import go_in
+from parallelenv.backends._wire import Message, Wire
+from parallelenv.backends._worker_process import PackedRecipe, die_with_caller, obey, prepare_worker
+from parallelenv.contract.batch import Array, Batch, Layout
+from parallelenv.contract.protocol import Command, HostRecipe, Printed, Reply, UnreadableError
+from parallelenv.contract.shared_arrays import frozen
+from parallelenv.worker.host import Host
+from parallelenv.worker.worker_log import Log, redirect_streams
+
+
+class RayHost:
+    """A host as a Ray actor. Its batch is its own; rows travel with commands and replies.
+
+    Args:
+        message: What is in the `Message` that is a `PackedRecipe`, encoded.
+        caller: What is in the `Address` where to learn of the end of the caller, sooner than from Ray, which takes 1.4
+            to 2.6 s.
+        shared: Read-only arrays for the envs, in Ray's object store.
+    """
+
+    def __init__(self, message: tuple[Any, ...], caller: tuple[Any, ...] | None, shared: Mapping[str, Array]) -> None:
+        # Raises if the caller has given up meanwhile: Ray may still start it.
+        self._lifeline = take_hold(None if caller is None else Address(*caller))
+        if self._lifeline is not None:
+            die_with_caller(self._lifeline)
+        self._packed: PackedRecipe = decode(Message(*message))
+        prepare_worker(self._packed)
+        self._host = self._make_host(self._packed.unpack(frozen(shared)))
+        self._log = Log.create()
+        if self._log is not None:
+            # Python's own output alone: what C code prints goes to Ray's log files.
+            redirect_streams(self._log, lambda: self._host.current, (self._log.fileno, self._log.fileno))
+        self._batch: Batch | None = None
+
+    def _make_host(self, recipe: HostRecipe) -> Any:
+        return Host(recipe)
+
+    def _make_batch(self, layout: Layout) -> Batch:
+        batch = Batch.private(layout)
+        self._host.attach(batch)
+        return batch
+
+    def _obey(self, wire: Wire, log: Log) -> None:
+        obey(wire, self._host, self._packed, log)
+
+    def introduce(self) -> tuple[int, bool]:
+        """Return the id of the actor's process, and whether it has hold of the caller's lifeline."""
+        return os.getpid(), self._lifeline is not None
+
+    def serve(self, path: str) -> None:
+        """Execute what comes through a door on this machine, past Ray, until the caller closes it.
+
+        Raises:
+            OSError: If the door cannot be reached; this host can still be called.
+        """
+        connection, log = go_in(path)
+        redirect_streams(log, lambda: self._host.current, (log.fileno, log.fileno))
+        with contextlib.suppress(EOFError, OSError):  # the caller closed it, or is gone
+            self._obey(Wire(connection), log)
+
+    def attach(self, message: Message) -> None:
+        """Make the batch of this host's envs."""
+        self._batch = self._make_batch(decode(message))
+
+    def execute(self, message: Message, content: Array | None = None) -> Message:
+        """Execute a command and return the reply.
+
+        Args:
+            message: The command.
+            content: That of the `Broadcast` in it, from Ray's object store.
+        """
+        try:
+            command: Command = decode_command(message, self._packed.env_ids)
+        except UnreadableError as error:
+            return encode_not_read(error)
+        if command.rows is not None and self._batch is not None:
+            self._batch.put_actions(command.env_ids, command.rows)
+            command.rows = None
+        if content is not None:
+            command.common.packed = content
+        reply: Reply = self._host.execute(command)
+        if command.writes_rows and self._batch is not None:
+            reply.rows = self._batch.take_results(command.env_ids)
+        if self._log is not None:
+            reply.output = [*reply.output, *self._log.take(self._packed.env_ids, is_idle=True)]
+        return encode_reply(reply)
+
+    def close(self) -> list[Printed]:
+        """Close the envs; return what they print at that."""
+        self._host.close()
+        return [] if self._log is None else self._log.take(self._packed.env_ids, is_idle=True)

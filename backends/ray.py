@@ -1,0 +1,287 @@
+"""Envs in long-lived Ray actors, several in each, anywhere in a cluster.
+
+One message per actor and step: the actions of its envs one way, their result rows the other.
+The envs themselves travel once, when the actor starts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from parallelenv.backends import _ray_cluster
+from parallelenv.backends._codec import encode
+from parallelenv.backends._cpu_balancer import Spreader
+from parallelenv.backends._parent_death import Lifeline
+from parallelenv.backends._pipe import Switchboard
+from parallelenv.backends._ray_calls import RayChannel, close_and_wait, look
+from parallelenv.backends._ray_cluster import SHUT_DOWN, ActorOptions, Cluster, Reservation, missing_resources
+from parallelenv.backends._ray_host import RayHost
+from parallelenv.backends._ray_local import Actor, Doorway, LocalChannel, hand_over_log
+from parallelenv.backends._shared_memory import SharedMemory
+from parallelenv.backends._wire import Message
+from parallelenv.backends._worker_process import PackedRecipe, own_origin
+from parallelenv.contract.arguments import check_flags
+from parallelenv.contract.batch import Array, Batch, Layout
+from parallelenv.contract.env_specs import registered_by_user
+from parallelenv.contract.interrupts import Shield
+from parallelenv.contract.messages import count, show
+from parallelenv.contract.progress import announced
+from parallelenv.contract.protocol import Channel, HostRecipe, Plan, Printed
+from parallelenv.errors import ArgumentError, SchedulingError, WorkerStartError
+
+_SLICE = 0.1
+"""Seconds of one wait: an interrupt is seen between two of them, not within one."""
+_MOMENT = 2e-3
+"""Seconds of one wait for actors elsewhere while actors on this machine are waited for too."""
+
+
+class RayBackend:
+    """One actor per core of the cluster, several envs each.
+
+    Args:
+        ray_init: Arguments of ``ray.init``, used if Ray is not running.
+        ray_options: Options of the actors, as in ``actor.options(...)``.
+        direct: Whether actors on this machine are reached over a socket and shared memory, as workers of
+            ``subproc`` are, instead of by Ray's calls. Ray still places and ends them.
+    """
+
+    uses_live_envs = False
+    host_class: type[Any] = RayHost
+    """The class of the actors: a `RayHost`, or what behaves like one."""
+    host_arguments: tuple[Any, ...] = ()
+    """For that class, before those of a `RayHost`."""
+    _cluster: Cluster
+    strategy = "PACK"
+    """How a placement group puts actors on nodes."""
+
+    def __init__(
+        self,
+        *,
+        ray_init: dict[str, Any] | None = None,
+        ray_options: dict[str, Any] | None = None,
+        direct: bool = True,
+    ) -> None:
+        check_flags(direct=direct)
+        self._init = dict(ray_init or {})
+        self._options = dict(ray_options or {})
+        self._gpus_per_host = 0.0
+        self._cores_per_worker = 0.0
+        self._goes_direct = direct
+        self._switchboard = Switchboard(Spreader(caller_steps=False))
+        self._started: list[Actor] = []
+        self._reservation: Reservation | None = None
+        self._shared: Any = {}  # arrays, or what Ray knows them by
+
+    def plan(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> Plan:  # noqa: D102 (see Backend)
+        with announced("Waiting for Ray to start ..."):
+            self._cluster = Cluster.join(self._init)
+        plan = self.place(num_envs, num_cpus or self._cluster.num_cpus)
+        self._gpus_per_host = num_gpus / len(plan.cpus)
+        # In a cluster that was started here nobody else asks for cores, so none are reserved: else a
+        # cell that makes a `ParallelEnv` could not run twice, while the first still has the cores.
+        is_shared = not self._cluster.is_own
+        self._cores_per_worker = min(1.0, self._cluster.num_cpus / sum(plan.cpus)) if is_shared else 0.0
+        return plan
+
+    @property
+    def placement(self) -> str:
+        """How many of the actors that live are reached past Ray."""
+        living = [actor for actor in self._started if not actor.is_ended]
+        return f"{sum(actor.comes_in for actor in living)} of {len(living)} actors reached directly"
+
+    def place(self, num_envs: int, num_cpus: int) -> Plan:
+        """Return how many actors to start for so many envs on so many cores."""
+        return Plan((1,) * min(num_cpus, num_envs))
+
+    def branches_of(self, recipe: HostRecipe) -> tuple[tuple[int, ...], ...]:
+        """Return the env ids of each worker that a near actor has."""
+        return ()
+
+    def share(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
+        """Put arrays into Ray's object store, once; hosts read them there. Each node has its own copy."""
+        import ray
+
+        self._shared = ray.put({name: np.array(array, order="C", subok=False) for name, array in arrays.items()})
+        return {}
+
+    def launch(self, recipes: Sequence[HostRecipe]) -> list[Channel]:  # noqa: D102 (see Backend)
+        import ray
+
+        name = self._options.get("name")
+        if name and len(recipes) > 1:
+            raise ArgumentError(
+                f"ray_options has the name {name!r}, which {len(recipes)} actors cannot share. Drop it."
+            )
+        registered = registered_by_user()
+        caller = own_origin()._replace(folder="")  # a node, or Ray's `working_dir`, may have it elsewhere
+        packed = [encode(PackedRecipe.of(recipe, registered, caller, environment={})) for recipe in recipes]
+        options = [self._options_of(recipe) for recipe in recipes]
+        try:
+            kinds = [ray.remote(**one)(self.host_class) for one in options]
+        except (TypeError, ValueError) as error:
+            raise ArgumentError(f"ray_options={show(self._options)} are not what Ray accepts: {error}.") from error
+        self._started = [actor for actor in self._started if not actor.is_ended]
+        with announced(f"Waiting for Ray to start {count(len(recipes), 'worker')} ..."):
+            try:
+                return self._launch(kinds, packed, recipes, options)
+            except WorkerStartError:  # Ray had not noticed that a node was gone; now it has
+                return self._launch(kinds, packed, recipes, options)
+
+    def _launch(
+        self,
+        kinds: Sequence[Any],
+        packed: Sequence[Message],
+        recipes: Sequence[HostRecipe],
+        options: Sequence[ActorOptions],
+    ) -> list[Channel]:
+        session = self._cluster.session
+        if not session.lasts:
+            raise WorkerStartError(SHUT_DOWN)
+        places = self._find_places(recipes, options)
+        before = len(self._started)
+        try:
+            for kind, message, place in zip(kinds, packed, places, strict=True):
+                lifeline = Lifeline.create()
+                # Plain tuples: an actor need not import this package to read them.
+                address = None if lifeline is None else tuple(lifeline.address)
+                handle = kind.options(**place).remote(*self.host_arguments, tuple(message), address, self._shared)
+                self._started.append(Actor(handle, session, lifeline))
+            actors = self._started[before:]
+            self._await_start(actors, options)
+            return self._reach(actors, recipes)
+        except BaseException:
+            for actor in self._started[before:]:
+                actor.terminate()
+            self._switchboard.end({recipe.env_ids for recipe in recipes})
+            raise
+
+    def _find_places(self, recipes: Sequence[HostRecipe], options: Sequence[ActorOptions]) -> list[ActorOptions]:
+        """Return further options for each of the actors, that say where it is to be.
+
+        Args:
+            recipes: What the actors will own: all that are wanted, or later one that is to be replaced.
+            options: Of each of them.
+
+        Raises:
+            SchedulingError: If there is no room for them.
+        """
+        seats = [recipe.env_ids[0] for recipe in recipes]
+        if self._reservation is None:
+            wanted = dict(zip(seats, options, strict=True))
+            self._reservation = Reservation.make(wanted, self.strategy, self._cluster.session)
+        if self._reservation is None:
+            return [{} for _ in seats]
+        self._reservation.await_room()
+        return [{"scheduling_strategy": self._reservation.strategy_of(seat)} for seat in seats]
+
+    def _reach(self, actors: Sequence[Actor], recipes: Sequence[HostRecipe]) -> list[Channel]:
+        """Return the channels to actors: those on this machine come in, the others are called."""
+        near = [actor for actor in actors if actor.is_near and self._goes_direct]
+        sockets = {}
+        if near:
+            with Doorway() as doorway:
+                sockets = doorway.admit(near)
+        channels: list[Channel] = []
+        for actor, recipe in zip(actors, recipes, strict=True):
+            if actor not in sockets:
+                channels.append(RayChannel(actor, recipe))
+                continue
+            with Shield():
+                log = hand_over_log(sockets[actor], actor.pid)
+                local = LocalChannel(actor, sockets[actor], log, self._switchboard.poller, recipe.env_ids)
+                local.branches = self.branches_of(recipe)
+                self._switchboard.add(local)
+                channels.append(local)
+        return channels
+
+    def _options_of(self, recipe: HostRecipe) -> ActorOptions:
+        """Return the options of an actor: a core for each of its workers, or a fair share."""
+        share = self._cores_per_worker * recipe.num_cpus
+        # A whole number or a fraction below 1 is what Ray takes for cores.
+        cores = int(share) if share >= 1 else int(share * 1e4) / 1e4
+        return {"num_cpus": cores, "num_gpus": self._gpus_per_host, "max_restarts": 0, **self._options}
+
+    def _await_start(self, actors: Sequence[Actor], options: Sequence[ActorOptions]) -> None:
+        import ray
+
+        calls = [actor.handle.introduce.remote() for actor in actors]
+        deadline = time.monotonic() + _ray_cluster.START_TIMEOUT
+        waiting = calls
+        while waiting:
+            _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=max(0.1, deadline - time.monotonic()))
+            if waiting and time.monotonic() >= deadline:
+                self._give_up_waiting(len(waiting), options, time.monotonic() - deadline + _ray_cluster.START_TIMEOUT)
+        for actor, call in zip(actors, calls, strict=True):
+            try:
+                actor.meet(*ray.get(call))
+            except ray.exceptions.RayError as error:
+                raise WorkerStartError(f"A Ray actor did not start. Ray says: {error}") from error
+
+    def _give_up_waiting(self, num_waiting: int, options: Sequence[ActorOptions], waited: float) -> None:
+        """Refuse to wait any longer for actors, if it is known that or not known why they cannot start."""
+        lacking = missing_resources(options, "cluster_resources")
+        if lacking:
+            raise SchedulingError(
+                f"{num_waiting} of {len(options)} Ray actors found no place: {lacking} Change ray_options."
+            )
+        # Else they are slow to start, or wait for others to end: the user says where they are to be.
+        if waited >= _ray_cluster.LONGEST_START and "runtime_env" not in self._options:
+            raise SchedulingError(
+                f"{num_waiting} of {len(options)} Ray actors have not started within {waited:.0f} s, though the "
+                f"cluster has the resources. No node may fit ray_options={show(self._options)}, or others hold it."
+            )
+
+    def allocate(self, layout: Layout) -> Batch:  # noqa: D102 (see Backend)
+        if not self._switchboard.channels:
+            self._goes_direct = False  # who comes later could not share this memory
+            return Batch.private(layout)
+        memory = SharedMemory.create(layout.nbytes)
+        return Batch(layout, memory.map, owner=memory)
+
+    def wait(self, channels: Sequence[Any], timeout: float | None) -> Sequence[Any]:  # noqa: D102 (see Backend)
+        near = [channel for channel in channels if isinstance(channel, LocalChannel)]
+        if len(near) == len(channels):
+            return self._switchboard.wait(near, timeout)
+        far = {channel.answers[0]: channel for channel in channels if isinstance(channel, RayChannel)}
+        if not self._cluster.session.lasts:
+            return list(far.values())
+        deadline = None if timeout is None else time.monotonic() + timeout
+        ready: list[Any] = []
+        while not ready:
+            left = _left(deadline)
+            # There is nothing that waits for both: who is near waits for who is far, a moment at a time.
+            ready = look(far, min(left, _MOMENT) if near else left)
+            if near:
+                ready += self._switchboard.wait(near, 0.0)
+            if left <= 0:
+                break
+        return ready
+
+    def close(self, channels: Sequence[Any], timeout: float) -> Sequence[Printed]:  # noqa: D102 (see Backend)
+        if "_cluster" not in vars(self):  # Ray refused to begin
+            return ()
+        cluster = self._cluster
+        self._switchboard.hang_up()
+        deadline = time.monotonic() + timeout
+        printed: list[Printed] = []
+        if cluster.session.lasts:
+            printed += close_and_wait([channel for channel in channels if isinstance(channel, RayChannel)], timeout)
+        printed += self._switchboard.close(max(0.0, deadline - time.monotonic()))
+        for actor in self._started:
+            actor.terminate()
+        for actor in self._started:
+            actor.close()
+        if self._reservation is not None:
+            self._reservation.give_back()
+        self._reservation = None
+        self._shared = {}
+        cluster.leave()
+        return printed
+
+
+def _left(deadline: float | None) -> float:
+    return _SLICE if deadline is None else min(_SLICE, max(0.0, deadline - time.monotonic()))

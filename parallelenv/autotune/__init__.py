@@ -1,0 +1,1 @@
+"""Measures the modes and recommends one."""

@@ -1,0 +1,365 @@
+"""Measures every mode on an env, and checks that all of them give the same results.
+
+What makes the numbers fair: each mode is timed in turns with the plain loop, in several short
+rounds, so that a slow moment of the machine meets both; the ratio is taken within a round, and
+the median over the rounds; actions are drawn beforehand. Modes are opened one after the other:
+two that reserve the same cores of a Ray cluster could not be open at the same time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import gymnasium
+
+from parallelenv import ParallelEnv, recommend
+from parallelenv.autotune.costs import CLOSE_ENOUGH
+from parallelenv.contract.cpu_cores import cpu_seconds, describe_cores
+from parallelenv.contract.identity import difference
+from parallelenv.contract.messages import one_line
+from parallelenv.contract.progress import Bar
+from parallelenv.errors import InvalidEnvError, MissingDependencyError
+from parallelenv.registry import known_modes
+
+ORACLE = "dummy"  # the mode whose results are right by definition
+ROUNDS = 5
+_CALLER_STEPS = "subproc+caller_steps"
+_ESTIMATED = ("thread", "subproc", _CALLER_STEPS)
+"""Words that `recommend` chooses from, with its number of workers: they are measured with as many."""
+_BUSY = 0.8
+"""Other programs disturb if they leave less than this share of the usable cores."""
+_LEAST = 0.5
+"""Seconds below which nothing is said of them: the system counts in steps of 10 ms."""
+
+
+def known_words() -> tuple[str, ...]:
+    """Return what can be measured: every mode, and after ``subproc`` the same with its option ``caller_steps``."""
+    modes = known_modes()
+    place = modes.index("subproc") + 1
+    return (*modes[:place], _CALLER_STEPS, *modes[place:])
+
+
+def arguments_of(word: str, num_cpus: int | None = None) -> dict[str, Any]:
+    """Return the arguments of `ParallelEnv` that a word of `known_words` stands for."""
+    mode, *options = word.split("+") if word == _CALLER_STEPS else [word]
+    cores = {} if num_cpus is None else {"num_cpus": num_cpus}
+    return {"para_mode": mode, **cores, **dict.fromkeys(options, True)}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is measured.
+
+    Attributes:
+        num_envs: Envs per mode.
+        modes: Of `known_words`, in the order of the table; the oracle first.
+        num_cpus: Cores the envs may use; ``None`` means all usable ones.
+        steps: Steps whose results are compared bit for bit.
+        seconds: Time for which each mode is timed, all rounds together.
+        seed: Seed of the envs and of the actions.
+    """
+
+    num_envs: int
+    modes: tuple[str, ...]
+    num_cpus: int | None
+    steps: int
+    seconds: float
+    seed: int
+
+
+@dataclass(slots=True)
+class Row:
+    """What was found for one mode.
+
+    Attributes:
+        mode: Its word, of `known_words`.
+        workers: Number of hosts.
+        num_cpus: As it was given to `ParallelEnv`.
+        startup: Seconds from nothing to the first states, with whatever had to be started.
+        rates: Steps of single envs per second, one number per round.
+        ratios: How many times as fast as the oracle in the same round.
+        deviation: Where its results first differ from the oracle's; ``None`` if nowhere.
+        failure: Why there are no numbers, one line; ``None`` if there are.
+        is_missing: Whether the failure is only that a package is not installed.
+    """
+
+    mode: str
+    workers: int = 0
+    num_cpus: int | None = None
+    startup: float = 0.0
+    rates: list[float] = field(default_factory=list)
+    ratios: list[float] = field(default_factory=list)
+    deviation: str | None = None
+    failure: str | None = None
+    is_missing: bool = False
+
+    @property
+    def rate(self) -> float:
+        """Median of the rates."""
+        return median(self.rates)
+
+    @property
+    def ratio(self) -> float:
+        """Median of the ratios; 1 for the oracle itself."""
+        return median(self.ratios) if self.ratios else 1.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything as plain data; there are no figures if it failed."""
+        has_run = self.failure is None
+        return {
+            "arguments": arguments_of(self.mode, self.num_cpus),
+            "workers": self.workers if has_run else None,
+            "startup_seconds": self.startup if has_run else None,
+            "steps_per_second": self.rate if has_run else None,
+            "ratio": self.ratio if has_run else None,
+            "deviation": self.deviation,
+            "failure": self.failure,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """All modes on one env.
+
+    Attributes:
+        name: Registered id of the env.
+        rows: One per mode, the oracle first.
+        estimated: The word of the mode that `recommend` chooses.
+        others: Cores that other programs have kept busy meanwhile; ``None`` if that is not known.
+    """
+
+    name: str
+    rows: tuple[Row, ...]
+    estimated: str = ORACLE
+    others: float | None = None
+
+    @property
+    def is_reproducible(self) -> bool:
+        """Whether the env itself gives the same results twice; if not, no mode can."""
+        return self.rows[0].deviation is None
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether no mode failed, and none differs though the env is reproducible."""
+        differs = any(row.deviation for row in self.rows) and self.is_reproducible
+        return not differs and all(row.failure is None or row.is_missing for row in self.rows)
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether other programs have kept cores busy that the envs could have used."""
+        cores = describe_cores()
+        return self.others is not None and cores.affinity - self.others < _BUSY * cores.usable
+
+    def recommended(self) -> Row:
+        """Return one of the modes that are about as fast as the fastest correct one.
+
+        It is the one that `recommend` chooses, if that is among them, so that the two agree unless a measurement tells
+        them apart; else the first.
+        """
+        ran = [row for row in self.rows if row.failure is None]
+        correct = [row for row in ran if row.deviation is None] if self.is_reproducible else ran
+        fastest = max(row.ratio for row in correct)
+        good = [row for row in correct if row.ratio * CLOSE_ENOUGH >= fastest]
+        return next((row for row in good if row.mode == self.estimated), good[0])
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything as plain data, for ``--json``; ``docs/api/command_line.md`` says what the keys mean."""
+        best = self.recommended()
+        return {
+            "env": self.name,
+            "is_reproducible": self.is_reproducible,
+            "modes": [row.as_dict() for row in self.rows],
+            "recommended": arguments_of(best.mode, best.num_cpus),
+            "estimated": arguments_of(self.estimated),
+            "other_programs_cores": None if self.others is None else round(self.others, 2),
+            "other_programs_disturb": self.is_disturbed,
+        }
+
+
+def check_env(name: str) -> None:
+    """Make an env once and close it, so that a wrong id shows before anything is measured.
+
+    Raises:
+        InvalidEnvError: If it cannot be made, whatever the reason.
+    """
+    try:
+        gymnasium.make(name).close()
+    except Exception as error:
+        raise InvalidEnvError(f"The env {name!r} cannot be made: {one_line(error)}") from error
+
+
+def amount_of_work(plan: Plan) -> int:
+    """Return how far `compare` moves its progress bar, by 1 each for several parts.
+
+    They are the recording; start, comparison and timing of each mode, without a timing of the
+    oracle if others are timed in turns with it.
+    """
+    return max(4, 3 * len(plan.modes))
+
+
+def compare(name: str, plan: Plan, progress: Bar) -> Comparison:
+    """Measure one env in every mode.
+
+    Raises:
+        InvalidEnvError: If the env fails in the oracle's mode: it is the env that is broken.
+    """
+    try:
+        record = _record(name, plan, progress)
+    except Exception as error:
+        raise InvalidEnvError(_broken(name, one_line(error))) from error
+    chosen = recommend([name] * plan.num_envs, num_cpus=plan.num_cpus)
+    with contextlib.closing(_Run(ORACLE, name, plan, progress)) as oracle:
+        oracle.attempt("comparing", oracle.check, record)
+        rows = [oracle.row]
+        for mode in plan.modes[1:]:
+            is_estimated = mode in _ESTIMATED and chosen.mode != ORACLE
+            num_cpus = chosen.num_cpus if is_estimated else plan.num_cpus
+            rows.append(_measure(mode, num_cpus, oracle, record))
+        if not oracle.row.rates:  # there was nothing to take turns with
+            _take_turns([oracle], record.actions)
+    if oracle.row.failure:
+        raise InvalidEnvError(_broken(name, oracle.row.failure))
+    return Comparison(name, tuple(rows), "+".join([chosen.mode, *chosen.options]), oracle.others())
+
+
+def _broken(name: str, failure: str) -> str:
+    return f"The env {name!r} fails in a plain loop: {failure}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """Random actions, and what they led to in the oracle's mode.
+
+    Attributes:
+        actions: One batch per step.
+        results: Of the reset, then of each step.
+    """
+
+    actions: list[Any]
+    results: list[dict[str, Any]]
+
+
+def _record(name: str, plan: Plan, progress: Bar) -> _Record:
+    progress.set_description_str(f"{name}: recording")
+    with contextlib.closing(_make(name, ORACLE, plan.num_cpus, plan)) as env:
+        space = env.action_space
+        if space is None:
+            raise InvalidEnvError("it declares no action space to draw random actions from.")
+        space.seed(plan.seed)
+        actions = [space.sample() for _ in range(plan.steps)]
+        results = [_reset(env, plan.seed)]
+        for action in actions:
+            results.append(_step(env, action))
+            progress.update(1 / plan.steps)
+    return _Record(actions, results)
+
+
+def _make(name: str, word: str, num_cpus: int | None, plan: Plan) -> ParallelEnv:
+    return ParallelEnv([name] * plan.num_envs, asynchronous="restart", **arguments_of(word, num_cpus))
+
+
+def _reset(env: ParallelEnv, seed: int) -> dict[str, Any]:
+    """Return everything a reset answers."""
+    return {"states": env.reset(seed=seed), "infos": env.reset_infos}
+
+
+def _step(env: ParallelEnv, action: Any) -> dict[str, Any]:
+    """Return everything a step answers."""
+    result = env.step(action)
+    names = ("states", "rewards", "terminated", "truncated", "infos")
+    return {name: getattr(result, name) for name in names}
+
+
+class _Run:
+    """One mode, open until `close`; after a failure nothing more is asked of it."""
+
+    def __init__(self, mode: str, name: str, plan: Plan, progress: Bar, num_cpus: int | None = None) -> None:
+        self.row = Row(mode, num_cpus=num_cpus)
+        self._own = self._all = self._wall = 0.0
+        self.name = name
+        self.plan = plan
+        self.progress = progress
+        self._env: Any = None
+        self.attempt("starting", self.start)
+
+    def attempt(self, phase: str, action: Callable[..., None], *arguments: Any) -> None:
+        """Do something unless the mode has failed; a failure ends the mode, not the comparison."""
+        if self.row.failure:
+            return
+        self.progress.set_description_str(f"{self.name}: {phase} {self.row.mode}")
+        try:
+            action(*arguments)
+        except Exception as error:  # noqa: BLE001 (envs raise anything; it goes into the table)
+            self.row.failure = one_line(error)
+            self.row.is_missing = isinstance(error, MissingDependencyError)
+
+    def start(self) -> None:
+        """Open the mode and take the time until it shows its first states."""
+        begin = time.perf_counter()
+        self._env = _make(self.name, self.row.mode, self.row.num_cpus, self.plan)
+        self._env.reset(seed=self.plan.seed)
+        self.row.startup = time.perf_counter() - begin
+        self.row.workers = self._env.num_hosts
+        self.progress.update()
+
+    def check(self, record: _Record) -> None:
+        """Repeat what was recorded and note where the results first differ."""
+        self._note(record.results[0], _reset(self._env, self.plan.seed), "reset")
+        for number, action in enumerate(record.actions, start=1):
+            self._note(record.results[number], _step(self._env, action), f"step {number}")
+            self.progress.update(1 / len(record.actions))
+
+    def _note(self, expected: dict[str, Any], found: dict[str, Any], when: str) -> None:
+        if self.row.deviation is None:
+            self.row.deviation = difference(expected, found, when)
+
+    def time(self, actions: Sequence[Any]) -> None:
+        """Step for one round's share of the time and note the speed."""
+        self._env.step(actions[0])  # not timed: wakes workers that slept meanwhile
+        count = 0
+        busy, own = cpu_seconds(), time.process_time()
+        begin = now = time.perf_counter()
+        while now - begin < self.plan.seconds / ROUNDS:
+            self._env.step(actions[count % len(actions)])
+            count += 1
+            now = time.perf_counter()
+        self.row.rates.append(count * self.plan.num_envs / (now - begin))
+        self._all += (cpu_seconds() or 0.0) - (busy or 0.0)
+        self._own += time.process_time() - own
+        self._wall += now - begin
+
+    def others(self) -> float | None:
+        """Return how many cores other programs kept busy while this mode was timed, if it steps in this process."""
+        is_known = cpu_seconds() is not None and self._wall >= _LEAST
+        return max(0.0, (self._all - self._own) / self._wall) if is_known else None
+
+    def close(self) -> None:
+        """Close the mode's envs, if there are any."""
+        if self._env is not None:
+            self._env.close()
+
+
+def _measure(mode: str, num_cpus: int | None, oracle: _Run, record: _Record) -> Row:
+    """Open another mode, check it, time it in turns with the oracle, and close it."""
+    with contextlib.closing(_Run(mode, oracle.name, oracle.plan, oracle.progress, num_cpus)) as run:
+        run.attempt("comparing", run.check, record)
+        if run.row.failure is None:
+            _take_turns([run, oracle], record.actions)
+    return run.row
+
+
+def _take_turns(runs: Sequence[_Run], actions: Sequence[Any]) -> None:
+    """Time modes in turns; the ratio of the first to the last is noted by round."""
+    first, last = runs[0].row, runs[-1].row
+    for turn in range(ROUNDS):
+        for run in runs if turn % 2 else reversed(runs):
+            run.attempt("timing", run.time, actions)
+        if first.failure or last.failure:
+            return
+        first.ratios.append(first.rates[-1] / last.rates[-1])
+        runs[0].progress.update(1 / ROUNDS)

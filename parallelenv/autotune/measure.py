@@ -1,0 +1,358 @@
+"""What an env costs, found by stepping one with random actions for a moment.
+
+The trial env is one more, made from what the user gave and closed afterwards. A live instance is never
+stepped: a copy is, in a process of its own, for a copy may still hold the number of a simulator or of a
+connection that the original uses.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import random
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import cloudpickle
+import numpy as np
+from gymnasium.envs.registration import EnvSpec
+
+from parallelenv.autotune.costs import Figures
+from parallelenv.contract.batch import Array
+from parallelenv.contract.env_specs import EnvRecipe
+from parallelenv.contract.shared_arrays import frozen
+from parallelenv.contract.spaces import Spaces, Structure
+from parallelenv.contract.worker_info import Trial, call_for
+from parallelenv.errors import EnvContractError
+from parallelenv.worker.env_adapter import Resettable, adapt
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
+
+SECONDS = 0.2
+"""For which envs are stepped, all of them together; a step that takes longer is done three times."""
+_PATIENCE = 20.0
+"""Seconds that a copy gets to be built and tried, in its own process, before it is held to hang."""
+_MOST = 3
+"""Env fns that are tried, if they are many: each takes its time to build."""
+_SLOW_BUILD = 1.0
+"""Seconds after which no further env is built for a trial."""
+_QUICK_BUILD = 0.01
+"""Seconds below which an env fn may have given an env that was there before."""
+_WORTH_THREADS = 1e-4
+"""Seconds of a step below which threads are no help: to wake one takes 30 us."""
+_SWITCH = 2e-4
+"""Seconds after which a thread is made to give up the interpreter lock while it is tried who holds it. With
+the usual 5 ms an env that lets go of it once a step would mostly wait to get it back. The shorter, the more
+CPU time goes into asking for it, which looks like work: a sixth of it with this, a fifth with 0.1 ms."""
+
+
+def measure(
+    recipes: Sequence[EnvRecipe],
+    spaces: Spaces | None = None,
+    seed: int | None = None,
+    shared: Mapping[str, Array] | None = None,
+) -> Figures:
+    """Return what the envs are like, on average.
+
+    Args:
+        recipes: Of all of them. Some are tried, evenly spread, if they are of many kinds.
+        spaces: Theirs, of observations and of actions; ``None``: those that they declare.
+        seed: As for `ParallelEnv`; envs may ask for it when they are made.
+        shared: Likewise.
+
+    Raises:
+        Exception: Whatever an env raised, or why it cannot be tried.
+    """
+    chosen = _some(recipes)
+    weights = [sum(recipe.source is one.source for recipe in recipes) for one in chosen]
+    seconds = SECONDS / len(chosen)
+    if any(one.is_live for one in chosen):
+        found = _try_copies(chosen, seconds, spaces, seed, shared)
+    else:
+        found = _try_here(chosen, seconds, spaces, seed, shared, len(recipes))
+    return _average(found, weights[: len(found)])
+
+
+def _some(recipes: Sequence[EnvRecipe]) -> list[EnvRecipe]:
+    """Return a few recipes with different sources."""
+    different = list({id(recipe.source): recipe for recipe in recipes}.values())
+    count = min(len(different), _MOST)
+    return [different[index * len(different) // count] for index in range(count)]
+
+
+def _average(found: Sequence[Figures], weights: Sequence[int]) -> Figures:
+    def mean(values: Sequence[float]) -> float:
+        return sum(value * weight for value, weight in zip(values, weights, strict=True)) / sum(weights)
+
+    shares = [one.lock_free for one in found]
+    return Figures(
+        mean([one.step_cost for one in found]),
+        mean([one.compute for one in found]),
+        # Where one kind of env takes too little time to be looked at, the others decide.
+        min((share for share in shares if share is not None), default=None),
+        round(mean([one.state_nbytes for one in found])),
+        round(mean([one.extra_nbytes for one in found])),
+    )
+
+
+def _try_here(
+    recipes: Sequence[EnvRecipe],
+    seconds: float,
+    spaces: Spaces | None,
+    seed: int | None,
+    shared: Mapping[str, Array] | None,
+    num_envs: int,
+) -> list[Figures]:
+    found: list[Figures] = []
+    read_only = frozen(shared or {})
+    begin = time.perf_counter()
+    for recipe in recipes:
+        with _undisturbed():
+            host = Trial(recipe.env_id, num_envs, seed, read_only)
+            figures = call_for(host, functools.partial(_try_new, recipe, seconds, spaces))
+        if figures is None:
+            return _try_copies(recipes, seconds, spaces, seed, shared)
+        found.append(figures)
+        if time.perf_counter() - begin > _SLOW_BUILD:
+            break
+    return found
+
+
+def _try_new(recipe: EnvRecipe, seconds: float, spaces: Spaces | None) -> Figures | None:
+    """Try a new env, or return ``None`` if there is no new one to be had."""
+    env = _build_new(recipe)
+    return None if env is None else _try_and_close(env, seconds, spaces)
+
+
+def _build_new(recipe: EnvRecipe) -> Any:
+    """Build an env, or return ``None`` if its env fn gives one and the same to everybody: ``lambda: env``."""
+    begin = time.perf_counter()
+    env = recipe.build()
+    if isinstance(recipe.source, (EnvSpec, type)) or time.perf_counter() - begin > _QUICK_BUILD:
+        return env
+    try:
+        other = recipe.build()
+    except BaseException:
+        _close(env)  # it is ours, for nothing fails where nothing is made
+        raise
+    if other is env:
+        return None
+    _close(other)
+    return env
+
+
+def _try_copies(
+    recipes: Sequence[EnvRecipe],
+    seconds: float,
+    spaces: Spaces | None,
+    seed: int | None,
+    shared: Mapping[str, Array] | None,
+) -> list[Figures]:
+    """Try copies of live envs in another process, where they can do no harm."""
+    from parallelenv.env import ParallelEnv  # not in the workers, which import this module for `Probe`
+
+    probes = [functools.partial(Probe, recipe) for recipe in recipes]
+    with ParallelEnv(probes, "subproc", num_cpus=1, timeout=_PATIENCE, seed=seed, shared=shared) as env:
+        return env.customized_method("measure", {"seconds": seconds, "spaces": spaces})
+
+
+class Probe:
+    """Stands where an env would live and tries it there; it is itself never stepped."""
+
+    def __init__(self, recipe: EnvRecipe) -> None:
+        self._recipe = recipe
+
+    def reset(self) -> int:
+        """Return a state, as an env does."""
+        return 0
+
+    def step(self, action: Any) -> tuple[int, float, bool, dict[str, Any]]:
+        """Return what an env returns."""
+        return 0, 0.0, False, {}
+
+    def measure(self, seconds: float, spaces: Spaces | None) -> Figures:
+        """Try the env out."""
+        return _try_and_close(self._recipe.build(), seconds, spaces)
+
+
+def _try_and_close(env: Any, seconds: float, spaces: Spaces | None) -> Figures:
+    try:
+        return _Trial(adapt(env), spaces).measure(seconds)
+    finally:
+        _close(env)
+
+
+def _close(env: Any) -> None:
+    with contextlib.suppress(Exception):  # as a host does: the end of an env is nobody's failure
+        if callable(getattr(env, "close", None)):
+            env.close()
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Leave the generators that a whole process shares as they were, and keep warnings for the envs themselves."""
+    plain, numpys = random.getstate(), np.random.get_state()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        random.setstate(plain)
+        np.random.set_state(numpys)
+
+
+class _Trial:
+    """Steps one env.
+
+    Args:
+        env: How to reach it.
+        spaces: As in `measure`.
+
+    Raises:
+        EnvContractError: If it declares no action space, and none is given.
+    """
+
+    def __init__(self, env: Resettable, spaces: Spaces | None) -> None:
+        declared: tuple[Any, Any] = spaces or _declared(env.env)
+        self._observation_space, space = declared
+        if space is None:
+            raise EnvContractError("it declares no action space to draw random actions from")
+        space = copy.deepcopy(space)  # the env's own, which its class may share among all, keeps its seed
+        space.seed(0)
+        self._env = env
+        self._actions = [space.sample() for _ in range(64)]
+        self._turns = 0
+        self._state: Any = None
+        self._info: Any = None
+
+    def measure(self, seconds: float) -> Figures:
+        """Return what the env is like."""
+        self._state, self._info = self._env.reset(0, None)
+        self._turn()  # not counted: whatever it does only once
+        cost, compute = self._costs(seconds * 2 / 3)
+        lock_free = self._lock_free(seconds / 3, cost, compute) if cost >= _WORTH_THREADS else None
+        return Figures(cost, compute, lock_free, *self._sizes())
+
+    def _turn(self) -> None:
+        """Step once, and begin the next episode if that ended one."""
+        result = self._env.step(self._actions[self._turns % 64])
+        self._state, _, terminated, truncated, self._info = self._env.five(result)
+        if terminated or truncated:
+            self._env.reset(None, None)
+        self._turns += 1
+
+    def _step_for(self, seconds: float) -> tuple[int, float]:
+        """Step for some time, at least once; return how often, and the seconds that it took."""
+        first, begin = self._turns, time.perf_counter()
+        now = begin
+        while now - begin < seconds or self._turns == first:
+            self._turn()
+            now = time.perf_counter()
+        return self._turns - first, now - begin
+
+    def _costs(self, seconds: float) -> tuple[float, float]:
+        """Return the seconds of a step, and those of them in which it computes.
+
+        What passes while the env wants to go on but another process has the core belongs to
+        neither: it counts for nothing, as far as the system tells it from waiting.
+        """
+        busy, (waits, losses) = time.process_time(), _switches()
+        turns, wall = self._step_for(seconds)
+        compute = min(wall, time.process_time() - busy)
+        waits, losses = _switches()[0] - waits, _switches()[1] - losses
+        idle = (wall - compute) * waits / max(1, waits + losses)
+        return (compute + idle) / turns, compute / turns
+
+    def _lock_free(self, seconds: float, cost: float, compute: float) -> float:
+        """Return the share of a step in which another thread can run Python code.
+
+        Another thread does so all the time. As far as both together get more done than there was
+        time for, they did it side by side. What counts as done is what a step takes by itself: one
+        that lets go of the lock often but briefly, as small products of matrices do, spends as much
+        again on getting it back (highway-v0: 0.30 s of CPU time instead of 0.16 s).
+
+        Args:
+            seconds: For how long.
+            cost: Seconds of a step by itself.
+            compute: The part of them in which it computes.
+        """
+        with _busy_neighbour() as neighbour:
+            own = time.thread_time()
+            turns, wall = self._step_for(seconds)
+            own = time.thread_time() - own
+        done = min(own, turns * compute) + turns * (cost - compute)
+        return min(1.0, max(0.0, done + neighbour.seconds - wall) / done) if done else 0.0
+
+    def _sizes(self) -> tuple[int, int]:
+        """Return the bytes of a state, and the pickled bytes of what has no fixed form."""
+        structure = Structure(self._observation_space)
+        leaves = structure.split(self._state)
+        extras = [leaf for index, leaf in enumerate(leaves) if not structure.is_fixed(index)]
+        fixed = sum(
+            np.dtype(space.dtype).itemsize * int(np.prod(space.shape or ()))
+            for index, space in enumerate(structure.leaves)
+            if space is not None and structure.is_fixed(index)
+        )
+        if not extras and not self._info:
+            return fixed, 0
+        pickled = len(cloudpickle.dumps((extras, self._info)))
+        return fixed + (pickled if extras else 0), pickled
+
+
+def _declared(env: Any) -> tuple[Any, Any]:
+    """Return the spaces that an env declares, ``None`` for one that it does not."""
+    return getattr(env, "observation_space", None), getattr(env, "action_space", None)
+
+
+def _switches() -> tuple[int, int]:
+    """Return how often this thread gave up its core to wait for something, and how often it was taken away.
+
+    Where the system does not tell, all that is not computing is taken for waiting.
+    """
+    if resource is None or not hasattr(resource, "RUSAGE_THREAD"):  # not Linux
+        return time.perf_counter_ns(), 0
+    usage = resource.getrusage(resource.RUSAGE_THREAD)
+    return usage.ru_nvcsw, usage.ru_nivcsw
+
+
+class _Neighbour(threading.Thread):
+    """Runs Python code until told to stop.
+
+    Attributes:
+        seconds: CPU time that it got, known when it has ended.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(name="parallelenv-trial", daemon=True)
+        self.is_over = False
+        self.seconds = 0.0
+
+    def run(self) -> None:
+        """Count."""
+        begin = time.thread_time()
+        while not self.is_over:
+            pass
+        self.seconds = time.thread_time() - begin
+
+
+@contextlib.contextmanager
+def _busy_neighbour() -> Iterator[_Neighbour]:
+    """Let a thread run beside this one; while it does, neither waits long for the interpreter lock."""
+    usual = sys.getswitchinterval()
+    neighbour = _Neighbour()
+    sys.setswitchinterval(_SWITCH)
+    neighbour.start()
+    try:
+        yield neighbour
+    finally:
+        neighbour.is_over = True
+        neighbour.join()
+        sys.setswitchinterval(usual)

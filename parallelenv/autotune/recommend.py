@@ -1,0 +1,165 @@
+"""Which mode suits some envs, and why: what ``para_mode="auto"`` goes by."""
+
+from __future__ import annotations
+
+import multiprocessing
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from parallelenv.autotune import measure
+from parallelenv.autotune.costs import Candidate, Figures, Room, candidates, pick
+from parallelenv.contract import arguments, env_specs
+from parallelenv.contract.batch import Array
+from parallelenv.contract.cpu_cores import usable_cores
+from parallelenv.contract.env_specs import EnvRecipe
+from parallelenv.contract.messages import count, duration, one_line
+from parallelenv.contract.spaces import Spaces
+from parallelenv.errors import UnpicklableError
+
+_SAFE = "dummy"  # right for every env, and never far from the quickest by more than the number of cores
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """A mode for some envs, and what speaks for it. As a text it is one line.
+
+    Attributes:
+        mode: The word for ``para_mode``.
+        num_cpus: Number of workers.
+        options: Options of the mode's backend.
+        reason: Why, one line.
+        step_cost: Seconds of a step of one env; ``None`` if no env could be tried.
+        state_nbytes: Bytes of a state; ``None`` likewise.
+        releases_gil: Whether threads can step the envs side by side; ``None`` likewise, and where
+            a step is too short to tell.
+    """
+
+    mode: str
+    num_cpus: int
+    options: dict[str, Any] = field(default_factory=dict)
+    reason: str = ""
+    step_cost: float | None = None
+    state_nbytes: int | None = None
+    releases_gil: bool | None = None
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The keyword arguments: ``ParallelEnv(envs, **recommend(envs).arguments)``."""
+        return {"para_mode": self.mode, "num_cpus": self.num_cpus, **self.options}
+
+    @property
+    def label(self) -> str:
+        """Mode and options, as short as can be."""
+        return ", ".join([self.mode, *self.options])
+
+    def __str__(self) -> str:
+        written = ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
+        return f"{written}: {self.reason}"
+
+
+def recommend(envs: Sequence[Any], *, num_cpus: int | None = None, spaces: Spaces | None = None) -> Recommendation:
+    """Try envs for a moment and return the mode that is estimated to step them fastest.
+
+    One more env is made for it in this process, stepped some 0.2 s with random actions (three times
+    if a step takes longer) and closed; where the list has different env fns it is up to three. Of
+    live instances copies are tried, in a process of their own; they themselves are not touched.
+
+    Args:
+        envs: As for `ParallelEnv`.
+        num_cpus: How many workers there shall be if more than one is of use. Default: as many as
+            give the shortest time: up to the usable cores, more if the envs mostly wait.
+        spaces: As for `ParallelEnv`.
+
+    Returns:
+        Mode, number of workers and options, with the reason. Where no env can be tried it is
+        ``"dummy"``. It is never a Ray mode.
+
+    Raises:
+        ArgumentError: If ``num_cpus`` or ``spaces`` has no usable value.
+        InvalidEnvError: If an item of ``envs`` is no env, or comes twice.
+    """
+    num_cpus = arguments.check_counts(num_cpus, 0)
+    return choose(env_specs.make_recipes(envs), num_cpus, arguments.check_spaces(spaces))
+
+
+def choose(
+    env_recipes: Sequence[EnvRecipe],
+    num_cpus: int | None,
+    spaces: Spaces | None = None,
+    seed: int | None = None,
+    shared: Mapping[str, Array] | None = None,
+) -> Recommendation:
+    """Return what `recommend` returns, for envs that may ask for a seed and for shared arrays when they are made."""
+    has_instances = any(recipe.is_live for recipe in env_recipes)
+    if has_instances and (obstacle := _obstacle(env_recipes)):
+        return _unknown(f"Instances are not stepped for a trial, and copies of them are not to be had: {obstacle}")
+    try:
+        figures = measure.measure(env_recipes, spaces, seed, shared)
+    except Exception as error:  # noqa: BLE001 (envs raise anything; whoever uses them will see it)
+        return _unknown(f"No env could be tried: {one_line(error)}")
+    cores = usable_cores()
+    room = Room(len(env_recipes), min(cores, num_cpus or cores), num_cpus)
+    best, obstacle = _best(figures, room, env_recipes)
+    reason = _reason(best, figures, room, obstacle)
+    if has_instances:
+        reason += " Workers get copies of the instances." if best.leaves else " Copies of the instances were tried."
+    return Recommendation(
+        best.mode,
+        best.workers,
+        best.options,
+        reason,
+        figures.step_cost,
+        figures.state_nbytes,
+        figures.releases_gil,
+    )
+
+
+def _unknown(why: str) -> Recommendation:
+    return Recommendation(_SAFE, 1, reason=f"{why}. Without figures the plain loop is the safe choice.")
+
+
+def _best(figures: Figures, room: Room, env_recipes: Sequence[EnvRecipe]) -> tuple[Candidate, str]:
+    """Return the best candidate; and if a better one was out of the question, why."""
+    best = pick(candidates(figures, room))
+    if best.leaves and (obstacle := _obstacle(env_recipes)):
+        return pick(candidates(figures, replace(room, may_leave=False))), obstacle
+    return best, ""
+
+
+def _obstacle(env_recipes: Sequence[EnvRecipe]) -> str:
+    """Return why envs cannot be stepped in other processes, or nothing if they can."""
+    if multiprocessing.current_process().daemon:
+        return "this process is a daemonic one of multiprocessing, which may not start processes"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # whoever moves them warns of what gets lost
+            env_specs.pack(env_recipes)
+    except UnpicklableError as error:
+        return f"they do not pickle ({one_line(error.__cause__ or error)})"
+    return ""
+
+
+def _reason(best: Candidate, figures: Figures, room: Room, obstacle: str) -> str:
+    parts = [_describe(figures), _compare(best, figures, room)]
+    if obstacle:
+        parts.append(f"Other processes are out of the question: {obstacle}.")
+    if best.caller_steps:
+        parts.append("The caller steps a share of the envs itself, which are not isolated from it.")
+    return " ".join(parts)
+
+
+def _describe(figures: Figures) -> str:
+    waits = ", mostly waiting," if figures.waits else ""
+    lock = {None: "", True: " and releases the GIL", False: " and holds the GIL"}[figures.releases_gil]
+    return f"A step takes {duration(figures.step_cost)}{waits}{lock}; a state has {figures.state_nbytes} bytes."
+
+
+def _compare(best: Candidate, figures: Figures, room: Room) -> str:
+    envs, cores = count(room.num_envs, "env"), count(room.cores, "core")
+    if best.workers == 1:
+        return f"With {envs} on {cores} no mode open to them is clearly faster than a plain loop."
+    alone = candidates(figures, room)[0].seconds
+    times = f"{alone / best.seconds:.1f} times as fast as a plain loop"
+    return f"{best.workers} workers are estimated to be {times}, with {envs} on {cores}."

@@ -1,0 +1,213 @@
+"""The ``action`` argument of a step: counted, checked and brought into the batch's form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import Box
+from gymnasium.vector.utils import batch_space, iterate
+
+from parallelenv.contract.batch import Batch, Layout, Rows
+from parallelenv.contract.copying import graph_parts
+from parallelenv.contract.messages import count, show, were
+from parallelenv.contract.spaces import as_array, becomes, describe_value, is_tensor
+from parallelenv.errors import ActionError, ActionTypeError
+
+
+class ActionReader:
+    """Turns what the user gives into rows of the batch, or into one object per env.
+
+    Args:
+        layout: The pool's layout.
+        order: Whose actions are to be given in which order, for messages.
+        keeps_graphs: Whether an action that carries gradients reaches its env with its graph; if not it is refused.
+            ``None``: gradients end here.
+        as_given: Whether actions of a `Box` reach the env in the dtype that they are given in, not in that of the
+            space, and floats that are whole numbers do where ints are expected. So it is in other libraries.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        order: str = "env asked to step, in the order of id (without id: of all envs that are not paused)",
+        keeps_graphs: bool | None = None,
+        as_given: bool = False,
+    ) -> None:
+        self._order = order
+        self._keeps_graphs = keeps_graphs
+        self._as_given = as_given
+        self._structure = layout.actions
+        self._space = layout.action_space
+        self._fields = layout.action_fields
+        self._only = layout.action_fields[0] if self._structure.is_single and self._fields else None
+
+    def take(
+        self, batch: Batch, action: Any, env_ids: Sequence[int], stepped: Sequence[int], chosen: Sequence[int] | None
+    ) -> list[Any] | None:
+        """Write the actions of the envs that will step into their rows of the batch.
+
+        Args:
+            batch: The batch.
+            action: As in `read_rows`.
+            env_ids: As in `read_rows`.
+            stepped: Those of ``env_ids`` that will step.
+            chosen: As in `read_rows`.
+
+        Returns:
+            ``None``, or the actions as a list with one object per env that will step, where they have no fixed form or
+            carry gradients, which no row of the batch would keep. Nothing was written then.
+
+        Raises:
+            ActionError: If number, shape or dtype do not fit, or gradients cannot reach the env; nothing was written.
+        """
+        only = self._only
+        if (
+            only is not None
+            and chosen is None
+            and type(action) is np.ndarray
+            and action.dtype == only.dtype
+            and action.shape == (len(env_ids), *only.shape)
+        ):  # what most users give, without a closer look: 0.4 us instead of 4 us
+            batch.actions[0][batch.rows(stepped)] = action
+            return None
+        parts = [] if self._keeps_graphs is None else graph_parts(action)
+        if parts and not self._keeps_graphs:
+            raise _gradients_end(parts[0])
+        if parts or not self._fields:
+            listed = self._listed(action, env_ids)
+            return listed if chosen is None else [listed[position] for position in chosen]
+        rows = self.read_rows(action, env_ids, chosen)
+        if self._as_given and any(row.dtype != field.dtype for row, field in zip(rows, self._fields, strict=True)):
+            return [self._structure.join(leaves) for leaves in zip(*rows, strict=True)]
+        batch.put_actions(stepped, rows)
+        return None
+
+    def read_rows(self, action: Any, env_ids: Sequence[int], chosen: Sequence[int] | None) -> Rows:
+        """Return the actions as one array per leaf, ``(len(env_ids), *shape)``.
+
+        Args:
+            action: A batch as ``action_space.sample()`` gives it, or a list with one
+                action per env.
+            env_ids: The envs asked to step.
+            chosen: Positions in ``env_ids`` of those that will; ``None`` means all of them.
+                Actions of the others are counted but not looked at.
+
+        Raises:
+            ActionError: If number, shape or dtype do not fit.
+        """
+        leaves = self._batched_leaves(action)
+        if leaves is None:
+            return self._from_list(self._listed(action, env_ids), env_ids, chosen)
+        rows = []
+        for index, leaf in enumerate(leaves):
+            self._check_count(leaf, env_ids)
+            kept = leaf if chosen is None else as_array(leaf)[list(chosen)]
+            rows.append(self._checked(index, kept, len(env_ids) if chosen is None else len(chosen)))
+        return rows
+
+    def _batched_leaves(self, action: Any) -> list[Any] | None:
+        """Split a batch into leaves; ``None`` if it is a list of single actions."""
+        if self._structure.is_single:
+            is_array = hasattr(action, "__array__") and getattr(getattr(action, "dtype", None), "kind", "") != "O"
+            return [action] if is_array else None
+        is_batch = isinstance(action, (dict, tuple))
+        if not is_batch:
+            return None
+        try:
+            return self._structure.split(action)
+        except (LookupError, TypeError) as error:
+            raise ActionError(
+                f"The batched action lacks a part of {self._space}: {type(error).__name__}: {error}. "
+                "Give a batch as action_space.sample() does, or a list with one action per env."
+            ) from None
+
+    def _listed(self, action: Any, env_ids: Sequence[int]) -> list[Any]:
+        if isinstance(action, (dict, tuple)) and self._space is not None and not self._structure.is_single:
+            action = self._iterated(action)
+        if isinstance(action, (Mapping, Set, str, bytes)):
+            raise ActionError(
+                f"action is a {type(action).__name__}, which is no batch of actions here. Give a list or an array."
+            )
+        self._check_count(action, env_ids)
+        # Of the rows that iterating over a tensor gives, autograd lets none be changed in place.
+        return [action[row] for row in range(len(action))] if is_tensor(action) else list(action)
+
+    def _iterated(self, action: Any) -> list[Any]:
+        try:
+            return list(iterate(batch_space(self._space, 1), action))
+        except (LookupError, TypeError, ValueError) as error:
+            raise ActionError(f"The batched action does not fit {self._space}: {error}.") from None
+
+    def _from_list(self, listed: list[Any], env_ids: Sequence[int], chosen: Sequence[int] | None) -> Rows:
+        if chosen is not None:
+            listed = [listed[position] for position in chosen]
+        if self._structure.is_single:
+            return [self._checked(0, listed, len(listed))]
+        try:
+            split = [self._structure.split(single) for single in listed]
+        except (LookupError, TypeError) as error:
+            raise ActionError(f"An action lacks a part of {self._space}: {type(error).__name__}: {error}.") from None
+        return [
+            self._checked(index, [leaves[index] for leaves in split], len(listed)) for index in range(len(self._fields))
+        ]
+
+    def _check_count(self, action: Any, env_ids: Sequence[int]) -> None:
+        try:
+            given = len(action)
+        except TypeError:
+            raise ActionTypeError(
+                f"action={show(action)} is a single action, but actions are given as a batch: one for each of the "
+                f"envs asked to step, {len(env_ids)} here. For one env write [action]."
+            ) from None
+        if given != len(env_ids):
+            raise ActionError(
+                f"{were(given, 'action')} given for {count(len(env_ids), 'env')}. Give one per {self._order}."
+            )
+
+    def _checked(self, index: int, leaf: Any, count: int) -> Any:
+        field = self._fields[index]
+        array = _as_array(leaf, field.shape, count)
+        where = self._structure.describe(index)
+        if array.shape != (count, *field.shape):
+            raise ActionError(
+                f"action{where} has shape {array.shape}; expected {(count, *field.shape)}: one row per env, each in "
+                f"{self._structure.leaves[index]}."
+            )
+        if self._as_given and isinstance(self._structure.leaves[index], Box) and array.dtype.kind in "biuf":
+            return array
+        if self._as_given:
+            array = _whole_numbers(array, field.dtype)
+        if not becomes(array, field.dtype):
+            raise ActionError(
+                f"action{where} has dtype {array.dtype}, which does not become {field.dtype} without loss of meaning. "
+                f"Each action must be in {self._structure.leaves[index]}. Convert them: "
+                f"numpy.asarray(action).astype({str(field.dtype)!r})."
+            )
+        return array
+
+
+def _gradients_end(part: Any) -> ActionError:
+    what = f"a tensor {describe_value(part)}" if is_tensor(part) else f"{type(part).__name__}, a module"
+    return ActionError(
+        f"action has {what} in it that requires grad, but in this mode actions are copied to another process, and "
+        "gradients do not come back from there. Give tensor.detach(), or step under torch.no_grad(); or use "
+        "para_mode='dummy' or 'thread', where actions reach the envs with their graph."
+    )
+
+
+def _whole_numbers(array: Any, dtype: Any) -> Any:
+    """Return numbers in a dtype of ints if they are such, else as they are."""
+    with np.errstate(invalid="ignore"):  # nan
+        ints = array.astype(dtype) if array.dtype.kind in "biuf" else array
+    return ints if (ints == array).all() else array
+
+
+def _as_array(leaf: Any, shape: tuple[int, ...], count: int) -> Any:
+    if count == 0:
+        return np.zeros((0, *shape), dtype=bool)
+    try:
+        return as_array(leaf)
+    except ValueError as error:
+        raise ActionError(f"The actions do not form an array: {error}. Each must have shape {shape}.") from None

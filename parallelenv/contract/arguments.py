@@ -1,0 +1,330 @@
+"""Checks of arguments other than actions, and their spreading over envs; every form of ``id`` as env ids."""
+
+from __future__ import annotations
+
+import copy
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from parallelenv.contract.messages import count, show, were
+from parallelenv.contract.spaces import describe_value
+from parallelenv.errors import ArgumentError, IdRangeError, IdTypeError, InvalidIdError
+
+_LONGEST = 1e8
+"""Seconds, three years: the system's own waiting calls overflow at some 1e10."""
+_ARGUMENTS = "a list or tuple of positional arguments, a dict of keyword arguments, or None"
+MISSING: Any = type("MISSING", (), {"__repr__": lambda self: "<not given>"})()
+"""Default of arguments for which ``None`` is a value."""
+
+
+def check_counts(num_cpus: Any, num_gpus: Any) -> int | None:
+    """Return how many cores may be used, ``None`` for all: the words for that are ``None`` and 0. Refuse others."""
+    if num_cpus is not None and not (_is_int(num_cpus) and num_cpus == 0):
+        check_positive("num_cpus", num_cpus)
+    if not isinstance(num_gpus, (int, float)) or isinstance(num_gpus, bool) or not 0 <= num_gpus < math.inf:
+        raise ArgumentError(f"num_gpus={show(num_gpus)} is no number of GPUs. Give 0 or more; fractions are allowed.")
+    return num_cpus or None
+
+
+def check_flags(**flags: Any) -> None:
+    """Refuse switches that are neither on nor off: any text, "no" too, would count as on."""
+    for name, value in flags.items():
+        if not isinstance(value, (bool, np.bool_)):
+            raise ArgumentError(f"{name}={show(value)} must be True or False.")
+
+
+def check_positive(name: str, value: Any) -> None:
+    """Refuse what is no int of at least 1."""
+    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
+        raise ArgumentError(f"{name}={show(value)} must be an int of at least 1.")
+
+
+def check_timeout(timeout: Any) -> float | None:
+    """Return a timeout in seconds, or ``None`` for none."""
+    if timeout is None:
+        return None
+    if not _is_number(timeout) or not timeout > 0:
+        raise ArgumentError(f"timeout={show(timeout)} must be a positive number of seconds, or None to wait for ever.")
+    return None if timeout == math.inf else min(float(timeout), _LONGEST)
+
+
+def check_grace(timeout: Any, default: float) -> float:
+    """Return how many seconds workers get to close their envs; ``None`` means the default."""
+    if timeout is None:
+        return default
+    if not _is_number(timeout) or not timeout >= 0:
+        raise ArgumentError(
+            f"timeout={show(timeout)} must be a number of seconds, 0 or more, or None for {default:g}. Nothing was "
+            "closed."
+        )
+    return min(float(timeout), _LONGEST)
+
+
+def check_failure_handling(on_failure: Any, max_restarts: Any) -> None:
+    """Refuse an unknown way to deal with failures."""
+    if on_failure not in ("raise", "restart"):
+        raise ArgumentError(
+            f"on_failure={show(on_failure)} is not known; expected 'raise' (the call raises) or 'restart' (the env is "
+            "rebuilt and counts as cut off)."
+        )
+    check_positive("max_restarts", max_restarts)
+
+
+def check_spaces(spaces: Any) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]] | None:
+    """Return a copy of an observation and an action space, or ``None`` if none are given."""
+    if spaces is None:
+        return None
+    is_pair = isinstance(spaces, tuple) and len(spaces) == 2
+    # `Space` itself is abstract: it has no values.
+    if not is_pair or not all(isinstance(one, gymnasium.Space) and type(one) is not gymnasium.Space for one in spaces):
+        raise ArgumentError(
+            f"spaces={show(spaces)} is no pair of spaces. Give (observation_space, action_space) of one env, a tuple "
+            "of "
+            "two of Gymnasium's, or leave it out, and envs are asked for theirs."
+        )
+    return copy.deepcopy(spaces[0]), copy.deepcopy(spaces[1])
+
+
+def check_align(align: Any) -> None:
+    """Refuse an unknown alignment."""
+    if align not in ("item", "batch"):
+        raise ArgumentError(
+            f"align={show(align)} is not known; expected 'item' (four batched items) or 'batch' (one tuple per env)."
+        )
+
+
+def check_window(min_envs: Any, max_envs: Any) -> None:
+    """Refuse bounds of `ParallelEnv.recv` that cannot hold."""
+    check_positive("min_envs", min_envs)
+    if max_envs is None:
+        return
+    check_positive("max_envs", max_envs)
+    if max_envs < min_envs:
+        raise ArgumentError(f"max_envs={max_envs} is less than min_envs={min_envs}. Give at least as many.")
+
+
+def check_policy(policy: Any) -> None:
+    """Refuse a policy that cannot be called."""
+    if not callable(policy):
+        raise ArgumentError(
+            f"policy is a {type(policy).__name__}, which cannot be called. Give a function or an object that takes the "
+            "states of some envs and returns an action for each."
+        )
+
+
+def check_name(argument: str, name: Any) -> None:
+    """Refuse what is no plain, possibly dotted, name."""
+    if not isinstance(name, str) or not all(part.isidentifier() for part in name.split(".")):
+        raise ArgumentError(
+            f"{argument}={name!r} is no name. Give a name like 'x' or 'part.x'; it is looked up, never evaluated."
+        )
+    if any(part.startswith("__") and part.endswith("__") for part in name.split(".")):
+        raise ArgumentError(
+            f"{argument}={name!r} has a double-underscore name in it, which is not reachable from outside."
+        )
+
+
+def spread_seeds(seed: Any, env_ids: Sequence[int], num_envs: int, *, whole: bool) -> list[int | None]:
+    """Return one seed per env: ``seed + env_id`` of an int, or the items of a list."""
+    if seed is None and not whole:
+        return [None] * len(env_ids)
+    if _is_int(seed):
+        _check_seed(seed)
+        return [int(seed) + env_id for env_id in env_ids]
+    if seed is None or isinstance(seed, (str, bytes, bool, dict, set)) or not _is_sized(seed):
+        raise ArgumentError(f"seed={show(seed)} is no seed. Give an int, or a list with one int or None per env.")
+    if len(seed) != len(env_ids):
+        raise ArgumentError(
+            f"{were(len(seed), 'seed')} given for {count(len(env_ids), 'env')}. Give one each, or an int for all."
+        )
+    return [None if item is None else _check_seed(item) for item in seed]
+
+
+def check_base_seed(seed: Any) -> int | None:
+    """Return a seed from which those of all envs follow, or ``None`` for none."""
+    if seed is None:
+        return None
+    if not _is_int(seed):
+        raise ArgumentError(f"seed={show(seed)} is no int. Env i gets seed + i; for others call seed([...]).")
+    return _check_seed(seed)
+
+
+def _check_seed(seed: Any) -> int:
+    if not _is_int(seed) or seed < 0:
+        raise ArgumentError(f"seed={show(seed)} is no seed. Seeds are ints of 0 or more.")
+    return int(seed)
+
+
+def spread_options(options: Any, env_ids: Sequence[int]) -> list[dict[str, Any] | None]:
+    """Return the reset options of each env."""
+    if options is None or isinstance(options, dict):
+        return [options] * len(env_ids)
+    _check_list("options", options, env_ids, "a dict for all envs, or a list with one dict or None per env")
+    if not all(item is None or isinstance(item, dict) for item in options):
+        raise ArgumentError(f"options={show(options)} must have a dict or None for each env.")
+    return list(options)
+
+
+def spread_data(data: Any, env_ids: Sequence[int]) -> list[dict[str, Any]] | None:
+    """Return the keyword arguments of each env's method, ``None`` if there are none."""
+    if data is None:
+        return None
+    if isinstance(data, dict):
+        return [data] * len(env_ids)
+    expected = "a dict of keyword arguments for all envs, or a list with one dict per env"
+    _check_list("data", data, env_ids, expected)
+    wrong = [item for item in data if not isinstance(item, dict)]
+    if wrong:
+        raise ArgumentError(f"data has {show(wrong[0])} in it. Give {expected}; envs are chosen with id=.")
+    return list(data)
+
+
+def spread_names(argument: str, names: Any, env_ids: Sequence[int]) -> list[str]:
+    """Return the name of what each env is asked for."""
+    if isinstance(names, str):
+        check_name(argument, names)
+        return [names] * len(env_ids)
+    _check_list(argument, names, env_ids, "a name for all envs, or a list with one per env")
+    for name in names:
+        check_name(argument, name)
+    return list(names)
+
+
+def spread_arguments(each: Any, env_ids: Sequence[int]) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Return the positional and the keyword arguments of each env's method."""
+    if each is None:
+        return [((), {})] * len(env_ids)
+    _check_list("function_args_list", each, env_ids, f"a list with one item per env, {_ARGUMENTS}")
+    return [_arguments(one) for one in each]
+
+
+def _arguments(one: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if one is None:
+        return (), {}
+    if isinstance(one, dict) and all(isinstance(name, str) for name in one):
+        return (), one
+    if isinstance(one, (list, tuple)):
+        return tuple(one), {}
+    raise ArgumentError(f"function_args_list has {show(one)} in it. Each item is {_ARGUMENTS}.")
+
+
+def spread_values(value: Any, values: Any, env_ids: Sequence[int]) -> list[Any]:
+    """Return the value to set on each env: the items of a list or tuple, or anything else for all of them.
+
+    An array with as many rows as there are envs could mean either, so it is refused. What a list means does not
+    depend on its length.
+    """
+    if (value is MISSING) == (values is None):
+        raise ArgumentError("Give set_env_attr either value (the same for every env) or values=[...] (one per env).")
+    if values is not None:
+        _check_list("values", values, env_ids, "a list with one value per env")
+        return list(values)
+    ways = "Give values=[...] with one item per env, or values=[value] * n to set the same on all"
+    if isinstance(value, (list, tuple)):
+        if len(value) != len(env_ids):
+            raise ArgumentError(
+                f"value is a {type(value).__name__} of {count(len(value), 'item')} for {count(len(env_ids), 'env')}. "
+                f"A list or tuple has one item per env, in the order of id. {ways}."
+            )
+        return list(value)
+    shape = getattr(value, "shape", ())
+    if len(env_ids) > 1 and isinstance(shape, tuple) and shape and shape[0] == len(env_ids):
+        raise ArgumentError(
+            f"value is {describe_value(value)} for {count(len(env_ids), 'env')}: one row each, or the whole of it for "
+            f"each? {ways}."
+        )
+    return [value] * len(env_ids)
+
+
+def _check_list(name: str, items: Any, env_ids: Sequence[int], expected: str) -> None:
+    if isinstance(items, (str, bytes, dict, set)) or not _is_sized(items):
+        raise ArgumentError(f"{name}={show(items)} cannot be spread over envs. Give {expected}.")
+    if len(items) != len(env_ids):
+        raise ArgumentError(
+            f"{name} has {count(len(items), 'item')} for {count(len(env_ids), 'env')}. Give {expected}, in the order "
+            "of id."
+        )
+
+
+def _is_sized(items: Any) -> bool:
+    """Whether it has a length: an array or a tensor without axes has none."""
+    return hasattr(items, "__len__") and getattr(items, "ndim", 1) > 0
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+_FORMS = "an int, a list, tuple or array of ints, a slice, or a bool mask"
+
+
+def parse_ids(argument: Any, num_envs: int, name: str = "id") -> tuple[int, ...]:
+    """Return the env ids that an ``id`` argument names, in the order given.
+
+    Args:
+        argument: An int, a sequence or array of ints, a slice, or a bool mask of length
+            ``num_envs``. (``None`` is the caller's business: it depends on who is paused.)
+        num_envs: Number of envs; ids run from 0 to ``num_envs - 1``.
+        name: What the user calls the argument.
+
+    Raises:
+        IdTypeError: If it has none of these forms.
+        IdRangeError: If an id is negative or too large.
+        InvalidIdError: If an id occurs twice or a mask has the wrong length.
+    """
+    if isinstance(argument, slice):
+        return _from_slice(argument, num_envs, name)
+    if _is_int(argument):
+        return _checked((int(argument),), argument, num_envs, name)
+    if isinstance(argument, (str, bytes, dict, set, frozenset, bool, np.bool_)):
+        raise IdTypeError(f"{name}={show(argument)} names no envs. Give {_FORMS}.")
+    return _from_sequence(argument, num_envs, name)
+
+
+def _from_slice(argument: slice, num_envs: int, name: str) -> tuple[int, ...]:
+    try:
+        return tuple(range(*argument.indices(num_envs)))
+    except (TypeError, ValueError) as error:
+        raise IdTypeError(f"{name}={show(argument)} is no usable slice: {error}.") from None
+
+
+def _from_sequence(argument: Any, num_envs: int, name: str) -> tuple[int, ...]:
+    try:
+        items = argument.tolist() if hasattr(argument, "tolist") else list(argument)
+    except TypeError:
+        raise IdTypeError(f"{name}={show(argument)} names no envs. Give {_FORMS}.") from None
+    if not isinstance(items, list):  # a zero-dimensional array
+        return parse_ids(items, num_envs, name)
+    if items and all(isinstance(item, (bool, np.bool_)) for item in items):
+        return _from_mask(items, num_envs, name)
+    if not all(_is_int(item) for item in items):
+        wrong = next(item for item in items if not _is_int(item))
+        raise IdTypeError(f"{name}={show(argument)} has {show(wrong)} in it, which is no int. Give {_FORMS}.")
+    return _checked(tuple(map(operator.index, items)), argument, num_envs, name)
+
+
+def _from_mask(mask: list[bool], num_envs: int, name: str) -> tuple[int, ...]:
+    if len(mask) != num_envs:
+        raise InvalidIdError(
+            f"{name} is a mask of length {len(mask)}, but there are {num_envs} envs. Give one bool per env."
+        )
+    return tuple(index for index, chosen in enumerate(mask) if chosen)
+
+
+def _checked(env_ids: tuple[int, ...], argument: Any, num_envs: int, name: str) -> tuple[int, ...]:
+    outside = [env_id for env_id in env_ids if not 0 <= env_id < num_envs]
+    if outside:
+        raise IdRangeError(f"{name}={show(argument)} names env {outside[0]}, but ids run from 0 to {num_envs - 1}.")
+    if len(set(env_ids)) != len(env_ids):
+        twice = next(env_id for env_id in env_ids if env_ids.count(env_id) > 1)
+        raise InvalidIdError(f"{name}={show(argument)} names env {twice} twice. Name each env once.")
+    return env_ids

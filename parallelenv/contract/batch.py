@@ -1,0 +1,305 @@
+"""The arrays of one pool, allocated once: one row per env.
+
+Each host writes its own rows, so nothing needs a lock: a row is read by the caller only
+between a reply and the next command for that env.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from parallelenv.contract.spaces import Structure
+from parallelenv.errors import BatchMemoryError
+
+if TYPE_CHECKING:
+    from parallelenv.contract.protocol import Extra
+
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+Rows: TypeAlias = list[Array]
+"""Copies of some rows, array by array, on their way between a host and the caller."""
+
+_ALIGNMENT = 64  # a cache line: hosts that write neighbouring arrays do not disturb each other
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One array of a batch: shape of a row, without the axis of envs, and dtype."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+class Layout:
+    """What a batch holds.
+
+    Args:
+        observation_space: Space that all envs share, or ``None``.
+        action_space: Space that all envs share, or ``None``.
+        first: Env id of row 0.
+        num_envs: Number of rows.
+        keeps_ended: Whether last states of ended episodes are kept beside the first of the next.
+        keeps_types: Whether these stay of the type that the env gave them, also where rows have another.
+        broadcasts: Whether states of a shape that is broadcast to that of the space are states.
+    """
+
+    def __init__(
+        self,
+        observation_space: Any,
+        action_space: Any,
+        first: int,
+        num_envs: int,
+        keeps_ended: bool = False,
+        *,
+        keeps_types: bool = False,
+        broadcasts: bool = False,
+    ) -> None:
+        self.keeps_ended = keeps_ended
+        self.keeps_types = keeps_types
+        self.broadcasts = broadcasts
+        self.observation_space = observation_space
+        self.action_space = action_space
+        self.first = first
+        self.num_envs = num_envs
+        self.states = Structure(observation_space)
+        self.actions = Structure(action_space)
+        # Actions go through the batch only if all of their leaves do: a host then needs
+        # nothing but the ids to step.
+        actions = _fields(self.actions)
+        self.action_fields: list[Field] = [] if None in actions else [field for field in actions if field]
+        self.state_fields = _fields(self.states)
+
+    def part(self, env_ids: Sequence[int]) -> Layout:
+        """Return the layout of a batch for these consecutive env ids only."""
+        return self.changed(first=env_ids[0], num_envs=len(env_ids))
+
+    def changed(self, **changes: Any) -> Layout:
+        """Return a layout in which some arguments are others."""
+        names = inspect.signature(Layout).parameters
+        return Layout(**{name: getattr(self, name) for name in names} | changes)
+
+    @property
+    def fields(self) -> list[Field]:
+        """Every array of the batch, in memory order."""
+        states = [field for field in self.state_fields if field]
+        rewards, flags = Field((), np.dtype(np.float64)), Field((2,), np.dtype(bool))
+        return [*self.action_fields, *states, *(states if self.keeps_ended else []), rewards, flags]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that a batch needs."""
+        return sum(_padded(field, self.num_envs) for field in self.fields)
+
+
+class Batch:
+    """Actions, states, rewards and flags of consecutive envs.
+
+    Args:
+        layout: What it holds.
+        memory: A writable buffer of at least ``layout.nbytes`` zero bytes.
+        owner: What made the memory, for the backend that knows it.
+
+    Attributes:
+        actions: One array per leaf, ``(num_envs, *shape)``; empty if actions are loose.
+        states: One array per leaf, ``(num_envs, *shape)``; ``None`` for loose leaves.
+        single_state: The only one of ``states``, if a state is a single array.
+        ended_states: Likewise, the last states of the latest episodes that ended; empty unless the
+            layout keeps them.
+        rewards: ``(num_envs,)`` float64.
+        flags: ``(num_envs, 2)`` bool: terminated, truncated.
+        terminated: ``(num_envs,)`` bool, a view of ``flags``.
+        truncated: ``(num_envs,)`` bool, a view of ``flags``.
+        env_ids: ``(num_envs,)`` int64: who has which row.
+        outcome: Returns the bytes of rewards and flags, for `read_outcomes`.
+    """
+
+    def __init__(self, layout: Layout, memory: Any, owner: Any = None) -> None:
+        self.layout = layout
+        self.owner = owner
+        arrays = iter(_carve(layout, memory))
+        self.actions: list[Array] = [next(arrays) for _ in layout.action_fields]
+        self.states: list[Array | None] = [next(arrays) if field else None for field in layout.state_fields]
+        self.single_state = self.states[0] if layout.states.is_single else None
+        ended = layout.state_fields if layout.keeps_ended else []
+        self.ended_states: list[Array | None] = [next(arrays) if field else None for field in ended]
+        self.rewards, self.flags = arrays
+        self.terminated, self.truncated = self.flags[:, 0], self.flags[:, 1]
+        self.env_ids: Array = np.arange(layout.first, layout.first + layout.num_envs, dtype=np.int64)
+        # What steps have come to, rewards and flags, in one copy. Bound once: a step pays for every look-up.
+        begin, end = _outcome(layout)
+        self.outcome: Callable[[], bytes] = np.ndarray((end - begin,), np.uint8, buffer=memory, offset=begin).tobytes
+        self._known: tuple[Sequence[int], Any] = ((), slice(0, 0))  # in one piece: threads read and write it
+        self._results = filter_arrays(self.states)
+        self._results += [self.rewards, self.flags]
+
+    @classmethod
+    def private(cls, layout: Layout) -> Batch:
+        """Return a batch in memory of this process alone.
+
+        Raises:
+            BatchMemoryError: If there is not so much.
+        """
+        try:
+            memory = bytearray(layout.nbytes)
+        except (MemoryError, OverflowError) as error:
+            raise BatchMemoryError(
+                f"The batch needs {layout.nbytes:,} bytes of memory, which cannot be had. Use fewer envs or smaller "
+                "states."
+            ) from error
+        return cls(layout, memory)
+
+    def rows(self, env_ids: Sequence[int]) -> Any:
+        """Return what selects the rows of these envs: a slice if they are consecutive.
+
+        A slice is read in 0.3 us, a list of 16 indices in 1.8 us.
+        """
+        known_ids, rows = self._known
+        if env_ids is known_ids:
+            return rows
+        rows = self._find_rows(env_ids)
+        if type(env_ids) is tuple:  # which cannot change; mostly it is the same one, of all envs
+            self._known = env_ids, rows
+        return rows
+
+    def _find_rows(self, env_ids: Sequence[int]) -> Any:
+        first = self.layout.first
+        count = len(env_ids)
+        if count and env_ids[-1] - env_ids[0] == count - 1 and _is_ascending(env_ids):
+            return slice(env_ids[0] - first, env_ids[-1] - first + 1)
+        return [env_id - first for env_id in env_ids]
+
+    def take_actions(self, env_ids: Sequence[int]) -> Rows:
+        """Return copies of the action rows of these envs."""
+        selected = self.rows(env_ids)
+        return [array[selected].copy() for array in self.actions]
+
+    def put_actions(self, env_ids: Sequence[int], rows: Rows) -> None:
+        """Write the action rows of these envs."""
+        selected = self.rows(env_ids)
+        for array, row in zip(self.actions, rows, strict=True):
+            array[selected] = row
+
+    def take_results(self, env_ids: Sequence[int]) -> Rows:
+        """Return copies of the result rows (states, rewards, flags) of these envs."""
+        selected = self.rows(env_ids)
+        ended = self._ended_rows(env_ids)
+        rows = [array[selected].copy() for array in self._results]
+        return rows + [array[ended] for array in filter_arrays(self.ended_states) if len(ended)]
+
+    def put_results(self, env_ids: Sequence[int], rows: Rows) -> None:
+        """Write the result rows of these envs."""
+        selected = self.rows(env_ids)
+        count = len(self._results)
+        for array, row in zip(self._results, rows[:count], strict=True):
+            array[selected] = row
+        if len(rows) > count:
+            ended = self._ended_rows(env_ids)
+            for array, row in zip(filter_arrays(self.ended_states), rows[count:], strict=True):
+                array[ended] = row
+
+    def _ended_rows(self, env_ids: Sequence[int]) -> Array:
+        """Return the rows of those envs whose flags say that an episode ended, none if that is not kept."""
+        if not self.layout.keeps_ended:
+            return np.zeros(0, dtype=np.intp)
+        rows: Array = np.asarray(env_ids, dtype=np.intp) - self.layout.first
+        return rows[self.flags[rows].any(axis=1)]
+
+
+def _outcome(layout: Layout) -> tuple[int, int]:
+    """Return where the bytes of rewards and flags begin and end: they are the last two arrays."""
+    rewards, flags = layout.fields[-2:]
+    end_of_rewards = layout.nbytes - _padded(flags, layout.num_envs)
+    return end_of_rewards - _padded(rewards, layout.num_envs), end_of_rewards + 2 * layout.num_envs
+
+
+def read_outcomes(outcomes: Sequence[bytes], num_envs: int) -> tuple[Array, Array]:
+    """Return rewards and whether an episode ended, ``(len(outcomes), num_envs)`` float64 and bool.
+
+    Args:
+        outcomes: Of some steps, as `Batch.outcome` gives them.
+        num_envs: Number of envs of the batch.
+    """
+    if not outcomes:
+        return np.zeros((0, num_envs)), np.zeros((0, num_envs), bool)
+    table = np.frombuffer(b"".join(outcomes), np.uint8).reshape(len(outcomes), -1)
+    rewards = table[:, : 8 * num_envs].copy().view(np.float64)
+    flags = table[:, -2 * num_envs :].reshape(-1, num_envs, 2).view(bool)
+    return rewards, flags[..., 0] | flags[..., 1]
+
+
+def has_true(flags: Array) -> bool:
+    """Whether any of these bools is true; asked at every step: 0.3 us, by ``any()`` 1.2 us."""
+    return b"\1" in flags.tobytes()
+
+
+def filter_arrays(leaves: Sequence[Array | None]) -> list[Array]:
+    """Return the leaves that are arrays."""
+    return [array for array in leaves if array is not None]
+
+
+def _is_ascending(env_ids: Sequence[int]) -> bool:
+    return type(env_ids) is range or tuple(env_ids) == tuple(range(env_ids[0], env_ids[-1] + 1))
+
+
+def _fields(structure: Structure) -> list[Field | None]:
+    fields: list[Field | None] = []
+    for index, space in enumerate(structure.leaves):
+        fixed = structure.is_fixed(index) and space is not None
+        fields.append(Field(tuple(space.shape or ()), np.dtype(space.dtype)) if fixed and space else None)
+    return fields
+
+
+def _padded(field: Field, num_envs: int) -> int:
+    nbytes = field.dtype.itemsize * num_envs * int(np.prod(field.shape, dtype=np.int64))
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def _carve(layout: Layout, memory: Any) -> list[Array]:
+    arrays = []
+    offset = 0
+    for field in layout.fields:
+        shape = (layout.num_envs, *field.shape)
+        arrays.append(np.ndarray(shape, field.dtype, buffer=memory, offset=offset))
+        offset += _padded(field, layout.num_envs)
+    return arrays
+
+
+def gather_states(batch: Batch, env_ids: Sequence[int], rows: Any, extras: Mapping[int, Extra], copy: bool) -> Any:
+    """Return the states of these envs, which have these rows, batched, in the order of ``env_ids``."""
+    if batch.single_state is not None:  # what most envs have
+        return select_rows(batch.single_state, rows, copy)
+    structure = batch.layout.states
+    loose = iter(loose_columns(batch, env_ids, extras))
+    leaves = [
+        structure.stack(index, next(loose)) if array is None else select_rows(array, rows, copy)
+        for index, array in enumerate(batch.states)
+    ]
+    return structure.join(leaves)
+
+
+def select_rows(array: Array, rows: Any, copy: bool) -> Array:
+    """Return rows of an array: a copy, or with ``copy=False``, where they are adjacent, a read-only view."""
+    selected: Array = array[rows]
+    if type(rows) is slice:  # else the selection is a copy already
+        if copy:
+            return selected.copy()
+        selected.flags.writeable = False
+    return selected
+
+
+def loose_columns(batch: Batch, env_ids: Sequence[int], extras: Mapping[int, Extra]) -> list[list[Any]]:
+    """Return, for each loose leaf, its values in the order of ``env_ids``."""
+    number = sum(array is None for array in batch.states)
+    if not number:
+        return []
+    values = [extras[env_id].loose or [] for env_id in env_ids]
+    return [[leaves[index] for leaves in values] for index in range(number)]
+
+
+def pick(each: Sequence[Any], positions: Any) -> Sequence[Any]:
+    """Return the items at these positions, a slice or a list of indices."""
+    return each[positions] if isinstance(positions, slice) else [each[position] for position in positions]

@@ -1,0 +1,470 @@
+"""What a user may give as an env, and how it is built where it runs."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import os
+import pickle
+import pickletools
+import re
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+import gymnasium
+from gymnasium.envs.registration import EnvSpec, load_env_creator
+from gymnasium.utils import EzPickle
+
+from parallelenv.contract import migration_hints
+from parallelenv.contract.copying import loads
+from parallelenv.contract.messages import did_you_mean, show
+from parallelenv.contract.process_info import Seat
+from parallelenv.errors import ArgumentError, DuplicateEnvError, InvalidEnvError, UnknownOptionError, UnpicklableError
+
+if TYPE_CHECKING:
+    from parallelenv.contract.protocol import EnvFacts
+
+_NO_ENVS = (gymnasium.Space, os.PathLike, Mapping, Sequence, Set)
+"""What has public methods, and was still given by mistake."""
+_ACCEPTED = "a Gymnasium env, an env fn (a callable without arguments that makes one), a registered id or an EnvSpec"
+
+_LOST_STATE = (
+    "env {env_id}, {env}, was reset and then given to a worker process, but its class is an EzPickle: it travels as "
+    "its constructor's arguments, so its state is lost. Reset it again, or give an env fn."
+)
+_MOST_OPCODES = 50_000
+"""In pickles of one pool that are looked at for modules: some 40 ms. Classes come before what they contain."""
+_START = pickle.PROTO + b"\x05" + pickle.FRAME
+_ID = re.compile(r"[A-Za-z_][\w.]*:[\w/-]+-v\d+")  # as ``gymnasium.make`` takes it: with the module that registers it
+
+
+class PackedSource:
+    """An env fn that came from another process in pickled form."""
+
+    __slots__ = ()
+
+    def prepare(self) -> None:
+        """As `EnvRecipe.prepare`."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class EnvRecipe:
+    """How to get one env.
+
+    Attributes:
+        env_id: Its env id.
+        source: A live env, an env fn or an `EnvSpec`.
+        is_live: Whether ``source`` is the env itself.
+    """
+
+    env_id: int
+    source: Any
+    is_live: bool
+
+    def prepare(self) -> None:
+        """Import what the env will be made from, and make nothing."""
+        if isinstance(self.source, EnvSpec) and isinstance(self.source.entry_point, str):
+            load_env_creator(self.source.entry_point)
+        elif isinstance(self.source, PackedSource):
+            self.source.prepare()
+
+    def build(self) -> Any:
+        """Return the env.
+
+        Raises:
+            InvalidEnvError: If an env fn returns something that is no env.
+        """
+        if self.is_live:
+            return self.source
+        if isinstance(self.source, EnvSpec):
+            return gymnasium.make(self.source)
+        env = self.source()
+        if not is_env(env) and not is_for_calls(env):
+            raise InvalidEnvError(
+                # The same text for each env, without its id or an address: they are then one error, not a group.
+                f"An env fn returned {show(env) if type(env).__module__ == 'builtins' else type(env).__name__}, which "
+                "has no reset() and step(), nor other methods to call. It must return a new env."
+            )
+        refuse_foreign(env, self.env_id)
+        return env
+
+
+def make_recipes(envs: Sequence[Any]) -> tuple[EnvRecipe, ...]:
+    """Return one recipe per item of a user's list, in order.
+
+    Raises:
+        ArgumentError: If it is a set or a dict.
+        InvalidEnvError: If the list is empty, an item is no env, or an instance comes twice.
+    """
+    items = _listed(envs)
+    recipes = tuple(_recipe(env_id, item) for env_id, item in enumerate(items))
+    _refuse_twins(recipes)
+    return recipes
+
+
+def registered(
+    id: Any, make_kwargs: Mapping[str, Any], own_arguments: Sequence[str], option_names: Sequence[str] = ()
+) -> EnvSpec:
+    """Return the spec of an id that ``gymnasium.make`` is to be called with, and with these arguments.
+
+    Args:
+        id: As given by the user.
+        make_kwargs: Likewise.
+        own_arguments: Names of the arguments of ``ParallelEnv.make`` itself, for hints at misspelt ones.
+        option_names: What the mode accepts, but not from there.
+
+    Raises:
+        InvalidEnvError: If it is not registered, or is no id.
+        UnknownOptionError: If an argument is an option of the mode, or one that other libraries make vector envs with,
+            and none of this env.
+    """
+    if not isinstance(id, (str, EnvSpec)):
+        raise InvalidEnvError(
+            f"id={show(id)} is no registered id and no EnvSpec. {_as_list(id)} Arguments of an env fn go in by "
+            "functools.partial."
+        )
+    spec: EnvSpec = make_recipes([id])[0].source
+    for name, value in make_kwargs.items():
+        hint = migration_hints.of_make_argument(name) or did_you_mean(name, [*own_arguments, *option_names])
+        if name in option_names:
+            hint = f" It is an option of the mode: give it in backend_options={{{name!r}: {show(value)}}}."
+        if hint and not _takes(spec, name):
+            raise UnknownOptionError(
+                f"{name}={show(value)} is no argument of ParallelEnv.make(), nor of {spec.id}.{hint}"
+            )
+    return spec
+
+
+def _takes(spec: EnvSpec, name: str) -> bool:
+    """Whether what makes an env takes an argument. Looked into for suspects alone: it imports the env's module."""
+    try:
+        creator = spec.entry_point if callable(spec.entry_point) else load_env_creator(str(spec.entry_point))
+        parameters = inspect.signature(creator).parameters.values()
+    except (ImportError, AttributeError, TypeError, ValueError):  # not to be had here: whoever makes it will tell
+        return True
+    return name in spec.kwargs or any(one.name == name or one.kind is one.VAR_KEYWORD for one in parameters)
+
+
+def pack(recipes: Sequence[EnvRecipe]) -> list[bytes]:
+    """Pickle recipes for another process, each by itself, so that envs share nothing.
+
+    Warns of envs that pickle would rebuild from scratch after they were reset.
+
+    Raises:
+        UnpicklableError: If one cannot be pickled; it names the env id and what is to blame.
+    """
+    packed: dict[int, bytes] = {}  # the same env fn many times over is pickled once
+    for recipe in recipes:
+        if recipe.is_live and _was_reset(recipe.source):
+            warnings.warn(_LOST_STATE.format(env_id=recipe.env_id, env=show(recipe.source)), stacklevel=2)
+        if id(recipe.source) not in packed:
+            packed[id(recipe.source)] = _pack_source(recipe)
+    return [packed[id(recipe.source)] for recipe in recipes]
+
+
+def modules_of(packed: Iterable[bytes]) -> list[str]:  # noqa: PLR0915 (one walk)
+    """Return the modules that envs and env fns come from, as their pickles name them, each once.
+
+    Of registered ids that occur in them, too: those of their entry points. Pickles are read up to `_MOST_OPCODES`.
+    """
+    found: dict[str, None] = {}
+    left = iter(range(_MOST_OPCODES))
+    waiting = list(dict.fromkeys(packed))
+    while waiting:
+        memo: list[Any] = []
+        stack: list[Any] = [None, None]  # the latest values: texts, pairs of module and name, and None for all else
+        for (opcode, value, _), _ in zip(pickletools.genops(waiting.pop(0)), left, strict=False):
+            top: Any = None
+            if opcode.name in ("PROTO", "FRAME"):
+                continue
+            if opcode.name == "MEMOIZE":
+                memo.append(stack[-1])
+                continue
+            if opcode.name in ("BINGET", "LONG_BINGET"):
+                top = memo[int(value or 0)]
+            elif opcode.name == "STACK_GLOBAL":
+                top = (stack[-2], stack[-1])
+                found[stack[-2]] = None
+            elif isinstance(value, bytes) and value.startswith(_START) and value.endswith(pickle.STOP):
+                waiting.append(value)  # a pickle in a pickle: an actor's envs on their way to its workers
+            elif isinstance(value, str):
+                top = value
+                if stack[-1] == ("cloudpickle.cloudpickle", "subimport"):
+                    found[value] = None
+                found.update(dict.fromkeys(_modules_of_id(value)))
+            stack = [stack[-1], top]
+    return [module for module in found if module not in ("__main__", "builtins")]
+
+
+def _modules_of_id(text: str) -> list[str]:
+    """Return which modules ``gymnasium.make`` would import, if a text is what it could be called with."""
+    module, colon, name = text.rpartition(":")
+    spec = gymnasium.registry.get(name)
+    modules = [module] if colon and (spec is not None or _ID.fullmatch(text)) else []
+    if spec is not None and (isinstance(spec.entry_point, str) or callable(spec.entry_point)):
+        entry = spec.entry_point
+        modules.append(entry.partition(":")[0] if isinstance(entry, str) else entry.__module__)
+    return modules
+
+
+def unpack(packed: bytes, env_id: int, is_live: bool) -> EnvRecipe:
+    """Return the recipe that `pack` put into bytes."""
+    return EnvRecipe(env_id, loads(packed), is_live)
+
+
+def is_env(candidate: Any) -> bool:
+    """Whether an object can be used as an env: it has callable ``reset`` and ``step``."""
+    return (
+        not isinstance(candidate, type)
+        and callable(getattr(candidate, "reset", None))
+        and callable(getattr(candidate, "step", None))
+    )
+
+
+def is_for_calls(candidate: Any) -> bool:
+    """Whether an object that is no env can be used for calls and attributes: its class has a method of its own.
+
+    Plain data, arrays, containers, paths and spaces are taken for mistakes.
+    """
+    kind = type(candidate)
+    if kind.__module__ == "builtins" or isinstance(candidate, _NO_ENVS) or hasattr(kind, "__array__"):
+        return False
+    return any(not name.startswith("_") and callable(getattr(kind, name, None)) for name in dir(kind))
+
+
+def refuse_foreign(env: Any, env_id: int) -> None:
+    """Refuse what has ``reset`` and ``step`` but another contract.
+
+    Raises:
+        InvalidEnvError: For multi-agent envs of PettingZoo, vector envs and env pools.
+    """
+    for kind in type(env).__mro__:
+        if kind.__module__.partition(".")[0] == "pettingzoo":
+            raise InvalidEnvError(
+                f"env {env_id} is {show(env)}, a PettingZoo multi-agent env. ParallelEnv runs single-agent envs side "
+                "by side and is not PettingZoo's ParallelEnv. Wrap it into a gymnasium.Env first."
+            )
+    if isinstance(env, gymnasium.vector.VectorEnv):
+        raise InvalidEnvError(f"env {env_id} is {show(env)}, already a batch of envs. Give the single envs instead.")
+
+
+def refuse_shared(facts: Mapping[int, EnvFacts]) -> None:
+    """Refuse that two env fns, called in one process, have returned one and the same object.
+
+    Raises:
+        DuplicateEnvError: If they have.
+    """
+    seen: dict[tuple[Seat, int], int] = {}
+    for env_id, one in sorted(facts.items()):
+        first = seen.setdefault((one.seat, one.instance), env_id)
+        if first != env_id:
+            raise DuplicateEnvError(
+                f"The env fns of envs {first} and {env_id} have returned the same instance. Two ids cannot share one "
+                "env: an env fn must make a new one each time. Of fns made in a loop, all see the loop's last value: "
+                "give functools.partial(make, value)."
+            )
+
+
+def refuse_live(recipes: Iterable[EnvRecipe]) -> None:
+    """Refuse envs that nobody knows how to make again.
+
+    Raises:
+        InvalidEnvError: If one was given as a live instance.
+    """
+    for recipe in recipes:
+        if recipe.is_live:
+            raise InvalidEnvError(
+                f"env {recipe.env_id} was given as a live instance and lives in this process, so it cannot be "
+                "rebuilt. Give an env fn instead."
+            )
+
+
+def _listed(envs: Any) -> list[Any]:
+    if isinstance(envs, (str, EnvSpec)) or is_env(envs) or callable(envs):
+        raise InvalidEnvError(f"envs={show(envs)} is a single env{'' if _is_made(envs) else ' fn'}. {_as_list(envs)}")
+    if isinstance(envs, (set, frozenset, Mapping)):
+        raise ArgumentError(
+            f"envs={show(envs)} is a {type(envs).__name__}, which says of no env which id it gets. Give a list: the "
+            "id of an env is its place there."
+        )
+    try:
+        items = list(envs)
+    except TypeError:
+        raise InvalidEnvError(f"envs={show(envs)} is no list. Give a list with {_ACCEPTED} each.") from None
+    if not items:
+        raise InvalidEnvError(f"envs is empty. Give at least one of: {_ACCEPTED}.")
+    return items
+
+
+def _is_made(item: Any) -> bool:
+    return isinstance(item, (str, EnvSpec)) or is_env(item)
+
+
+def _as_list(item: Any) -> str:
+    """Return how to give what was given alone, one sentence."""
+    if isinstance(item, (str, EnvSpec)):
+        word = show(item) if isinstance(item, str) else "spec"
+        return f"Give a list, [{word}] * n, or use ParallelEnv.make({word}, num_envs=n)."
+    if is_env(item):
+        return "Give a list, one each, to ParallelEnv: [make() for _ in range(n)]."
+    if not callable(item):
+        return f"Give {_ACCEPTED}, in a list, to ParallelEnv."
+    name = getattr(item, "__name__", "")
+    return f"Give a list, one per env, to ParallelEnv: [{name if name.isidentifier() else 'env_fn'}] * n."
+
+
+def _recipe(env_id: int, item: Any) -> EnvRecipe:
+    if isinstance(item, str):
+        return EnvRecipe(env_id, _spec(env_id, item), is_live=False)
+    if isinstance(item, EnvSpec):
+        return EnvRecipe(env_id, item, is_live=False)
+    if is_env(item):
+        refuse_foreign(item, env_id)
+        return EnvRecipe(env_id, item, is_live=True)
+    if callable(item):
+        return EnvRecipe(env_id, item, is_live=False)
+    if is_for_calls(item):
+        return EnvRecipe(env_id, item, is_live=True)
+    raise InvalidEnvError(f"envs[{env_id}] is {show(item)}, which is no env. Give {_ACCEPTED}.")
+
+
+def _spec(env_id: int, word: str) -> EnvSpec:
+    """Look an id up here, where the user may have registered it, not in the worker."""
+    try:
+        module, colon, name = word.rpartition(":")
+        if colon:  # as in gymnasium.make: importing the module registers the env
+            importlib.import_module(module)
+        return gymnasium.spec(name)
+    except (gymnasium.error.Error, ModuleNotFoundError) as error:
+        raise InvalidEnvError(f"envs[{env_id}] is {word!r}, which Gymnasium does not know: {error}") from None
+
+
+def _refuse_twins(recipes: Sequence[EnvRecipe]) -> None:
+    seen: dict[int, int] = {}
+    for recipe in recipes:
+        if not recipe.is_live:
+            continue
+        first = seen.setdefault(id(recipe.source), recipe.env_id)
+        if first != recipe.env_id:
+            raise DuplicateEnvError(
+                f"envs[{first}] and envs[{recipe.env_id}] are the same instance, {show(recipe.source)}. Two ids "
+                "cannot share one env. Make one each: [make() for _ in range(n)], or give env fns: [make] * n."
+            )
+
+
+def _was_reset(env: Any) -> bool:
+    """Whether a live env that `EzPickle` would rebuild from scratch has been reset already."""
+    base = getattr(env, "unwrapped", env)
+    if not isinstance(base, EzPickle):
+        return False
+    layer = env
+    while layer is not None:
+        if getattr(layer, "_has_reset", False) is True:
+            return True
+        layer = getattr(layer, "env", None)
+    return getattr(base, "_np_random", None) is not None
+
+
+def _pack_source(recipe: EnvRecipe) -> bytes:
+    try:
+        packed: bytes = cloudpickle.dumps(recipe.source)
+    except Exception as error:  # pickling runs user code: anything may come
+        kind = "instance" if recipe.is_live else "env fn"
+        raise UnpicklableError(
+            f"env {recipe.env_id} cannot move to its worker: its {kind} {show(recipe.source)} does not pickle "
+            f"({type(error).__name__}: {error}). {_blame(recipe.source)}"
+            "Give an env fn that makes such things where it runs, or use para_mode='dummy' or 'thread'."
+        ) from error
+    return packed
+
+
+def _blame(source: Any) -> str:
+    """Name the attributes that do not pickle, one sentence or nothing."""
+    attributes = getattr(getattr(source, "unwrapped", source), "__dict__", {})
+    guilty = [f"{name} ({type(value).__name__})" for name, value in attributes.items() if not pickles(value)]
+    return f"To blame: {', '.join(guilty)}. " if guilty else ""
+
+
+def pickles(value: Any) -> bool:
+    """Whether a value can travel to another process."""
+    try:
+        cloudpickle.dumps(value)
+    except Exception:  # noqa: BLE001 (the answer is no, whatever the reason)
+        return False
+    return True
+
+
+def registered_by_user() -> dict[str, bytes]:
+    """Return the specs that were registered beyond Gymnasium's own, pickled, by id.
+
+    What does not pickle is left out: such an env can still be given as an env fn, and an env
+    fn that asks for the id gets Gymnasium's own error.
+    """
+    foreign = {
+        name: spec
+        for name, spec in gymnasium.registry.items()
+        if not (isinstance(spec.entry_point, str) and spec.entry_point.startswith("gymnasium.envs."))
+    }
+    return {name: cloudpickle.dumps(spec) for name, spec in foreign.items() if pickles(spec)}
+
+
+def register_again(specs: dict[str, bytes]) -> None:
+    """Register specs that were registered in the caller and are unknown here."""
+    for name, packed in specs.items():
+        if name not in gymnasium.registry:
+            gymnasium.registry[name] = loads(packed)
+
+
+Source = str | EnvSpec | gymnasium.Env[Any, Any] | Callable[[], Any]
+"""What may stand in the list of envs."""
+
+
+EnvFn = Callable[[], Any]
+
+
+def replicate(env: Any, num_envs: int, seed: int | None) -> list[EnvFn]:
+    """Return an env fn for each copy.
+
+    Args:
+        env: As in `ParallelEnv.replicate`.
+        num_envs: So many.
+        seed: As in `ParallelEnv.replicate`.
+
+    Raises:
+        InvalidEnvError: If it is no env.
+        UnpicklableError: If it cannot be copied.
+    """
+    recipe = make_recipes([env])[0]
+    if recipe.is_live:
+        return [functools.partial(loads, pack([recipe])[0])] * num_envs
+    if isinstance(recipe.source, EnvSpec):
+        return [functools.partial(gymnasium.make, recipe.source)] * num_envs
+    return [told(recipe.source, rank, num_envs, seed) for rank in range(num_envs)]
+
+
+def told(env_fn: Callable[..., Any], rank: int, num_envs: int, seed: int | None) -> EnvFn:
+    """Return an env fn that is told what it asks for by the names of its parameters."""
+    known = {"rank": rank, "world_size": num_envs, "seed": None if seed is None else seed + rank}
+    wanted = {name: value for name, value in known.items() if name in _asked(env_fn, keeps_default=value is None)}
+    return functools.partial(env_fn, **wanted) if wanted else env_fn
+
+
+def _asked(env_fn: Callable[..., Any], *, keeps_default: bool) -> set[str]:
+    """Return the names that an env fn may be called with, and that nobody has bound yet."""
+    try:
+        parameters = inspect.signature(env_fn).parameters.values()
+    except (TypeError, ValueError):  # a builtin without a signature
+        return set()
+    bound = env_fn.keywords if isinstance(env_fn, functools.partial) else {}
+    return {
+        one.name
+        for one in parameters
+        if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
+        and one.name not in bound
+        and not (keeps_default and one.default is not one.empty)
+    }

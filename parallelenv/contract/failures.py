@@ -1,0 +1,221 @@
+"""What went wrong in one env, on its way from the host to the user.
+
+An exception keeps its type, its attributes and a traceback that shows the user's own source
+line, whichever process it was raised in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Sequence
+from typing import Any, NoReturn, cast
+
+import cloudpickle
+
+from parallelenv.contract import tracebacks
+from parallelenv.contract.copying import loads
+from parallelenv.contract.messages import count, list_ids
+from parallelenv.contract.tracebacks import shorten
+from parallelenv.errors import EnvError, ParallelEnvError, WorkerDiedError, WorkerTimeoutError
+
+_MOST_LINKS = 10
+"""The number of causes and contexts in a row that travel with an exception."""
+
+
+class Failure:
+    """An exception raised for one env.
+
+    Args:
+        exception: What was raised; ``None`` if it is still packed.
+        env_id: The env that it concerns.
+        operation: What the env was doing: ``"step"``, ``"reset"``, a method's name ... Empty if it is nothing that
+            the env did: its worker died, or did not answer in time.
+    """
+
+    def __init__(self, exception: BaseException | None, env_id: int, operation: str) -> None:
+        self._exception = exception
+        self._packed: dict[str, Any] | None = None
+        self.env_id = env_id
+        self.operation = operation
+        self.pid = os.getpid()
+
+    @property
+    def exception(self) -> BaseException:
+        """What was raised. It is unpacked on the first access: a process that only passes it on may lack the source."""
+        if self._exception is None:
+            self._exception = _unpack(cast("dict[str, Any]", self._packed))
+        return self._exception
+
+    @property
+    def is_of_worker(self) -> bool:
+        """Whether it is a `WorkerDiedError` or `WorkerTimeoutError` of the env's own worker."""
+        return not self.operation
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        packed = _pack(self.exception, ()) if self._packed is None else self._packed
+        return _rebuild, (packed, self.env_id, self.operation, self.pid)
+
+
+def raise_failures(failures: Sequence[Failure], partial: Any) -> None:
+    """Raise what the failures stand for, if there are any.
+
+    Failures of one type and one text are one exception of that type: that of the first env, with a note that counts
+    the others. Envs of a pool are alike, so a failure of one is mostly a failure of all. Only failures that differ
+    make an exception group, in which equal ones are one.
+
+    Args:
+        failures: In env id order.
+        partial: Result of the envs that did not fail.
+
+    Raises:
+        BaseException: The error, with the attributes ``env_ids`` (tuple, the envs that failed), ``failures`` (what each
+            of them raised, by env id) and ``partial``.
+    """
+    if not failures:
+        return
+    alike: dict[Any, list[Failure]] = {}
+    for failure in failures:
+        alike.setdefault(_identity(failure.exception), []).append(failure)
+    errors = [noted(*group) for group in alike.values()]
+    env_ids = tuple(failure.env_id for failure in failures)
+    error = errors[0] if len(errors) == 1 else _grouped(env_ids, errors)
+    by_env = {failure.env_id: failure.exception for failure in failures}
+    by_env.update((group[0].env_id, one) for group, one in zip(alike.values(), errors, strict=True))
+    for name, value in (("env_ids", env_ids), ("failures", by_env), ("partial", partial)):
+        put(error, name, value)
+    raise error
+
+
+def raise_of_policy(failure: Failure, env_ids: Sequence[int], partial: Any) -> NoReturn:
+    """Raise what the policy of a rollout raised beside these envs, with ``error.partial`` and a note."""
+    note = f"Raised by {failure.operation} beside envs {list_ids(env_ids)[1:-1]}, process {failure.pid}."
+    add_note(failure.exception, note)
+    put(failure.exception, "partial", partial)
+    raise failure.exception
+
+
+def noted(*failures: Failure) -> BaseException:
+    """Return the exception of failures that are alike, with a note that says where it came from."""
+    first = failures[0]
+    if first.is_of_worker and isinstance(first.exception, WorkerDiedError | WorkerTimeoutError):
+        return first.exception.about(tuple(failure.env_id for failure in failures))
+    others = "" if len(failures) == 1 else f" and {count(len(failures) - 1, 'other')}"
+    where = f"process {first.pid}" if len({failure.pid for failure in failures}) == 1 else "several processes"
+    what = "its constructor" if first.operation == "build" else first.operation
+    add_note(first.exception, f"Raised by env {first.env_id}{others} in {what}, {where}.")
+    for failure in failures:
+        shorten(failure.exception, is_of_env=True)
+    return first.exception
+
+
+def _identity(exception: BaseException) -> tuple[type[BaseException], str]:
+    """Return what failures that are alike have in common: errors of this package may name the env they are about."""
+    text = _safe_str(exception)
+    is_ours = isinstance(exception, ParallelEnvError) and not isinstance(exception, EnvError)
+    return type(exception), re.sub(r"\benv \d+", "env", text) if is_ours else text
+
+
+def put(exception: BaseException, name: str, value: Any) -> None:
+    """Set an attribute, also of an exception whose class refuses, as a frozen dataclass does."""
+    with contextlib.suppress(Exception):  # the user's class has a property of this name
+        object.__setattr__(exception, name, value)
+
+
+def add_note(exception: BaseException, note: str) -> None:
+    """Add a note once, also to an exception whose class refuses attributes or has something else of this name."""
+    found = object.__getattribute__(exception, "__dict__").get("__notes__")
+    notes = list(found) if isinstance(found, list | tuple) else []
+    if note not in notes:
+        put(exception, "__notes__", [*notes, note])
+
+
+def _grouped(env_ids: Sequence[int], errors: Sequence[BaseException]) -> BaseException:
+    sample = f"{type(errors[0]).__name__}: {_safe_str(errors[0])}"
+    return BaseExceptionGroup(
+        f"{len(env_ids)} envs failed: ({list_ids(env_ids)[1:-1]}); the first with {sample}", errors
+    )
+
+
+def _pack(exception: BaseException, seen: tuple[int, ...]) -> dict[str, Any]:
+    """Return an exception, and what it was raised from, as plain data. ``seen``: the ids of those that led here."""
+    seen = (*seen, id(exception))
+    causes = tracebacks.causes(exception) if len(seen) <= _MOST_LINKS else {}
+    members = exception.exceptions if isinstance(exception, BaseExceptionGroup) else ()
+    return {
+        "pickled": _portable_pickle(exception),
+        "name": f"{type(exception).__module__}.{type(exception).__qualname__}",
+        "message": _safe_str(exception),
+        "places": tracebacks.pack(exception),
+        "causes": {name: _pack(other, seen) for name, other in causes.items() if id(other) not in seen},
+        "members": [_pack(member, seen) for member in members],
+    }
+
+
+def _portable_pickle(exception: BaseException) -> bytes | None:
+    """Pickle an exception so that it surely unpickles; ``None`` if there is no way."""
+    for form in (exception, _Parts(exception)):
+        try:
+            pickled: bytes = cloudpickle.dumps(form)
+            loads(pickled)
+        except Exception:  # noqa: BLE001 (a class that imports only there: the text below stands for it)
+            continue
+        return pickled
+    return None
+
+
+class _Parts:
+    """An exception whose constructor does not take its ``args`` back, in parts."""
+
+    def __init__(self, exception: BaseException) -> None:
+        self.exception = exception
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        exception = self.exception
+        return _assemble, (type(exception), exception.args, exception.__dict__)
+
+
+def _assemble(kind: type[BaseException], args: tuple[Any, ...], attributes: dict[str, Any]) -> BaseException:
+    exception = kind.__new__(kind, *args)
+    put(exception, "args", args)
+    exception.__dict__.update(attributes)
+    return exception
+
+
+def _safe_str(exception: BaseException) -> str:
+    try:
+        return str(exception)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 (a broken __str__ must not hide the failure)
+        return f"<its str() raised {type(error).__name__}>"
+
+
+def _rebuild(packed: dict[str, Any], env_id: int, operation: str, pid: int) -> Failure:
+    failure = Failure(None, env_id, operation)
+    failure._packed, failure.pid = packed, pid
+    return failure
+
+
+def _unpack(packed: dict[str, Any]) -> BaseException:
+    return _completed(_load(packed), packed)
+
+
+def _completed(exception: BaseException, packed: dict[str, Any]) -> BaseException:
+    """Return an exception with the traceback that was packed with it, and with what it was raised from."""
+    for name, other in packed["causes"].items():
+        put(exception, name, _unpack(other))
+    if isinstance(exception, BaseExceptionGroup):
+        for member, one in zip(exception.exceptions, packed["members"], strict=False):
+            _completed(member, one)
+    return BaseException.with_traceback(exception, tracebacks.rebuild(packed["places"]))
+
+
+def _load(packed: dict[str, Any]) -> BaseException:
+    if packed["pickled"] is not None:
+        try:
+            exception = loads(packed["pickled"])
+        except Exception:  # noqa: BLE001 (a class that imports only there: the text below stands for it)
+            exception = None
+        if isinstance(exception, BaseException):
+            return exception
+    return EnvError(f"{packed['name']}: {packed['message']} (this exception cannot travel between processes)")

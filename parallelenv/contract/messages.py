@@ -1,0 +1,137 @@
+"""Pieces of messages, and plain text tables."""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+from itertools import islice
+from typing import Any
+
+from parallelenv.errors import ParallelEnvError
+
+_MOST_IDS = 16
+"""Ids that a message names one by one."""
+_LONGEST = 80
+"""Characters of a value that a message shows."""
+
+
+class _Repr(reprlib.Repr):
+    """Looks at no more of a value than a message can show. A population of a million takes no longer than one of 20."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = self.maxdict = self.maxdeque = 16
+        self.maxstring = self.maxlong = self.maxother = 2 * _LONGEST
+
+    def repr_dict(self, x: dict[Any, Any], level: int) -> str:
+        """Keep the order, which `reprlib` does not."""
+        if level <= 0 or not x:
+            return "{...}" if x else "{}"
+        items = [f"{self.repr1(key, level - 1)}: {self.repr1(x[key], level - 1)}" for key in islice(x, self.maxdict)]
+        return f"{{{', '.join(items)}{', ...' if len(x) > self.maxdict else ''}}}"
+
+    def repr_instance(self, x: Any, level: int) -> str:
+        """Describe arrays and tensors that are not small by shape and dtype."""
+        shape, dtype = getattr(x, "shape", None), getattr(x, "dtype", None)
+        if not hasattr(type(x), "__array__") or shape is None or dtype is None:  # a space has both, too
+            return super().repr_instance(x, level)
+        text = " ".join(repr(x).split()) if math.prod(shape) <= self.maxlist else ""
+        return text if 0 < len(text) <= _LONGEST else f"<{type(x).__name__} of shape {tuple(shape)} and dtype {dtype}>"
+
+
+_REPR = _Repr()
+
+
+def show(value: Any) -> str:
+    """Return a value as a user would write it, if that is short; else what it is. It cannot fail."""
+    try:
+        text = _REPR.repr(value)
+        if len(text) > _LONGEST and isinstance(value, (list, tuple, set, frozenset, dict)):
+            return f"<{type(value).__name__} of {count(len(value), 'item')}>"
+    except Exception:  # noqa: BLE001 (a broken __repr__, or an int of thousands of digits, must not hide the message)
+        return f"<{type(value).__name__}>"
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return a hint at the known word that is most like a misspelt one: a sentence after a space, or nothing."""
+    return _hint(get_close_matches(word, known, n=1))
+
+
+def near_attribute(name: str, *owners: object) -> str:
+    """Return a hint at the public attribute whose name is most like a misspelt one, as `did_you_mean` does."""
+    names = {other for owner in owners for other in dir(owner) if not other.startswith("_") and other != name}
+    # Objects have many names: with the usual 0.6 a wish for `render` would be taken for `render_mode`.
+    return _hint(get_close_matches(name, names, n=1, cutoff=0.75))
+
+
+def _hint(near: Sequence[str]) -> str:
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def one_line(error: BaseException) -> str:
+    """Return what an error says in one line, with its type unless it is one of ours."""
+    if isinstance(error, BaseExceptionGroup):  # several envs failed, most often in the same way
+        return f"{one_line(error.exceptions[0])} (and {len(error.exceptions) - 1} more)"
+    text = " ".join(str(error).split())
+    return text if isinstance(error, ParallelEnvError) else f"{type(error).__name__}: {text}"
+
+
+def count(number: int, thing: str) -> str:
+    """Return a number of things: ``1 env``, ``2 envs``, ``1,024 envs``."""
+    return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
+
+
+def name_range(env_ids: Sequence[int]) -> str:
+    """Return ids that follow each other: ``3``, ``0-7``."""
+    return str(env_ids[0]) if len(env_ids) == 1 else f"{env_ids[0]}-{env_ids[-1]}"
+
+
+def list_ids(env_ids: Sequence[int]) -> str:
+    """Return ids as a list, which is cut short if it is long: ``[0, 1]``, ``[0, 1, 2, ..., 2999]``."""
+    if len(env_ids) <= _MOST_IDS:
+        return str(list(env_ids))
+    return f"[{env_ids[0]}, {env_ids[1]}, {env_ids[2]}, ..., {env_ids[-1]}]"
+
+
+def were(number: int, thing: str) -> str:
+    """Return a number of things, and the verb that goes with it: ``1 env was``, ``2 envs were``."""
+    return f"{count(number, thing)} {'was' if number == 1 else 'were'}"
+
+
+def number(value: float) -> str:
+    """Return a number with three digits or all before the point, and separators: ``0.0123``, ``21.5``, ``12,346``."""
+    return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
+
+
+def duration(seconds: float) -> str:
+    """Return a time with three digits, in a unit that suits it."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= 0.9995 * size:
+            return f"{number(seconds / size)} {unit}"
+    return f"{number(seconds * 1e6)} µs"
+
+
+def format_table(header: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[str] = ()) -> str:
+    """Return rows under a header, in columns; columns that are empty in every row are left out.
+
+    Args:
+        header: One title per column.
+        rows: One text per column each.
+        left: Titles of the columns that are aligned to the left; numbers read better to the right.
+    """
+    used = [index for index in range(len(header)) if any(row[index] for row in rows)]
+    lines = [[line[index] for index in used] for line in (header, *rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(used))]
+    to_left = [header[index] in left for index in used]
+    return "\n".join(_format_line(line, widths, to_left) for line in lines)
+
+
+def _format_line(cells: Sequence[str], widths: Sequence[int], to_left: Sequence[bool]) -> str:
+    padded = [
+        cell.ljust(width) if is_left else cell.rjust(width)
+        for cell, width, is_left in zip(cells, widths, to_left, strict=True)
+    ]
+    return "  ".join(padded).rstrip()

@@ -1,0 +1,128 @@
+"""Progress bars: below a notebook cell, on a terminal, and nowhere else."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import html
+import io
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from tqdm import tqdm
+
+_PATIENCE = 2.0
+"""Seconds that something takes before it is announced."""
+
+
+class Bar(Protocol):
+    """The part of a tqdm bar that is used."""
+
+    def update(self, n: float | None = 1) -> bool | None:
+        """Move on by ``n``."""
+        ...
+
+    def set_description_str(self, desc: str | None = None, refresh: bool | None = True) -> None:
+        """Show what is being done."""
+        ...
+
+
+class _NoBar:
+    """A bar that shows nothing."""
+
+    def update(self, n: float | None = 1) -> bool | None:
+        return None
+
+    def set_description_str(self, desc: str | None = None, refresh: bool | None = True) -> None:
+        return None
+
+
+@contextlib.contextmanager
+def open_bar(is_wanted: bool, **look: Any) -> Iterator[Bar]:
+    """Show a bar that vanishes at the end, in a notebook or on a terminal; a file or a pipe gets nothing.
+
+    Args:
+        is_wanted: Whether to show it at all.
+        **look: Arguments of tqdm.
+    """
+    if is_wanted and kernel_of_notebook() is not None:
+        pass
+
+        with CellBar(leave=False, **look) as bar:
+            yield bar
+    elif is_wanted and _is_terminal(sys.stderr):
+        from tqdm import tqdm
+
+        with tqdm(leave=False, **look) as bar:
+            yield bar
+    else:
+        yield _NoBar()
+
+
+@contextlib.contextmanager
+def announced(text: str) -> Iterator[None]:
+    """Show a line, where bars are shown, if what is done meanwhile takes longer than 2 s; it vanishes at the end.
+
+    Args:
+        text: The line.
+    """
+    with contextlib.ExitStack() as shown:
+
+        def show() -> None:
+            shown.enter_context(open_bar(True, desc=text, bar_format="{desc}"))
+
+        # A notebook finds by the context to which cell it belongs.
+        timer = threading.Timer(_PATIENCE, contextvars.copy_context().run, (show,))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            timer.join()
+
+
+def _is_terminal(stream: Any) -> bool:
+    """Whether a stream is a terminal; it may be ``None``, closed, or only something with a ``write``."""
+    try:
+        return bool(stream.isatty())
+    except Exception:  # noqa: BLE001 (the user's own stream: anything may come)
+        return False
+
+
+_COLUMNS = 80
+"""Characters of a bar: a notebook does not say how wide it is."""
+
+
+class CellBar(tqdm):  # type: ignore[type-arg]
+    """A bar of tqdm below a notebook cell.
+
+    It is a line of text that the front end replaces, and so needs no ipywidgets. tqdm's own bars either need them, in
+    the kernel and in the front end, or write to stderr, which notebooks show on a red ground.
+    """
+
+    _place: Any = None
+
+    def __init__(self, **look: Any) -> None:
+        super().__init__(file=io.StringIO(), ncols=_COLUMNS, ascii=False, **look)
+
+    def display(self, msg: str | None = None, pos: int | None = None) -> None:
+        """Show the line as it is now, or another one; an empty one at the end."""
+        from IPython.display import display
+
+        line = str(self) if msg is None else msg
+        page = f'<pre style="margin:0">{html.escape(line)}</pre>' if line else ""
+        shown = {"text/plain": line, "text/html": page}
+        if self._place is None:
+            self._place = display(shown, raw=True, display_id=True)  # type: ignore[no-untyped-call]
+        else:
+            self._place.update(shown, raw=True)
+
+
+def kernel_of_notebook() -> Any:
+    """Return the kernel that runs this process's cells; ``None`` outside of a notebook, as in IPython on a terminal."""
+    ipython: Any = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return getattr(shell, "kernel", None)

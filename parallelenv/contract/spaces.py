@@ -1,0 +1,241 @@
+"""Spaces as a list of leaves.
+
+A state or an action is split into the leaves of its space. Leaves of fixed shape and dtype
+(`Box`, `Discrete`, `MultiBinary`, `MultiDiscrete`) have an array with one row per env in the
+batch; all others are *loose* and travel as Python objects.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
+
+from parallelenv.contract.messages import show
+from parallelenv.errors import EnvContractError
+
+if TYPE_CHECKING:
+    from parallelenv.contract.protocol import EnvFacts
+
+Spaces: TypeAlias = "tuple[spaces.Space[Any], spaces.Space[Any]]"
+"""Of observations and of actions."""
+# Exact types: a subclass may have registered a batching of its own with Gymnasium.
+_FIXED = (spaces.Box, spaces.Discrete, spaces.MultiBinary, spaces.MultiDiscrete)
+
+
+class Structure:
+    """How values of one space split into leaves and join again.
+
+    Args:
+        space: A Gymnasium space, or ``None`` if the envs declare none or differ; then
+            there is one loose leaf, the whole value.
+    """
+
+    def __init__(self, space: spaces.Space[Any] | None) -> None:
+        self.space = space
+        self.leaves: list[spaces.Space[Any] | None] = []
+        self._paths: list[tuple[Any, ...]] = []
+        self._collect(space, ())
+        self.is_single = self._paths == [()]
+
+    def _collect(self, space: spaces.Space[Any] | None, path: tuple[Any, ...]) -> None:
+        if type(space) is spaces.Dict:
+            children: Iterable[tuple[Any, Any]] = space.spaces.items()
+        elif type(space) is spaces.Tuple:
+            children = enumerate(space.spaces)
+        else:
+            self.leaves.append(space)
+            self._paths.append(path)
+            return
+        for key, child in children:
+            self._collect(child, (*path, key))
+
+    def is_fixed(self, leaf: int) -> bool:
+        """Whether values of this leaf have a fixed shape and dtype."""
+        return type(self.leaves[leaf]) in _FIXED
+
+    def describe(self, leaf: int) -> str:
+        """Return where a leaf lies, for messages: ``""`` or ``"['camera'][0]"``."""
+        return "".join(f"[{key!r}]" for key in self._paths[leaf])
+
+    def split(self, value: Any) -> list[Any]:
+        """Return the leaves of ``value``, in order.
+
+        Raises:
+            LookupError, TypeError: If ``value`` lacks a leaf.
+        """
+        if self.is_single:
+            return [value]
+        leaves = []
+        for path in self._paths:
+            leaf = value
+            for key in path:
+                leaf = leaf[key]
+            leaves.append(leaf)
+        return leaves
+
+    def split_state(self, state: Any) -> list[Any]:
+        """Return the leaves of a state, in order.
+
+        Raises:
+            EnvContractError: If it lacks a leaf.
+        """
+        try:
+            return self.split(state)
+        except (LookupError, TypeError) as error:
+            raise EnvContractError(
+                f"The state returned lacks a part of {self.space}: {type(error).__name__}: {error}."
+            ) from None
+
+    def check_leaf(self, leaf: int, value: Any) -> None:
+        """Refuse a leaf of a state that is not of the shape and dtype of its space, if that has such.
+
+        Raises:
+            EnvContractError: If it is not.
+        """
+        space = self.leaves[leaf]
+        if space is None or space.shape is None or space.dtype is None:
+            return
+        if not fits(value, space.shape, np.dtype(space.dtype)):
+            raise EnvContractError(
+                f"the state{self.describe(leaf)} is {describe_value(value)}, but the observation space says {space}. "
+                "Declare the space that the env really has, or give it by spaces=."
+            )
+
+    def join(self, leaves: Sequence[Any]) -> Any:
+        """Return the value whose leaves these are: a dict, a tuple or the only leaf."""
+        return leaves[0] if self.is_single else self._join(self.space, iter(leaves))
+
+    def _join(self, space: spaces.Space[Any] | None, leaves: Any) -> Any:
+        if type(space) is spaces.Dict:
+            return {key: self._join(child, leaves) for key, child in space.spaces.items()}
+        if type(space) is spaces.Tuple:
+            return tuple(self._join(child, leaves) for child in space.spaces)
+        return next(leaves)
+
+    def stack(self, leaf: int, values: Sequence[Any]) -> Any:
+        """Batch the values of a loose leaf, one per env, as Gymnasium does.
+
+        Without a space: as `batch_values`.
+        """
+        space = self.leaves[leaf]
+        if space is None:
+            return batch_values(values)
+        empty: Any = create_empty_array(space, len(values))
+        return concatenate(space, values, empty)
+
+
+def common_space(candidates: Iterable[spaces.Space[Any] | None]) -> spaces.Space[Any] | None:
+    """Return the space that all candidates equal, or ``None`` if they differ or lack one."""
+    found = list(candidates)
+    first = found[0]
+    same = first is not None and all(space is first or space == first for space in found)
+    return first if same else None
+
+
+def with_spaces(facts: Sequence[EnvFacts], spaces: Spaces | None) -> list[EnvFacts]:
+    """Return what is known of envs, with these spaces of each if they are given."""
+    if spaces is None:
+        return list(facts)
+    return [dataclasses.replace(one, observation_space=spaces[0], action_space=spaces[1]) for one in facts]
+
+
+def batched(space: spaces.Space[Any] | None, num_envs: int) -> spaces.Space[Any] | None:
+    """Return the batched form of a common space, ``None`` if there is none."""
+    return None if space is None else batch_space(space, num_envs)
+
+
+def batch_values(values: Sequence[Any]) -> Any:
+    """Batch values of no declared space: dicts of the same keys by key where all parts stack, else `stack_values`."""
+    if not values or any(type(value) is not dict or value.keys() != values[0].keys() for value in values):
+        return stack_values(values)
+    batched = {key: batch_values([value[key] for value in values]) for key in values[0]}
+    is_loose = any(getattr(part, "dtype", None) == np.dtype(object) for part in batched.values())
+    return object_array(values) if is_loose or not batched else batched
+
+
+def pick_rows(batch: Any, rows: Any) -> Any:
+    """Return one row of a batch, or several, by an index or a list of them; of a dict of arrays from each of them."""
+    if isinstance(batch, dict):
+        return {key: pick_rows(part, rows) for key, part in batch.items()}
+    return batch[rows] if hasattr(batch, "shape") or isinstance(rows, int) else tuple(batch[row] for row in rows)
+
+
+def stack_values(values: Sequence[Any]) -> Any:
+    """Stack arrays, tensors or numbers of one shape; put anything else into an object array."""
+    with contextlib.suppress(TypeError, RuntimeError):  # dates and numbers, say; tensors on several devices
+        if values and all(isinstance(value, (np.ndarray, np.generic, int, float)) for value in values):
+            if len({np.shape(value) for value in values}) == 1:
+                return np.stack(values)
+        elif values and all(is_tensor(value) for value in values) and len({value.shape for value in values}) == 1:
+            return tensors().stack(list(values))
+    return object_array(values)
+
+
+def object_array(values: Sequence[Any]) -> np.ndarray[Any, Any]:
+    """Return a one-dimensional object array of exactly these objects."""
+    array = np.empty(len(values), dtype=object)
+    for index, value in enumerate(values):  # `array[:] = values` would take nested lists apart
+        array[index] = value
+    return array
+
+
+def tensors() -> Any:
+    """Return the torch module if the user has imported it, else ``None``."""
+    import sys
+
+    return sys.modules.get("torch")
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether ``value`` is a torch tensor. Never imports torch."""
+    torch = tensors()
+    return torch is not None and hasattr(torch, "Tensor") and isinstance(value, torch.Tensor)
+
+
+def as_array(value: Any) -> np.ndarray[Any, Any]:
+    """Return a value, also a tensor or a list of tensors, with gradients or without, as an array."""
+    return np.asarray(value if tensors() is None else _without_tensors(value))
+
+
+def _without_tensors(value: Any) -> Any:
+    if is_tensor(value):
+        value = value.detach().cpu()
+        return value.numpy() if value.dtype != tensors().bfloat16 else value.float().numpy()
+    if isinstance(value, (list, tuple)):
+        return [_without_tensors(item) for item in value]
+    return value
+
+
+def fits(value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
+    """Whether a value has a shape and becomes a dtype without loss of meaning.
+
+    A float may become a shorter float, as in Gymnasium; an int keeps its value.
+    """
+    try:
+        array = as_array(value)
+    except (ValueError, TypeError, RuntimeError):  # ragged lists; tensors of types that numpy has not
+        return False
+    return array.shape == shape and becomes(array, dtype)
+
+
+def becomes(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> bool:
+    """Whether an array can be cast to a dtype without loss of meaning."""
+    if array.dtype == dtype:
+        return True
+    if array.dtype.kind in "iu" and dtype.kind in "iu":  # by value: plain ints are int64, which is no kind of uint8
+        return np.can_cast(array.dtype, dtype, "safe") or bool((array.astype(dtype) == array).all())
+    return np.can_cast(array.dtype, dtype, "same_kind")
+
+
+def describe_value(value: Any) -> str:
+    """Return what kind of value it is, for messages."""
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    if shape is None or dtype is None:
+        return f"{show(value)} ({type(value).__name__})"
+    return f"of shape {tuple(shape)} and dtype {dtype}"

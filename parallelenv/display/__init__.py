@@ -1,1 +1,0 @@
-"""What a `ParallelEnv` shows of itself and of its envs."""

@@ -1,0 +1,230 @@
+"""Assembles what a step or a reset returns: states, rewards, flags and infos, each the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from parallelenv.contract.batch import Array, Batch, Layout, gather_states, has_true, loose_columns, select_rows
+from parallelenv.contract.copying import own
+from parallelenv.contract.failures import Failure, raise_failures
+from parallelenv.contract.protocol import NOTHING, Extra
+from parallelenv.contract.spaces import object_array
+from parallelenv.engine.done_policies import Policy
+from parallelenv.engine.env_table import Episodes
+from parallelenv.engine.tickets import Landed
+from parallelenv.errors import EnvContractError
+from parallelenv.results import StepBatch, StepResult
+
+Align = Literal["item", "batch"]
+
+
+class Teller:
+    """Tells the user what has come of a step, and keeps record of the episodes.
+
+    Args:
+        policy: What happens when an episode ends.
+        episodes: Where they are.
+        copy: Whether states are copied for the user.
+    """
+
+    def __init__(self, policy: Policy, episodes: Episodes, copy: bool) -> None:
+        self._policy = policy
+        self._episodes = episodes
+        self._copy = copy
+
+    def tell(self, batch: Batch, landed: Landed, align: Align) -> StepResult | StepBatch:
+        """Return what has landed as ``align`` says.
+
+        Args:
+            batch: Where it has.
+            landed: Nothing in it has failed.
+            align: As in `ParallelEnv.step`.
+        """
+        episodes, stepped = self._episodes, landed.stepped
+        rows = batch.rows(stepped)
+        terminated, truncated = batch.terminated[rows].copy(), batch.truncated[rows].copy()
+        if landed.extras and (has_true(terminated) or has_true(truncated)):
+            episodes.note_exhausted(landed.exhausted)
+        reborn = self._note_resets(landed) if self._policy.resets_next and has_true(episodes.done) else None
+        flags = episodes.note_step(landed.env_ids, rows, terminated, truncated)
+        score = episodes.score
+        log = score.log
+        log.append(batch.outcome() if stepped is episodes.everyone else score.part(rows, batch.outcome()))
+        if len(log) == score.room:
+            score.settle()
+        if reborn:
+            score.begin(reborn)
+        infos = self._infos(batch, landed, flags[2])
+        if align == "batch":
+            return by_env(batch, landed, rows, flags, infos)
+        return by_item(batch, landed, rows, flags, infos, self._copy)
+
+    def _note_resets(self, landed: Landed) -> list[int]:
+        """Keep the infos of envs that had ended before, and so were reset instead of stepped; return who they are."""
+        reborn = [env_id for env_id in self._episodes.ended(landed.stepped) if env_id not in landed.restarted]
+        for env_id in reborn:
+            self._episodes.reset_infos[env_id] = own(landed.extras.get(env_id, NOTHING).info or {})
+        return reborn
+
+    def _note_begun(self, landed: Landed, infos: Array) -> None:
+        """Say of envs that were reset that they were, and keep what the resets said."""
+        for position, env_id in enumerate(landed.env_ids):
+            if env_id in landed.begun:
+                infos[position]["reset"] = True
+                self._episodes.reset_infos[env_id] = own(landed.extras.get(env_id, NOTHING).info or {})
+        self._episodes.note_first_states(landed.begun)
+
+    def _infos(self, batch: Batch, landed: Landed, dones: Array) -> Array:
+        """Return the infos, each a dict of its own, also where an env had nothing to say."""
+        env_ids, extras = landed.env_ids, landed.extras
+        infos = self._policy.plain_infos(len(env_ids))
+        if len(landed.stepped) < len(env_ids):
+            stepped = set(landed.stepped)
+            for position, env_id in enumerate(env_ids):
+                if env_id not in stepped:
+                    infos[position] = self._episodes.absent_info(env_id)
+        if extras:
+            for position, env_id in enumerate(env_ids):
+                said = extras[env_id].info if env_id in extras else None
+                if said:
+                    infos[position] = {**said, **infos[position]}
+        if landed.begun:
+            self._note_begun(landed, infos)
+        if self._policy.autoreset:
+            for position in dones.nonzero()[0].tolist():
+                self._describe_end(batch, landed, landed.env_ids[position], infos[position])
+        return infos
+
+    def _describe_end(self, batch: Batch, landed: Landed, env_id: int, info: dict[str, Any]) -> None:
+        """Say of an env whose episode has ended what the reset within the step would hide."""
+        extra = landed.extras.get(env_id, NOTHING)
+        is_exhausted = bool(extra.is_exhausted)
+        if env_id in self._episodes.exhausted and not is_exhausted:  # since an earlier step
+            return
+        reset_info = extra.reset_info or {}
+        self._episodes.reset_infos[env_id] = own(reset_info) if reset_info else {}
+        is_known = env_id not in landed.restarted
+        ended = ended_state(batch, env_id, extra) if is_known else None
+        self._policy.describe_end(info, ended, reset_info, is_exhausted)
+
+
+Flags = tuple[Array, Array, Array]
+
+
+def by_item(batch: Batch, landed: Landed, rows: Any, flags: Flags, infos: Array, copy: bool) -> StepResult:
+    """Return an answer as four batched items; with ``copy=False`` states may be read-only views.
+
+    Args:
+        batch: The pool's batch.
+        landed: Who answered what beside the batch.
+        rows: Rows of the envs that were stepped.
+        flags: How the step left episodes, already the user's.
+        infos: One per env of the answer, already the user's.
+        copy: Whether states are copied.
+    """
+    states: Any
+    rewards = _rewards(batch, landed, rows) if landed.extras else batch.rewards[rows].copy()
+    if len(landed.stepped) == len(landed.env_ids):
+        states = gather_states(batch, landed.stepped, rows, landed.extras, copy)
+        env_ids = batch.env_ids[rows].copy()
+    else:
+        states = object_array(_completed(landed, list_states(batch, landed.stepped, landed.extras)))
+        rewards = object_array(_completed(landed, rewards.tolist()))
+        env_ids = np.array(landed.env_ids, dtype=np.int64)
+    return StepResult(states, rewards, flags[2], infos, flags[0], flags[1], env_ids)
+
+
+def by_env(batch: Batch, landed: Landed, rows: Any, flags: Flags, infos: Array) -> StepBatch:
+    """Return an answer as one 4-tuple per env. Arguments as in `by_item`."""
+    states = _completed(landed, list_states(batch, landed.stepped, landed.extras))
+    rewards = _completed(landed, _rewards(batch, landed, rows).tolist())
+    items = list(zip(states, rewards, flags[2].tolist(), infos.tolist(), strict=True))
+    env_ids = np.array(landed.env_ids, dtype=np.int64)
+    return StepBatch(items, terminated=flags[0], truncated=flags[1], env_ids=env_ids)
+
+
+def first_states(batch: Batch, landed: Landed, is_listed: bool, copy: bool) -> Any:
+    """Return the states of a reset, ``None`` where an env is absent: batched, or as a list with one per env."""
+    is_whole = len(landed.stepped) == len(landed.env_ids)
+    if is_whole and not is_listed:
+        return gather_states(batch, landed.stepped, batch.rows(landed.stepped), landed.extras, copy)
+    states = _completed(landed, list_states(batch, landed.stepped, landed.extras))
+    return states if is_listed else object_array(states)
+
+
+def batch_states(layout: Layout, states: Mapping[int, Any], env_ids: Sequence[int], absent: Collection[int]) -> Any:
+    """Return states that are not in a batch as if they were.
+
+    Args:
+        layout: Of the batch.
+        states: By env id.
+        env_ids: Whose, in the order of the answer.
+        absent: Those of them that have none: in their place is ``None``.
+
+    Raises:
+        EnvContractError: If one does not fit its space; ``error.partial`` maps the others' ids to theirs.
+    """
+    structure, leaves, failures = layout.states, {}, []
+    for env_id in env_ids:
+        if env_id in absent:
+            continue
+        try:
+            leaves[env_id] = structure.split_state(states.get(env_id))
+            for index, leaf in enumerate(leaves[env_id]):
+                structure.check_leaf(index, leaf)
+        except EnvContractError as error:
+            failures.append(Failure(error, env_id, "get_observations()"))
+    if failures:
+        failed = {failure.env_id for failure in failures}
+        raise_failures(failures, {env_id: states.get(env_id) for env_id in leaves if env_id not in failed})
+    if len(leaves) < len(env_ids):
+        return object_array([None if env_id in absent else states.get(env_id) for env_id in env_ids])
+    columns = zip(*leaves.values(), strict=True)
+    return structure.join([structure.stack(index, column) for index, column in enumerate(columns)])
+
+
+def _rewards(batch: Batch, landed: Landed, rows: Any) -> Array:
+    """Return the rewards of the envs that were stepped."""
+    rewards: Array = batch.rewards[rows].copy()
+    loose = {env_id: extra.reward for env_id, extra in landed.extras.items() if extra.reward is not None}
+    if not loose:
+        return rewards
+    plain = rewards.tolist()
+    return object_array(
+        [loose[env_id][0] if env_id in loose else plain[index] for index, env_id in enumerate(landed.stepped)]
+    )
+
+
+def _completed(landed: Landed, values: list[Any]) -> list[Any]:
+    """Put ``None`` where an env is absent."""
+    if len(values) == len(landed.env_ids):
+        return values
+    found = dict(zip(landed.stepped, values, strict=True))
+    return [found.get(env_id) for env_id in landed.env_ids]
+
+
+def list_states(batch: Batch, env_ids: Sequence[int], extras: Mapping[int, Extra]) -> list[Any]:
+    """Return the states of these envs as a list with one state per env."""
+    structure = batch.layout.states
+    rows = batch.rows(env_ids)
+    loose = iter(loose_columns(batch, env_ids, extras))
+    columns = [next(loose) if array is None else list(select_rows(array, rows, copy=True)) for array in batch.states]
+    if structure.is_single:
+        return list(columns[0])
+    return [structure.join(leaves) for leaves in zip(*columns, strict=True)]
+
+
+def ended_state(batch: Batch, env_id: int, extra: Extra) -> Any:
+    """Return the last state of an env's episode that ended in its latest step."""
+    row = env_id - batch.layout.first
+    if extra.ended_state is not None:
+        return extra.ended_state[0]
+    if batch.single_state is not None:
+        single: Any = batch.ended_states[0]
+        return single[row].copy()
+    loose = iter(extra.ended_loose or ())
+    leaves = [next(loose) if array is None else array[row].copy() for array in batch.ended_states]
+    return batch.layout.states.join(leaves)

@@ -1,0 +1,113 @@
+"""A whole `ParallelEnv` at one moment, to be pickled and gone on from later."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from parallelenv.contract.batch import Array
+from parallelenv.contract.messages import count
+from parallelenv.errors import ArgumentError
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where the episodes of all envs are.
+
+    Attributes:
+        done: ``(n,)`` bool, as in `ParallelEnv.done`.
+        terminated: ``(n,)`` bool, of each env's latest step.
+        truncated: ``(n,)`` bool, of each env's latest step.
+        paused: ``(n,)`` bool.
+        fresh: Ids of envs that need a reset.
+        reset_infos: One per env.
+        exhausted: Ids of envs that have no further episode.
+    """
+
+    done: Array
+    terminated: Array
+    truncated: Array
+    paused: Array
+    fresh: tuple[int, ...]
+    reset_infos: tuple[dict[str, Any], ...]
+    exhausted: tuple[int, ...] = ()  # the default is for what was saved before there were such
+
+
+@dataclass(frozen=True)
+class SavedState:
+    """What `ParallelEnv.save_state` returns. Plain data: pickle it, keep it with a checkpoint.
+
+    Attributes:
+        envs: The state of each env, pickled; ``None`` where there is no way to get it.
+        progress: Where the episodes are.
+        seeds: Seeds that the next reset of an env will use, by env id.
+        asynchronous: The policy.
+        version: Of this format.
+    """
+
+    envs: tuple[bytes | None, ...]
+    progress: Progress
+    seeds: dict[int, int | None]
+    asynchronous: str | None
+    version: int = VERSION
+
+    @property
+    def unsaved(self) -> tuple[int, ...]:
+        """Ids of envs whose state could not be had. After `ParallelEnv.load_state` they need a reset."""
+        return tuple(env_id for env_id, env in enumerate(self.envs) if env is None)
+
+    def __repr__(self) -> str:
+        """Return one line."""
+        size = sum(len(env) for env in self.envs if env is not None)
+        lost = f", without that of {list(self.unsaved)}" if self.unsaved else ""
+        return f"<SavedState of {len(self.envs)} envs, {size:,} bytes{lost}>"
+
+
+@dataclass(frozen=True)
+class WrappedState:
+    """What `save_state` of a wrapper returns that remembers something itself. Plain data, as `SavedState` is.
+
+    Attributes:
+        wrapper: Its class, by name.
+        memory: What it remembers.
+        state: What the wrapped one returned.
+    """
+
+    wrapper: str
+    memory: dict[str, Any]
+    state: SavedState | WrappedState
+
+    @property
+    def unsaved(self) -> tuple[int, ...]:
+        """As in `SavedState`."""
+        return self.state.unsaved
+
+
+def check_saved(state: Any, num_envs: int, asynchronous: str | None) -> SavedState:
+    """Refuse a state that does not belong to this kind of `ParallelEnv`.
+
+    Raises:
+        ArgumentError: If it is no `SavedState`, or of another number of envs, policy or format.
+    """
+    if isinstance(state, WrappedState):
+        raise ArgumentError(
+            f"The state is of {state.wrapper}, but here is a ParallelEnv, which has no place for what that remembers. "
+            "Load it through the same wrappers, in the same order, through which it was saved."
+        )
+    if not isinstance(state, SavedState):
+        raise ArgumentError(f"state is a {type(state).__name__}. Give what save_state() returned.")
+    if state.version != VERSION:
+        raise ArgumentError(
+            f"The state has format {state.version}; this version of parallelenv reads format {VERSION}. Load it with "
+            "the version that saved it."
+        )
+    if len(state.envs) != num_envs:
+        raise ArgumentError(f"The state is of {count(len(state.envs), 'env')}, but there are {num_envs}. Make as many.")
+    if state.asynchronous != asynchronous:
+        raise ArgumentError(
+            f"The state was saved with asynchronous={state.asynchronous!r}, but this is a ParallelEnv with "
+            f"asynchronous={asynchronous!r}. Make it with the same policy."
+        )
+    return state

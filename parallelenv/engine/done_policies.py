@@ -1,0 +1,172 @@
+"""What happens when an episode ends.
+
+A policy says who is left out of a step, whether hosts reset by themselves, which envs count
+as done afterwards and what an info says about it. Nothing else knows which policy it is.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import repeat
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from parallelenv.contract import migration_hints
+from parallelenv.contract.batch import Array
+from parallelenv.contract.messages import did_you_mean
+from parallelenv.errors import UnknownPolicyError
+
+_OBJECT = np.dtype(object)
+
+
+class Policy:
+    """``"continue"``: every env is stepped, ended or not. Base of the other three.
+
+    Attributes:
+        word: What the user calls it.
+        after_end: What an env does after the end of its episode, for messages.
+        autoreset: Whether a host resets an env that ended within the same step.
+        resets_next: Whether the step after the end of an episode resets the env, whatever its action.
+        skips_done: Whether done envs are left out and answer ``(None, None, True, {})``.
+        is_shared: Whether the end of one env concerns others, so that no worker can act on it alone.
+        lets_rest: Whether an env without further episode may answer ``(None, None, True, {"exhausted": True})``; if
+            not, to reset or step it is an error.
+        max_episodes: So many episodes an env plays, each with a beginning and an end, if nobody resets it.
+    """
+
+    word: str | None = "continue"
+    after_end = "an ended env is stepped on, and begins no other episode"
+    autoreset = False
+    resets_next = False
+    skips_done = False
+    is_shared = False
+    lets_rest = True
+    max_episodes: float = 0
+    _plain_info: ClassVar[dict[str, Any]] = {}
+
+    def plain_infos(self, count: int) -> Array:
+        """Return the infos of envs that have nothing to say themselves, ``(count,)``, each a dict of its own."""
+        # 1.6 us for 16, 3.8 us by way of a list; next to real envs, where this code is cold, 5 us less.
+        return np.fromiter(map(dict.copy, repeat(self._plain_info, count)), _OBJECT, count)
+
+    def mark_done(self, done: Array, rows: Any, ended: Array) -> None:
+        """Bring the record of done envs up to date.
+
+        Args:
+            done: ``(num_envs,)`` bool, the record, changed in place.
+            rows: Index of the envs stepped.
+            ended: ``(k,)`` bool, whether the step ended each of them.
+        """
+        done[rows] = ended
+
+    def describe_end(
+        self, info: dict[str, Any], ended_state: Any, reset_info: dict[str, Any], is_exhausted: bool
+    ) -> None:
+        """Add to an info what a reset within the step would otherwise hide.
+
+        Args:
+            info: The user's.
+            ended_state: Last state of the episode that ended.
+            reset_info: The info of the reset that followed.
+            is_exhausted: Whether that reset has found no further episode.
+        """
+
+
+class StopAll(Policy):
+    """``None``: the end of one env is the end of all."""
+
+    word = None
+    after_end = "all envs end with the first"
+    skips_done = True
+    is_shared = True
+
+    def mark_done(self, done: Array, rows: Any, ended: Array) -> None:  # noqa: D102 (see Policy)
+        if ended.any():
+            done[:] = True  # and stays so for steps that were under way meanwhile
+
+
+class Idle(Policy):
+    """``"idle"``: ended envs wait, the others go on."""
+
+    word = "idle"
+    after_end = "an ended env rests until it is reset"
+    skips_done = True
+    max_episodes = 1
+
+
+class Restart(Policy):
+    """``"restart"``: ended envs begin their next episode within the same round trip."""
+
+    word = "restart"
+    after_end = "an ended env begins its next episode"
+    autoreset = True
+    max_episodes = math.inf
+    _plain_info: ClassVar[dict[str, Any]] = {"reset": False}
+
+    def describe_end(  # noqa: D102 (see Policy)
+        self, info: dict[str, Any], ended_state: Any, reset_info: dict[str, Any], is_exhausted: bool
+    ) -> None:
+        info["reset"] = not is_exhausted
+        info["ended_state"] = ended_state
+        if is_exhausted:
+            info.update(reset_info)
+        else:
+            info["reset_info"] = reset_info
+
+
+class Ending(NamedTuple):
+    """What a reset within a step would hide.
+
+    Attributes:
+        state: Last state of the episode that ended; ``None`` if it is not known, since the env had to be restarted.
+        reset_info: The info of the reset that followed.
+    """
+
+    state: Any
+    reset_info: dict[str, Any]
+
+
+class SameStep(Restart):
+    """``"restart"`` for adapters: infos are the envs' own; where an episode ended, `Ending` is under that very key."""
+
+    lets_rest = False
+    _plain_info: ClassVar[dict[str, Any]] = {}
+
+    def describe_end(  # noqa: D102 (see Policy)
+        self, info: dict[Any, Any], ended_state: Any, reset_info: dict[str, Any], is_exhausted: bool
+    ) -> None:
+        info[Ending] = Ending(ended_state, reset_info)
+        if is_exhausted:
+            info.update(reset_info)
+
+
+class NextStep(Policy):
+    """Ended envs begin their next episode in the next step, for adapters."""
+
+    resets_next = True
+    lets_rest = False
+
+
+class ByHand(Policy):
+    """``"continue"`` for adapters: whoever uses them resets."""
+
+    lets_rest = False
+
+
+_POLICIES: dict[str | None, type[Policy]] = {policy.word: policy for policy in (StopAll, Idle, Restart, Policy)}
+
+
+def make_policy(word: str | None) -> Policy:
+    """Return the policy that an ``asynchronous`` argument names.
+
+    Raises:
+        UnknownPolicyError: If there is none of that name.
+    """
+    if word is None or (isinstance(word, str) and word in _POLICIES):
+        return _POLICIES[word]()
+    words = [name for name in _POLICIES if name is not None]
+    hint = migration_hints.of_policy(word) or did_you_mean(str(word), words)
+    raise UnknownPolicyError(
+        f"asynchronous={word!r} is not known; expected one of (None, {str(tuple(words))[1:]}.{hint}"
+    )

@@ -1,0 +1,305 @@
+"""Where the episodes of all envs are: who has one, who is done, exhausted or paused, what the reset said."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from parallelenv.contract.batch import Array, has_true
+from parallelenv.contract.copying import own
+from parallelenv.contract.failures import Failure, raise_failures
+from parallelenv.contract.messages import list_ids
+from parallelenv.contract.protocol import EXHAUSTED, NOTHING
+from parallelenv.contract.rollout_data import Chunk
+from parallelenv.engine.checkpoint import Progress
+from parallelenv.engine.done_policies import Policy
+from parallelenv.engine.episode_stats import Score
+from parallelenv.errors import AbsentMethodError, EnvPausedError, ExhaustedError, ResetNeededError
+
+
+class Episodes:
+    """The episodes of the envs ``0 .. num_envs-1`` under a policy.
+
+    Args:
+        env_ids: All env ids, ascending.
+        policy: What happens when an episode ends.
+        stepless: Ids of those that have no episodes, because they have no ``reset`` and ``step``.
+
+    Attributes:
+        everyone: All env ids, ascending.
+        done: ``(num_envs,)`` bool: whose last answer was done, or who was ended by the policy.
+        terminated: ``(num_envs,)`` bool, of each env's latest step.
+        truncated: ``(num_envs,)`` bool, of each env's latest step.
+        exhausted: Ids of envs that have no further episode: their latest reset has found none. They are done.
+        paused: ``(num_envs,)`` bool.
+        unpaused: Env ids that are not paused, ascending.
+        reset_infos: The info of each env's latest reset.
+        score: How many episodes have ended, and how they went.
+    """
+
+    def __init__(self, env_ids: tuple[int, ...], policy: Policy, stepless: frozenset[int] = frozenset()) -> None:
+        num_envs = len(env_ids)
+        self._stepless = stepless
+        self.everyone = env_ids
+        self._policy = policy
+        self._fresh = set(env_ids)  # who was never reset, or lost its state
+        # Who was not stepped since it was reset, or since it was loaded, and whether its row has its state.
+        self._unstepped: dict[int, bool] = {}
+        self.exhausted: set[int] = set()
+        self.done = np.zeros(num_envs, dtype=bool)
+        self.terminated = np.zeros(num_envs, dtype=bool)
+        self.truncated = np.zeros(num_envs, dtype=bool)
+        self.paused = np.zeros(num_envs, dtype=bool)
+        self.unpaused = env_ids
+        self.reset_infos: list[dict[str, Any]] = [{} for _ in range(num_envs)]
+        self.share_score(Score(num_envs))
+
+    def share_score(self, score: Score) -> None:
+        """Count from now on where others of the same envs count too."""
+        self.score = score
+        score.follow(self._policy.autoreset)
+
+    @property
+    def _flags(self) -> tuple[Array, Array, Array]:
+        return self.done, self.terminated, self.truncated
+
+    # ---------------------------------------------------------------- who may be stepped
+
+    def refuse_fresh(self, env_ids: Iterable[int]) -> None:
+        """Raise `ResetNeededError` if any of these envs has no episode."""
+        fresh = [env_id for env_id in env_ids if env_id in self._fresh] if self._fresh else []
+        if fresh:
+            self.refuse_stepless(fresh)
+            raise ResetNeededError(
+                f"envs {list_ids(fresh)} have no running episode. Call reset() or reset({list_ids(fresh)}) before "
+                "stepping."
+            )
+
+    def refuse_stepless(self, env_ids: Iterable[int]) -> None:
+        """Raise `AbsentMethodError` if any of these envs can be neither reset nor stepped."""
+        found = [env_id for env_id in env_ids if env_id in self._stepless] if self._stepless else []
+        if found:
+            raise AbsentMethodError(
+                f"envs {list_ids(found)} lack reset() or step(), so they are here for calls and attributes alone: "
+                "customized_method(), call(), get_env_attr(). Name those to step with id=."
+            )
+
+    def refuse_paused(self, env_ids: Sequence[int]) -> None:
+        """Raise `EnvPausedError` if any of these envs is paused."""
+        if env_ids is self.unpaused or not self.paused.any():
+            return
+        paused = [env_id for env_id in env_ids if self.paused[env_id]]
+        if paused:
+            raise EnvPausedError(
+                f"envs {list_ids(paused)} are paused. Call resume({list_ids(paused)}) first, or leave them out."
+            )
+
+    def refuse_unknown(self, env_ids: Sequence[int]) -> None:
+        """Raise `ResetNeededError` if the states of any of these envs are not known to the caller."""
+        unknown = [env_id for env_id in env_ids if self._unstepped.get(env_id) is False]
+        if unknown:
+            raise ResetNeededError(
+                f"The latest states of envs {list_ids(unknown)} are wanted, and are not known since load_state() or "
+                "since an adapter was made. Step or reset them first."
+            )
+
+    def are_new(self, env_ids: Sequence[int]) -> Array:
+        """Return ``(k,)`` bool: which of these envs are at the beginning of an episode."""
+        new: Array = np.array([env_id in self._unstepped for env_id in env_ids], dtype=bool)
+        return new | self.done[list(env_ids)] if self._policy.autoreset else new
+
+    def ended(self, env_ids: Sequence[int]) -> tuple[int, ...]:
+        """Return those of the envs that are done."""
+        return tuple(env_id for env_id in env_ids if self.done[env_id]) if has_true(self.done) else ()
+
+    def choose(self, env_ids: Sequence[int]) -> tuple[Sequence[int], list[int] | None]:
+        """Return the envs that are neither exhausted nor, if the policy skips such, done; and their positions.
+
+        Raises:
+            ExhaustedError: As `refuse_exhausted`.
+        """
+        if self.exhausted:
+            self.refuse_exhausted(env_ids)
+        if not self._policy.skips_done:
+            chosen = [position for position, env_id in enumerate(env_ids) if env_id not in self.exhausted]
+        elif has_true(self.done):
+            chosen = [position for position, env_id in enumerate(env_ids) if not self.done[env_id]]
+        else:
+            return env_ids, None
+        return [env_ids[position] for position in chosen], chosen
+
+    def living(self, env_ids: Sequence[int]) -> Sequence[int]:
+        """Return those of the envs that are not exhausted."""
+        return [env_id for env_id in env_ids if env_id not in self.exhausted] if self.exhausted else env_ids
+
+    def refuse_exhausted(self, env_ids: Sequence[int], partial: Any = None) -> None:
+        """Raise `ExhaustedError` if any of these envs is exhausted, and its policy lets nobody rest.
+
+        Args:
+            env_ids: The envs.
+            partial: What the others have answered, for ``error.partial``.
+        """
+        if self._policy.lets_rest:
+            return
+        exhausted = [env_id for env_id in env_ids if env_id in self.exhausted]
+        if exhausted:
+            error = ExhaustedError(
+                f"envs {list_ids(exhausted)} have no further episode, and what steps them has no answer for envs "
+                'that rest. End the loop when an info has "exhausted", give samplers that do not end, or use the '
+                "ParallelEnv itself."
+            )
+            raise_failures([Failure(error, env_id, "reset") for env_id in exhausted], partial)
+
+    def ends_at_rest(self) -> Array:
+        """Return ``(num_envs,)`` bool: whose episode has ended, and no other one has begun."""
+        return np.zeros_like(self.done) if self._policy.autoreset else self.done.copy()
+
+    def without(self) -> list[int]:
+        """Return the envs that have no episode, and need a reset for one."""
+        return [*list(self._fresh), *list(self.exhausted)]
+
+    def absent_info(self, env_id: int) -> dict[str, Any]:
+        """Return the info of an env that was not stepped."""
+        return dict(EXHAUSTED) if env_id in self.exhausted else {}
+
+    def pause(self, env_ids: Sequence[int]) -> None:
+        """Leave envs out until `resume`."""
+        self.paused[list(env_ids)] = True
+        self.unpaused = tuple(np.flatnonzero(~self.paused).tolist())
+
+    def resume(self, env_ids: Sequence[int]) -> None:
+        """Take envs in again."""
+        self.paused[list(env_ids)] = False
+        everyone = self.everyone
+        self.unpaused = tuple(np.flatnonzero(~self.paused).tolist()) if self.paused.any() else everyone
+
+    # ---------------------------------------------------------------- what has come of them
+
+    def lose(self, env_ids: Iterable[int]) -> None:
+        """Take note that envs need a reset, unless something else is noted of them."""
+        lost = tuple(env_ids)
+        self._fresh.update(lost)
+        self.exhausted.difference_update(lost)
+
+    def begin_unknown(self) -> None:
+        """Take note that all envs have an episode, of which nothing is known."""
+        self.keep(self.everyone)
+        self._unstepped = dict.fromkeys(self.everyone, False)
+
+    def keep(self, env_ids: Iterable[int]) -> None:
+        """Take note that envs have an episode, wherever it is."""
+        self._fresh.difference_update(env_ids)
+
+    def lend(self, env_ids: Sequence[int]) -> None:
+        """Let a rollout step envs. They need a reset if it does not give them back, by `keep`."""
+        self.lose(env_ids)
+        self.note_stepped(env_ids)
+
+    def note_begun(self, env_ids: Sequence[int], rows: Any) -> None:
+        """Take note that envs, which have these rows, have been reset."""
+        self.note_asked_to_begin(rows)
+        self.note_first_states(env_ids)
+
+    def note_asked_to_begin(self, rows: Any) -> None:
+        """Take note that the envs with these rows are not done any more: they are to begin episodes."""
+        for record in self._flags:
+            record[rows] = False
+
+    def note_first_states(self, env_ids: Sequence[int]) -> None:
+        """Take note that the states of these envs are the first of their episodes."""
+        self._unstepped.update(dict.fromkeys(env_ids, True))
+        self.keep(env_ids)
+        self.score.begin(list(env_ids))
+
+    def note_exhausted(self, env_ids: Iterable[int]) -> None:
+        """Take note that resets of envs have found no further episode; of one within a step, before its flags."""
+        for env_id in env_ids:
+            self.exhausted.add(env_id)
+            self._fresh.discard(env_id)
+            self.done[env_id], self.terminated[env_id], self.truncated[env_id] = True, False, True
+
+    def take_over(self, other: Episodes, env_ids: Sequence[int]) -> None:
+        """Take over what another record has of envs. They need a reset."""
+        rows = list(env_ids)
+        for ours, theirs in zip(self._flags, other._flags, strict=True):
+            ours[rows] = theirs[rows]
+        for env_id in env_ids:
+            self.reset_infos[env_id] = other.reset_infos[env_id]
+        self.note_stepped(env_ids)
+        self.lose(env_ids)
+        self.share_score(self.score)
+
+    def note_stepped(self, env_ids: Sequence[int]) -> None:
+        """Take note that envs are stepped."""
+        if self._unstepped:
+            for env_id in env_ids:
+                self._unstepped.pop(env_id, None)
+
+    def note_step(
+        self, env_ids: Sequence[int], stepped: Any, terminated: Array, truncated: Array
+    ) -> tuple[Array, Array, Array]:
+        """Take over how a step has left episodes.
+
+        Args:
+            env_ids: All envs of the answer.
+            stepped: Rows of those of them that were stepped.
+            terminated: ``(k,)`` bool, of the latter.
+            truncated: ``(k,)`` bool, of the latter.
+
+        Returns:
+            Both flags of all envs of the answer, and whether either is set.
+        """
+        ended = terminated | truncated
+        self._policy.mark_done(self.done, stepped, ended)
+        if not (self._policy.skips_done or self.exhausted):  # nobody is absent, and the flags need not be kept
+            return terminated, truncated, ended
+        self.terminated[stepped], self.truncated[stepped] = terminated, truncated
+        shown = list(env_ids)
+        terminated, truncated = self.terminated[shown], self.truncated[shown]
+        # Who is done and did not terminate was cut off, by its env or by the policy.
+        self.truncated |= self.done & ~self.terminated
+        return terminated, truncated, terminated | truncated
+
+    def note_chunk(self, chunk: Chunk) -> None:
+        """Take over what the steps of a rollout have come to: of each env that made any, how the last one left it."""
+        self.score.note_chunk(chunk)
+        self.note_exhausted(chunk.exhausted)
+        told = chunk.valid | chunk.flags.any(axis=2)
+        columns = np.flatnonzero(told.any(axis=0))
+        if not len(columns):
+            return
+        last = len(told) - 1 - told[::-1, columns].argmax(axis=0)
+        terminated, truncated = chunk.flags[last, columns].T
+        rows = np.array(chunk.env_ids)[columns]
+        self.terminated[rows], self.truncated[rows] = terminated, truncated
+        self._policy.mark_done(self.done, rows, terminated | truncated)
+        if self._policy.autoreset:
+            for step, column in zip(chunk.ended.steps.tolist(), chunk.ended.columns.tolist(), strict=True):
+                env_id = chunk.env_ids[column]
+                self.reset_infos[env_id] = own(chunk.said.get((step, env_id), NOTHING).reset_info) or {}
+
+    # ---------------------------------------------------------------- to go on later
+
+    def progress(self) -> Progress:
+        """Return all of this as plain data."""
+        flags = self.done.copy(), self.terminated.copy(), self.truncated.copy(), self.paused.copy()
+        fresh, exhausted = tuple(sorted(self._fresh)), tuple(sorted(self.exhausted))
+        return Progress(*flags, fresh, tuple(map(own, self.reset_infos)), exhausted)
+
+    def go_on_from(self, progress: Progress, lost: Collection[int]) -> tuple[int, ...]:
+        """Take over where episodes are; ``lost`` envs have none.
+
+        Returns:
+            Ids of all envs that need a reset.
+        """
+        self.done[:], self.terminated[:], self.truncated[:] = progress.done, progress.terminated, progress.truncated
+        self._fresh = {*progress.fresh, *lost}
+        self.score.lose()
+        self.exhausted = set(progress.exhausted).difference(lost)
+        self._unstepped = dict.fromkeys(self.everyone, False)
+        self.reset_infos = list(map(own, progress.reset_infos))
+        self.resume(self.everyone)
+        self.pause(np.flatnonzero(progress.paused).tolist())
+        return tuple(sorted(self._fresh))

@@ -1,0 +1,257 @@
+"""How many episodes have ended and how they went: counted beside the steps, for whoever looks.
+
+A step pays for a copy of what it has come to, 0.2 us; sums are made of many steps at once, or when somebody looks.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+
+from parallelenv.contract.batch import Array, read_outcomes
+from parallelenv.contract.interrupts import Shield
+from parallelenv.contract.rollout_data import Chunk
+
+LATEST = 100
+"""So many episodes are averaged over."""
+_ROOM = 16384
+"""Rows of envs that are kept until they are summed up."""
+Outcome = bytes | tuple[Any, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What was counted so far.
+
+    Attributes:
+        num_steps: Steps of single envs.
+        num_episodes: Episodes that were seen from their first step to their last.
+        mean_return: Sum of rewards of the latest `LATEST` of them, on average; ``None`` if there are none, or a reward
+            was no number.
+        mean_length: Likewise, number of steps; ``None`` if there are none.
+    """
+
+    num_steps: int
+    num_episodes: int
+    mean_return: float | None
+    mean_length: float | None
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Sums up to some step.
+
+    Attributes:
+        returns: ``(num_envs,)`` float64, of the episodes under way.
+        lengths: ``(num_envs,)`` int64, likewise.
+        is_open: ``(num_envs,)`` bool: who has an episode of which all steps are counted.
+        num_steps: As in `Standing`.
+        num_episodes: As in `Standing`.
+        latest: Return and length of the latest episodes.
+    """
+
+    returns: Array
+    lengths: Array
+    is_open: Array
+    num_steps: int
+    num_episodes: int
+    latest: deque[tuple[float, int]]
+
+    def copy(self) -> _Sums:
+        return _Sums(
+            self.returns.copy(),
+            self.lengths.copy(),
+            self.is_open.copy(),
+            self.num_steps,
+            self.num_episodes,
+            deque(self.latest, LATEST),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """Steps that are not in the sums yet, in ``num_steps`` rows and one column for each of some envs.
+
+    Attributes:
+        columns: ``(k,)``: who they are.
+        rewards: ``(num_steps, k)``, zero where an env was not stepped.
+        valid: ``(num_steps, k)`` bool: who was stepped; ``None``: everybody.
+        ended: ``(num_steps, k)`` bool.
+        begun: ``(num_begun, 2)``: before which step, ``num_steps`` after the last, who began an episode, by column.
+    """
+
+    columns: Any
+    rewards: Array
+    valid: Array | None
+    ended: Array
+    begun: Array
+
+
+class Score:
+    """Counts the episodes of the envs ``0 .. num_envs-1``.
+
+    Args:
+        num_envs: Number of envs.
+
+    Attributes:
+        log: What steps have come to since the latest settling: `Batch.outcome`, in a tuple after the rows that were
+            stepped if these are not all. Whoever appends to it calls `settle` when it has `room` items.
+        room: So many.
+    """
+
+    def __init__(self, num_envs: int) -> None:
+        self._num_envs = num_envs
+        self._goes_on = False
+        self._sums = _Sums(
+            np.zeros(num_envs), np.zeros(num_envs, np.int64), np.zeros(num_envs, bool), 0, 0, deque(maxlen=LATEST)
+        )
+        self.room = max(32, min(1024, _ROOM // num_envs))
+        self._is_whole = True  # all in the log are steps of all envs
+        self.log: list[Outcome] = []
+        self._begun: list[tuple[int, Any]] = []
+
+    def follow(self, goes_on: bool) -> None:
+        """Count from now on under a policy by which an env that ends begins its next episode by itself, or does not."""
+        self.settle()
+        self._goes_on = goes_on
+
+    def begin(self, rows: Any) -> None:
+        """Note that the envs in these rows begin episodes."""
+        self._begun.append((len(self.log), rows))
+        if len(self._begun) > self.room:
+            self.settle()
+
+    def lose(self) -> None:
+        """Note that nobody knows how the episodes under way began: they are not counted."""
+        self.settle()
+        self._sums.is_open[:] = False
+
+    def note_chunk(self, chunk: Chunk) -> None:
+        """Note the steps of a rollout."""
+        self.settle()
+        ended = np.zeros(chunk.valid.shape, bool)
+        ended[chunk.ended.steps, chunk.ended.columns] = True
+        valid = chunk.valid | ended
+        steps = _Steps(np.array(chunk.env_ids), chunk.rewards, valid, ended, np.zeros((0, 2), np.int64))
+        _add(self._sums, steps, self._goes_on)
+
+    def look(self) -> Standing:
+        """Return what was counted. Another thread may be stepping meanwhile."""
+        sums = self._sums.copy()
+        _add(sums, self._pending(), self._goes_on)
+        latest = list(sums.latest)
+        if not latest:
+            return Standing(sums.num_steps, sums.num_episodes, None, None)
+        returns, lengths = zip(*latest, strict=True)
+        with np.errstate(all="ignore"):
+            mean = float(np.mean(returns))
+        mean_length = float(np.mean(lengths))
+        return Standing(sums.num_steps, sums.num_episodes, None if np.isnan(mean) else mean, mean_length)
+
+    def settle(self) -> None:
+        """Sum up what was logged."""
+        with Shield():  # else they would be summed up once more
+            _add(self._sums, self._pending(), self._goes_on)
+            self.log.clear()
+            self._begun.clear()
+            self._is_whole = True
+
+    def part(self, rows: Any, outcome: bytes) -> Outcome:
+        """Return what is to be appended to the log after a step of some envs only."""
+        self._is_whole = False
+        return rows, outcome
+
+    def _pending(self) -> _Steps:
+        """Return what was logged and is not in the sums yet."""
+        n = self._num_envs
+        begun = [(step, row) for step, rows in self._begun.copy() for row in np.arange(n)[rows].tolist()]
+        is_whole, log = self._is_whole, self.log.copy()
+        outcomes = [one if isinstance(one, bytes) else one[1] for one in log] if not is_whole else log
+        rewards, ended = read_outcomes(cast("list[bytes]", outcomes), n)
+        valid = None
+        if not is_whole:
+            valid = np.ones(ended.shape, bool)
+            for step, one in enumerate(log):
+                if not isinstance(one, bytes):
+                    valid[step] = False
+                    valid[step, one[0]] = True
+            rewards, ended = np.where(valid, rewards, 0.0), ended & valid
+        return _Steps(np.arange(n), rewards, valid, ended, np.array(begun, np.int64).reshape(-1, 2))
+
+
+@dataclass(slots=True)
+class _Stretches:
+    """Steps cut where an episode of an env ends or begins, in order, one env after the other.
+
+    Attributes:
+        owners: Whose each is.
+        is_later: Whether one of the same env comes before.
+        is_begun: Whether its episode begins with it.
+        last: Its last step, as a row of the steps.
+        ended: Whether its episode ends with that.
+        returns: Sum of its rewards.
+        lengths: Number of its steps.
+    """
+
+    owners: Array
+    is_later: Array
+    is_begun: Array
+    last: Array
+    ended: Array
+    returns: Array
+    lengths: Array
+
+    @classmethod
+    def of(cls, steps: _Steps, goes_on: bool) -> _Stretches:
+        """Cut steps. ``goes_on``: whether the end of an episode is the beginning of the next."""
+        num_steps = len(steps.rewards)
+        before, column = steps.begun[steps.begun[:, 0] < num_steps].T
+        begins = column * num_steps + before  # steps counted on from env to env
+        ended = steps.ended.T.ravel()
+        after = np.flatnonzero(ended) + 1
+        is_begun, is_cut = np.zeros((2, ended.size + 1), bool)
+        is_begun[after] = goes_on & (after % num_steps > 0)  # else that is the first step of another env
+        is_begun[begins] = True
+        is_cut[::num_steps] = is_cut[begins] = is_cut[after] = True
+        firsts = np.flatnonzero(is_cut[:-1])
+        lasts = np.append(firsts[1:], ended.size) - 1
+        with np.errstate(all="ignore"):  # rewards may be infinite
+            returns = np.add.reduceat(steps.rewards.T.ravel(), firsts)
+        lengths = lasts - firsts + 1
+        if steps.valid is not None:
+            lengths = np.add.reduceat(steps.valid.T.ravel().astype(np.int64), firsts)
+        owners, is_later = steps.columns[firsts // num_steps], firsts % num_steps > 0
+        return cls(owners, is_later, is_begun[firsts], lasts % num_steps, ended[lasts], returns, lengths)
+
+
+def _add(sums: _Sums, steps: _Steps, goes_on: bool) -> None:
+    """Add steps to sums."""
+    num_steps = len(steps.rewards)
+    if num_steps:
+        sums.num_steps += steps.rewards.size if steps.valid is None else int(steps.valid.sum())
+        _add_stretches(sums, _Stretches.of(steps, goes_on), num_steps, goes_on)
+    late = steps.columns[steps.begun[steps.begun[:, 0] >= num_steps, 1]]
+    sums.returns[late], sums.lengths[late], sums.is_open[late] = 0.0, 0, True
+
+
+def _add_stretches(sums: _Sums, cut: _Stretches, num_steps: int, goes_on: bool) -> None:
+    """Add stretches to sums: the first of an env may go on with an episode, and the last one leave it open."""
+    is_open = cut.is_begun.copy()
+    goes_before = ~(cut.is_later | cut.is_begun)
+    owners = cut.owners[goes_before]
+    is_open[goes_before] = sums.is_open[owners]
+    with np.errstate(all="ignore"):
+        cut.returns[goes_before] += sums.returns[owners]
+    cut.lengths[goes_before] += sums.lengths[owners]
+    whole = np.flatnonzero(is_open & cut.ended)
+    sums.num_episodes += len(whole)
+    latest = whole[np.argsort(cut.last[whole], kind="stable")][-LATEST:]
+    sums.latest.extend(zip(cut.returns[latest].tolist(), cut.lengths[latest].tolist(), strict=True))
+    final = np.flatnonzero(cut.last == num_steps - 1)
+    owners, ended = cut.owners[final], cut.ended[final]
+    sums.returns[owners] = np.where(ended, 0.0, cut.returns[final])
+    sums.lengths[owners] = np.where(ended, 0, cut.lengths[final])
+    sums.is_open[owners] = np.where(ended, goes_on, is_open[final])

@@ -1,0 +1,161 @@
+"""What ``on_failure="restart"`` means: envs that failed are rebuilt and begin new episodes.
+
+Nobody else knows that there is such a thing but `Stepper`, which shows the user such an env as one
+whose episode was cut off.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from parallelenv.contract.failures import Failure
+from parallelenv.contract.protocol import NOTHING, Extra
+from parallelenv.engine.pool import NO_FAILURES, Pool
+
+PERIOD = 600.0
+"""Seconds within which an env is restarted at most ``max_restarts`` times."""
+_FIRST_DELAY = 0.1
+_LONGEST_DELAY = 5.0
+"""Seconds before the second restart of an env within the period, which double with each further one."""
+
+
+class Budget:
+    """How often envs may still be restarted.
+
+    A crash now and then in a week's run is forgiven for ever; an env that cannot live is given up.
+
+    Args:
+        max_restarts: So often within `PERIOD`, each env.
+    """
+
+    def __init__(self, max_restarts: int) -> None:
+        self._max_restarts = max_restarts
+        self._restarts: dict[int, deque[float]] = {}
+
+    def spend(self, env_ids: Iterable[int]) -> tuple[list[int], float]:
+        """Count a restart of envs.
+
+        Returns:
+            Those that may not be restarted any more, and the seconds to wait before the others are.
+        """
+        now = time.monotonic()
+        denied, delay = [], 0.0
+        for env_id in env_ids:
+            moments = self._restarts.setdefault(env_id, deque())
+            while moments and moments[0] < now - PERIOD:
+                moments.popleft()
+            if len(moments) >= self._max_restarts:
+                denied.append(env_id)
+                continue
+            if moments:
+                delay = max(delay, min(_LONGEST_DELAY, _FIRST_DELAY * 2.0 ** (len(moments) - 1)))
+            moments.append(now)
+        return denied, delay
+
+
+class Recovery:
+    """Rebuilds envs that failed and begins their next episodes.
+
+    Args:
+        pool: Where the envs are.
+        max_restarts: As in `Budget`.
+    """
+
+    def __init__(self, pool: Pool, max_restarts: int) -> None:
+        self._pool = pool
+        self._budget = Budget(max_restarts)
+        self._seeds: dict[int, int] = {}  # the latest that the user gave
+        self._counts: dict[int, int] = {}  # restarts since that
+        # Envs that are built anew, but not reset, and why. Mostly they only shared a worker with one that failed: the
+        # user may still be owed a step of theirs, whose rows a reset would write over.
+        self._bereft: dict[int, Failure] = {}
+        # Envs with a new episode of which the user does not know yet: why the old one ended, and what the reset said.
+        self._begun: dict[int, tuple[Failure, Extra]] = {}
+
+    def note_seeds(self, env_ids: Sequence[int], seeds: Sequence[int | None]) -> None:
+        """Keep what the user seeded envs with: the seeds of their restarts follow from it."""
+        given = {env_id: seed for env_id, seed in zip(env_ids, seeds, strict=True) if seed is not None}
+        self._seeds.update(given)
+        self._counts.update(dict.fromkeys(given, 0))
+
+    def forget(self, env_ids: Iterable[int]) -> None:
+        """Take note that the user begins new episodes of these envs."""
+        for env_id in env_ids:
+            self._begun.pop(env_id, None)
+            self._bereft.pop(env_id, None)
+
+    def ailing(self, env_ids: Sequence[int]) -> Mapping[int, Failure]:
+        """Return, of these envs, those that cannot go on with the episode that the user knows of, and why not."""
+        if not (self._begun or self._bereft or self._pool.has_dead):  # asked at every step
+            return NO_FAILURES
+        bereft = {env_id: self._bereft[env_id] for env_id in env_ids if env_id in self._bereft}
+        unseen = {env_id: self._begun[env_id][0] for env_id in env_ids if env_id in self._begun}
+        return {**self._pool.obituaries(env_ids), **bereft, **unseen}
+
+    def mend(self, failures: Mapping[int, Failure]) -> tuple[dict[int, tuple[Failure, Extra]], dict[int, Failure]]:
+        """Rebuild envs that failed and begin their next episodes.
+
+        Args:
+            failures: What went wrong, by env id.
+
+        Returns:
+            For those that were mended why their episode ended and what their reset answered, with its state in
+            the batch; and what went wrong last with those that could not be.
+        """
+        left: dict[int, Failure] = {}
+        ill = {env_id: failure for env_id, failure in failures.items() if env_id not in self._begun}
+        while ill:
+            denied, delay = self._budget.spend(self._broken(ill))
+            for env_id in denied:
+                left[env_id] = ill.pop(env_id)
+            time.sleep(delay)
+            ill = {**self._rebuild(ill, failures), **self._reset(ill, failures)}
+        return {env_id: self._begun[env_id] for env_id in failures if env_id in self._begun}, left
+
+    def _broken(self, ill: Mapping[int, Failure]) -> list[int]:
+        """Return which of the envs that failed have to be rebuilt: those that have not been since, or died of it."""
+        dead = self._pool.obituaries(tuple(ill))
+        return sorted(env_id for env_id in ill if env_id not in self._bereft or env_id in dead)
+
+    def _rebuild(self, ill: dict[int, Failure], reasons: Mapping[int, Failure]) -> dict[int, Failure]:
+        """Rebuild envs that are not yet; take out and return those that cannot be."""
+        broken = self._broken(ill)
+        if not broken:
+            return {}
+        request = self._pool.rebuild(broken, lambda env_ids: self._note_rebuilt(env_ids, reasons))
+        failures = {env_id: request.failures[env_id] for env_id in ill if env_id in request.failures}
+        for env_id in failures:
+            del self._bereft[env_id], ill[env_id]
+        return failures
+
+    def _note_rebuilt(self, env_ids: Sequence[int], reasons: Mapping[int, Failure]) -> None:
+        """Note why envs were built anew: of some it is only known that another one has lost the same worker."""
+        known = {**self._pool.obituaries(env_ids), **reasons}
+        cause = max(reasons.values(), key=lambda failure: failure.is_of_worker)
+        for env_id in env_ids:
+            self._bereft[env_id] = known.get(env_id) or Failure(cause.exception, env_id, cause.operation)
+
+    def _reset(self, ill: Mapping[int, Failure], reasons: Mapping[int, Failure]) -> dict[int, Failure]:
+        """Begin new episodes of envs that were rebuilt; return what goes wrong."""
+        env_ids = sorted(ill)
+        seeds = [(self._next_seed(env_id), None) for env_id in env_ids]
+        # A worker that was built anew may be dead again before others were.
+        request = self._pool.post("reset", env_ids, seeds, failed=self._pool.obituaries(env_ids))
+        self._pool.wait_or_give_up(request)
+        for env_id in env_ids:
+            self._bereft.pop(env_id, None)
+            if env_id not in request.failures:
+                self._begun[env_id] = reasons[env_id], request.values.get(env_id, NOTHING)
+        return request.failures
+
+    def _next_seed(self, env_id: int) -> int | None:
+        """Return a seed that follows from the one given and the number of restarts since, if one was given."""
+        seed = self._seeds.get(env_id)
+        if seed is None:
+            return None
+        count = self._counts[env_id] = self._counts[env_id] + 1
+        return int(np.random.SeedSequence(seed, spawn_key=(count,)).generate_state(1)[0])

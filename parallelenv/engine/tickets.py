@@ -1,0 +1,366 @@
+"""Calls under way: what was asked of which worker, what has come back, and what was not yet delivered.
+
+A step is *in flight* until its host answered, then *landed* until the user has it. Whatever
+interrupts the caller in between, the step is still here, and ``recv()`` gives it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from parallelenv.contract.batch import Array
+from parallelenv.contract.env_specs import EnvRecipe
+from parallelenv.contract.failures import Failure, raise_failures
+from parallelenv.contract.messages import list_ids
+from parallelenv.contract.protocol import Channel, Death, Extra, HostRecipe, Place, Plan, Settings
+from parallelenv.engine.utilisation import Shift
+from parallelenv.errors import WorkerDiedError
+
+
+@dataclass(slots=True)
+class Landed:
+    """What envs answered to a step, or to a reset in the place of one, before it is shaped for the user.
+
+    Attributes:
+        env_ids: The envs, in the order of the answer.
+        stepped: Those of them that were stepped; the others are absent, because they are done or exhausted.
+        extras: What was answered beside the batch, by env id.
+        failures: What failed, by env id.
+        restarted: Those of ``stepped`` that failed and were restarted; their states are first ones.
+        begun: Those of ``stepped`` that were reset instead; their states are first ones, too.
+    """
+
+    env_ids: Sequence[int]
+    stepped: Sequence[int]
+    extras: Mapping[int, Extra]
+    failures: Mapping[int, Failure]
+    restarted: Collection[int] = ()
+    begun: Sequence[int] = ()
+
+    @property
+    def exhausted(self) -> list[int]:
+        """Those whose reset, in this step, has found no further episode."""
+        return [env_id for env_id, extra in self.extras.items() if extra.is_exhausted]
+
+    def without_failures(self) -> Landed:
+        """Return this without the envs that failed."""
+        env_ids = [env_id for env_id in self.env_ids if env_id not in self.failures]
+        stepped = [env_id for env_id in self.stepped if env_id not in self.failures]
+        begun = [env_id for env_id in self.begun if env_id not in self.failures]
+        return Landed(env_ids, stepped, self.extras, self.failures, self.restarted, begun)
+
+    def with_resting(self, resting: Collection[int]) -> Landed:
+        """Return this with some envs absent, who have nothing to say."""
+        stepped = [env_id for env_id in self.stepped if env_id not in resting]
+        begun = [env_id for env_id in self.begun if env_id not in resting]
+        extras = {env_id: extra for env_id, extra in self.extras.items() if env_id not in resting}
+        return replace(self, stepped=stepped, begun=begun, extras=extras)
+
+    def without_failure_of(self, env_ids: Sequence[int]) -> Landed:
+        """Return the part of these envs, as if they had not failed."""
+        return Landed(env_ids, env_ids, self.extras, {}, self.restarted)
+
+
+class Flights:
+    """Which envs have an undelivered step, and what has come back so far."""
+
+    def __init__(self) -> None:
+        self._in_flight: dict[int, Request] = {}
+        self._landed: dict[int, None] = {}  # a dict for its order: first come, first served
+        self._extras: dict[int, Extra] = {}
+        self._failures: dict[int, Failure] = {}
+        self._absent: set[int] = set()
+        self._begun: set[int] = set()  # whose answer here is that to a reset
+
+    def adopt(self, env_ids: Sequence[int], request: Request | None) -> None:
+        """Take charge of a step or reset.
+
+        Args:
+            env_ids: All envs that were asked.
+            request: Where those of them answer that were stepped, if there are any.
+        """
+        stepped: tuple[int, ...] = ()
+        if request is not None:
+            stepped = request.env_ids
+            self._in_flight.update(dict.fromkeys(stepped, request))
+            pending = set(request.running)
+            self._land(
+                request, [env_id for env_id in stepped if env_id not in pending], request.values, request.failures
+            )
+            request.landing = self._land
+        for env_id in set(env_ids).difference(stepped):
+            self._landed[env_id] = None
+            self._absent.add(env_id)
+
+    def _land(
+        self, request: Request, env_ids: Sequence[int], values: Mapping[int, Extra], failures: Mapping[int, Failure]
+    ) -> None:
+        for env_id in env_ids:
+            if self._in_flight.get(env_id) is not request:  # given up meanwhile
+                continue
+            del self._in_flight[env_id]
+            self._landed[env_id] = None
+            if request.operation == "reset":
+                self._begun.add(env_id)
+            if env_id in values:
+                self._extras[env_id] = values[env_id]
+            if env_id in failures:
+                self._failures[env_id] = failures[env_id]
+
+    def landed(self, max_envs: int | None) -> Landed:
+        """Return what has come back, in the order of arrival, at most ``max_envs`` envs."""
+        return self.part(list(self._landed)[:max_envs])
+
+    def part(self, env_ids: Sequence[int]) -> Landed:
+        """Return what has come back from these envs, in their order."""
+        stepped = [env_id for env_id in env_ids if env_id not in self._absent]
+        begun = [env_id for env_id in env_ids if env_id in self._begun] if self._begun else ()
+        return Landed(env_ids, stepped, _part(self._extras, env_ids), _part(self._failures, env_ids), begun=begun)
+
+    def lost_resets(self) -> dict[int, Failure]:
+        """Return why resets have failed, by env id, that failed for want of a worker."""
+        failures = _part(self._failures, tuple(self._begun)) if self._failures else {}
+        return {env_id: failure for env_id, failure in sorted(failures.items()) if failure.is_of_worker}
+
+    def forget(self, env_ids: Iterable[int]) -> None:
+        """Drop the steps of these envs: they were delivered, or nobody wants them any more."""
+        for env_id in env_ids:
+            self._in_flight.pop(env_id, None)
+            self._landed.pop(env_id, None)
+            self._extras.pop(env_id, None)
+            self._failures.pop(env_id, None)
+            self._absent.discard(env_id)
+            self._begun.discard(env_id)
+
+    def __bool__(self) -> bool:
+        """Whether any env has an undelivered step."""
+        return bool(self._in_flight or self._landed)
+
+    def __len__(self) -> int:
+        """Return the number of envs with an undelivered step."""
+        return len(self._in_flight) + len(self._landed)
+
+    def __contains__(self, env_id: int) -> bool:
+        """Whether an env has an undelivered step."""
+        return env_id in self._in_flight or env_id in self._landed
+
+    @property
+    def env_ids(self) -> tuple[int, ...]:
+        """Ids of envs with an undelivered step."""
+        return (*self._in_flight, *self._landed)
+
+    @property
+    def num_landed(self) -> int:
+        """Number of envs whose answer is here."""
+        return len(self._landed)
+
+    @property
+    def requests(self) -> list[Request]:
+        """The requests that have not been answered completely."""
+        return list(dict.fromkeys(self._in_flight.values()))
+
+    @property
+    def running(self) -> tuple[int, ...]:
+        """Env ids that have not answered."""
+        return tuple(self._in_flight)
+
+
+_Value = TypeVar("_Value")
+
+
+def _part(values: Mapping[int, _Value], env_ids: Sequence[int]) -> dict[int, _Value]:
+    return {env_id: values[env_id] for env_id in env_ids if env_id in values}
+
+
+Landing = Callable[["Request", Sequence[int], Mapping[int, Any], Mapping[int, Failure]], None]
+
+
+class Request:
+    """One call on some envs, spread over commands to several hosts.
+
+    Args:
+        env_ids: The envs.
+        operation: What they are asked for.
+
+    Attributes:
+        env_ids: The envs.
+        operation: As given.
+        pending: Env ids of the commands that were not answered, by number.
+        values: What was answered, by env id; envs with nothing to say are left out.
+        failures: What went wrong, by env id.
+        landing: If set, told of each further answer, which is then not kept here.
+    """
+
+    __slots__ = ("env_ids", "failures", "landing", "operation", "pending", "values")
+
+    def __init__(self, env_ids: tuple[int, ...], operation: str) -> None:
+        self.env_ids = env_ids
+        self.operation = operation
+        self.pending: dict[int, tuple[int, ...]] = {}
+        self.values: dict[int, Any] = {}
+        self.failures: dict[int, Failure] = {}
+        self.landing: Landing | None = None
+
+    def answer(self, number: int, values: Mapping[int, Any], failures: Mapping[int, Failure]) -> None:
+        """Note the answer to one of its commands."""
+        env_ids = self.pending.pop(number)
+        if self.landing is not None:
+            self.landing(self, env_ids, values, failures)
+            return
+        if values:
+            self.values.update(values)
+        if failures:
+            self.failures.update(failures)
+
+    def raise_failures(self, partial: Any = None) -> None:
+        """Raise what went wrong, if anything did.
+
+        Args:
+            partial: The result of the others, for ``error.partial``; by default their values by id.
+        """
+        if not self.failures:
+            return
+        if partial is None:
+            partial = {env_id: self.values.get(env_id) for env_id in self.env_ids if env_id not in self.failures}
+        raise_failures([self.failures[env_id] for env_id in sorted(self.failures)], partial)
+
+    @property
+    def running(self) -> tuple[int, ...]:
+        """Env ids that have not answered."""
+        return tuple(itertools.chain.from_iterable(self.pending.values()))
+
+
+@dataclass(eq=False)
+class Link:
+    """What the pool knows of one host.
+
+    Attributes:
+        recipe: How it was started.
+        channel: How it is reached.
+        in_flight: Numbers of the commands that it has not answered, with their requests; ``None`` where
+            it was given up, and whatever it answers comes too late.
+        death: Why it is dead, ``None`` while it lives.
+        has_built: Whether its envs were ever made.
+        shift: When it works.
+    """
+
+    recipe: HostRecipe
+    channel: Channel
+    in_flight: dict[int, Request | None] = field(default_factory=dict)
+    death: Death | None = None
+    has_built: bool = False
+    shift: Shift = field(default_factory=Shift)
+
+    @property
+    def branches(self) -> tuple[tuple[int, ...], ...]:
+        """Env ids of each worker behind it that answers by itself to a command of its own, if there are such."""
+        return getattr(self.channel, "branches", ())
+
+    def is_stuck_for(self, env_ids: Sequence[int]) -> bool:
+        """Whether there is no point in waiting until it can rebuild envs: it is dead, was given up, or busy with one.
+
+        A host in the caller's thread is neither: it goes on as soon as it is waited for.
+        """
+        if self.death is not None or self.channel.in_caller:
+            return self.death is not None
+        return any(
+            request is None or not set(env_ids).isdisjoint(request.pending[number])
+            for number, request in self.in_flight.items()
+        )
+
+    def obituary(self, env_ids: tuple[int, ...]) -> WorkerDiedError:
+        """Return the error for a call that needed these envs of a dead host."""
+        death = self.death or Death()
+        owned = list_ids(self.recipe.env_ids)
+        worker = f"The worker of {name_envs(self.recipe.env_ids)} (process {death.pid or 'unknown'})"
+        if self.has_built:
+            way_out = f"All other envs go on. Rebuild with restart({owned}), or leave out with pause({owned})."
+            message = f"{worker} is dead. {death} {way_out}"
+        else:
+            message = (
+                f"{worker} died while its envs were made. {death} Make one of them alone, in this process, to see why."
+            )
+        if death.last_lines:
+            message += f"\nThe last that it printed:\n{death.last_lines}"
+        return WorkerDiedError(message, env_ids, death.pid, death.exitcode)
+
+
+Part = tuple[Link, tuple[int, ...], Any]
+"""A host, ids of envs of its own, and their positions among all that are asked, a slice or a list."""
+
+
+def spread(
+    recipes: Sequence[EnvRecipe], plan: Plan, settings: Settings, place: Place, shared: Mapping[str, Array]
+) -> list[HostRecipe]:
+    """Deal envs out to hosts as evenly as their cores allow, consecutive ids together.
+
+    Args:
+        recipes: Of the envs.
+        plan: How many hosts there are.
+        settings: What every host is told.
+        place: Of all of these hosts together. Without a number of workers it is that of all there are.
+        shared: As in `HostRecipe`.
+    """
+    shares = deal(len(recipes), plan.cpus)
+    workers = [min(num_cpus, share) for num_cpus, share in zip(plan.cpus, shares, strict=True)]
+    whole = place if place.num_workers else replace(place, num_workers=sum(workers), num_envs=len(recipes))
+    hosts = []
+    start = 0
+    for index, (num_cpus, share) in enumerate(zip(plan.cpus, shares, strict=True)):
+        part = tuple(recipes[start : start + share])
+        own = replace(whole, first_worker=whole.first_worker + sum(workers[:index]))
+        hosts.append(HostRecipe(tuple(recipe.env_id for recipe in part), part, num_cpus, settings, own, shared))
+        start += share
+    return hosts
+
+
+def branches_of(recipe: HostRecipe) -> tuple[tuple[int, ...], ...]:
+    """Return the env ids of each worker of a host that has workers of its own."""
+    shares = deal(len(recipe.env_ids), [1] * min(recipe.num_cpus, len(recipe.env_ids)))
+    ends = list(itertools.accumulate(shares))
+    return tuple(recipe.env_ids[end - share : end] for share, end in zip(shares, ends, strict=True))
+
+
+def split_further(parts: Iterable[Part]) -> list[Part]:
+    """Deal what hosts are asked for out to workers of theirs that answer by themselves: as parts, too.
+
+    Args:
+        parts: A host, ids of envs of its own, and the positions of these among all that are asked.
+    """
+    further: list[Part] = []
+    for link, env_ids, positions in parts:
+        if len(link.branches) < 2:
+            further.append((link, env_ids, positions))
+            continue
+        where = range(positions.start, positions.stop) if isinstance(positions, slice) else positions
+        for branch in link.branches:
+            found = [index for index, env_id in enumerate(env_ids) if branch[0] <= env_id <= branch[-1]]
+            if found:
+                further.append((link, tuple(env_ids[index] for index in found), [where[index] for index in found]))
+    return further
+
+
+def deal(total: int, weights: Sequence[int]) -> list[int]:
+    """Share a number out in proportion to weights: one each, and what is left always to whom it loads least.
+
+    Args:
+        total: At least as many as there are weights.
+        weights: Positive ones.
+    """
+    shares = [1] * len(weights)
+    loads = [(2 / weight, index) for index, weight in enumerate(weights)]  # if they got one more
+    heapq.heapify(loads)
+    for _ in range(total - len(weights)):
+        index = loads[0][1]
+        shares[index] += 1
+        heapq.heapreplace(loads, ((shares[index] + 1) / weights[index], index))
+    return shares
+
+
+def name_envs(env_ids: Sequence[int]) -> str:
+    """Return ``"env 3"`` or ``"envs 3, 4"``."""
+    return f"env {env_ids[0]}" if len(env_ids) == 1 else f"envs {list_ids(env_ids)[1:-1]}"

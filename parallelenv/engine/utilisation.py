@@ -1,0 +1,119 @@
+"""For how long hosts have something to do, and for how long they wait: estimated from a sample of the commands.
+
+A step of 100 us would notice a clock that is read with each of its messages. So of quick ones only some are timed, at
+irregular distances, as what the caller does between steps may be regular; whatever takes longer is always timed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from parallelenv.engine.cells import current_run
+
+PAUSE = 10.0
+"""Seconds: a pause of the caller's that is longer does not count as time in which hosts wait."""
+_SHORT = 0.05
+"""Seconds: nor does one that is longer than this, from one cell of a notebook to the next."""
+_QUICK = 3e-3
+"""Seconds from one command to the next below which not every one is timed."""
+_DISTANCES = (31, 89, 53, 71, 23, 41, 113, 67)
+_NUM_FIRST = 64
+"""So many commands are timed, quick or not, before any is left out."""
+
+
+@dataclass(slots=True)
+class Shift:
+    """When a host works.
+
+    Attributes:
+        since: Moment, of `time.perf_counter`, at which it was given something to do, if that is timed; else 0.
+        took: Seconds that it took, as far as it has answered.
+        busy: Seconds of all that was timed before.
+    """
+
+    since: float = 0.0
+    took: float = 0.0
+    busy: float = 0.0
+
+
+class Hours:
+    """The time of a pool.
+
+    Attributes:
+        left: Commands to several hosts, or one, that are not timed before one is.
+    """
+
+    def __init__(self) -> None:
+        self.left = 0
+        self._distances = itertools.cycle(_DISTANCES)
+        self._distance = 0
+        self._stamped = 0.0  # when a command was timed, or was seen to end the time of the one before
+        self._latest = 0.0  # when the latest answer to one came
+        self._open: list[Shift] = []  # of those that work on it
+        self._timed = 0.0  # from each of them to the next command
+        self._elapsed = 0.0
+        self._num_seen = 0  # commands within the latter
+        self._run = current_run()
+
+    def sent(self, shifts: Iterable[Shift]) -> None:
+        """Note a command that is not left out. ``shifts``: of all hosts that have something to do from now on."""
+        now = time.perf_counter()
+        if not self._stamped:
+            self._open_at(now, shifts)
+            return
+        gap = now - self._stamped
+        pause = now - max(self._latest, self._stamped)
+        if pause > _SHORT and self._is_rest(pause) and not any(shift.since for shift in self._open):
+            gap -= pause
+        self._elapsed += gap
+        self._num_seen += 1 + self._distance
+        if self._open:
+            self._close_at(now, gap)
+        if gap > _QUICK or self._distance or self._num_seen < _NUM_FIRST:
+            self._open_at(now, shifts)
+        else:
+            self._stamped, self._distance = now, next(self._distances)
+            self.left = self._distance
+
+    def _is_rest(self, pause: float) -> bool:
+        """Whether a pause of the caller's is none of the work."""
+        before, self._run = self._run, current_run()
+        return pause > PAUSE or before != self._run
+
+    def _open_at(self, now: float, shifts: Iterable[Shift]) -> None:
+        self._stamped, self._distance, self.left = now, 0, 0
+        self._open = list(shifts)
+        for shift in self._open:
+            shift.since, shift.took = now, 0.0
+
+    def _close_at(self, now: float, gap: float) -> None:
+        self._timed += gap
+        for shift in self._open:
+            shift.busy += shift.took if not shift.since else now - shift.since
+            shift.since, shift.took = 0.0, 0.0
+        self._open = []
+
+    def received(self, shift: Shift) -> None:
+        """Note that a host has answered to a command that was timed."""
+        self._latest = time.perf_counter()
+        shift.took, shift.since = self._latest - shift.since, 0.0
+
+    def elapsed(self) -> float:
+        """Return the seconds since the first command, without the caller's rest: an estimate at the end."""
+        is_working = any(shift.since for shift in self._open)
+        end = time.perf_counter() if is_working else self._latest
+        running = max(0.0, end - self._stamped) if self._open else 0.0
+        untimed = self._distance - self.left if not self._open else 0
+        return (self._elapsed + running) * (1 + untimed / max(1, self._num_seen))
+
+    def waiting(self, shift: Shift) -> float | None:
+        """Return the share of the time for which a host had nothing to do, 0 to 1; ``None`` if that is not known."""
+        now, timed, busy = time.perf_counter(), self._timed, shift.busy
+        if self._open:
+            is_working = any(one.since for one in self._open)
+            timed += max(0.0, (now if is_working else self._latest) - self._stamped)
+            busy += now - shift.since if shift.since else shift.took
+        return min(1.0, max(0.0, 1 - busy / timed)) if timed > 0 else None

@@ -1,0 +1,1 @@
+"""What a notebook shows of a `ParallelEnv` and of its envs."""

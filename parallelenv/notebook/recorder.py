@@ -1,0 +1,277 @@
+"""Records where the time goes: `with env.profile() as p`.
+
+All steps are noted as long as that takes 2 % of their time at most. Quick ones are noted in windows of some steps each,
+at irregular distances, so that it takes 1 %. A window opens and closes at certain numbers of commands, which come from
+an iterator in C that now and then asks here: in between the caller pays nothing, and hosts see by the number whether to
+note a command.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from array import array
+from collections.abc import Generator, Iterator
+from itertools import chain, islice
+from time import perf_counter
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from parallelenv.contract.batch import Array
+from parallelenv.contract.process_info import clock_id
+from parallelenv.contract.protocol import NOTED
+from parallelenv.errors import EnvBusyError, ParallelEnvError
+from parallelenv.notebook.profile import Profile
+from parallelenv.notebook.recording import Recording, WorkerRecord
+from parallelenv.worker.tracer import NUM_FIRST, HostRecord, Thinning
+
+if TYPE_CHECKING:
+    from parallelenv.shown import Shown
+
+COLLECT_TIMEOUT = 5.0
+"""Seconds that workers get to tell what they have noted."""
+INTERRUPTED_TIMEOUT = 0.2
+"""Likewise, after Ctrl-C."""
+
+
+class Recorder:
+    """A context manager within which a `ParallelEnv` is recorded.
+
+    Args:
+        env: It.
+    """
+
+    def __init__(self, env: Shown) -> None:
+        self._env = env
+        self._profile = Profile()
+
+    def __enter__(self) -> Profile:
+        """Begin to record, and return what can be asked afterwards."""
+        self._answers = self._env._watch()
+        self._sampling = self._env._sampling
+        self._begun = perf_counter()
+        self._sampling.begin(self._begun)
+        return self._profile
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
+    ) -> None:
+        """Collect what was noted. A worker that is dead, or does not answer in time, has noted nothing."""
+        ended = perf_counter()
+        is_interrupt = kind is not None and issubclass(kind, KeyboardInterrupt)
+        self._sampling.end(ended)
+        found = self._env._unwatch(INTERRUPTED_TIMEOUT if is_interrupt else COLLECT_TIMEOUT, not is_interrupt)
+        workers = [self._aligned(record, asked) for record, asked in found]
+        calls = self._sampling.calls
+        missing = set(range(self._env.num_envs)).difference(*(worker.env_ids for worker in workers))
+        self._profile.keep(
+            Recording(
+                self._begun,
+                ended,
+                np.array(calls.windows or [(self._begun, ended)]),
+                calls.spans(self._begun, ended),
+                sorted(workers, key=lambda worker: worker.env_ids),
+                tuple(sorted(missing)),
+            )
+        )
+
+    def _aligned(self, record: HostRecord, asked: tuple[float, float]) -> WorkerRecord:
+        """Return what a host has noted by the caller's clock; of another machine it is some 0.1 ms wrong, or more."""
+        offset = 0.0
+        if record.clock != clock_id():
+            offset = sum(asked) / 2 - record.now
+            clock, now, first = self._answers.get(record.env_ids[0], ("", 0.0, asked))
+            # One that was built anew may be on another machine than its predecessor, which was asked first.
+            if clock == record.clock and first[1] - first[0] < asked[1] - asked[0]:
+                offset = sum(first) / 2 - now
+        return WorkerRecord.of(record, offset)
+
+
+def ask_to_watch(env: Any) -> dict[int, tuple[str, float, tuple[float, float]]]:
+    """Let hosts begin to note; return clock and time of each, and when it was asked and had answered, by first env."""
+    if env._sampling is not None:
+        raise EnvBusyError("This ParallelEnv is recorded already. End that block before you profile again.")
+    pool = env._pool
+    living = [env_id for env_id in pool.env_ids if env_id not in pool.lost]
+    asked = perf_counter()
+    values = pool.ask("watch", living).values
+    answered = perf_counter()
+    env._sampling = Sampling(env)
+    pool.is_watched = True
+    return {env_id: (*value, (asked, answered)) for env_id, value in values.items()}
+
+
+def ask_what_was_seen(env: Any, timeout: float, goes_on: bool) -> list[tuple[HostRecord, tuple[float, float]]]:
+    """Let hosts note no more; return what those have noted that answer in time, and when they were asked.
+
+    Args:
+        env: A `ParallelEnv`.
+        timeout: Seconds.
+        goes_on: Whether what was interrupted in the caller's thread may go on for that.
+    """
+    pool = env._pool
+    pool.is_watched = False
+    living = [env_id for env_id in pool.env_ids if env_id not in pool.lost]
+    is_held_up = not goes_on and pool.is_held_up
+    asked = perf_counter()
+    request = pool.post("unwatch", living)
+    if not is_held_up:
+        with contextlib.suppress(ParallelEnvError):  # too late: what the others have noted is there
+            pool.wait(request, timeout)
+    answered = perf_counter()
+    return [(record, (asked, answered)) for record in request.values.values() if isinstance(record, HostRecord)]
+
+
+_IN_WINDOW = 8
+"""Steps of a window; the timeline shows as many."""
+_MOST_TRIES = 8
+"""So many steps are noted in vain, at most, until hosts have done what was not to be noted."""
+_MOST_MARKS = 2_000_000
+
+
+class Calls:
+    """Stands for who is using a `ParallelEnv`, and notes when a call begins and ends.
+
+    Args:
+        user: What stands for that at other times. It goes on to be used, so either may take over at any moment.
+
+    Attributes:
+        windows: Beginning and end of those that are closed.
+    """
+
+    __slots__ = ("_known", "_marks", "_opened", "_user", "windows")
+
+    def __init__(self, user: dict[str, int]) -> None:
+        self._user = user
+        self._marks = array("d")  # beginnings; ends, less than zero; zero where a window ends
+        self._known = 0  # so many of them are of windows that are closed
+        self._opened: float | None = None
+        self.windows: list[tuple[float, float]] = []
+
+    def setdefault(self, key: str, default: int) -> int:
+        """Note that a call begins, unless another thread is in one."""
+        user = self._user.setdefault(key, default)
+        if user == default:
+            self._marks.append(perf_counter())
+        return user
+
+    def clear(self) -> None:
+        """Note that it ends."""
+        self._user.clear()
+        self._marks.append(-perf_counter())
+
+    def __len__(self) -> int:
+        """Return how many beginnings and ends there are."""
+        return len(self._marks)
+
+    def open(self, now: float, *, is_in_call: bool) -> None:
+        """Open a window. Calls that ended before are forgotten, and of one that goes on the time before it is."""
+        del self._marks[self._known :]
+        self._opened = now
+        if is_in_call:
+            self._marks.append(now)
+
+    def close(self, now: float) -> None:
+        """Close the window, if one is open. Of a call that goes on what comes later is not known."""
+        if self._opened is None:
+            return
+        if self._marks and self._marks[-1] > 0:
+            self._marks.append(-now)
+        self._marks.append(0.0)
+        self._known = len(self._marks)
+        if now > self._opened:
+            self.windows.append((self._opened, now))
+        self._opened = None
+
+    def spans(self, begin: float, end: float) -> Array:
+        """Return when there were calls between two moments, and in windows: ``(m, 2)`` float64, in order."""
+        marks = np.array(self._marks[: self._known])
+        # A call within a call begins after that and ends before it: of beginnings in a row it is the first that counts,
+        # of ends the last one.
+        kinds = np.sign(marks)
+        begins = np.flatnonzero((kinds > 0) & (np.append(0, kinds)[:-1] <= 0))
+        ends = np.flatnonzero((kinds < 0) & (np.append(kinds, 0)[1:] >= 0))
+        ends = ends[np.searchsorted(ends, begins)]
+        spans = np.column_stack([marks[begins], -marks[ends]])
+        return spans[(spans[:, 0] < end) & (spans[:, 1] > begin)].clip(begin, end)
+
+
+class Sampling:
+    """Lets the steps and calls of a `ParallelEnv` be noted, or some of them.
+
+    Args:
+        env: It.
+    """
+
+    def __init__(self, env: Any) -> None:
+        self._env = weakref.ref(env)  # else the pool would keep it alive, by way of the numbers
+        self._user: dict[str, int] = env._user
+        self._pool = pool = env._pool
+        self._num_links, self._num_envs = pool.num_links, -(-len(pool.env_ids) // pool.num_links)
+        self._thinning = Thinning()
+        self.calls = Calls(self._user)
+
+    def begin(self, now: float) -> None:
+        """Note everything from now on, and later what does not take too long. No call is under way."""
+        self.calls.open(now, is_in_call=False)
+        self._become(self.calls)
+        self._pool.number_by(self._numbers)
+
+    def end(self, now: float) -> None:
+        """Note nothing any more."""
+        self.calls.close(now)
+        self._pool.number_by(None)
+        self._become(self._user)
+
+    def _become(self, user: Any) -> None:
+        env = self._env()
+        if env is not None:
+            env._user = user
+
+    def _numbers(self, plain: Iterator[int]) -> Iterator[int]:
+        """Return numbers of commands. Should an interrupt end the choice, those that are left are plain."""
+        return chain(chain.from_iterable(self._choose(plain)), plain)
+
+    def _choose(self, plain: Iterator[int]) -> Iterator[Iterator[int]]:
+        """Yield numbers of steps: of some that are noted, and of some that are not."""
+        noted = map(NOTED.__or__, plain)
+        num_steps = NUM_FIRST
+        try:
+            while len(self.calls) < _MOST_MARKS:
+                left_out = yield from self._note(noted, num_steps)
+                num_steps = _IN_WINDOW
+                if left_out:
+                    self.calls.close(perf_counter())
+                    self._become(self._user)
+                    yield islice(plain, left_out * self._num_links)
+                    self._become(self.calls)
+                    yield from self._clear_the_way(noted)
+                    self.calls.open(perf_counter(), is_in_call=True)
+        finally:
+            self.calls.close(perf_counter())
+            self._become(self._user)
+
+    def _note(self, noted: Iterator[int], num_steps: int) -> Generator[Iterator[int], None, int]:
+        """Note steps; return how many are to be left out after them."""
+        since, before = perf_counter(), len(self.calls)
+        yield islice(noted, num_steps * self._num_links)
+        num_noted = max(num_steps, (len(self.calls) - before) // 2)
+        seconds = (perf_counter() - since) / num_noted
+        return self._thinning.left_out(num_noted, seconds, self._num_envs, self._num_resets())
+
+    def _num_resets(self) -> float:
+        """Return how many resets each host has made within the latest step, or had made if the policy has them do so.
+
+        One step says little, but many windows, each with another one, say it all.
+        """
+        of_each: float = self._pool.batch.flags.tobytes().count(1) / self._num_links
+        return of_each
+
+    def _clear_the_way(self, noted: Iterator[int]) -> Iterator[Iterator[int]]:
+        """Let steps be noted in vain until hosts have answered all that were not to be noted."""
+        for _ in range(_MOST_TRIES):
+            yield islice(noted, self._num_links)
+            if all(number >= NOTED for number in self._pool.under_way):
+                return

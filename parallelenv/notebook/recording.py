@@ -1,0 +1,155 @@
+"""What was recorded of a `ParallelEnv`: when the caller was in it, and what each worker did."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from parallelenv.contract.batch import Array
+from parallelenv.contract.process_info import Seat
+from parallelenv.worker.tracer import HostRecord
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WorkerRecord:
+    """What a worker did. All moments are seconds of the caller's `time.perf_counter`.
+
+    Attributes:
+        env_ids: Its envs.
+        seat: Where it is.
+        operations: As in `HostRecord`.
+        spans: As in `HostRecord`.
+        turns: ``(k, 2)`` float64: when each env began and ended to do what it was asked.
+        owners: ``(k,)`` int64: env ids of the turns.
+        is_step: ``(k,)`` bool: whether that was a step.
+        span_of: ``(k,)`` int64: the span that each turn is a part of.
+        stands_for: As in `HostRecord`.
+        resets: As in `HostRecord`.
+        is_full: As in `HostRecord`.
+        since: As in `HostRecord`.
+    """
+
+    env_ids: tuple[int, ...]
+    seat: Seat
+    operations: Sequence[str]
+    spans: Array
+    turns: Array
+    owners: Array
+    is_step: Array
+    span_of: Array
+    stands_for: Array
+    resets: Array
+    is_full: bool
+    since: float
+
+    @classmethod
+    def of(cls, record: HostRecord, offset: float) -> WorkerRecord:
+        """Return what a host has noted. ``offset``: the caller's clock less the host's."""
+        span_of = np.repeat(np.arange(len(record.counts)), record.counts)
+        ends = np.append(record.moments[1:], 0.0)
+        is_last = np.append(span_of[1:] != span_of[:-1], True) if len(span_of) else np.zeros(0, bool)
+        ends = ends[: len(span_of)]
+        ends[is_last] = record.spans[span_of[is_last], 1]
+        is_step = np.array([name == "step" for name in record.operations], bool)
+        turns = np.column_stack([record.moments, ends]) + offset
+        resets = record.resets.copy()
+        resets[:, :2] += offset
+        return cls(
+            record.env_ids,
+            record.seat,
+            record.operations,
+            record.spans + offset,
+            turns,
+            record.owners,
+            is_step[span_of],
+            span_of,
+            record.stands_for,
+            resets,
+            record.is_full,
+            record.since + offset,
+        )
+
+    def busy(self) -> Array:
+        """Return when it worked: ``(m, 2)``, one after the other."""
+        return merge(self.spans)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recording:
+    """What was recorded.
+
+    Attributes:
+        begin: Moment, of the caller's `time.perf_counter`.
+        end: Likewise.
+        windows: ``(w, 2)`` float64: when all was noted that happened, one after the other. Only one, from begin to end,
+            unless steps were so quick that some were left out.
+        calls: ``(m, 2)`` float64: when the caller was in a call of the `ParallelEnv`.
+        workers: What each did.
+        missing: Ids of envs whose worker has told nothing.
+    """
+
+    begin: float
+    end: float
+    windows: Array
+    calls: Array
+    workers: Sequence[WorkerRecord]
+    missing: tuple[int, ...]
+
+    @property
+    def rebuilt(self) -> tuple[int, ...]:
+        """Ids of envs whose worker was built anew meanwhile: what the one before did is not known."""
+        return tuple(env_id for worker in self.workers if worker.since > self.begin for env_id in worker.env_ids)
+
+    @property
+    def weights(self) -> Array:
+        """``(w,)`` float64: by how much longer the time is for which each window stands: since the one before."""
+        ends = self.windows[:, 1].copy()
+        ends[-1] = self.end
+        weights: Array = np.diff(ends, prepend=self.begin) / (self.windows[:, 1] - self.windows[:, 0])
+        return weights
+
+    def window_of(self, moments: Array) -> Array:
+        """Return which window each of some moments is in, or else comes after."""
+        return np.maximum(np.searchsorted(self.windows[:, 0], moments, side="right") - 1, 0)
+
+    def share(self, spans: Array) -> float:
+        """Return the share of the time, 0 to 1, that spans, ``(m, 2)``, take. What was left out is made up for."""
+        taken = np.diff(cover(merge(spans), self.windows), axis=1)[:, 0]
+        return float(self.weights @ taken) / (self.end - self.begin)
+
+    def outside(self, spans: Array) -> Array:
+        """Return when, within the windows, none of some spans was: ``(m, 2)``."""
+        edges = [self.begin], self.windows.ravel(), [self.end]
+        taken = merge(np.concatenate([spans, np.concatenate(edges).reshape(-1, 2)]))
+        free = np.column_stack([taken[:-1, 1], taken[1:, 0]])
+        return free[free[:, 1] > free[:, 0]]
+
+
+def merge(spans: Array) -> Array:
+    """Return spans, ``(m, 2)``, in order and without those that overlap: these are made one."""
+    if not len(spans):
+        return np.zeros((0, 2))
+    spans = spans[np.argsort(spans[:, 0], kind="stable")]
+    reached = np.maximum.accumulate(spans[:, 1])
+    first = np.append(True, spans[1:, 0] > reached[:-1])
+    last = np.append(np.flatnonzero(first)[1:], len(spans)) - 1
+    return np.column_stack([spans[first, 0], reached[last]])
+
+
+def measure(spans: Array) -> float:
+    """Return the length of spans that do not overlap."""
+    return float((spans[:, 1] - spans[:, 0]).sum())
+
+
+def cover(spans: Array, moments: Array) -> Array:
+    """Return, for each of some moments, for how many seconds before it spans were. These are as `merge` gives them."""
+    if not len(spans):
+        return np.zeros(moments.shape)
+    # What lies whole before it, and what of a span reaches over it.
+    lengths = np.append(0.0, np.cumsum(spans[:, 1] - spans[:, 0]))
+    number = np.searchsorted(spans[:, 0], moments, side="right")
+    over = np.where(number > 0, np.maximum(0.0, spans[number - 1, 1] - moments), 0.0)
+    taken: Array = lengths[number] - over
+    return taken

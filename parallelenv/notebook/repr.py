@@ -1,0 +1,254 @@
+"""What a `ParallelEnv` shows of itself: gathered without asking, or waiting for, a worker."""
+
+from __future__ import annotations
+
+import html
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from parallelenv.contract.messages import count, format_table, name_range, number
+from parallelenv.contract.process_info import UNKNOWN, Seat
+from parallelenv.engine.episode_stats import LATEST, Standing
+
+if TYPE_CHECKING:
+    from parallelenv.env import ParallelEnv
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How a state of envs is shown.
+
+    Attributes:
+        colour: Of its squares: told apart with any colour vision, on white and on black.
+        sign: In its squares, for readers and printers without colours.
+        meaning: What it means, for the tooltip.
+        one: What is said of one env after its number; empty: the state itself.
+        more: Likewise, of several envs.
+    """
+
+    colour: str
+    sign: str
+    meaning: str
+    one: str = ""
+    more: str = ""
+
+
+LOOKS = {
+    "running": Look("#009e73", "", "in an episode"),
+    "busy": Look("#56b4e9", "…", "a step or another call is under way"),
+    "done": Look("#0072b2", "✓", "its episode has ended"),
+    "needs reset": Look("#f0e442", "!", "it has no episode: call reset()", "needs reset", "need reset"),
+    "exhausted": Look("#cc79a7", "∅", "it has no more tasks"),
+    "paused": Look("#e69f00", "‖", "left out until resume()"),
+    "failed": Look("#d55e00", "x", "its worker has died: call restart()", *["failed (worker died)"] * 2),
+    "closed": Look("#999999", "-", "close() was called"),
+}
+"""The states of envs, in the order of the legend."""
+_MOST_SQUARES = 256
+_MOST_WORKERS = 16
+_GRID = "font:bold 11px/14px sans-serif;color:#000;"
+_SQUARE = (
+    "display:inline-block;vertical-align:top;width:14px;height:14px;margin:1px;border-radius:2px;text-align:center;"
+    "background-color:"
+)
+_CELL = "padding:1px 10px 1px 0;text-align:"
+_BOX = "display:inline-block;padding:8px 12px;border:1px solid #8888;border-radius:4px;font-size:13px;line-height:1.5"
+_HEADER = {"envs": "left", "pid": "right", "memory": "right", "waiting": "right"}
+_WAITING = "waiting: share of the time a worker had no work, while your code or slower workers ran"
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """What is known of a worker.
+
+    Attributes:
+        env_ids: Its envs.
+        seat: Where it lives.
+        memory: Bytes that its process takes; ``None`` if that is not known.
+        waiting: Share of the time for which it had nothing to do, 0 to 1; ``None`` if nothing was asked yet.
+    """
+
+    env_ids: tuple[int, ...]
+    seat: Seat
+    memory: int | None
+    waiting: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Portrait:
+    """What is known of a `ParallelEnv`.
+
+    Attributes:
+        title: Its ``repr``, or that of a wrapper around it.
+        states: Of each env, one of `LOOKS`.
+        standing: Episodes, and how they went.
+        rate: Steps of single envs per second, without pauses of more than 10 s; ``None`` if there are none.
+        workers: Those that live.
+    """
+
+    title: str
+    states: list[str]
+    standing: Standing
+    rate: float | None
+    workers: list[Worker]
+
+    def counts(self) -> dict[str, str]:
+        """Return how many envs are in each state that occurs, in words, by state."""
+        counts = {}
+        for state, envs in Counter(self.states).items():
+            look = LOOKS[state]
+            counts[state] = f"{envs:,} {(look.one if envs == 1 else look.more) or state}"
+        return {state: counts[state] for state in LOOKS if state in counts}
+
+    def facts(self) -> dict[str, str]:
+        """Return what is known of steps and episodes, line by line."""
+        facts = {}
+        standing = self.standing
+        if self.rate is not None:
+            together = " of all envs together" if len(self.states) > 1 else ""
+            facts["so far"] = f"{count(standing.num_steps, 'step')} ({number(self.rate)}/s){together}"
+        if standing.num_episodes:
+            latest = min(standing.num_episodes, LATEST)
+            means = [("return", standing.mean_return), ("length", standing.mean_length)]
+            known = ", ".join(f"{name} {number(mean)}" for name, mean in means if mean is not None)
+            of_latest = ":" if latest == 1 else f"; mean of the last {latest}:"
+            facts["episodes"] = f"{standing.num_episodes:,} ended" + (f"{of_latest} {known}" if known else "")
+        return facts
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """Return the table of workers."""
+        return [
+            (
+                name_range(worker.env_ids),
+                _name_seat(worker.seat),
+                "" if worker.memory is None else f"{worker.memory / 1e6:,.0f} MB",
+                "" if worker.waiting is None else f"{worker.waiting:.0%}",
+            )
+            for worker in self.workers[:_MOST_WORKERS]
+        ]
+
+    @property
+    def rest(self) -> str:
+        """What the table leaves out."""
+        left = len(self.workers) - _MOST_WORKERS
+        return f"... and {count(left, 'more worker')}" if left > 0 else ""
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether the table says how long workers waited."""
+        return any(worker.waiting is not None for worker in self.workers[:_MOST_WORKERS])
+
+    def text(self) -> str:
+        """Return it as plain text."""
+        facts = {"envs": ", ".join(self.counts().values()), **self.facts()}
+        lines = [self.title, *(f"  {name:<9} {said}" for name, said in facts.items())]
+        if self.workers:
+            table = format_table(list(_HEADER), self.rows(), left=("envs",))
+            lines += ["", *(f"  {line}" for line in table.splitlines())]
+        if self.rest:
+            lines.append(f"  {self.rest}")
+        if self.has_waiting:
+            lines.append(f"  ({_WAITING})")
+        return "\n".join(lines)
+
+    def html(self) -> str:
+        """Return it as HTML, which needs nothing else: no style sheet, script or network, and fits light and dark."""
+        facts = "".join(
+            f'<tr><td style="{_CELL}left;opacity:0.7">{name}</td><td style="{_CELL}left">{html.escape(said)}</td></tr>'
+            for name, said in self.facts().items()
+        )
+        table = self._html_table() if self.workers else ""
+        return (
+            f'<div style="{_BOX}"><div><code>{html.escape(self.title)}</code></div>'
+            f'<div style="margin:6px 0;max-width:560px">{self._html_grid()}</div>{self._html_legend()}'
+            f'<table style="margin:6px 0 0;font-size:inherit">{facts}</table>{table}</div>'
+        )
+
+    def _html_grid(self) -> str:
+        squares = "".join(
+            f'<span title="env {env_id}: {state}" style="{_SQUARE}{LOOKS[state].colour}">{LOOKS[state].sign}</span>'
+            for env_id, state in enumerate(self.states[:_MOST_SQUARES])
+        )
+        left = len(self.states) - _MOST_SQUARES
+        return f'<div style="{_GRID}">{squares}</div>' + (f"<div>... and {left:,} more</div>" if left > 0 else "")
+
+    def _html_legend(self) -> str:
+        return "".join(
+            f'<span title="{LOOKS[state].meaning}" style="margin-right:14px;white-space:nowrap">'
+            f'<span style="{_GRID}{_SQUARE}{LOOKS[state].colour}">{LOOKS[state].sign}</span> {said}</span>'
+            for state, said in self.counts().items()
+        )
+
+    def _html_table(self) -> str:
+        head = "".join(f'<th style="{_CELL}{side}">{name}</th>' for name, side in _HEADER.items())
+        body = "".join(f"<tr>{_html_row(row)}</tr>" for row in self.rows())
+        rest = f"<div>{self.rest}</div>" if self.rest else ""
+        if self.has_waiting:
+            rest += f'<div style="opacity:0.7;font-size:12px">{_WAITING}</div>'
+        rows = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
+        return f'<table style="margin:6px 0 0;font-size:inherit">{rows}</table>{rest}'
+
+
+def _html_row(row: Sequence[str]) -> str:
+    cells = zip(row, _HEADER.values(), strict=True)
+    return "".join(f'<td style="{_CELL}{side}">{html.escape(cell)}</td>' for cell, side in cells)
+
+
+def portray(env: ParallelEnv, title: str) -> Portrait:
+    """Return what is known of a `ParallelEnv`, open or closed, whatever it or another thread is doing."""
+    pool, stepper = env._pool, env._stepper
+    standing = stepper.episodes.score.look()
+    seconds = pool.hours.elapsed()
+    rate = standing.num_steps / seconds if seconds > 0 and standing.num_steps else None
+    return Portrait(title, _states(env), standing, rate, _workers(pool.seats, pool.workload()))
+
+
+def describe(env: Any) -> dict[str, str]:
+    """Return what `portray` finds of a `ParallelEnv` or what a wrapper is around, by MIME type."""
+    whole = env.unwrapped
+    if not hasattr(whole, "_roller"):  # its constructor has failed
+        return {"text/plain": repr(env)}
+    portrait = portray(whole, repr(env))
+    return {"text/plain": portrait.text(), "text/html": portrait.html()}
+
+
+def _states(env: ParallelEnv) -> list[str]:
+    if env.closed:
+        return ["closed"] * env.num_envs
+    stepper = env._stepper
+    episodes = stepper.episodes
+    states = ["done" if is_done else "running" for is_done in episodes.ends_at_rest().tolist()]
+    marked = {
+        "needs reset": episodes.without(),
+        "exhausted": episodes.exhausted,
+        "busy": stepper.under_way,
+        "paused": episodes.paused.nonzero()[0].tolist(),
+        "failed": env._pool.lost,
+    }
+    for state, env_ids in marked.items():
+        for env_id in env_ids:
+            states[env_id] = state
+    return states
+
+
+def _workers(seats: dict[int, Seat], workload: Sequence[tuple[tuple[int, ...], float | None]]) -> list[Worker]:
+    """Return the workers: hosts, or the processes behind a host if there are several."""
+    found: list[Worker] = []
+    memory: dict[Seat, int | None] = {}
+    for env_ids, waiting in workload:
+        parts: dict[Seat, list[int]] = {}
+        for env_id in env_ids:
+            parts.setdefault(seats.get(env_id, UNKNOWN), []).append(env_id)
+        for seat, owned in parts.items():
+            if seat not in memory:
+                memory[seat] = seat.memory() if len(found) < _MOST_WORKERS else None
+            found.append(Worker(tuple(owned), seat, memory[seat], waiting))
+    return found
+
+
+def _name_seat(seat: Seat) -> str:
+    if not seat.pid:
+        return ""
+    return str(seat.pid) if seat.is_near else f"{seat.pid} on {seat.machine}"

@@ -1,0 +1,127 @@
+"""Frames of several envs as one picture."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from parallelenv.contract.batch import Array
+from parallelenv.contract.spaces import describe_value
+from parallelenv.errors import ArgumentError
+from parallelenv.notebook.animation import require_pillow, resize
+
+_DARK = (None, "human", "ansi", "rgb_array_list")
+"""Render modes of which `render` returns no single picture."""
+_GREY = 128
+"""Of gaps and of places without an env: it differs from the white of CartPole and the black of Atari."""
+_LEAST_LABELLED = 32
+"""Pixels each way of the smallest frame that has room for an env id."""
+
+
+def tile_frames(
+    frames: Sequence[Any], env_ids: Sequence[int] | None = None, width: int | None = None, labels: bool = False
+) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Return an RGB picture with the frames in a near-square grid, row by row.
+
+    Args:
+        frames: uint8 arrays ``(height, width, 3)``, ``(height, width)`` grey, or ``(height, width, 4)``, of which the
+            alpha is left out; their sizes may differ. Smaller ones are padded with black, to the right and below.
+        env_ids: Ids of their envs, for labels and messages. ``None``: 0, 1, 2, ...
+        width: Pixels that the picture is wide at most: frames are made smaller, all by the same factor. ``None``:
+            frames keep their size.
+        labels: Leave a grey gap between frames and draw the env id into the upper left corner of each. A single frame
+            gets neither, and frames of less than 32 pixels each way get no id. Needs Pillow.
+
+    Returns:
+        ``(rows * max_height, columns * max_width, 3)`` uint8, and the gaps.
+
+    Raises:
+        ArgumentError: If a frame is no such array, as with a render mode that draws a window, or of another dtype:
+            nothing says which of its numbers is white.
+    """
+    ids = range(len(frames)) if env_ids is None else env_ids
+    pictures = [_as_rgb(frame, env_id) for frame, env_id in zip(frames, ids, strict=True)]
+    columns = max(1, math.ceil(math.sqrt(len(pictures))))
+    is_labelled = labels and len(pictures) > 1
+    across = max((picture.shape[1] for picture in pictures), default=0)
+    if width is not None:
+        across = min(across, max(1, width // columns))
+    gap = min(4, max(1, across // 32)) if is_labelled else 0
+    if width is not None:
+        pictures = _made_smaller(pictures, max(1, (width - gap * (columns - 1)) // columns))
+    across = max((picture.shape[1] for picture in pictures), default=0)
+    down = max((picture.shape[0] for picture in pictures), default=0)
+    rows = math.ceil(len(pictures) / columns)
+    size = (max(0, rows * (down + gap) - gap), max(0, min(columns, len(pictures)) * (across + gap) - gap), 3)
+    canvas = np.full(size, _GREY if is_labelled else 0, np.uint8)
+    for index, (env_id, picture) in enumerate(zip(ids, pictures, strict=True)):
+        top, left = index // columns * (down + gap), index % columns * (across + gap)
+        canvas[top : top + down, left : left + across] = 0
+        canvas[top : top + picture.shape[0], left : left + picture.shape[1]] = picture
+        if is_labelled and min(across, down) >= _LEAST_LABELLED:
+            label = _label(env_id, max(10, down // 13))[:down, :across]
+            canvas[top : top + label.shape[0], left : left + label.shape[1]] = label
+    return canvas
+
+
+def _made_smaller(pictures: Sequence[Array], width: int) -> list[Array]:
+    """Return pictures of which the widest has at most so many pixels, all made smaller by the same factor."""
+    factor = width / max((picture.shape[1] for picture in pictures), default=width)
+    if factor >= 1:
+        return list(pictures)
+    return [
+        resize(picture, *(max(1, round(length * factor)) for length in (picture.shape[1], picture.shape[0])))
+        for picture in pictures
+    ]
+
+
+@functools.lru_cache(maxsize=1024)
+def _label(env_id: int, size: int) -> Array:
+    """Return an env id in white on black, ``(height, width, 3)`` uint8, in letters of so many pixels."""
+    require_pillow("Env ids on frames")
+    from PIL import Image, ImageDraw, ImageFont
+
+    font = ImageFont.load_default(size)
+    left, top, right, bottom = map(round, font.getbbox(str(env_id)))
+    margin = max(2, size // 5)
+    label = Image.new("RGB", (right - left + 2 * margin, bottom - top + 2 * margin))
+    ImageDraw.Draw(label).text((margin - left, margin - top), str(env_id), fill="white", font=font)
+    return np.asarray(label)
+
+
+def refuse_dark(env_ids: Sequence[int], modes: Sequence[Any]) -> None:
+    """Refuse envs that answer no single picture.
+
+    Args:
+        env_ids: The envs.
+        modes: What each has as ``render_mode``; ``"rgb_array"`` for what has none at all, and may do as it likes.
+
+    Raises:
+        ArgumentError: If there is one.
+    """
+    for env_id, mode in zip(env_ids, modes, strict=True):
+        if mode in _DARK:
+            raise ArgumentError(
+                f"env {env_id} has render_mode={mode!r}, so there is nothing to see of it. Make it with "
+                "render_mode='rgb_array': ParallelEnv.make(id, n, render_mode='rgb_array'). A class of your own sets "
+                "render_mode itself."
+            )
+
+
+def _as_rgb(frame: Any, env_id: int) -> np.ndarray[Any, Any]:
+    if not isinstance(frame, np.ndarray):
+        raise ArgumentError(
+            f"The frame of env {env_id} is {describe_value(frame)}, no RGB array, so it cannot be tiled. Make the envs "
+            "with render_mode='rgb_array'."
+        )
+    is_picture = frame.ndim == 2 or (frame.ndim == 3 and frame.shape[2] in (3, 4))
+    if frame.dtype != np.uint8 or not is_picture or not frame.size:
+        raise ArgumentError(
+            f"The frame of env {env_id} is {describe_value(frame)}; tiled are uint8 arrays (height, width, 3), "
+            "(height, width) grey or (height, width, 4) with alpha. Let the env's render() return one of them."
+        )
+    return np.repeat(frame[..., None], 3, axis=2) if frame.ndim == 2 else frame[..., :3]

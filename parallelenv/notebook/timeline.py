@@ -1,0 +1,261 @@
+"""A recording as a picture: who worked when."""
+
+from __future__ import annotations
+
+import html
+import numbers
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from parallelenv.contract.batch import Array
+from parallelenv.contract.messages import duration, name_range, show
+from parallelenv.errors import ArgumentError
+from parallelenv.notebook.profile import checked_path
+from parallelenv.notebook.recording import Recording, WorkerRecord, cover, measure, merge
+
+_WIDTH, _LEFT, _RIGHT, _ROW, _GAP = 900, 130, 40, 22, 6
+_MOST_ROWS = 24
+_MOST_BLOCKS = 2500
+"""Of a stretch: more would make the picture large, and be too narrow to be seen. Then it is shaded, not drawn."""
+_BINS = 300
+_STEPS_IN_DETAIL = 8
+_CALLER, _CALL, _WORK, _RESET = "#e69f00", "#999999", ("#0072b2", "#56b4e9"), "#d55e00"  # for any colour vision
+_LEGEND = (
+    ((_CALLER,), "your code"),
+    ((_CALL,), "in a call"),
+    (_WORK, "envs step (colours alternate)"),
+    ((_RESET,), "envs reset"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A stretch of time that is drawn.
+
+    Attributes:
+        begin: Seconds since the beginning of the recording.
+        end: Likewise.
+        colour: Of the block.
+        said: What is said of it where the pointer is over it.
+        opacity: 0 to 1.
+    """
+
+    begin: float
+    end: float
+    colour: str
+    said: str
+    opacity: float = 1.0
+
+
+Row = tuple[str, list[Block]]
+
+
+class Timeline:
+    """A picture of a recording. A notebook shows it.
+
+    Attributes:
+        svg: It, as SVG. It needs nothing else, and fits light and dark.
+    """
+
+    def __init__(self, svg: str) -> None:
+        self.svg = svg
+
+    @classmethod
+    def of(cls, recording: Recording, begin: float | None, end: float | None) -> Timeline:
+        """Draw a recording. Arguments and errors: as in `Profile.plot`."""
+        seconds = recording.end - recording.begin
+        first, last = 0.0 if begin is None else begin, seconds if end is None else end
+        if not (_is_number(first) and _is_number(last)) or not 0 <= first < last or first >= seconds:
+            raise ArgumentError(
+                f"begin={show(begin)} and end={show(end)}: the recording goes from 0 to {seconds:.6g} s."
+            )
+        stretches = [(first, min(last, seconds))]
+        if begin is None and end is None and _num_blocks(recording, *stretches[0]) > _MOST_BLOCKS // 8:
+            stretches.append(_some_steps(recording))
+        panels: list[str] = []
+        top = 0
+        for stretch in stretches:
+            panel, height = _draw(_rows(recording, *stretch), *stretch, top)
+            panels.append(panel)
+            top += height
+        is_whole = measure(recording.windows) > 0.999 * seconds
+        return cls(_page("".join(panels), top, "waiting" if is_whole else "waiting or not sampled"))
+
+    def save(self, path: str | Path) -> Path:
+        """Write it to a file whose name ends in ``.svg``, and return that.
+
+        Raises:
+            ArgumentError: If it ends otherwise.
+            OSError: If it cannot be written.
+        """
+        target = checked_path(path, ".svg")
+        target.write_text(self.svg, encoding="utf-8")
+        return target
+
+    def __repr__(self) -> str:
+        """Return one line."""
+        return f"<Timeline, {len(self.svg):,} bytes of SVG>"
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        """Return the picture within a page, where it takes the colours of its surroundings."""
+        return {"text/plain": repr(self), "text/html": self.svg}
+
+
+def _is_number(moment: Any) -> bool:
+    return isinstance(moment, numbers.Real) and not isinstance(moment, bool)
+
+
+def _num_blocks(recording: Recording, begin: float, end: float) -> int:
+    moments = [worker.turns[:, 0] - recording.begin for worker in recording.workers]
+    return sum(int(((one >= begin) & (one < end)).sum()) for one in moments) + len(recording.calls)
+
+
+def _some_steps(recording: Recording) -> tuple[float, float]:
+    """Return a stretch of some calls within a window, that is neither slow nor quick among such."""
+    calls = merge(recording.calls)
+    if not len(calls):
+        return 0.0, recording.end - recording.begin
+    windows = recording.window_of(calls[:, 0])
+    number = min(_STEPS_IN_DETAIL, int(np.bincount(windows).max()))
+    places = np.flatnonzero(windows[number - 1 :] == windows[: len(calls) - number + 1])
+    calls = calls - recording.begin
+    spans = calls[places + number - 1, 1] - calls[places, 0]
+    place = int(places[np.argsort(spans)[len(spans) // 2]])
+    margin = 0.02 * (calls[place + number - 1, 1] - calls[place, 0])
+    return max(0.0, calls[place, 0] - margin), calls[place + number - 1, 1] + margin
+
+
+def _rows(recording: Recording, begin: float, end: float) -> list[Row]:
+    """Return what is to be drawn of a stretch: a row for the caller, and one for each worker."""
+    is_detailed = _num_blocks(recording, begin, end) <= _MOST_BLOCKS
+    offset = recording.begin
+    noted = recording.windows - offset
+    calls = _within(merge(recording.calls) - offset, begin, end)
+    own = _within(recording.outside(recording.calls) - offset, begin, end)
+    if len(calls) + len(own) <= _MOST_BLOCKS:
+        caller = [*_plain(calls, _CALL, "in a call"), *_plain(own, _CALLER, "your code")]
+    else:
+        caller = [
+            *_shaded(calls, noted, (begin, end), _CALL, "in calls:"),
+            *_shaded(own, noted, (begin, end), _CALLER, "your code:"),
+        ]
+    rows: list[Row] = [("your program", caller)]
+    for worker in recording.workers[:_MOST_ROWS]:
+        name = f"envs {name_range(worker.env_ids)}" if len(worker.env_ids) > 1 else f"env {worker.env_ids[0]}"
+        if is_detailed:
+            blocks = list(_turns(worker, offset, begin, end))
+        else:
+            blocks = _shaded(_within(worker.busy() - offset, begin, end), noted, (begin, end), _WORK[0], "works for")
+        rows.append((name, blocks))
+    left = len(recording.workers) - _MOST_ROWS
+    return [*rows, (f"... {left:,} more", [])] if left > 0 else rows
+
+
+def _within(spans: Array, begin: float, end: float) -> Array:
+    inside = spans[(spans[:, 1] > begin) & (spans[:, 0] < end)]
+    return inside.clip(begin, end)
+
+
+def _plain(spans: Array, colour: str, said: str) -> list[Block]:
+    return [Block(begin, end, colour, f"{said}, {duration(end - begin)}") for begin, end in spans.tolist()]
+
+
+def _turns(worker: WorkerRecord, offset: float, begin: float, end: float) -> Iterator[Block]:
+    """Return what each env did, and under it that the worker worked at all."""
+    for first, last in _within(worker.busy() - offset, begin, end).tolist():
+        yield Block(first, last, _CALL, f"the worker works, {duration(last - first)}", 0.5)
+    turns = worker.turns - offset
+    for index in np.flatnonzero((turns[:, 1] > begin) & (turns[:, 0] < end)).tolist():
+        env_id, operation = int(worker.owners[index]), worker.operations[worker.span_of[index]]
+        first, last = turns[index].clip(begin, end).tolist()
+        colour = _RESET if operation == "reset" else _WORK[worker.env_ids.index(env_id) % 2]
+        yield Block(first, last, colour, f"env {env_id}: {operation}, {duration(last - first)}")
+    for first, last, owner in worker.resets.tolist():
+        if last - offset > begin and first - offset < end:
+            said = f"env {owner:.0f}: reset, {duration(last - first)}"
+            yield Block(max(begin, first - offset), min(end, last - offset), _RESET, said)
+
+
+def _shaded(spans: Array, noted: Array, stretch: tuple[float, float], colour: str, said: str) -> list[Block]:
+    """Return blocks of equal length, the darker the more of it, as far as it was noted, is taken by spans."""
+    begin, end = stretch
+    width = (end - begin) / _BINS
+    edges = np.linspace(begin, end, _BINS + 1)
+    taken, seen = np.diff(cover(spans, edges)), np.diff(cover(noted, edges))
+    shares = np.divide(taken, seen, out=np.zeros(_BINS), where=seen > 0).clip(0, 1)
+    blocks = []
+    for index in np.flatnonzero(shares > 0.005).tolist():
+        share = float(shares[index])
+        first = begin + index * width
+        blocks.append(Block(first, first + width, colour, f"{said} {share:.0%} of {duration(width)}", share))
+    return blocks
+
+
+def _draw(rows: Sequence[Row], begin: float, end: float, top: int) -> tuple[str, int]:
+    """Return a panel and its height."""
+    scale = (_WIDTH - _LEFT - _RIGHT) / (end - begin)
+    parts = []
+    y = top + 30
+    for name, blocks in rows:
+        parts.append(f'<text x="0" y="{y + 15}">{html.escape(name)}</text>')
+        parts.append(f'<rect x="{_LEFT}" y="{y}" width="{_WIDTH - _LEFT - _RIGHT}" height="{_ROW}" fill="#8882"/>')
+        parts += [_rect(block, (block.begin - begin) * scale + _LEFT, y, scale) for block in blocks]
+        y += _ROW + _GAP
+    parts += _axis(begin, end, top + 30, y, scale)
+    return "".join(parts), y - top + 26
+
+
+def _rect(block: Block, x: float, y: int, scale: float) -> str:
+    width = max(0.3, (block.end - block.begin) * scale)
+    opacity = "" if block.opacity == 1 else f' fill-opacity="{block.opacity:.2f}"'
+    return (
+        f'<rect x="{x:.2f}" y="{y}" width="{width:.2f}" height="{_ROW}" fill="{block.colour}"{opacity}>'
+        f"<title>{html.escape(block.said)}</title></rect>"
+    )
+
+
+def _axis(begin: float, end: float, top: int, bottom: int, scale: float) -> list[str]:
+    """Return lines with the time at them, five to ten of them at round numbers."""
+    rough = (end - begin) / 6
+    size = 10.0 ** np.floor(np.log10(rough))
+    step = next(size * factor for factor in (1, 2, 5, 10) if size * factor >= rough)
+    parts = []
+    for number in range(int(np.ceil(begin / step - 1e-9)), int(end / step + 1e-9) + 1):
+        x = (number * step - begin) * scale + _LEFT
+        parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{top - 4}" y2="{bottom}" stroke="#8886"/>')
+        parts.append(f'<text x="{x:.1f}" y="{top - 9}" text-anchor="middle">{_moment(number * step, step)}</text>')
+    return parts
+
+
+def _moment(seconds: float, step: float) -> str:
+    """Return a moment in the unit in which the lines are apart."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if step >= size * 0.1:
+            return f"{_separated(seconds / size)} {unit}"
+    return f"{_separated(seconds * 1e6)} µs"
+
+
+def _separated(moment: float) -> str:
+    """Return a round number without zeros at its end, with separators: ``0.25``, ``12,500``."""
+    return f"{moment:,.6f}".rstrip("0").rstrip(".")
+
+
+def _page(panels: str, height: int, empty: str) -> str:
+    """Return panels above a legend. ``empty``: what it says of stretches without a block."""
+    legend = []
+    x = _LEFT
+    for colours, name in (*_LEGEND, (("#8882",), empty)):
+        for colour in colours:
+            legend.append(f'<rect x="{x}" y="{height + 2}" width="12" height="12" fill="{colour}"/>')
+            x += 14
+        legend.append(f'<text x="{x + 3}" y="{height + 12}">{name}</text>')
+        x += 20 + 6 * len(name)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height + 22}" width="{_WIDTH}" '
+        'style="max-width:100%" font-family="sans-serif" font-size="12" fill="currentColor">'
+        f"{panels}{''.join(legend)}</svg>"
+    )

@@ -1,0 +1,242 @@
+"""Whole episodes played with a policy in the caller's process, and how they went."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from parallelenv.contract.arguments import check_policy
+from parallelenv.contract.batch import Array
+from parallelenv.contract.failures import put
+from parallelenv.contract.messages import count, number, show
+from parallelenv.contract.spaces import object_array
+from parallelenv.engine.engine import Begins, Sender
+from parallelenv.errors import EnvContractError, WorkerTimeoutError
+from parallelenv.results import StepResult
+from parallelenv.rollouts.length import Goal, progress_bar
+from parallelenv.worker.policy_runner import Player
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Evaluation:
+    """Episodes from their first step to their last: those of the first env, in turn, then those of the second ...
+
+    Attributes:
+        returns: ``(num_episodes,)`` float64, the sum of the rewards; an object array if some are not numbers.
+        lengths: ``(num_episodes,)`` int64, the number of steps.
+        terminated: ``(num_episodes,)`` bool.
+        truncated: ``(num_episodes,)`` bool.
+        infos: ``(num_episodes,)`` object array of dicts: what the env said in the last step.
+        env_ids: ``(num_episodes,)`` int64: who played it.
+    """
+
+    returns: Array
+    lengths: Array
+    terminated: Array
+    truncated: Array
+    infos: Array
+    env_ids: Array
+
+    def __len__(self) -> int:
+        """Return the number of episodes."""
+        return len(self.lengths)
+
+    def __repr__(self) -> str:
+        """Return one line."""
+        has_mean = len(self) and self.returns.dtype != object
+        mean = f", return {number(float(self.returns.mean()))} on average" if has_mean else ""
+        return f"<Evaluation of {count(len(self), 'episode')}{mean}>"
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What an env has played: of the episode under way, and the episodes before."""
+
+    reward: Any = 0.0
+    length: int = 0
+    ended: list[tuple[Any, ...]] = field(default_factory=list)
+
+    def add(self, reward: Any) -> None:
+        self.reward, self.length = self.reward + reward, self.length + 1
+
+    def end(self, terminated: bool, truncated: bool, info: dict[str, Any]) -> None:
+        self.ended.append((self.reward, self.length, terminated, truncated, info))
+        self.reward, self.length = 0.0, 0
+
+
+def evaluate(
+    stepper: Sender,
+    player: Callable[..., Any],
+    goal: Goal,
+    env_ids: Sequence[int],
+    each: Begins,
+    announce: Callable[[Sequence[int]], Any],
+    shows_progress: bool,
+) -> Evaluation:
+    """Play episodes. The envs begin with a reset, and need one afterwards.
+
+    Args:
+        stepper: Of the envs.
+        player: The policy that acts.
+        goal: How many episodes.
+        env_ids: The envs; each plays its share, and is then left alone.
+        each: Seed and options of the first reset of each.
+        announce: Told who is to be reset, when nothing can be refused any more.
+        shows_progress: Whether a bar shows, where somebody would see it.
+
+    Raises:
+        BaseException: What an env or the policy raised; ``error.partial`` has the episodes so far.
+    """
+    check_policy(player)
+    shares: dict[int, float] = {env_id: share or 0 for env_id, share in goal.shares(env_ids).items()}
+    asked = [place for place, env_id in enumerate(env_ids) if shares[env_id]]
+    playing = tuple(env_ids[place] for place in asked)
+    with progress_bar(goal, shows_progress, "run_episodes") as advance:
+        return _play(stepper, player, shares, playing, [each[place] for place in asked], announce, advance)
+
+
+def perform(
+    stepper: Sender,
+    player: Callable[..., Any],
+    env_ids: Sequence[int],
+    each: Begins,
+    announce: Callable[[Sequence[int]], Any],
+    look: Callable[[], bool],
+) -> Evaluation:
+    """Play until a spectator has seen enough. The envs begin with a reset, and need one afterwards.
+
+    Args:
+        stepper: As in `evaluate`.
+        player: As in `evaluate`.
+        env_ids: The envs.
+        each: As in `evaluate`.
+        announce: As in `evaluate`.
+        look: Called when all have begun, and after each step: whether to go on.
+
+    Raises:
+        BaseException: As `evaluate`, or what ``look`` raised.
+    """
+    check_policy(player)
+    shares = dict.fromkeys(env_ids, math.inf)
+    return _play(stepper, player, shares, tuple(env_ids), each, announce, lambda _: None, look)
+
+
+def _play(
+    stepper: Sender,
+    player: Callable[..., Any],
+    shares: dict[int, float],
+    env_ids: tuple[int, ...],
+    each: Begins,
+    announce: Callable[[Sequence[int]], Any],
+    advance: Callable[[int], Any],
+    look: Callable[[], bool] = lambda: True,
+) -> Evaluation:
+    tallies = {env_id: _Tally() for env_id in env_ids}
+    with stepper.borrowed(env_ids) as own:
+        game = _Game(own, Player(player, None, own.layout), shares, tallies, advance, look)
+        announce(env_ids)
+        try:
+            game.play(env_ids, each)
+        except WorkerTimeoutError as error:
+            late = own.late_for_good(error.env_ids)
+            put(late, "partial", _told(tallies))
+            raise late from None
+        except BaseException as error:
+            put(error, "partial", _told(tallies))
+            raise
+    return _told(tallies)
+
+
+class _Game:
+    """Episodes under way.
+
+    Args:
+        stepper: Under a policy that steps envs on: no env begins an episode that nobody asked for.
+        player: The policy that acts.
+        shares: How many episodes each env plays.
+        tallies: Where to write down how they went.
+        advance: Moves the bar on.
+        look: Called before each step: whether to go on.
+    """
+
+    def __init__(
+        self,
+        stepper: Sender,
+        player: Player,
+        shares: dict[int, float],
+        tallies: dict[int, _Tally],
+        advance: Callable[[int], Any],
+        look: Callable[[], bool],
+    ) -> None:
+        self._stepper = stepper
+        self._player = player
+        self._shares = shares
+        self._tallies = tallies
+        self._advance = advance
+        self._look = look
+
+    def play(self, env_ids: tuple[int, ...], each: Begins) -> None:
+        """Play until every env has had its share. Who ends early waits for nobody; who plays on is waited for.
+
+        Who finds no further episode has played enough.
+        """
+        stepper = self._stepper
+        self._reset(env_ids, each)
+        env_ids = tuple(stepper.episodes.living(env_ids))
+        result: Any = None
+        while env_ids and self._look():
+            actions, _ = self._player.act(env_ids, stepper.states_of(env_ids, result))
+            result = stepper.step(actions, env_ids, "item")
+            ended = self._note(result)
+            if not ended:
+                continue
+            self._advance(len(ended))
+            self._player.forget(ended)
+            left = {env_id: self._shares[env_id] - len(self._tallies[env_id].ended) for env_id in ended}
+            env_ids = tuple(env_id for env_id in env_ids if left.get(env_id, 1))
+            again = [env_id for env_id in ended if left[env_id]]
+            if again:
+                self._reset(again, [(None, None)] * len(again))
+                env_ids = tuple(stepper.episodes.living(env_ids))
+                result = None  # has not the states of these
+
+    def _reset(self, env_ids: Sequence[int], each: Begins) -> None:
+        self._stepper.finish_reset(self._stepper.begin_reset(env_ids, each), None)
+
+    def _note(self, result: StepResult) -> list[int]:
+        """Write a step down and return whose episodes it has ended."""
+        flags = result.dones.tolist(), result.terminated.tolist(), result.truncated.tolist()
+        ended = []
+        for row, (env_id, reward) in enumerate(zip(result.env_ids.tolist(), result.rewards, strict=True)):
+            tally = self._tallies[env_id]
+            try:
+                tally.add(reward)
+            except Exception as error:  # whatever a reward is
+                raise EnvContractError(
+                    f"env {env_id} gave the reward {show(reward)}, which cannot be added to those before it "
+                    f"({type(error).__name__}: {error}). run_episodes() sums the rewards of an episode: let the env "
+                    "give numbers or arrays, or play by rollout() or step()."
+                ) from error
+            if flags[0][row]:
+                tally.end(flags[1][row], flags[2][row], result.infos[row])
+                ended.append(env_id)
+        return ended
+
+
+def _told(tallies: dict[int, _Tally]) -> Evaluation:
+    """Return the episodes that have ended."""
+    rows = [(env_id, *episode) for env_id, tally in tallies.items() for episode in tally.ended]
+    env_ids, returns, lengths, terminated, truncated, infos = zip(*rows, strict=True) if rows else ((),) * 6
+    are_numbers = all(isinstance(one, (int, float, np.integer, np.floating)) for one in returns)
+    return Evaluation(
+        np.array(returns, dtype=np.float64) if are_numbers else object_array(returns),
+        np.array(lengths, dtype=np.int64),
+        np.array(terminated, dtype=bool),
+        np.array(truncated, dtype=bool),
+        object_array(infos),
+        np.array(env_ids, dtype=np.int64),
+    )

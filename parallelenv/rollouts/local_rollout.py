@@ -1,0 +1,129 @@
+"""Rollouts whose policy acts in the caller's process, for all envs at once. Everything else of them is as elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from parallelenv.contract.arguments import check_policy
+from parallelenv.contract.batch import Batch
+from parallelenv.contract.protocol import Command, Reply
+from parallelenv.contract.rollout_data import Chunk
+from parallelenv.engine.pool import NO_FAILURES
+from parallelenv.engine.tickets import Request
+from parallelenv.rollouts.length import Goal, progress_bar
+from parallelenv.rollouts.rollout import Course, Roller
+from parallelenv.rollouts.trajectory import Rollout
+from parallelenv.worker.policy_runner import Player
+from parallelenv.worker.rollout_recorder import HostRollout, Rows, Stage
+
+
+def roll_here(
+    roller: Roller,
+    policy: Callable[..., Any],
+    env_ids: Sequence[int],
+    goal: Goal,
+    rnn_state: Any,
+    shows_progress: bool,
+    is_over: Callable[[int], bool] | None,
+) -> Rollout:
+    """Make a rollout with a policy that stays in this process: what it learns or draws there, it keeps.
+
+    Args:
+        roller: Of the envs.
+        policy: As in `ParallelEnv.rollout`, but it is called here, with the states of all envs that take part.
+        env_ids: The envs.
+        goal: How long it is.
+        rnn_state: As in `ParallelEnv.rollout`.
+        shows_progress: As ``progress`` there.
+        is_over: As in `HostRollout`. When it is over the rollout has the steps that were made.
+
+    Raises:
+        As `ParallelEnv.rollout`.
+    """
+    check_policy(policy)
+    roller.check(env_ids, goal, rnn_state)
+    starts, shares, memory = roller.begin(env_ids, goal, rnn_state)
+    player = Player(policy, memory, roller.pool.layout)
+    course = _CourseHere(roller, player, env_ids, goal.num_steps, shares, is_over)
+    with progress_bar(goal, shows_progress) as advance:
+        while asked := course.asked():
+            advance(course.go_on(asked))
+    return course.result(starts)
+
+
+class _CourseHere(Course):
+    """A rollout under way whose policy is here. Chunks are made, and not asked for."""
+
+    def __init__(
+        self,
+        roller: Roller,
+        player: Player,
+        env_ids: Sequence[int],
+        num_steps: int | None,
+        left: dict[int, int | None],
+        is_over: Callable[[int], bool] | None,
+    ) -> None:
+        super().__init__(roller, None, env_ids, num_steps, left)
+        self._rollout = HostRollout(0, None, player, is_over)
+        # Past the pool: of 8 CartPoles and a small network a step took 184 us, this way 166 us.
+        self._stage: Stage = (roller.recovery is None and roller.pool.lone_host) or _Stage(roller)
+
+    def asked(self) -> list[int]:
+        return [] if self._has_stopped else super().asked()
+
+    def _send(self, asked: Sequence[int]) -> Request:
+        shares = [self._left[env_id] for env_id in asked]
+        lent = [env_id for env_id, share in zip(asked, shares, strict=True) if share != 0]
+        self._is_known = True
+        self._roller.episodes.lend(lent)
+        chunk = self._rollout.play(self._stage, Command(0, "rollout", tuple(asked), shares, self._order(self._size)))
+        self._note_size(chunk)
+        request = Request(tuple(asked), "rollout")
+        request.values[asked[0]] = chunk
+        return request
+
+    def _note_size(self, chunk: Chunk) -> None:
+        """Take note of how many steps there were time for."""
+        self._size = chunk.num_steps
+        self._has_stopped = self._rollout.has_stopped
+        if self._has_stopped and self._num_steps is not None:
+            self._num_steps = self._count + self._size
+
+
+class _Rows:
+    """The rows of all envs as the caller sees them. Attributes as in `backends.rollout.Rows`."""
+
+    def __init__(self, batch: Batch, loose: dict[int, list[Any]]) -> None:
+        self.first = batch.layout.first
+        self.batch = batch
+        self.loose = loose
+
+    def rows(self, env_ids: Sequence[int]) -> Any:
+        return self.batch.rows(env_ids)
+
+
+class _Stage:
+    """What the policy takes for the host of all envs. Attributes as in `backends.rollout.Stage`."""
+
+    in_caller = True
+
+    def __init__(self, roller: Roller) -> None:
+        self.doing = ""
+        self.turns: Any = (iter(()), ())
+        self._pool, self._recovery = roller.pool, roller.recovery
+        batch = roller.pool.batch
+        has_loose = any(array is None for array in batch.states)
+        extras = roller.pool.ask("look", roller.pool.env_ids).values if has_loose else {}
+        first = batch.layout.first
+        self.writer: Rows = _Rows(batch, {env_id - first: extra.loose for env_id, extra in extras.items()})
+
+    def run_step(self, env_ids: tuple[int, ...], each: Sequence[Any] | None, autoreset: bool) -> Reply:
+        """Step envs wherever they are; who is late or lost has failed."""
+        failed = NO_FAILURES if self._recovery is None else self._recovery.ailing(env_ids)
+        request = self._pool.post("step", env_ids, each, autoreset, failed=failed)
+        self._pool.wait_or_give_up(request)
+        for env_id, extra in request.values.items():
+            if extra.loose is not None:
+                self.writer.loose[env_id - self.writer.first] = extra.loose
+        return Reply(0, request.values, request.failures)

@@ -1,0 +1,400 @@
+"""Rollouts: whole stretches of steps made beside the envs, chunk by chunk, and put together here."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from parallelenv.contract.arguments import check_policy
+from parallelenv.contract.batch import Array, Batch
+from parallelenv.contract.broadcast import pickled
+from parallelenv.contract.failures import Failure, noted, raise_failures, raise_of_policy
+from parallelenv.contract.messages import list_ids
+from parallelenv.contract.protocol import Extra
+from parallelenv.contract.rollout_data import Chunk, Ended, Memory, Order, action_rooms, check_rows, join_ends, room
+from parallelenv.engine.done_policies import Policy
+from parallelenv.engine.engine import Stepper
+from parallelenv.engine.env_table import Episodes
+from parallelenv.engine.pool import NO_FAILURES, Pool
+from parallelenv.engine.recovery import Recovery
+from parallelenv.engine.tickets import Request
+from parallelenv.errors import ArgumentError, ParallelEnvError, ResetNeededError, WorkerTimeoutError
+from parallelenv.rollouts.length import Goal, progress_bar
+from parallelenv.rollouts.trajectory import Assembly, Rollout
+
+CHUNK = 0.2
+"""Seconds that a chunk should take: so soon Ctrl-C has an effect, and so often the bar moves."""
+_GROWTH = 16
+"""So many times the steps of a chunk the next may have: one alone is a poor measure, the first also warms up."""
+_numbers = itertools.count(1)
+Mended = tuple[Failure, Extra]
+"""Why an env was restarted, and what its reset answered."""
+
+
+class Roller:
+    """Makes rollouts.
+
+    Args:
+        pool: Where the envs are.
+        policy: What happens when an episode ends.
+        stepper: Who knows where the episodes are.
+        recovery: As in `Stepper`.
+        timeout: Seconds that a chunk may take; ``None`` means for ever.
+    """
+
+    def __init__(
+        self, pool: Pool, policy: Policy, stepper: Stepper, recovery: Recovery | None, timeout: float | None
+    ) -> None:
+        self.pool = pool
+        self.policy = policy
+        self.stepper = stepper
+        self.recovery = recovery
+        self.timeout = timeout
+
+    @property
+    def episodes(self) -> Episodes:
+        """Where the episodes are."""
+        return self.stepper.episodes
+
+    def under(self, policy: Policy, stepper: Stepper) -> Roller:
+        """Return a roller of the same pool with another policy."""
+        return Roller(self.pool, policy, stepper, self.recovery, self.timeout)
+
+    def run(self, player: Any, env_ids: Sequence[int], goal: Goal, rnn_state: Any, shows_progress: bool) -> Rollout:
+        """Make a rollout. ``player`` is the policy that acts; everything else as in `ParallelEnv.rollout`."""
+        self.check(env_ids, goal, rnn_state)
+        packed = pack_player(player, None)
+        starts, shares, memory = self.begin(env_ids, goal, rnn_state)
+        course = Course(self, packed, env_ids, goal.num_steps, shares)
+        if memory is not None:
+            course.sent = pack_player(player, memory)
+        with progress_bar(goal, shows_progress) as advance, course.ending():
+            while asked := course.asked():
+                advance(course.go_on(asked))
+        return course.result(starts)
+
+    def check(self, env_ids: Sequence[int], goal: Goal, rnn_state: Any) -> None:
+        """Refuse a rollout that the policy of ended episodes, or what is remembered, makes impossible."""
+        goal.check(self.policy, self.episodes.living(env_ids))
+        check_rows("rnn_state", rnn_state, len(env_ids))
+
+    def begin(
+        self, env_ids: Sequence[int], goal: Goal, rnn_state: Any
+    ) -> tuple[Array, dict[int, int | None], Memory | None]:
+        """Refuse envs that cannot be stepped now.
+
+        Returns:
+            Which of the envs are at the beginning of an episode, how many episodes each may still end (``None``: any
+            number), and what the policy remembers of them, ``None`` if nothing.
+        """
+        starts = self.stepper.begin_rollout(env_ids)
+        shares = {**dict.fromkeys(env_ids, 0), **goal.shares(self.episodes.living(env_ids))}
+        if self.policy.skips_done:
+            self._leave_out_done(goal, shares)
+        if rnn_state is None:
+            return starts, shares, None
+        ended = self.episodes.done[list(env_ids)]
+        begins = frozenset(env_id for env_id, is_new in zip(env_ids, starts | ended, strict=True) if is_new)
+        return starts, shares, Memory(tuple(env_ids), rnn_state, begins)
+
+    def _leave_out_done(self, goal: Goal, shares: dict[int, int | None]) -> None:
+        """Give no share to envs that rest.
+
+        Raises:
+            ResetNeededError: If one of them is to play an episode.
+        """
+        resting = [env_id for env_id, share in shares.items() if self.episodes.done[env_id] and share != 0]
+        if resting and goal.num_episodes is not None:
+            raise ResetNeededError(
+                f"envs {list_ids(resting)} have ended and rest. Call reset({list_ids(resting)}) before the rollout."
+            )
+        shares.update(dict.fromkeys(resting, 0))
+
+
+def pack_player(player: Any, memory: Memory | None) -> Array:
+    """Return a policy and its memory, pickled as by `pickled`.
+
+    Raises:
+        ArgumentError: If it cannot be called.
+        UnpicklableError: If it cannot be pickled.
+    """
+    check_policy(player)
+    what = f"The policy, a {type(player).__name__},"
+    return pickled((player, memory), what, "Let it hold plain data, and open what cannot travel at its first call.")
+
+
+class Course:
+    """One rollout under way.
+
+    Args:
+        roller: Who makes it.
+        packed: The policy that acts, pickled; ``None`` if it does not travel.
+        env_ids: Its envs.
+        num_steps: Steps to make, ``None`` if episodes are counted.
+        left: How many episodes each env may still end; ``None``: any number.
+
+    Attributes:
+        sent: What goes with the next order: the policy, if there are hosts without it.
+    """
+
+    def __init__(
+        self,
+        roller: Roller,
+        packed: Array | None,
+        env_ids: Sequence[int],
+        num_steps: int | None,
+        left: dict[int, int | None],
+    ) -> None:
+        self._roller = roller
+        self._number = next(_numbers)
+        self._packed = packed
+        self.sent: Array | None = packed
+        self._env_ids = env_ids
+        self._num_steps = num_steps
+        self._left = left
+        self._assembly = Assembly(roller.pool.batch, env_ids)
+        self._has_loose = any(array is None for array in roller.pool.batch.states)
+        self._count = 0
+        self._is_known = False  # to the hosts
+        self._size = 0
+        self._pace = 0.0
+        self._seconds = CHUNK if roller.timeout is None else min(CHUNK, roller.timeout / 4)
+        self._is_over = False
+        self._is_late = False
+        self._has_stopped = False
+        self._failures: dict[int, Failure] = {}
+        self._broken: tuple[Failure, tuple[int, ...]] | None = None
+
+    def asked(self) -> list[int]:
+        """Return the envs of the next chunk, none if the rollout is over."""
+        if self._is_over or (self._num_steps is not None and self._count >= self._num_steps):
+            return []
+        if self._has_loose and not self._is_known:  # only hosts have the rest of what is not stepped
+            return list(self._env_ids)
+        return [env_id for env_id in self._env_ids if self._left[env_id] != 0]
+
+    def go_on(self, asked: Sequence[int]) -> int:
+        """Let envs make some steps, or hosts prepare for them; return by how much the goal is nearer."""
+        before = self._states_of(asked) if self._roller.recovery is not None else []
+        if self.sent is not None:
+            self._send_policy(asked, before)
+            return 0
+        self._size = self._next_size()
+        request = self._send(asked)
+        # By the hosts' clocks: where hundreds of messages take longer than a chunk should, a chunk would never have
+        # more than one step.
+        paces = [chunk.seconds / chunk.num_steps for chunk in request.values.values() if chunk.num_steps]
+        self._pace = max(paces, default=self._pace)
+        num_ended, _ = self._land(request, asked, before)
+        self._count += self._size
+        return self._size if self._num_steps is not None else num_ended
+
+    def _send_policy(self, asked: Sequence[int], before: list[Array]) -> None:
+        """Let hosts unpickle the policy, however long it takes: that may import a library, and is no step."""
+        pool, recovery = self._roller.pool, self._roller.recovery
+        was_known, self._is_known = self._is_known, True
+        ailing: Collection[int] = recovery.ailing(asked) if recovery is not None else ()
+        well = [env_id for env_id in asked if env_id not in ailing]
+        failed = NO_FAILURES if was_known else self._reach(well)
+        if recovery is not None:
+            failed = {**failed, **pool.obituaries(well)}
+        request = pool.post("rollout", well, None, self._order(0), failed=failed)
+        pool.wait(request, None)
+        if recovery is not None:  # whose worker is dead fails in the next step, as would have happened without this one
+            ailing = {*ailing, *pool.obituaries(well)}
+        places = [place for place, env_id in enumerate(asked) if env_id not in ailing]
+        _, has_lost = self._land(request, [asked[place] for place in places], [leaf[:, places] for leaf in before])
+        self._count += has_lost
+
+    def _reach(self, env_ids: Sequence[int]) -> Mapping[int, Failure]:
+        """Wait until hosts have done what they were asked for before, as long as a call may take; say who has not.
+
+        Without a recovery that stays under way: nothing of these envs was lent yet, so nothing of theirs is lost.
+        """
+        roller = self._roller
+        request = roller.pool.post("end_rollout", env_ids)  # hardly anything to do: it only comes after the rest
+        if roller.recovery is not None:
+            self._is_late = not roller.pool.wait_or_give_up(request)
+            return request.failures
+        try:
+            roller.pool.wait(request, roller.timeout)
+        except WorkerTimeoutError as late:
+            self._is_late = True
+            return {**request.failures, **{env_id: Failure(late, env_id, "") for env_id in late.env_ids}}
+        return request.failures
+
+    def _next_size(self) -> int:
+        """Return how many steps the next chunk shall have, going by how long the last one took."""
+        if not self._pace:
+            return 1
+        size = max(1, min(self._size * _GROWTH, int(self._seconds / self._pace)))
+        return size if self._num_steps is None else min(size, self._num_steps - self._count)
+
+    def _send(self, asked: Sequence[int]) -> Request:
+        """Send an order to the hosts of these envs and wait until it is carried out, or too late."""
+        roller, episodes = self._roller, self._roller.episodes
+        left = [self._left[env_id] for env_id in asked]
+        each = None if all(share is None for share in left) else left
+        lent = [env_id for env_id, share in zip(asked, left, strict=True) if share != 0]
+        failed = roller.recovery.ailing(asked) if roller.recovery is not None else NO_FAILURES
+        order = self._order(self._size)
+        request = roller.pool.post("rollout", asked, each, order, lambda _: episodes.lend(lent), failed)
+        self._is_late = not roller.pool.wait_or_give_up(request)
+        return request
+
+    def _order(self, num_steps: int) -> Order:
+        policy = self._roller.policy
+        return Order(self._number, self.sent, num_steps, policy.autoreset, policy.skips_done)
+
+    def _states_of(self, env_ids: Sequence[int]) -> list[Array]:
+        """Return copies of states as rows of a chunk of one step."""
+        batch = self._roller.pool.batch
+        rows = [env_id - batch.layout.first for env_id in env_ids]
+        return [room((1, len(rows)), None) if array is None else array[rows][None] for array in batch.states]
+
+    def _land(self, request: Request, asked: Sequence[int], before: list[Array]) -> tuple[int, bool]:
+        """Take over what a chunk has come to; return how many episodes have ended, and whether steps were lost."""
+        roller, episodes = self._roller, self._roller.episodes
+        chunks: list[Chunk] = [request.values[env_id] for env_id in sorted(request.values)]  # whoever came first
+        failed = {env_id: failure for chunk in chunks for env_id, (_, failure) in chunk.failed.items()}
+        lost = _find_lost(request, asked, chunks)
+        mended, left = self._mend({**failed, **lost})
+        if lost.keys() & mended.keys():
+            stand_ins = {env_id: failure for env_id, failure in lost.items() if env_id in mended}
+            chunks.append(_stand_in(asked, before, stand_ins, roller.pool.batch))
+        for chunk in chunks:
+            self._cut_off(chunk, mended, lost)
+            self._assembly.add(self._count, chunk)
+            episodes.note_chunk(chunk)
+        for env_id, (_, begun) in mended.items():
+            episodes.reset_infos[env_id] = begun.info or {}
+        episodes.note_exhausted(env_id for env_id, (_, begun) in mended.items() if begun.is_exhausted)
+        self._note_failures(left, chunks, any(env_id in lost for env_id in left))
+        num_ended = self._spend(chunks)
+        self.sent = self._packed if mended else None
+        episodes.keep(env_id for env_id in asked if env_id not in left or left[env_id].operation == "step")
+        if roller.recovery is not None:
+            roller.recovery.forget(mended)
+        return num_ended, bool(lost)
+
+    def _mend(self, failures: Mapping[int, Failure]) -> tuple[dict[int, Mended], Mapping[int, Failure]]:
+        """Restart what failed, if that is wanted; return what is left of it."""
+        if not failures or self._roller.recovery is None:
+            return {}, failures
+        return self._roller.recovery.mend(failures)
+
+    def _cut_off(self, chunk: Chunk, mended: Mapping[int, Mended], lost: Collection[int]) -> None:
+        """Say of the steps in which envs failed that were restarted what `step` says of such."""
+        ends = [chunk.ended]
+        for env_id, (step, _) in chunk.failed.items():
+            if env_id not in mended:
+                continue
+            failure, begun = mended[env_id]
+            column = chunk.env_ids.index(env_id)
+            chunk.flags[step, column] = False, True
+            chunk.valid[step, column] = env_id not in lost
+            chunk.said[step, env_id] = Extra({"failure": noted(failure)}, reset_info=begun.info)
+            if begun.loose is not None:
+                chunk.loose[env_id] = begun.loose
+            last = [leaf[step, [column]] for leaf in chunk.states]
+            ends.append(Ended(np.array([step]), np.array([column]), last))
+        if len(ends) > 1:
+            chunk.ended = join_ends(ends, self._roller.pool.batch.states)
+
+    def _note_failures(self, left: Mapping[int, Failure], chunks: Sequence[Chunk], has_lost: bool) -> None:
+        """Leave out from now on what failed for good.
+
+        The others come to the end, so that it does not depend on the clock what they have done. But where steps were
+        lost it does anyway, and the user hears of it now.
+        """
+        self._failures.update(left)
+        self._left.update(dict.fromkeys(left, 0))
+        broken = [(chunk.broken, chunk.env_ids) for chunk in chunks if chunk.broken is not None]
+        self._broken = min(broken, key=lambda one: one[1], default=None)
+        self._is_over = has_lost or self._broken is not None
+
+    def _spend(self, chunks: Sequence[Chunk]) -> int:
+        """Count the episodes that ended off the envs' shares."""
+        total = 0
+        for chunk in chunks:
+            for column in chunk.ended.columns.tolist():
+                env_id = chunk.env_ids[column]
+                left = self._left[env_id]
+                total += 1
+                if self._roller.policy.skips_done:
+                    self._left[env_id] = 0
+                elif left:
+                    self._left[env_id] = left - 1
+        self._left.update(dict.fromkeys(self._roller.episodes.exhausted.intersection(self._left), 0))
+        return total
+
+    @contextlib.contextmanager
+    def ending(self) -> Iterator[None]:
+        """Let the hosts drop the policy at the end, whatever it is. What is under way then is not waited for."""
+        has_ended = False
+        try:
+            yield
+            has_ended = not self._is_late
+        finally:
+            if self._is_known:
+                pool = self._roller.pool
+                dead = pool.obituaries(self._env_ids)
+                living = [env_id for env_id in self._env_ids if env_id not in dead]
+                with contextlib.suppress(ParallelEnvError):  # a worker that died now: the policy is gone with it
+                    request = pool.post("end_rollout", living)
+                    if has_ended:
+                        pool.wait(request, self._roller.timeout)
+
+    def result(self, starts: Array) -> Rollout:
+        """Return all that was made.
+
+        Raises:
+            BaseException: What an env or the policy raised; ``error.partial`` is what was made.
+        """
+        done = self._roller.episodes.done
+        running = {env_id for env_id in self._env_ids if not done[env_id]}.difference(self._failures)
+        rnn_state = None
+        try:
+            rnn_state = self._assembly.rnn_state(running)
+        except ArgumentError as error:
+            self._broken = self._broken or (Failure(error, self._env_ids[0], "the policy"), tuple(self._env_ids))
+        rollout = self._assembly.rollout(self._num_steps, starts, rnn_state)
+        if self._broken is not None:
+            raise_of_policy(*self._broken, rollout)
+        raise_failures([self._failures[env_id] for env_id in sorted(self._failures)], partial=rollout)
+        return rollout
+
+
+def _find_lost(request: Request, asked: Sequence[int], chunks: Sequence[Chunk]) -> dict[int, Failure]:
+    """Return the envs of which no steps came back, and why."""
+    if not request.failures:
+        return {}
+    known = {env_id for chunk in chunks for env_id in chunk.env_ids}
+    # What cannot be copied to the caller stands for all envs whose steps were to come with it.
+    copying = next((failure for failure in request.failures.values() if not failure.is_of_worker), None)
+    lost = {}
+    for env_id in asked:
+        if env_id not in known:
+            cause = request.failures.get(env_id) or copying or next(iter(request.failures.values()))
+            lost[env_id] = Failure(cause.exception, env_id, cause.operation)
+    return lost
+
+
+def _stand_in(asked: Sequence[int], before: list[Array], lost: Mapping[int, Failure], batch: Batch) -> Chunk:
+    """Return a chunk of one step that nobody made, for envs whose steps are lost and that begin anew."""
+    places = [place for place, env_id in enumerate(asked) if env_id in lost]
+    shape = 1, len(places)
+    return Chunk(
+        tuple(asked[place] for place in places),
+        [array[:, places] for array in before],
+        action_rooms(shape, batch),
+        np.zeros(shape),
+        np.zeros((*shape, 2), dtype=bool),
+        np.zeros(shape, dtype=bool),
+        join_ends([], batch.states),
+        failed={env_id: (0, failure) for env_id, failure in lost.items()},
+    )

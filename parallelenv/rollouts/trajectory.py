@@ -1,0 +1,269 @@
+"""What a rollout answers: the steps of many envs, stacked."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from parallelenv.contract.batch import Array, Batch, gather_states
+from parallelenv.contract.copying import own
+from parallelenv.contract.failures import Failure
+from parallelenv.contract.messages import count
+from parallelenv.contract.protocol import Extra
+from parallelenv.contract.rollout_data import (
+    Chunk,
+    Ended,
+    Form,
+    Memory,
+    Place,
+    join_ends,
+    join_forms,
+    join_memories,
+    room,
+    vacant,
+)
+from parallelenv.contract.spaces import object_array, stack_values
+from parallelenv.errors import ArgumentError
+
+Episode = tuple[slice, int, bool]
+"""Where the steps of an episode are, its column, and whether its first step is among them."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Rollout:
+    """Steps of many envs, the first axis time and the second one env, in the order of ``env_ids``.
+
+    What is not `valid` is zero, or ``None`` among objects. Everything is the caller's own.
+
+    Attributes:
+        states: What the policy saw, ``(num_steps, num_envs, *shape)``, nested as the space; parts of no fixed shape,
+            such as texts, in object arrays ``(num_steps, num_envs)``.
+        actions: What it did, likewise.
+        rewards: ``(num_steps, num_envs)`` float64; an object array if some are not numbers.
+        terminated: ``(num_steps, num_envs)`` bool.
+        truncated: ``(num_steps, num_envs)`` bool.
+        valid: ``(num_steps, num_envs)`` bool: whether the env made this step.
+        extras: What the policy returned besides, ``(num_steps, num_envs, ...)`` each.
+        final_states: What the policy would see next, batched as in `StepResult`.
+        ended_states: The last state of each episode that ended, ``(num_ended, *shape)``, in the order of the ``True``
+            in `dones`: ``values[rollout.dones] = critic(rollout.ended_states)``. Of an episode that a failure cut
+            off it is the last that is known.
+        infos: What envs said in a step, by step and env id, where it was not empty.
+        reset_infos: What the reset said that followed within a step, likewise.
+        env_ids: ``(num_envs,)`` int64.
+        starts: ``(num_envs,)`` bool: whether the first step is the first of an episode. Else that was under way.
+        rnn_state: What a recurrent policy remembers of each env after the rollout, to be given to the next one: zeros
+            where no episode is under way, ``None`` if it remembers nothing.
+    """
+
+    states: Any
+    actions: Any
+    rewards: Array
+    terminated: Array
+    truncated: Array
+    valid: Array
+    extras: dict[str, Array]
+    final_states: Any
+    ended_states: Any
+    infos: dict[Place, dict[str, Any]]
+    reset_infos: dict[Place, dict[str, Any]]
+    env_ids: Array
+    starts: Array
+    rnn_state: Any
+
+    @property
+    def dones(self) -> Array:
+        """Whether a step ended its episode, ``(num_steps, num_envs)`` bool: terminated or truncated."""
+        dones: Array = self.terminated | self.truncated
+        return dones
+
+    @property
+    def episode_returns(self) -> Array:
+        """Sum of rewards of each episode that ended, ``(num_ended,)``, in the order of `ended_states`.
+
+        Only steps of this rollout count. `whole_episodes` tells which episodes have all of theirs in it.
+        """
+        sums = [self.rewards[steps, column][self.valid[steps, column]].sum() for steps, column, _ in self._episodes()]
+        return object_array(own(sums)) if self.rewards.dtype == object else np.array(sums, dtype=self.rewards.dtype)
+
+    @property
+    def episode_lengths(self) -> Array:
+        """Number of steps of each episode that ended, ``(num_ended,)`` int64. Counted as in `episode_returns`."""
+        return np.array([self.valid[steps, column].sum() for steps, column, _ in self._episodes()], dtype=np.int64)
+
+    @property
+    def whole_episodes(self) -> Array:
+        """Which of the episodes that ended also began in this rollout, ``(num_ended,)`` bool."""
+        return np.array([is_whole for _, _, is_whole in self._episodes()], dtype=bool)
+
+    def _episodes(self) -> Iterator[Episode]:
+        """Return the episodes that ended, in the order of `ended_states`."""
+        begins = np.zeros(len(self.env_ids), dtype=np.int64)
+        for step, column in np.argwhere(self.dones).tolist():
+            begin = int(begins[column])
+            yield slice(begin, step + 1), column, begin > 0 or bool(self.starts[column])
+            begins[column] = step + 1
+
+    def __len__(self) -> int:
+        """Return the number of steps."""
+        return len(self.valid)
+
+    def __repr__(self) -> str:
+        """Return one line."""
+        steps, envs = self.valid.shape
+        rest = "" if self.valid.all() else f" ({int(self.valid.sum()):,} valid)"
+        return (
+            f"<Rollout of {count(steps, 'step')} x {count(envs, 'env')}{rest}, "
+            f"{count(int(self.dones.sum()), 'episode')} ended>"
+        )
+
+
+class Assembly:
+    """Chunks of a rollout, until they are stacked.
+
+    Args:
+        batch: Of the pool.
+        env_ids: A column for each.
+    """
+
+    def __init__(self, batch: Batch, env_ids: Sequence[int]) -> None:
+        self._batch = batch
+        self._env_ids = env_ids
+        self._column = {env_id: column for column, env_id in enumerate(env_ids)}
+        self._parts: list[tuple[int, Chunk]] = []
+        self._loose: dict[int, Extra] = {}
+        self._memories: dict[int, tuple[Memory, int]] = {}  # of each env the latest, and its row there
+        self._forms: dict[str, Form] = {}
+
+    def add(self, first: int, chunk: Chunk) -> None:
+        """Add a chunk whose row 0 is step ``first``; extras that cannot be stacked are the policy's fault there."""
+        try:
+            found = {name: Form(array.shape[2:], array.dtype) for name, array in chunk.extras.items()}
+            self._forms = join_forms(self._forms, found)
+        except ArgumentError as error:
+            chunk.extras, chunk.broken = {}, chunk.broken or Failure(error, chunk.env_ids[0], "the policy")
+        self._parts.append((first, chunk))
+        self._loose.update({env_id: Extra(loose=leaves) for env_id, leaves in chunk.loose.items()})
+        if chunk.memory is None:  # nothing is remembered now
+            for env_id in chunk.env_ids:
+                self._memories.pop(env_id, None)
+        else:
+            self._memories.update({env_id: (chunk.memory, row) for row, env_id in enumerate(chunk.memory.env_ids)})
+
+    def rollout(self, num_steps: int | None, starts: Array, rnn_state: Any) -> Rollout:
+        """Stack what was added.
+
+        Args:
+            num_steps: Steps that it shall have; ``None``: as many as there are.
+            starts: As in `Rollout`.
+            rnn_state: As in `Rollout`.
+        """
+        if num_steps is None:
+            num_steps = max((first + chunk.num_steps for first, chunk in self._parts), default=0)
+        layout, batch = self._batch.layout, self._batch
+        shape = num_steps, len(self._env_ids)
+        flags, valid = np.zeros((*shape, 2), dtype=bool), np.zeros(shape, dtype=bool)
+        self._fill(flags, "flags")
+        self._fill(valid, "valid")
+        ended = join_ends([self._moved(first, chunk) for first, chunk in self._parts], batch.states)
+        states = [self._leaf(shape, index, "states") for index in range(len(batch.states))]
+        actions = [self._leaf(shape, index, "actions") for index in range(len(batch.actions) or 1)]
+        return Rollout(
+            layout.states.join([_stacked(leaf) for leaf in states]),
+            layout.actions.join([_stacked(leaf) for leaf in actions]) if batch.actions else _stacked(actions[0]),
+            self._rewards(shape),
+            flags[..., 0].copy(),
+            flags[..., 1].copy(),
+            valid,
+            self._extras(shape),
+            self._final_states(),
+            layout.states.join([_stacked(leaf) for leaf in ended.states]),
+            self._told("info"),
+            self._told("reset_info"),
+            np.array(self._env_ids, dtype=np.int64),
+            starts,
+            rnn_state,
+        )
+
+    def rnn_state(self, running: Collection[int]) -> Any:
+        """Return what the policy remembers.
+
+        Args:
+            running: Whose episodes are under way: what is remembered of the others belongs to none.
+
+        Raises:
+            ArgumentError: If that is not of one form for all envs.
+        """
+        return join_memories([self._memories.get(env_id) if env_id in running else None for env_id in self._env_ids])
+
+    def _final_states(self) -> Any:
+        rows = self._batch.rows(self._env_ids)
+        unknown = Extra(loose=[None for array in self._batch.states if array is None])  # lost with a worker
+        loose = {env_id: self._loose.get(env_id, unknown) for env_id in self._env_ids}
+        return gather_states(self._batch, self._env_ids, rows, loose, copy=True)
+
+    def _places(self) -> Iterator[tuple[Chunk, tuple[slice, Any]]]:
+        """Return each chunk and where it belongs."""
+        for first, chunk in self._parts:
+            columns = [self._column[env_id] for env_id in chunk.env_ids]
+            is_run = columns == list(range(columns[0], columns[0] + len(columns)))
+            where = slice(columns[0], columns[0] + len(columns)) if is_run else columns
+            yield chunk, (slice(first, first + chunk.num_steps), where)
+
+    def _fill(self, array: Array, name: str) -> None:
+        for chunk, place in self._places():
+            array[place] = getattr(chunk, name)
+
+    def _leaf(self, shape: tuple[int, int], index: int, name: str) -> Array:
+        """Return one array of all states or actions; the chunks' own are let go, so that memory is needed but once."""
+        likes: Sequence[Array | None] = getattr(self._batch, name) or [None]
+        array = room(shape, likes[index])
+        for chunk, place in self._places():
+            leaves = getattr(chunk, name)
+            array[place] = leaves[index]
+            leaves[index] = leaves[index][:0]
+        return array
+
+    def _rewards(self, shape: tuple[int, int]) -> Array:
+        rewards = np.zeros(shape)
+        self._fill(rewards, "rewards")
+        loose = {place: extra.reward[0] for place, extra in self._said() if extra.reward is not None}
+        if loose:
+            rewards = rewards.astype(object)
+            for (step, env_id), reward in loose.items():
+                rewards[step, self._column[env_id]] = reward
+        return rewards
+
+    def _extras(self, shape: tuple[int, int]) -> dict[str, Array]:
+        stacked = {name: vacant((*shape, *form.shape), form.dtype) for name, form in self._forms.items()}
+        for chunk, place in self._places():
+            for name, array in chunk.extras.items():
+                stacked[name][place] = array
+        return stacked
+
+    def _moved(self, first: int, chunk: Chunk) -> Ended:
+        """Return the ends in a chunk by their steps and columns in the rollout."""
+        columns = np.array([self._column[env_id] for env_id in chunk.env_ids], dtype=np.int64)
+        return Ended(chunk.ended.steps + first, columns[chunk.ended.columns], chunk.ended.states)
+
+    def _said(self) -> Iterator[tuple[Place, Extra]]:
+        for first, chunk in self._parts:
+            for (step, env_id), extra in chunk.said.items():
+                yield (step + first, env_id), extra
+
+    def _told(self, name: str) -> dict[Place, dict[str, Any]]:
+        """Return the infos or reset infos, sorted by step."""
+        told = {place: getattr(extra, name) for place, extra in self._said() if getattr(extra, name)}
+        return {place: told[place] for place in sorted(told)}
+
+
+def _stacked(leaf: Array) -> Any:
+    """Return a leaf; values of one shape that were kept as objects, for want of a space, are stacked."""
+    if leaf.dtype != object or not leaf.size:
+        return leaf
+    values = stack_values(list(leaf.reshape(-1)))
+    is_still_loose = getattr(values, "dtype", None) == np.dtype(object)
+    return leaf if is_still_loose else values.reshape(leaf.shape + tuple(values.shape[1:]))

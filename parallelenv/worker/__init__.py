@@ -1,0 +1,1 @@
+"""What runs beside the envs, in every mode the same. Imports `parallelenv.contract` only."""

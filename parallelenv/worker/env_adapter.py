@@ -1,0 +1,182 @@
+"""One interface for every kind of env: Gymnasium's own, and older ones."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import gymnasium
+from gymnasium.spaces import Tuple
+
+from parallelenv.contract.env_specs import is_env
+from parallelenv.contract.messages import show
+from parallelenv.errors import AbsentMethodError, EnvContractError
+
+Stepped = tuple[Any, Any, bool, bool, dict[str, Any]]
+
+
+class Resettable:
+    """How a Gymnasium env is reset and stepped.
+
+    Attributes:
+        env: The env as the user made it.
+        step: Its own ``step``: nothing of ours stands between, until it returns four items.
+        oddity: What it does as envs of the old gym did, and what that means here: a clause each. Empty if nothing.
+    """
+
+    def __init__(self, env: Any) -> None:
+        self.env = env
+        self.step: Callable[[Any], Stepped] = env.step
+        self.oddity: tuple[str, str] | tuple[()] = ()
+        names, _ = _parameters(env.reset)
+        # What is not given is left out where the env does not name it: a wrapper hands on whatever it is given.
+        self._not_given: dict[str, Any] = dict.fromkeys(sorted({"seed", "options"} & names))
+
+    def reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
+        """Return the first state of a new episode and its info, empty if the env returns the state alone.
+
+        Raises:
+            EnvContractError: If the env returns a tuple that is neither.
+        """
+        arguments = {**self._not_given}
+        if seed is not None:
+            arguments["seed"] = seed
+        if options is not None:
+            arguments["options"] = options
+        result = self.env.reset(**arguments)
+        if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict):
+            return result
+        if isinstance(result, tuple) and not isinstance(getattr(self.env, "observation_space", None), Tuple):
+            raise EnvContractError(
+                f"reset() of {type(self.env).__name__} returned a tuple of {len(result)}; a gymnasium.Env returns "
+                "(state, info), info a dict."
+            )
+        self.oddity = "its reset() returned the state alone, not (state, info)", "The info is taken to be empty"
+        return result, {}
+
+    def five(self, result: Any) -> Stepped:
+        """Return what ``step`` returned as five items. If it was four, ``step`` does so itself from now on.
+
+        Raises:
+            EnvContractError: If it was neither.
+        """
+        if isinstance(result, tuple) and len(result) == 4:
+            self.step = self._step
+            self.oddity = (
+                "its step() returned four items, not (state, reward, terminated, truncated, info)",
+                "Its done counts as truncated if info['TimeLimit.truncated'] is true, else as terminated",
+            )
+            return _split(result)
+        if type(result) is tuple and len(result) == 5:
+            return result
+        size = f" of {len(result)}" if hasattr(result, "__len__") else ""
+        raise EnvContractError(
+            f"step() returned a {type(result).__name__}{size}; a gymnasium.Env returns (state, reward, terminated, "
+            "truncated, info). Four items, (state, reward, done, info), are taken, too."
+        )
+
+    def _step(self, action: Any) -> Stepped:
+        return _split(self.env.step(action))
+
+
+class Legacy(Resettable):
+    """Objects with ``reset()`` and ``step(action)`` that are no `gymnasium.Env`, or whose ``reset`` takes less.
+
+    Their ``step`` may return ``(state, reward, done, info)``, their ``reset`` the bare state, and
+    they may take seeds by ``seed(s)``.
+    """
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        self.step = self._step
+        names = _takes(env.reset)
+        self._takes_seed = "seed" in names
+        self._takes_options = "options" in names
+        self._is_gymnasium = isinstance(env, gymnasium.Env)
+        if self._is_gymnasium:
+            lacking = " and no ".join(name for name in ("seed", "options") if name not in names)
+            self.oddity = (
+                f"its reset() takes no {lacking}",
+                "It is reset without, and a seed goes to seed(), or to np_random"
+                if not self._takes_seed
+                else "It is reset without",
+            )
+
+    def reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
+        """Return the first state of a new episode and its info, empty if the env gives none."""
+        arguments: dict[str, Any] = {}
+        if seed is not None:
+            self._seed(seed, arguments)
+        if options and not self._takes_options:
+            raise EnvContractError(
+                f"reset() of {type(self.env).__name__} takes no options; it was given {show(options)}."
+            )
+        if options is not None and self._takes_options:
+            arguments["options"] = options
+        result = self.env.reset(**arguments)
+        if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict):
+            return result
+        return result, {}
+
+    def _seed(self, seed: int, arguments: dict[str, Any]) -> None:
+        if self._takes_seed:
+            arguments["seed"] = seed
+        elif callable(getattr(self.env, "seed", None)):
+            self.env.seed(seed)
+        elif self._is_gymnasium:
+            gymnasium.Env.reset(self.env.unwrapped, seed=seed)  # which sets np_random, and no more
+
+
+def _split(result: Any) -> Stepped:
+    """Return what an old ``step`` returned as five items, if it is four."""
+    if not isinstance(result, tuple) or len(result) != 4:
+        return result
+    state, reward, done, info = result
+    return state, reward, *split_done(done, info), info
+
+
+class ForCalls(Resettable):
+    """Objects without ``reset`` and ``step``, for calls and attributes alone. The caller refuses their steps."""
+
+    def __init__(self, env: Any) -> None:
+        self.env, self.oddity = env, ()
+        self.step = self.reset = self._refuse  # type: ignore[method-assign,assignment]
+
+    def _refuse(self, *_: Any) -> NoReturn:
+        raise AbsentMethodError(f"{type(self.env).__name__} lacks reset() or step().")
+
+
+def split_done(done: Any, info: Any) -> tuple[bool, bool]:
+    """Return terminated and truncated for the single flag that there was in older times."""
+    is_cut = bool(done) and isinstance(info, dict) and bool(info.get("TimeLimit.truncated", False))
+    return bool(done) and not is_cut, is_cut
+
+
+def adapt(env: Any) -> Resettable:
+    """Return the interface through which a host uses an env."""
+    if not is_env(env):
+        return ForCalls(env)
+    takes_both = _takes(env.reset) >= {"seed", "options"}
+    return Resettable(env) if takes_both and isinstance(env, gymnasium.Env) else Legacy(env)
+
+
+def draws_by_mode(env: Any) -> bool:
+    """Whether an env draws as those of the old gym do: by ``render(mode="rgb_array")``, without a ``render_mode``."""
+    return getattr(env, "render_mode", None) is None and "mode" in _parameters(getattr(env, "render", None))[0]
+
+
+def _takes(function: Any) -> set[str]:
+    """Return which arguments a ``reset`` takes; one that takes any takes a seed and options."""
+    names, takes_any = _parameters(function)
+    return names | {"seed", "options"} if takes_any else names
+
+
+def _parameters(function: Any) -> tuple[set[str], bool]:
+    """Return the names by which a function takes arguments, and whether it takes any others."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # a builtin without a signature
+        return set(), False
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    return {parameter.name for parameter in parameters}, takes_any

@@ -1,0 +1,171 @@
+"""A host's copy of a policy: what it is given, what it answers, and what it remembers of each env."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from parallelenv.contract.actions import ActionReader
+from parallelenv.contract.batch import Array, Batch, Layout
+from parallelenv.contract.copying import own, travelled
+from parallelenv.contract.rollout_data import Form, Memory, check_rows, join_forms, map_leaves
+from parallelenv.contract.spaces import as_array
+from parallelenv.errors import ActionError, ArgumentError, UnpicklableError
+
+Extras = Mapping[str, Array]
+
+
+class Player:
+    """A host's copy of a policy, and what the policy remembers of each env.
+
+    Args:
+        policy: As in `ParallelEnv.rollout`.
+        memory: What it remembers from before, also of envs of other hosts.
+        layout: Of the batch.
+    """
+
+    def __init__(self, policy: Any, memory: Memory | None, layout: Layout) -> None:
+        self._policy = policy
+        self._reader = ActionReader(layout, "env, in the order of the states")
+        self._takes = takes_memory(policy)
+        self._forms: dict[str, Form] | None = None  # of the extras; None before the first call
+        self._known, self._memory, begins = memory or Memory((), None)
+        self._begun = set(self._known) - begins  # those of whose episode the memory is
+
+    def act(self, env_ids: tuple[int, ...], states: Any) -> tuple[Any, Extras]:
+        """Return the policy's actions for these envs, and what it said besides."""
+        if not self._takes:
+            answer = self._policy(states)
+        else:
+            done = np.array([env_id not in self._begun for env_id in env_ids])
+            self._align(env_ids)
+            values = self._memory, done
+            by_name = {name: value for name, value in zip(MEMORY, values, strict=True) if name in self._takes}
+            answer = self._policy(states, **by_name) if by_name else self._policy(states, *values[: len(self._takes)])
+            self._begun = set(env_ids)
+        actions, memory, extras = _parts(answer)
+        check_rows("In the policy's tuple (actions, rnn_state, extras) the rnn_state", memory, len(env_ids))
+        said = self._read_extras(extras or {}, env_ids)
+        self._memory, self._known = memory, env_ids
+        return actions, said
+
+    def _read_extras(self, extras: Mapping[str, Any], env_ids: tuple[int, ...]) -> Extras:
+        """Return copies of what the policy said besides, as arrays that can be stacked."""
+        arrays = {name: _read_extra(name, value, len(env_ids)) for name, value in extras.items()}
+        found = {name: Form(array.shape[1:], array.dtype) for name, array in arrays.items()}
+        if self._forms is not None and found.keys() != self._forms.keys():
+            raise ArgumentError(
+                f"The policy returned the extras {list(found)}, but before {list(self._forms)}. To be stacked they "
+                "must be alike in every step."
+            )
+        self._forms = found if self._forms in (None, found) else join_forms(self._forms, found)
+        return arrays
+
+    @property
+    def forms(self) -> Mapping[str, Form]:
+        """In which form what it said besides is stacked, so far."""
+        return self._forms or {}
+
+    def give(self, actions: Any, batch: Batch, env_ids: tuple[int, ...]) -> list[Any] | None:
+        """Write actions into the rows of their envs; return them as a list if they are loose."""
+        loose = self._reader.take(batch, actions, env_ids, env_ids, None)
+        return None if loose is None else [own(action) for action in loose]
+
+    @property
+    def memory(self) -> Memory | None:
+        """What is remembered now, a copy."""
+        if self._memory is None or not self._takes:
+            return None
+        return Memory(self._known, map_leaves(self._memory, functools.partial(_copy, "The policy's rnn_state")))
+
+    def forget(self, env_ids: Sequence[int]) -> None:
+        """Take note that the next call of these envs is the first of an episode."""
+        self._begun.difference_update(env_ids)
+
+    def _align(self, env_ids: tuple[int, ...]) -> None:
+        """Bring the rows of the memory to these envs. Who has none gets any: its episode begins."""
+        if self._memory is None or env_ids == self._known:
+            return
+        place = {env_id: row for row, env_id in enumerate(self._known)}
+        rows = np.array([place.get(env_id, 0) for env_id in env_ids], dtype=np.int64)
+        self._memory, self._known = map_leaves(self._memory, lambda leaf: leaf[rows]), env_ids
+
+
+def _parts(answer: Any) -> tuple[Any, Any, Mapping[str, Any] | None]:
+    """Return actions, memory and extras. A tuple is always the three of them, however many envs there are.
+
+    Raises:
+        ActionError: If it is another tuple.
+    """
+    if not isinstance(answer, tuple):
+        return answer, None, None
+    if len(answer) != 3 or not isinstance(answer[2], Mapping | None):
+        last = f", the last of them a {type(answer[2]).__name__}" if len(answer) == 3 else ""
+        raise ActionError(
+            f"The policy returned a tuple of {len(answer)}{last}. A tuple is always (actions, rnn_state, extras), the "
+            "last a dict or None. Give actions alone as an array or a list, and those of a Tuple space as "
+            "(actions, None, None)."
+        )
+    return answer
+
+
+def _read_extra(name: str, value: Any, num_envs: int) -> Array:
+    """Return a copy of one of the extras as an array."""
+    if type(value) is np.ndarray and value.shape[:1] == (num_envs,) and not value.dtype.hasobject:
+        return value.copy()  # what most policies say, without a closer look: 2 us less
+    what = f"The policy's extras[{name!r}]"
+    if isinstance(value, Mapping):
+        raise ArgumentError(
+            f"{what} is a {type(value).__name__}, but extras are flat: a dict of arrays with one row per env. Give its "
+            "parts as extras of their own."
+        )
+    try:
+        array = as_array(value)
+    except (TypeError, ValueError, RuntimeError) as error:  # ragged lists; tensors of types that numpy has not
+        raise ArgumentError(f"{what} does not form an array ({error}). Give an array with one row per env.") from error
+    check_rows(what, array, num_envs)
+    copied: Array = _copy(what, array)
+    return copied
+
+
+def _copy(what: str, value: Any) -> Any:
+    """Return a copy of something of the policy's that is to come to the caller.
+
+    Raises:
+        UnpicklableError: If that is not possible, in any mode.
+    """
+    try:
+        return travelled(value)
+    except Exception as error:  # pickling runs user code: anything may come
+        raise UnpicklableError(
+            f"{what} cannot be copied to the caller ({type(error).__name__}: {error}). Return plain data."
+        ) from error
+
+
+MEMORY = ("rnn_state", "done")
+
+
+def takes_memory(policy: Any) -> tuple[str, ...]:
+    """Return which of ``rnn_state`` and ``done`` a policy takes, by name if it has such, else by place.
+
+    A policy that takes anything, as a torch module does, is judged by its ``forward``.
+    """
+    try:
+        parameters = inspect.signature(policy).parameters
+        if any(one.kind in _OPEN for one in parameters.values()) and hasattr(policy, "forward"):
+            parameters = inspect.signature(policy.forward).parameters
+    except (TypeError, ValueError):  # a builtin without a signature
+        return ()
+    named = tuple(name for name in MEMORY if name in parameters)
+    if named:
+        return named
+    required = [one for one in parameters.values() if one.kind in _POSITIONAL and one.default is one.empty]
+    return tuple(f"by place {index}" for index in range(min(len(required) - 1, 2)))
+
+
+_OPEN = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

@@ -1,0 +1,346 @@
+"""The host's side of a rollout: a copy of the policy beside the envs, stepped in lockstep, and what came of it.
+
+Per step and host that is one call of the policy, one of `Host.run_step`, and a row written into each array of the
+chunk. Around envs and a policy that do nothing a step takes 23 us for one env, 36 us for 16 and 183 us for 256, all
+included; made from outside, in the same process, 35, 49 and 207 us.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from parallelenv.contract.batch import Array, Batch, gather_states
+from parallelenv.contract.copying import cannot_travel, loads, own
+from parallelenv.contract.failures import Failure
+from parallelenv.contract.protocol import NOTHING, Command, Extra, Reply
+from parallelenv.contract.rollout_data import (
+    Chunk,
+    Ended,
+    Form,
+    Memory,
+    Order,
+    Place,
+    action_rooms,
+    join_ends,
+    room,
+    vacant,
+)
+from parallelenv.contract.spaces import object_array
+from parallelenv.errors import ActionError
+from parallelenv.worker.policy_runner import Extras, Player
+
+
+class Rows(Protocol):
+    """Where the states of a stage's envs are: a host's `Writer`, say.
+
+    Attributes:
+        first: Env id of row 0.
+        batch: The arrays.
+        loose: Leaves of the latest states that are in no array, by row.
+    """
+
+    first: int
+    batch: Batch
+    loose: dict[int, list[Any]]
+
+    def rows(self, env_ids: Sequence[int]) -> Any:
+        """Return the rows of these envs: a slice if they are consecutive, else a list."""
+        ...
+
+
+class Stage(Protocol):
+    """Who owns the envs beside which a policy acts: a `Host`, or the caller, for all envs of all hosts.
+
+    Attributes:
+        doing: As in `Host`.
+        turns: As in `Host`.
+    """
+
+    doing: str
+    turns: Any
+
+    @property
+    def in_caller(self) -> bool:
+        """Whether Ctrl-C arrives here."""
+        ...
+
+    @property
+    def writer(self) -> Rows:
+        """The rows that its envs write now."""
+        ...
+
+    def run_step(self, env_ids: tuple[int, ...], each: Sequence[Any] | None, autoreset: bool) -> Reply:
+        """Step envs."""
+        ...
+
+
+class HostRollout:
+    """One rollout as a host knows it. It stays from chunk to chunk.
+
+    Args:
+        number: Of the rollout.
+        packed: As in `Order`.
+        player: The policy, if it is here already.
+        is_over: Told after every step of how many envs it was, and asked whether to stop; before the first, told 0.
+
+    Attributes:
+        has_stopped: Whether it has said so.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        packed: Array | None,
+        player: Player | None = None,
+        is_over: Callable[[int], bool] | None = None,
+    ) -> None:
+        self.number = number
+        self._packed = packed
+        self._player = player
+        self._is_over = is_over
+        self.has_stopped = False
+
+    def play(self, host: Stage, command: Command) -> Chunk:
+        """Make the steps that are ordered, fewer if no env has any left or the policy fails.
+
+        Args:
+            host: Whose envs are stepped.
+            command: The envs, for each how many episodes it may still end (``None``: any number), and the `Order`.
+        """
+        order: Order = command.common
+        writer, recorder = host.writer, Recorder(host.writer, command.env_ids, order)
+        shares = list(command.each or [None] * len(command.env_ids))
+        recorder.select([column for column, share in enumerate(shares) if share != 0])
+        player, recorder.broken = self._prepare(host, command)
+        self._ask_whether_over(0)
+        while player is not None and recorder.env_ids and recorder.count < order.num_steps and not self.has_stopped:
+            try:
+                each = _act(player, host, recorder)
+            except BaseException as error:  # noqa: BLE001 (unpickling runs user code)
+                recorder.broken = _failure_of_policy(error, host, command)
+                break
+            if host.writer is not writer:  # given up meanwhile: nobody waits for this any more
+                break
+            num_made = len(recorder.env_ids)
+            ended = recorder.note_step(host.run_step(recorder.env_ids, each, order.autoreset))
+            self._go_on(recorder, ended, shares, order)
+            self._ask_whether_over(num_made)
+        memory = self._copy_memory(recorder, host, command)
+        return recorder.chunk(memory, {} if player is None else player.forms)
+
+    def _ask_whether_over(self, num_made: int) -> None:
+        if self._is_over is not None:
+            self.has_stopped = self._is_over(num_made)
+
+    def _prepare(self, host: Stage, command: Command) -> tuple[Player | None, Failure | None]:
+        """Return the policy, unpickled once, or what went wrong."""
+        if self._player is None:
+            host.doing = "the policy"
+            try:
+                policy, memory = loads(self._packed)
+                self._player, self._packed = Player(policy, memory, host.writer.batch.layout), None
+            except BaseException as error:  # noqa: BLE001 (unpickling runs user code)
+                return None, _failure_of_policy(error, host, command)
+        return self._player, None
+
+    def _copy_memory(self, recorder: Recorder, host: Stage, command: Command) -> Memory | None:
+        """Return what the policy remembers; that it cannot be copied is the policy's failure, and the steps stay."""
+        try:
+            return None if self._player is None else self._player.memory
+        except BaseException as error:  # noqa: BLE001 (copying runs user code)
+            recorder.broken = recorder.broken or _failure_of_policy(error, host, command)
+            return None
+
+    def _go_on(self, recorder: Recorder, ended: Sequence[int], shares: list[int | None], order: Order) -> None:
+        """Leave out of the next step who failed or has no episode left."""
+        if not (ended or recorder.failed):
+            return
+        failed = [column for column in recorder.active if recorder.all_ids[column] in recorder.failed]
+        if self._player is not None:
+            self._player.forget([recorder.all_ids[column] for column in (*ended, *failed)])
+        for column in ended:
+            left = shares[column]
+            rests = order.skips_done or recorder.all_ids[column] in recorder.exhausted
+            shares[column] = 0 if rests else left if left is None else left - 1
+        out = {column for column in ended if shares[column] == 0}.union(failed)
+        if out:
+            recorder.select([column for column in recorder.active if column not in out])
+
+
+def _act(player: Player, host: Stage, recorder: Recorder) -> list[Any] | None:
+    """Ask the policy, and note what it said; return the actions, unless they are in the batch."""
+    host.doing, host.turns = "the policy", (iter(()), ())  # what it prints is of no env in particular
+    env_ids = recorder.env_ids
+    actions, extras = player.act(env_ids, recorder.states_now())
+    try:
+        each = player.give(actions, host.writer.batch, env_ids)
+    except ActionError as error:
+        raise ActionError(f"What the policy returned does not fit the states of {len(env_ids)} envs: {error}") from None
+    recorder.note_decision(each, extras)
+    return each
+
+
+def _failure_of_policy(error: BaseException, host: Stage, command: Command) -> Failure:
+    """Return what the policy raised as a failure; an interrupt of the caller is raised again."""
+    if isinstance(error, KeyboardInterrupt) and host.in_caller:
+        raise error
+    return Failure(error, command.env_ids[0], "the policy")
+
+
+class Recorder:
+    """The arrays of a chunk while it is made.
+
+    Args:
+        writer: Where envs write their rows.
+        all_ids: The envs, one column each.
+        order: What is to be done.
+
+    Attributes:
+        all_ids: As given.
+        active: Columns of those that are stepped now.
+        env_ids: Their env ids.
+        count: Steps made.
+        exhausted: As in `Chunk`.
+        failed: As in `Chunk`.
+        broken: As in `Chunk`.
+    """
+
+    def __init__(self, writer: Rows, all_ids: tuple[int, ...], order: Order) -> None:
+        self._begun = time.perf_counter()
+        self.all_ids = all_ids
+        self.active: list[int] = []
+        self.env_ids: tuple[int, ...] = ()
+        self.count = 0
+        self.exhausted: set[int] = set()
+        self.failed: dict[int, tuple[int, Failure]] = {}
+        self.broken: Failure | None = None
+        self._writer, self._batch = writer, writer.batch
+        self._has_loose = any(array is None for array in self._batch.states)
+        self._autoreset = order.autoreset
+        shape = order.num_steps, len(all_ids)
+        self._states = [room(shape, array) for array in self._batch.states]
+        self._actions = action_rooms(shape, self._batch)
+        self._rewards = np.zeros(shape)
+        self._flags = np.zeros((*shape, 2), dtype=bool)
+        self._valid = np.zeros(shape, dtype=bool)
+        self._extras: list[tuple[Any, Extras]] = []
+        self._said: dict[Place, Extra] = {}
+        self._ended: list[Ended] = []
+        self._columns: Any = slice(None)
+        self._rows: Any = slice(0, 0)
+
+    def select(self, columns: list[int]) -> None:
+        """Say who is stepped from now on."""
+        self.active = columns
+        is_all = len(columns) == len(self.all_ids)
+        self._columns = slice(None) if is_all else np.array(columns, dtype=np.intp)
+        self.env_ids = self.all_ids if is_all else tuple(self.all_ids[column] for column in columns)
+        rows = self._writer.rows(self.env_ids)
+        self._rows = rows if isinstance(rows, slice) else np.array(rows, dtype=np.intp)
+
+    def states_now(self) -> Any:
+        """Return the states of those who are stepped, as `step` does: the policy may keep or change them."""
+        loose = {env_id: Extra(loose=leaves) for env_id, leaves in self._loose(self.env_ids).items()}
+        return gather_states(self._batch, self.env_ids, self._rows, loose, copy=True)
+
+    def _loose(self, env_ids: Sequence[int]) -> dict[int, list[Any]]:
+        """Return copies of the loose leaves of states, by env id, if there are any."""
+        if not self._has_loose:
+            return {}
+        first, loose = self._writer.first, self._writer.loose
+        return {env_id: own(loose[env_id - first]) for env_id in env_ids if env_id - first in loose}
+
+    def note_decision(self, each: list[Any] | None, extras: Extras) -> None:
+        """Note what the policy saw and said."""
+        step, columns, rows = self.count, self._columns, self._rows
+        loose = self._loose(self.env_ids)
+        leaves = iter(zip(*loose.values(), strict=True))
+        for kept, array in zip(self._states, self._batch.states, strict=True):
+            kept[step, columns] = object_array(next(leaves)) if array is None else array[rows]
+        if each is None:
+            for kept, array in zip(self._actions, self._batch.actions, strict=True):
+                kept[step, columns] = array[rows]
+        else:
+            self._actions[0][step, columns] = object_array([own(action) for action in each])
+        if extras:
+            self._extras.append((columns, extras))
+
+    def note_step(self, reply: Reply) -> list[int]:
+        """Note what the envs answered; return the columns of those whose episode ended."""
+        step, columns, rows = self.count, self._columns, self._rows
+        self._rewards[step, columns] = self._batch.rewards[rows]
+        self._flags[step, columns] = self._batch.flags[rows]
+        self._valid[step, columns] = True
+        self.count += 1
+        for failure in reply.failures.values():
+            self._note_failure(step, failure)
+        for env_id, extra in reply.values.items():
+            try:
+                self._note_said(step, env_id, extra)
+            except Exception as error:  # noqa: BLE001 (copying runs user code: anything may come)
+                self._note_failure(step, Failure(cannot_travel(extra, error), env_id, "the copying of its result"))
+        return self._note_ends(step, reply) if self._flags[step].any() else []
+
+    def _note_failure(self, step: int, failure: Failure) -> None:
+        column = self.all_ids.index(failure.env_id)
+        self.failed[failure.env_id] = step, failure
+        self._rewards[step, column], self._flags[step, column], self._valid[step, column] = 0.0, False, False
+
+    def _note_said(self, step: int, env_id: int, extra: Extra) -> None:
+        """Note what a step answered beside its row, copied now: an env may change it in its next step."""
+        info, _, reward, _, reset_info, is_exhausted, _ = extra
+        if is_exhausted:
+            self.exhausted.add(env_id)
+        if info or reward or reset_info:
+            self._said[step, env_id] = Extra(own(info), None, own(reward), None, own(reset_info))
+
+    def _note_ends(self, step: int, reply: Reply) -> list[int]:
+        columns = np.flatnonzero(self._flags[step].any(axis=1))
+        env_ids = [self.all_ids[column] for column in columns.tolist()]
+        if self._autoreset:
+            loose = {env_id: reply.values.get(env_id, NOTHING).ended_loose or [] for env_id in env_ids}
+        else:
+            loose = self._loose(env_ids)
+        leaves = iter(zip(*loose.values(), strict=True)) if self._has_loose else iter(())
+        rows = np.array(env_ids, dtype=np.intp) - self._writer.first
+        arrays = self._batch.ended_states if self._autoreset else self._batch.states
+        states = [object_array(own(next(leaves))) if array is None else array[rows] for array in arrays]
+        self._ended.append(Ended(np.full(len(columns), step), columns, states))
+        return columns.tolist()
+
+    def chunk(self, memory: Memory | None, forms: Mapping[str, Form]) -> Chunk:
+        """Return what was made, with what the policy remembers of it, and its extras in these forms."""
+        count = self.count
+        return Chunk(
+            self.all_ids,
+            [kept[:count] for kept in self._states],
+            [kept[:count] for kept in self._actions],
+            self._rewards[:count],
+            self._flags[:count],
+            self._valid[:count],
+            join_ends(self._ended, self._batch.states),
+            self._stacked_extras(forms),
+            self._said,
+            self._loose(self.all_ids),
+            memory,
+            time.perf_counter() - self._begun,
+            self.failed,
+            self.broken,
+            self.exhausted,
+        )
+
+    def _stacked_extras(self, forms: Mapping[str, Form]) -> dict[str, Array]:
+        """Return what the policy said besides, ``(num_steps, k, ...)`` each, zeros where it was not asked."""
+        said = self._extras[: self.count]
+        if not said:
+            return {}
+        shape = self.count, len(self.all_ids)
+        stacked = {name: vacant((*shape, *form.shape), form.dtype) for name, form in forms.items()}
+        for step, (columns, extras) in enumerate(said):
+            for name, array in extras.items():
+                stacked[name][step, columns] = array
+        return stacked

@@ -1,0 +1,161 @@
+"""What envs answer, written into the rows of a batch; and their actions, read from it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from parallelenv.contract.batch import Array, Batch, pick
+from parallelenv.contract.copying import own
+from parallelenv.contract.spaces import as_array, describe_value
+from parallelenv.errors import EnvContractError
+
+_FLAGS = frozenset({bool, np.bool_})
+
+
+class Writer:
+    """The rows of a batch as a host sees them.
+
+    Args:
+        batch: The batch.
+
+    Attributes:
+        batch: The batch.
+        first: Env id of row 0.
+        line: The states one after the other, as a memoryview, if each is a vector, else ``None``. To assign
+            a slice of it checks shape and dtype and copies in 70 ns; with numpy that takes 180 ns.
+        rewards: ``(num_envs,)`` float64, as a memoryview: a number is set in 18 ns instead of 30 ns.
+        loose: Loose leaves of the latest states, by row, as the envs returned them: no array keeps these for a rollout.
+    """
+
+    def __init__(self, batch: Batch) -> None:
+        single: Any = batch.single_state
+        rewards: Any = batch.rewards
+        is_vector = single is not None and single.ndim == 2 and single.size > 0
+        width = single.shape[1] if is_vector else 0
+        self.first = batch.layout.first
+        self.rewards: Any = memoryview(rewards)
+        terminated: Any = batch.terminated
+        truncated: Any = batch.truncated
+        self._terminated, self._truncated = memoryview(terminated), memoryview(truncated)
+        self.batch = batch
+        self.loose: dict[int, list[Any]] = {}
+        self._keeps_types, self._broadcasts = batch.layout.keeps_types, batch.layout.broadcasts
+        self._structure = batch.layout.states
+        self._single = single
+        self.line: Any = memoryview(single.reshape(-1)) if is_vector else None
+        self._single_action: Any = batch.actions[0] if batch.actions and batch.layout.actions.is_single else None
+        pairs = zip(batch.states, batch.ended_states, strict=True) if batch.ended_states else ()
+        self._kept = [(array, ended) for array, ended in pairs if array is not None and ended is not None]
+        self._cells = [slice(row * width, row * width + width) for row in range(batch.layout.num_envs)]
+
+    # ---------------------------------------------------------------- actions
+
+    def rows(self, env_ids: Sequence[int]) -> Any:
+        """Return the rows of these envs: a slice if they are consecutive, else a list."""
+        return self.batch.rows(env_ids)
+
+    def cells(self, rows: Any) -> Sequence[slice]:
+        """Return where in ``line`` the states of these rows are."""
+        return pick(self._cells, rows)
+
+    def actions(self, rows: Any) -> Iterable[Any]:
+        """Return the actions in these rows: copies, for an env may keep or change what it is given."""
+        if self._single_action is not None:
+            own_rows: Array = self._single_action[rows].copy()
+            return own_rows
+        leaves = [array[rows].copy() for array in self.batch.actions]
+        return map(self.batch.layout.actions.join, zip(*leaves, strict=True))
+
+    # ---------------------------------------------------------------- answers
+
+    def clear_flags(self, rows: Any) -> None:
+        """Say of these rows that no episode ended."""
+        self.batch.flags[rows] = False
+
+    def store_flags(self, row: int, terminated: Any, truncated: Any) -> None:
+        """Write whether an episode ended."""
+        self._terminated[row] = terminated if type(terminated) in _FLAGS else _as_flag(terminated)
+        self._truncated[row] = truncated if type(truncated) in _FLAGS else _as_flag(truncated)
+
+    def store_reward(self, row: int, reward: Any) -> tuple[Any] | None:
+        """Write a reward of any type; return it in a one-tuple if it is no number."""
+        if isinstance(reward, (float, np.floating)):
+            self.rewards[row] = reward
+            return None
+        shape = getattr(reward, "shape", None)
+        if shape is not None and all(length == 1 for length in shape) and hasattr(reward, "item"):
+            reward = reward.item()
+        if isinstance(reward, (float, int, np.integer, np.floating, np.bool_)):
+            with contextlib.suppress(OverflowError):  # an int beyond what a float holds stays what it is
+                self.batch.rewards[row] = reward
+                return None
+        self.batch.rewards[row] = np.nan
+        return (reward,)
+
+    def store_state(self, row: int, state: Any) -> list[Any] | None:
+        """Write a state and return its loose leaves, if it has any."""
+        single = self._single
+        if single is not None:
+            self._store_leaf(0, single, row, state)
+            return None
+        leaves = self._structure.split_state(state)
+        loose = []
+        for index, (array, leaf) in enumerate(zip(self.batch.states, leaves, strict=True)):
+            if array is None:
+                self._structure.check_leaf(index, leaf)
+                loose.append(leaf)
+            else:
+                self._store_leaf(index, array, row, leaf)
+        if loose:
+            self.loose[row] = loose
+        return loose or None
+
+    def latest_loose(self, row: int) -> list[Any] | None:
+        """Return the loose leaves of the latest state in a row, if states have any; ``None`` each if there is none."""
+        count = sum(array is None for array in self.batch.states)
+        return self.loose.get(row, [None] * count) if count else None
+
+    def keep_ended(self, row: int) -> None:
+        """Keep the state in a row as the last one of an episode."""
+        for array, ended in self._kept:
+            ended[row] = array[row]
+
+    def as_given(self, state: Any) -> tuple[Any] | None:
+        """Return a last state in a one-tuple, if rows would change its type and it is to keep that."""
+        if not self._keeps_types:
+            return None
+        for array, leaf in zip(self.batch.states, self._structure.split_state(state), strict=True):
+            if array is not None:
+                kind = np.ndarray if array.ndim > 1 else array.dtype.type
+                if type(leaf) is not kind or leaf.dtype != array.dtype or leaf.shape != array.shape[1:]:
+                    return (own(state),)
+        return None
+
+    def _store_leaf(self, index: int, array: Array, row: int, value: Any) -> None:
+        if type(value) is np.ndarray and value.dtype == array.dtype and value.shape == array.shape[1:]:
+            array[row] = value  # what most envs return, without a closer look
+            return
+        if self._broadcasts:
+            value = _broadcast(value, array.shape[1:])
+        self._structure.check_leaf(index, value)
+        array[row] = as_array(value)
+
+
+def _broadcast(value: Any, shape: tuple[int, ...]) -> Any:
+    """Return an array of a shape as an assignment makes it of a smaller one, or one with further axes of length 1."""
+    try:
+        array = as_array(value)
+        return np.broadcast_to(array.reshape(array.shape[max(0, array.ndim - len(shape)) :]), shape)
+    except (ValueError, TypeError, RuntimeError):  # there is no way: the check says what it is
+        return value
+
+
+def _as_flag(value: Any) -> bool:
+    """Return a flag of an unusual type: an int, or an array or tensor of one element."""
+    if value is None or isinstance(value, str) or np.size(value) != 1:
+        raise EnvContractError(f"terminated and truncated are bools; step() returned {describe_value(value)}.")
+    return bool(value)

@@ -1,0 +1,209 @@
+"""What envs print in a worker process, whoever prints it: Python, C code, or a process that they start.
+
+The worker's standard output and error are a nameless file that the caller reads too, so the last
+words of a worker that was killed are there as well. What Python prints is marked with the env
+that was being stepped.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import io
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from multiprocessing import reduction
+from pathlib import Path
+from typing import Any
+
+from parallelenv.contract.interrupts import Shield
+from parallelenv.contract.protocol import Printed
+
+_IS_POSIX = os.name == "posix"
+_MARK = re.compile("\x1e([0-9]*)\x1f")
+_WORN = 1 << 20
+"""Bytes after which a file that was read is begun anew."""
+_FULL = 1 << 24
+"""Bytes beyond which Python's output is dropped until the caller has read what is there."""
+_NUM_LAST_LINES = 20
+_OWN_FOLDER = str(Path(__file__).parent)
+
+
+class Log:
+    """An open file without a name: a worker process appends to it and the caller reads it.
+
+    Args:
+        fileno: Its descriptor, owned by this object.
+    """
+
+    def __init__(self, fileno: int) -> None:
+        self.fileno = fileno
+        self._position = 0  # how far it was read, at the caller's end; how long it was last, at the worker's
+        self._last = ""  # the end of what was read
+
+    @classmethod
+    def create(cls) -> Log | None:
+        """Return a new one; ``None`` where descriptors cannot be handed on."""
+        if not _IS_POSIX:
+            return None
+        import fcntl
+
+        with Shield():
+            fileno = _open_nameless()
+            fcntl.fcntl(fileno, fcntl.F_SETFL, os.O_APPEND)
+            return cls(fileno)
+
+    def __reduce__(self) -> Any:
+        """Let it travel to a process that is being started."""
+        return _receive, (reduction.DupFd(self.fileno),)
+
+    def close(self) -> None:
+        """Close this end."""
+        with Shield():
+            fileno, self.fileno = self.fileno, -1  # at once: two threads may close it
+            if fileno >= 0:
+                os.close(fileno)
+
+    def __del__(self) -> None:
+        self.close()  # where an interrupt came before anybody knew of it
+
+    # ---------------------------------------------------------------- the worker's end
+
+    def has_grown(self) -> bool:
+        """Whether anything was printed since the last look. Takes 0.2 us."""
+        size = os.lseek(self.fileno, 0, os.SEEK_END)
+        changed, self._position = size != self._position, size
+        return changed and size > 0
+
+    def is_full(self) -> bool:
+        """Whether so much waits to be read that no more should be written."""
+        return os.lseek(self.fileno, 0, os.SEEK_END) > _FULL
+
+    # ---------------------------------------------------------------- the caller's end
+
+    def take(self, env_ids: tuple[int, ...], *, is_idle: bool) -> list[Printed]:
+        """Return what was printed since the last time.
+
+        Args:
+            env_ids: The worker's envs.
+            is_idle: Whether the worker waits for a command: nothing is being written, and the last line is whole.
+        """
+        text = self._read()
+        if not is_idle:
+            text, newline, rest = text.rpartition("\n")
+            text += newline
+            self._position -= len(rest.encode("utf-8", "surrogateescape"))
+        self._last = (self._last + text)[-4096:]
+        if is_idle and self._position > _WORN:
+            os.ftruncate(self.fileno, 0)
+            self._position = 0
+        return _attribute(text, env_ids)
+
+    def last_lines(self) -> str:
+        """Return the last lines that were printed, indented."""
+        lines = _without_own_frames(_legible(_MARK.sub("", self._last + self._read())).splitlines())
+        return "\n".join(f"    {line}" for line in lines[-_NUM_LAST_LINES:])
+
+    def _read(self) -> str:
+        parts = []
+        while part := os.pread(self.fileno, _WORN, self._position):
+            parts.append(part)
+            self._position += len(part)
+        return b"".join(parts).decode("utf-8", "surrogateescape")
+
+
+class EnvStream(io.TextIOWrapper):
+    """A standard stream that writes to a log, marked with the env that prints.
+
+    Args:
+        log: The log.
+        fileno: Where C code writes to the same stream.
+        who: Returns the env id, ``None`` if it is no env's doing.
+    """
+
+    def __init__(self, log: Log, fileno: int, who: Callable[[], int | None]) -> None:
+        raw: Any = io.FileIO(fileno, "w", closefd=False)
+        super().__init__(raw, encoding="utf-8", errors="backslashreplace", write_through=True)
+        self.redirect(log, who)
+
+    def redirect(self, log: Log, who: Callable[[], int | None]) -> None:
+        """Write to another log from now on."""
+        self._log = log
+        self._who = who
+        self._is_dropping = False
+
+    def write(self, text: str) -> int:
+        """Write a piece of text, in one piece."""
+        if self._log.is_full():
+            if not self._is_dropping:
+                super().write("\n... (more was printed, and dropped)\n")
+            self._is_dropping = True
+            return len(text)
+        self._is_dropping = False
+        env_id = self._who()
+        super().write(text if env_id is None else f"\x1e{env_id}\x1f{text}\x1e\x1f")
+        return len(text)
+
+
+def redirect_descriptors(log: Log) -> None:
+    """Let all that this process and its children print go to a log."""
+    for fileno in (1, 2):
+        os.dup2(log.fileno, fileno)
+    faulthandler.enable(2, all_threads=False)  # a crash in C code then says in which line of Python
+
+
+def redirect_streams(log: Log, who: Callable[[], int | None], filenos: tuple[int, int]) -> None:
+    """Let Python print to a log, and say who prints.
+
+    Args:
+        log: The log.
+        who: As in `EnvStream`.
+        filenos: Descriptors of standard output and error.
+    """
+    for name, fileno in zip(("stdout", "stderr"), filenos, strict=True):
+        stream = getattr(sys, name)
+        if isinstance(stream, EnvStream) and stream.fileno() == fileno:  # a module may have kept it: a logger, say
+            stream.redirect(log, who)
+        else:
+            setattr(sys, name, EnvStream(log, fileno, who))
+
+
+def _legible(text: str) -> str:
+    """Return a text that was read as UTF-8, with a sign for each byte of it that was not."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def _without_own_frames(lines: Sequence[str]) -> list[str]:
+    """Leave out what `faulthandler` says of a crash beyond the env's frames: ours, and a forking caller's."""
+    kept = []
+    is_crash = is_beyond = False
+    for line in lines:
+        is_crash = is_crash or line.endswith("(most recent call first):")
+        is_beyond = is_crash and (is_beyond or _OWN_FOLDER in line)
+        if line.strip() and not is_beyond:
+            kept.append(line)
+    return kept
+
+
+def _receive(duplicate: Any) -> Log:
+    return Log(duplicate.detach())
+
+
+def _open_nameless() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("parallelenv-log", os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def _attribute(text: str, env_ids: tuple[int, ...]) -> list[Printed]:
+    """Return who printed which parts of a text."""
+    pieces = _MARK.split(text)  # text, env id, text, env id ...
+    printed = []
+    for index in range(0, len(pieces), 2):
+        if pieces[index]:
+            env_id = pieces[index - 1] if index else ""
+            printed.append(Printed((int(env_id),) if env_id else env_ids, _legible(pieces[index])))
+    return printed
