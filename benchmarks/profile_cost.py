@@ -138,8 +138,8 @@ class Silent(Score):
 @contextlib.contextmanager
 def uncounted(env: ParallelEnv) -> Iterator[None]:
     """Count no episodes: steps are logged as a constant, and never summed up."""
-    batch: Batch = env._pool.batch
-    episodes = env._stepper.episodes
+    batch: Batch = env.engine.pool.batch
+    episodes = env.engine.stepper.episodes
     before = batch.outcome, episodes.score
     batch.outcome, episodes.score = bytes, Silent(len(env))
     try:

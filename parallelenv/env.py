@@ -1,51 +1,76 @@
-"""The class that users meet: it checks arguments, asks the pool, and shapes the answer."""
+"""The class that users meet: it checks arguments, asks the engine, and documents what comes back."""
 
 from __future__ import annotations
 
-import _thread
+import asyncio
 import atexit
+import copy as copying
 import functools
 import inspect
 import multiprocessing.util  # noqa: F401 (its exit handler joins workers: ours, registered later, runs before it)
-import signal
-import threading
+import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, overload
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Self, SupportsIndex, overload
 
 import gymnasium
+import numpy as np
 
 from parallelenv import registry
 from parallelenv.contract import arguments, env_specs, migration_hints
-from parallelenv.contract.env_specs import EnvRecipe
-from parallelenv.contract.messages import count
-from parallelenv.contract.protocol import Backend
+from parallelenv.contract.arguments import MISSING
+from parallelenv.contract.batch import Array, has_true
+from parallelenv.contract.copying import own
+from parallelenv.contract.messages import count, show
 from parallelenv.contract.shared_arrays import check_shared
+from parallelenv.contract.spaces import batched
+from parallelenv.contract.tracebacks import short_tracebacks, warn_user
 from parallelenv.engine import cells
 from parallelenv.engine.assemble import Align
+from parallelenv.engine.checkpoint import SavedState, check_saved
 from parallelenv.engine.done_policies import make_policy
-from parallelenv.engine.engine import Sender
-from parallelenv.engine.guard import exclusive
+from parallelenv.engine.engine import Engine
+from parallelenv.engine.guard import refuse_copy, single_threaded
 from parallelenv.engine.output import make_listener
-from parallelenv.engine.pool import Pool
-from parallelenv.engine.recovery import Recovery
 from parallelenv.engine.workers import CLOSE_TIMEOUT
-from parallelenv.errors import ArgumentError, IdRangeError
-from parallelenv.long_runs import LongRuns
+from parallelenv.errors import (
+    AbsentAttributeWarning,
+    ArgumentError,
+    IdRangeError,
+    InvalidIdError,
+    MissingDependencyError,
+    NothingInFlightError,
+    WorkerTimeoutError,
+)
 from parallelenv.registry import ParaMode
 from parallelenv.results import StepBatch, StepResult
-from parallelenv.rollouts.rollout import Roller
+from parallelenv.rollouts.evaluation import Evaluation, evaluate
+from parallelenv.rollouts.length import Goal
+from parallelenv.rollouts.rollout import Roller, run_batch_episodes
+from parallelenv.rollouts.stream import CLOSE, RESET, TERMINATED, Actor, Signal, streamed
+from parallelenv.rollouts.trajectory import Rollout
 
 if TYPE_CHECKING:
+    from parallelenv.adapters.gymnasium import GymnasiumVectorEnv
+    from parallelenv.adapters.sb3 import SB3VecEnv
+    from parallelenv.adapters.tianshou import TianshouVectorEnv
+    from parallelenv.autotune.recommend import Recommendation
+    from parallelenv.notebook.film import Film
+    from parallelenv.notebook.recorder import Recorder
     from parallelenv.tasks.task_pool import TaskPool
 
 OnFailure = Literal["raise", "restart"]
 
-_MOMENT = 0.05
-"""Seconds in which a finalizer has returned."""
+_LONGEST_NAP = 0.2
+"""Seconds after which an awaited answer is looked for again, at the latest."""
+_SHORTEST_NAP = 5e-4
+_NAP = 1 / 8
+"""So much of the time waited so far may pass until the next look: an answer is found that much too late at most."""
 
 
-class ParallelEnv(LongRuns):
+@short_tracebacks
+class ParallelEnv:
     """Runs a list of environments side by side; one word chooses how.
 
     Env ids are positions in the list, ``0 .. n-1``, and never change. Wherever an ``id`` is
@@ -131,14 +156,12 @@ class ParallelEnv(LongRuns):
         seed_globals: bool = False,
         **backend_options: Any,
     ) -> None:
-        super().__init__()
-        self._is_closed = True  # until everything stands
-        self._asynchronous, policy = asynchronous, make_policy(asynchronous)
+        policy = make_policy(asynchronous)
         num_cpus = arguments.check_counts(num_cpus, num_gpus)
         arguments.check_flags(no_warning=no_warning, copy=copy, keep=keep, seed_globals=seed_globals)
         timeout, spaces = arguments.check_timeout(timeout), arguments.check_spaces(spaces)
         arguments.check_failure_handling(on_failure, max_restarts)
-        for_envs = {"seed": arguments.check_base_seed(seed), "shared": check_shared(shared)}
+        for_envs: dict[str, Any] = {"seed": arguments.check_base_seed(seed), "shared": check_shared(shared)}
         env_recipes = env_specs.make_recipes(envs)
         backend, num_cpus, chosen = registry.settle(
             para_mode, backend_options, env_recipes, num_cpus, num_gpus, spaces, for_envs, _ARGUMENTS
@@ -148,40 +171,32 @@ class ParallelEnv(LongRuns):
         self._para_mode = registry.word_of(chosen.mode if chosen else para_mode)
         self._recommendation = chosen
         cells.close_earlier()
-        self._start(
+        self._engine = Engine(
             backend,
             env_recipes,
-            policy.autoreset,
-            spaces,
+            policy,
+            asynchronous,
+            spaces=spaces,
+            copy=copy,
+            timeout=timeout,
+            max_restarts=max_restarts if on_failure == "restart" else None,
             num_cpus=num_cpus,
             num_gpus=num_gpus,
             silence_warnings=no_warning,
-            timeout=timeout,
             listener=make_listener(output),
             seed_globals=seed_globals,
             **for_envs,
         )
-        self._num_envs, self._everyone = len(env_recipes), self._pool.env_ids
-        recovery = Recovery(self._pool, max_restarts) if on_failure == "restart" else None
-        self._stepper = Sender(self._pool, policy, copy, timeout, recovery)
-        self._roller = Roller(self._pool, policy, self._stepper, recovery, timeout)
-        self._seeds = dict(enumerate(arguments.spread_seeds(seed, self._everyone, self._num_envs, whole=False)))
-        self._is_closed = False
+        self._guard = self._engine.guard
+        self._awaited: Sequence[int] = ()  # envs of the latest `step_async`
         self._live.add(self)
         if not keep:
             cells.note(self)
 
-    def _start(
-        self, backend: Backend, env_recipes: Sequence[EnvRecipe], keeps_ended: bool, spaces: Any, **pool_arguments: Any
-    ) -> None:
-        """Start hosts and build envs, or leave nothing behind."""
-        try:
-            self._pool = Pool(backend, env_recipes, **pool_arguments)
-            self._finalizer = weakref.finalize(self, _close_dropped, self._pool)
-            self._pool.build(keeps_ended, spaces)
-        except BaseException:
-            backend.close((), 0.0)  # whatever was begun, also where an interrupt came before the pool was known
-            raise
+    @property
+    def engine(self) -> Engine:
+        """What adapters, wrappers and displays use: the caller's side of every call."""
+        return self._engine
 
     @classmethod
     def make(
@@ -297,9 +312,9 @@ class ParallelEnv(LongRuns):
         copies = env_specs.replicate(env, num_envs, arguments.check_base_seed(seed))
         return cls(copies, para_mode, *args, seed=seed, **kwargs)
 
-    # ---------------------------------------------------------------- episodes
+    # ---------------------------------------------------------------- episodes and steps
 
-    @exclusive
+    @single_threaded
     def reset(self, id: Any = None, *, seed: Any = None, options: Any = None) -> Any:
         """Begin new episodes and return their first states, without the infos that Gymnasium's ``reset`` returns too.
 
@@ -324,13 +339,14 @@ class ParallelEnv(LongRuns):
                 episodes have begun.
         """
         try:
-            env_ids = self._ids(id)
+            env_ids = self._engine.ids(id)
         except IdRangeError as error:
             hint = f" For a seed write reset(seed={id})." if isinstance(id, int) and id >= 0 else ""
             raise IdRangeError(f"{error}{hint}") from None
-        return self._end_reset(self._stepper.begin_reset(env_ids, self._beginnings(env_ids, seed, options)), None)
+        each = self._engine.beginnings(env_ids, seed, options)
+        return self._engine.end_reset(self._engine.stepper.begin_reset(env_ids, each), None)
 
-    @exclusive
+    @single_threaded
     def seed(self, seed: int | Sequence[int | None]) -> list[int | None]:
         """Set the seeds that the next reset of each env uses.
 
@@ -343,8 +359,8 @@ class ParallelEnv(LongRuns):
         Raises:
             ArgumentError: If it is neither.
         """
-        seeds = arguments.spread_seeds(seed, self._everyone, self._num_envs, whole=True)
-        self._seeds = dict(enumerate(seeds))
+        seeds = arguments.spread_seeds(seed, self._engine.env_ids, self._engine.num_envs, whole=True)
+        self._engine.seeds = dict(enumerate(seeds))
         return seeds
 
     @overload
@@ -353,7 +369,7 @@ class ParallelEnv(LongRuns):
     def step(self, action: Any, id: Any, align: Literal["batch"]) -> StepBatch: ...
     @overload
     def step(self, action: Any, id: Any = None, *, align: Literal["batch"]) -> StepBatch: ...
-    @exclusive
+    @single_threaded
     def step(self, action: Any, id: Any = None, align: Align = "item") -> StepResult | StepBatch:
         """Step envs and wait for all of them.
 
@@ -380,8 +396,958 @@ class ParallelEnv(LongRuns):
             WorkerTimeoutError: If the pool's timeout passed; `recv` waits on.
         """
         arguments.check_align(align)
-        env_ids = self._stepper.episodes.unpaused if id is None else self._ids(id)
-        return self._stepper.step(action, env_ids, align)
+        env_ids = self._engine.stepper.episodes.unpaused if id is None else self._engine.ids(id)
+        return self._engine.stepper.step(action, env_ids, align)
+
+    # ---------------------------------------------------------------- asynchronous stepping
+
+    @single_threaded
+    def step_async(self, action: Any, id: Any = None) -> None:
+        """Start a step of envs and return without waiting, as `ParallelEnv.send`; `step_wait` gives the results.
+
+        Raises:
+            As `ParallelEnv.step`, before anything was sent.
+        """
+        env_ids = self._engine.ids(id)
+        self._engine.stepper.send(action, env_ids)
+        self._awaited = env_ids
+
+    @overload
+    def step_wait(self, timeout: float | None = None, align: Literal["item"] = "item") -> StepResult: ...
+    @overload
+    def step_wait(self, timeout: float | None, align: Literal["batch"]) -> StepBatch: ...
+    @overload
+    def step_wait(self, timeout: float | None = None, *, align: Literal["batch"]) -> StepBatch: ...
+    @single_threaded
+    def step_wait(self, timeout: float | None = None, align: Align = "item") -> StepResult | StepBatch:
+        """Wait for all envs of the latest `step_async` and return their results, in the order asked.
+
+        Args:
+            timeout: Seconds to wait; ``None`` means the pool's own timeout.
+            align: As in `ParallelEnv.step`.
+
+        Returns:
+            As `ParallelEnv.step`.
+
+        Raises:
+            NothingInFlightError: If there was none, or a `recv` or `reset` since has taken its results.
+            WorkerTimeoutError: If they do not come in time. This can be called again.
+            BaseException: What an env raised; ``error.partial`` is the others' result.
+        """
+        arguments.check_align(align)
+        limit = arguments.check_timeout(timeout)
+        if not self._awaited:
+            raise NothingInFlightError("step_wait() was called, but no step is in flight. Call step_async() first.")
+        result = self._engine.stepper.finish(self._awaited, limit, align)
+        self._awaited = ()
+        return result
+
+    @single_threaded
+    def send(self, action: Any, id: Any = None) -> None:
+        """Start a step of envs and return without waiting; `recv` gives the results.
+
+        Raises:
+            As `step`, before anything was sent.
+        """
+        self._engine.stepper.send(action, self._engine.ids(id))
+
+    @single_threaded
+    def send_reset(self, id: Any = None, *, seed: Any = None, options: Any = None) -> None:
+        """Start to begin new episodes and return without waiting; `recv` gives the first states.
+
+        An undelivered step of these envs is dropped. In the answer each has its first state, reward 0, is not done,
+        and its info is that of the reset, with ``info["reset"]`` ``True`` and, since nothing ended in this call, no
+        ``info["ended_state"]``.
+
+        Args:
+            id: Which envs.
+            seed: As in `reset`.
+            options: As in `reset`.
+
+        Raises:
+            ArgumentError: If ``seed`` or ``options`` do not fit; nothing was sent.
+            WorkerDiedError: If an env has lost its worker; nothing was sent.
+        """
+        env_ids = self._engine.ids(id)
+        self._engine.stepper.send_reset(env_ids, self._engine.beginnings(env_ids, seed, options))
+        self._engine.forget_seeds(env_ids)
+
+    @overload
+    def recv(
+        self,
+        min_envs: int = 1,
+        max_envs: int | None = None,
+        timeout: float | None = None,
+        align: Literal["item"] = "item",
+    ) -> StepResult: ...
+    @overload
+    def recv(
+        self, min_envs: int, max_envs: int | None, timeout: float | None, align: Literal["batch"]
+    ) -> StepBatch: ...
+    @overload
+    def recv(
+        self, min_envs: int = 1, max_envs: int | None = None, timeout: float | None = None, *, align: Literal["batch"]
+    ) -> StepBatch: ...
+    @single_threaded
+    def recv(
+        self, min_envs: int = 1, max_envs: int | None = None, timeout: float | None = None, align: Align = "item"
+    ) -> StepResult | StepBatch:
+        """Return the results of envs that have finished their step or reset, first come, first served.
+
+        Args:
+            min_envs: Wait until so many are ready, or all that are under way if those are fewer.
+            max_envs: Give at most so many; the rest stays for the next call.
+            timeout: Seconds to wait; ``None`` means the pool's own timeout.
+            align: As in `step`.
+
+        Returns:
+            As `step`; ``env_ids`` says whose rows they are.
+
+        Raises:
+            NothingInFlightError: If nothing was sent.
+            WorkerTimeoutError: If fewer than ``min_envs`` finished in time; nothing is lost.
+            BaseException: What an env raised; ``error.partial`` is the others' result.
+        """
+        arguments.check_align(align)
+        arguments.check_window(min_envs, max_envs)
+        return self._engine.stepper.receive(min_envs, max_envs, arguments.check_timeout(timeout), align)
+
+    @overload
+    async def arecv(
+        self,
+        min_envs: int = 1,
+        max_envs: int | None = None,
+        timeout: float | None = None,
+        align: Literal["item"] = "item",
+    ) -> StepResult: ...
+    @overload
+    async def arecv(
+        self, min_envs: int, max_envs: int | None, timeout: float | None, align: Literal["batch"]
+    ) -> StepBatch: ...
+    @overload
+    async def arecv(
+        self, min_envs: int = 1, max_envs: int | None = None, timeout: float | None = None, *, align: Literal["batch"]
+    ) -> StepBatch: ...
+    async def arecv(
+        self, min_envs: int = 1, max_envs: int | None = None, timeout: float | None = None, align: Align = "item"
+    ) -> StepResult | StepBatch:
+        """Do as `recv`, but let others run on the event loop meanwhile. To be cancelled loses nothing.
+
+        It looks for answers again and again, and the longer it waits the more rarely, but at least every 0.2 s: one is
+        found when at most an eighth more time has passed. No thread waits. In mode ``"dummy"`` the envs step in it.
+
+        Raises:
+            NothingInFlightError: If nothing is under way, also because another task has received it.
+            As `recv`.
+        """
+        arguments.check_align(align)
+        arguments.check_window(min_envs, max_envs)
+        limit = arguments.check_timeout(timeout)
+        begin = time.monotonic()
+        while True:
+            if self._engine.look(min_envs, limit, begin):
+                # Others have their turn, and whoever has cancelled this while envs stepped in it, by Ctrl-C say, is
+                # heard as long as the answer is still here: a task that is cancelled and then returns loses it.
+                await asyncio.sleep(0)
+                result: StepResult | StepBatch | None = self._engine.take(min_envs, max_envs, align)
+                if result is not None:
+                    return result
+            waited = time.monotonic() - begin
+            nap = min(_LONGEST_NAP, max(_SHORTEST_NAP, waited * _NAP))
+            await asyncio.sleep(nap if limit is None else max(0.0, min(nap, limit - waited)))
+
+    def get_state(self, timeout: float | None = None) -> tuple[Any, int] | None:
+        """Return the state of the env that has waited longest for an action, and its id.
+
+        This and `send_action` are `recv` and `send` for one env at a time, beginning with `send_reset`. Rewards, flags
+        and infos are in what ``recv(1, 1, align="batch")`` returns instead.
+
+        Args:
+            timeout: Seconds to wait; ``None`` means the pool's own timeout.
+
+        Returns:
+            ``(state, env_id)``; instead of the state `TERMINATED` where an episode has ended and no other has begun:
+            with any policy but ``"restart"``, and of an env that is exhausted. ``None`` after ``timeout`` seconds.
+
+        Raises:
+            As `recv`; `WorkerTimeoutError` only of the pool's own timeout.
+        """
+        try:
+            batch = self.recv(1, 1, timeout, "batch")
+        except WorkerTimeoutError:
+            if timeout is None:
+                raise
+            return None
+        (state, _, is_done, _), env_id = batch[0], int(batch.env_ids[0])
+        has_begun = self._engine.stepper.goes_on and env_id not in self._engine.stepper.episodes.exhausted
+        return (state if has_begun or not is_done else TERMINATED), env_id
+
+    def send_action(self, action: Any, env_id: int) -> None:
+        """Start what one env is to do next, and return without waiting.
+
+        Args:
+            action: For its step. `RESET` or ``"reset"``: it begins an episode, as by `send_reset`. `CLOSE` or
+                ``"close"``: it is left out from now on, as by `pause`, so that `resume` takes it in again; its memory
+                goes with the `ParallelEnv`. (`send` takes such a text for an action.)
+            env_id: Of the env.
+
+        Raises:
+            InvalidIdError: If it is not one id.
+            ArgumentError: If the action is `TERMINATED`, which is none.
+            As `send`.
+        """
+        if len(self._engine.ids(env_id)) != 1:
+            raise InvalidIdError(
+                f"env_id={show(env_id)} is not the id of one env. Give an int, or use send(actions, id)."
+            )
+        word = action if isinstance(action, str) else None  # an array would be compared item by item
+        if word == RESET:
+            self.send_reset(env_id)
+        elif word == CLOSE:
+            self.pause(env_id)
+        elif isinstance(action, Signal):
+            raise ArgumentError(f"action={show(action)} is no action. Give one of the env's, RESET or CLOSE.")
+        else:
+            self.send([action], env_id)
+
+    def stream(
+        self,
+        policy: Callable[..., Any],
+        num_steps: int | None = None,
+        *,
+        min_envs: int = 1,
+        max_envs: int | None = None,
+        timeout: float | None = None,
+    ) -> Iterator[tuple[Array, StepResult]]:
+        """Let a policy act, in this process, for whoever is ready: ``for env_ids, result in env.stream(policy)``.
+
+        Every env that is not paused, has nothing under way and has not ended is given an action as soon as the loop
+        comes round. So episodes go on where they are, an env that is paused is left out when its answer is in, and one
+        that is resumed, or reset by `send_reset` in the loop, joins again. The next steps are on their way before an
+        answer is handed out. Leave the loop whenever you like: `recv`, or the next stream, gives what is under way.
+
+        Args:
+            policy: ``policy(states)`` returns one action per env; states as in `step`. If it has a parameter
+                ``env_ids``, it is told whose they are.
+            num_steps: So many steps are made, of all envs together; then the loop ends, and nothing is under way.
+                ``None``: it ends when no env can go on, or this object is closed.
+            min_envs: As in `recv`.
+            max_envs: As in `recv`.
+            timeout: As in `recv`.
+
+        Yields:
+            What `recv` returns, with its ``env_ids`` before it.
+
+        Raises:
+            ArgumentError: If an argument has no usable value.
+            ResetNeededError: If an env that is not paused has no episode.
+            BaseException: What an env raised, as in `recv`, or what the policy raised; ``error.partial`` is then the
+                result that was not handed out.
+        """
+        arguments.check_window(min_envs, max_envs)
+        if num_steps is not None:
+            arguments.check_positive("num_steps", num_steps)
+        return streamed(self._engine, Actor(policy), num_steps, min_envs, max_envs, arguments.check_timeout(timeout))
+
+    @single_threaded
+    def pause(self, id: Any = MISSING) -> None:
+        """Leave envs out of calls without ``id``, and refuse to step them, until `resume`.
+
+        What one has under way goes on, and `recv` gives it.
+
+        Args:
+            id: Which envs; ``None``: all.
+
+        Raises:
+            ArgumentError: If it is not given.
+        """
+        if id is MISSING:
+            raise ArgumentError("pause() was called without id. Give which envs to leave out: pause(3), pause([0, 2]).")
+        self._engine.stepper.pause(self._engine.ids(id, everyone=True))
+
+    @single_threaded
+    def resume(self, id: Any = None) -> None:
+        """Take paused envs in again; without ``id`` all of them."""
+        self._engine.stepper.episodes.resume(self._engine.ids(id, everyone=True))
+
+    # ---------------------------------------------------------------- attributes, methods, frames
+
+    @single_threaded
+    def get_env_attr(self, key: str, id: Any = None, default: Any = MISSING) -> list[Any]:
+        """Return an attribute of each env, looked up through wrappers down to the env.
+
+        Where nothing is found, an env that has a method ``get_env_attr(key)`` of its own is asked: its answer counts,
+        unless it is ``None`` or an `AttributeError`.
+
+        Args:
+            key: Name; ``"a.b"`` reaches into the object ``a``. It is never evaluated.
+            id: Which envs.
+            default: What an env without this attribute answers: ``None`` if not given.
+
+        Returns:
+            Copies, one per env, in the order of ``id``.
+
+        Raises:
+            ArgumentError: If the key is no plain name.
+            UnpicklableError: If a value cannot be copied from its worker.
+
+        Warns:
+            AbsentAttributeWarning: If no env has the attribute, one has another of a similar name, and no default was
+                given.
+        """
+        env_ids = self._engine.ids(id)
+        arguments.check_name("key", key)
+        values = self._engine.pool.ask("get", env_ids, None, key).values
+        if default is MISSING:
+            default = None
+            if not values and env_ids and (hint := self._engine.attribute_hint(key, env_ids[0])):
+                message = f"No env has an attribute {key!r}: all answer None.{hint}"
+                warn_user(f"{message} If you expect that, give default=None.", AbsentAttributeWarning)
+        return [values[env_id][0] if env_id in values else default for env_id in env_ids]
+
+    @single_threaded
+    def set_env_attr(
+        self, key: str, value: Any = MISSING, id: Any = None, *, values: Sequence[Any] | None = None
+    ) -> None:
+        """Set an attribute of each env, on the wrapper that has it, else on the innermost env.
+
+        Where none has it, an env that has a method ``set_env_attr(key, value)`` of its own sets it by that.
+
+        Args:
+            key: Name, as in `get_env_attr`.
+            value: The same for every env. A list or tuple has one item per env, in the order of ``id``, as ``values``.
+            id: Which envs.
+            values: Instead of ``value``: one per env, in the order of ``id``. ``[value] * n`` sets a list on all.
+
+        Raises:
+            ArgumentError: If the key is no plain name, both or neither of ``value`` and ``values`` are given, a list
+                has the wrong length, or ``value`` is an array or tensor with as many rows as there are envs asked,
+                which could mean either.
+            UnpicklableError: If a value cannot be copied to its worker; nothing was set.
+
+        Warns:
+            AbsentAttributeWarning: If the attribute is new to all of the envs, and they have one of a similar name.
+        """
+        env_ids = self._engine.ids(id)
+        arguments.check_name("key", key)
+        is_new = self._engine.pool.ask("set", env_ids, arguments.spread_values(value, values, env_ids), key).values
+        if env_ids and len(is_new) == len(env_ids) and (hint := self._engine.attribute_hint(key, env_ids[0])):
+            message = f"{key!r} was set as a new attribute: no env had one of this name.{hint}"
+            warn_user(message, AbsentAttributeWarning)
+
+    @single_threaded
+    def customized_method(self, env_method: str, data: Any = None, id: Any = None) -> list[Any]:
+        """Call a method of each env and return what it returned.
+
+        Args:
+            env_method: Name, looked up through wrappers; ``"a.b"`` calls ``b`` of the object ``a``.
+            data: Keyword arguments: a dict for all, or a list with one dict per env. A list or
+                dict is copied, so that no two envs share an argument.
+            id: Which envs.
+
+        Returns:
+            Copies, one per env, in the order of ``id``.
+
+        Raises:
+            ArgumentError: If the name is no plain name or ``data`` does not fit; nothing was called.
+            AbsentMethodError: If an env has no such method; the others were called.
+            BaseException: What a method raised; ``error.partial`` maps the others' ids to their returns.
+        """
+        env_ids = self._engine.ids(id)
+        arguments.check_name("env_method", env_method)
+        values = self._engine.pool.ask("call", env_ids, arguments.spread_data(data, env_ids), env_method).values
+        return [values.get(env_id) for env_id in env_ids]
+
+    @single_threaded
+    def call(self, function_names: str | Sequence[str], function_args_list: Any = None, id: Any = None) -> list[Any]:
+        """Call a method of each env, not necessarily the same one, and return what it returned.
+
+        Args:
+            function_names: A name for all, or a list with one per env, each as in `customized_method`.
+            function_args_list: A list with one item per env: a list or tuple of positional arguments, a dict of keyword
+                arguments, or ``None``. Arguments are copied.
+            id: Which envs.
+
+        Returns:
+            Copies, one per env, in the order of ``id``.
+
+        Raises:
+            ArgumentError: If a name is none, or there are not as many as envs; nothing was called.
+            AbsentMethodError: If an env has no such method; the others were called.
+            BaseException: What a method raised; ``error.partial`` maps the others' ids to their returns.
+        """
+        env_ids = self._engine.ids(id)
+        names = arguments.spread_names("function_names", function_names, env_ids)
+        given = arguments.spread_arguments(function_args_list, env_ids)
+        return self._engine.ask_each("invoke", env_ids, [(name, *one) for name, one in zip(names, given, strict=True)])
+
+    @single_threaded
+    def attr(self, names: str | Sequence[str], id: Any = None) -> list[Any]:
+        """Return an attribute of each env, not necessarily the same one, that it must have.
+
+        Args:
+            names: A name for all, or a list with one per env, each as in `get_env_attr`.
+            id: Which envs.
+
+        Returns:
+            Copies, one per env, in the order of ``id``.
+
+        Raises:
+            ArgumentError: If a name is none, or there are not as many as envs; nothing was asked.
+            AbsentAttributeError: If an env has no such attribute; ``error.partial`` maps the others' ids to theirs.
+        """
+        env_ids = self._engine.ids(id)
+        return self._engine.ask_each("read", env_ids, arguments.spread_names("names", names, env_ids))
+
+    @single_threaded
+    def command(self, name: str, data: Any = None, id: Any = None) -> list[Any]:
+        """Give a command to envs that have a method ``command(name, data)``, and return what that returned.
+
+        Args:
+            name: Any text that the envs understand.
+            data: The same for each env; each gets a copy.
+            id: Which envs.
+
+        Returns:
+            Copies, one per env, in the order of ``id``.
+
+        Raises:
+            ArgumentError: If ``name`` is no text; nothing was called.
+            AbsentMethodError: If an env takes no commands; the others did.
+            BaseException: What an env raised; ``error.partial`` maps the others' ids to their returns.
+        """
+        env_ids = self._engine.ids(id)
+        if not isinstance(name, str):
+            raise ArgumentError(f"name={name!r} is no name of a command. Give a text that the envs understand.")
+        return self._engine.ask_each("invoke", env_ids, [("command", (name, data), {})] * len(env_ids))
+
+    @single_threaded
+    def render(self, id: Any = None, tile: bool = False, labels: bool = False) -> Any:
+        """Return what each env's ``render()`` returns.
+
+        Args:
+            id: Which envs.
+            tile: Join RGB frames, whose sizes may differ, to one picture, in a grid without gaps.
+            labels: With ``tile``, leave a gap between frames and draw the env id on each, as `show` does. Needs Pillow.
+
+        Returns:
+            A list in the order of ``id``, or ``(height, width, 3)`` uint8.
+
+        Raises:
+            ArgumentError: If what is to be tiled is no uint8 array: RGB, grey, or RGB with alpha, which is left out. If
+                ``labels`` is given without ``tile``.
+            MissingDependencyError: If ``labels`` is given and Pillow is not installed.
+        """
+        env_ids = self._engine.ids(id)
+        if labels and not tile:
+            raise ArgumentError("labels=True draws env ids on the tiles of one picture. Add tile=True.")
+        if not tile:
+            return self._engine.ask_each("render", env_ids)
+        from parallelenv.notebook.tiles import picture_of
+
+        return picture_of(self._engine, env_ids, labels=labels)
+
+    def get_images(self, id: Any = None) -> list[Any]:
+        """Return the frame of each env, as ``render(id)``; ``render(tile=True)`` makes one picture of them."""
+        return self.render(id)  # type: ignore[no-any-return]
+
+    # ---------------------------------------------------------------- whole episodes, long runs
+
+    @single_threaded
+    def run_episodes(
+        self,
+        policy: Callable[..., Any],
+        num_episodes: int,
+        id: Any = None,
+        *,
+        seed: Any = None,
+        options: Any = None,
+        progress: bool = True,
+    ) -> Evaluation:
+        """Play whole episodes with a policy in this process, and return how they went.
+
+        Each env plays its share, an equal one, the first envs one more if it does not come out even, and then rests
+        while the others play on. Who plays how much is settled beforehand, so short episodes are not preferred. All
+        envs with a share begin with a reset, whatever they were at, and need one afterwards. What ``asynchronous`` says
+        does not matter. `rollout` is quicker where the policy can travel to the workers, and keeps all steps.
+
+        Args:
+            policy: As in `rollout`, but it is called here, with the states of all envs that still play.
+            num_episodes: Of all envs together.
+            id: Which envs.
+            seed: Of the first reset, as in `reset`.
+            options: Of the first reset, as in `reset`.
+            progress: As in `rollout`.
+
+        Returns:
+            An `Evaluation`.
+
+        Raises:
+            ArgumentError: If ``num_episodes`` is no int of at least 1, no envs are asked, or another argument does not
+                fit; nothing was sent.
+            EnvBusyError, EnvPausedError: As `step`.
+            BaseException: What an env or the policy raised; ``error.partial`` has the episodes so far.
+        """
+        env_ids = self._engine.ids(id)
+        arguments.check_positive("num_episodes", num_episodes)
+        if not env_ids:
+            raise ArgumentError("run_episodes() has no envs to play with: id is empty, or all are paused.")
+        each = self._engine.beginnings(env_ids, seed, options)
+        goal = Goal.of(None, num_episodes)
+        return evaluate(self._engine.stepper, policy, goal, env_ids, each, self._engine.forget_seeds, bool(progress))
+
+    @overload
+    def rollout(self, *, id: Any = None) -> list[Any]: ...
+    @overload
+    def rollout(
+        self,
+        policy: Callable[..., Any],
+        num_steps: int | None = None,
+        *,
+        num_episodes: int | None = None,
+        id: Any = None,
+        rnn_state: Any = None,
+        progress: bool = True,
+    ) -> Rollout: ...
+    @single_threaded
+    def rollout(
+        self,
+        policy: Callable[..., Any] | None = None,
+        num_steps: int | None = None,
+        *,
+        num_episodes: int | None = None,
+        id: Any = None,
+        rnn_state: Any = None,
+        progress: bool = True,
+    ) -> Rollout | list[Any]:
+        """Let a policy act beside the envs, and return all of their steps at once.
+
+        The policy travels to the workers once, and nothing else until steps come back: the same steps as by `step`,
+        without a round trip for each. Episodes go on where they are, here and in the calls that follow.
+
+        Args:
+            policy: ``policy(states)`` returns one action per env. States are as `step` gives them, of the envs of one
+                worker that take part, and actions as it takes them, but for one thing: a tuple is always
+                ``(actions, rnn_state, extras)``, and a batch of a ``Tuple`` space goes as ``(actions, None, None)``.
+                ``extras`` is a flat dict of arrays whose first axis is that of the envs; names, shapes and dtypes must
+                go together in all steps. A policy with the parameters
+                ``rnn_state`` and ``done`` gets the former back (a nest of arrays with that first axis, ``None`` at
+                first), and ``done`` is ``True`` where an episode begins, and where nothing is remembered of it. Every
+                worker has a copy of its own, in every mode.
+            num_steps: So many steps each env makes, fewer if its policy of ended episodes lets it rest.
+            num_episodes: Or so many episodes are ended, each env its share: the first envs one more if they do not
+                come out even. An episode that is under way counts. What takes longest is waited for, so short
+                episodes are not preferred. With ``"idle"`` one per env at most, with ``"continue"`` none. Envs that are
+                exhausted have no share, and those that become so end fewer.
+            id: Which envs.
+            rnn_state: What the policy remembers of these envs, as `Rollout.rnn_state` of the rollout before: episodes
+                under way go on with it. ``None``: nothing.
+            progress: Whether a bar shows, on a terminal or in a notebook, from the first second on.
+
+        Returns:
+            A `Rollout`. Without a policy: what the objects' own method ``run_batch_episode()`` returned, a list with
+            one item per env, as of MetaBox's test units.
+
+        Raises:
+            ArgumentError: If not exactly one of ``num_steps`` and ``num_episodes`` is given, or the policy
+                ``asynchronous`` does not allow it. If there is no policy, and an env has no ``run_batch_episode()``.
+            UnpicklableError: If the policy cannot be copied.
+            ResetNeededError, EnvBusyError, EnvPausedError: As `step`. In all these cases nothing was stepped.
+            BaseException: What an env raised, after the others have come to the end, or what the policy raised, or
+                that a worker died or a chunk of about 0.2 s took longer than ``timeout``, as soon as that is known;
+                ``error.partial`` is the `Rollout` so far. Envs whose steps were lost need a reset, after Ctrl-C too.
+        """
+        env_ids = self._engine.ids(id)
+        if policy is None:
+            return run_batch_episodes(self._engine, env_ids, num_steps, num_episodes, rnn_state)
+        goal = Goal.of(num_steps, num_episodes)
+        return Roller(self._engine.stepper).run(policy, env_ids, goal, rnn_state, bool(progress))
+
+    @single_threaded
+    def restart(self, id: Any = None) -> tuple[int, ...]:
+        """Rebuild envs from what they were made from. They need a reset afterwards.
+
+        A worker that died, or is busy with one of them, is replaced, and with it all envs that it owned. What other
+        envs of a worker have under way is waited for, ``timeout`` seconds at most. After Ctrl-C they need a reset too.
+
+        Args:
+            id: Which envs; ``None`` means all, also the paused.
+
+        Returns:
+            Ids of all envs that were rebuilt, ascending.
+
+        Raises:
+            InvalidEnvError: If an env was given as a live instance and lives in this process.
+            BaseException: What an env's constructor raised.
+        """
+        return self._engine.stepper.restart(self._engine.ids(id, everyone=True))
+
+    @single_threaded
+    def save_state(self) -> SavedState:
+        """Return the state of everything: envs, episodes, seeds. Plain data that can be pickled.
+
+        An env says its state by ``get_state()``, if it also has ``set_state(state)``; any other is pickled.
+        Where neither keeps the state (`SavedState.unsaved`), the env needs a reset after `load_state`.
+
+        Raises:
+            EnvBusyError: If a step is under way.
+            BaseException: What a ``get_state`` raised.
+        """
+        progress = self._engine.stepper.progress()
+        values = self._engine.pool.ask("save", self._engine.env_ids).values
+        envs = tuple(values.get(env_id) for env_id in self._engine.env_ids)
+        return SavedState(envs, progress, dict(self._engine.seeds), self.asynchronous)
+
+    @single_threaded
+    def load_state(self, state: SavedState) -> tuple[int, ...]:
+        """Go on from a state, also of another `ParallelEnv` whose envs were made alike, in any mode.
+
+        Steps under way are dropped. The steps that follow are those that would have followed.
+
+        Returns:
+            Ids of envs that need a reset, as they did when it was saved or because of `SavedState.unsaved`.
+
+        Raises:
+            ArgumentError: If it is of another number of envs or policy; nothing was touched.
+            InvalidStateError: If it is of envs that were wrapped otherwise. Those need a reset.
+            BaseException: What a ``set_state`` raised. That env needs a reset.
+        """
+        state = check_saved(state, self._engine.num_envs, self.asynchronous)
+        saved = [env_id for env_id in self._engine.env_ids if state.envs[env_id] is not None]
+        request = self._engine.pool.try_asking("load", saved, [state.envs[env_id] for env_id in saved])
+        lost = self._engine.stepper.go_on_from(state.progress, {*state.unsaved, *request.failures})
+        self._engine.seeds = dict(state.seeds)
+        request.raise_failures(partial=lost)
+        return lost
+
+    # ---------------------------------------------------------------- what is known without asking a worker
+
+    @property
+    def done(self) -> Array:
+        """``(n,)`` bool: whose last step ended its episode, or who was ended by the policy."""
+        return self._engine.stepper.episodes.done.copy()
+
+    def has_done(self) -> bool:
+        """Whether any env is done."""
+        return has_true(self._engine.stepper.episodes.done)
+
+    def all_done(self) -> bool:
+        """Whether all envs are done."""
+        return bool(self._engine.stepper.episodes.done.all())
+
+    @property
+    def exhausted(self) -> Array:
+        """``(n,)`` bool: who has no further episode, so that it rests. They are done, too."""
+        flags: Array = np.zeros(self._engine.num_envs, dtype=bool)
+        flags[list(self._engine.stepper.episodes.exhausted)] = True
+        return flags
+
+    def all_exhausted(self) -> bool:
+        """Whether no env has a further episode."""
+        return len(self._engine.stepper.episodes.exhausted) == self._engine.num_envs
+
+    @property
+    def paused(self) -> Array:
+        """``(n,)`` bool: who is paused."""
+        return self._engine.stepper.episodes.paused.copy()
+
+    @property
+    def num_unpaused(self) -> int:
+        """Number of envs that are not paused."""
+        return len(self._engine.stepper.episodes.unpaused)
+
+    @property
+    def reset_infos(self) -> list[dict[str, Any]]:
+        """The info of each env's latest reset, in env id order."""
+        return [own(info) for info in self._engine.stepper.episodes.reset_infos]
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._guard.is_closed
+
+    @property
+    def num_envs(self) -> int:
+        """Number of envs."""
+        return self._engine.num_envs
+
+    @property
+    def num_workers(self) -> int:
+        """Number of workers among which the envs are dealt out."""
+        return self._engine.pool.num_hosts
+
+    @property
+    def num_hosts(self) -> int:
+        """The same as `num_workers`."""
+        return self._engine.pool.num_hosts
+
+    @property
+    def para_mode(self) -> str:
+        """The mode: the word given, of ``"auto"`` the one that was chosen, of a backend class its name."""
+        return self._para_mode
+
+    @property
+    def asynchronous(self) -> str | None:
+        """What happens when an episode ends, as given; an env handed over to an adapter follows the adapter's rule."""
+        return self._engine.asynchronous
+
+    @property
+    def recommendation(self) -> Recommendation | None:
+        """What ``para_mode="auto"`` chose, and why; ``None`` if the mode was named."""
+        return self._recommendation
+
+    @functools.cached_property
+    def observation_spaces(self) -> list[gymnasium.Space[Any] | None]:
+        """The observation space of each env; ``None`` where it declares none."""
+        return [copying.deepcopy(facts.observation_space) for facts in self._engine.pool.facts]
+
+    @functools.cached_property
+    def action_spaces(self) -> list[gymnasium.Space[Any] | None]:
+        """The action space of each env; ``None`` where it declares none."""
+        return [copying.deepcopy(facts.action_space) for facts in self._engine.pool.facts]
+
+    @property
+    def single_observation_space(self) -> gymnasium.Space[Any] | None:
+        """The observation space that all envs share; ``None`` if they differ or declare none."""
+        return self._engine.pool.layout.observation_space  # type: ignore[no-any-return]
+
+    @property
+    def single_action_space(self) -> gymnasium.Space[Any] | None:
+        """The action space that all envs share; ``None`` if they differ or declare none."""
+        return self._engine.pool.layout.action_space  # type: ignore[no-any-return]
+
+    @functools.cached_property
+    def observation_space(self) -> gymnasium.Space[Any] | None:
+        """The batch of ``n`` shared observation spaces, or ``None``."""
+        return batched(self.single_observation_space, self._engine.num_envs)
+
+    @functools.cached_property
+    def action_space(self) -> gymnasium.Space[Any] | None:
+        """The batch of ``n`` shared action spaces, or ``None``."""
+        return batched(self.single_action_space, self._engine.num_envs)
+
+    @property
+    def unwrapped(self) -> ParallelEnv:
+        """Itself; of a wrapper around it, the `ParallelEnv`."""
+        return self
+
+    # ---------------------------------------------------------------- looking
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        """Return what a notebook shows of this object, as text and as HTML.
+
+        No worker is asked or waited for: it is the same, only older, of one that is busy, broken or closed.
+        """
+        from parallelenv.notebook.repr import describe
+
+        return describe(self)
+
+    @single_threaded
+    def show(self, id: Any = None, *, width: int = 800) -> None:
+        """Show what the envs look like now, below the notebook cell. Another call in the same cell replaces it.
+
+        The frames of several envs are tiled, with a gap between them and the env id on each.
+
+        Args:
+            id: Which envs. Make them with ``render_mode="rgb_array"``; their frames may differ in size.
+            width: Pixels; a picture that is wider is made smaller.
+
+        Raises:
+            NotebookNeededError: If this is no notebook.
+            MissingDependencyError: If Pillow is not installed.
+            ArgumentError: If an env has another ``render_mode`` or cannot draw; nothing was drawn. As
+                `ParallelEnv.render` with ``tile=True``.
+            ResetNeededError: If an env needs a reset before it can draw.
+        """
+        from parallelenv.notebook.show import show_envs
+
+        show_envs(self, id, width)
+
+    @single_threaded
+    def play(
+        self,
+        policy: Callable[..., Any],
+        steps: int,
+        *,
+        id: Any = None,
+        seed: Any = None,
+        fps: float | None = None,
+        width: int = 800,
+        progress: bool = True,
+    ) -> Evaluation:
+        """Let a policy act while you look on, below the notebook cell.
+
+        The envs begin with a reset, and need one afterwards. Whoever ends begins anew, whatever ``asynchronous`` says.
+        Stop the cell when you have seen enough.
+
+        Args:
+            policy: As in `ParallelEnv.run_episodes`.
+            steps: So many steps each env makes.
+            id: Which envs.
+            seed: Of the first reset, as in `ParallelEnv.reset`.
+            fps: Frames a second at most; ``None``: what the first env's ``metadata["render_fps"]`` says, else 30.
+            width: As in `show`.
+            progress: As in `ParallelEnv.rollout`.
+
+        Returns:
+            An `Evaluation` of the episodes that have ended.
+
+        Raises:
+            NotebookNeededError, MissingDependencyError: As `show`.
+            ArgumentError: If an argument does not fit, or an env has another ``render_mode`` or cannot draw; nothing
+                was reset.
+            EnvBusyError, EnvPausedError: As `ParallelEnv.step`.
+            BaseException: What an env or the policy raised; ``error.partial`` has the episodes so far.
+        """
+        from parallelenv.notebook.show import play_envs
+
+        return play_envs(self, policy, steps, id, seed, fps, width, bool(progress))
+
+    @single_threaded
+    def record(
+        self,
+        policy: Callable[..., Any],
+        steps: int,
+        path: str | Path | None = None,
+        *,
+        id: Any = None,
+        seed: Any = None,
+        fps: float | None = None,
+        width: int = 640,
+        progress: bool = True,
+    ) -> Film:
+        """Let a policy act, and return a film of it, which a notebook plays. It needs no screen.
+
+        The envs begin with a reset, and need one afterwards. Whoever ends begins anew, whatever ``asynchronous`` says.
+        All frames are in memory until the last step: at the usual width some 0.8 MB each. `RecordVideo` films what
+        your own loop does.
+
+        Args:
+            policy: As in `ParallelEnv.run_episodes`.
+            steps: So many steps each env makes; the film has one frame more.
+            path: Where to write it, too: ``.webp``, ``.gif``, ``.png`` (animated), or ``.mp4``, for which
+                imageio-ffmpeg has to be installed. ``None``: nowhere; then it is an MP4 if that can be, else a WebP.
+            id: Which envs.
+            seed: Of the first reset, as in `ParallelEnv.reset`.
+            fps: Frames a second; ``None``: as in `play`. At most 50 of a GIF and 90 of a WebP or PNG: what has more,
+                browsers play at 10.
+            width: Pixels; frames that are wider are made smaller.
+            progress: As in `ParallelEnv.rollout`.
+
+        Raises:
+            MissingDependencyError: If Pillow is not installed, or for an MP4 imageio-ffmpeg.
+            ArgumentError: If an argument does not fit, or an env has another ``render_mode`` or cannot draw; nothing
+                was reset. If a picture is too large for the format.
+            OSError: If the folder does not exist or nothing may be written there, before anything was reset; or if the
+                film cannot be written: ``error.partial`` is the film.
+            EnvBusyError, EnvPausedError: As `ParallelEnv.step`.
+            BaseException: What an env or the policy raised; ``error.partial`` has the episodes so far.
+        """
+        from parallelenv.notebook.show import record_envs
+
+        return record_envs(self, policy, steps, path, id, seed, fps, width, bool(progress))
+
+    def profile(self) -> Recorder:
+        """Return a context manager that records where the time goes: ``with env.profile() as p``.
+
+        When the block has ended, ``p.summary()`` is a table with advice, ``p.plot()`` a timeline that a notebook shows,
+        and ``p.save("trace.json")`` writes a trace for Perfetto or Chrome. It is recorded when each env was stepped or
+        reset, and when the caller was in a call. Where that would take more than 2 % of the time, as with steps of less
+        than some 0.5 ms, only some steps are recorded, and stand for the others: `Summary.sampled` says how many. The
+        first ones all are. A worker that dies takes along what it has noted; of the one that is built anew it is
+        recorded what that does.
+
+        Raises:
+            EnvBusyError: On entry, if this is recorded already.
+            WorkerTimeoutError: On entry, if a worker is still busy after the pool's own timeout.
+        """
+        from parallelenv.notebook.recorder import Recorder
+
+        return Recorder(self)
+
+    # ---------------------------------------------------------------- other libraries
+
+    def to_gymnasium(
+        self,
+        autoreset_mode: Literal["NextStep", "SameStep", "Disabled"] | str | gymnasium.vector.AutoresetMode = "NextStep",
+        *,
+        observation_mode: Literal["same", "different"] | tuple[gymnasium.Space[Any], gymnasium.Space[Any]] = "same",
+    ) -> GymnasiumVectorEnv:
+        """Return a `gymnasium.vector.VectorEnv` that steps these envs, for whatever takes one.
+
+        From now on an ended episode is followed as ``autoreset_mode`` says, whatever ``asynchronous`` was; all envs are
+        to be reset. Closing the vector env closes this object. Of ``copy=False`` observations are as of ``copy=False``
+        in Gymnasium's own vector envs: valid until the next call, and writeable. Infos and ``final_obs`` are always the
+        caller's.
+
+        Args:
+            autoreset_mode: ``"NextStep"``: the step after the end of an episode resets that env, ignores its action,
+                and has reward 0. ``"SameStep"``: it is reset within the step that ends it; ``infos["final_obs"]`` and
+                ``infos["final_info"]`` are what the end was. ``"Disabled"``: you reset, with
+                ``reset(options={"reset_mask": terminations | truncations})``.
+            observation_mode: ``"same"``: the envs share one observation space. ``"different"``: their spaces have the
+                same shapes and dtypes, but other bounds. Or the batched and the single space, given by you.
+
+        Raises:
+            SpacesError: If an env declares no spaces, or others than ``observation_mode`` allows.
+            ArgumentError: If a mode is not known.
+            EnvBusyError: If a step is under way.
+            WorkerTimeoutError: If an env is still at a call that took too long.
+            HandedOverError: If another adapter has this object.
+        """
+        from parallelenv.adapters.gymnasium import GymnasiumVectorEnv
+
+        return GymnasiumVectorEnv(self, autoreset_mode, observation_mode)
+
+    def to_sb3(self) -> SB3VecEnv:
+        """Return a `VecEnv` of Stable-Baselines3 that steps these envs, for its algorithms and wrappers.
+
+        From now on an ended env is reset within the step that ends it, whatever ``asynchronous`` was; all envs are to
+        be reset. Closing the `VecEnv` closes this object. Observations are copied also with ``copy=False``: the
+        algorithms keep the latest ones while they step, and would store, and learn from, the next ones in their place.
+
+        Raises:
+            MissingDependencyError: If Stable-Baselines3 is not installed.
+            SpacesError: If the envs declare no spaces, or different ones.
+            ArgumentError: If the envs have different render modes.
+            EnvBusyError: If a step is under way.
+            WorkerTimeoutError: If an env is still at a call that took too long.
+            HandedOverError: If another adapter has this object.
+        """
+        try:
+            from parallelenv.adapters.sb3 import SB3VecEnv
+        except ModuleNotFoundError as error:
+            if error.name != "stable_baselines3":
+                raise
+            raise MissingDependencyError(
+                "to_sb3() needs the package stable-baselines3, which is not installed. Install it with: "
+                "pip install stable-baselines3"
+            ) from None
+        return SB3VecEnv(self)
+
+    def to_tianshou(self, wait_num: int | None = None, timeout: float | None = None) -> TianshouVectorEnv:
+        """Return what Tianshou's collectors and wrappers take for one of its vector envs.
+
+        From now on nothing happens when an episode ends, whatever ``asynchronous`` was: collectors reset. All envs
+        are to be reset. Closing it closes this object. Observations are copied, whatever ``copy`` was.
+
+        Args:
+            wait_num: So many envs a step waits for; the others go on with theirs. ``None``: all.
+            timeout: Seconds after which a step returns what is there, at least of one env; ``None``: none.
+
+        Warns:
+            UserWarning: If either is given and envs share workers, in which one waits for another.
+
+        Raises:
+            ArgumentError: If ``wait_num`` is no int from 1 to the number of envs, or ``timeout`` not positive.
+            InvalidEnvError: If an env has a `Tuple` observation space, which Tianshou cannot batch.
+            EnvBusyError: If a step is under way.
+            WorkerTimeoutError: If an env is still at a call that took too long.
+            HandedOverError: If another adapter has this object.
+        """
+        from parallelenv.adapters.tianshou import TianshouVectorEnv
+
+        return TianshouVectorEnv(self, wait_num, timeout)
 
     # ---------------------------------------------------------------- as an object
 
@@ -399,20 +1365,38 @@ class ParallelEnv(LongRuns):
                 raise migration_hints.not_to_set(self, name, name in inspect.signature(ParallelEnv).parameters)
             object.__setattr__(self, name, value)
 
+    if not TYPE_CHECKING:  # to a type checker any name would be there
+
+        def __getattr__(self, name: str) -> Any:
+            """Refuse a name that is not there, and say what does the same. No worker is asked.
+
+            Raises:
+                AttributeError: Always; an `AbsentAttributeError` if it is no private name.
+            """
+            if name.startswith("_"):  # probed for by copy, pickle and notebooks
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+            if hasattr(type(self), name):  # a property that has raised an AttributeError: that is the one to see
+                return object.__getattribute__(self, name)
+            raise migration_hints.absent(self, name)
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        """Refuse to be copied or pickled."""
+        refuse_copy()
+
     def __len__(self) -> int:
         """Return the number of envs."""
-        return self._num_envs
+        return self._engine.num_envs
 
     def __repr__(self) -> str:
         """Return one line; asks no worker."""
-        if not hasattr(self, "_num_envs"):
+        if not hasattr(self, "_engine"):
             return "<parallelenv.ParallelEnv, not constructed>"
         chosen = self._recommendation
         mode = repr(self._para_mode) if chosen is None else f"{registry.AUTO!r} ({chosen.label})"
-        parts = ["closed"] if self._is_closed else [count(self.num_workers, "worker"), self._pool.placement]
+        parts = ["closed"] if self.closed else [count(self.num_workers, "worker"), self._engine.pool.placement]
         return (
-            f"<parallelenv.ParallelEnv of {count(self._num_envs, 'env')}, para_mode={mode}, "
-            f"asynchronous={self._asynchronous!r}, {', '.join(filter(None, parts))}>"
+            f"<parallelenv.ParallelEnv of {count(self._engine.num_envs, 'env')}, para_mode={mode}, "
+            f"asynchronous={self.asynchronous!r}, {', '.join(filter(None, parts))}>"
         )
 
     # ---------------------------------------------------------------- the end
@@ -427,10 +1411,8 @@ class ParallelEnv(LongRuns):
             ArgumentError: If ``timeout`` is no such number; nothing was closed.
         """
         grace = arguments.check_grace(timeout, CLOSE_TIMEOUT)
-        self._is_closed = True
-        if hasattr(self, "_finalizer"):
-            self._pool.close(grace)
-            self._finalizer.detach()
+        if hasattr(self, "_engine"):
+            self._engine.close(grace)
 
     @classmethod
     def close_all(cls) -> None:
@@ -459,24 +1441,5 @@ class ParallelEnv(LongRuns):
 
 _ARGUMENTS = tuple(inspect.signature(ParallelEnv).parameters)[:-1]  # the last one takes the options
 _MAKE_ARGUMENTS = tuple(inspect.signature(ParallelEnv.make).parameters)[:-1]  # the last one takes those of the env
-
-
-def _close_dropped(pool: Pool) -> None:
-    """Close the pool of an object that nothing refers to any more.
-
-    An interrupt meanwhile reaches the caller a moment later: Python drops what a finalizer raises.
-    """
-    try:
-        pool.close()
-    except KeyboardInterrupt:
-        threading.Timer(_MOMENT, _interrupt_main).start()
-
-
-def _interrupt_main() -> None:
-    if hasattr(signal, "pthread_kill"):
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)  # also out of a wait
-    else:
-        _thread.interrupt_main()
-
 
 atexit.register(ParallelEnv.close_all)

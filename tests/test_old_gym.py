@@ -16,6 +16,7 @@ from gymnasium.spaces import Box, Discrete
 from parallelenv import ParallelEnv, recommend
 from parallelenv.contract.identity import difference
 from parallelenv.errors import EnvContractError, OldApiWarning
+from parallelenv.notebook.tiles import refuse_dark_envs
 from parallelenv.wrappers import RecordVideo
 
 MakeEnv = Callable[..., ParallelEnv]
@@ -170,7 +171,7 @@ def test_it_draws_as_it_was_meant(make_env: MakeEnv, tmp_path: Any) -> None:
     env.reset()
     assert [frame.max() for frame in env.render()] == [frame.max() for frame in env.get_images()] == [5, 7]
     assert env.render(tile=True).shape == (2, 6, 3)
-    env._refuse_dark((0, 1))  # as `show` and `play` do
+    refuse_dark_envs(env.engine, (0, 1))  # as `show` and `play` do
     RecordVideo(env, tmp_path, video_length=1)
 
 

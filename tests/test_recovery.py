@@ -223,7 +223,7 @@ def test_a_worker_killed_while_another_one_is_waited_for(
         pytest.skip("its workers are not processes")
     env = make(make_env, tmp_path, mode)
     env.reset(seed=3)
-    pool = env._pool
+    pool = env.engine.pool
     wait = pool.wait
 
     def wait_and_kill(request: Any, timeout: float | None) -> None:
@@ -233,7 +233,7 @@ def test_a_worker_killed_while_another_one_is_waited_for(
             monkeypatch.undo()
             os.kill(env.customized_method("pid", id=[0])[0], signal.SIGKILL)
             with pytest.raises(errors.WorkerDiedError):
-                env._pool.ask("get", (0,), None, "steps")
+                env.engine.pool.ask("get", (0,), None, "steps")
 
     monkeypatch.setattr(pool, "wait", wait_and_kill)
     if call == "step":

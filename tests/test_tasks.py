@@ -374,7 +374,7 @@ def test_of_nobody_they_are_as_states_of_nobody(make_pool: MakePool) -> None:
 def test_one_message_for_each_worker(make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:
     env = make_pool(Walks, FOUR)
     sent: list[Any] = []
-    for link in env._pool._links:
+    for link in env.engine.pool._links:
         monkeypatch.setattr(link.channel, "pack", partial(_noted, sent, link.channel.pack))
     calls: list[Any] = [
         env.next_task, env.get_observations, env.reset_all, partial(env.set_seeds, 3), env.next_task,
@@ -403,7 +403,9 @@ def test_names_are_looked_up_in_task_and_sampler(make_pool: MakePool) -> None:
     env.set_env_attr("given", 7)
     assert env.attr("task.count") == env.get_env_attr("count") == [2] * 4
     assert env.next_task()[:, 0].tolist() == [8] * 4
-    with pytest.raises(AbsentMethodError, match="TaskEnv has no method 'nothing'.*Nor has its sampler, Walks, or its task"):
+    with pytest.raises(
+        AbsentMethodError, match="TaskEnv has no method 'nothing'.*Nor has its sampler, Walks, or its task"
+    ):
         env.call("nothing")
 
 

@@ -160,7 +160,7 @@ def test_a_stream_and_a_coroutine_have_short_tracebacks_too() -> None:
 
 def test_a_defect_of_the_package_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     with ParallelEnv([Failing] * 2) as env:
-        monkeypatch.delattr(type(env._pool), "ask")
+        monkeypatch.delattr(type(env.engine.pool), "ask")
         with pytest.raises(AttributeError) as caught:
             env.get_env_attr("metadata")
     assert "get_env_attr" in frames(caught.value)

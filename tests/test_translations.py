@@ -227,7 +227,7 @@ def test_names_are_looked_for_in_no_worker() -> None:
 
 
 def test_an_error_in_a_property_is_not_hidden() -> None:
-    with pytest.raises(AttributeError, match="'_num_envs'"):
+    with pytest.raises(AttributeError, match="'_engine'"):
         ParallelEnv.__new__(ParallelEnv).num_envs  # noqa: B018
 
 

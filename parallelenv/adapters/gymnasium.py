@@ -19,7 +19,7 @@ from parallelenv.contract.batch import Array
 from parallelenv.contract.messages import show
 from parallelenv.contract.tracebacks import short_tracebacks, warn_user
 from parallelenv.engine.done_policies import ByHand, Ending, NextStep, Policy, SameStep
-from parallelenv.engine.engine import Resetting
+from parallelenv.engine.stepper import Resetting
 from parallelenv.engine.tickets import Request
 from parallelenv.errors import (
     ArgumentError,
@@ -80,17 +80,17 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         action_spaces = declared_spaces("action_space", env)
         check_alike("action_space", action_spaces, "Make them equal.")
         contract = f"to_gymnasium({mode.value!r}, observation_mode={_show(observation_mode)})"
-        env._hand_over(contract, _POLICIES[mode](), single, reward_dtype=np.dtype(np.float64))
+        env.engine.hand_over(contract, _POLICIES[mode](), single, reward_dtype=np.dtype(np.float64))
         self.observation_space, self.single_observation_space = copy.deepcopy((batched, single))
         self.single_action_space = copy.deepcopy(action_spaces[0])
         self.action_space = batch_space(self.single_action_space, self.num_envs)
-        facts = env._pool.facts[0]
+        facts = env.engine.pool.facts[0]
         self.metadata = {**facts.metadata, "autoreset_mode": mode}
         self.render_mode = facts.render_mode
         self.autoreset_mode = mode
         self.observation_mode = observation_mode
         self._refuses_ended = mode is AutoresetMode.DISABLED
-        self._lends = not env._copies
+        self._lends = not env.engine.stepper.copies
         self._begun: _Begun | None = None
         self._is_awaited = False  # whether nothing else may be called before the wait for what was begun
 
@@ -133,10 +133,10 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         if options is not None and "reset_mask" in options:
             chosen = _parse_mask(options["reset_mask"], self.num_envs)
             options = {key: value for key, value in options.items() if key != "reset_mask"}
-            env._refuse_unknown([env_id for env_id in everyone if env_id not in set(chosen)])
+            env.engine.refuse_unknown([env_id for env_id in everyone if env_id not in set(chosen)])
         picked = None if seeds is None else [seeds[env_id] for env_id in chosen]
-        ids = env._everyone if len(chosen) == self.num_envs else tuple(chosen)
-        self._await(_Begun("reset", env._reset_async(ids, picked, options), len(chosen) < self.num_envs))
+        ids = env.engine.env_ids if len(chosen) == self.num_envs else tuple(chosen)
+        self._await(_Begun("reset", env.engine.reset_async(ids, picked, options), len(chosen) < self.num_envs))
 
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
         """Return what `reset_async` has begun, as `reset` does.
@@ -151,10 +151,10 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         """
         begun = self._take("reset", timeout)
         resetting: Any = begun.what
-        observations = self.parallel_env._reset_wait(resetting, timeout)
+        observations = self.parallel_env.engine.reset_wait(resetting, timeout)
         self._begun = None
         if begun.is_partial:
-            observations = self.parallel_env._latest_states()
+            observations = self.parallel_env.engine.latest_states()
         if self._lends:
             observations = _writeable(observations)
         said = self.parallel_env.reset_infos
@@ -185,7 +185,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         """
         self._check_step()
         try:
-            result = self.parallel_env._step(actions)
+            result = self.parallel_env.engine.step(actions)
         except EnvBusyError:
             raise step_under_way() from None
         except BaseException as error:
@@ -197,7 +197,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         """Begin a step; `step_wait` returns what `step` does. Argument and errors as there."""
         self._check_step()
         try:
-            self.parallel_env._step_async(actions)
+            self.parallel_env.engine.step_async(actions)
         except EnvBusyError:
             raise step_under_way() from None
         self._await(_Begun("step", None))
@@ -218,7 +218,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         if self._is_awaited:
             self._take("step", timeout)
         try:
-            result = self.parallel_env._step_wait(timeout)
+            result = self.parallel_env.engine.step_wait(timeout)
         except NothingInFlightError:
             raise nothing_begun("step") from None
         except BaseException as error:
@@ -263,7 +263,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         arguments.check_name("name", name)
         if name in _NOT_BY_CALL:
             raise ArgumentError(f"call({name!r}) would bypass this vector env. Use its own {name}().")
-        request = self.parallel_env._call_async("use", (args, kwargs), (name, False))
+        request = self.parallel_env.engine.call_async("use", (args, kwargs), (name, False))
         self._await(_Begun("call", request))
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
@@ -279,7 +279,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         """
         request: Any = self._take("call", timeout).what
         try:
-            answers = self.parallel_env._call_wait(request, timeout)
+            answers = self.parallel_env.engine.call_wait(request, timeout)
         except (WorkerTimeoutError, KeyboardInterrupt):
             raise  # it can be waited for again
         except BaseException:
@@ -319,7 +319,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         Raises:
             AbsentAttributeError: If they do not.
         """
-        return self.parallel_env._envs("envs", "get_attr(), set_attr() or call()")
+        return self.parallel_env.engine.envs("envs", "get_attr(), set_attr() or call()")
 
     @property  # type: ignore[misc]
     def np_random(self) -> Any:
@@ -375,7 +375,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         ``timeout`` is that of the wait, and is looked at before.
         """
         if self.closed:
-            raise self.parallel_env._refusal(f"{name}_wait")
+            raise self.parallel_env.engine.guard.refusal(f"{name}_wait")
         if self._begun is None or self._begun.name != name:
             raise nothing_begun(name)
         arguments.check_timeout(timeout)

@@ -47,11 +47,13 @@ class SB3VecEnv(VecEnv):
         action_spaces = declared_spaces("action_space", env)
         check_alike("observation_space", observation_spaces)
         check_alike("action_space", action_spaces)
-        _check_render_modes([facts.render_mode for facts in env._pool.facts])
+        _check_render_modes([facts.render_mode for facts in env.engine.pool.facts])
         # Its algorithms keep the latest observations while they step: views would be the next ones by then.
-        env._hand_over("to_sb3()", SameStep(), reward_dtype=np.dtype(np.float32), always_copies=True, broadcasts=True)
+        env.engine.hand_over(
+            "to_sb3()", SameStep(), reward_dtype=np.dtype(np.float32), always_copies=True, broadcasts=True
+        )
         super().__init__(env.num_envs, *copy.deepcopy((observation_spaces[0], action_spaces[0])))
-        self.metadata = dict(env._pool.facts[0].metadata)
+        self.metadata = dict(env.engine.pool.facts[0].metadata)
 
     # ---------------------------------------------------------------- episodes
 
@@ -68,7 +70,7 @@ class SB3VecEnv(VecEnv):
     def step(self, actions: Any) -> tuple[Any, Array, Array, list[dict[str, Any]]]:
         """Step all envs, and reset those that end. As `step_async` and `step_wait`."""
         try:
-            result = self.parallel_env._step(actions)
+            result = self.parallel_env.engine.step(actions)
         except EnvBusyError:
             raise step_under_way() from None
         except BaseException as error:
@@ -87,7 +89,7 @@ class SB3VecEnv(VecEnv):
             PendingCallError: If a step is under way. In both cases nothing was begun.
         """
         try:
-            self.parallel_env._step_async(actions)
+            self.parallel_env.engine.step_async(actions)
         except EnvBusyError:
             raise step_under_way() from None
 
@@ -107,7 +109,7 @@ class SB3VecEnv(VecEnv):
                 others alone, whose ids are its ``env_ids``.
         """
         try:
-            result = self.parallel_env._step_wait(None)
+            result = self.parallel_env.engine.step_wait(None)
         except NothingInFlightError:
             raise nothing_begun("step") from None
         except BaseException as error:
@@ -143,7 +145,7 @@ class SB3VecEnv(VecEnv):
         """
         ids = self._ids(indices)
         asked = list(dict.fromkeys(ids))
-        values = dict(zip(asked, self.parallel_env._existing_attr(attr_name, asked), strict=True))
+        values = dict(zip(asked, self.parallel_env.engine.existing_attr(attr_name, asked), strict=True))
         return [values[env_id] for env_id in ids]
 
     def has_attr(self, attr_name: str) -> bool:
@@ -190,7 +192,7 @@ class SB3VecEnv(VecEnv):
         Raises:
             AbsentAttributeError: If they do not.
         """
-        return self.parallel_env._envs("envs", "get_attr(), set_attr() or env_method()")
+        return self.parallel_env.engine.envs("envs", "get_attr(), set_attr() or env_method()")
 
     def _ids(self, indices: Indices) -> list[int]:
         return list(range(self.num_envs)) if indices is None else positions(indices, self.num_envs, "indices")
@@ -199,8 +201,8 @@ class SB3VecEnv(VecEnv):
         ids = self._ids(indices)
         if len(set(ids)) < len(ids):  # an index given twice is asked twice
             return [answer for one in ids for answer in self._asked(operation, argument, common, one)]
-        request = self.parallel_env._call_async(operation, argument, common, ids)
-        return self.parallel_env._call_wait(request, None)
+        request = self.parallel_env.engine.call_async(operation, argument, common, ids)
+        return self.parallel_env.engine.call_wait(request, None)
 
 
 def _check_render_modes(modes: Sequence[str | None]) -> None:

@@ -13,18 +13,18 @@ from parallelenv.contract import migration_hints
 from parallelenv.errors import ArgumentError, SpacesError
 
 if TYPE_CHECKING:
-    from parallelenv.handover import Adaptable
+    from parallelenv.env import ParallelEnv
 
 ObservationMode = Literal["same", "different"] | tuple[gymnasium.Space[Any], gymnasium.Space[Any]]
 
 
-def declared_spaces(name: str, env: Adaptable) -> list[gymnasium.Space[Any]]:
+def declared_spaces(name: str, env: ParallelEnv) -> list[gymnasium.Space[Any]]:
     """Return one space of each env. ``name``: ``"observation_space"`` or ``"action_space"``.
 
     Raises:
         SpacesError: If an env declares none.
     """
-    spaces = [getattr(facts, name) for facts in env._pool.facts]
+    spaces = [getattr(facts, name) for facts in env.engine.pool.facts]
     for env_id, space in enumerate(spaces):
         if space is None:
             raise SpacesError(
@@ -45,7 +45,7 @@ def check_alike(name: str, spaces: Sequence[gymnasium.Space[Any]], way_out: str 
             raise SpacesError(f"The {name} of env {env_id} is {space}, but that of env 0 is {spaces[0]}. {way_out}")
 
 
-def vector_spaces(env: Adaptable, mode: ObservationMode) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
+def vector_spaces(env: ParallelEnv, mode: ObservationMode) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
     """Return the batched and the single observation space of a vector env.
 
     Raises:

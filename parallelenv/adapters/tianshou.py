@@ -67,13 +67,13 @@ class TianshouVectorEnv:
                     f"The observation space of env {env_id} is {space}, and Tianshou takes no tuples. Make it a Dict, "
                     "or wrap the env in gymnasium.wrappers.FlattenObservation."
                 )
-        env._hand_over("to_tianshou()", ByHand(), waits_by="step(None)")
+        env.engine.hand_over("to_tianshou()", ByHand(), waits_by="step(None)")
         self.is_async = self.wait_num != self.env_num or self.timeout is not None
         if self.is_async:
             _warn_of_shared_workers(env)
         self.action_space = env.action_spaces
         self.observation_space = env.observation_spaces
-        self.metadata = [dict(facts.metadata) for facts in env._pool.facts]
+        self.metadata = [dict(facts.metadata) for facts in env.engine.pool.facts]
 
     def __len__(self) -> int:
         """Return the number of envs."""
@@ -92,12 +92,12 @@ class TianshouVectorEnv:
         Raises:
             AbsentAttributeError: If they do not.
         """
-        return tuple(map(Worker, self.parallel_env._envs("workers", "get_env_attr() or set_env_attr()")))
+        return tuple(map(Worker, self.parallel_env.engine.envs("workers", "get_env_attr() or set_env_attr()")))
 
     @property
     def waiting_id(self) -> list[int]:
         """Ids of envs with a step under way: begun, late, or interrupted."""
-        return self.parallel_env._under_way
+        return self.parallel_env.engine.under_way
 
     @property
     def ready_id(self) -> list[int]:
@@ -125,7 +125,7 @@ class TianshouVectorEnv:
         """
         env_ids = list(range(self.env_num)) if env_id is None else self._ready(env_id)
         seeds = [seed] * len(env_ids) if isinstance(seed, (int, np.integer)) else seed
-        states = self.parallel_env._reset_each(env_ids, seeds, options)
+        states = self.parallel_env.engine.reset_each(env_ids, seeds, options)
         infos = self.parallel_env.reset_infos
         return _stacked(states), object_array([infos[one] for one in env_ids])
 
@@ -194,7 +194,7 @@ class TianshouVectorEnv:
         """
         everyone = self._ready(None)
         seeds = arguments.spread_seeds(seed, everyone, self.env_num, whole=False)
-        self.parallel_env._reset_each(everyone, seeds, None)
+        self.parallel_env.engine.reset_each(everyone, seeds, None)
         for space, one in zip(self.action_space, seeds, strict=True):
             if space is not None:
                 space.seed(one)
@@ -219,7 +219,7 @@ class TianshouVectorEnv:
             AttributeError: If an env has none of that name.
             EnvBusyError: If a step of one is under way.
         """
-        return self.parallel_env._existing_attr(key, self._ready(id))
+        return self.parallel_env.engine.existing_attr(key, self._ready(id))
 
     def set_env_attr(self, key: str, value: Any, id: Ids = None) -> None:
         """Set an attribute of envs, on the wrapper that has it, else on the innermost env; the same value for all.
@@ -237,8 +237,8 @@ class TianshouVectorEnv:
             EnvBusyError: If a step is under way.
         """
         self._ready(None)
-        request = self.parallel_env._call_async("use", ((), kwargs), ("render", True))
-        return self.parallel_env._call_wait(request, None)
+        request = self.parallel_env.engine.call_async("use", ((), kwargs), ("render", True))
+        return self.parallel_env.engine.call_wait(request, None)
 
     def close(self) -> None:
         """Close the `ParallelEnv`. Harmless when repeated."""
@@ -271,7 +271,7 @@ def _check_wait_num(wait_num: Any, num_envs: int) -> int:
 
 def _warn_of_shared_workers(env: ParallelEnv) -> None:
     """Say that an env may be waited for since it shares a worker; a loop in this thread has one whatever is given."""
-    if env._pool.lone_host is None and env.num_hosts < len(env):
+    if env.engine.pool.lone_host is None and env.num_hosts < len(env):
         warn_user(
             f"to_tianshou() with wait_num or timeout: {len(env)} envs share {env.num_hosts} workers, and of one worker "
             "an env is waited for until those before it have finished. Tianshou has a worker per env: give "

@@ -144,8 +144,8 @@ def checked_env(make: Any, name: str, *, must_restart: bool) -> ParallelEnv:
             f"{name}() returned a ParallelEnv that a collector has already. Let it make a new one: collectors, "
             "and envs to collect from and test envs, play apart, and what is replaced is closed."
         )
-    if must_restart and env._asynchronous != "restart":
-        policy = env._asynchronous
+    if must_restart and env.asynchronous != "restart":
+        policy = env.asynchronous
         env.close()
         raise ArgumentError(
             f"{name}() returned a ParallelEnv with asynchronous={policy!r}. A collector does not stop where an episode "

@@ -12,14 +12,16 @@ import numpy as np
 from parallelenv.collect.checks import check_component, check_rank, check_version, checked_env, listening
 from parallelenv.collect.history import History
 from parallelenv.collect.policies import as_deterministic, load_weights, make_policy, set_existing
-from parallelenv.collect.stopping import Stoppable, alone
+from parallelenv.collect.stopping import Stoppable
 from parallelenv.collect.tallies import Tallies
 from parallelenv.contract import arguments
 from parallelenv.contract.copying import own
 from parallelenv.contract.messages import count, show
+from parallelenv.engine.guard import single_threaded
 from parallelenv.env import ParallelEnv
 from parallelenv.errors import ArgumentError, WorkerDiedError, WorkerTimeoutError
 from parallelenv.rollouts.evaluation import Evaluation
+from parallelenv.rollouts.local_rollout import LocalRollouts
 from parallelenv.rollouts.trajectory import Rollout
 
 Info = dict[str, Any]
@@ -109,7 +111,7 @@ class Collector(Stoppable):
 
     # ---------------------------------------------------------------- collecting
 
-    @alone
+    @single_threaded
     def collect(
         self, num_steps: int | None = None, listen_to: Iterable[Any] = (), *, progress: bool = True
     ) -> tuple[Rollout, Info]:
@@ -153,7 +155,7 @@ class Collector(Stoppable):
                 self._env.reset()
                 self._rnn_state = None
             self._needs_reset = True  # and so it stays if anything goes wrong
-            data = self._env._rollout_here(self._policy, num_steps, self._rnn_state, progress, is_over)
+            data = LocalRollouts(self._env.engine).run(self._policy, num_steps, self._rnn_state, progress, is_over)
         self._needs_reset = False
         self._next_steps = self._num_steps
         self._rnn_state = own(data.rnn_state)
@@ -171,7 +173,7 @@ class Collector(Stoppable):
             "version": self.version,
         }
 
-    @alone
+    @single_threaded
     def evaluate(self, num_episodes: int = 10, *, seed: int | None = None, progress: bool = True) -> Evaluation:
         """Play whole episodes in the test envs, with ``deterministic=True`` if the policy takes that.
 
@@ -203,7 +205,7 @@ class Collector(Stoppable):
 
     # ---------------------------------------------------------------- what is given to it
 
-    @alone
+    @single_threaded
     def set_weights(self, weights: Any, version: int | None = None) -> None:
         """Give the policy weights, by its ``set_weights(weights)`` or torch's ``load_state_dict``, as they are.
 
@@ -219,7 +221,7 @@ class Collector(Stoppable):
         load_weights(self._policy, weights)
         self.version = version
 
-    @alone
+    @single_threaded
     def update_policy(self, name: str, value: Any) -> None:
         """Set an attribute that the policy has, to a copy of ``value``; ``"a.b"`` sets ``b`` of its object ``a``.
 
@@ -230,7 +232,7 @@ class Collector(Stoppable):
         """
         set_existing(self._policy, name, value)
 
-    @alone
+    @single_threaded
     def replace(self, component: str, make: Callable[..., Any]) -> None:
         """Put another policy, or other envs, in the place of what is there. Envs that go are closed then.
 
@@ -283,7 +285,7 @@ class Collector(Stoppable):
 
     def __repr__(self) -> str:
         """Return one line."""
-        state = "stopped" if self._is_stopped else f"version {self.version}"
+        state = "stopped" if self._guard.is_closed else f"version {self.version}"
         return f"<parallelenv.Collector of {count(len(self._env), 'env')}, {state}>"
 
 

@@ -21,10 +21,10 @@ from parallelenv.collect.parcels import Parcels
 from parallelenv.collect.seat import Order
 from parallelenv.collect.start import check, start
 from parallelenv.collect.steering import Steered
-from parallelenv.collect.stopping import alone
 from parallelenv.collect.unsent import Unsent
 from parallelenv.contract import arguments
 from parallelenv.contract.messages import count
+from parallelenv.engine.guard import single_threaded
 from parallelenv.env import ParallelEnv
 from parallelenv.errors import ArgumentError, ClosedError
 from parallelenv.registry import ParaMode
@@ -133,7 +133,7 @@ class CollectorSet(Steered):
 
     # ---------------------------------------------------------------- all together
 
-    @alone
+    @single_threaded
     def collect(
         self, num_steps: int | None = None, listen_to: Iterable[Any] = (), *, progress: bool = True
     ) -> tuple[Rollout, Info]:
@@ -211,7 +211,8 @@ class CollectorSet(Steered):
         Raises:
             As `collect`.
         """
-        self._refuse_stopped("stream")
+        if self._guard.is_closed:
+            raise self._guard.refusal("stream")
         for name, value in (("num_steps", num_steps), ("num_collections", num_collections)):
             if value is not None:
                 arguments.check_positive(name, value)
@@ -226,18 +227,18 @@ class CollectorSet(Steered):
 
     def _streamed(self, num_steps: int | None, most: int, left: float) -> Iterator[tuple[Rollout, Info]]:
         self._told = time.perf_counter()
-        while left and not self._is_stopped:
+        while left and not self._guard.is_closed:
             try:
                 answer = self._stream(num_steps, most, left)
             except ClosedError:
-                if self._is_stopped:
+                if self._guard.is_closed:
                     return
                 raise
             if answer is not None:
                 left -= 1
                 yield answer
 
-    @alone
+    @single_threaded
     def _stream(self, num_steps: int | None, most: int, left: float) -> tuple[Rollout, Info] | None:
         """Return a collection that is ready, or wait until there may be one."""
         ready = [rank for rank in self._parcels.waiting if rank not in self._crew.busy]

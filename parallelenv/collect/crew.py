@@ -108,10 +108,10 @@ class Crew:
                 self._tell(subject, broadcast, behind)
 
     def _tell(self, subject: str, broadcast: Broadcast, ranks: Sequence[int]) -> None:
-        pool, late = self.env._pool, None
+        pool, late = self.env.engine.pool, None
         request = pool.post("tell", ranks, None, broadcast)
         try:
-            pool.wait(request, self.env._roller.timeout)
+            pool.wait(request, self.env.engine.stepper.timeout)
         except WorkerTimeoutError as error:
             late = _late(error)
         for rank in ranks:
@@ -146,7 +146,7 @@ class Crew:
         Raises:
             BaseException: What a collector raised. What others have sent is here, and comes the next time.
         """
-        while self._orders and (not self._received or self.env._stepper.has_landed):
+        while self._orders and (not self._received or self.env.engine.stepper.has_landed):
             if not self._receive_one():
                 break
         received, self._received = self._received, []
@@ -157,7 +157,7 @@ class Crew:
         try:
             batch = self.env.recv(1, 1, align="batch")
         except BaseException as error:
-            failed = sorted(set(self._orders).difference(self.env._stepper.under_way))
+            failed = sorted(set(self._orders).difference(self.env.engine.stepper.under_way))
             # Not told by the type of the error: what a collector raises may be that an env of its own has died.
             if dead := self._dead(failed):
                 self._replace(dead[0])
@@ -205,7 +205,7 @@ class Crew:
         while left := [rank for rank in orders if rank not in answers]:
             self._catch_up(left)
             try:
-                request = self.env._pool.try_asking("call", left, [orders[rank] for rank in left], method)
+                request = self.env.engine.pool.try_asking("call", left, [orders[rank] for rank in left], method)
             except WorkerTimeoutError as error:
                 raise _late(error) from None
             answers.update(request.values)
@@ -216,7 +216,7 @@ class Crew:
     # ---------------------------------------------------------------- who is new
 
     def _dead(self, ranks: Sequence[int]) -> list[int]:
-        return list(self.env._pool.obituaries(ranks))
+        return list(self.env.engine.pool.obituaries(ranks))
 
     def _replace(self, rank: int) -> None:
         """Put others in the place of a collector that has died, and of those that died with it.
@@ -227,7 +227,7 @@ class Crew:
         denied, delay = self._budget.spend([rank])
         self._count_loss([rank])
         if denied:
-            raise _given_up(self.env._pool.obituaries([rank])[rank].exception, rank)
+            raise _given_up(self.env.engine.pool.obituaries([rank])[rank].exception, rank)
         time.sleep(delay)
         self._new.update(self._dead(range(len(self.sizes))))  # an interrupt may come before `restart` has said who
         replaced = self.env.restart([rank])

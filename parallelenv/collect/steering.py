@@ -9,11 +9,12 @@ from parallelenv.collect.checks import check_component, check_version
 from parallelenv.collect.crew import Crew
 from parallelenv.collect.foreman import Foreman
 from parallelenv.collect.joining import join_evaluations
-from parallelenv.collect.stopping import Stoppable, alone
+from parallelenv.collect.stopping import Stoppable
 from parallelenv.collect.unsent import Unsent
 from parallelenv.contract import arguments
 from parallelenv.contract.broadcast import Broadcast
 from parallelenv.contract.messages import count
+from parallelenv.engine.guard import single_threaded
 from parallelenv.env import ParallelEnv
 from parallelenv.rollouts.evaluation import Evaluation
 from parallelenv.rollouts.length import Goal
@@ -31,7 +32,7 @@ class Steered(Stoppable):
 
     # ---------------------------------------------------------------- what is given to them
 
-    @alone
+    @single_threaded
     def set_weights(self, weights: Any, version: int | None = None) -> None:
         """Give all policies weights. Collectors at work take them before their next collection.
 
@@ -61,13 +62,13 @@ class Steered(Stoppable):
                 self.version = before
             raise
 
-    @alone
+    @single_threaded
     def update_policy(self, name: str, value: Any) -> None:
         """Set an attribute of all policies, as `Collector.update_policy`. Collectors at work do so afterwards."""
         arguments.check_name("name", name)
         self._crew.announce(f"setting {name}", Broadcast("collector.update_policy", name, value))
 
-    @alone
+    @single_threaded
     def replace(self, component: str, make: Callable[..., Any]) -> None:
         """Put another policy, or other envs, into all collectors, as `Collector.replace`. Those at work do so later.
 
@@ -79,7 +80,7 @@ class Steered(Stoppable):
 
     # ---------------------------------------------------------------- how good they are
 
-    @alone
+    @single_threaded
     def evaluate(self, num_episodes: int = 10, *, seed: int | None = None) -> Evaluation:
         """Play whole episodes in the test envs of all collectors, each its share.
 
@@ -135,5 +136,5 @@ class Steered(Stoppable):
 
     def __repr__(self) -> str:
         """Return one line."""
-        state = "stopped" if self._is_stopped else f"version {self.version}"
+        state = "stopped" if self._guard.is_closed else f"version {self.version}"
         return f"<parallelenv.CollectorSet of {count(len(self), 'collector')}, para_mode={self._word!r}, {state}>"

@@ -1,663 +1,335 @@
-"""Resets and steps: what is sent, what is under way, what has come back, now or later."""
+"""The caller's side of every call on the envs of a `ParallelEnv`."""
 
 from __future__ import annotations
 
-import contextlib
-import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Self
+import _thread
+import signal
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any
 
+import gymnasium
 import numpy as np
 
-from parallelenv.contract.actions import ActionReader
-from parallelenv.contract.batch import Array, Layout, gather_states
-from parallelenv.contract.copying import own
-from parallelenv.contract.failures import Failure, noted, raise_failures
-from parallelenv.contract.messages import list_ids
-from parallelenv.contract.protocol import NOTHING, Extra
-from parallelenv.contract.spaces import pick_rows
-from parallelenv.engine.assemble import Align, Teller, first_states
-from parallelenv.engine.checkpoint import Progress
+from parallelenv.contract import arguments
+from parallelenv.contract.arguments import parse_ids
+from parallelenv.contract.env_specs import EnvRecipe
+from parallelenv.contract.protocol import Backend
+from parallelenv.engine.assemble import Align
 from parallelenv.engine.done_policies import Policy
-from parallelenv.engine.env_table import Episodes
-from parallelenv.engine.pool import NO_FAILURES, Pool
+from parallelenv.engine.guard import Guard, single_threaded, single_threaded_in
+from parallelenv.engine.pool import Pool
 from parallelenv.engine.recovery import Recovery
-from parallelenv.engine.rewards import refuse_other_rewards
-from parallelenv.engine.tickets import Flights, Landed, Request
-from parallelenv.errors import EnvBusyError, EnvContractError, NothingInFlightError, WorkerTimeoutError
-from parallelenv.results import StepBatch, StepResult
+from parallelenv.engine.stepper import Begins, Resetting, Stepper
+from parallelenv.engine.tickets import Request, name_envs
+from parallelenv.errors import AbsentAttributeError, HandedOverError
+from parallelenv.results import StepResult
 
-Begin = tuple[int | None, dict[str, Any] | None]
-"""Seed and options of an env that is to begin an episode."""
-Begins = Sequence[Begin]
-"""Those of several envs."""
+_MOMENT = 0.05
+"""Seconds in which a finalizer has returned."""
 
 
-@dataclass(slots=True)
-class Resetting:
-    """A reset under way: which envs, how, and what they were asked."""
+class Engine:
+    """What a `ParallelEnv` is to adapters, wrappers, collectors and displays: `ParallelEnv.engine`.
 
-    env_ids: Sequence[int]
-    each: Begins
-    request: Request
-
-
-class Stepper:
-    """Steps and resets the envs of a pool under a policy.
+    An adapter borrows: it holds the `ParallelEnv`, lets the engine follow the adapter's rules at the end of episodes by
+    `hand_over`, and keeps no state of episodes itself. So attributes, rendering, `ParallelEnv.restart` or
+    `ParallelEnv.save_state` work as before beside it, and closing one closes the other.
 
     Args:
-        pool: Where the envs are.
-        policy: What happens when an episode ends.
+        backend: Where the workers live.
+        env_recipes: One per env, in env id order.
+        done_policy: What happens when an episode ends.
+        asynchronous: The same, as the user wrote it.
+        spaces: Observation and action space of every env; ``None``: those that envs declare.
         copy: Whether states are copied for the user.
-        timeout: Seconds that a step may take; ``None`` means for ever.
-        recovery: What restarts envs that fail; ``None`` if nothing does.
-        reward_dtype: What rewards have to be numbers of; ``None``: they may be anything.
-        as_given: As in `ActionReader`.
+        timeout: Seconds that a call may take; ``None`` means no limit.
+        max_restarts: How often an env that fails is restarted; ``None``: never.
+        seed: Of the first episodes: that of env i is ``seed + i``.
+        **pool_arguments: Further arguments of `Pool`.
 
     Attributes:
-        episodes: Where the episodes of the envs are.
-        timeout: Seconds that a call may take, unless it is given others.
-        copies: Whether states are copied for the user.
+        pool: The workers.
+        stepper: Resets and steps.
+        guard: Keeps other threads out.
+        env_ids: Ids of all envs.
+        seeds: By env id the seed of its next reset.
+        contract: The call that handed the envs over to an adapter; ``None`` if none did.
+        asynchronous: What happens when an episode ends, as the user wrote it; after `hand_over` the contract.
+
+    Raises:
+        BaseException: What an env's constructor raised; nothing is left running.
     """
 
     def __init__(
         self,
-        pool: Pool,
-        policy: Policy,
+        backend: Backend,
+        env_recipes: Sequence[EnvRecipe],
+        done_policy: Policy,
+        asynchronous: str | None,
+        *,
+        spaces: tuple[gymnasium.Space[Any], gymnasium.Space[Any]] | None,
         copy: bool,
         timeout: float | None,
-        recovery: Recovery | None,
-        reward_dtype: np.dtype[Any] | None = None,
-        as_given: bool = False,
+        max_restarts: int | None,
+        seed: int | None,
+        **pool_arguments: Any,
     ) -> None:
-        self._pool = pool
-        self._policy = policy
-        stepless = (env_id for env_id, one in zip(pool.env_ids, pool.facts, strict=True) if not one.has_steps)
-        self.episodes = Episodes(pool.env_ids, policy, frozenset(stepless))
-        self._teller = Teller(policy, self.episodes, copy)
-        self.copies = copy
-        self.timeout = timeout
-        self._recovery = recovery
-        self._reward_dtype = reward_dtype
-        self._actions = ActionReader(pool.layout, keeps_graphs=pool.keeps_graphs, as_given=as_given)
-        self._flights = Flights()
-        # The latest step, from before its first message leaves until the user has the result.
-        # If something comes in between, the next call finds it here.
-        self._unsettled: tuple[Sequence[int], Request] | None = None
-        # Envs whose latest call was a step that came to its end: nothing is to be looked into before the
-        # next. Every other call unsets it.
-        self._proven: Sequence[int] | None = None
+        self.guard = self._guard = Guard()
+        self.asynchronous = asynchronous
+        self.contract: str | None = None
+        self._hints: dict[str, str] = {}  # by name of an absent attribute
+        try:
+            self.pool = Pool(backend, env_recipes, timeout=timeout, seed=seed, **pool_arguments)
+            self._finalizer = weakref.finalize(self, _close_dropped, self.pool)
+            self.pool.build(done_policy.autoreset, spaces)
+        except BaseException:
+            backend.close((), 0.0)  # whatever was begun, also where an interrupt came before the pool was known
+            raise
+        self.env_ids = self.pool.env_ids
+        self.num_envs = len(self.env_ids)
+        recovery = None if max_restarts is None else Recovery(self.pool, max_restarts)
+        self.stepper = Stepper(self.pool, done_policy, copy, timeout, recovery)
+        seeds = arguments.spread_seeds(seed, self.env_ids, self.num_envs, whole=False)
+        self.seeds: dict[int, int | None] = dict(enumerate(seeds))
 
-    def under(self, policy: Policy, *, always_copies: bool, reward_dtype: np.dtype[Any] | None) -> Self:
-        """Return a stepper of the same pool with another policy, for an adapter. All envs then need a reset.
+    def close(self, timeout: float) -> None:
+        """Close all envs and end all workers, which get so many seconds to close their envs."""
+        self.guard.is_closed = True
+        self.pool.close(timeout)
+        self._finalizer.detach()
+
+    # ---------------------------------------------------------------- arguments of calls
+
+    def ids(self, id: Any, everyone: bool = False) -> tuple[int, ...]:
+        """Return the env ids of an ``id`` argument; ``None``: of all envs that are not paused, or of all."""
+        if id is not None:
+            return parse_ids(id, self.num_envs)
+        return self.env_ids if everyone else self.stepper.episodes.unpaused
+
+    def beginnings(self, env_ids: Sequence[int], seed: Any, options: Any) -> Begins:
+        """Return seed and options of each env that is to begin an episode. Arguments as in `ParallelEnv.reset`."""
+        seeds = arguments.spread_seeds(seed, env_ids, self.num_envs, whole=False)
+        if seed is None:
+            seeds = [self.seeds.get(env_id) for env_id in env_ids]
+        return list(zip(seeds, arguments.spread_options(options, env_ids), strict=True))
+
+    def forget_seeds(self, env_ids: Sequence[int]) -> None:
+        """Take note that seeds which were set for the next reset are used up."""
+        for env_id in env_ids:
+            self.seeds.pop(env_id, None)
+
+    def end_reset(self, resetting: Resetting, timeout: float | None, align: Align = "item") -> Any:
+        """Return the first states of episodes; seeds that were set for these are used up."""
+        states = self.stepper.finish_reset(resetting, timeout, align)
+        self.forget_seeds(resetting.env_ids)
+        return states
+
+    # ---------------------------------------------------------------- calls of envs
+
+    def ask_each(self, operation: str, env_ids: Sequence[int], each: Sequence[Any] | None = None) -> list[Any]:
+        """Let the host execute an operation with an argument for each env; return what came of it, in this order."""
+        values = self.pool.ask(operation, env_ids, each).values
+        return [values.get(env_id) for env_id in env_ids]
+
+    def attribute_hint(self, key: str, env_id: int) -> str:
+        """Return a hint at what an attribute that an env does not have may have been meant to be.
+
+        The env is asked once per name: to look for similar names takes a millisecond.
+        """
+        if key not in self._hints:
+            self._hints[key] = self.pool.try_asking("hint", (env_id,), None, key).values.get(env_id, "")
+        return self._hints[key]
+
+    # ---------------------------------------------------------------- for adapters
+
+    @single_threaded_in("to_gymnasium(), to_sb3() or to_tianshou")
+    def hand_over(
+        self,
+        contract: str,
+        policy: Policy,
+        observation_space: gymnasium.Space[Any] | None = None,
+        *,
+        reward_dtype: np.dtype[Any] | None = None,
+        always_copies: bool = False,
+        broadcasts: bool = False,
+        waits_by: str = "step_wait()",
+    ) -> None:
+        """Follow the contract of an adapter from now on. A step goes to the envs also before their first reset.
 
         Args:
+            contract: The call that asked for it.
             policy: What happens when an episode ends.
-            always_copies: Whether states are copied also where the user can do without.
-            reward_dtype: As in `Stepper`.
+            observation_space: What states are batched in; ``None``: as before.
+            reward_dtype: What rewards have to be numbers of; ``None``: they may be anything.
+            always_copies: Whether states are copied whatever ``copy`` was.
+            broadcasts: As in `Layout`.
+            waits_by: What waits on for a step that was interrupted, or is late.
 
         Raises:
+            HandedOverError: If another adapter has the envs.
             EnvBusyError: If a step is under way.
+            WorkerTimeoutError: If an env is still at a call that took too long.
         """
-        self._settle()
-        self._refuse_busy(self._pool.env_ids)
-        if self._recovery is not None:
-            self._recovery.forget(self._pool.env_ids)
-        copy = self.copies or always_copies
-        return type(self)(self._pool, policy, copy, self.timeout, self._recovery, reward_dtype, True)
+        if self.contract == contract:
+            return
+        if self.contract is not None:
+            raise HandedOverError(
+                f"{contract} was called, but this ParallelEnv was handed over by {self.contract} and follows its "
+                "rules. Make another ParallelEnv from the same list of env fns."
+            )
+        terms: dict[str, Any] = {"always_copies": always_copies, "reward_dtype": reward_dtype}
+        stepper = self.stepper.under(policy, **terms)
+        old = self.pool.layout
+        changes = {
+            "observation_space": old.observation_space if observation_space is None else observation_space,
+            "keeps_ended": policy.autoreset,
+            "keeps_types": policy.autoreset,
+            "broadcasts": broadcasts,
+        }
+        if any(getattr(old, name) is not value for name, value in changes.items()):
+            self.pool.rearrange(old.changed(**changes))
+            stepper = self.stepper.under(policy, **terms)
+        stepper.episodes.share_score(self.stepper.episodes.score)
+        stepper.episodes.begin_unknown()
+        self.stepper = stepper
+        self.pool.waits_by = waits_by
+        self.contract = self.asynchronous = contract
+
+    @single_threaded
+    def step(self, action: Any) -> StepResult:
+        """Step all envs, paused ones too: which is refused."""
+        return self.stepper.step(action, self.env_ids, "item")  # type: ignore[return-value]
+
+    @single_threaded
+    def step_async(self, action: Any) -> None:
+        """Begin a step of all envs."""
+        self.stepper.begin(action, self.env_ids)
+
+    @single_threaded
+    def step_wait(self, timeout: float | None) -> StepResult:
+        """Return what has come of a step of all envs that was begun, or whose call was interrupted."""
+        limit = arguments.check_timeout(timeout)
+        return self.stepper.finish(self.env_ids, limit, "item")  # type: ignore[return-value]
+
+    @single_threaded
+    def reset_async(self, env_ids: Sequence[int], seed: Any, options: Any) -> Resetting:
+        """Send resets; `reset_wait` waits for them. Seeds and options as in `ParallelEnv.reset`."""
+        return self.stepper.begin_reset(env_ids, self.beginnings(env_ids, seed, options))
+
+    @single_threaded
+    def reset_wait(self, resetting: Resetting, timeout: float | None) -> Any:
+        """Return the first states of episodes, batched."""
+        return self.end_reset(resetting, arguments.check_timeout(timeout))
+
+    @single_threaded_in("reset")
+    def reset_each(self, env_ids: Sequence[int], seed: Any, options: Any) -> list[Any]:
+        """Begin episodes and return the first states, one per env."""
+        resetting = self.stepper.begin_reset(env_ids, self.beginnings(env_ids, seed, options))
+        return self.end_reset(resetting, None, "batch")  # type: ignore[no-any-return]
 
     @property
     def under_way(self) -> list[int]:
-        """Ids of envs with a step whose result was not delivered, ascending."""
-        if self._unsettled is None:
-            return sorted(self._flights.env_ids) if self._flights else []
-        return sorted({*self._unsettled[0], *self._flights.env_ids})
+        """Ids of envs with a step whose result was not delivered; none once this is closed."""
+        return [] if self.guard.is_closed else self.stepper.under_way
 
-    # ---------------------------------------------------------------- episodes
+    @single_threaded_in("reset")
+    def latest_states(self) -> Any:
+        """Return the latest states of all envs, batched."""
+        return self.stepper.latest_states()
 
-    def begin_reset(self, env_ids: Sequence[int], each: Begins) -> Resetting:
-        """Begin to begin new episodes.
-
-        Args:
-            env_ids: The envs, in the order of the answer. Undelivered steps of theirs are dropped.
-            each: Seed and options of each.
-        """
-        self._prepare_reset(env_ids, each)
-        return Resetting(env_ids, each, self._post_reset(env_ids, each))
-
-    def _prepare_reset(self, env_ids: Sequence[int], each: Begins) -> None:
-        self._settle()
-        self.episodes.refuse_stepless(env_ids)
-        if self._recovery is not None:
-            self._recovery.note_seeds(env_ids, [seed for seed, _ in each])
-            self._mend_unasked(env_ids, self._pool.obituaries(env_ids), self._recovery)
-
-    def finish_reset(self, resetting: Resetting, timeout: float | None, align: Align = "item") -> Any:
-        """Return the first states: batched, or with align ``"batch"`` a list; ``None`` of an env that is exhausted.
-
-        Args:
-            resetting: What was begun.
-            timeout: Seconds; ``None`` means the pool's own.
-            align: As in `step`.
+    @single_threaded_in("reset")
+    def refuse_fresh(self, env_ids: Sequence[int]) -> None:
+        """Refuse envs that have no episode.
 
         Raises:
-            WorkerTimeoutError: If they do not come in time. This can be called again.
-            BaseException: What an env raised; ``error.partial`` has the states of the others, whose
-                episodes have begun.
-            ExhaustedError: If an env has no further episode, and the policy lets nobody rest.
+            ResetNeededError: If there are any.
         """
-        env_ids, request = resetting.env_ids, self._await_reset(resetting, timeout)
-        failures, extras = request.failures, request.values
-        good = tuple(env_id for env_id in env_ids if env_id not in failures) if failures else env_ids
-        exhausted = [env_id for env_id, extra in extras.items() if extra.is_exhausted]
-        begun = [env_id for env_id in good if env_id not in exhausted] if exhausted else good
-        landed = Landed(good, begun, extras, failures)
-        states = first_states(self._pool.batch, landed, align == "batch", self.copies)
-        for env_id in good:
-            self.episodes.reset_infos[env_id] = extras.get(env_id, NOTHING).info or {}
-        self.episodes.note_begun(begun, self._pool.batch.rows(begun))
-        self.episodes.note_exhausted(exhausted)
-        request.raise_failures(partial=states)
-        if exhausted:
-            self.episodes.refuse_exhausted(good, partial=states)
-        return states
+        self.stepper.episodes.refuse_fresh(env_ids)
 
-    def _post_reset(self, env_ids: Sequence[int], each: Begins, *, flies: bool = False) -> Request:
-        def announce(request: Request) -> None:
-            self._lose(env_ids)  # and so they stay if anything goes wrong
-            if flies:
-                self._unsettled = (env_ids, request)
+    @single_threaded_in("reset")
+    def refuse_unknown(self, env_ids: Sequence[int]) -> None:
+        """Refuse envs whose latest states are not known."""
+        self.stepper.episodes.refuse_fresh(env_ids)
+        self.stepper.episodes.refuse_unknown(env_ids)
 
-        failed = NO_FAILURES if self._recovery is None else self._pool.obituaries(env_ids)
-        return self._pool.post("reset", env_ids, each, None, announce, failed, flies=flies)
+    def envs(self, name: str, way: str) -> tuple[Any, ...]:
+        """Return the envs themselves, in env id order.
 
-    def _lose(self, env_ids: Sequence[int]) -> None:
-        """Drop undelivered steps of envs, which need a reset from now on."""
-        self._flights.forget(env_ids)
-        self.episodes.lose(env_ids)
-        if self._recovery is not None:
-            self._recovery.forget(env_ids)
+        Args:
+            name: What the user calls them, for messages.
+            way: What reaches them wherever they are.
 
-    def end_episodes(self, operation: str, env_ids: Sequence[int], each: Sequence[Any], common: Any) -> None:
-        """Ask envs for what takes their episodes from them; they need a reset afterwards."""
-        self._settle()
-        request = self._pool.post(operation, env_ids, each, common, lambda _: self._lose(env_ids))
-        self._pool.wait(request, self.timeout)
+        Raises:
+            AbsentAttributeError: If they do not live in this process, or not any more.
+        """
+        if self.guard.is_closed:
+            raise AbsentAttributeError(f"{name} is absent: the ParallelEnv was closed, and its envs with it.")
+        envs = self.pool.envs_here()
+        if envs is None:
+            raise AbsentAttributeError(f"{name} is absent: these envs live in other processes. Use {way}.")
+        return envs
+
+    @single_threaded_in("call")
+    def call_async(self, operation: str, argument: Any, common: Any, id: Any = None) -> Request:
+        """Ask envs, without ``id`` all of them, for an operation of the host with the same argument for each."""
+        env_ids = self.ids(id, everyone=True)
+        return self.pool.post(operation, env_ids, [argument] * len(env_ids), common)
+
+    @single_threaded
+    def call_wait(self, request: Request, timeout: float | None) -> list[Any]:
+        """Return what they answer, in the order asked."""
+        limit = arguments.check_timeout(timeout)
+        self.pool.wait(request, self.stepper.timeout if limit is None else limit)
         request.raise_failures()
+        return [request.values.get(env_id) for env_id in request.env_ids]
 
-    def note_seeds(self, env_ids: Sequence[int], seeds: Sequence[int | None]) -> None:
-        """Take note of seeds that envs were given otherwise than by a reset."""
-        if self._recovery is not None:
-            self._recovery.note_seeds(env_ids, seeds)
-
-    def _await_reset(self, resetting: Resetting, timeout: float | None) -> Request:
-        """Wait for resets; with a recovery ask again and again until no worker dies or hangs of it."""
-        while True:
-            self._await(resetting.request, timeout)
-            failures = resetting.request.failures
-            lost = {env_id: failure for env_id, failure in failures.items() if failure.is_of_worker}
-            if self._recovery is None or not lost:
-                return resetting.request
-            self._mend_unasked(resetting.env_ids, lost, self._recovery)
-            resetting.request = self._post_reset(resetting.env_ids, resetting.each)
-
-    def _mend_unasked(self, env_ids: Sequence[int], lost: Mapping[int, Failure], recovery: Recovery) -> None:
-        """Restart envs of which the user wants a new episode anyway, and need not know that they were lost."""
-        _, left = recovery.mend(lost)
-        recovery.forget(env_ids)
-        raise_failures([left[env_id] for env_id in sorted(left)], partial=None)
-
-    def _await(self, request: Request, timeout: float | None) -> None:
-        """Wait for hosts to answer.
-
-        Args:
-            request: What they were asked.
-            timeout: Seconds; ``None`` means the pool's own, and then a recovery restarts envs that are late.
+    @single_threaded_in("get_attr")
+    def existing_attr(self, key: str, id: Any) -> list[Any]:
+        """Return an attribute that all of the envs have.
 
         Raises:
-            WorkerTimeoutError: If they do not in time. It can be waited for again.
+            AbsentAttributeError: If an env does not have it.
         """
-        if timeout is None and self._recovery is not None:
-            self._pool.wait_or_give_up(request)
-        else:
-            self._pool.wait(request, self.timeout if timeout is None else timeout)
-
-    def latest_states(self, env_ids: Sequence[int] | None = None) -> Any:
-        """Return the latest states of envs, by default of all, batched.
-
-        Raises:
-            UnpicklableError: If a part of a state cannot be copied from its worker.
-        """
-        asked, batch = self._pool.env_ids if env_ids is None else env_ids, self._pool.batch
-        has_loose = any(array is None for array in batch.states)
-        extras = self._pool.ask("look", asked).values if has_loose else {}
-        return gather_states(batch, asked, batch.rows(asked), extras, self.copies)
-
-    def restart(self, env_ids: Sequence[int]) -> tuple[int, ...]:
-        """Rebuild envs and return the ids of all that were; they need a reset."""
-        self._settle()
-        request = self._pool.rebuild(env_ids, self._lose)
-        rebuilt = tuple(sorted({*request.env_ids, *request.values}))
-        request.raise_failures(partial=tuple(env_id for env_id in rebuilt if env_id not in request.failures))
-        return rebuilt
-
-    def pause(self, env_ids: Sequence[int]) -> None:
-        """Leave envs out until they are taken in again."""
-        self._proven = None
-        self.episodes.pause(env_ids)
-
-    # ---------------------------------------------------------------- progress
-
-    def progress(self) -> Progress:
-        """Return where the episodes are.
-
-        Raises:
-            EnvBusyError: If a step is under way.
-        """
-        self._settle()
-        self._refuse_busy(self._pool.env_ids)
-        return self.episodes.progress()
-
-    def go_on_from(self, progress: Progress, lost: Collection[int]) -> tuple[int, ...]:
-        """Do as `Episodes.go_on_from`. Undelivered steps are dropped."""
-        self._settle()
-        everyone = self._pool.env_ids
-        self._flights.forget(everyone)
-        if self._recovery is not None:
-            self._recovery.forget(everyone)
-        return self.episodes.go_on_from(progress, lost)
-
-    # ---------------------------------------------------------------- steps
-
-    def step(self, action: Any, env_ids: Sequence[int], align: Align) -> StepResult | StepBatch:
-        """Step envs and return what they answered."""
-        stepped, request = self._launch(action, env_ids)
-        if request is None:
-            return self._deliver(Landed(env_ids, stepped, {}, {}), align)
-        self._await(request, None)
-        result = self._deliver(Landed(env_ids, stepped, request.values, request.failures), align)
-        self._proven = env_ids
-        return result
-
-    def _launch(
-        self, action: Any, env_ids: Sequence[int], *, flies: bool = False
-    ) -> tuple[Sequence[int], Request | None]:
-        """Send a step to the envs that take part in it; return them and their request.
-
-        Args:
-            action: One per env.
-            env_ids: The envs.
-            flies: As in `Pool.post`.
-
-        Raises:
-            EnvBusyError: If one has an undelivered step.
-            EnvPausedError: If one is paused.
-            WorkerDiedError: If one has lost its worker.
-            ResetNeededError: If one has no episode to step in.
-            ExhaustedError: If one has no further episode, and the policy lets nobody rest.
-            ActionError: If the actions do not fit. In all cases nothing was sent.
-        """
-        if env_ids is not self._proven:
-            self._settle()
-            self._check(env_ids)
-        self._proven = None
-        may_rest = self._policy.skips_done or self.episodes.exhausted
-        stepped, chosen = self.episodes.choose(env_ids) if may_rest else (env_ids, None)
-        each = self._actions.take(self._pool.batch, action, env_ids, stepped, chosen)
-        if not stepped:
-            return stepped, None
-
-        self.episodes.note_stepped(stepped)
-
-        def announce(request: Request) -> None:
-            self._unsettled = (env_ids, request)
-
-        failed = self._recovery.ailing(stepped) if self._recovery is not None else NO_FAILURES
-        # Nobody is `False`, not an empty tuple: that step goes in a shorter message.
-        who_begins = self.episodes.ended(stepped) or False if self._policy.resets_next else self._policy.autoreset
-        return stepped, self._pool.post("step", stepped, each, who_begins, announce, failed, flies=flies)
-
-    def _settle(self) -> None:
-        """Take charge of a step whose call did not come to its end."""
-        self._proven = None
-        if self._unsettled is not None:
-            env_ids, request = self._unsettled
-            self._flights.adopt(env_ids, request)
-            self._unsettled = None
-
-    def _refuse_busy(self, env_ids: Sequence[int]) -> None:
-        busy = [env_id for env_id in env_ids if env_id in self._flights] if self._flights else []
-        if busy:
-            raise EnvBusyError(
-                f"envs {list_ids(busy)} have a step or a reset under way whose result was not received (sent, "
-                f"interrupted or late). Get it with {self._pool.ways_to_wait(len(busy))}, or drop it with reset(). "
-                "Both wait for envs that have not answered: rebuild one that hangs with restart(id)."
+        env_ids = parse_ids(id, self.num_envs)
+        arguments.check_name("key", key)
+        values = self.pool.ask("get", env_ids, None, key).values
+        without = [env_id for env_id in env_ids if env_id not in values]
+        if without:
+            have = "has" if len(without) == 1 else "have"
+            hint = self.attribute_hint(key, without[0])
+            raise AbsentAttributeError(
+                f"{name_envs(without)} {have} no attribute {key!r}, nor has a wrapper around it.{hint}"
             )
+        return [values[env_id][0] for env_id in env_ids]
 
-    def _check(self, env_ids: Sequence[int]) -> None:
-        self._refuse_busy(env_ids)
-        self.episodes.refuse_paused(env_ids)
-        if self._recovery is None:
-            self._pool.refuse_dead(env_ids)
-        self.episodes.refuse_fresh(env_ids)
+    # ---------------------------------------------------------------- for event loops
 
-    def refuse_unready(self, env_ids: Sequence[int]) -> None:
-        """Refuse envs with a step under way, and those that have no episode."""
-        self._settle()
-        self._refuse_busy(env_ids)
-        self.episodes.refuse_fresh(env_ids)
-
-    # ---------------------------------------------------------------- rollouts
-
-    def begin_rollout(self, env_ids: Sequence[int]) -> Array:
-        """Refuse envs that cannot be stepped now, as a step does, or whose states are not known.
-
-        Returns:
-            ``(k,)`` bool: which of them are at the beginning of an episode.
-        """
-        self._settle()
-        self._check(env_ids)
-        self.episodes.refuse_unknown(env_ids)
-        return self.episodes.are_new(env_ids)
-
-    # ---------------------------------------------------------------- answers
-
-    def _deliver(self, landed: Landed, align: Align) -> StepResult | StepBatch:
-        """Shape what has landed for the user, and forget it.
-
-        Raises:
-            BaseException: What an env raised; ``error.partial`` has the others' results.
-        """
-        if landed.begun:
-            landed = self._file_resets(landed)
-        whole, unpaid = self._judge(landed)
-        failures = whole.failures
-        landed = whole.without_failures() if failures else whole
-        try:
-            result = self._teller.tell(self._pool.batch, landed, align)
-            if unpaid:  # they have stepped: where their episodes are is noted, and nobody is told
-                self._teller.tell(self._pool.batch, whole.without_failure_of(unpaid), "batch")
-        except (ValueError, TypeError) as error:  # from a user's own space, say
-            self._settle()
-            self._flights.forget([*landed.env_ids, *failures])
-            raise EnvContractError(f"What the envs answered cannot be batched: {error}.") from error
-        # Last, so that an interrupt before these lines loses nothing.
-        self._unsettled = None
-        if landed.restarted and self._recovery is not None:
-            self._recovery.forget(landed.restarted)
-        if self._flights:
-            self._flights.forget([*landed.env_ids, *failures])
-        if failures:
-            self.episodes.lose(env_id for env_id, failure in failures.items() if failure.operation != "step")
-            raise_failures([failures[env_id] for env_id in sorted(failures)], partial=result)
-        return result
-
-    def _file_resets(self, landed: Landed) -> Landed:
-        """Return what has landed with reward and flags of resets, which write none; who found no episode rests."""
-        rows = self._pool.batch.rows(landed.begun)
-        self._pool.batch.rewards[rows] = 0.0
-        self._pool.batch.flags[rows] = False
-        exhausted = [env_id for env_id in landed.exhausted if env_id in landed.begun]
-        self.episodes.note_exhausted(exhausted)
-        for env_id in exhausted:
-            self.episodes.reset_infos[env_id] = self.episodes.absent_info(env_id)
-        return landed.with_resting(exhausted) if exhausted else landed
-
-    def _judge(self, landed: Landed) -> tuple[Landed, Sequence[int]]:
-        """Return what has landed with all that has failed in it, and what could be mended mended.
-
-        Also the ids of envs that have failed in nothing but their reward.
-        """
-        wrong: Sequence[int] = ()
-        if self._reward_dtype is not None:
-            landed, wrong = refuse_other_rewards(self._pool.batch, landed, self._reward_dtype)
-        if landed.failures and self._recovery is not None:
-            landed = self._mend(landed, self._recovery)
-        return landed, [env_id for env_id in wrong if env_id in landed.failures] if wrong else wrong
-
-    def _mend(self, landed: Landed, recovery: Recovery) -> Landed:
-        """Restart what failed: it then counts as cut off, and its state is the first of its next episode."""
-        raised = {env_id: failure for env_id, failure in landed.failures.items() if env_id in landed.begun}
-        others = {env_id: failure for env_id, failure in landed.failures.items() if env_id not in raised}
-        mended, left = recovery.mend(others)
-        batch, extras = self._pool.batch, dict(landed.extras)
-        for env_id, (failure, begun) in mended.items():
-            row = env_id - batch.layout.first
-            batch.rewards[row] = 0.0
-            batch.flags[row] = False, True
-            info = {**(begun.info or {} if begun.is_exhausted else {}), "failure": noted(failure)}
-            extras[env_id] = Extra(info, begun.loose, reset_info=begun.info, is_exhausted=begun.is_exhausted)
-            self.episodes.reset_infos[env_id] = begun.info or {}
-        self.episodes.keep(mended)
-        return Landed(landed.env_ids, landed.stepped, extras, {**raised, **left}, mended.keys(), landed.begun)
-
-
-class Sender(Stepper):
-    """A `Stepper` that need not wait. Its arguments are the same."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self._asked: dict[int, Begin] = {}  # how resets that were sent are to be done, should they be lost
-        self._retried = 0.0  # when some were, the last time
-
-    # ---------------------------------------------------------------- all at once
-
-    def begin(self, action: Any, env_ids: Sequence[int]) -> None:
-        """Begin a step of all of these envs, for `finish`."""
-        self._launch(action, env_ids)
-
-    def finish(self, env_ids: Sequence[int], timeout: float | None, align: Align) -> StepResult | StepBatch:
-        """Return what envs answered to a step that was begun, or sent, or whose call was interrupted.
-
-        Args:
-            env_ids: All of the envs, in the order of the answer.
-            timeout: Seconds; ``None`` means the pool's own.
-            align: As in `step`.
-
-        Raises:
-            NothingInFlightError: If no step of one of them is under way.
-            WorkerTimeoutError: If they do not answer in time. This can be called again.
-        """
-        if self._unsettled is None or self._unsettled[0] is not env_ids:
-            self._settle()
-            return self._collect(env_ids, timeout, align)
-        request = self._unsettled[1]
-        self._await(request, timeout)
-        return self._deliver(Landed(env_ids, request.env_ids, request.values, request.failures), align)
-
-    def _collect(self, env_ids: Sequence[int], timeout: float | None, align: Align) -> StepResult | StepBatch:
-        flights = self._flights
-        missing = [env_id for env_id in env_ids if env_id not in flights]
-        if missing:
-            raise NothingInFlightError(f"No step of envs {list_ids(missing)} is in flight. Begin one first.")
-        self._await_landing(len(flights), timeout, time.monotonic())
-        return self._deliver(flights.part(env_ids), align)
-
-    # ---------------------------------------------------------------- whoever is first
-
-    def send(self, action: Any, env_ids: Sequence[int]) -> None:
-        """Begin a step of envs."""
-        _, request = self._launch(action, env_ids, flies=True)
-        self._unsettled = None
-        self._flights.adopt(env_ids, request)
-
-    def send_reset(self, env_ids: Sequence[int], each: Begins) -> None:
-        """Begin new episodes, whose first states `receive` gives. Arguments as in `begin_reset`."""
-        self._prepare_reset(env_ids, each)
-        self._post_reset(env_ids, each, flies=True)
-        self._settle()
-        self._asked.update(zip(env_ids, each, strict=True))
-        # From here on, not when they are received: else it would depend on the order of arrival who is done where the
-        # end of one is the end of all.
-        self.episodes.note_asked_to_begin(list(env_ids))
-
-    def receive(
-        self, min_envs: int, max_envs: int | None, timeout: float | None, align: Align
-    ) -> StepResult | StepBatch:
-        """Return what envs answered that have finished their step.
-
-        ``timeout``: as in `ParallelEnv.recv`.
-        """
-        self._await_landing(self._wanted(min_envs), timeout, time.monotonic())
-        return self._deliver(self._flights.landed(max_envs), align)
-
+    @single_threaded_in("arecv")
     def look(self, min_envs: int, timeout: float | None, begin: float) -> bool:
-        """Say without waiting whether `take` has something to return; ``begin`` is the moment from which time counts.
+        """Return at once whether `take` has something to return; as `Stepper.look`."""
+        return self.stepper.look(min_envs, timeout, begin)
 
-        Errors: as of `receive`.
-        """
-        wanted, flights = self._wanted(min_envs), self._flights
-        while flights.num_landed < wanted and self._pool.pump(time.monotonic()):
-            pass
-        if flights.num_landed >= wanted:
-            return not self._retry_resets()
-        deadline = self._deadline(timeout, begin)
-        if deadline is not None and time.monotonic() >= deadline:
-            self._be_late(timeout)
-        return False
-
-    def take(self, min_envs: int, max_envs: int | None, align: Align) -> StepResult | StepBatch | None:
-        """Return what `receive` would, unless somebody else has received it since `look`. Nothing is stepped here."""
-        enough = self._flights.num_landed >= self._wanted(min_envs)
-        return self._deliver(self._flights.landed(max_envs), align) if enough else None
-
-    def _wanted(self, min_envs: int) -> int:
-        """Return how many envs can be waited for, ``min_envs`` at most.
-
-        Raises:
-            NothingInFlightError: If none.
-        """
-        self._settle()
-        if not self._flights:
-            raise NothingInFlightError(
-                "There is no result to wait for: no step is in flight. Call send() first, or go on with step()."
-            )
-        return min(min_envs, len(self._flights))
-
-    def _await_landing(self, wanted: int, timeout: float | None, begin: float) -> None:
-        """Wait until so many envs have answered. ``timeout`` and errors: as in `_await`; it counts from ``begin``."""
-        while self._flights.num_landed < wanted or self._retry_resets():
-            if not self._pool.pump(self._deadline(timeout, begin)):
-                self._be_late(timeout)
-
-    def _deadline(self, timeout: float | None, begin: float) -> float | None:
-        """Return until when to wait. Who was asked again meanwhile has as much time as anybody."""
-        limit = self.timeout if timeout is None else timeout
-        return None if limit is None else max(begin, self._retried) + limit
-
-    def _be_late(self, timeout: float | None) -> None:
-        """Give up what is under way if a recovery deals with that, else say who is late."""
-        late = self._pool.late(self._flights.running, self.timeout if timeout is None else timeout, "step")
-        if timeout is not None or self._recovery is None:
-            raise late
-        for request in self._flights.requests:
-            self._pool.give_up(request, late)
-
-    def _retry_resets(self) -> bool:
-        """With a recovery, ask again for resets whose worker died or hung; say if there were any."""
-        lost = self._flights.lost_resets() if self._recovery is not None else {}
-        if not lost or self._recovery is None:
-            return False
-        env_ids = tuple(lost)
-        self._flights.forget(env_ids)  # what goes wrong now is told once
-        self._mend_unasked(env_ids, lost, self._recovery)
-        self._post_reset(env_ids, [self._asked[env_id] for env_id in env_ids], flies=True)
-        self._settle()
-        self._retried = time.monotonic()
-        return True
-
-    # ---------------------------------------------------------------- whose turn it is
-
-    @property
-    def layout(self) -> Layout:
-        """What the batch holds."""
-        return self._pool.layout
-
-    @contextlib.contextmanager
-    def borrowed(self, env_ids: Sequence[int]) -> Iterator[Sender]:
-        """Yield a stepper of some of the envs under which an ended one is stepped on, whatever the policy is here.
-
-        What these have under way at the end is dropped, and they need a reset.
-
-        Raises:
-            EnvBusyError, EnvPausedError, WorkerDiedError: If one cannot be had.
-        """
-        self._settle()
-        self._refuse_busy(env_ids)
-        self.episodes.refuse_paused(env_ids)
-        if self._recovery is None:
-            self._pool.refuse_dead(env_ids)
-        other = type(self)(self._pool, Policy(), True, self.timeout, self._recovery)
-        other.episodes.share_score(self.episodes.score)
-        self.episodes.lose(env_ids)
-        try:
-            yield other
-        finally:
-            self.episodes.take_over(other.episodes, env_ids)
-
-    def late_for_good(self, env_ids: Sequence[int]) -> WorkerTimeoutError:
-        """Return the error for envs that are late where what they have under way is dropped."""
-        return self._pool.late(env_ids, self.timeout, "run_episodes")
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether an env that ends begins its next episode by itself."""
-        return self._policy.autoreset
-
-    @property
-    def is_under_way(self) -> bool:
-        """Whether anything was sent and not received."""
-        self._settle()
-        return bool(self._flights)
-
-    @property
-    def has_landed(self) -> bool:
-        """Whether an answer is here that was not received."""
-        self._settle()
-        return bool(self._flights.num_landed)
-
-    def waiting(self) -> list[int]:
-        """Return the envs that can be stepped: they are not paused, have nothing under way, and have not ended.
-
-        Raises:
-            ResetNeededError: If one that is not paused has no episode.
-        """
-        self._settle()
-        idle = [env_id for env_id in self.episodes.unpaused if env_id not in self._flights]
-        self.episodes.refuse_fresh(idle)
-        return list(self.episodes.choose(idle)[0])
-
-    def states_of(self, env_ids: Sequence[int], result: StepResult | None) -> Any:
-        """Return the latest states of envs, batched.
-
-        Args:
-            env_ids: The envs.
-            result: Where they are, if they all are there. To look for others takes as long as their workers are busy.
-        """
-        structure = self._pool.batch.layout.states
-        place = {} if result is None else {env_id: row for row, env_id in enumerate(result.env_ids.tolist())}
-        rows = [place.get(env_id, -1) for env_id in env_ids]
-        if result is None or -1 in rows or _may_be_absent(result):
-            self.episodes.refuse_unknown(env_ids)
-            return self.latest_states(env_ids)
-        leaves = structure.split(result.states)
-        picked = [
-            leaf[rows] if structure.is_fixed(index) else structure.stack(index, [pick_rows(leaf, row) for row in rows])
-            for index, leaf in enumerate(leaves)
-        ]
-        return structure.join(picked)
-
-    def detached(self, result: StepResult) -> StepResult:
-        """Return a result whose states outlive the next call."""
-        if self.copies:
-            return result
-        _, rewards, dones, infos = result
-        flags = result.terminated, result.truncated, result.env_ids
-        return StepResult(own(result.states), rewards, dones, infos, *flags)
+    @single_threaded_in("arecv")
+    def take(self, min_envs: int, max_envs: int | None, align: Align) -> Any:
+        """Return what has come; as `Stepper.take`."""
+        return self.stepper.take(min_envs, max_envs, align)
 
 
-def _may_be_absent(result: StepResult) -> bool:
-    """Whether the states of a result may lack some."""
-    states = result.states
-    return isinstance(states, np.ndarray) and states.dtype == object and any(state is None for state in states)
+def _close_dropped(pool: Pool) -> None:
+    """Close the pool of an object that nothing refers to any more.
+
+    An interrupt meanwhile reaches the caller a moment later: Python drops what a finalizer raises.
+    """
+    try:
+        pool.close()
+    except KeyboardInterrupt:
+        threading.Timer(_MOMENT, _interrupt_main).start()
+
+
+def _interrupt_main() -> None:
+    if hasattr(signal, "pthread_kill"):
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)  # also out of a wait
+    else:
+        _thread.interrupt_main()

@@ -1,4 +1,4 @@
-"""Who may use a `ParallelEnv` now: one thread at a time, in the process that made it."""
+"""One thread at a time, in the process that made an object, until it is closed."""
 
 from __future__ import annotations
 
@@ -6,30 +6,14 @@ import functools
 import os
 import threading
 from collections.abc import Callable
-from typing import Any, NoReturn, SupportsIndex, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
-from parallelenv.contract.tracebacks import ShortTracebacks, shorten
+from parallelenv.contract.tracebacks import shorten
 from parallelenv.errors import ClosedError, ConcurrentUseError, ForkedError, ParallelEnvError, UnpicklableError
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
-
-_SHOWN = {
-    "_hand_over": "to_gymnasium(), to_sb3() or to_tianshou",
-    "_reset_each": "reset",
-    "_rollout_here": "rollout",
-    "_refuse_fresh": "reset",
-    "_refuse_unknown": "reset",
-    "_latest_states": "reset",
-    "_existing_attr": "get_attr",
-    "_call_async": "call",
-    "_look": "arecv",
-    "_take": "arecv",
-    "_act": "stream",
-    "_is_under_way": "stream",
-    "_detached": "stream",
-    "_watch": "profile",
-}
-"""What users call where such a method is called; any other has their name, but for the underscore."""
+Use = tuple[int, str]
+"""A call that uses an object: its thread and its name."""
 
 
 class _Process:
@@ -46,69 +30,112 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_Process.look_again)
 
 
-class Guarded(ShortTracebacks):
-    """Base of a class whose methods marked `exclusive` may not overlap."""
+class Guard:
+    """Refuses calls of an object that would meet another thread's, or come too late.
 
-    def __init__(self) -> None:
-        self._home = _Process.pid
-        self._is_closed = False
-        self._user: dict[str, int] = {}
+    Args:
+        name: What the object is called in messages.
+        ended: What it is when it can be used no more: ``"closed"`` or ``"stopped"``.
+        unrepeatable: Calls that must not be made within another one, by a policy for instance.
 
-    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
-        """Refuse to be copied or pickled: two objects cannot share the workers."""
-        raise UnpicklableError(
-            "A ParallelEnv cannot be copied or pickled: its workers belong to one object in one process. Make another "
-            "one from the same list of env fns. To go on from where this one is: other.load_state(env.save_state()), "
-            "and what save_state() returns can be pickled."
-        )
-
-    def _refusal(self, call: str) -> ParallelEnvError:
-        """Return the error that says why a call is not possible now."""
-        call = _shown(call)
-        if self._is_closed:
-            return ClosedError(f"{call}() was called on a closed ParallelEnv. Make a new one.")
-        if _Process.pid != self._home:
-            return ForkedError(
-                f"{call}() was called in a process forked from the one that made this ParallelEnv; its workers answer "
-                "only there. Make a ParallelEnv in this process."
-            )
-        return ConcurrentUseError(
-            f"{call}() was called while another thread is using this ParallelEnv. Use one per thread, or a lock."
-        )
-
-
-def _shown(method: str) -> str:
-    """Return the name of a method for messages."""
-    return _SHOWN.get(method) or method.lstrip("_")
-
-
-def exclusive(method: _Method) -> _Method:
-    """Refuse a method after ``close()``, in a forked child, and while another thread is in one.
-
-    What the method raises has a short traceback, as by `short_tracebacks`.
+    Attributes:
+        is_closed: Whether it can be used no more.
+        users: Under the key ``""`` the outermost call that is under way, if there is one.
     """
 
+    def __init__(self, name: str = "ParallelEnv", ended: str = "closed", unrepeatable: tuple[str, ...] = ()) -> None:
+        self.is_closed = False
+        self.users: dict[str, Use] = {}
+        self._name = name
+        self._ended = ended
+        self._unrepeatable = unrepeatable
+        self._home = _Process.pid
+
+    def enter(self, use: Use) -> Use:
+        """Let a call in and return the outermost call that is under way: this one, or one that it was made within.
+
+        Raises:
+            ClosedError: If the object can be used no more.
+            ForkedError: If this is another process than the one that made the object.
+            ConcurrentUseError: If another thread is in a call, or this call must not be made within another one.
+        """
+        if self.is_closed or _Process.pid != self._home:
+            raise self.refusal(use[1])
+        # `setdefault` is atomic, and an interrupt right after it cannot lock this thread out.
+        outermost = self.users.setdefault("", use)
+        if outermost is not use and (outermost[0] != use[0] or use[1] in self._unrepeatable):
+            raise self._refusal_beside(use, outermost)
+        return outermost
+
+    def refusal(self, call: str) -> ParallelEnvError:
+        """Return the error for a call that comes too late, or in another process."""
+        if self.is_closed:
+            return ClosedError(f"{call}() was called on a {self._ended} {self._name}. Make a new one.")
+        return ForkedError(
+            f"{call}() was called in a process forked from the one that made this {self._name}; its workers answer "
+            f"only there. Make a {self._name} in this process."
+        )
+
+    def _refusal_beside(self, use: Use, outermost: Use) -> ConcurrentUseError:
+        (thread, call), (other_thread, other) = use, outermost
+        if thread != other_thread:
+            return ConcurrentUseError(
+                f"{call}() was called while another thread is in {other}() of this {self._name}. Use one per thread, "
+                "or a lock."
+            )
+        return ConcurrentUseError(
+            f"{call}() was called within {other}() of this {self._name}, by its policy or what it listens to. Call it "
+            "afterwards."
+        )
+
+    def closed_within(self, call: str) -> ClosedError:
+        """Return the error for a call from under which the object was closed."""
+        return ClosedError(f"This {self._name} was {self._ended} while {call}() was running.")
+
+
+def single_threaded(method: _Method, call: str | None = None) -> _Method:
+    """Refuse a method after the end of its object, in a forked child, and while another thread is in such a method.
+
+    A call within a call of the same thread is let in, and the outermost one keeps other threads out to its end. What
+    the method raises has a short traceback, as by `short_tracebacks`.
+
+    Args:
+        method: The method of a class whose objects have a `Guard` as ``_guard``.
+        call: What users call when they come to it; by default its own name.
+    """
+    name = call or method.__name__.lstrip("_")
+
     @functools.wraps(method)
-    def guarded(self: Guarded, *args: Any, **kwargs: Any) -> Any:
-        thread = threading.get_ident()
-        is_refused = False
+    def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
+        guard: Guard = self._guard
+        use = threading.get_ident(), name
+        outermost: Use | None = None
         try:
-            # `setdefault` is atomic, and an interrupt right after it cannot lock this thread out.
-            if self._is_closed or _Process.pid != self._home or self._user.setdefault("thread", thread) != thread:
-                is_refused = True
-                raise self._refusal(method.__name__)
+            outermost = guard.enter(use)
             return method(self, *args, **kwargs)
         except BaseException as error:
             shorten(error)
-            # What it used may have been taken away under it.
-            if self._is_closed and isinstance(error, Exception) and not isinstance(error, ClosedError):
-                raise ClosedError(
-                    f"This ParallelEnv was closed while {_shown(method.__name__)}() was running."
-                ) from error
+            # What the method used may have been taken away under it.
+            if guard.is_closed and outermost is use and isinstance(error, Exception):
+                raise guard.closed_within(name) from error
             raise
         finally:
-            if not is_refused:
-                self._user.clear()
+            if guard.users.get("") is use:
+                guard.users.clear()
 
     vars(guarded)["has_short_traceback"] = True
     return cast("_Method", guarded)
+
+
+def single_threaded_in(call: str) -> Callable[[_Method], _Method]:
+    """Do as `single_threaded`, for a method that users come to by another call."""
+    return functools.partial(single_threaded, call=call)
+
+
+def refuse_copy() -> NoReturn:
+    """Refuse to copy or pickle a `ParallelEnv`: two objects cannot share the workers."""
+    raise UnpicklableError(
+        "A ParallelEnv cannot be copied or pickled: its workers belong to one object in one process. Make another "
+        "one from the same list of env fns. To go on from where this one is: other.load_state(env.save_state()), "
+        "and what save_state() returns can be pickled."
+    )

@@ -9,6 +9,7 @@ note a command.
 from __future__ import annotations
 
 import contextlib
+import time
 import weakref
 from array import array
 from collections.abc import Generator, Iterator
@@ -22,18 +23,24 @@ import numpy as np
 from parallelenv.contract.batch import Array
 from parallelenv.contract.process_info import clock_id
 from parallelenv.contract.protocol import NOTED
-from parallelenv.errors import EnvBusyError, ParallelEnvError
+from parallelenv.engine.engine import Engine
+from parallelenv.engine.guard import Use, single_threaded_in
+from parallelenv.errors import ConcurrentUseError, EnvBusyError, ParallelEnvError
 from parallelenv.notebook.profile import Profile
 from parallelenv.notebook.recording import Recording, WorkerRecord
 from parallelenv.worker.tracer import NUM_FIRST, HostRecord, Thinning
 
 if TYPE_CHECKING:
-    from parallelenv.shown import Shown
+    from parallelenv.env import ParallelEnv
 
 COLLECT_TIMEOUT = 5.0
 """Seconds that workers get to tell what they have noted."""
 INTERRUPTED_TIMEOUT = 0.2
 """Likewise, after Ctrl-C."""
+_MOMENT = 1e-3
+"""Seconds after which it is looked again whether another thread's call is over."""
+_recorded: weakref.WeakSet[Engine] = weakref.WeakSet()
+"""Engines of those that are being recorded."""
 
 
 class Recorder:
@@ -43,14 +50,15 @@ class Recorder:
         env: It.
     """
 
-    def __init__(self, env: Shown) -> None:
+    def __init__(self, env: ParallelEnv) -> None:
         self._env = env
+        self._engine = env.engine
+        self._guard = env.engine.guard
         self._profile = Profile()
 
     def __enter__(self) -> Profile:
         """Begin to record, and return what can be asked afterwards."""
-        self._answers = self._env._watch()
-        self._sampling = self._env._sampling
+        self._answers = self._watch()
         self._begun = perf_counter()
         self._sampling.begin(self._begun)
         return self._profile
@@ -62,7 +70,7 @@ class Recorder:
         ended = perf_counter()
         is_interrupt = kind is not None and issubclass(kind, KeyboardInterrupt)
         self._sampling.end(ended)
-        found = self._env._unwatch(INTERRUPTED_TIMEOUT if is_interrupt else COLLECT_TIMEOUT, not is_interrupt)
+        found = self._unwatch(INTERRUPTED_TIMEOUT if is_interrupt else COLLECT_TIMEOUT, not is_interrupt)
         workers = [self._aligned(record, asked) for record, asked in found]
         calls = self._sampling.calls
         missing = set(range(self._env.num_envs)).difference(*(worker.env_ids for worker in workers))
@@ -77,6 +85,57 @@ class Recorder:
             )
         )
 
+    @single_threaded_in("profile")
+    def _watch(self) -> dict[int, tuple[str, float, tuple[float, float]]]:
+        """Let hosts begin to note; return by first env their clock and time, and when they were asked and answered."""
+        engine, pool = self._engine, self._engine.pool
+        if engine in _recorded:
+            raise EnvBusyError("This ParallelEnv is recorded already. End that block before you profile again.")
+        living = [env_id for env_id in pool.env_ids if env_id not in pool.lost]
+        asked = perf_counter()
+        values = pool.ask("watch", living).values
+        answered = perf_counter()
+        self._sampling = Sampling(engine)
+        _recorded.add(engine)
+        pool.is_watched = True
+        return {env_id: (*value, (asked, answered)) for env_id, value in values.items()}
+
+    @single_threaded_in("profile")
+    def _ask_what_was_seen(self, timeout: float, goes_on: bool) -> list[tuple[HostRecord, tuple[float, float]]]:
+        """Let hosts note no more; return what those have noted that answer in time, and when they were asked.
+
+        Args:
+            timeout: Seconds.
+            goes_on: Whether what was interrupted in the caller's thread may go on for that.
+        """
+        pool = self._engine.pool
+        pool.is_watched = False
+        living = [env_id for env_id in pool.env_ids if env_id not in pool.lost]
+        is_held_up = not goes_on and pool.is_held_up
+        asked = perf_counter()
+        request = pool.post("unwatch", living)
+        if not is_held_up:
+            with contextlib.suppress(ParallelEnvError):  # too late: what the others have noted is there
+                pool.wait(request, timeout)
+        answered = perf_counter()
+        return [(record, (asked, answered)) for record in request.values.values() if isinstance(record, HostRecord)]
+
+    def _unwatch(self, timeout: float, goes_on: bool) -> list[tuple[HostRecord, tuple[float, float]]]:
+        """Let workers note no more, after the call of another thread; return what each has noted that can tell."""
+        _recorded.discard(self._engine)
+        self._engine.pool.is_watched = False
+        deadline = time.monotonic() + timeout
+        while True:
+            left = max(0.0, deadline - time.monotonic())
+            try:
+                return self._ask_what_was_seen(left, goes_on)
+            except ConcurrentUseError:
+                if not left:
+                    return []
+                time.sleep(_MOMENT)
+            except ParallelEnvError:  # closed meanwhile, say
+                return []
+
     def _aligned(self, record: HostRecord, asked: tuple[float, float]) -> WorkerRecord:
         """Return what a host has noted by the caller's clock; of another machine it is some 0.1 ms wrong, or more."""
         offset = 0.0
@@ -87,41 +146,6 @@ class Recorder:
             if clock == record.clock and first[1] - first[0] < asked[1] - asked[0]:
                 offset = sum(first) / 2 - now
         return WorkerRecord.of(record, offset)
-
-
-def ask_to_watch(env: Any) -> dict[int, tuple[str, float, tuple[float, float]]]:
-    """Let hosts begin to note; return clock and time of each, and when it was asked and had answered, by first env."""
-    if env._sampling is not None:
-        raise EnvBusyError("This ParallelEnv is recorded already. End that block before you profile again.")
-    pool = env._pool
-    living = [env_id for env_id in pool.env_ids if env_id not in pool.lost]
-    asked = perf_counter()
-    values = pool.ask("watch", living).values
-    answered = perf_counter()
-    env._sampling = Sampling(env)
-    pool.is_watched = True
-    return {env_id: (*value, (asked, answered)) for env_id, value in values.items()}
-
-
-def ask_what_was_seen(env: Any, timeout: float, goes_on: bool) -> list[tuple[HostRecord, tuple[float, float]]]:
-    """Let hosts note no more; return what those have noted that answer in time, and when they were asked.
-
-    Args:
-        env: A `ParallelEnv`.
-        timeout: Seconds.
-        goes_on: Whether what was interrupted in the caller's thread may go on for that.
-    """
-    pool = env._pool
-    pool.is_watched = False
-    living = [env_id for env_id in pool.env_ids if env_id not in pool.lost]
-    is_held_up = not goes_on and pool.is_held_up
-    asked = perf_counter()
-    request = pool.post("unwatch", living)
-    if not is_held_up:
-        with contextlib.suppress(ParallelEnvError):  # too late: what the others have noted is there
-            pool.wait(request, timeout)
-    answered = perf_counter()
-    return [(record, (asked, answered)) for record in request.values.values() if isinstance(record, HostRecord)]
 
 
 _IN_WINDOW = 8
@@ -143,19 +167,23 @@ class Calls:
 
     __slots__ = ("_known", "_marks", "_opened", "_user", "windows")
 
-    def __init__(self, user: dict[str, int]) -> None:
+    def __init__(self, user: dict[str, Use]) -> None:
         self._user = user
         self._marks = array("d")  # beginnings; ends, less than zero; zero where a window ends
         self._known = 0  # so many of them are of windows that are closed
         self._opened: float | None = None
         self.windows: list[tuple[float, float]] = []
 
-    def setdefault(self, key: str, default: int) -> int:
-        """Note that a call begins, unless another thread is in one."""
+    def setdefault(self, key: str, default: Use) -> Use:
+        """Note that a call begins, unless it is within another one."""
         user = self._user.setdefault(key, default)
-        if user == default:
+        if user is default:
             self._marks.append(perf_counter())
         return user
+
+    def get(self, key: str) -> Use | None:
+        """Return the call that is under way."""
+        return self._user.get(key)
 
     def clear(self) -> None:
         """Note that it ends."""
@@ -202,13 +230,13 @@ class Sampling:
     """Lets the steps and calls of a `ParallelEnv` be noted, or some of them.
 
     Args:
-        env: It.
+        engine: Of it.
     """
 
-    def __init__(self, env: Any) -> None:
-        self._env = weakref.ref(env)  # else the pool would keep it alive, by way of the numbers
-        self._user: dict[str, int] = env._user
-        self._pool = pool = env._pool
+    def __init__(self, engine: Engine) -> None:
+        self._guard = weakref.ref(engine.guard)  # else the pool would keep it alive, by way of the numbers
+        self._user = engine.guard.users
+        self._pool = pool = engine.pool
         self._num_links, self._num_envs = pool.num_links, -(-len(pool.env_ids) // pool.num_links)
         self._thinning = Thinning()
         self.calls = Calls(self._user)
@@ -226,9 +254,9 @@ class Sampling:
         self._become(self._user)
 
     def _become(self, user: Any) -> None:
-        env = self._env()
-        if env is not None:
-            env._user = user
+        guard = self._guard()
+        if guard is not None:
+            guard.users = user
 
     def _numbers(self, plain: Iterator[int]) -> Iterator[int]:
         """Return numbers of commands. Should an interrupt end the choice, those that are left are plain."""

@@ -198,7 +198,7 @@ def _html_row(row: Sequence[str]) -> str:
 
 def portray(env: ParallelEnv, title: str) -> Portrait:
     """Return what is known of a `ParallelEnv`, open or closed, whatever it or another thread is doing."""
-    pool, stepper = env._pool, env._stepper
+    pool, stepper = env.engine.pool, env.engine.stepper
     standing = stepper.episodes.score.look()
     seconds = pool.hours.elapsed()
     rate = standing.num_steps / seconds if seconds > 0 and standing.num_steps else None
@@ -208,7 +208,7 @@ def portray(env: ParallelEnv, title: str) -> Portrait:
 def describe(env: Any) -> dict[str, str]:
     """Return what `portray` finds of a `ParallelEnv` or what a wrapper is around, by MIME type."""
     whole = env.unwrapped
-    if not hasattr(whole, "_roller"):  # its constructor has failed
+    if not hasattr(whole, "_engine"):  # its constructor has failed
         return {"text/plain": repr(env)}
     portrait = portray(whole, repr(env))
     return {"text/plain": portrait.text(), "text/html": portrait.html()}
@@ -217,7 +217,7 @@ def describe(env: Any) -> dict[str, str]:
 def _states(env: ParallelEnv) -> list[str]:
     if env.closed:
         return ["closed"] * env.num_envs
-    stepper = env._stepper
+    stepper = env.engine.stepper
     episodes = stepper.episodes
     states = ["done" if is_done else "running" for is_done in episodes.ends_at_rest().tolist()]
     marked = {
@@ -225,7 +225,7 @@ def _states(env: ParallelEnv) -> list[str]:
         "exhausted": episodes.exhausted,
         "busy": stepper.under_way,
         "paused": episodes.paused.nonzero()[0].tolist(),
-        "failed": env._pool.lost,
+        "failed": env.engine.pool.lost,
     }
     for state, env_ids in marked.items():
         for env_id in env_ids:

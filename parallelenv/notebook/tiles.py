@@ -11,6 +11,7 @@ import numpy as np
 
 from parallelenv.contract.batch import Array
 from parallelenv.contract.spaces import describe_value
+from parallelenv.engine.engine import Engine
 from parallelenv.errors import ArgumentError
 from parallelenv.notebook.animation import require_pillow, resize
 
@@ -125,3 +126,27 @@ def _as_rgb(frame: Any, env_id: int) -> np.ndarray[Any, Any]:
             "(height, width) grey or (height, width, 4) with alpha. Let the env's render() return one of them."
         )
     return np.repeat(frame[..., None], 3, axis=2) if frame.ndim == 2 else frame[..., :3]
+
+
+def picture_of(engine: Engine, env_ids: Sequence[int], width: int | None = None, labels: bool = True) -> Array:
+    """Return the frames of envs as one picture. ``width`` and ``labels``: as in `tile_frames`."""
+    return tile_frames(engine.ask_each("render", env_ids), env_ids, width, labels)
+
+
+def refuse_dark_envs(engine: Engine, env_ids: Sequence[int]) -> None:
+    """Refuse envs that answer no single picture.
+
+    Raises:
+        ArgumentError: If there are any.
+    """
+    env_ids = [env_id for env_id in env_ids if engine.pool.facts[env_id].render_mode != "rgb_array"]
+    modes = engine.pool.ask("get", env_ids, None, "render_mode").values
+    unsaid = [env_id for env_id in env_ids if env_id not in modes]
+    can_draw = engine.pool.ask("has", unsaid, None, "render").values if unsaid else {}
+    refuse_dark(env_ids, [modes.get(env_id, ("rgb_array",))[0] for env_id in env_ids])
+    for env_id in unsaid:
+        if not can_draw.get(env_id):
+            raise ArgumentError(
+                f"env {env_id} has no method render(), so there is nothing to see. Give it one that returns a "
+                "uint8 array (height, width, 3), or leave it out with id."
+            )

@@ -14,7 +14,7 @@ from parallelenv.contract.batch import Array
 from parallelenv.contract.failures import put
 from parallelenv.contract.messages import count, number, show
 from parallelenv.contract.spaces import object_array
-from parallelenv.engine.engine import Begins, Sender
+from parallelenv.engine.stepper import Begins, Stepper
 from parallelenv.errors import EnvContractError, WorkerTimeoutError
 from parallelenv.results import StepResult
 from parallelenv.rollouts.length import Goal, progress_bar
@@ -69,7 +69,7 @@ class _Tally:
 
 
 def evaluate(
-    stepper: Sender,
+    stepper: Stepper,
     player: Callable[..., Any],
     goal: Goal,
     env_ids: Sequence[int],
@@ -100,7 +100,7 @@ def evaluate(
 
 
 def perform(
-    stepper: Sender,
+    stepper: Stepper,
     player: Callable[..., Any],
     env_ids: Sequence[int],
     each: Begins,
@@ -126,7 +126,7 @@ def perform(
 
 
 def _play(
-    stepper: Sender,
+    stepper: Stepper,
     player: Callable[..., Any],
     shares: dict[int, float],
     env_ids: tuple[int, ...],
@@ -165,7 +165,7 @@ class _Game:
 
     def __init__(
         self,
-        stepper: Sender,
+        stepper: Stepper,
         player: Player,
         shares: dict[int, float],
         tallies: dict[int, _Tally],

@@ -9,6 +9,8 @@ from parallelenv.contract.arguments import check_policy
 from parallelenv.contract.batch import Batch
 from parallelenv.contract.protocol import Command, Reply
 from parallelenv.contract.rollout_data import Chunk
+from parallelenv.engine.engine import Engine
+from parallelenv.engine.guard import single_threaded_in
 from parallelenv.engine.pool import NO_FAILURES
 from parallelenv.engine.tickets import Request
 from parallelenv.rollouts.length import Goal, progress_bar
@@ -16,6 +18,32 @@ from parallelenv.rollouts.rollout import Course, Roller
 from parallelenv.rollouts.trajectory import Rollout
 from parallelenv.worker.policy_runner import Player
 from parallelenv.worker.rollout_recorder import HostRollout, Rows, Stage
+
+
+class LocalRollouts:
+    """Makes rollouts with policies that stay in this process.
+
+    Args:
+        engine: Of the envs.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._guard = engine.guard
+
+    @single_threaded_in("rollout")
+    def run(
+        self,
+        policy: Callable[..., Any],
+        num_steps: int,
+        rnn_state: Any,
+        shows_progress: bool,
+        is_over: Callable[[int], bool],
+    ) -> Rollout:
+        """Make a rollout of all envs that are not paused until ``is_over`` says so. Arguments as of `roll_here`."""
+        goal = Goal.of(num_steps, None)
+        roller = Roller(self._engine.stepper)
+        return roll_here(roller, policy, self._engine.ids(None), goal, rnn_state, shows_progress, is_over)
 
 
 def roll_here(

@@ -16,11 +16,10 @@ from parallelenv.contract.failures import Failure, noted, raise_failures, raise_
 from parallelenv.contract.messages import list_ids
 from parallelenv.contract.protocol import Extra
 from parallelenv.contract.rollout_data import Chunk, Ended, Memory, Order, action_rooms, check_rows, join_ends, room
-from parallelenv.engine.done_policies import Policy
-from parallelenv.engine.engine import Stepper
+from parallelenv.engine.engine import Engine
 from parallelenv.engine.env_table import Episodes
-from parallelenv.engine.pool import NO_FAILURES, Pool
-from parallelenv.engine.recovery import Recovery
+from parallelenv.engine.pool import NO_FAILURES
+from parallelenv.engine.stepper import Stepper
 from parallelenv.engine.tickets import Request
 from parallelenv.errors import ArgumentError, ParallelEnvError, ResetNeededError, WorkerTimeoutError
 from parallelenv.rollouts.length import Goal, progress_bar
@@ -39,30 +38,20 @@ class Roller:
     """Makes rollouts.
 
     Args:
-        pool: Where the envs are.
-        policy: What happens when an episode ends.
-        stepper: Who knows where the episodes are.
-        recovery: As in `Stepper`.
-        timeout: Seconds that a chunk may take; ``None`` means for ever.
+        stepper: Of the envs.
     """
 
-    def __init__(
-        self, pool: Pool, policy: Policy, stepper: Stepper, recovery: Recovery | None, timeout: float | None
-    ) -> None:
-        self.pool = pool
-        self.policy = policy
+    def __init__(self, stepper: Stepper) -> None:
         self.stepper = stepper
-        self.recovery = recovery
-        self.timeout = timeout
+        self.pool = stepper.pool
+        self.policy = stepper.policy
+        self.recovery = stepper.recovery
+        self.timeout = stepper.timeout  # seconds that a chunk may take
 
     @property
     def episodes(self) -> Episodes:
         """Where the episodes are."""
         return self.stepper.episodes
-
-    def under(self, policy: Policy, stepper: Stepper) -> Roller:
-        """Return a roller of the same pool with another policy."""
-        return Roller(self.pool, policy, stepper, self.recovery, self.timeout)
 
     def run(self, player: Any, env_ids: Sequence[int], goal: Goal, rnn_state: Any, shows_progress: bool) -> Rollout:
         """Make a rollout. ``player`` is the policy that acts; everything else as in `ParallelEnv.rollout`."""
@@ -398,3 +387,30 @@ def _stand_in(asked: Sequence[int], before: list[Array], lost: Mapping[int, Fail
         join_ends([], batch.states),
         failed={env_id: (0, failure) for env_id, failure in lost.items()},
     )
+
+
+_OWN_ROLLOUT = "run_batch_episode"
+"""The method by which objects that are test units of MetaBox play an episode."""
+
+
+def run_batch_episodes(engine: Engine, env_ids: Sequence[int], *for_policies: Any) -> list[Any]:
+    """Let objects that bring their policy along play by their own method, and return what that returns.
+
+    Args:
+        engine: Of the envs.
+        env_ids: The envs.
+        *for_policies: Arguments that only a rollout with a policy takes.
+
+    Raises:
+        ArgumentError: If one of them is given, or an env has no such method.
+    """
+    found = engine.pool.ask("has", env_ids, None, _OWN_ROLLOUT).values
+    lacking = [env_id for env_id in env_ids if not found.get(env_id)]
+    if lacking or any(given is not None for given in for_policies):
+        why = f", and envs {list_ids(lacking)} have none" if lacking else ", which takes no arguments"
+        raise ArgumentError(
+            f"rollout() was called without a policy. Give one: rollout(policy, num_steps=...). Without, it calls "
+            f"{_OWN_ROLLOUT}() of each env{why}."
+        )
+    values = engine.pool.ask("call", env_ids, None, _OWN_ROLLOUT).values
+    return [values.get(env_id) for env_id in env_ids]

@@ -6,17 +6,18 @@ import enum
 import inspect
 import math
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+import numpy as np
 
 from parallelenv.contract.arguments import check_policy
 from parallelenv.contract.batch import Array
 from parallelenv.contract.failures import put
 from parallelenv.contract.tracebacks import short_tracebacks
+from parallelenv.engine.engine import Engine
+from parallelenv.engine.guard import single_threaded_in
 from parallelenv.errors import ArgumentError
 from parallelenv.results import StepResult
-
-if TYPE_CHECKING:
-    from parallelenv.traffic import Traffic
 
 
 class Signal(enum.StrEnum):
@@ -70,19 +71,59 @@ class Actor:
 
 @short_tracebacks
 def streamed(
-    env: Traffic, actor: Actor, num_steps: int | None, min_envs: int, max_envs: int | None, timeout: float | None
+    engine: Engine, actor: Actor, num_steps: int | None, min_envs: int, max_envs: int | None, timeout: float | None
 ) -> Iterator[tuple[Array, StepResult]]:
-    """Let a policy act for whoever is ready, and yield what they answer. Arguments as in `ParallelEnv.stream`.
+    """Let a policy act for the envs that are ready, and yield what they answer. Arguments as in `ParallelEnv.stream`.
 
     The next steps are sent before an answer is yielded: envs work while the caller does.
     """
+    turns = _Turns(engine, actor)
     left = math.inf if num_steps is None else num_steps
-    left -= env._act(actor, None, left)
-    while not env.closed and env._is_under_way():
-        result = env._detached(env.recv(min_envs, max_envs, timeout))
+    left -= turns.act(None, left)
+    while not engine.guard.is_closed and turns.is_under_way():
+        result = turns.receive(min_envs, max_envs, timeout)
         try:
-            left -= env._act(actor, result, left)
+            left -= turns.act(result, left)
         except BaseException as error:
             put(error, "partial", result)
             raise
         yield result.env_ids, result
+
+
+class _Turns:
+    """The calls of a stream, between which the caller may do what it likes.
+
+    Args:
+        engine: Of the envs.
+        actor: The policy.
+    """
+
+    def __init__(self, engine: Engine, actor: Actor) -> None:
+        self._engine = engine
+        self._guard = engine.guard
+        self._actor = actor
+
+    @single_threaded_in("stream")
+    def act(self, result: StepResult | None, most: float) -> int:
+        """Let the policy act for envs that wait for an action, at most so many; return how many that were."""
+        stepper = self._engine.stepper
+        waiting = stepper.waiting()
+        if result is not None:  # in the order in which they have answered
+            came = {env_id: place for place, env_id in enumerate(result.env_ids.tolist())}
+            waiting.sort(key=lambda env_id: came.get(env_id, len(came)))
+        env_ids = tuple(waiting[: int(min(most, len(waiting)))])
+        if env_ids:
+            states = stepper.states_of(env_ids, result)
+            stepper.send(self._actor.act(np.array(env_ids, dtype=np.int64), states), env_ids)
+        return len(env_ids)
+
+    @single_threaded_in("stream")
+    def is_under_way(self) -> bool:
+        """Whether anything was sent and not received."""
+        return self._engine.stepper.is_under_way
+
+    @single_threaded_in("recv")
+    def receive(self, min_envs: int, max_envs: int | None, timeout: float | None) -> StepResult:
+        """Return what has come; its states outlive the next call."""
+        stepper = self._engine.stepper
+        return stepper.detached(stepper.receive(min_envs, max_envs, timeout, "item"))  # type: ignore[arg-type]

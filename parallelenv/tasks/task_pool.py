@@ -8,13 +8,15 @@ from typing import Any
 
 from parallelenv.contract import arguments
 from parallelenv.contract.messages import show
+from parallelenv.contract.tracebacks import short_tracebacks
 from parallelenv.engine.assemble import batch_states
-from parallelenv.engine.guard import exclusive
+from parallelenv.engine.guard import single_threaded
 from parallelenv.env import ParallelEnv
 from parallelenv.errors import ArgumentError
 from parallelenv.tasks.sampler_env import TaskEnv, make_task_env
 
 
+@short_tracebacks
 class TaskPool(ParallelEnv):
     """A `ParallelEnv` whose envs are samplers of tasks: an episode of an env is a task of its sampler.
 
@@ -42,9 +44,9 @@ class TaskPool(ParallelEnv):
         If a task that ends is followed by the next one at once, only the latter: ``while not env.all_done()`` then
         plays all tasks there are, also where all envs end one in the same step.
         """
-        return self.all_exhausted() if self._stepper.goes_on else super().all_done()
+        return self.all_exhausted() if self.engine.stepper.goes_on else super().all_done()
 
-    @exclusive
+    @single_threaded
     def reset_all(self) -> None:
         """Let every sampler go back to its first task, paused or exhausted ones too. All then need a `next_task`.
 
@@ -53,9 +55,9 @@ class TaskPool(ParallelEnv):
         Raises:
             BaseException: What a sampler raised.
         """
-        self._stepper.end_episodes("invoke", self._everyone, [("_rewind", (), {})] * self._num_envs, None)
+        self.engine.stepper.end_episodes("invoke", self.engine.env_ids, [("_rewind", (), {})] * self.num_envs, None)
 
-    @exclusive
+    @single_threaded
     def set_seeds(self, seeds: int | Sequence[int | None]) -> list[int | None]:
         """Seed every sampler at once, for the tasks that it gives from now on; `seed` waits for the next reset.
 
@@ -69,13 +71,13 @@ class TaskPool(ParallelEnv):
             ArgumentError: If it is neither; nothing was seeded.
             BaseException: What a sampler raised.
         """
-        spread = arguments.spread_seeds(seeds, self._everyone, self._num_envs, whole=True)
-        seeded = [env_id for env_id in self._everyone if spread[env_id] is not None]
-        self._pool.ask("invoke", seeded, [("_reseed", (spread[env_id],), {}) for env_id in seeded])
-        self._stepper.note_seeds(self._everyone, spread)
+        spread = arguments.spread_seeds(seeds, self.engine.env_ids, self.num_envs, whole=True)
+        seeded = [env_id for env_id in self.engine.env_ids if spread[env_id] is not None]
+        self.engine.pool.ask("invoke", seeded, [("_reseed", (spread[env_id],), {}) for env_id in seeded])
+        self.engine.stepper.note_seeds(self.engine.env_ids, spread)
         return spread
 
-    @exclusive
+    @single_threaded
     def get_observations(self, id: Any = None) -> Any:
         """Return what is seen of each task now. Nothing is stepped.
 
@@ -91,12 +93,12 @@ class TaskPool(ParallelEnv):
             EnvContractError: If what a task shows does not fit the space.
             BaseException: What a task raised; ``error.partial`` maps the others' ids to what is seen of theirs.
         """
-        env_ids = self._ids(id)
-        self._stepper.refuse_unready(env_ids)
-        values = self._pool.ask("invoke", env_ids, [("_observe", (), {})] * len(env_ids)).values
+        env_ids = self.engine.ids(id)
+        self.engine.stepper.refuse_unready(env_ids)
+        values = self.engine.pool.ask("invoke", env_ids, [("_observe", (), {})] * len(env_ids)).values
         if not env_ids:
-            return self._stepper.latest_states(())
-        return batch_states(self._pool.layout, values, env_ids, self._stepper.episodes.exhausted)
+            return self.engine.stepper.latest_states(())
+        return batch_states(self.engine.pool.layout, values, env_ids, self.engine.stepper.episodes.exhausted)
 
 
 def make_recipes(make_sampler_fn: Any, sampler_fn_args: Any) -> list[Callable[[], TaskEnv]]:

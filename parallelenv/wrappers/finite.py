@@ -62,7 +62,7 @@ class CheckFinite(AnswerWrapper):
             NotFiniteError: If there are any.
         """
         env_ids = self.chosen(id)
-        resting = self.exhausted | (self.done & (self.unwrapped._asynchronous in (None, "idle")))
+        resting = self.exhausted | (self.done & (self.unwrapped.asynchronous in (None, "idle")))
         found = [
             (env_ids[row], f"action{where}")
             for row, where in find_in_actions(self._actions, action, self.check_inf)

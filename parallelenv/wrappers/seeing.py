@@ -278,18 +278,18 @@ class AnswerWrapper(ParallelWrapper):
     @property
     def restarts(self) -> bool:
         """Whether an env that ends begins its next episode in the same step."""
-        return self.unwrapped._roller.policy.autoreset
+        return self.unwrapped.engine.stepper.goes_on
 
     def have_begun(self, env_ids: Sequence[int]) -> bool:
         """Whether all of these envs have an episode."""
         try:
-            self.unwrapped._refuse_fresh(env_ids)
+            self.unwrapped.engine.refuse_fresh(env_ids)
         except ResetNeededError:
             return False
         return True
 
     def _refuse_handed_over(self) -> None:
-        contract = self.unwrapped._contract
+        contract = self.unwrapped.engine.contract
         if contract is not None:
             raise HandedOverError(
                 f"The ParallelEnv in {type(self).__name__} was handed over by {contract} and follows its rules, which "

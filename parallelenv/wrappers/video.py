@@ -15,6 +15,7 @@ from parallelenv.contract.batch import Array
 from parallelenv.contract.messages import show
 from parallelenv.errors import ArgumentError
 from parallelenv.notebook.animation import check_format, check_fps, check_size, save_animation
+from parallelenv.notebook.tiles import refuse_dark_envs
 from parallelenv.results import StepResult
 from parallelenv.wrappers.seeing import AnswerWrapper
 
@@ -82,7 +83,7 @@ class RecordVideo(AnswerWrapper):
             )
         if not isinstance(video_folder, (str, os.PathLike)):
             raise ArgumentError(f"video_folder={show(video_folder)} is no path of a folder.")
-        self.unwrapped._refuse_dark(self._env_ids)
+        refuse_dark_envs(self.unwrapped.engine, self._env_ids)
         self._folder = Path(video_folder)
         self._folder.mkdir(parents=True, exist_ok=True)
         self._trigger = step_trigger or (lambda step: step == 0)

@@ -281,7 +281,7 @@ class Interrupted(deque[Any]):
 def test_ctrl_c_between_a_step_and_its_reply_loses_neither(mode: str, is_left: bool) -> None:
     with make(homes()) if mode == "subproc" else ParallelEnv(homes(), mode, "continue") as env:
         env.reset()
-        channel: Any = env._pool._links[-1].channel
+        channel: Any = env.engine.pool._links[-1].channel
         channel._queue = Interrupted()
         channel._queue.is_left = is_left
         with pytest.raises(KeyboardInterrupt):

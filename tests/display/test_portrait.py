@@ -206,7 +206,7 @@ def test_states_differ_in_more_than_colour() -> None:
 def test_envs_without_tasks_are_exhausted() -> None:
     with ParallelEnv([Counter] * 2, asynchronous="restart") as env:
         env.reset(seed=0)
-        env._stepper.episodes.exhausted.add(1)
+        env.engine.stepper.episodes.exhausted.add(1)
         assert states_of(env) == ["running", "exhausted"]
 
 
@@ -221,8 +221,8 @@ def test_probing_reaches_no_worker_and_finds_no_more(make_env: MakeEnv, monkeypa
         raise AssertionError("a worker was asked")
 
     with monkeypatch.context() as patched:
-        patched.setattr(env._pool, "_dispatch", refuse)
-        patched.setattr(env._pool, "pump", refuse)
+        patched.setattr(env.engine.pool, "_dispatch", refuse)
+        patched.setattr(env.engine.pool, "pump", refuse)
         for name in PROBES:
             assert not hasattr(env, name)
         assert set(bundle(env)) == {"text/plain", "text/html"}
@@ -330,15 +330,15 @@ def test_long_pauses_do_not_count(make_env: MakeEnv, monkeypatch: pytest.MonkeyP
     env = make_env([Sleepy, Sleepy])
     env.reset(seed=0)
     env.step([1, 1])
-    before = env._pool.hours.elapsed()
+    before = env.engine.pool.hours.elapsed()
     monkeypatch.setattr("parallelenv.engine.utilisation.PAUSE", 0.3)
     threading.Event().wait(1.0)
     env.step([1, 1])
-    after = env._pool.hours.elapsed()
+    after = env.engine.pool.hours.elapsed()
     assert before < after < before + 0.9
     threading.Event().wait(0.1)  # a short one does
     env.step([1, 1])
-    assert env._pool.hours.elapsed() > after + 0.1
+    assert env.engine.pool.hours.elapsed() > after + 0.1
 
 
 @pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
@@ -348,15 +348,15 @@ def test_pauses_between_cells_do_not_count(make_env: MakeEnv, monkeypatch: pytes
     env = make_env([Sleepy, Sleepy])
     env.reset(seed=0)
     env.step([1, 1])
-    before = env._pool.hours.elapsed()
+    before = env.engine.pool.hours.elapsed()
     threading.Event().wait(0.5)  # within a cell, as a learner learns
     env.step([1, 1])
-    after = env._pool.hours.elapsed()
+    after = env.engine.pool.hours.elapsed()
     assert after > before + 0.5
     threading.Event().wait(0.5)
     runs.append("second")
     env.step([1, 1])
-    assert env._pool.hours.elapsed() < after + 0.4
+    assert env.engine.pool.hours.elapsed() < after + 0.4
 
 
 def test_the_package_lists_its_folders() -> None:

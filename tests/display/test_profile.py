@@ -241,7 +241,7 @@ def test_a_worker_that_is_built_anew_is_recorded_from_then_on(make_env: MakeEnv,
     with env.profile() as profile:
         env.reset()
     assert profile.recording.rebuilt == ()
-    assert not env._pool.is_watched
+    assert not env.engine.pool.is_watched
 
 
 @pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
@@ -296,7 +296,7 @@ def in_a_step(env: ParallelEnv) -> Iterator[None]:
 def test_a_call_of_another_thread_is_waited_for_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     with ParallelEnv([Gate, Gate], asynchronous="restart") as env:
         env.reset(seed=0)
-        monkeypatch.setattr("parallelenv.shown.time.sleep", lambda seconds: Gate.is_open.set())
+        monkeypatch.setattr("parallelenv.notebook.recorder.time.sleep", lambda seconds: Gate.is_open.set())
         recorder = env.profile()
         profile = recorder.__enter__()
         with in_a_step(env):
@@ -314,7 +314,7 @@ def test_a_call_of_another_thread_is_not_waited_for_for_ever(monkeypatch: pytest
         with in_a_step(env):
             recorder.__exit__(None, None, None)
         assert profile.recording.missing == (0, 1)
-        assert not env._pool.is_watched
+        assert not env.engine.pool.is_watched
         Gate.is_open.set()
         with env.profile() as profile:
             env.step([1, 1])
@@ -334,7 +334,7 @@ def test_an_interrupted_step_does_not_go_on_to_end_the_block() -> None:
         with pytest.raises(KeyboardInterrupt), env.profile() as profile:
             env.step([3, 1])
         assert profile.recording.missing == (0, 1)
-        host: Any = env._pool._links[0].channel._host  # type: ignore[attr-defined]
+        host: Any = env.engine.pool._links[0].channel._host  # type: ignore[attr-defined]
         assert host._envs[1].env.count == 0
         with pytest.raises(Exception, match="interrupted"):
             env.recv(2)
@@ -379,9 +379,9 @@ def test_a_host_stops_noting_when_it_is_full(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_host_is_what_it_was_before_and_afterwards() -> None:
     with ParallelEnv([Counter]) as env:
         env.reset(seed=0)
-        host = env._pool._links[0].channel._host  # type: ignore[attr-defined]
+        host = env.engine.pool._links[0].channel._host  # type: ignore[attr-defined]
         before = set(vars(host))
-        user = type(env._user)
+        user = type(env.engine.guard.users)
         with env.profile():
             env.step([1])
             assert host.notes is not None
@@ -389,12 +389,12 @@ def test_a_host_is_what_it_was_before_and_afterwards() -> None:
             assert type(host) is Host  # an object whose class was changed is slower ever after
         assert host.notes is None
         assert set(vars(host)) == before
-        assert type(env._user) is user
+        assert type(env.engine.guard.users) is user
 
 
 def test_a_host_that_is_not_watched_has_nothing_to_say() -> None:
     with ParallelEnv([Counter]) as env:
-        host = env._pool._links[0].channel._host  # type: ignore[attr-defined]
+        host = env.engine.pool._links[0].channel._host  # type: ignore[attr-defined]
         assert end_watching(host) is None
         begin_watching(host)
         assert isinstance(end_watching(host), HostRecord)

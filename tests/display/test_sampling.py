@@ -18,6 +18,7 @@ from conftest import MakeEnv
 from parallelenv import ParallelEnv
 from parallelenv.contract.process_info import here
 from parallelenv.contract.protocol import NOTED
+from parallelenv.engine.guard import Use
 from parallelenv.errors import EnvBusyError
 from parallelenv.notebook.profile import Profile
 from parallelenv.notebook.profile_summary import summarise
@@ -140,7 +141,7 @@ def test_what_was_sent_before_a_window_is_waited_for(make_env: MakeEnv, leave_ou
 def test_a_window_does_not_begin_while_something_is_under_way_that_is_not_noted() -> None:
     with ParallelEnv([lambda: Sleepy(0, 1000)] * 2, "thread", "restart", num_cpus=2) as env:
         env.reset(seed=0)
-        sampling = Sampling(env)
+        sampling = Sampling(env.engine)
         env.send([100], [0])
         assert len(list(sampling._clear_the_way(count(NOTED)))) == 8  # and then it does: not for ever
         env.recv()
@@ -297,24 +298,26 @@ def test_time_up_to_a_moment_is_counted() -> None:
 # ---------------------------------------------------------------- calls
 
 
+USE: Use = (5, "step")
+
+
 def test_a_call_of_another_thread_that_is_refused_is_not_noted() -> None:
-    calls = Calls({"thread": 5})
-    assert calls.setdefault("thread", 6) == 5
+    calls = Calls({"": USE})
+    assert calls.setdefault("", (6, "step")) is USE
     assert len(calls) == 0
 
 
 def test_a_call_within_a_call_is_a_part_of_it() -> None:
-    user: dict[str, int] = {}
+    user: dict[str, Use] = {}
     calls = Calls(user)
     begin = time.perf_counter()
     calls.open(begin, is_in_call=False)
-    calls.setdefault("thread", 5)
-    calls.setdefault("thread", 5)
-    assert user == {"thread": 5}
-    calls.clear()
+    calls.setdefault("", USE)
+    calls.setdefault("", (5, "get_env_attr"))
+    assert calls.get("") is user[""] is USE
     calls.clear()
     assert not user
-    calls.setdefault("thread", 5)
+    calls.setdefault("", USE)
     calls.close(time.perf_counter())  # in the midst of it
     spans = calls.spans(begin, time.perf_counter())
     assert len(spans) == 2
@@ -330,13 +333,13 @@ def test_of_calls_that_began_before_a_window_it_is_told_what_is_in_it() -> None:
     calls.close(2.0)
     for _ in range(3):  # noted in vain; the last one goes on when the window opens
         calls.clear()
-        calls.setdefault("thread", 5)
+        calls.setdefault("", USE)
     opened = time.perf_counter()
     calls.open(opened, is_in_call=True)
     calls.clear()
     ended = time.perf_counter()
     calls.close(ended)
-    calls.setdefault("thread", 5)  # and after it there is none
+    calls.setdefault("", USE)  # and after it there is none
     calls.clear()
     spans = calls.spans(0.0, time.perf_counter())
     assert len(spans) == 1
@@ -364,17 +367,16 @@ def test_in_a_gap_nothing_is_noted_and_it_is_recorded_all_the_same(
 ) -> None:
     leave_out(10**6)
     env = counters(make_env)
-    user = env._user
+    user = env.engine.guard.users
     with env.profile() as profile:
         for _ in range(NUM_FIRST + 3):
             env.step([1] * 4)
-        assert env._user is user
-        assert next(env._pool._numbers) < NOTED
+        assert env.engine.guard.users is user
+        assert next(env.engine.pool._numbers) < NOTED
         with pytest.raises(EnvBusyError, match="is recorded already"):
             env.profile().__enter__()
-    assert env._user is user
-    assert env._sampling is None
-    assert env._pool._numbers is env._pool._plain_numbers
+    assert env.engine.guard.users is user
+    assert env.engine.pool._numbers is env.engine.pool._plain_numbers
     assert noted_steps(profile) == dict.fromkeys(range(4), NUM_FIRST)
     assert len(profile.recording.windows) == 1
 

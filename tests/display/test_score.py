@@ -117,7 +117,7 @@ def test_infinite_rewards_warn_nobody_and_spoil_only_their_episode() -> None:
 
 
 def standing_of(env: ParallelEnv) -> Any:
-    return env._stepper.episodes.score.look()
+    return env.engine.stepper.episodes.score.look()
 
 
 def expected(statistics: Any) -> tuple[int, float, float]:

@@ -84,7 +84,7 @@ def frames_of(data: bytes) -> list[Any]:
 @pytest.fixture
 def as_webp(monkeypatch: pytest.MonkeyPatch) -> None:
     """Films are those of a machine without imageio-ffmpeg."""
-    monkeypatch.setattr("parallelenv.shown.has_ffmpeg", lambda: False)
+    monkeypatch.setattr("parallelenv.notebook.show.has_ffmpeg", lambda: False)
 
 
 without_ffmpeg = pytest.mark.usefixtures("as_webp")
@@ -350,7 +350,7 @@ def test_without_a_notebook_there_is_nowhere_to_show_it(call: str) -> None:
 def shown(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Return the pictures that are shown, as if this were a notebook."""
     pictures: list[Any] = []
-    monkeypatch.setattr("parallelenv.shown.refuse_no_notebook", lambda call: None)
+    monkeypatch.setattr("parallelenv.notebook.show.refuse_no_notebook", lambda call: None)
     monkeypatch.setattr(Screen, "show", lambda self, picture: pictures.append(picture))
     return pictures
 

@@ -163,7 +163,7 @@ def two_threads(context: Context) -> float:
 
     with context.once_begun(intrude) as moments:
         env.step(actions("wait"))
-    assert "another thread is using this ParallelEnv" in str(caught[0])
+    assert "while another thread is in " in str(caught[0])
     return step_all(env) - moments[0]
 
 

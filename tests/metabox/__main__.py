@@ -36,7 +36,7 @@ LIMIT = 900.0  # seconds for one run; Ray's workers each import MetaBox
 def main() -> int:
     """Run everything, print the table and say if all is as it should be."""
     parser = argparse.ArgumentParser(prog="python -m tests.metabox", description=__doc__)
-    parser.add_argument("names", nargs="*", default=NAMES, choices=[*NAMES, []], metavar="NAME")
+    parser.add_argument("names", nargs="*", choices=[*NAMES, []], metavar="NAME")  # [] is what none come to
     parser.add_argument("--modes", nargs="+", default=MODES, choices=MODES)
     parser.add_argument("--keep", type=Path, help="keep what the runs print and write in this folder")
     given = parser.parse_args()

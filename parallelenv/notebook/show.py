@@ -1,0 +1,206 @@
+"""Pictures and films of envs below a notebook cell: `ParallelEnv.show`, `play` and `record`."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gymnasium.error import ResetNeeded
+
+from parallelenv.contract.arguments import check_positive
+from parallelenv.contract.batch import Array
+from parallelenv.contract.failures import add_note, put
+from parallelenv.contract.messages import list_ids, show
+from parallelenv.engine.engine import Engine
+from parallelenv.engine.tickets import name_envs
+from parallelenv.errors import ArgumentError, ParallelEnvError, ResetNeededError
+from parallelenv.notebook.animation import (
+    check_format,
+    check_fps,
+    check_size,
+    encode_animation,
+    format_of,
+    has_ffmpeg,
+    playing_fps,
+)
+from parallelenv.notebook.film import Film
+from parallelenv.notebook.screen import Pace, Screen, refuse_no_notebook
+from parallelenv.notebook.tiles import picture_of, refuse_dark_envs
+from parallelenv.rollouts.evaluation import Evaluation, perform
+from parallelenv.rollouts.length import Goal, progress_bar
+
+if TYPE_CHECKING:
+    from parallelenv.env import ParallelEnv
+
+_screens: weakref.WeakKeyDictionary[Engine, Screen] = weakref.WeakKeyDictionary()
+"""Where the pictures of each `ParallelEnv` are shown: another one in the same cell replaces the first."""
+
+
+def show_envs(env: ParallelEnv, id: Any, width: int) -> None:
+    """Show what envs look like now. Arguments and errors as of `ParallelEnv.show`."""
+    refuse_no_notebook("show")
+    check_format("png")
+    engine = env.engine
+    env_ids = _seen_ids(engine, id)
+    check_positive("width", width)
+    if any(engine.pool.facts[env_id].render_mode != "rgb_array" for env_id in env_ids):
+        refuse_dark_envs(engine, env_ids)
+    _screens.setdefault(engine, Screen()).show(_sight(engine, env_ids, width))
+
+
+def play_envs(
+    env: ParallelEnv,
+    policy: Callable[..., Any],
+    steps: int,
+    id: Any,
+    seed: Any,
+    fps: float | None,
+    width: int,
+    shows_progress: bool,
+) -> Evaluation:
+    """Let a policy act while the user looks on. Arguments and errors as of `ParallelEnv.play`."""
+    refuse_no_notebook("play")
+    check_format("png")
+    env_ids, fps = _cast(env.engine, id, steps, fps, width)
+    pace, screen = Pace(fps), Screen()
+
+    def see(picture: Array) -> None:
+        pace.wait()
+        screen.show(picture)
+
+    with progress_bar(Goal.of(steps, None), shows_progress, "play") as advance:
+        return _perform(env.engine, policy, steps, env_ids, seed, see, width, advance)
+
+
+def record_envs(
+    env: ParallelEnv,
+    policy: Callable[..., Any],
+    steps: int,
+    path: str | Path | None,
+    id: Any,
+    seed: Any,
+    fps: float | None,
+    width: int,
+    shows_progress: bool,
+) -> Film:
+    """Let a policy act, and return a film of it. Arguments and errors as of `ParallelEnv.record`."""
+    video_format = _check_path(path)
+    env_ids, fps = _cast(env.engine, id, steps, fps, width)
+    frames: list[Array] = []
+    with progress_bar(Goal.of(steps, None), shows_progress, "record") as advance:
+
+        def see(picture: Array) -> None:
+            check_size(picture, video_format)
+            frames.append(picture)
+
+        episodes = _perform(env.engine, policy, steps, env_ids, seed, see, width, advance)
+    data = encode_animation(frames, video_format, fps)
+    film = Film(data, video_format, None, len(frames), playing_fps(fps, video_format), episodes)
+    if path is not None:
+        try:
+            film.save(path)
+        except OSError as error:
+            put(error, "partial", film)  # it is made, and can be saved elsewhere
+            raise
+    return film
+
+
+def _seen_ids(engine: Engine, id: Any) -> tuple[int, ...]:
+    env_ids = engine.ids(id)
+    if not env_ids:
+        raise ArgumentError("There are no envs to look at: id is empty, or all are paused.")
+    return env_ids
+
+
+def _sight(engine: Engine, env_ids: Sequence[int], width: int) -> Array:
+    """Return a picture of envs as they are now, at most ``width`` pixels wide.
+
+    Raises:
+        BaseException: What `ParallelEnv.render` raises, one error for all envs if they need a reset.
+    """
+    try:
+        return picture_of(engine, env_ids, width)
+    except Exception as caught:
+        error = _clearer(engine, caught, env_ids)
+        if error is caught:
+            raise
+    try:
+        raise error  # not where the other one was caught, which says no more, but at length
+    finally:
+        del error  # it leads here
+
+
+def _clearer(engine: Engine, error: Exception, env_ids: Sequence[int]) -> BaseException:
+    """Return what to raise where envs could not be seen: if some have no episode, that is said."""
+    episodes = set(engine.stepper.episodes.without())
+    fresh = [env_id for env_id in env_ids if env_id in episodes]
+    is_of_drawing = isinstance(error, ArgumentError) or not isinstance(error, ParallelEnvError)
+    if not fresh or not is_of_drawing:
+        return error
+    call = "reset()" if len(fresh) == engine.num_envs else f"reset({list_ids(fresh)})"
+    said = f"{name_envs(fresh)} {'has' if len(fresh) == 1 else 'have'} no episode yet. Call {call} before show()."
+    if isinstance(error, ResetNeeded | ArgumentError):  # the latter for ``None``, say, instead of a frame
+        return ResetNeededError(said)
+    add_note(error, said)
+    return error
+
+
+def _cast(engine: Engine, id: Any, steps: Any, fps: Any, width: Any) -> tuple[tuple[int, ...], float]:
+    """Return which envs are to be seen and how many frames a second, when all arguments fit."""
+    env_ids = _seen_ids(engine, id)
+    check_positive("steps", steps)
+    check_positive("width", width)
+    fps = check_fps(fps, engine.pool.facts[env_ids[0]].metadata)
+    refuse_dark_envs(engine, env_ids)
+    return env_ids, fps
+
+
+def _perform(
+    engine: Engine,
+    policy: Callable[..., Any],
+    steps: int,
+    env_ids: Sequence[int],
+    seed: Any,
+    see: Callable[[Array], None],
+    width: int,
+    advance: Callable[[int], Any],
+) -> Evaluation:
+    """Let a policy act for so many steps; call ``see`` with each picture, and ``advance`` after each step."""
+    left = steps
+
+    def look() -> bool:
+        nonlocal left
+        see(picture_of(engine, env_ids, width))
+        advance(int(left < steps))
+        left -= 1
+        return left >= 0
+
+    each = engine.beginnings(env_ids, seed, None)
+    return perform(engine.stepper, policy, env_ids, each, engine.forget_seeds, look)
+
+
+def _check_path(path: Any) -> str:
+    """Return the format of a film that is to be written there, before there is one.
+
+    Raises:
+        ArgumentError: If it is no path of a film.
+        MissingDependencyError: If it cannot be written.
+        OSError: If there is no such folder, or nothing may be written there.
+    """
+    if path is None:
+        video_format = "mp4" if has_ffmpeg() else "webp"
+        check_format(video_format)
+        return video_format
+    if not isinstance(path, (str, os.PathLike)) or "\0" in str(path):
+        raise ArgumentError(f"path={show(path)} is no path of a file.")
+    video_format, target = format_of(path), Path(path)
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"path={str(path)!r}: the folder {str(target.parent)!r} does not exist.")
+    if target.is_dir():
+        raise IsADirectoryError(f"path={str(path)!r} is a folder. Give the name of a file in it.")
+    if not os.access(target if target.exists() else target.parent, os.W_OK):
+        raise PermissionError(f"path={str(path)!r} cannot be written: there is no permission to.")
+    return video_format
