@@ -82,12 +82,12 @@ if not TYPE_CHECKING:  # to a type checker any name would be there
         if name in _HOMES:
             value = globals()[name] = getattr(import_module(f"parallelenv.{_HOMES[name]}"), name)
             return value
-        from parallelenv.contract.messages import did_you_mean
-        from parallelenv.contract.tracebacks import shorten
-        from parallelenv.errors import AbsentAttributeError
+        from parallelenv import errors
+        from parallelenv.contract import messages, tracebacks
 
         try:
-            raise AbsentAttributeError(f"module 'parallelenv' has no attribute {name!r}.{did_you_mean(name, __all__)}")
-        except AbsentAttributeError as error:
-            shorten(error)
+            hint = messages.did_you_mean(name, __all__)
+            raise errors.AbsentAttributeError(f"module 'parallelenv' has no attribute {name!r}.{hint}")
+        except errors.AbsentAttributeError as error:
+            tracebacks.shorten(error)
             raise  # which adds no frame

@@ -13,8 +13,9 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from parallelenv import __version__, recommend
+from parallelenv import __version__
 from parallelenv.autotune import compare, doctor, report
+from parallelenv.autotune.recommend import recommend
 from parallelenv.contract.cpu_cores import usable_cores
 from parallelenv.contract.messages import did_you_mean, one_line
 from parallelenv.contract.progress import open_bar

@@ -12,6 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Self, SupportsIndex, overload
 
 import gymnasium
@@ -33,7 +34,7 @@ from parallelenv.engine.done_policies import make_policy
 from parallelenv.engine.engine import Engine
 from parallelenv.engine.guard import refuse_copy, single_threaded
 from parallelenv.engine.output import make_listener
-from parallelenv.engine.workers import CLOSE_TIMEOUT
+from parallelenv.engine.pool import CLOSE_TIMEOUT
 from parallelenv.errors import (
     AbsentAttributeWarning,
     ArgumentError,
@@ -843,9 +844,7 @@ class ParallelEnv:
             raise ArgumentError("labels=True draws env ids on the tiles of one picture. Add tile=True.")
         if not tile:
             return self._engine.ask_each("render", env_ids)
-        from parallelenv.notebook.tiles import picture_of
-
-        return picture_of(self._engine, env_ids, labels=labels)
+        return _notebook().picture_of(self._engine, env_ids, labels=labels)
 
     def get_images(self, id: Any = None) -> list[Any]:
         """Return the frame of each env, as ``render(id)``; ``render(tile=True)`` makes one picture of them."""
@@ -1138,9 +1137,7 @@ class ParallelEnv:
 
         No worker is asked or waited for: it is the same, only older, of one that is busy, broken or closed.
         """
-        from parallelenv.notebook.repr import describe
-
-        return describe(self)
+        return _notebook().describe(self)  # type: ignore[no-any-return]
 
     @single_threaded
     def show(self, id: Any = None, *, width: int = 800) -> None:
@@ -1159,9 +1156,7 @@ class ParallelEnv:
                 `ParallelEnv.render` with ``tile=True``.
             ResetNeededError: If an env needs a reset before it can draw.
         """
-        from parallelenv.notebook.show import show_envs
-
-        show_envs(self, id, width)
+        _notebook().show_envs(self, id, width)
 
     @single_threaded
     def play(
@@ -1199,9 +1194,7 @@ class ParallelEnv:
             EnvBusyError, EnvPausedError: As `ParallelEnv.step`.
             BaseException: What an env or the policy raised; ``error.partial`` has the episodes so far.
         """
-        from parallelenv.notebook.show import play_envs
-
-        return play_envs(self, policy, steps, id, seed, fps, width, bool(progress))
+        return _notebook().play_envs(self, policy, steps, id, seed, fps, width, bool(progress))  # type: ignore[no-any-return]
 
     @single_threaded
     def record(
@@ -1243,9 +1236,7 @@ class ParallelEnv:
             EnvBusyError, EnvPausedError: As `ParallelEnv.step`.
             BaseException: What an env or the policy raised; ``error.partial`` has the episodes so far.
         """
-        from parallelenv.notebook.show import record_envs
-
-        return record_envs(self, policy, steps, path, id, seed, fps, width, bool(progress))
+        return _notebook().record_envs(self, policy, steps, path, id, seed, fps, width, bool(progress))  # type: ignore[no-any-return]
 
     def profile(self) -> Recorder:
         """Return a context manager that records where the time goes: ``with env.profile() as p``.
@@ -1261,9 +1252,7 @@ class ParallelEnv:
             EnvBusyError: On entry, if this is recorded already.
             WorkerTimeoutError: On entry, if a worker is still busy after the pool's own timeout.
         """
-        from parallelenv.notebook.recorder import Recorder
-
-        return Recorder(self)
+        return _notebook().Recorder(self)  # type: ignore[no-any-return]
 
     # ---------------------------------------------------------------- other libraries
 
@@ -1437,6 +1426,13 @@ class ParallelEnv:
     def __exit__(self, *error: object) -> None:
         """Close."""
         self.close()
+
+
+def _notebook() -> ModuleType:
+    """Return what draws a `ParallelEnv`; it is above this module, and imported when something is drawn."""
+    from parallelenv.notebook import views
+
+    return views
 
 
 _ARGUMENTS = tuple(inspect.signature(ParallelEnv).parameters)[:-1]  # the last one takes the options

@@ -23,8 +23,7 @@ from fragile import CAN_DIE, interrupt, two_hosts
 from test_rollout import POLICIES, Count, counts, part, zeros
 
 from parallelenv import Collector, CollectorSet, ParallelEnv, get_worker_info
-from parallelenv.collect.foreman import Foreman
-from parallelenv.collect.parcels import Parcels
+from parallelenv.collect.scheduler import Foreman, Parcels
 from parallelenv.collect.unsent import Unsent
 from parallelenv.errors import (
     AbsentAttributeError,
@@ -892,7 +891,7 @@ def test_bad_arguments_are_refused(given: dict[str, Any], match: str) -> None:
 
 
 def test_what_cannot_be_called_is_refused_before_any_worker_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("parallelenv.collect.start.ParallelEnv", None)
+    monkeypatch.setattr("parallelenv.collect.collector_set.ParallelEnv", None)
     for given, match in (({"make_policy": zeros}, "needs states"), ({"make_test_envs": 3}, "cannot be called")):
         arguments: dict[str, Any] = {"make_policy": Net, "make_envs": few, "num_steps": 4, **given}
         with pytest.raises(ArgumentError, match=match):

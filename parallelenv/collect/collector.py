@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
-from parallelenv.collect.checks import check_component, check_rank, check_version, checked_env, listening
+from parallelenv.collect.checks import (
+    check_component,
+    check_policy_maker,
+    check_rank,
+    check_version,
+    checked_env,
+    listening,
+)
 from parallelenv.collect.history import History
-from parallelenv.collect.policies import as_deterministic, load_weights, make_policy, set_existing
 from parallelenv.collect.stopping import Stoppable
-from parallelenv.collect.tallies import Tallies
 from parallelenv.contract import arguments
+from parallelenv.contract.arguments import check_name, check_policy
+from parallelenv.contract.batch import Array
 from parallelenv.contract.copying import own
+from parallelenv.contract.env_specs import told
 from parallelenv.contract.messages import count, show
 from parallelenv.engine.guard import single_threaded
 from parallelenv.env import ParallelEnv
-from parallelenv.errors import ArgumentError, WorkerDiedError, WorkerTimeoutError
+from parallelenv.errors import AbsentAttributeError, ArgumentError, WorkerDiedError, WorkerTimeoutError
 from parallelenv.rollouts.evaluation import Evaluation
 from parallelenv.rollouts.local_rollout import LocalRollouts
 from parallelenv.rollouts.trajectory import Rollout
@@ -306,3 +316,117 @@ def _telling_the_way_out(component: str) -> Iterator[None]:
 
 def _derived(seed: int, rank: int) -> int:
     return int(np.random.SeedSequence(seed, spawn_key=(rank,)).generate_state(1)[0])
+
+
+Policy = Callable[..., Any]
+_LOADERS = ("set_weights", "load_state_dict")
+
+
+def make_policy(make: Any, rank: int, world_size: int, seed: int | None) -> Policy:
+    """Return a policy; ``make`` gets those of ``rank``, ``world_size`` and ``seed`` that it has parameters for.
+
+    Raises:
+        ArgumentError: If what makes it, or the policy itself, cannot be called.
+    """
+    check_policy_maker(make)
+    policy: Policy = told(make, rank, world_size, seed)()
+    check_policy(policy)
+    return policy
+
+
+def load_weights(policy: Policy, weights: Any) -> None:
+    """Give a policy weights, as they are.
+
+    Raises:
+        ArgumentError: If it has no method that takes them.
+    """
+    for name in _LOADERS:
+        load = getattr(policy, name, None)
+        if callable(load):
+            load(weights)
+            return
+    raise ArgumentError(
+        f"The policy, a {type(policy).__name__}, takes no weights. Give it a method set_weights(weights), or let it be "
+        "a torch module, which has load_state_dict."
+    )
+
+
+def set_existing(policy: Policy, name: str, value: Any) -> None:
+    """Set an attribute that a policy has; ``"a.b"`` sets ``b`` of the object ``a``.
+
+    Raises:
+        ArgumentError: If the name is none.
+        AbsentAttributeError: If there is no such attribute.
+    """
+    check_name("name", name)
+    *way, last = name.split(".")
+    owner: Any = policy
+    for part in way:
+        owner = _existing(owner, part, name, policy)
+    _existing(owner, last, name, policy)
+    setattr(owner, last, own(value))
+
+
+def _existing(owner: Any, part: str, name: str, policy: Policy) -> Any:
+    if not hasattr(owner, part):
+        raise AbsentAttributeError(
+            f"name={name!r}: the policy, a {type(policy).__name__}, has no {part!r} there. Set what it has, or give "
+            "another one by replace('policy', make_policy)."
+        )
+    return getattr(owner, part)
+
+
+def as_deterministic(policy: Policy) -> Policy:
+    """Return a policy that is called with ``deterministic=True``, if it takes that."""
+    parameters: Any = ()
+    try:
+        parameters = inspect.signature(policy).parameters
+        if any(one.kind is one.VAR_KEYWORD for one in parameters.values()) and hasattr(policy, "forward"):
+            parameters = inspect.signature(policy.forward).parameters  # a torch module takes anything
+    except (TypeError, ValueError):  # a builtin without a signature
+        pass
+    return functools.partial(policy, deterministic=True) if "deterministic" in parameters else policy
+
+
+class Tallies:
+    """What has been of the episodes under way, by env."""
+
+    def __init__(self) -> None:
+        self._returns: dict[int, Any] = {}
+        self._lengths: dict[int, int] = {}
+
+    def count(self, rollout: Rollout) -> tuple[Array, Array]:
+        """Return the whole returns and lengths of the episodes that have ended in a rollout, the next of its envs.
+
+        Returns:
+            ``(num_ended,)`` each, in the order of `Rollout.ended_states`; float64, or objects if rewards are no
+            numbers, and int64.
+        """
+        ids = rollout.env_ids.tolist()
+        for column in np.flatnonzero(rollout.starts).tolist():
+            self._forget(ids[column])
+        returns, lengths = rollout.episode_returns, rollout.episode_lengths
+        begins = np.zeros(len(ids), dtype=np.int64)
+        for place, (step, column) in enumerate(np.argwhere(rollout.dones).tolist()):
+            if not begins[column]:
+                returns[place] = returns[place] + self._returns.get(
+                    ids[column], 0.0
+                )  # not in place: it may be an array
+                lengths[place] += self._lengths.get(ids[column], 0)
+                self._forget(ids[column])
+            begins[column] = step + 1
+        for column, begin in enumerate(begins.tolist()):
+            valid = rollout.valid[begin:, column]
+            if valid.any():
+                env_id = ids[column]
+                self._returns[env_id] = self._returns.get(env_id, 0.0) + rollout.rewards[begin:, column][valid].sum()
+                self._lengths[env_id] = self._lengths.get(env_id, 0) + int(valid.sum())
+        return returns, lengths
+
+    def under_way(self, rollout: Rollout) -> list[tuple[Any, int]]:
+        """Return the return and length so far of each env's episode under way, in the order of a rollout's envs."""
+        return [(self._returns.get(one, 0.0), self._lengths.get(one, 0)) for one in rollout.env_ids.tolist()]
+
+    def _forget(self, env_id: int) -> None:
+        self._returns.pop(env_id, None)
+        self._lengths.pop(env_id, None)

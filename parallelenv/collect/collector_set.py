@@ -6,33 +6,34 @@ import functools
 import math
 import operator
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import cloudpickle
 import numpy as np
 
-from parallelenv.collect.checks import listening
+from parallelenv import registry
+from parallelenv.collect.checks import check_component, check_env_maker, check_policy_maker, check_version, listening
 from parallelenv.collect.collector import Info
-from parallelenv.collect.crew import Crew
-from parallelenv.collect.foreman import Foreman
+from parallelenv.collect.collector_env import Order, Seat, require_compression
+from parallelenv.collect.concat import join_beside, join_evaluations
 from parallelenv.collect.history import History
-from parallelenv.collect.joining import join_beside
-from parallelenv.collect.parcels import Parcels
-from parallelenv.collect.seat import Order
-from parallelenv.collect.start import check, start
-from parallelenv.collect.steering import Steered
+from parallelenv.collect.scheduler import Crew, Foreman, Parcels
+from parallelenv.collect.stopping import Stoppable
 from parallelenv.collect.unsent import Unsent
 from parallelenv.contract import arguments
-from parallelenv.contract.messages import count
+from parallelenv.contract.broadcast import Broadcast
+from parallelenv.contract.messages import count, show
 from parallelenv.engine.guard import single_threaded
 from parallelenv.env import ParallelEnv
-from parallelenv.errors import ArgumentError, ClosedError
+from parallelenv.errors import ArgumentError, ClosedError, UnknownOptionError, UnpicklableError
 from parallelenv.registry import ParaMode
+from parallelenv.rollouts.evaluation import Evaluation
 from parallelenv.rollouts.length import Goal, progress_bar
 from parallelenv.rollouts.trajectory import Rollout
 
 
-class CollectorSet(Steered):
+class CollectorSet(Stoppable):
     """Collectors in workers of their own, each with a policy and envs, which collect for one caller.
 
     Same seeds give identical data in every mode, as long as all collect as much and nobody dies: the envs of all
@@ -277,3 +278,218 @@ class CollectorSet(Steered):
         seconds, self._told = now - self._told, now
         self.history.note(info["episode_returns"], int(np.min(info["version"])), info["num_samples"], seconds)
         return {**info, "seconds": seconds, **self._crew.take_loss()}
+
+    # ---------------------------------------------------------------- what is given to them
+
+    @single_threaded
+    def set_weights(self, weights: Any, version: int | None = None) -> None:
+        """Give all policies weights. Collectors at work take them before their next collection.
+
+        They are pickled once. With Ray, collectors elsewhere fetch them from the object store, one copy for each node.
+
+        Args:
+            weights: As in `Collector.set_weights`; each policy gets copies.
+            version: As in `Collector.set_weights`.
+
+        Raises:
+            ArgumentError: If a policy takes none, or ``version`` is no int of 0 or more.
+            UnpicklableError: If they cannot be copied; nothing was set.
+            KeyboardInterrupt: After Ctrl-C. They are set all the same: who has not taken them does so before its next
+                collection.
+            WorkerTimeoutError: If a policy takes too long to take them. They are set all the same, as after Ctrl-C.
+            ClosedError: After `stop`.
+        """
+        self._announce_weights(weights, check_version(version, self.version))
+
+    def _announce_weights(self, weights: Any, version: int = 0) -> None:
+        broadcast = Broadcast("collector.set_weights", weights, version)
+        before, self.version = self.version, version
+        try:
+            self._crew.announce("weights", broadcast)
+        except BaseException:
+            if not self._crew.is_known(broadcast):
+                self.version = before
+            raise
+
+    @single_threaded
+    def update_policy(self, name: str, value: Any) -> None:
+        """Set an attribute of all policies, as `Collector.update_policy`. Collectors at work do so afterwards."""
+        arguments.check_name("name", name)
+        self._crew.announce(f"setting {name}", Broadcast("collector.update_policy", name, value))
+
+    @single_threaded
+    def replace(self, component: str, make: Callable[..., Any]) -> None:
+        """Put another policy, or other envs, into all collectors, as `Collector.replace`. Those at work do so later.
+
+        Another policy has the weights that it is made with. There may be another number of envs.
+        """
+        check_component(component)
+        outdates = ("weights", "setting ") if component == "policy" else ()
+        self._crew.announce(component, Broadcast("collector.replace", component, make), outdates)
+
+    # ---------------------------------------------------------------- how good they are
+
+    @single_threaded
+    def evaluate(self, num_episodes: int = 10, *, seed: int | None = None) -> Evaluation:
+        """Play whole episodes in the test envs of all collectors, each its share.
+
+        What is under way is waited for, and comes with the next `collect` or `stream`.
+
+        Args:
+            num_episodes: Of all together; the first collectors play one more if they do not come out even.
+            seed: As in `Collector.evaluate`, of the first collector; ``seed + 1`` of the second ...
+
+        Returns:
+            An `Evaluation`: the episodes of the first collector, then those of the second ...; test envs are numbered
+            in that order.
+
+        Raises:
+            ArgumentError: If there are no test envs, or an argument has no usable value.
+            ClosedError: After `stop`.
+            WorkerDiedError: If a collector has died too often; else it is replaced, and plays its share anew.
+            BaseException: What an env or a policy raised.
+        """
+        arguments.check_positive("num_episodes", num_episodes)
+        seed = arguments.check_base_seed(seed)
+        self._foreman.work([0] * len(self), False, lambda: True, lambda _: None)
+        shares = {rank: share for rank, share in Goal(None, num_episodes).shares(range(len(self))).items() if share}
+        orders = {
+            rank: {"num_episodes": share, "seed": None if seed is None else seed + rank}
+            for rank, share in shares.items()
+        }
+        found: list[Evaluation] = self._crew.ask("evaluate", orders)
+        evaluation = join_evaluations(found)
+        self.history.note(evaluation.returns, self.version, is_test=True)
+        return evaluation
+
+    # ---------------------------------------------------------------- the rest
+
+    def __len__(self) -> int:
+        """Return the number of collectors."""
+        return len(self._env)
+
+    @property
+    def num_envs(self) -> int:
+        """Number of envs to collect from, of all collectors."""
+        return sum(self._crew.sizes)
+
+    @property
+    def num_replaced(self) -> int:
+        """How often a collector has died and was replaced."""
+        return self._crew.num_replaced
+
+    def _close_envs(self) -> None:
+        if hasattr(self, "_env"):  # else its making has failed
+            self._env.close()
+        self._unsent.close()
+
+    def __repr__(self) -> str:
+        """Return one line."""
+        state = "stopped" if self._guard.is_closed else f"version {self.version}"
+        return f"<parallelenv.CollectorSet of {count(len(self), 'collector')}, para_mode={self._word!r}, {state}>"
+
+
+_OURS = {"asynchronous", "copy", "envs", "on_failure", "spaces"}
+"""Arguments of `ParallelEnv` that say how envs are, and not how they are run."""
+_ENV_MAKERS = ("make_envs", "make_test_envs")
+
+
+def check(
+    num_workers: Any, num_steps: Any, start_steps: Any, fraction: Any, max_restarts: Any, compresses: Any
+) -> None:
+    """Refuse arguments of a `CollectorSet` that have no usable value.
+
+    Raises:
+        ArgumentError: If there is one.
+        MissingDependencyError: If the package to compress with is not installed.
+    """
+    arguments.check_positive("num_workers", num_workers)
+    arguments.check_positive("num_steps", num_steps)
+    arguments.check_positive("start_steps", num_steps if start_steps is None else start_steps)
+    arguments.check_positive("max_restarts", max_restarts)
+    if not isinstance(fraction, int | float) or isinstance(fraction, bool) or not 0 < fraction <= 1:
+        raise ArgumentError(f"fraction_samples={show(fraction)} must be a number above 0, and 1 at most.")
+    arguments.check_flags(compress_data=compresses)
+    if compresses:
+        require_compression()
+
+
+def start(
+    num_workers: int,
+    given: dict[str, Any],
+    compresses: bool,
+    unsent: Unsent,
+    para_mode: Any,
+    worker_resources: Any,
+    options: dict[str, Any],
+) -> ParallelEnv:
+    """Return collectors as envs, each in a worker of its own where there are workers.
+
+    Args:
+        num_workers: How many.
+        given: Arguments of each `Collector`.
+        compresses: Whether they compress what they send.
+        unsent: As in `Seat`.
+        para_mode: As in `CollectorSet`.
+        worker_resources: As in `CollectorSet`.
+        options: Further arguments of the `ParallelEnv`.
+
+    Raises:
+        ArgumentError: If the mode or the resources cannot be had, an option is of envs, or a function given cannot be
+            called.
+        UnpicklableError: If such a function cannot move to the workers.
+    """
+    if isinstance(para_mode, str) and para_mode == registry.AUTO:
+        raise ArgumentError(
+            f"para_mode={para_mode!r} tries envs, and a collector is none. Name the mode: 'subproc', or 'ray'."
+        )
+    for name in _OURS.intersection(options):
+        raise ArgumentError(
+            f"{name}={show(options[name])} is nothing that a CollectorSet can be given: collectors are not what it "
+            "means. "
+            "Give it to the ParallelEnv in make_envs."
+        )
+    check_policy_maker(given["make_policy"])
+    for name in _ENV_MAKERS:
+        if name == "make_envs" or given[name] is not None:
+            check_env_maker(given[name], name)
+    given = {**given, "world_size": num_workers}
+    seats = [functools.partial(Seat, {**given, "rank": rank}, compresses, unsent) for rank in range(num_workers)]
+    options = {"num_cpus": num_workers, **options}
+    try:
+        return _with_resources(seats, para_mode, worker_resources, options)
+    except UnpicklableError:
+        _refuse_unpicklable(given)
+        raise
+
+
+def _refuse_unpicklable(given: dict[str, Any]) -> None:
+    """Say which of the functions given cannot move to the workers."""
+    for name in ("make_policy", *_ENV_MAKERS):
+        try:
+            cloudpickle.dumps(given[name])
+        except Exception as error:  # pickling runs user code: anything may come
+            raise UnpicklableError(
+                f"{name}={show(given[name])} cannot move to the collectors' workers: it does not pickle "
+                f"({type(error).__name__}: {error}). Let it make such things where it runs, or use "
+                "para_mode='dummy' or 'thread'."
+            ) from error
+
+
+def _with_resources(seats: Sequence[Any], para_mode: Any, resources: Any, options: dict[str, Any]) -> ParallelEnv:
+    if resources is None:
+        return ParallelEnv(seats, para_mode, "continue", **options)
+    if not isinstance(resources, dict) or "ray_options" in options:
+        raise ArgumentError(
+            f"worker_resources={show(resources)} must be a dict, as {{'num_cpus': 1}}, and instead of ray_options."
+        )
+    try:
+        return ParallelEnv(seats, para_mode, "continue", ray_options=dict(resources), **options)
+    except UnknownOptionError as error:
+        if "ray_options" not in str(error):
+            raise
+        raise ArgumentError(
+            f"worker_resources={show(resources)} cannot be kept with para_mode={para_mode!r}: only Ray gives its "
+            "workers "
+            "resources. Leave them out, or give para_mode='ray'."
+        ) from error

@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NoReturn, cast
 
 import cloudpickle
@@ -56,6 +57,9 @@ class Failure:
     def __reduce__(self) -> tuple[Any, ...]:
         packed = _pack(self.exception, ()) if self._packed is None else self._packed
         return _rebuild, (packed, self.env_id, self.operation, self.pid)
+
+
+NO_FAILURES: Mapping[int, Failure] = MappingProxyType({})
 
 
 def raise_failures(failures: Sequence[Failure], partial: Any) -> None:

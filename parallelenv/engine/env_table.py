@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,11 +12,13 @@ from parallelenv.contract.copying import own
 from parallelenv.contract.failures import Failure, raise_failures
 from parallelenv.contract.messages import list_ids
 from parallelenv.contract.protocol import EXHAUSTED, NOTHING
-from parallelenv.contract.rollout_data import Chunk
 from parallelenv.engine.checkpoint import Progress
 from parallelenv.engine.done_policies import Policy
 from parallelenv.engine.episode_stats import Score
 from parallelenv.errors import AbsentMethodError, EnvPausedError, ExhaustedError, ResetNeededError
+
+if TYPE_CHECKING:
+    from parallelenv.contract.rollout_data import Chunk
 
 
 class Episodes:

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from parallelenv.contract.batch import Array, read_outcomes
 from parallelenv.contract.interrupts import Shield
-from parallelenv.contract.rollout_data import Chunk
+
+if TYPE_CHECKING:
+    from parallelenv.contract.rollout_data import Chunk
 
 LATEST = 100
 """So many episodes are averaged over."""

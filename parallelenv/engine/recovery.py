@@ -9,12 +9,15 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from parallelenv.contract.failures import Failure
+from parallelenv.contract.failures import NO_FAILURES, Failure
 from parallelenv.contract.protocol import NOTHING, Extra
-from parallelenv.engine.pool import NO_FAILURES, Pool
+
+if TYPE_CHECKING:
+    from parallelenv.engine.pool import Pool
 
 PERIOD = 600.0
 """Seconds within which an env is restarted at most ``max_restarts`` times."""

@@ -13,7 +13,7 @@ import numpy as np
 from parallelenv.contract.actions import ActionReader
 from parallelenv.contract.batch import Array, Layout, gather_states
 from parallelenv.contract.copying import own
-from parallelenv.contract.failures import Failure, noted, raise_failures
+from parallelenv.contract.failures import NO_FAILURES, Failure, noted, raise_failures
 from parallelenv.contract.messages import list_ids
 from parallelenv.contract.protocol import NOTHING, Extra
 from parallelenv.contract.spaces import pick_rows
@@ -21,7 +21,7 @@ from parallelenv.engine.assemble import Align, Teller, first_states
 from parallelenv.engine.checkpoint import Progress
 from parallelenv.engine.done_policies import Policy
 from parallelenv.engine.env_table import Episodes
-from parallelenv.engine.pool import NO_FAILURES, Pool
+from parallelenv.engine.pool import Pool
 from parallelenv.engine.recovery import Recovery
 from parallelenv.engine.rewards import refuse_other_rewards
 from parallelenv.engine.tickets import Flights, Landed, Request

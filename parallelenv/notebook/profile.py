@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from parallelenv.contract.messages import show
-from parallelenv.errors import ArgumentError, NotRecordedError
+from parallelenv.errors import NotRecordedError
 from parallelenv.notebook.profile_summary import Summary, summarise
-from parallelenv.notebook.recording import Recording
+from parallelenv.notebook.recording import Recording, checked_path
+from parallelenv.notebook.timeline import Timeline
+from parallelenv.notebook.trace import write_trace
 
 
 class Profile:
@@ -55,8 +56,6 @@ class Profile:
             ArgumentError: If there is nothing between ``begin`` and ``end``, or ``path`` ends otherwise.
             OSError: If it cannot be written.
         """
-        from parallelenv.notebook.timeline import Timeline
-
         timeline = Timeline.of(self.recording, begin, end)
         if path is not None:
             timeline.save(path)
@@ -73,8 +72,6 @@ class Profile:
             ArgumentError: If ``path`` ends otherwise.
             OSError: If it cannot be written.
         """
-        from parallelenv.notebook.trace import write_trace
-
         target = checked_path(path, ".json")
         write_trace(self.recording, target)
         return target
@@ -82,15 +79,3 @@ class Profile:
     def __repr__(self) -> str:
         """Return the table, if there is one."""
         return "<Profile, still recording>" if self._recording is None else repr(self.summary())
-
-
-def checked_path(path: Any, suffix: str) -> Path:
-    """Return a path that ends as it should.
-
-    Raises:
-        ArgumentError: If it does not.
-    """
-    target = Path(path) if isinstance(path, (str, Path)) else None
-    if target is None or target.suffix.lower() != suffix or "\0" in str(target):
-        raise ArgumentError(f"path={show(path)} must be the name of a file that ends in {suffix}.")
-    return target

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from parallelenv.contract.batch import Array
+from parallelenv.contract.messages import show
 from parallelenv.contract.process_info import Seat
+from parallelenv.errors import ArgumentError
 from parallelenv.worker.tracer import HostRecord
 
 
@@ -153,3 +157,15 @@ def cover(spans: Array, moments: Array) -> Array:
     over = np.where(number > 0, np.maximum(0.0, spans[number - 1, 1] - moments), 0.0)
     taken: Array = lengths[number] - over
     return taken
+
+
+def checked_path(path: Any, suffix: str) -> Path:
+    """Return a path that ends as it should.
+
+    Raises:
+        ArgumentError: If it does not.
+    """
+    target = Path(path) if isinstance(path, (str, Path)) else None
+    if target is None or target.suffix.lower() != suffix or "\0" in str(target):
+        raise ArgumentError(f"path={show(path)} must be the name of a file that ends in {suffix}.")
+    return target

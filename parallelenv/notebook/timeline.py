@@ -14,8 +14,7 @@ import numpy as np
 from parallelenv.contract.batch import Array
 from parallelenv.contract.messages import duration, name_range, show
 from parallelenv.errors import ArgumentError
-from parallelenv.notebook.profile import checked_path
-from parallelenv.notebook.recording import Recording, WorkerRecord, cover, measure, merge
+from parallelenv.notebook.recording import Recording, WorkerRecord, checked_path, cover, measure, merge
 
 _WIDTH, _LEFT, _RIGHT, _ROW, _GAP = 900, 130, 40, 22, 6
 _MOST_ROWS = 24

@@ -7,11 +7,11 @@ from typing import Any
 
 from parallelenv.contract.arguments import check_policy
 from parallelenv.contract.batch import Batch
+from parallelenv.contract.failures import NO_FAILURES
 from parallelenv.contract.protocol import Command, Reply
 from parallelenv.contract.rollout_data import Chunk
 from parallelenv.engine.engine import Engine
 from parallelenv.engine.guard import single_threaded_in
-from parallelenv.engine.pool import NO_FAILURES
 from parallelenv.engine.tickets import Request
 from parallelenv.rollouts.length import Goal, progress_bar
 from parallelenv.rollouts.rollout import Course, Roller

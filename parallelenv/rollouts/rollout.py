@@ -5,25 +5,26 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from parallelenv.contract.arguments import check_policy
 from parallelenv.contract.batch import Array, Batch
 from parallelenv.contract.broadcast import pickled
-from parallelenv.contract.failures import Failure, noted, raise_failures, raise_of_policy
+from parallelenv.contract.failures import NO_FAILURES, Failure, noted, raise_failures, raise_of_policy
 from parallelenv.contract.messages import list_ids
 from parallelenv.contract.protocol import Extra
 from parallelenv.contract.rollout_data import Chunk, Ended, Memory, Order, action_rooms, check_rows, join_ends, room
-from parallelenv.engine.engine import Engine
 from parallelenv.engine.env_table import Episodes
-from parallelenv.engine.pool import NO_FAILURES
 from parallelenv.engine.stepper import Stepper
 from parallelenv.engine.tickets import Request
 from parallelenv.errors import ArgumentError, ParallelEnvError, ResetNeededError, WorkerTimeoutError
 from parallelenv.rollouts.length import Goal, progress_bar
 from parallelenv.rollouts.trajectory import Assembly, Rollout
+
+if TYPE_CHECKING:
+    from parallelenv.engine.engine import Engine
 
 CHUNK = 0.2
 """Seconds that a chunk should take: so soon Ctrl-C has an effect, and so often the bar moves."""

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from parallelenv import ParallelEnv
+from parallelenv.env import ParallelEnv
 from parallelenv.testing.play import ID_FORMS
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from parallelenv import ParallelEnv
+from parallelenv.env import ParallelEnv
 from parallelenv.errors import ClosedError, EnvError, WorkerDiedError
 from parallelenv.testing.base import Contract, Make
 from parallelenv.testing.envs import Counter

@@ -12,9 +12,10 @@ import gymnasium
 import numpy as np
 from gymnasium.vector.utils import concatenate, create_empty_array
 
-from parallelenv import ParallelEnv, StepBatch, StepResult
 from parallelenv.contract.identity import difference
+from parallelenv.env import ParallelEnv
 from parallelenv.errors import NothingInFlightError
+from parallelenv.results import StepBatch, StepResult
 from parallelenv.testing import envs as zoo
 
 NUM_ENVS = 5

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from parallelenv import CLOSE, RESET, TERMINATED
 from parallelenv.errors import EnvBusyError, EnvPausedError, NothingInFlightError, ResetNeededError
+from parallelenv.rollouts.stream import CLOSE, RESET, TERMINATED
 from parallelenv.testing.base import Contract, Make
 from parallelenv.testing.envs import Counter
 from parallelenv.testing.oddities import Sleeper, Troubled, TroubleError

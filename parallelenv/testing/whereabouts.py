@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from parallelenv import ParallelEnv, get_worker_info
+from parallelenv.contract.worker_info import get_worker_info
+from parallelenv.env import ParallelEnv
 from parallelenv.testing.base import Contract, Make
 from parallelenv.testing.envs import Counter, Stepped
 from parallelenv.testing.play import NUM_ENVS, assert_same

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from parallelenv.contract.batch import Batch
 from parallelenv.contract.broadcast import Broadcast
@@ -30,9 +30,7 @@ from parallelenv.worker.env_rng import OwnGenerators, put_back
 from parallelenv.worker.env_state import load_env, save_env
 from parallelenv.worker.rollout_recorder import HostRollout
 from parallelenv.worker.row_writer import Writer
-
-if TYPE_CHECKING:
-    from parallelenv.worker.tracer import Watch
+from parallelenv.worker.tracer import Watch, begin_watching, end_watching
 
 Walk = Callable[[Iterator[Any], Any, dict[int, Any]], None]
 Turns = tuple[Iterator[int], Sequence[int]]
@@ -483,8 +481,6 @@ class Host:
 
     def watch(self, env_id: int, argument: Any, common: Any) -> tuple[str, float] | None:
         """Begin to note when each env does what; return which clock that goes by, and its time."""
-        from parallelenv.worker.tracer import begin_watching  # which imports this module
-
         if env_id != self.everyone[0]:
             return None
         begin_watching(self)
@@ -492,8 +488,6 @@ class Host:
 
     def unwatch(self, env_id: int, argument: Any, common: Any) -> Any:
         """Return what was noted, and note no more."""
-        from parallelenv.worker.tracer import end_watching
-
         return end_watching(self) if env_id == self.everyone[0] else None
 
     def _env(self, env_id: int) -> Resettable:

@@ -17,14 +17,16 @@ from dataclasses import dataclass
 from itertools import compress, cycle, repeat, starmap
 from math import ceil
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from parallelenv.contract.batch import Array
 from parallelenv.contract.process_info import Seat, clock_id, here
 from parallelenv.contract.protocol import Command
-from parallelenv.worker.host import Host, Reset, Walk
+
+if TYPE_CHECKING:
+    from parallelenv.worker.host import Host, Reset, Walk
 
 MOST_SPANS = 200_000
 """Commands that are noted of a host; there are no more after that."""

@@ -20,7 +20,7 @@ import pytest
 from interrupting import interrupt_at
 
 from parallelenv import ParallelEnv, get_worker_info
-from parallelenv.engine.workers import Hosts
+from parallelenv.engine.pool import Pool
 from parallelenv.errors import WorkerDiedError, WorkerTimeoutError
 
 # Mode, its options, workers, and every how many lines it is interrupted: as many as some seconds allow.
@@ -88,7 +88,7 @@ def test_what_two_interrupts_have_left_open_is_closed_by_the_next_close(monkeypa
     for number in (50, 150):
         env = ParallelEnv([Plain] * 2, "subproc", num_cpus=2, start_method="fork")
         with monkeypatch.context() as patch:
-            patch.setattr(Hosts, "_close_at_once", interrupted)
+            patch.setattr(Pool, "_close_at_once", interrupted)
             assert interrupt_at(number, env.close).is_told
         env.close()
 
@@ -110,7 +110,7 @@ def test_an_interrupt_anywhere_in_the_making_is_told_and_leaves_nothing(way: str
     assert number > stride
 
 
-RESTARTERS = ("parallelenv/engine/workers.py", *OPENERS)
+RESTARTERS = ("parallelenv/engine/pool.py", *OPENERS)
 
 
 def test_an_interrupted_restart_leaves_no_worker_beside_the_next() -> None:

@@ -1,21 +1,25 @@
-"""The collectors of a set: who is at what, what each was told, and who is new because one has died."""
+"""The scheduler of a set of collectors: what each works at and for how long, what it was told, and what it has sent."""
 
 from __future__ import annotations
 
+import itertools
+import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from parallelenv.collect.packing import Parcel
-from parallelenv.collect.seat import Order
+from parallelenv.collect.collector_env import Order, Parcel
+from parallelenv.collect.concat import are_of_one_kind, join_in_time
 from parallelenv.collect.unsent import UNKNOWN, Unsent
+from parallelenv.contract.batch import Array
 from parallelenv.contract.broadcast import Broadcast
 from parallelenv.contract.failures import raise_failures
 from parallelenv.engine.recovery import Budget
 from parallelenv.env import ParallelEnv
 from parallelenv.errors import EnvInterruptedError, WorkerTimeoutError
+from parallelenv.rollouts.trajectory import Rollout
 
 Received = list[tuple[int, Parcel]]
 
@@ -284,3 +288,162 @@ def _given_up(error: BaseException, rank: int) -> BaseException:
         "Look into why, and make a new set."
     )
     return error
+
+
+_SLICE = 0.5
+"""Seconds after which a collector sends what it has, and goes on. What a dead one loses is of that order."""
+_QUICK_SLICE = 0.05
+"""The same where others may have to wait for it to stop."""
+_FIRST = 16
+"""Steps of the first slice of a collector: nobody knows how long one takes."""
+
+
+class Foreman:
+    """Lets the collectors of a set work in slices.
+
+    Args:
+        crew: The collectors.
+        parcels: Where what they send is kept.
+        fraction: When so large a share of them is done, the others stop.
+
+    Attributes:
+        fraction: As given.
+        enough: So many of them that is.
+    """
+
+    def __init__(self, crew: Crew, parcels: Parcels, fraction: float) -> None:
+        self.fraction = fraction
+        self._crew, self._parcels = crew, parcels
+        # Not half a collector more because 0.07 * 100 is 7.000000000000001.
+        self.enough = math.ceil(round(fraction * len(crew.sizes), 9))
+        self._paces = [0.0] * len(crew.sizes)  # steps per second of each, when last heard of
+
+    def work(
+        self, goals: Sequence[int], is_quick: bool, is_over: Callable[[], bool], advance: Callable[[int], object]
+    ) -> None:
+        """Let collectors work until they, or enough of them, have reached their goals.
+
+        Args:
+            goals: Steps that each shall have, with those that are waiting.
+            is_quick: Whether they stop soon when they are to.
+            is_over: Asked between slices whether to stop. Who has nothing yet then makes one step.
+            advance: Told of steps as they come.
+        """
+        crew = self._crew
+        seconds = _QUICK_SLICE if is_quick else _SLICE
+        while True:
+            left = [goal - self._parcels.count(rank) for rank, goal in enumerate(goals)]
+            is_enough = sum(one <= 0 for one in left) >= self.enough or is_over()
+            waiting = self._parcels.waiting  # who has nothing yet makes a step in any case: no env may be missing
+            chosen = [rank for rank in crew.idle if left[rank] > 0 and not (is_enough and rank in waiting)]
+            if chosen:
+                crew.order({rank: self._slice(rank, 1 if is_enough else left[rank], seconds) for rank in chosen})
+            if not crew.is_busy:
+                return
+            for rank, parcel in crew.receive():
+                self._parcels.add(rank, parcel)
+                advance(parcel.info["num_steps"])
+                self._paces[rank] = parcel.info["num_steps"] / max(parcel.info["seconds"], 1e-6)
+
+    def _slice(self, rank: int, left: int, seconds: float) -> Order:
+        """Return what a collector should do next: about as much as it has time for, so that little can be lost."""
+        pace = self._paces[rank]
+        return Order(max(1, min(left, int(pace * seconds) if pace else _FIRST)), seconds)
+
+
+Info = dict[str, Any]
+Join = Callable[[Sequence[Rollout]], Rollout]
+
+
+class Parcels:
+    """Parcels by collector, each after the one before.
+
+    Args:
+        num_workers: How many collectors there are.
+    """
+
+    def __init__(self, num_workers: int) -> None:
+        self._parts: list[list[Parcel]] = [[] for _ in range(num_workers)]
+
+    def add(self, rank: int, parcel: Parcel) -> None:
+        """Keep what has come."""
+        self._parts[rank].append(parcel)
+
+    @property
+    def waiting(self) -> list[int]:
+        """Collectors of which there is something."""
+        return [rank for rank, parts in enumerate(self._parts) if parts]
+
+    def count(self, rank: int) -> int:
+        """Return how many steps there are of a collector."""
+        return sum(map(_num_steps, self._parts[rank]))
+
+    def take(self, ranks: Sequence[int], version: int, join: Join) -> tuple[Rollout, Info]:
+        """Hand out what there is of collectors. What was made by other envs than the first of it comes the next time.
+
+        Args:
+            ranks: The collectors.
+            version: Of the weights that were set last.
+            join: Makes one rollout of those of each. If it raises, all stays here.
+
+        Returns:
+            The rollout, and what there is to say of it.
+        """
+        chosen = {rank: _of_one_kind(self._parts[rank]) for rank in ranks if self._parts[rank]}
+        rollouts = [join_in_time([parcel.open() for parcel in parcels]) for parcels in chosen.values()]
+        data = join(rollouts)
+        for rank, parcels in chosen.items():
+            del self._parts[rank][: len(parcels)]
+        infos = [parcel.info for parcels in chosen.values() for parcel in parcels]
+        parts = [chosen.get(rank, []) for rank in ranks]
+        versions = np.array([min((one.info["version"] for one in part), default=version) for part in parts], np.int64)
+        info: Info = {
+            **_episodes(rollouts, list(chosen.values())),
+            "num_steps": np.array([sum(map(_num_steps, part)) for part in parts], dtype=np.int64),
+            "num_samples": sum(one["num_samples"] for one in infos),
+            "version": versions,
+            "staleness": version - versions,
+        }
+        for name in ("num_bytes", "num_bytes_sent"):
+            if any(name in one for one in infos):
+                info[name] = sum(one[name] for one in infos)
+        return data, info
+
+
+def _num_steps(parcel: Parcel) -> int:
+    return int(parcel.info["num_steps"])
+
+
+def _of_one_kind(parcels: Sequence[Parcel]) -> list[Parcel]:
+    """Return those from the first on that can be joined in time."""
+    first = parcels[0].open()
+    return list(itertools.takewhile(lambda parcel: are_of_one_kind(first, parcel.open()), parcels))
+
+
+def _episodes(rollouts: Sequence[Rollout], parcels: Sequence[Sequence[Parcel]]) -> Info:
+    """Return returns and lengths in the order of the ends in rollouts that are put side by side."""
+    columns = np.cumsum([0, *(len(rollout.env_ids) for rollout in rollouts)]).tolist()
+    places = [np.add(np.argwhere(one.dones), (0, first)) for one, first in zip(rollouts, columns, strict=False)]
+    steps, columns = np.concatenate(places).T
+    order = np.lexsort((columns, steps))
+    counted = [_counted(*one) for one in zip(rollouts, parcels, strict=True)]
+    names = "episode_returns", "episode_lengths"
+    return {name: np.concatenate(part)[order] for name, part in zip(names, zip(*counted, strict=True), strict=True)}
+
+
+def _counted(rollout: Rollout, parcels: Sequence[Parcel]) -> tuple[Array, Array]:
+    """Return returns and lengths of the episodes that end in a rollout, also of those cut off between its parts."""
+    first, counted = 0, []
+    for parcel in parcels:
+        part = parcel.open()
+        ends = np.argwhere(rollout.dones[first : first + len(part)])
+        is_cut = ~part.dones[tuple(ends.T)]
+        for name, index in (("episode_returns", 0), ("episode_lengths", 1)):
+            told = parcel.info[name]
+            values = np.empty(len(ends), told.dtype)
+            values[~is_cut] = told
+            for place in np.flatnonzero(is_cut).tolist():
+                values[place] = parcel.under_way[int(ends[place, 1])][index]
+            counted.append(values)
+        first += len(part)
+    return np.concatenate(counted[::2]), np.concatenate(counted[1::2])
