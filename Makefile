@@ -59,10 +59,11 @@ cluster: $(VENV)/.test ## Test the Ray modes on clusters of two and three nodes 
 cluster-demo: $(VENV)/.test ## Start a Ray cluster of two nodes on this machine and compare the modes on it.
 	$(BIN)/python -m tests.cluster
 
-lint: $(VENV)/.lint ## Check style, format and types.
+lint: $(VENV)/.lint ## Check style, format, types, and which module may import which.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 docs: $(VENV)/.docs ## Build the documentation into build/docs; a warning is an error.
 	$(BIN)/sphinx-build --fail-on-warning --keep-going --quiet --jobs auto docs build/docs

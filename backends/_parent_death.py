@@ -11,6 +11,7 @@ import os
 import select
 import sys
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -74,8 +75,9 @@ class Lifeline:
         with Shield():
             self._offered, self._held = _close(self._offered), _close(self._held)
 
-    def __del__(self) -> None:
-        self.cut()
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_finalizing():  # then the globals of this module may be gone, and the descriptor goes with the process
+            self.cut()
 
 
 class CutError(Exception):

@@ -9,8 +9,9 @@ import errno
 import math
 import mmap
 import os
+import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -72,9 +73,10 @@ class SharedMemory:
         with Shield():
             reduction.send_handle(connection, self._fileno, pid)
 
-    def __del__(self) -> None:
-        with Shield():
-            os.close(self._fileno)
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_finalizing():  # then the globals of this module may be gone, and the descriptor goes with the process
+            with Shield():
+                os.close(self._fileno)
 
 
 def _open_nameless() -> int:

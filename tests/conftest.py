@@ -56,6 +56,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a job in the back
 _IN_RAY_MODES = {
     # all of these files
     "test_cli.py",
+    "test_imports.py",
     "test_launcher.py",
     "test_origin.py",
     "test_ray.py",

@@ -417,7 +417,7 @@ def test_a_step_before_the_reset_is_refused(make_env: MakeEnv) -> None:
     with pytest.raises(ResetNeeded, match=r"envs \[0, 1, 2, 3\] have no running episode"):
         env.step([0, 0, 0, 0])
     env.reset([0, 2])
-    with pytest.raises(ResetNeeded, match=r"envs \[1\] have no running episode"):
+    with pytest.raises(ResetNeeded, match=r"env 1 has no running episode"):
         env.send([0, 0], [0, 1])
     assert env.step([0, 0], [0, 2])[0][:, 1].tolist() == [1, 1]
 

@@ -193,7 +193,7 @@ def test_names_of_others_say_what_does_the_same() -> None:
         "is_closed": "Here it is closed",
         "num_unpaused_tasks": "Here it is num_unpaused",
         "to_gym": r"Here it is to_gymnasium\(\)",
-        "evaluate": r"rollout\(policy, num_episodes=n\).*customized_method\('evaluate'\)",
+        "evaluate": r"run_episodes\(policy, num_episodes=n\).*customized_method\('evaluate'\)",
         "pause_at": r"Here it is pause\(id\)",
         "resume_all": r"Here it is resume\(\)",
         "reset_single_env": r"Here it is reset\(id\)",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import mmap
 import os
 import secrets
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -68,8 +70,9 @@ class Unsent:
             if fileno is not None:
                 os.close(fileno)
 
-    def __del__(self) -> None:
-        self.close()
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_finalizing():  # then the globals of this module may be gone, and the descriptor goes with the process
+            self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Unsent.find, (len(self.samples), self._way)

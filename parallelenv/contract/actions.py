@@ -180,10 +180,11 @@ class ActionReader:
         if self._as_given:
             array = _whole_numbers(array, field.dtype)
         if not becomes(array, field.dtype):
+            are_numbers = array.dtype.kind in "biufc"
+            way_out = f" Convert them: numpy.asarray(action).astype({str(field.dtype)!r})." if are_numbers else ""
             raise ActionError(
                 f"action{where} has dtype {array.dtype}, which does not become {field.dtype} without loss of meaning. "
-                f"Each action must be in {self._structure.leaves[index]}. Convert them: "
-                f"numpy.asarray(action).astype({str(field.dtype)!r})."
+                f"Each action must be in {self._structure.leaves[index]}.{way_out}"
             )
         return array
 

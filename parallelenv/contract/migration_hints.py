@@ -89,7 +89,7 @@ _ATTRIBUTES = {
     **_SETTINGS,
     "env_method": _CALL,
     "to_gym": "Here it is to_gymnasium().",
-    "evaluate": "Try rollout(policy, num_episodes=n); customized_method('evaluate') calls the envs' own.",
+    "evaluate": "Try run_episodes(policy, num_episodes=n); customized_method('evaluate') calls the envs' own.",
     "sample_actions": "Here it is env.action_space.sample().",
     "get_attr": "Here it is get_env_attr(name, id).",
     "set_attr": "Here it is set_env_attr(name, value, id).",

@@ -74,9 +74,9 @@ class Episodes:
         fresh = [env_id for env_id in env_ids if env_id in self._fresh] if self._fresh else []
         if fresh:
             self.refuse_stepless(fresh)
+            subject = f"env {fresh[0]} has" if len(fresh) == 1 else f"envs {list_ids(fresh)} have"
             raise ResetNeededError(
-                f"envs {list_ids(fresh)} have no running episode. Call reset() or reset({list_ids(fresh)}) before "
-                "stepping."
+                f"{subject} no running episode. Call reset() or reset({list_ids(fresh)}) before stepping."
             )
 
     def refuse_stepless(self, env_ids: Iterable[int]) -> None:

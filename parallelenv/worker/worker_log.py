@@ -66,8 +66,9 @@ class Log:
             if fileno >= 0:
                 os.close(fileno)
 
-    def __del__(self) -> None:
-        self.close()  # where an interrupt came before anybody knew of it
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_finalizing():  # then the globals of this module may be gone, and the descriptor goes with the process
+            self.close()  # where an interrupt came before anything referred to it
 
     # ---------------------------------------------------------------- the worker's end
 

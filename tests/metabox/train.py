@@ -36,7 +36,7 @@ def main(name: str, mode: str, whose: str, out: str) -> None:
     import metaevobox.environment.optimizer as optimizers
     from metaevobox.environment.problem.utils import construct_problem_set
 
-    if mode == "thread" and name in (*DIFFERENTIATED, *UNSEEDED):
+    if mode == "thread" and name in (*DIFFERENTIATED, *UNSEEDED, "Tester"):
         # On several threads at once envs draw from the generators of the process, and add gradients up, in any order.
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     is_test = name == "Tester"

@@ -1,0 +1,85 @@
+"""What is imported, and where: users and workers do not wait for what they do not use."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from parallelenv import registry
+
+# An env that is pickled by value, so that its worker imports what this package needs and nothing of the tests.
+_SCRIPT = """
+import json, sys
+from parallelenv import ParallelEnv
+
+class Looking:
+    def modules(self):
+        return sorted(name for name in sys.modules if name.startswith("parallelenv."))
+
+with ParallelEnv([Looking, Looking], {mode!r}, num_cpus=2, **{options!r}) as env:
+    print("FOUND", json.dumps(env.customized_method("modules")[1]))
+"""
+_OF_USERS = {"adapters", "autotune", "collect", "notebook", "tasks", "testing", "wrappers"}
+_OF_CALLERS = {"cli", "engine", "env", "registry", "results", "rollouts", *_OF_USERS}
+
+
+def found(code: str) -> set[str]:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
+    line = next(line for line in done.stdout.splitlines() if line.startswith("FOUND "))
+    return {str(name) for name in json.loads(line.removeprefix("FOUND "))}
+
+
+def rings(modules: set[str]) -> set[str]:
+    return {name.split(".")[1] for name in modules}
+
+
+def test_the_package_imports_nothing_before_it_is_used() -> None:
+    code = "import sys, json, parallelenv; print('FOUND', json.dumps(list(sys.modules)))"
+    modules = found(code)
+    assert [name for name in modules if name.startswith("parallelenv.")] == []
+    assert modules.isdisjoint({"numpy", "gymnasium", "cloudpickle", "asyncio"})
+
+
+def test_the_class_imports_neither_what_is_above_it_nor_a_backend() -> None:
+    code = """
+import json, sys
+from parallelenv import ParallelEnv
+print("FOUND", json.dumps([name for name in sys.modules if name.startswith("parallelenv.")]))
+"""
+    assert rings(found(code)).isdisjoint({"backends", "cli", *_OF_USERS})
+
+
+def test_each_public_name_is_found_where_it_is_said_to_be() -> None:
+    code = """
+import json, parallelenv
+print("FOUND", json.dumps([name for name in dir(parallelenv) if getattr(parallelenv, name) is None]))
+"""
+    assert found(code) == set()
+
+
+@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
+def test_a_worker_imports_contract_worker_and_its_backend_alone(start_method: str) -> None:
+    modules = found(_SCRIPT.format(mode="subproc", options={"start_method": start_method}))
+    assert rings(modules) == {"backends", "contract", "errors", "worker"}
+
+
+@pytest.mark.parametrize("mode", ["ray", "ray-subproc"])
+def test_an_actor_imports_nothing_of_what_users_see(mode: str) -> None:
+    pytest.importorskip("ray")
+    modules = found(_SCRIPT.format(mode=mode, options={}))
+    assert rings(modules).isdisjoint(_OF_USERS)
+    assert "parallelenv.worker.host" in modules
+
+
+def test_the_words_are_known_before_a_backend_is_imported() -> None:
+    code = """
+import json, sys
+from parallelenv import registry
+registry.known_words()
+print("FOUND", json.dumps([name for name in sys.modules if name.startswith("parallelenv.backends")]))
+"""
+    assert found(code) == set()
+    assert "ray-subproc" in registry.known_words()
