@@ -1,1 +1,1 @@
-"""One file a mode. A backend transports; what a command means is written in `host`."""
+"""One file per mode. A backend transports commands; their meaning is in `parallelenv.worker.host`."""

@@ -20,7 +20,7 @@ import numpy as np
 
 from parallelenv.backends._wire import Message
 from parallelenv.contract import copying
-from parallelenv.contract.copying import cannot_be_given, cannot_travel, is_unchangeable, own
+from parallelenv.contract.copying import cannot_be_given, cannot_travel, deep_copy, is_unchangeable
 from parallelenv.contract.failures import Failure
 from parallelenv.contract.protocol import Command, EnvFacts, Extra, Reply, UnreadableError
 from parallelenv.errors import UnpicklableError
@@ -96,14 +96,14 @@ def encode_not_read(error: UnreadableError) -> Message:
 
 def mark_printed(message: Message) -> Message:
     """Return a reply's message that also says that something was printed."""
-    return message._replace(tag=message.tag | _PRINTED)
+    return Message(message.tag | _PRINTED, message.number, message.frames)
 
 
 def unmark_printed(message: Message) -> tuple[Message, bool]:
     """Return the message before `mark_printed`, and whether it was marked."""
     if message.tag < _PRINTED:
         return message, False
-    return message._replace(tag=message.tag & ~_PRINTED), True
+    return Message(message.tag & ~_PRINTED, message.number, message.frames), True
 
 
 def decode_reply(message: Message) -> Reply:
@@ -235,7 +235,7 @@ def _is_flat(part: Any, seen: set[int]) -> bool:
 def _untangled(value: Any) -> Any:
     """Return a value whose parts share nothing, as a state and an info might."""
     if type(value) is Extra and sum(part is not None for part in value) > 1:
-        return Extra(*map(own, value))
+        return Extra(*map(deep_copy, value))
     return value
 
 

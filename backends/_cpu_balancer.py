@@ -20,7 +20,7 @@ _PAUSE = 2e-3
 _STATE, _PROCESSOR = 0, 36  # fields of /proc/PID/stat after the name
 
 
-class Spreader:
+class CpuBalancer:
     """Looks now and then where workers run, and moves those apart that share a core needlessly.
 
     Args:

@@ -29,8 +29,8 @@ import numpy as np
 
 from parallelenv.backends._process import ForkedProcess, forget_launcher
 from parallelenv.backends._worker_process import end_with_caller, serve
-from parallelenv.contract.interrupts import Shield
-from parallelenv.worker.worker_log import Log, redirect_descriptors, redirect_streams
+from parallelenv.contract.interrupts import DeferSigint
+from parallelenv.worker.worker_log import WorkerLog, redirect_descriptors, redirect_streams
 
 _BLAS_TIMEOUT = "OPENBLAS_THREAD_TIMEOUT"
 _VOLATILE = ("PYTEST_CURRENT_TEST", "RAY_", "PYTHONBREAKPOINT")
@@ -187,7 +187,7 @@ class _Server:
             silence: Whether its warnings are ignored.
             output: Where to print to.
         """
-        log = Log(os.dup(output))
+        log = WorkerLog(os.dup(output))
         redirect_descriptors(log)
         redirect_streams(log, lambda: None, (1, 2))
         known, before, error = set(sys.modules), _traces(), ""
@@ -296,7 +296,7 @@ def _serve_forks(requests: int) -> None:
 
 
 def _serve_worker(connection: int, log: int) -> None:
-    serve(Connection(connection), Log(log))
+    serve(Connection(connection), WorkerLog(log))
 
 
 # -------------------------------------------------------------------- the caller's end
@@ -378,7 +378,7 @@ class ForkServer:
             OSError: If there is none, for lack of something or since this server has ended.
         """
         settings = {**_settings("parallelenv-fork-server"), "environment": surroundings.environment}
-        with Shield():
+        with DeferSigint():
             ours, theirs = multiprocessing.Pipe()
             with theirs:
                 forked = self._fork(_serve_forks, settings, theirs.fileno())
@@ -386,7 +386,7 @@ class ForkServer:
             server.loaded, server.files = dict(self.loaded), dict(self.files)
             return server
 
-    def fork_worker(self, connection: Connection, log: Log) -> ForkedProcess:
+    def fork_worker(self, connection: Connection, log: WorkerLog) -> ForkedProcess:
         """Return a worker that is forked from this server. Errors: as for `fork_server`.
 
         Args:
@@ -402,7 +402,7 @@ class ForkServer:
             pid = self._ask("fork", (target, settings), sentinel.fileno(), report.fileno(), *ends)
         return ForkedProcess(pid, status, lifeline, self)
 
-    def load(self, module: str, log: Log, *, silence: bool) -> Loaded:
+    def load(self, module: str, log: WorkerLog, *, silence: bool) -> Loaded:
         """Import a module there. An interrupt ends the server.
 
         Args:
@@ -452,7 +452,7 @@ class ForkServer:
 
     def end(self) -> None:
         """End it at once. Its workers go on."""
-        with Shield():
+        with DeferSigint():
             self._requests.close()
             if self._process.is_alive():
                 with contextlib.suppress(ProcessLookupError):  # it has ended since that look
@@ -502,7 +502,9 @@ class ForkServers:
         self.servers: list[ForkServer] = []
         self.refused: dict[str, Refusal] = {}
 
-    def server_with(self, modules: Collection[str], log: Log, *, silence: bool) -> tuple[ForkServer, dict[str, str]]:
+    def server_with(
+        self, modules: Collection[str], log: WorkerLog, *, silence: bool
+    ) -> tuple[ForkServer, dict[str, str]]:
         """Return a server that has these modules, and why it does not have the others.
 
         Args:
@@ -547,7 +549,7 @@ class ForkServers:
         return server
 
     def _load(
-        self, server: ForkServer, surroundings: Surroundings, wanted: Sequence[str], log: Log, silence: bool
+        self, server: ForkServer, surroundings: Surroundings, wanted: Sequence[str], log: WorkerLog, silence: bool
     ) -> dict[str, str]:
         """Let a server import what it lacks, and return why what is missing is; forget a server that is unfit then."""
         missing: dict[str, str] = {}
@@ -587,7 +589,7 @@ def starting(method: str) -> Iterator[None]:
     Args:
         method: The start method.
     """
-    with _STARTING, Shield(), _hidden_main(), _sleepy_blas(), _deaf_to_interrupts(method):
+    with _STARTING, DeferSigint(), _hidden_main(), _sleepy_blas(), _deaf_to_interrupts(method):
         yield
 
 

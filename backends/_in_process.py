@@ -6,10 +6,10 @@ from collections import deque
 from typing import Any
 
 from parallelenv.contract.batch import Batch
-from parallelenv.contract.copying import cannot_be_given, cannot_travel, own, own_but_graph
+from parallelenv.contract.copying import cannot_be_given, cannot_travel, deep_copy, deep_copy_but_graph
 from parallelenv.contract.failures import Failure
-from parallelenv.contract.interrupts import Shield
-from parallelenv.contract.protocol import Command, Death, EnvFacts, Extra, HostRecipe, Reply
+from parallelenv.contract.interrupts import DeferSigint
+from parallelenv.contract.protocol import Command, Death, EnvFacts, Extra, Reply, WorkerSpec
 from parallelenv.worker.host import Execution, Host
 
 _STATES = frozenset({"loose", "ended_loose", "ended_state"})
@@ -21,8 +21,8 @@ class CallerChannel:
 
     in_caller = True
 
-    def __init__(self, recipe: HostRecipe) -> None:
-        self._host = Host(recipe, in_caller=True)
+    def __init__(self, spec: WorkerSpec) -> None:
+        self._host = Host(spec, in_caller=True)
         self._queue: deque[Execution] = deque()
         self._replies: deque[Reply] = deque()
 
@@ -60,7 +60,7 @@ class CallerChannel:
     def kill(self) -> None:
         self._queue.clear()
         self._host.close()
-        with Shield():  # an interrupt in a `__del__` would be told to nobody
+        with DeferSigint():  # an interrupt in a `__del__` would be told to nobody
             vars(self._host).pop("_writer", None)  # its memory goes now, not when the user lets go of the closed object
 
 
@@ -71,7 +71,7 @@ def take_over(command: Command) -> Command:
         UnpicklableError: If an argument cannot be copied, as between processes.
     """
     copies = []
-    copied = own_but_graph if command.name == "step" else own
+    copied = deep_copy_but_graph if command.name == "step" else deep_copy
     for env_id, argument in zip(command.env_ids, command.each or (), strict=True):
         try:
             copies.append(copied(argument))
@@ -97,8 +97,11 @@ def detach(reply: Reply) -> Reply:
 
 def _detached(value: Any) -> Any:
     if type(value) is not Extra:
-        return value if type(value) is EnvFacts else own(value)
+        return value if type(value) is EnvFacts else deep_copy(value)
     parts = zip(Extra._fields, value, strict=True)
     return Extra(
-        *(None if part is None else own_but_graph(part) if name in _STATES else own(part) for name, part in parts)
+        *(
+            None if part is None else deep_copy_but_graph(part) if name in _STATES else deep_copy(part)
+            for name, part in parts
+        )
     )

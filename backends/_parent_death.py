@@ -15,9 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from parallelenv.contract.interrupts import Shield
+from parallelenv.contract.interrupts import DeferSigint
 
-_OPEN: weakref.WeakSet[Lifeline] = weakref.WeakSet()
+_OPEN: weakref.WeakSet[ParentDeathPipe] = weakref.WeakSet()
 
 
 class Address(NamedTuple):
@@ -36,17 +36,17 @@ class Address(NamedTuple):
     pipe: str
 
 
-class Lifeline:
+class ParentDeathPipe:
     """The caller's end, for one other process: a signal at the loss of one reader would reach the others too."""
 
     def __init__(self) -> None:
-        with Shield():
+        with DeferSigint():
             self._offered, self._held = os.pipe()
         self._pid = os.getpid()
         _OPEN.add(self)
 
     @classmethod
-    def create(cls) -> Lifeline | None:
+    def create(cls) -> ParentDeathPipe | None:
         """Return a new one; ``None`` on systems where the other end could not be opened."""
         return cls() if sys.platform == "linux" else None
 
@@ -57,7 +57,7 @@ class Lifeline:
 
     def keep(self, *, is_held: bool) -> None:
         """Take note of whether the other process has taken hold of it."""
-        with Shield():
+        with DeferSigint():
             self._offered = _close(self._offered)
         if not is_held:
             self.cut()
@@ -72,7 +72,7 @@ class Lifeline:
 
     def cut(self) -> None:
         """Let the other process think that the caller is gone."""
-        with Shield():
+        with DeferSigint():
             self._offered, self._held = _close(self._offered), _close(self._held)
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:

@@ -14,15 +14,15 @@ from multiprocessing import connection
 from typing import Any
 
 from parallelenv.backends._codec import decode_reply, encode, encode_command, unmark_printed
-from parallelenv.backends._cpu_balancer import Spreader
+from parallelenv.backends._cpu_balancer import CpuBalancer
 from parallelenv.backends._process import UNKNOWN, exists
 from parallelenv.backends._shared_memory import SharedMemory
 from parallelenv.backends._wire import Message, Wire, spin
 from parallelenv.backends._worker_process import Attach
 from parallelenv.contract.batch import Batch
-from parallelenv.contract.interrupts import Shield
+from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.contract.protocol import Command, Death, HostDied, Printed, Reply
-from parallelenv.worker.worker_log import Log
+from parallelenv.worker.worker_log import WorkerLog
 
 _HEARTBEAT = 0.25
 """Seconds between looks at whether workers live, for deaths that a pipe does not show: an env's
@@ -107,7 +107,9 @@ class PipeChannel:
 
     in_caller = False
 
-    def __init__(self, process: Any, pipe: Any, log: Log | None, poller: Poller, env_ids: tuple[int, ...]) -> None:
+    def __init__(
+        self, process: Any, pipe: Any, log: WorkerLog | None, poller: Poller, env_ids: tuple[int, ...]
+    ) -> None:
         self.process = process
         self.wire = Wire(pipe)
         self.inbox: deque[Reply] = deque()
@@ -169,7 +171,7 @@ class PipeChannel:
     def attach(self, batch: Batch) -> None:
         memory: SharedMemory = batch.owner
         # An interrupt in between would let the worker wait for ever for what was announced.
-        with contextlib.suppress(OSError), Shield():  # OSError: if it died meanwhile, its next command says so
+        with contextlib.suppress(OSError), DeferSigint():  # OSError: if it died meanwhile, its next command says so
             self.wire.send(encode(Attach(batch.layout)))
             memory.send(self.wire.connection, self.process.pid)
 
@@ -195,7 +197,7 @@ class PipeChannel:
 
     def hang_up(self) -> None:
         """Close the pipe."""
-        with Shield():
+        with DeferSigint():
             if not self.wire.closed:
                 self._poller.remove(self)
                 self.wire.close()
@@ -209,7 +211,7 @@ class PipeChannel:
                 self.end_process()
             self.process.join()
             self.process.close()
-        with Shield():  # not gone before: who was interrupted comes again
+        with DeferSigint():  # not gone before: who was interrupted comes again
             if self._log is not None:
                 self._log.close()
             self.is_gone = True
@@ -231,7 +233,7 @@ class Switchboard:
         channels: All that live, also those that nobody was told of yet.
     """
 
-    def __init__(self, spreader: Spreader) -> None:
+    def __init__(self, spreader: CpuBalancer) -> None:
         self._spreader = spreader
         self.poller = Poller()
         self.channels: list[PipeChannel] = []

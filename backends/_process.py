@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from parallelenv.contract.interrupts import Shield
+from parallelenv.contract.interrupts import DeferSigint
 
 _IS_POSIX = os.name == "posix"
 _MOMENT = 1.0
@@ -43,12 +43,12 @@ class WorkerProcess:
     @property
     def exitcode(self) -> int | None:
         """Exit code, or the negative number of a signal; ``None`` while it runs, or if somebody else was told."""
-        with Shield():
+        with DeferSigint():
             return self._process.exitcode
 
     def is_alive(self) -> bool:
         """Whether it has not ended."""
-        with Shield():
+        with DeferSigint():
             # Somebody else in this process may have been told of its end; then `multiprocessing` never is.
             return self._process.is_alive() and (not _IS_POSIX or exists(self.pid))
 
@@ -57,7 +57,7 @@ class WorkerProcess:
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         while self.is_alive() and (left := deadline - time.monotonic()) > 0:
             if connection.wait([self._process.sentinel], min(left, _GLANCE)):
-                with Shield():
+                with DeferSigint():
                     self._process.join(_GLANCE)
                 return
         if not self.is_alive():  # the fork server tells of an end a moment after it; only then it can be closed
@@ -65,7 +65,7 @@ class WorkerProcess:
 
     def terminate(self) -> None:
         """Ask it to end."""
-        with Shield():
+        with DeferSigint():
             self._process.terminate()
 
     def close(self) -> None:
@@ -74,7 +74,7 @@ class WorkerProcess:
         Raises:
             ValueError: If it runs.
         """
-        with Shield():
+        with DeferSigint():
             self._process.close()
 
 
@@ -89,12 +89,13 @@ class ForkedProcess:
 
     Attributes:
         sentinel: Can be read when it has ended.
+        lifeline: As given.
     """
 
     def __init__(self, pid: int, status: Connection, lifeline: Connection, server: Any) -> None:
         self.pid = pid
         self.sentinel = status
-        self._lifeline = lifeline
+        self.lifeline = lifeline
         self._server = server
         self._exitcode: int | None = None
         _FORKED.add(self)
@@ -102,7 +103,7 @@ class ForkedProcess:
     @property
     def exitcode(self) -> int | None:
         """Exit code, or the negative number of a signal; ``None`` while it runs; `UNKNOWN` if the server is gone."""
-        if self._lifeline.closed:
+        if self.lifeline.closed:
             raise ValueError("process object is closed")
         if self._exitcode is None and self.sentinel.poll(0):
             try:
@@ -135,14 +136,14 @@ class ForkedProcess:
         if self.is_alive():
             raise ValueError(f"process {self.pid} is still running")
         self.sentinel.close()
-        self._lifeline.close()
+        self.lifeline.close()
         self._server = None
 
 
 def _cut_in_child() -> None:
     """Let a forked child not keep alive what belongs to its parent."""
     for forked in list(_FORKED):
-        forked._lifeline.close()
+        forked.lifeline.close()
 
 
 if hasattr(os, "register_at_fork"):

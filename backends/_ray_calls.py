@@ -9,11 +9,11 @@ from typing import Any
 
 from parallelenv.backends._codec import decode_reply, encode, encode_command
 from parallelenv.backends._ray_cluster import SHUT_DOWN
-from parallelenv.backends._ray_local import Actor, first_line
+from parallelenv.backends._ray_local import ActorHandle, first_line
 from parallelenv.backends._wire import Message
 from parallelenv.contract.batch import Batch
 from parallelenv.contract.broadcast import Broadcast
-from parallelenv.contract.protocol import Command, Death, HostDied, HostRecipe, Printed, Reply
+from parallelenv.contract.protocol import Command, Death, HostDied, Printed, Reply, WorkerSpec
 
 
 class RayChannel:
@@ -26,9 +26,9 @@ class RayChannel:
 
     in_caller = False
 
-    def __init__(self, actor: Actor, recipe: HostRecipe) -> None:
+    def __init__(self, actor: ActorHandle, spec: WorkerSpec) -> None:
         self.actor = actor
-        self.recipe = recipe
+        self.spec = spec
         self.answers: deque[Any] = deque()
         self._batch: Batch | None = None
         self._death = Death()
@@ -68,7 +68,7 @@ class RayChannel:
 
     def attach(self, batch: Batch) -> None:
         self._batch = batch
-        self.actor.handle.attach.remote(encode(batch.layout.part(self.recipe.env_ids)))
+        self.actor.handle.attach.remote(encode(batch.layout.part(self.spec.env_ids)))
 
     def cause_of_death(self) -> Death:
         return self._death

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-from parallelenv.contract.interrupts import Shield
+from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.contract.messages import show
 from parallelenv.errors import ArgumentError, SchedulingError
 
@@ -106,7 +106,7 @@ class Cluster:
         with cls._lock:
             old = cls._begun
             if old is not None and not cls._members and old.arguments != arguments:
-                with Shield():  # a Ray that is half shut down could not be begun again
+                with DeferSigint():  # a Ray that is half shut down could not be begun again
                     cls._end(old)
             begun = _begin_if_needed(arguments)
             if begun is not None or cls._session is None or not cls._session.lasts:
@@ -123,7 +123,7 @@ class Cluster:
     def leave(self) -> None:
         """Give the share back. Safe to call twice."""
         cls = type(self)
-        with cls._lock, Shield():
+        with cls._lock, DeferSigint():
             if self._is_member and self.session is cls._session:
                 cls._members -= 1
                 begun = cls._begun
@@ -233,7 +233,7 @@ def cores_of_nodes() -> list[int]:
 
 
 @dataclass
-class Room:
+class FreeResources:
     """A placement group.
 
     Attributes:
@@ -275,8 +275,8 @@ class Reservation:
         self._options = list(options.values())
         self._seats = list(options)
         bundles = [_bundle_of(one) for one in self._options]
-        with Shield():
-            self._room = Room(placement_group(bundles, strategy=strategy), session)
+        with DeferSigint():
+            self._room = FreeResources(placement_group(bundles, strategy=strategy), session)
             self._end = weakref.finalize(self, self._room.give_back)
             self._end.atexit = False  # Ray ends it then
 
@@ -311,7 +311,7 @@ class Reservation:
 
     def give_back(self) -> None:
         """Let others have the room, if there is still the Ray that has it. The actors in it end."""
-        with Shield():
+        with DeferSigint():
             self._end()
 
 

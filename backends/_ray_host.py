@@ -11,19 +11,19 @@ from parallelenv.backends._codec import decode, decode_command, encode_not_read,
 from parallelenv.backends._parent_death import Address, take_hold
 from parallelenv.backends._ray_local import go_in
 from parallelenv.backends._wire import Message, Wire
-from parallelenv.backends._worker_process import PackedRecipe, die_with_caller, obey, prepare_worker
+from parallelenv.backends._worker_process import PackedSpec, die_with_caller, obey, prepare_worker
 from parallelenv.contract.batch import Array, Batch, Layout
-from parallelenv.contract.protocol import Command, HostRecipe, Printed, Reply, UnreadableError
+from parallelenv.contract.protocol import Command, Printed, Reply, UnreadableError, WorkerSpec
 from parallelenv.contract.shared_arrays import frozen
 from parallelenv.worker.host import Host
-from parallelenv.worker.worker_log import Log, redirect_streams
+from parallelenv.worker.worker_log import WorkerLog, redirect_streams
 
 
 class RayHost:
     """A host as a Ray actor. Its batch is its own; rows travel with commands and replies.
 
     Args:
-        message: What is in the `Message` that is a `PackedRecipe`, encoded.
+        message: What is in the `Message` that is a `PackedSpec`, encoded.
         caller: What is in the `Address` where to learn of the end of the caller, sooner than from Ray, which takes 1.4
             to 2.6 s.
         shared: Read-only arrays for the envs, in Ray's object store.
@@ -34,24 +34,24 @@ class RayHost:
         self._lifeline = take_hold(None if caller is None else Address(*caller))
         if self._lifeline is not None:
             die_with_caller(self._lifeline)
-        self._packed: PackedRecipe = decode(Message(*message))
+        self._packed: PackedSpec = decode(Message(*message))
         prepare_worker(self._packed)
         self._host = self._make_host(self._packed.unpack(frozen(shared)))
-        self._log = Log.create()
+        self._log = WorkerLog.create()
         if self._log is not None:
             # Python's own output alone: what C code prints goes to Ray's log files.
             redirect_streams(self._log, lambda: self._host.current, (self._log.fileno, self._log.fileno))
         self._batch: Batch | None = None
 
-    def _make_host(self, recipe: HostRecipe) -> Any:
-        return Host(recipe)
+    def _make_host(self, spec: WorkerSpec) -> Any:
+        return Host(spec)
 
     def _make_batch(self, layout: Layout) -> Batch:
         batch = Batch.private(layout)
         self._host.attach(batch)
         return batch
 
-    def _obey(self, wire: Wire, log: Log) -> None:
+    def _obey(self, wire: Wire, log: WorkerLog) -> None:
         obey(wire, self._host, self._packed, log)
 
     def introduce(self) -> tuple[int, bool]:

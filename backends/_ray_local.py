@@ -17,12 +17,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from parallelenv.backends._parent_death import Lifeline
+from parallelenv.backends._parent_death import ParentDeathPipe
 from parallelenv.backends._pipe import PipeChannel
 from parallelenv.backends._ray_cluster import SHUT_DOWN, Session
-from parallelenv.contract.interrupts import Shield
+from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.contract.protocol import Death
-from parallelenv.worker.worker_log import Log
+from parallelenv.worker.worker_log import WorkerLog
 
 _PARTING = 1.0
 """Seconds that Ray gets to end an actor."""
@@ -33,7 +33,7 @@ _GLANCE = 50
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
 
 
-class Actor:
+class ActorHandle:
     """A Ray actor that is a host, with as much of a `multiprocessing.Process` as a channel needs.
 
     Args:
@@ -44,11 +44,11 @@ class Actor:
 
     exitcode = None  # Ray does not tell
     comes_in = False
-    """Whether it has come through a `Doorway`."""
+    """Whether it has come through a `LocalListener`."""
     is_ended = False
     """Whether Ray was told to end it."""
 
-    def __init__(self, handle: Any, session: Session, lifeline: Lifeline | None) -> None:
+    def __init__(self, handle: Any, session: Session, lifeline: ParentDeathPipe | None) -> None:
         self.handle = handle
         self.session = session
         self.pid = 0
@@ -124,7 +124,7 @@ class LocalChannel(PipeChannel):
         branches: As in `Branching`.
     """
 
-    process: Actor
+    process: ActorHandle
     branches: tuple[tuple[int, ...], ...] = ()
 
     def cause_of_death(self) -> Death:
@@ -141,10 +141,10 @@ def first_line(error: BaseException) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
-class Doorway:
+class LocalListener:
     """A socket where actors come in, in a folder that only the user can enter; a context manager."""
 
-    def __enter__(self) -> Doorway:
+    def __enter__(self) -> LocalListener:
         self._folder = tempfile.TemporaryDirectory(prefix="parallelenv-")
         self.path = str(Path(self._folder.name, "door"))
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -156,7 +156,7 @@ class Doorway:
         self._socket.close()
         self._folder.cleanup()
 
-    def admit(self, actors: Sequence[Actor]) -> dict[Actor, Connection]:
+    def admit(self, actors: Sequence[ActorHandle]) -> dict[ActorHandle, Connection]:
         """Let actors in.
 
         Returns:
@@ -165,7 +165,7 @@ class Doorway:
         for actor in actors:
             actor.call_in(self.path)
         expected = {actor.pid: actor for actor in actors}
-        admitted: dict[Actor, Connection] = {}
+        admitted: dict[ActorHandle, Connection] = {}
         deadline = time.monotonic() + _PATIENCE
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
@@ -176,9 +176,9 @@ class Doorway:
                 expected = {pid: actor for pid, actor in expected.items() if not actor.has_served()}
         return admitted
 
-    def _admit_one(self, expected: dict[int, Actor], admitted: dict[Actor, Connection]) -> None:
+    def _admit_one(self, expected: dict[int, ActorHandle], admitted: dict[ActorHandle, Connection]) -> None:
         """Let somebody in who is at the door, if it is one of those that are expected."""
-        with Shield():
+        with DeferSigint():
             guest, _ = self._socket.accept()
             pid = _CREDENTIALS.unpack(guest.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[0]
             if pid in expected:
@@ -187,16 +187,16 @@ class Doorway:
             guest.close()
 
 
-def hand_over_log(connection: Connection, pid: int) -> Log | None:
+def hand_over_log(connection: Connection, pid: int) -> WorkerLog | None:
     """Make a log and give the process at the other end its descriptor."""
-    with Shield():
-        log = Log.create()
+    with DeferSigint():
+        log = WorkerLog.create()
         if log is not None:
             reduction.send_handle(connection, log.fileno, pid)
         return log
 
 
-def go_in(path: str) -> tuple[Connection, Log]:
+def go_in(path: str) -> tuple[Connection, WorkerLog]:
     """Come to a door, as an actor; return the socket and the log.
 
     Raises:
@@ -205,4 +205,4 @@ def go_in(path: str) -> tuple[Connection, Log]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as guest:
         guest.connect(path)
         connection = Connection(guest.detach())
-    return connection, Log(reduction.recv_handle(connection))
+    return connection, WorkerLog(reduction.recv_handle(connection))

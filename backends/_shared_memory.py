@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from parallelenv.contract.batch import Array
-from parallelenv.contract.interrupts import Shield
+from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.errors import ParallelEnvError
 
 
@@ -51,7 +51,7 @@ class SharedMemory:
         Raises:
             SharedMemoryError: If there is no room for it.
         """
-        with Shield():
+        with DeferSigint():
             fileno = _open_nameless()
             try:
                 _reserve(fileno, nbytes)
@@ -70,12 +70,12 @@ class SharedMemory:
 
     def send(self, connection: Connection, pid: int) -> None:
         """Give a process access, over a duplex pipe to it."""
-        with Shield():
+        with DeferSigint():
             reduction.send_handle(connection, self._fileno, pid)
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if not is_finalizing():  # then the globals of this module may be gone, and the descriptor goes with the process
-            with Shield():
+            with DeferSigint():
                 os.close(self._fileno)
 
 
@@ -107,7 +107,7 @@ def _reserve(fileno: int, nbytes: int) -> None:
 
 
 _ALIGNMENT = 64
-Form = tuple[str, tuple[int, ...], "np.dtype[Any]"]
+ArrayHeader = tuple[str, tuple[int, ...], "np.dtype[Any]"]
 """Name, shape and dtype of an array."""
 
 
@@ -122,7 +122,7 @@ class SharedArrays(Mapping[str, Array]):
         forms: As given: all that another process needs beside the memory.
     """
 
-    def __init__(self, forms: tuple[Form, ...], memory: SharedMemory) -> None:
+    def __init__(self, forms: tuple[ArrayHeader, ...], memory: SharedMemory) -> None:
         self.forms = forms
         self._memory = memory
         # Read-only also where the memory is not: so nobody can make the arrays writable, not in the caller either.
@@ -147,7 +147,7 @@ class SharedArrays(Mapping[str, Array]):
         self._memory.send(connection, pid)
 
     @classmethod
-    def receive(cls, connection: Connection, forms: tuple[Form, ...]) -> SharedArrays:
+    def receive(cls, connection: Connection, forms: tuple[ArrayHeader, ...]) -> SharedArrays:
         """Return what another process sent with `send`; this one cannot write into it."""
         return cls(forms, SharedMemory.receive(connection, _lay_out(forms)[1], mmap.ACCESS_READ))
 
@@ -161,7 +161,7 @@ class SharedArrays(Mapping[str, Array]):
         return len(self._arrays)
 
 
-def _arrays(forms: tuple[Form, ...], memory: Any) -> dict[str, Array]:
+def _arrays(forms: tuple[ArrayHeader, ...], memory: Any) -> dict[str, Array]:
     """Return the arrays that lie in memory."""
     places, _ = _lay_out(forms)
     return {
@@ -170,7 +170,7 @@ def _arrays(forms: tuple[Form, ...], memory: Any) -> dict[str, Array]:
     }
 
 
-def _lay_out(forms: tuple[Form, ...]) -> tuple[list[int], int]:
+def _lay_out(forms: tuple[ArrayHeader, ...]) -> tuple[list[int], int]:
     """Return where each array begins, and how many bytes they need: one at least, for memory cannot be empty."""
     places, end = [], 0
     for _, shape, dtype in forms:

@@ -17,14 +17,14 @@ from typing import Any, NamedTuple
 import parallelenv
 from parallelenv.backends._codec import decode, decode_command, encode_not_read, encode_reply, mark_printed
 from parallelenv.backends._process import forget_launcher
-from parallelenv.backends._shared_memory import Form, SharedArrays, SharedMemory
+from parallelenv.backends._shared_memory import ArrayHeader, SharedArrays, SharedMemory
 from parallelenv.backends._wire import Wire
 from parallelenv.contract.batch import Array, Batch, Layout
-from parallelenv.contract.env_specs import EnvRecipe, PackedSource, pack, register_again, unpack
-from parallelenv.contract.protocol import Command, HostRecipe, Place, Reply, Settings, UnreadableError
+from parallelenv.contract.env_specs import EnvFactory, PackedSource, pack_factories, register_again, unpack_factories
+from parallelenv.contract.protocol import Command, PoolPosition, Reply, UnreadableError, WorkerSettings, WorkerSpec
 from parallelenv.errors import WorkerStartError
 from parallelenv.worker.host import Host
-from parallelenv.worker.worker_log import Log, redirect_descriptors, redirect_streams
+from parallelenv.worker.worker_log import WorkerLog, redirect_descriptors, redirect_streams
 
 if sys.platform != "win32":
     import fcntl
@@ -35,71 +35,71 @@ _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS
 
 
 @dataclass(frozen=True, slots=True)
-class PackedRecipe:
-    """A `HostRecipe` on its way to a worker.
+class PackedSpec:
+    """A `WorkerSpec` on its way to a worker.
 
     Attributes:
         env_ids: The envs.
         envs: Their sources, pickled.
         live: Which of the sources are envs themselves.
-        settings: As in `HostRecipe`.
-        num_cpus: As in `HostRecipe`.
+        settings: As in `WorkerSpec`.
+        num_cpus: As in `WorkerSpec`.
         environment: The caller's environment variables: a fork server knows only old ones. If
             empty, the worker keeps its own.
         path: Where the caller finds modules: Ray workers know only a part of it.
         registered: Env specs that the caller registered.
         caller: Which copy of this package the caller runs.
-        place: As in `HostRecipe`.
+        place: As in `WorkerSpec`.
         shared: Forms of arrays whose memory comes after this, if there are any.
     """
 
     env_ids: tuple[int, ...]
     envs: tuple[bytes, ...]
     live: tuple[bool, ...]
-    settings: Settings
+    settings: WorkerSettings
     num_cpus: int
     environment: dict[str, str]
     path: tuple[str, ...]
     registered: dict[str, bytes]
-    caller: Origin
-    place: Place
-    shared: tuple[Form, ...]
+    caller: PackageVersion
+    place: PoolPosition
+    shared: tuple[ArrayHeader, ...]
 
     @classmethod
     def of(
         cls,
-        recipe: HostRecipe,
+        spec: WorkerSpec,
         registered: dict[str, bytes],
-        caller: Origin,
+        caller: PackageVersion,
         environment: Mapping[str, str] = os.environ,
-    ) -> PackedRecipe:
-        """Return a recipe ready to travel.
+    ) -> PackedSpec:
+        """Return a spec ready to travel.
 
         Raises:
             UnpicklableError: If an env cannot be pickled.
         """
-        live = tuple(env.is_live for env in recipe.envs)
+        live = tuple(env.is_live for env in spec.envs)
         return cls(
-            recipe.env_ids,
-            tuple(pack(recipe.envs)),
+            spec.env_ids,
+            tuple(pack_factories(spec.envs)),
             live,
-            recipe.settings,
-            recipe.num_cpus,
+            spec.settings,
+            spec.num_cpus,
             dict(environment),
             tuple(sys.path),
             registered,
             caller,
-            recipe.place,
-            recipe.shared.forms if isinstance(recipe.shared, SharedArrays) else (),
+            spec.place,
+            spec.shared.forms if isinstance(spec.shared, SharedArrays) else (),
         )
 
-    def unpack(self, shared: Mapping[str, Array]) -> HostRecipe:
-        """Return the recipe, with arrays that are here now; envs are unpickled when they are built, each time anew."""
+    def unpack(self, shared: Mapping[str, Array]) -> WorkerSpec:
+        """Return the spec, with arrays that are here now; envs are unpickled when they are built, each time anew."""
         envs = tuple(
-            EnvRecipe(env_id, _Packed(packed, env_id, is_live, self.caller), is_live=False)
+            EnvFactory(env_id, _Packed(packed, env_id, is_live, self.caller), is_live=False)
             for env_id, packed, is_live in zip(self.env_ids, self.envs, self.live, strict=True)
         )
-        return HostRecipe(self.env_ids, envs, self.num_cpus, self.settings, self.place, shared)
+        return WorkerSpec(self.env_ids, envs, self.num_cpus, self.settings, self.place, shared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,16 +109,16 @@ class _Packed(PackedSource):
     packed: bytes
     env_id: int
     is_live: bool
-    caller: Origin
+    caller: PackageVersion
 
     def __call__(self) -> Any:
         refuse_other_copy(self.caller)
-        return unpack(self.packed, self.env_id, self.is_live).build()
+        return unpack_factories(self.packed, self.env_id, self.is_live).build()
 
     def prepare(self) -> None:
-        """As `EnvRecipe.prepare`. A live env is left as it is: to unpickle it is to make it."""
+        """As `EnvFactory.prepare`. A live env is left as it is: to unpickle it is to make it."""
         if not self.is_live:
-            unpack(self.packed, self.env_id, self.is_live).prepare()
+            unpack_factories(self.packed, self.env_id, self.is_live).prepare()
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class Attach:
     layout: Layout
 
 
-def serve(connection: Connection, log: Log | None, foreign: Sequence[Connection] = ()) -> None:
+def serve(connection: Connection, log: WorkerLog | None, foreign: Sequence[Connection] = ()) -> None:
     """Run a host until the caller closes the pipe or dies.
 
     Args:
@@ -148,8 +148,8 @@ def serve(connection: Connection, log: Log | None, foreign: Sequence[Connection]
         _serve(Wire(connection), log)
 
 
-def _serve(wire: Wire, log: Log | None) -> None:
-    packed: PackedRecipe = decode(wire.receive())
+def _serve(wire: Wire, log: WorkerLog | None) -> None:
+    packed: PackedSpec = decode(wire.receive())
     # Not earlier: `multiprocessing` has sent the process object through the very pipe that is watched, and the system
     # signals a write as it signals the end. A caller that was suspended within that write killed the new worker.
     parent = multiprocessing.parent_process()
@@ -167,7 +167,7 @@ def _serve(wire: Wire, log: Log | None) -> None:
     obey(wire, host, packed, log)
 
 
-def obey(wire: Wire, host: Any, packed: PackedRecipe, log: Log | None) -> None:
+def obey(wire: Wire, host: Any, packed: PackedSpec, log: WorkerLog | None) -> None:
     """Execute what comes over a pipe until it is closed at the other end; then close the envs.
 
     Args:
@@ -198,7 +198,7 @@ def await_message(wire: Wire) -> None:
     wire.await_message(_SPIN)
 
 
-def take_command(wire: Wire, host: Any, packed: PackedRecipe) -> Command | None:
+def take_command(wire: Wire, host: Any, packed: PackedSpec) -> Command | None:
     """Return the next command; ``None`` if it was none for the envs, or cannot be read, which is then answered.
 
     Raises:
@@ -216,13 +216,13 @@ def take_command(wire: Wire, host: Any, packed: PackedRecipe) -> Command | None:
     return command  # type: ignore[no-any-return]
 
 
-def answer(wire: Wire, reply: Reply, log: Log | None) -> None:
+def answer(wire: Wire, reply: Reply, log: WorkerLog | None) -> None:
     """Send a reply, and say whether anything was printed meanwhile."""
     message = encode_reply(reply)
     wire.send(mark_printed(message) if log is not None and log.has_grown() else message)
 
 
-def prepare_worker(packed: PackedRecipe) -> None:
+def prepare_worker(packed: PackedSpec) -> None:
     """Make a new worker process alike to the caller's in what envs may depend on."""
     if packed.environment:
         os.environ.clear()
@@ -269,7 +269,7 @@ def end_with_caller(sentinel: int) -> None:
         fcntl.fcntl(sentinel, fcntl.F_SETFL, fcntl.fcntl(sentinel, fcntl.F_GETFL) | os.O_ASYNC)
 
 
-class Origin(NamedTuple):
+class PackageVersion(NamedTuple):
     """Where a copy of this package comes from.
 
     Attributes:
@@ -281,18 +281,18 @@ class Origin(NamedTuple):
     folder: str
 
 
-def own_origin() -> Origin:
+def package_version() -> PackageVersion:
     """Return where the copy comes from that runs here."""
-    return Origin(parallelenv.__version__, os.path.dirname(os.path.realpath(parallelenv.__file__)))
+    return PackageVersion(parallelenv.__version__, os.path.dirname(os.path.realpath(parallelenv.__file__)))
 
 
-def refuse_other_copy(caller: Origin) -> None:
+def refuse_other_copy(caller: PackageVersion) -> None:
     """Refuse to work for a caller that runs another copy than this process.
 
     Raises:
         WorkerStartError: If it does.
     """
-    ours = own_origin()
+    ours = package_version()
     if not caller.folder:
         if caller.version != ours.version:
             raise WorkerStartError(

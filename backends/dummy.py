@@ -11,7 +11,7 @@ from typing import Any
 
 from parallelenv.backends._in_process import CallerChannel
 from parallelenv.contract.batch import Array, Batch, Layout
-from parallelenv.contract.protocol import Channel, HostRecipe, Plan, Printed
+from parallelenv.contract.protocol import Channel, Placement, Printed, WorkerSpec
 from parallelenv.contract.shared_arrays import copied
 
 
@@ -21,14 +21,14 @@ class DummyBackend:
     uses_live_envs = True
     placement = ""
 
-    def plan(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> Plan:  # noqa: D102 (see Backend)
-        return Plan((1,))
+    def plan(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> Placement:  # noqa: D102 (see Backend)
+        return Placement((1,))
 
     def share(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:  # noqa: D102 (see Sharing)
         return copied(arrays)
 
-    def launch(self, recipes: Sequence[HostRecipe]) -> list[Channel]:  # noqa: D102 (see Backend)
-        return [CallerChannel(recipe) for recipe in recipes]
+    def launch(self, specs: Sequence[WorkerSpec]) -> list[Channel]:  # noqa: D102 (see Backend)
+        return [CallerChannel(spec) for spec in specs]
 
     def allocate(self, layout: Layout) -> Batch:  # noqa: D102 (see Backend)
         return Batch.private(layout)

@@ -14,23 +14,23 @@ import numpy as np
 
 from parallelenv.backends import _ray_cluster
 from parallelenv.backends._codec import encode
-from parallelenv.backends._cpu_balancer import Spreader
-from parallelenv.backends._parent_death import Lifeline
+from parallelenv.backends._cpu_balancer import CpuBalancer
+from parallelenv.backends._parent_death import ParentDeathPipe
 from parallelenv.backends._pipe import Switchboard
 from parallelenv.backends._ray_calls import RayChannel, close_and_wait, look
 from parallelenv.backends._ray_cluster import SHUT_DOWN, ActorOptions, Cluster, Reservation, missing_resources
 from parallelenv.backends._ray_host import RayHost
-from parallelenv.backends._ray_local import Actor, Doorway, LocalChannel, hand_over_log
+from parallelenv.backends._ray_local import ActorHandle, LocalChannel, LocalListener, hand_over_log
 from parallelenv.backends._shared_memory import SharedMemory
 from parallelenv.backends._wire import Message
-from parallelenv.backends._worker_process import PackedRecipe, own_origin
+from parallelenv.backends._worker_process import PackageVersion, PackedSpec, package_version
 from parallelenv.contract.arguments import check_flags
 from parallelenv.contract.batch import Array, Batch, Layout
 from parallelenv.contract.env_specs import registered_by_user
-from parallelenv.contract.interrupts import Shield
+from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.contract.messages import count, show
 from parallelenv.contract.progress import announced
-from parallelenv.contract.protocol import Channel, HostRecipe, Plan, Printed
+from parallelenv.contract.protocol import Channel, Placement, Printed, WorkerSpec
 from parallelenv.errors import ArgumentError, SchedulingError, WorkerStartError
 
 _SLICE = 0.1
@@ -71,12 +71,12 @@ class RayBackend:
         self._gpus_per_host = 0.0
         self._cores_per_worker = 0.0
         self._goes_direct = direct
-        self._switchboard = Switchboard(Spreader(caller_steps=False))
-        self._started: list[Actor] = []
+        self._switchboard = Switchboard(CpuBalancer(caller_steps=False))
+        self._started: list[ActorHandle] = []
         self._reservation: Reservation | None = None
         self._shared: Any = {}  # arrays, or what Ray knows them by
 
-    def plan(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> Plan:  # noqa: D102 (see Backend)
+    def plan(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> Placement:  # noqa: D102 (see Backend)
         with announced("Waiting for Ray to start ..."):
             self._cluster = Cluster.join(self._init)
         plan = self.place(num_envs, num_cpus or self._cluster.num_cpus)
@@ -93,11 +93,11 @@ class RayBackend:
         living = [actor for actor in self._started if not actor.is_ended]
         return f"{sum(actor.comes_in for actor in living)} of {len(living)} actors reached directly"
 
-    def place(self, num_envs: int, num_cpus: int) -> Plan:
+    def place(self, num_envs: int, num_cpus: int) -> Placement:
         """Return how many actors to start for so many envs on so many cores."""
-        return Plan((1,) * min(num_cpus, num_envs))
+        return Placement((1,) * min(num_cpus, num_envs))
 
-    def branches_of(self, recipe: HostRecipe) -> tuple[tuple[int, ...], ...]:
+    def branches_of(self, spec: WorkerSpec) -> tuple[tuple[int, ...], ...]:
         """Return the env ids of each worker that a near actor has."""
         return ()
 
@@ -108,68 +108,66 @@ class RayBackend:
         self._shared = ray.put({name: np.array(array, order="C", subok=False) for name, array in arrays.items()})
         return {}
 
-    def launch(self, recipes: Sequence[HostRecipe]) -> list[Channel]:  # noqa: D102 (see Backend)
+    def launch(self, specs: Sequence[WorkerSpec]) -> list[Channel]:  # noqa: D102 (see Backend)
         import ray
 
         name = self._options.get("name")
-        if name and len(recipes) > 1:
-            raise ArgumentError(
-                f"ray_options has the name {name!r}, which {len(recipes)} actors cannot share. Drop it."
-            )
+        if name and len(specs) > 1:
+            raise ArgumentError(f"ray_options has the name {name!r}, which {len(specs)} actors cannot share. Drop it.")
         registered = registered_by_user()
-        caller = own_origin()._replace(folder="")  # a node, or Ray's `working_dir`, may have it elsewhere
-        packed = [encode(PackedRecipe.of(recipe, registered, caller, environment={})) for recipe in recipes]
-        options = [self._options_of(recipe) for recipe in recipes]
+        caller = PackageVersion(package_version().version, "")  # a node, or Ray's `working_dir`, may have it elsewhere
+        packed = [encode(PackedSpec.of(spec, registered, caller, environment={})) for spec in specs]
+        options = [self._options_of(spec) for spec in specs]
         try:
             kinds = [ray.remote(**one)(self.host_class) for one in options]
         except (TypeError, ValueError) as error:
             raise ArgumentError(f"ray_options={show(self._options)} are not what Ray accepts: {error}.") from error
         self._started = [actor for actor in self._started if not actor.is_ended]
-        with announced(f"Waiting for Ray to start {count(len(recipes), 'worker')} ..."):
+        with announced(f"Waiting for Ray to start {count(len(specs), 'worker')} ..."):
             try:
-                return self._launch(kinds, packed, recipes, options)
+                return self._launch(kinds, packed, specs, options)
             except WorkerStartError:  # Ray had not noticed that a node was gone; now it has
-                return self._launch(kinds, packed, recipes, options)
+                return self._launch(kinds, packed, specs, options)
 
     def _launch(
         self,
         kinds: Sequence[Any],
         packed: Sequence[Message],
-        recipes: Sequence[HostRecipe],
+        specs: Sequence[WorkerSpec],
         options: Sequence[ActorOptions],
     ) -> list[Channel]:
         session = self._cluster.session
         if not session.lasts:
             raise WorkerStartError(SHUT_DOWN)
-        places = self._find_places(recipes, options)
+        places = self._find_places(specs, options)
         before = len(self._started)
         try:
             for kind, message, place in zip(kinds, packed, places, strict=True):
-                lifeline = Lifeline.create()
+                lifeline = ParentDeathPipe.create()
                 # Plain tuples: an actor need not import this package to read them.
                 address = None if lifeline is None else tuple(lifeline.address)
                 handle = kind.options(**place).remote(*self.host_arguments, tuple(message), address, self._shared)
-                self._started.append(Actor(handle, session, lifeline))
+                self._started.append(ActorHandle(handle, session, lifeline))
             actors = self._started[before:]
             self._await_start(actors, options)
-            return self._reach(actors, recipes)
+            return self._reach(actors, specs)
         except BaseException:
             for actor in self._started[before:]:
                 actor.terminate()
-            self._switchboard.end({recipe.env_ids for recipe in recipes})
+            self._switchboard.end({spec.env_ids for spec in specs})
             raise
 
-    def _find_places(self, recipes: Sequence[HostRecipe], options: Sequence[ActorOptions]) -> list[ActorOptions]:
+    def _find_places(self, specs: Sequence[WorkerSpec], options: Sequence[ActorOptions]) -> list[ActorOptions]:
         """Return further options for each of the actors, that say where it is to be.
 
         Args:
-            recipes: What the actors will own: all that are wanted, or later one that is to be replaced.
+            specs: What the actors will own: all that are wanted, or later one that is to be replaced.
             options: Of each of them.
 
         Raises:
             SchedulingError: If there is no room for them.
         """
-        seats = [recipe.env_ids[0] for recipe in recipes]
+        seats = [spec.env_ids[0] for spec in specs]
         if self._reservation is None:
             wanted = dict(zip(seats, options, strict=True))
             self._reservation = Reservation.make(wanted, self.strategy, self._cluster.session)
@@ -178,34 +176,34 @@ class RayBackend:
         self._reservation.await_room()
         return [{"scheduling_strategy": self._reservation.strategy_of(seat)} for seat in seats]
 
-    def _reach(self, actors: Sequence[Actor], recipes: Sequence[HostRecipe]) -> list[Channel]:
+    def _reach(self, actors: Sequence[ActorHandle], specs: Sequence[WorkerSpec]) -> list[Channel]:
         """Return the channels to actors: those on this machine come in, the others are called."""
         near = [actor for actor in actors if actor.is_near and self._goes_direct]
         sockets = {}
         if near:
-            with Doorway() as doorway:
+            with LocalListener() as doorway:
                 sockets = doorway.admit(near)
         channels: list[Channel] = []
-        for actor, recipe in zip(actors, recipes, strict=True):
+        for actor, spec in zip(actors, specs, strict=True):
             if actor not in sockets:
-                channels.append(RayChannel(actor, recipe))
+                channels.append(RayChannel(actor, spec))
                 continue
-            with Shield():
+            with DeferSigint():
                 log = hand_over_log(sockets[actor], actor.pid)
-                local = LocalChannel(actor, sockets[actor], log, self._switchboard.poller, recipe.env_ids)
-                local.branches = self.branches_of(recipe)
+                local = LocalChannel(actor, sockets[actor], log, self._switchboard.poller, spec.env_ids)
+                local.branches = self.branches_of(spec)
                 self._switchboard.add(local)
                 channels.append(local)
         return channels
 
-    def _options_of(self, recipe: HostRecipe) -> ActorOptions:
+    def _options_of(self, spec: WorkerSpec) -> ActorOptions:
         """Return the options of an actor: a core for each of its workers, or a fair share."""
-        share = self._cores_per_worker * recipe.num_cpus
+        share = self._cores_per_worker * spec.num_cpus
         # A whole number or a fraction below 1 is what Ray takes for cores.
         cores = int(share) if share >= 1 else int(share * 1e4) / 1e4
         return {"num_cpus": cores, "num_gpus": self._gpus_per_host, "max_restarts": 0, **self._options}
 
-    def _await_start(self, actors: Sequence[Actor], options: Sequence[ActorOptions]) -> None:
+    def _await_start(self, actors: Sequence[ActorHandle], options: Sequence[ActorOptions]) -> None:
         import ray
 
         calls = [actor.handle.introduce.remote() for actor in actors]

@@ -13,16 +13,16 @@ from typing import Any, NamedTuple
 from parallelenv.backends._ray_cluster import cores_of_nodes
 from parallelenv.backends._ray_host import RayHost
 from parallelenv.backends._wire import Wire
-from parallelenv.backends._worker_process import PackedRecipe, answer, await_message, take_command
+from parallelenv.backends._worker_process import PackedSpec, answer, await_message, take_command
 from parallelenv.backends.ray import RayBackend
 from parallelenv.backends.subproc import SubprocBackend, check_preload
 from parallelenv.contract.batch import Batch, Layout
 from parallelenv.contract.messages import show
-from parallelenv.contract.protocol import Command, HostRecipe, Plan, Printed, Reply
+from parallelenv.contract.protocol import Command, Placement, Printed, Reply, WorkerSpec
 from parallelenv.engine.pool import Pool
-from parallelenv.engine.tickets import Request, branches_of, deal
+from parallelenv.engine.tickets import Request, apportion, branches_of
 from parallelenv.errors import ArgumentError
-from parallelenv.worker.worker_log import Log
+from parallelenv.worker.worker_log import WorkerLog
 
 
 class Caller(NamedTuple):
@@ -66,24 +66,24 @@ class PoolHost:
     """A pool that stands where a host would: it executes a command by asking hosts of its own.
 
     Args:
-        recipe: What to own; its cores are those of the pool.
+        spec: What to own; its cores are those of the pool.
         preload: As in `SubprocBackend`.
     """
 
-    def __init__(self, recipe: HostRecipe, preload: Sequence[str]) -> None:
+    def __init__(self, spec: WorkerSpec, preload: Sequence[str]) -> None:
         self.current: int | None = None  # no env runs in this process
         self._printed: list[Printed] = []
         self._under_way: dict[int, Request] = {}
         self._backend = Reception(preload)
         self._pool = Pool(
             self._backend,
-            recipe.envs,
-            num_cpus=recipe.num_cpus,
-            silence_warnings=recipe.settings.silence_warnings,
+            spec.envs,
+            num_cpus=spec.num_cpus,
+            silence_warnings=spec.settings.silence_warnings,
             listener=self._printed.extend,
-            place=recipe.place,
-            shared=recipe.shared,
-            seed_globals=recipe.settings.seed_globals,
+            place=spec.place,
+            shared=spec.shared,
+            seed_globals=spec.settings.seed_globals,
         )
 
     def allocate(self, layout: Layout) -> Batch:
@@ -141,10 +141,10 @@ class RaySubprocHost(RayHost):
         self._preload = preload
         super().__init__(*arguments)
 
-    def _make_host(self, recipe: HostRecipe) -> Any:
-        return PoolHost(recipe, self._preload)
+    def _make_host(self, spec: WorkerSpec) -> Any:
+        return PoolHost(spec, self._preload)
 
-    def _obey(self, wire: Wire, log: Log) -> None:
+    def _obey(self, wire: Wire, log: WorkerLog) -> None:
         obey_side_by_side(wire, self._host, self._packed, log)
 
     def _make_batch(self, layout: Layout) -> Batch:
@@ -152,7 +152,7 @@ class RaySubprocHost(RayHost):
         return batch
 
 
-def obey_side_by_side(wire: Wire, host: PoolHost, packed: PackedRecipe, log: Log) -> None:
+def obey_side_by_side(wire: Wire, host: PoolHost, packed: PackedSpec, log: WorkerLog) -> None:
     """Do as `obey`, but let a command begin that leaves envs out while they are at another.
 
     Args:
@@ -209,15 +209,15 @@ class RaySubprocBackend(RayBackend):
             raise ArgumentError(f"hosts_per_node={show(hosts_per_node)} must be an int of at least 1.")
         self._hosts_per_node = hosts_per_node
 
-    def branches_of(self, recipe: HostRecipe) -> tuple[tuple[int, ...], ...]:  # noqa: D102 (see RayBackend)
-        return branches_of(recipe)
+    def branches_of(self, spec: WorkerSpec) -> tuple[tuple[int, ...], ...]:  # noqa: D102 (see RayBackend)
+        return branches_of(spec)
 
-    def place(self, num_envs: int, num_cpus: int) -> Plan:  # noqa: D102 (see RayBackend)
+    def place(self, num_envs: int, num_cpus: int) -> Placement:  # noqa: D102 (see RayBackend)
         parts = [part for cores in cores_of_nodes() for part in _split(cores, self._hosts_per_node)]
         largest = sorted(parts, reverse=True)[: min(num_cpus, num_envs)]
-        return Plan(tuple(deal(num_cpus, largest)))
+        return Placement(tuple(apportion(num_cpus, largest)))
 
 
 def _split(cores: int, num_parts: int) -> list[int]:
     """Return the cores of a node in so many parts, none of them empty."""
-    return deal(cores, [1] * min(cores, num_parts))
+    return apportion(cores, [1] * min(cores, num_parts))

@@ -19,22 +19,22 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from parallelenv.backends._codec import encode
-from parallelenv.backends._cpu_balancer import Spreader
+from parallelenv.backends._cpu_balancer import CpuBalancer
 from parallelenv.backends._fork_server import SERVERS, ForkServer, starting
 from parallelenv.backends._in_process import CallerChannel
 from parallelenv.backends._pipe import LAST_CHANCE, PipeChannel, Switchboard
 from parallelenv.backends._process import WorkerProcess
 from parallelenv.backends._shared_memory import SharedArrays, SharedMemory
-from parallelenv.backends._worker_process import PackedRecipe, own_origin, serve
+from parallelenv.backends._worker_process import PackedSpec, package_version, serve
 from parallelenv.contract.arguments import check_flags
 from parallelenv.contract.batch import Array, Batch, Layout
-from parallelenv.contract.copying import own
+from parallelenv.contract.copying import deep_copy
 from parallelenv.contract.cpu_cores import usable_cores
-from parallelenv.contract.env_specs import EnvRecipe, modules_of, registered_by_user
+from parallelenv.contract.env_specs import EnvFactory, modules_of, registered_by_user
 from parallelenv.contract.messages import show
-from parallelenv.contract.protocol import Channel, HostRecipe, Plan, Printed
+from parallelenv.contract.protocol import Channel, Placement, Printed, WorkerSpec
 from parallelenv.errors import ArgumentError, WorkerStartError
-from parallelenv.worker.worker_log import Log
+from parallelenv.worker.worker_log import WorkerLog
 
 _OPEN: weakref.WeakSet[Any] = weakref.WeakSet()  # the caller's ends of all pipes
 
@@ -75,37 +75,37 @@ class SubprocBackend:
             )
         self._caller_steps = caller_steps
         self._callers_share: tuple[int, ...] = ()  # env ids of the host in this process
-        self._switchboard = Switchboard(Spreader(caller_steps))
+        self._switchboard = Switchboard(CpuBalancer(caller_steps))
 
-    def plan(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> Plan:  # noqa: D102 (see Backend)
-        return Plan((1,) * min(num_cpus or usable_cores(), num_envs))
+    def plan(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> Placement:  # noqa: D102 (see Backend)
+        return Placement((1,) * min(num_cpus or usable_cores(), num_envs))
 
     def share(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:  # noqa: D102 (see Sharing)
         return SharedArrays.place(arrays)
 
-    def launch(self, recipes: Sequence[HostRecipe]) -> list[Channel]:  # noqa: D102 (see Backend)
+    def launch(self, specs: Sequence[WorkerSpec]) -> list[Channel]:  # noqa: D102 (see Backend)
         registered = registered_by_user()
-        packed = [PackedRecipe.of(recipe, registered, own_origin()) for recipe in recipes]
+        packed = [PackedSpec.of(spec, registered, package_version()) for spec in specs]
         if self._caller_steps and not self._callers_share:
             self._callers_share = packed[-1].env_ids  # the smallest share: the caller has more to do than to step
-        ours = [recipe for recipe in recipes if recipe.env_ids == self._callers_share]
-        theirs = [recipe for recipe in packed if recipe.env_ids != self._callers_share]
-        workers = self._start_all(theirs, recipes[0].shared)
-        return [*workers, *(CallerChannel(_without_live_envs(recipe)) for recipe in ours)]
+        ours = [spec for spec in specs if spec.env_ids == self._callers_share]
+        theirs = [spec for spec in packed if spec.env_ids != self._callers_share]
+        workers = self._start_all(theirs, specs[0].shared)
+        return [*workers, *(CallerChannel(_without_live_envs(spec)) for spec in ours)]
 
-    def _start_all(self, packed: Sequence[PackedRecipe], shared: Mapping[str, Array]) -> list[Channel]:
+    def _start_all(self, packed: Sequence[PackedSpec], shared: Mapping[str, Array]) -> list[Channel]:
         if packed and multiprocessing.current_process().daemon:
             raise WorkerStartError(
                 "This process is a daemonic one of multiprocessing, which may not start processes. Use "
                 "para_mode='dummy' or 'thread' here, or start this process with daemon=False."
             )
-        wanted = {recipe.env_ids for recipe in packed}
+        wanted = {spec.env_ids for spec in packed}
         self._switchboard.end(wanted)  # whom an interrupt has cut off from the pool as it was started
         try:
             channels = self._start_processes(packed)
-            for channel, recipe in zip(channels, packed, strict=True):
+            for channel, spec in zip(channels, packed, strict=True):
                 with contextlib.suppress(OSError):  # if it died already, its first command says so
-                    channel.wire.send(encode(recipe))
+                    channel.wire.send(encode(spec))
                     if isinstance(shared, SharedArrays):
                         shared.send(channel.wire.connection, channel.process.pid)
         except BaseException:
@@ -113,12 +113,12 @@ class SubprocBackend:
             raise
         return list(channels)
 
-    def _start_processes(self, packed: Sequence[PackedRecipe]) -> list[PipeChannel]:
+    def _start_processes(self, packed: Sequence[PackedSpec]) -> list[PipeChannel]:
         channels: list[PipeChannel] = []
         server: ForkServer | None = None
         deadline = time.monotonic() + LAST_CHANCE
         while len(channels) < len(packed):
-            opened: list[Connection | Log] = []
+            opened: list[Connection | WorkerLog] = []
             try:
                 if self._method == "forkserver" and server is None:
                     server = self._server(opened, packed)
@@ -136,15 +136,15 @@ class SubprocBackend:
                 ) from error
         return channels
 
-    def _server(self, opened: list[Connection | Log], packed: Sequence[PackedRecipe]) -> ForkServer:
+    def _server(self, opened: list[Connection | WorkerLog], packed: Sequence[PackedSpec]) -> ForkServer:
         """Return what forks the workers, with what the envs need imported already; note the log of the first worker.
 
         What is printed meanwhile is printed by that.
         """
-        log: Any = Log.create()  # there is one wherever there are fork servers
+        log: Any = WorkerLog.create()  # there is one wherever there are fork servers
         opened.append(log)
         # Elsewhere than on Linux it cannot be seen whether an import lets workers be forked.
-        known = modules_of(source for recipe in packed for source in recipe.envs) if sys.platform == "linux" else []
+        known = modules_of(source for spec in packed for source in spec.envs) if sys.platform == "linux" else []
         silence = packed[0].settings.silence_warnings
         server, missing = SERVERS.server_with([*self._preload, *known], log, silence=silence)
         for module in self._preload:
@@ -161,12 +161,12 @@ class SubprocBackend:
         return server
 
     def _start(
-        self, opened: list[Connection | Log], env_ids: tuple[int, ...], server: ForkServer | None
+        self, opened: list[Connection | WorkerLog], env_ids: tuple[int, ...], server: ForkServer | None
     ) -> PipeChannel:
         """Start a worker; note what was opened for it. The log may be there already."""
         context: Any = multiprocessing.get_context(self._method)
         with starting(self._method):
-            log: Any = opened[0] if opened else Log.create()
+            log: Any = opened[0] if opened else WorkerLog.create()
             ours, theirs = context.Pipe()
             opened[:] = [ours, theirs, *([] if log is None else [log])]
             if server is not None:
@@ -198,16 +198,18 @@ class SubprocBackend:
         return self._switchboard.close(timeout)
 
 
-def _without_live_envs(recipe: HostRecipe) -> HostRecipe:
-    """Return a recipe for the caller whose live envs are copied each time, as workers do it.
+def _without_live_envs(spec: WorkerSpec) -> WorkerSpec:
+    """Return a spec for the caller whose live envs are copied each time, as workers do it.
 
     Nothing is unpickled: that would write over classes of a notebook with what they were when pickled.
     """
     envs = [
-        EnvRecipe(env.env_id, functools.partial(own, own(env.source)), is_live=False) if env.is_live else env
-        for env in recipe.envs
+        EnvFactory(env.env_id, functools.partial(deep_copy, deep_copy(env.source)), is_live=False)
+        if env.is_live
+        else env
+        for env in spec.envs
     ]
-    return dataclasses.replace(recipe, envs=tuple(envs))
+    return dataclasses.replace(spec, envs=tuple(envs))
 
 
 def check_preload(preload: Any) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from typing import Any
 from parallelenv.backends._in_process import detach, take_over
 from parallelenv.contract.batch import Array, Batch, Layout
 from parallelenv.contract.cpu_cores import usable_cores
-from parallelenv.contract.protocol import Channel, Command, Death, HostRecipe, Plan, Printed, Reply
+from parallelenv.contract.protocol import Channel, Command, Death, Placement, Printed, Reply, WorkerSpec
 from parallelenv.contract.shared_arrays import copied
 from parallelenv.errors import WorkerStartError
 from parallelenv.worker.host import Host
@@ -30,20 +30,20 @@ class ThreadChannel:
     """A host in a thread of its own.
 
     Args:
-        recipe: What the host owns.
+        spec: What the host owns.
         answered: Where the thread announces each reply.
     """
 
     in_caller = False
 
-    def __init__(self, recipe: HostRecipe, answered: queue.SimpleQueue[ThreadChannel]) -> None:
-        self._host = Host(recipe)
+    def __init__(self, spec: WorkerSpec, answered: queue.SimpleQueue[ThreadChannel]) -> None:
+        self._host = Host(spec)
         self._answered = answered
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._replies: deque[Reply] = deque()
         self._layout: Layout | None = None
         # A daemon, so that an env which never returns cannot keep the interpreter from ending.
-        self.thread = threading.Thread(target=self._serve, name=f"parallelenv-{recipe.env_ids[0]}", daemon=True)
+        self.thread = threading.Thread(target=self._serve, name=f"parallelenv-{spec.env_ids[0]}", daemon=True)
 
     def _serve(self) -> None:
         while (command := self._commands.get()) is not None:
@@ -98,17 +98,17 @@ class ThreadBackend:
         self._answered: queue.SimpleQueue[ThreadChannel] = queue.SimpleQueue()
         self._started: weakref.WeakSet[ThreadChannel] = weakref.WeakSet()
 
-    def plan(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> Plan:  # noqa: D102 (see Backend)
-        return Plan((1,) * min(num_cpus or usable_cores(), num_envs))
+    def plan(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> Placement:  # noqa: D102 (see Backend)
+        return Placement((1,) * min(num_cpus or usable_cores(), num_envs))
 
     def share(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:  # noqa: D102 (see Sharing)
         return copied(arrays)
 
-    def launch(self, recipes: Sequence[HostRecipe]) -> list[Channel]:  # noqa: D102 (see Backend)
-        return [self._start(recipe) for recipe in recipes]
+    def launch(self, specs: Sequence[WorkerSpec]) -> list[Channel]:  # noqa: D102 (see Backend)
+        return [self._start(spec) for spec in specs]
 
-    def _start(self, recipe: HostRecipe) -> ThreadChannel:
-        channel = self.channel_class(recipe, self._answered)
+    def _start(self, spec: WorkerSpec) -> ThreadChannel:
+        channel = self.channel_class(spec, self._answered)
         self._started.add(channel)  # before the thread runs: an interrupt may come at any time
         try:
             channel.thread.start()

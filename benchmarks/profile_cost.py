@@ -24,7 +24,7 @@ from benchmarks.envs import BLACKJACK, BRIEF, CARTPOLE, EnvKind, Timed
 from parallelenv import ParallelEnv
 from parallelenv.contract.batch import Batch
 from parallelenv.contract.messages import format_table
-from parallelenv.engine.episode_stats import Score
+from parallelenv.engine.episode_stats import EpisodeStats
 from parallelenv.worker.tracer import NUM_FIRST
 
 _SECONDS = 0.15
@@ -127,7 +127,7 @@ def show_profile(num_rounds: int) -> None:
     print(format_table(columns, rows, left=("envs", "mode")))
 
 
-class Silent(Score):
+class Silent(EpisodeStats):
     """Counts nothing."""
 
     def settle(self) -> None:

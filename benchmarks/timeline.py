@@ -19,7 +19,7 @@ from benchmarks.envs import CARTPOLE
 from parallelenv import ParallelEnv
 from parallelenv.backends._pipe import PipeChannel
 from parallelenv.backends.subproc import SubprocBackend
-from parallelenv.engine.assemble import Teller
+from parallelenv.engine.assemble import Assembler
 from parallelenv.engine.pool import Pool
 from parallelenv.engine.stepper import Stepper
 from parallelenv.worker.host import Host
@@ -39,7 +39,7 @@ _STAMPED = (
     (Host, "_step_all"),
     (PipeChannel, "receive"),
     (Stepper, "_deliver"),
-    (Teller, "tell"),
+    (Assembler, "tell"),
 )
 
 _stamps: list[tuple[str, float]] = []

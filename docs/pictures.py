@@ -5,7 +5,9 @@ Those of the policies show what envs answered: they are played, not invented. A 
 
 from __future__ import annotations
 
+import ast
 import sys
+import tomllib
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
@@ -116,6 +118,61 @@ def _host(x: float, y: float, envs: int, border: str | None) -> list[str]:
         f'<circle cx="{x + 33:g}" cy="{y + 32 + 20 * env:g}" r="7" fill="{PAPER}" stroke="{NAVY}"/>'
         for env in range(envs)
     ]
+
+
+# -------------------------------------------------------------------- the layers
+
+PROJECT = Path(__file__).parents[1]
+_ROW, _CHARACTERS = 17, 104  # of a line of text
+
+
+def layers() -> str:
+    """Which part of the package may import which: those that the linter holds, with what each part says of itself."""
+    settings = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
+    parts: list[str] = []
+    y = 16.0
+    for number, layer in enumerate(settings["contracts"][0]["layers"]):
+        names = layer.split(" | ")
+        blocks = [_described(name) for name in names]
+        height = sum(len(lines) for _, lines in blocks) * _ROW + len(blocks) * 8 + 8
+        parts.append(box(16, y, 868, height, SAND if number % 2 else PALE))
+        row = y + 20
+        for name, lines in blocks:
+            parts.append(text(28, row, name, anchor="start", font_weight="600"))
+            for index, line in enumerate(lines):
+                fill = INK if index == 0 else GREY
+                parts.append(text(150, row, line, 13 if index == 0 else 12, "start", fill=fill))
+                row += _ROW
+            row += 8
+        y += height + 6
+    parts.append(
+        text(
+            450,
+            y + 14,
+            "A layer may import those below it; engine imports neither worker nor backends.",
+            12,
+        )
+    )
+    return picture(900, int(y + 28), "The layers of the package, from top to bottom", parts)
+
+
+def _underscored_last(module: str) -> tuple[bool, str]:
+    return module.startswith("_"), module
+
+
+def _described(name: str) -> tuple[str, list[str]]:
+    """Return a part of the package, the first sentence of its docstring, and its modules in lines."""
+    folder = PROJECT / ("backends" if name == "backends" else f"parallelenv/{name}")
+    source = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
+    doc = ast.get_docstring(ast.parse(source.read_text(encoding="utf-8"))) or ""
+    lines = [doc.splitlines()[0].replace("`", "")]
+    modules = sorted((path.stem for path in folder.glob("*.py") if path.stem != "__init__"), key=_underscored_last)
+    for module in modules:
+        if len(lines) == 1 or len(lines[-1]) + len(module) > _CHARACTERS:
+            lines.append(module)
+        else:
+            lines[-1] += f", {module}"
+    return name, lines
 
 
 # -------------------------------------------------------------------- the way of a step
@@ -241,7 +298,7 @@ def policy(word: str | None) -> str:
 def draw() -> dict[str, str]:
     """Return all pictures by file name."""
     policies = {f"policy-{str(word).lower()}.svg": policy(word) for word in (None, "idle", "restart", "continue")}
-    return {"house.svg": house(), "step.svg": step(), **policies}
+    return {"house.svg": house(), "layers.svg": layers(), "step.svg": step(), **policies}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""``parallelenv compare``, ``parallelenv recommend`` and ``parallelenv doctor``.
+"""The commands ``parallelenv compare``, ``recommend`` and ``doctor``.
 
 Exit codes: 0 all is well; 1 a mode failed or gave other results than the plain loop; 2 the
 command could not be carried out as written; 130 interrupted.
@@ -12,6 +12,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from parallelenv import __version__
 from parallelenv.autotune import compare, doctor, report
@@ -53,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_compare(commands: Any) -> None:
     parser = commands.add_parser(
         "compare",
         help="measure every mode on your envs and recommend one",
@@ -64,7 +65,9 @@ def _add_compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add = parser.add_argument
     add("envs", nargs="+", metavar="ENV", help="registered id, for example CartPole-v1 or module:Name-v0")
     add("--num-envs", type=_count, default=16, metavar="N", help="envs per mode (default: %(default)s)")
-    add("--modes", nargs="+", default=[], metavar="MODE", help=f"{', '.join(compare.known_words())} (default: all)")
+    add(
+        "--modes", nargs="+", default=[], metavar="MODE", help=f"{', '.join(compare.comparable_words())} (default: all)"
+    )
     add("--num-cpus", type=_count, metavar="K", help="cores the envs may use (default: all usable ones)")
     add("--steps", type=_count, default=200, metavar="S", help="steps to compare (default: %(default)s)")
     add("--seconds", type=_duration, default=2.0, help="how long to time each mode (default: %(default)s)")
@@ -75,7 +78,7 @@ def _add_compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.set_defaults(command=_compare)
 
 
-def _add_recommend(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_recommend(commands: Any) -> None:
     parser = commands.add_parser(
         "recommend",
         help="try your envs for a moment and say which mode suits them",
@@ -129,13 +132,13 @@ def _compare_one(name: str, plan: compare.Plan, shows_progress: bool) -> compare
     cores = plan.num_cpus or usable_cores()
     rounds = f"{compare.ROUNDS} rounds of {plan.seconds / compare.ROUNDS:g} s in turns with {compare.ORACLE}"
     print(f"{name}: {plan.num_envs} envs, {cores} cores; {plan.steps} steps compared; {rounds}, medians")
-    print(f"{report.describe(comparison)}\n", flush=True)
+    print(f"{report.describe_comparison(comparison)}\n", flush=True)
     return comparison
 
 
 def _modes(words: Sequence[str]) -> tuple[str, ...]:
     """Return the modes asked for, each once, the oracle first; commas may separate words too."""
-    known = compare.known_words()
+    known = compare.comparable_words()
     asked = [word for item in words for word in item.split(",") if word] or known
     for word in asked:
         if word not in known:

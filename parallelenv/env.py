@@ -1,4 +1,4 @@
-"""The class that users meet: it checks arguments, asks the engine, and documents what comes back."""
+"""The class `ParallelEnv`: it checks arguments, asks the engine, and documents what comes back."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from parallelenv import registry
 from parallelenv.contract import arguments, env_specs, migration_hints
 from parallelenv.contract.arguments import MISSING
 from parallelenv.contract.batch import Array, has_true
-from parallelenv.contract.copying import own
+from parallelenv.contract.copying import deep_copy
 from parallelenv.contract.messages import count, show
 from parallelenv.contract.shared_arrays import check_shared
 from parallelenv.contract.spaces import batched
@@ -30,7 +30,7 @@ from parallelenv.contract.tracebacks import short_tracebacks, warn_user
 from parallelenv.engine import cells
 from parallelenv.engine.assemble import Align
 from parallelenv.engine.checkpoint import SavedState, check_saved
-from parallelenv.engine.done_policies import make_policy
+from parallelenv.engine.done_policies import make_done_policy
 from parallelenv.engine.engine import Engine
 from parallelenv.engine.guard import refuse_copy, single_threaded
 from parallelenv.engine.output import make_listener
@@ -47,9 +47,9 @@ from parallelenv.errors import (
 from parallelenv.registry import ParaMode
 from parallelenv.results import StepBatch, StepResult
 from parallelenv.rollouts.evaluation import Evaluation, evaluate
-from parallelenv.rollouts.length import Goal
-from parallelenv.rollouts.rollout import Roller, run_batch_episodes
-from parallelenv.rollouts.stream import CLOSE, RESET, TERMINATED, Actor, Signal, streamed
+from parallelenv.rollouts.length import RolloutLength
+from parallelenv.rollouts.rollout import RolloutRunner, run_batch_episodes
+from parallelenv.rollouts.stream import CLOSE, RESET, TERMINATED, Signal, StreamPolicy, streamed
 from parallelenv.rollouts.trajectory import Rollout
 
 if TYPE_CHECKING:
@@ -157,24 +157,24 @@ class ParallelEnv:
         seed_globals: bool = False,
         **backend_options: Any,
     ) -> None:
-        policy = make_policy(asynchronous)
+        policy = make_done_policy(asynchronous)
         num_cpus = arguments.check_counts(num_cpus, num_gpus)
         arguments.check_flags(no_warning=no_warning, copy=copy, keep=keep, seed_globals=seed_globals)
         timeout, spaces = arguments.check_timeout(timeout), arguments.check_spaces(spaces)
         arguments.check_failure_handling(on_failure, max_restarts)
         for_envs: dict[str, Any] = {"seed": arguments.check_base_seed(seed), "shared": check_shared(shared)}
-        env_recipes = env_specs.make_recipes(envs)
+        env_factories = env_specs.make_factories(envs)
         backend, num_cpus, chosen = registry.settle(
-            para_mode, backend_options, env_recipes, num_cpus, num_gpus, spaces, for_envs, _ARGUMENTS
+            para_mode, backend_options, env_factories, num_cpus, num_gpus, spaces, for_envs, _ARGUMENTS
         )
         if on_failure == "restart" and backend.uses_live_envs:
-            env_specs.refuse_live(env_recipes)
+            env_specs.refuse_live(env_factories)
         self._para_mode = registry.word_of(chosen.mode if chosen else para_mode)
         self._recommendation = chosen
         cells.close_earlier()
         self._engine = Engine(
             backend,
-            env_recipes,
+            env_factories,
             policy,
             asynchronous,
             spaces=spaces,
@@ -277,7 +277,7 @@ class ParallelEnv:
             InvalidEnvError: If what was made is no sampler.
             BaseException: As the constructor.
         """
-        from parallelenv.tasks.task_pool import TaskPool, make_recipes  # which is a subclass
+        from parallelenv.tasks.task_pool import TaskPool, make_env_fns  # which is a subclass
 
         if "asynchronous" in options:
             raise ArgumentError(
@@ -286,7 +286,7 @@ class ParallelEnv:
             )
         arguments.check_flags(auto_resample_when_done=auto_resample_when_done)
         policy: Literal["idle", "restart"] = "restart" if auto_resample_when_done else "idle"
-        return TaskPool(make_recipes(make_sampler_fn, sampler_fn_args), para_mode, policy, **options)
+        return TaskPool(make_env_fns(make_sampler_fn, sampler_fn_args), para_mode, policy, **options)
 
     @classmethod
     def replicate(
@@ -648,7 +648,9 @@ class ParallelEnv:
         arguments.check_window(min_envs, max_envs)
         if num_steps is not None:
             arguments.check_positive("num_steps", num_steps)
-        return streamed(self._engine, Actor(policy), num_steps, min_envs, max_envs, arguments.check_timeout(timeout))
+        return streamed(
+            self._engine, StreamPolicy(policy), num_steps, min_envs, max_envs, arguments.check_timeout(timeout)
+        )
 
     @single_threaded
     def pause(self, id: Any = MISSING) -> None:
@@ -892,7 +894,7 @@ class ParallelEnv:
         if not env_ids:
             raise ArgumentError("run_episodes() has no envs to play with: id is empty, or all are paused.")
         each = self._engine.beginnings(env_ids, seed, options)
-        goal = Goal.of(None, num_episodes)
+        goal = RolloutLength.of(None, num_episodes)
         return evaluate(self._engine.stepper, policy, goal, env_ids, each, self._engine.forget_seeds, bool(progress))
 
     @overload
@@ -959,8 +961,8 @@ class ParallelEnv:
         env_ids = self._engine.ids(id)
         if policy is None:
             return run_batch_episodes(self._engine, env_ids, num_steps, num_episodes, rnn_state)
-        goal = Goal.of(num_steps, num_episodes)
-        return Roller(self._engine.stepper).run(policy, env_ids, goal, rnn_state, bool(progress))
+        goal = RolloutLength.of(num_steps, num_episodes)
+        return RolloutRunner(self._engine.stepper).run(policy, env_ids, goal, rnn_state, bool(progress))
 
     @single_threaded
     def restart(self, id: Any = None) -> tuple[int, ...]:
@@ -1058,7 +1060,7 @@ class ParallelEnv:
     @property
     def reset_infos(self) -> list[dict[str, Any]]:
         """The info of each env's latest reset, in env id order."""
-        return [own(info) for info in self._engine.stepper.episodes.reset_infos]
+        return [deep_copy(info) for info in self._engine.stepper.episodes.reset_infos]
 
     @property
     def closed(self) -> bool:
@@ -1137,7 +1139,7 @@ class ParallelEnv:
 
         No worker is asked or waited for: it is the same, only older, of one that is busy, broken or closed.
         """
-        return _notebook().describe(self)  # type: ignore[no-any-return]
+        return _notebook().mime_bundle(self)  # type: ignore[no-any-return]
 
     @single_threaded
     def show(self, id: Any = None, *, width: int = 800) -> None:

@@ -1,4 +1,4 @@
-"""Every exception that is raised on purpose.
+"""Every exception that this package raises on purpose.
 
 Each derives from `ParallelEnvError` and from the builtin (or Gymnasium) exception it means,
 so that existing ``except`` clauses keep working. An environment's own exceptions are not

@@ -1,4 +1,4 @@
-"""From the word a user writes to the class behind it, imported only when asked for.
+"""The words of `para_mode` and the backend classes behind them, imported only when asked for.
 
 Packages of third parties add words with an entry point of the group ``parallelenv.backends``
 whose value is ``module:Class``.
@@ -20,7 +20,7 @@ from parallelenv.errors import ArgumentError, MissingDependencyError, UnknownMod
 
 if TYPE_CHECKING:
     from parallelenv.autotune.recommend import Recommendation
-    from parallelenv.contract.env_specs import EnvRecipe
+    from parallelenv.contract.env_specs import EnvFactory
     from parallelenv.contract.spaces import Spaces
 
 ENTRY_POINT_GROUP = "parallelenv.backends"
@@ -53,7 +53,7 @@ def known_words() -> tuple[str, ...]:
 def settle(
     para_mode: Any,
     options: dict[str, Any],
-    env_recipes: Sequence[EnvRecipe],
+    env_factories: Sequence[EnvFactory],
     num_cpus: int | None,
     num_gpus: float,
     spaces: Spaces | None,
@@ -65,7 +65,7 @@ def settle(
     Args:
         para_mode: As for `make_backend`, or ``"auto"``.
         options: Keyword arguments of the backend's constructor.
-        env_recipes: What the backend is for.
+        env_factories: What the backend is for.
         num_cpus: As given by the user.
         num_gpus: As given by the user.
         spaces: As given by the user.
@@ -82,7 +82,7 @@ def settle(
     _refuse_details(options, num_gpus, own_arguments)
     from parallelenv.autotune.recommend import choose  # the words must be there before what is chosen from them
 
-    chosen = choose(env_recipes, num_cpus, spaces, **for_envs)
+    chosen = choose(env_factories, num_cpus, spaces, **for_envs)
     return make_backend(chosen.mode, chosen.options), chosen.num_cpus, chosen
 
 

@@ -12,10 +12,10 @@ from parallelenv.backends.dummy import DummyBackend
 from parallelenv.backends.thread import ThreadBackend, ThreadChannel
 from parallelenv.contract.batch import Batch, Layout
 from parallelenv.contract.failures import Failure
-from parallelenv.contract.protocol import Command, HostRecipe, Reply
+from parallelenv.contract.protocol import Command, Reply, WorkerSpec
 from parallelenv.testing import BackendContract
 from parallelenv.worker.host import Execution, Host
-from parallelenv.worker.row_writer import Writer
+from parallelenv.worker.row_writer import RowWriter
 
 # -------------------------------------------------------------------- faults
 
@@ -25,10 +25,10 @@ class Channel(CallerChannel):
 
     host_class: ClassVar[type[Host]] = Host
 
-    def __init__(self, recipe: HostRecipe) -> None:
-        super().__init__(recipe)
-        self._host = self.host_class(recipe, in_caller=True)
-        self.recipe = recipe
+    def __init__(self, spec: WorkerSpec) -> None:
+        super().__init__(spec)
+        self._host = self.host_class(spec, in_caller=True)
+        self.spec = spec
         self.batch: Any = None
 
     def attach(self, batch: Batch) -> None:
@@ -102,8 +102,8 @@ class SharesArguments(Channel):
 class AnswersLate(Channel):
     """Gives each command the values of the one before it of the same name."""
 
-    def __init__(self, recipe: HostRecipe) -> None:
-        super().__init__(recipe)
+    def __init__(self, spec: WorkerSpec) -> None:
+        super().__init__(spec)
         self.names: list[str] = []
         self.earlier: dict[str, Reply] = {}
 
@@ -149,7 +149,7 @@ class ResetsTwice(Channel):
 class StepsEverybody(Channel):
     def alter_command(self, command: Command) -> Command:
         if command.reads_actions:
-            command.env_ids = self.recipe.env_ids
+            command.env_ids = self.spec.env_ids
         return command
 
 
@@ -192,7 +192,7 @@ class LosesInfos(Channel):
 
 
 class GivesViewsOfActions(Channel):
-    class _Writer(Writer):
+    class _Writer(RowWriter):
         def actions(self, rows: Any) -> Any:
             leaves = [array[rows] for array in self.batch.actions]
             return map(self.batch.layout.actions.join, zip(*leaves, strict=True))
@@ -232,8 +232,8 @@ class Backend(DummyBackend):
     def plan(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> Any:
         return ThreadBackend().plan(num_envs, num_cpus, num_gpus)
 
-    def launch(self, recipes: Sequence[HostRecipe]) -> Any:
-        return [self.channel_class(recipe) for recipe in recipes]
+    def launch(self, specs: Sequence[WorkerSpec]) -> Any:
+        return [self.channel_class(spec) for spec in specs]
 
 
 class WrongTypes(Backend):

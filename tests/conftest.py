@@ -57,8 +57,8 @@ _IN_RAY_MODES = {
     # all of these files
     "test_cli.py",
     "test_imports.py",
-    "test_launcher.py",
-    "test_origin.py",
+    "test_mpi_env.py",
+    "test_package_version.py",
     "test_ray.py",
     "test_security.py",
     # of test_uncaught.py
@@ -76,7 +76,7 @@ _IN_RAY_MODES = {
     "test_any_sequence_of_calls_of_samplers_gives_what_the_oracle_gives[ray-subproc-True]",
     "test_answers_are_those_of_the_oracle[ray-mixed]",
     "test_answers_are_those_of_the_oracle[ray-subproc-mixed]",
-    # of test_own_random.py
+    # of test_env_rng.py
     "test_answers_are_the_same_everywhere[ray-subproc-2]",
     # of test_output.py
     "test_each_line_is_marked_and_nothing_is_split[ray-subproc]",

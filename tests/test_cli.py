@@ -24,12 +24,12 @@ from gymnasium.spaces import Discrete
 import parallelenv
 from parallelenv import Recommendation, cli, registry
 from parallelenv.autotune import compare, report
-from parallelenv.autotune.compare import Comparison, Plan, Row
+from parallelenv.autotune.compare import Comparison, ComparisonRow, Plan
 from parallelenv.backends.dummy import DummyBackend
 from parallelenv.cli import main
 from parallelenv.contract.cpu_cores import Cores, usable_cores
 from parallelenv.contract.messages import format_table
-from parallelenv.contract.protocol import Plan as Placement
+from parallelenv.contract.protocol import Placement
 from parallelenv.errors import MissingDependencyError, SchedulingError
 from parallelenv.registry import known_modes
 
@@ -231,8 +231,8 @@ def test_a_number_that_makes_no_sense_is_refused(words: list[str], capsys: pytes
 
 def test_modes_come_once_in_the_order_asked_after_the_oracle() -> None:
     assert cli._modes([f"{OTHER},dummy", OTHER]) == ("dummy", OTHER)
-    assert cli._modes([]) == compare.known_words()
-    assert [word for word in compare.known_words() if word != "subproc+caller_steps"] == list(known_modes())
+    assert cli._modes([]) == compare.comparable_words()
+    assert [word for word in compare.comparable_words() if word != "subproc+caller_steps"] == list(known_modes())
 
 
 def test_an_interrupt_ends_quietly(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -327,10 +327,10 @@ def test_modes_are_open_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> 
 # ------------------------------------------------------------------ what follows from the numbers
 
 
-def row(mode: str, *rates: float, **findings: Any) -> Row:
+def row(mode: str, *rates: float, **findings: Any) -> ComparisonRow:
     """Return a row with these rates, where the oracle had 100 in each round."""
     ratios = [rate / 100 for rate in rates]
-    return Row(mode, workers=2, startup=0.5, rates=list(rates), ratios=ratios, **findings)
+    return ComparisonRow(mode, workers=2, startup=0.5, rates=list(rates), ratios=ratios, **findings)
 
 
 @pytest.mark.parametrize(
@@ -344,7 +344,7 @@ def row(mode: str, *rates: float, **findings: Any) -> Row:
         ([row("dummy", 100, deviation="step 1"), row("thread", 300, deviation="step 1")], "thread"),
     ],
 )
-def test_the_simplest_of_the_fastest_correct_modes_is_recommended(rows: list[Row], best: str) -> None:
+def test_the_simplest_of_the_fastest_correct_modes_is_recommended(rows: list[ComparisonRow], best: str) -> None:
     assert Comparison("Env-v0", tuple(rows)).recommended().mode == best
 
 
@@ -353,19 +353,21 @@ def test_what_recommend_chooses_is_recommended_unless_it_is_measured_to_be_slowe
     for estimated in ("thread", "subproc+caller_steps"):
         compared = Comparison("Env-v0", rows, estimated)
         assert compared.recommended().mode == estimated
-        assert "estimate" not in report.describe(compared)
+        assert "estimate" not in report.describe_comparison(compared)
     compared = Comparison("Env-v0", rows, "dummy")
     assert compared.recommended().mode == "thread"
-    assert "recommend(), which only estimates, chooses para_mode='dummy'." in report.describe(compared)
+    assert "recommend(), which only estimates, chooses para_mode='dummy'." in report.describe_comparison(compared)
 
 
 def test_the_advice_says_how_much_is_gained() -> None:
     compared = Comparison("Env-v0", (row("dummy", 100), row("thread", 250, num_cpus=2)), "thread")
-    assert report.describe(compared).endswith(
+    assert report.describe_comparison(compared).endswith(
         "Recommended for Env-v0: para_mode='thread', num_cpus=2 (2.5 times as fast as dummy)."
     )
     compared = Comparison("Env-v0", (row("dummy", 100), row("subproc+caller_steps", 250)), "subproc+caller_steps")
-    assert "Recommended for Env-v0: para_mode='subproc', caller_steps=True (2.5 times" in report.describe(compared)
+    assert "Recommended for Env-v0: para_mode='subproc', caller_steps=True (2.5 times" in report.describe_comparison(
+        compared
+    )
 
 
 @pytest.mark.parametrize(
@@ -382,7 +384,7 @@ def test_other_programs_are_named_if_they_keep_cores_busy(
 ) -> None:
     monkeypatch.setattr(compare, "describe_cores", lambda: cores)
     compared = Comparison("Env-v0", (row("dummy", 100),), others=others)
-    assert ("No recommendation for Env-v0: other programs kept" in report.describe(compared)) == is_disturbed
+    assert ("No recommendation for Env-v0: other programs kept" in report.describe_comparison(compared)) == is_disturbed
 
 
 def test_only_what_other_programs_use_counts(monkeypatch: pytest.MonkeyPatch) -> None:

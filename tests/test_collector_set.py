@@ -23,7 +23,7 @@ from fragile import CAN_DIE, interrupt, two_hosts
 from test_rollout import POLICIES, Count, counts, part, zeros
 
 from parallelenv import Collector, CollectorSet, ParallelEnv, get_worker_info
-from parallelenv.collect.scheduler import Foreman, Parcels
+from parallelenv.collect.scheduler import Parcels, Scheduler
 from parallelenv.collect.unsent import Unsent
 from parallelenv.errors import (
     AbsentAttributeError,
@@ -291,7 +291,7 @@ def test_the_slower_share_stops_and_nothing_is_thrown_away(make_set: MakeSet) ->
 def test_a_share_is_not_rounded_up_because_it_is_a_binary_number() -> None:
     crew: Any = SimpleNamespace(sizes=[1] * 25)
     shares = [0.56, 0.28, 0.04, 0.5, 1.0, 0.001]
-    assert [Foreman(crew, Parcels(25), share).enough for share in shares] == [14, 7, 1, 13, 25, 1]
+    assert [Scheduler(crew, Parcels(25), share).enough for share in shares] == [14, 7, 1, 13, 25, 1]
 
 
 def test_all_stop_when_a_signal_says_so(make_set: MakeSet, tmp_path: Path) -> None:

@@ -234,8 +234,8 @@ def test_much_output_is_dropped_rather_than_kept(started: ParallelEnv, capsys: p
 def test_a_log_that_is_left_at_the_end_of_the_interpreter_says_nothing() -> None:
     code = """
 import parallelenv.worker.worker_log as module
-log = module.Log.create()
-module.Shield = None  # as the end of the interpreter may leave it
+log = module.WorkerLog.create()
+module.DeferSigint = None  # as the end of the interpreter may leave it
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stderr == ""

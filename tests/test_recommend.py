@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from test_trial import Spaceless, Witness
+from test_measure import Spaceless, Witness
 
 import parallelenv
 from parallelenv import ParallelEnv, recommend, registry

@@ -100,15 +100,15 @@ def test_the_door_for_rays_actors_is_shut_once_they_are_in(mode: str, monkeypatc
     modes: list[int] = []
     paths: list[Path] = []
 
-    def admit(doorway: _ray_local.Doorway, actors: Any) -> Any:
+    def admit(doorway: _ray_local.LocalListener, actors: Any) -> Any:
         paths.append(Path(doorway.path))
         modes.append(stat.S_IMODE(paths[0].parent.stat().st_mode))
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:  # not an actor that was started
             stranger.connect(doorway.path)
             return admit_actors(doorway, actors)
 
-    admit_actors = _ray_local.Doorway.admit
-    monkeypatch.setattr(_ray_local.Doorway, "admit", admit)
+    admit_actors = _ray_local.LocalListener.admit
+    monkeypatch.setattr(_ray_local.LocalListener, "admit", admit)
     with ParallelEnv([partial(Discreet, SECRET)] * 4, mode, num_cpus=2) as env:
         assert modes == [0o700]
         assert not paths[0].parent.exists()

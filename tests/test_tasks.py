@@ -374,7 +374,7 @@ def test_of_nobody_they_are_as_states_of_nobody(make_pool: MakePool) -> None:
 def test_one_message_for_each_worker(make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:
     env = make_pool(Walks, FOUR)
     sent: list[Any] = []
-    for link in env.engine.pool._links:
+    for link in env.engine.pool._workers:
         monkeypatch.setattr(link.channel, "pack", partial(_noted, sent, link.channel.pack))
     calls: list[Any] = [
         env.next_task, env.get_observations, env.reset_all, partial(env.set_seeds, 3), env.next_task,

@@ -28,7 +28,7 @@ from parallelenv.backends._codec import (
     encode_reply,
 )
 from parallelenv.backends._wire import Message, Wire
-from parallelenv.backends._worker_process import PackedRecipe, die_with_caller, own_origin, prepare_worker
+from parallelenv.backends._worker_process import PackedSpec, die_with_caller, package_version, prepare_worker
 from parallelenv.contract.batch import Array, Batch, Layout
 from parallelenv.contract.cpu_cores import usable_cores
 from parallelenv.contract.env_specs import registered_by_user
@@ -37,11 +37,11 @@ from parallelenv.contract.protocol import (
     Command,
     Death,
     HostDied,
-    HostRecipe,
-    Plan,
+    Placement,
     Printed,
     Reply,
     UnreadableError,
+    WorkerSpec,
 )
 from parallelenv.contract.shared_arrays import copied, frozen
 from parallelenv.worker.host import Host
@@ -167,22 +167,22 @@ class PipedBackend:
     def __init__(self) -> None:
         self._started: list[PipedChannel] = []
 
-    def plan(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> Plan:
-        return Plan((1,) * min(num_cpus or usable_cores(), num_envs))
+    def plan(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> Placement:
+        return Placement((1,) * min(num_cpus or usable_cores(), num_envs))
 
     def share(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
         return copied(arrays)
 
-    def launch(self, recipes: Sequence[HostRecipe]) -> list[Channel]:
+    def launch(self, specs: Sequence[WorkerSpec]) -> list[Channel]:
         registered = registered_by_user()
-        packed = [PackedRecipe.of(recipe, registered, own_origin()) for recipe in recipes]  # before any is started
+        packed = [PackedSpec.of(spec, registered, package_version()) for spec in specs]  # before any is started
         channels = []
-        for recipe in packed:
-            channels.append(PipedChannel(recipe.env_ids))
+        for spec in packed:
+            channels.append(PipedChannel(spec.env_ids))
             self._started.append(channels[-1])
-        for channel, recipe in zip(channels, packed, strict=True):  # all are starting: none waits for another
+        for channel, spec in zip(channels, packed, strict=True):  # all are starting: none waits for another
             with contextlib.suppress(OSError):
-                channel.wire.send(encode((recipe, dict(recipes[0].shared))))
+                channel.wire.send(encode((spec, dict(specs[0].shared))))
         return list(channels)
 
     def allocate(self, layout: Layout) -> Batch:

@@ -1,1 +1,1 @@
-"""A `ParallelEnv` in the shape that another library knows: one file each, imported when it is asked for."""
+"""A `ParallelEnv` in the shape that another library knows: one file per library."""

@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode
 
 from parallelenv.adapters.gymnasium import GymnasiumVectorEnv
 from parallelenv.contract import arguments
-from parallelenv.contract.env_specs import make_recipes
+from parallelenv.contract.env_specs import make_factories
 from parallelenv.contract.messages import show
 from parallelenv.contract.spaces import describe_value
 from parallelenv.env import ParallelEnv
@@ -48,13 +48,13 @@ def vector_entry_point(
         InvalidEnvError: If the id is not registered, or ``env`` none of these.
     """
     arguments.check_positive("num_envs", num_envs)
-    recipe = make_recipes([env])[0]
-    if recipe.is_live:
+    factory = make_factories([env])[0]
+    if factory.is_live:
         raise InvalidEnvError(
             f"env is {describe_value(env)}, an env itself, and {num_envs} are to be made. Give what makes one: a "
             "registered id, an EnvSpec, or a callable."
         )
-    made: Callable[..., Any] = functools.partial(_make, recipe.source, max_episode_steps, make_kwargs)
+    made: Callable[..., Any] = functools.partial(_make, factory.source, max_episode_steps, make_kwargs)
     pool = ParallelEnv([made] * num_envs, para_mode, **_check_kwargs(parallel_kwargs))
     try:
         return pool.to_gymnasium(autoreset_mode)

@@ -18,8 +18,8 @@ from parallelenv.contract import arguments
 from parallelenv.contract.batch import Array
 from parallelenv.contract.messages import show
 from parallelenv.contract.tracebacks import short_tracebacks, warn_user
-from parallelenv.engine.done_policies import ByHand, Ending, NextStep, Policy, SameStep
-from parallelenv.engine.stepper import Resetting
+from parallelenv.engine.done_policies import ByHand, DonePolicy, Ending, NextStep, SameStep
+from parallelenv.engine.stepper import ResetTicket
 from parallelenv.engine.tickets import Request
 from parallelenv.errors import (
     ArgumentError,
@@ -36,9 +36,9 @@ from parallelenv.results import StepResult
 if TYPE_CHECKING:
     from parallelenv.env import ParallelEnv
 
-Stepped = tuple[Any, Array, Array, Array, dict[str, Any]]
+GymnasiumStep = tuple[Any, Array, Array, Array, dict[str, Any]]
 
-_POLICIES: dict[AutoresetMode, type[Policy]] = {
+_POLICIES: dict[AutoresetMode, type[DonePolicy]] = {
     AutoresetMode.NEXT_STEP: NextStep,
     AutoresetMode.SAME_STEP: SameStep,
     AutoresetMode.DISABLED: ByHand,
@@ -50,7 +50,7 @@ class _Begun(NamedTuple):
     """What an ``..._async`` has begun."""
 
     name: str
-    what: Resetting | Request | None
+    what: ResetTicket | Request | None
     is_partial: bool = False
 
 
@@ -163,7 +163,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
             infos[env_id] = said[env_id]
         return observations, gather_infos(infos, self.num_envs)
 
-    def step(self, actions: Any) -> Stepped:
+    def step(self, actions: Any) -> GymnasiumStep:
         """Step all envs, and reset those that ended if the autoreset mode says so.
 
         Args:
@@ -202,7 +202,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
             raise step_under_way() from None
         self._await(_Begun("step", None))
 
-    def step_wait(self, timeout: float | None = None) -> Stepped:
+    def step_wait(self, timeout: float | None = None) -> GymnasiumStep:
         """Return what a step has come to that was begun, interrupted, or took longer than its timeout.
 
         Args:
@@ -226,7 +226,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
             raise
         return self._gathered(result)
 
-    def _gathered(self, result: StepResult) -> Stepped:
+    def _gathered(self, result: StepResult) -> GymnasiumStep:
         """Return a step, of all envs or of some, as a vector env does."""
         states, rewards, _, infos = result
         if self._lends:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from parallelenv.env import ParallelEnv
 
 Ids: TypeAlias = "int | Sequence[int] | Array | None"
-Stepped = tuple[Array, Array, Array, Array, Array]
+TianshouStep = tuple[Array, Array, Array, Array, Array]
 
 
 class Worker(NamedTuple):
@@ -129,7 +129,7 @@ class TianshouVectorEnv:
         infos = self.parallel_env.reset_infos
         return _stacked(states), object_array([infos[one] for one in env_ids])
 
-    def step(self, action: Any, id: Ids = None) -> Stepped:
+    def step(self, action: Any, id: Ids = None) -> TianshouStep:
         """Step envs; if ``is_async``, return what has come of the steps of those that are the first to finish.
 
         Args:
@@ -177,7 +177,7 @@ class TianshouVectorEnv:
             raise NothingInFlightError("No step is under way that could be waited for. Give actions.") from None
         return self.parallel_env.recv(1, align="batch")
 
-    def _told(self, batch: StepBatch) -> Stepped:
+    def _told(self, batch: StepBatch) -> TianshouStep:
         states, rewards, _, infos = zip(*batch, strict=True) if batch else ((), (), (), ())
         for env_id, info in zip(batch.env_ids.tolist(), infos, strict=True):
             info["env_id"] = env_id

@@ -38,7 +38,7 @@ _LEAST = 0.5
 """Seconds below which nothing is said of them: the system counts in steps of 10 ms."""
 
 
-def known_words() -> tuple[str, ...]:
+def comparable_words() -> tuple[str, ...]:
     """Return what can be measured: every mode, and after ``subproc`` the same with its option ``caller_steps``."""
     modes = known_modes()
     place = modes.index("subproc") + 1
@@ -46,7 +46,7 @@ def known_words() -> tuple[str, ...]:
 
 
 def arguments_of(word: str, num_cpus: int | None = None) -> dict[str, Any]:
-    """Return the arguments of `ParallelEnv` that a word of `known_words` stands for."""
+    """Return the arguments of `ParallelEnv` that a word of `comparable_words` stands for."""
     mode, *options = word.split("+") if word == _CALLER_STEPS else [word]
     cores = {} if num_cpus is None else {"num_cpus": num_cpus}
     return {"para_mode": mode, **cores, **dict.fromkeys(options, True)}
@@ -58,7 +58,7 @@ class Plan:
 
     Attributes:
         num_envs: Envs per mode.
-        modes: Of `known_words`, in the order of the table; the oracle first.
+        modes: Of `comparable_words`, in the order of the table; the oracle first.
         num_cpus: Cores the envs may use; ``None`` means all usable ones.
         steps: Steps whose results are compared bit for bit.
         seconds: Time for which each mode is timed, all rounds together.
@@ -74,11 +74,11 @@ class Plan:
 
 
 @dataclass(slots=True)
-class Row:
+class ComparisonRow:
     """What was found for one mode.
 
     Attributes:
-        mode: Its word, of `known_words`.
+        mode: Its word, of `comparable_words`.
         workers: Number of hosts.
         num_cpus: As it was given to `ParallelEnv`.
         startup: Seconds from nothing to the first states, with whatever had to be started.
@@ -135,7 +135,7 @@ class Comparison:
     """
 
     name: str
-    rows: tuple[Row, ...]
+    rows: tuple[ComparisonRow, ...]
     estimated: str = ORACLE
     others: float | None = None
 
@@ -156,7 +156,7 @@ class Comparison:
         cores = describe_cores()
         return self.others is not None and cores.affinity - self.others < _BUSY * cores.usable
 
-    def recommended(self) -> Row:
+    def recommended(self) -> ComparisonRow:
         """Return one of the modes that are about as fast as the fastest correct one.
 
         It is the one that `recommend` chooses, if that is among them, so that the two agree unless a measurement tells
@@ -280,7 +280,7 @@ class _Run:
     """One mode, open until `close`; after a failure nothing more is asked of it."""
 
     def __init__(self, mode: str, name: str, plan: Plan, progress: Bar, num_cpus: int | None = None) -> None:
-        self.row = Row(mode, num_cpus=num_cpus)
+        self.row = ComparisonRow(mode, num_cpus=num_cpus)
         self._own = self._all = self._wall = 0.0
         self.name = name
         self.plan = plan
@@ -345,7 +345,7 @@ class _Run:
             self._env.close()
 
 
-def _measure(mode: str, num_cpus: int | None, oracle: _Run, record: _Record) -> Row:
+def _measure(mode: str, num_cpus: int | None, oracle: _Run, record: _Record) -> ComparisonRow:
     """Open another mode, check it, time it in turns with the oracle, and close it."""
     with contextlib.closing(_Run(mode, oracle.name, oracle.plan, oracle.progress, num_cpus)) as run:
         run.attempt("comparing", run.check, record)

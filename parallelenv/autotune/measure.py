@@ -24,7 +24,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from parallelenv.autotune.costs import Figures
 from parallelenv.contract.batch import Array
-from parallelenv.contract.env_specs import EnvRecipe
+from parallelenv.contract.env_specs import EnvFactory
 from parallelenv.contract.shared_arrays import frozen
 from parallelenv.contract.spaces import Spaces, Structure
 from parallelenv.contract.worker_info import Trial, call_for
@@ -55,7 +55,7 @@ CPU time goes into asking for it, which looks like work: a sixth of it with this
 
 
 def measure(
-    recipes: Sequence[EnvRecipe],
+    factories: Sequence[EnvFactory],
     spaces: Spaces | None = None,
     seed: int | None = None,
     shared: Mapping[str, Array] | None = None,
@@ -63,7 +63,7 @@ def measure(
     """Return what the envs are like, on average.
 
     Args:
-        recipes: Of all of them. Some are tried, evenly spread, if they are of many kinds.
+        factories: Of all of them. Some are tried, evenly spread, if they are of many kinds.
         spaces: Theirs, of observations and of actions; ``None``: those that they declare.
         seed: As for `ParallelEnv`; envs may ask for it when they are made.
         shared: Likewise.
@@ -71,19 +71,19 @@ def measure(
     Raises:
         Exception: Whatever an env raised, or why it cannot be tried.
     """
-    chosen = _some(recipes)
-    weights = [sum(recipe.source is one.source for recipe in recipes) for one in chosen]
+    chosen = _some(factories)
+    weights = [sum(factory.source is one.source for factory in factories) for one in chosen]
     seconds = SECONDS / len(chosen)
     if any(one.is_live for one in chosen):
         found = _try_copies(chosen, seconds, spaces, seed, shared)
     else:
-        found = _try_here(chosen, seconds, spaces, seed, shared, len(recipes))
+        found = _try_here(chosen, seconds, spaces, seed, shared, len(factories))
     return _average(found, weights[: len(found)])
 
 
-def _some(recipes: Sequence[EnvRecipe]) -> list[EnvRecipe]:
-    """Return a few recipes with different sources."""
-    different = list({id(recipe.source): recipe for recipe in recipes}.values())
+def _some(factories: Sequence[EnvFactory]) -> list[EnvFactory]:
+    """Return a few factories with different sources."""
+    different = list({id(factory.source): factory for factory in factories}.values())
     count = min(len(different), _MOST)
     return [different[index * len(different) // count] for index in range(count)]
 
@@ -104,7 +104,7 @@ def _average(found: Sequence[Figures], weights: Sequence[int]) -> Figures:
 
 
 def _try_here(
-    recipes: Sequence[EnvRecipe],
+    factories: Sequence[EnvFactory],
     seconds: float,
     spaces: Spaces | None,
     seed: int | None,
@@ -114,32 +114,32 @@ def _try_here(
     found: list[Figures] = []
     read_only = frozen(shared or {})
     begin = time.perf_counter()
-    for recipe in recipes:
+    for factory in factories:
         with _undisturbed():
-            host = Trial(recipe.env_id, num_envs, seed, read_only)
-            figures = call_for(host, functools.partial(_try_new, recipe, seconds, spaces))
+            host = Trial(factory.env_id, num_envs, seed, read_only)
+            figures = call_for(host, functools.partial(_try_new, factory, seconds, spaces))
         if figures is None:
-            return _try_copies(recipes, seconds, spaces, seed, shared)
+            return _try_copies(factories, seconds, spaces, seed, shared)
         found.append(figures)
         if time.perf_counter() - begin > _SLOW_BUILD:
             break
     return found
 
 
-def _try_new(recipe: EnvRecipe, seconds: float, spaces: Spaces | None) -> Figures | None:
+def _try_new(factory: EnvFactory, seconds: float, spaces: Spaces | None) -> Figures | None:
     """Try a new env, or return ``None`` if there is no new one to be had."""
-    env = _build_new(recipe)
+    env = _build_new(factory)
     return None if env is None else _try_and_close(env, seconds, spaces)
 
 
-def _build_new(recipe: EnvRecipe) -> Any:
+def _build_new(factory: EnvFactory) -> Any:
     """Build an env, or return ``None`` if its env fn gives one and the same to everybody: ``lambda: env``."""
     begin = time.perf_counter()
-    env = recipe.build()
-    if isinstance(recipe.source, (EnvSpec, type)) or time.perf_counter() - begin > _QUICK_BUILD:
+    env = factory.build()
+    if isinstance(factory.source, (EnvSpec, type)) or time.perf_counter() - begin > _QUICK_BUILD:
         return env
     try:
-        other = recipe.build()
+        other = factory.build()
     except BaseException:
         _close(env)  # it is ours, for nothing fails where nothing is made
         raise
@@ -150,7 +150,7 @@ def _build_new(recipe: EnvRecipe) -> Any:
 
 
 def _try_copies(
-    recipes: Sequence[EnvRecipe],
+    factories: Sequence[EnvFactory],
     seconds: float,
     spaces: Spaces | None,
     seed: int | None,
@@ -159,7 +159,7 @@ def _try_copies(
     """Try copies of live envs in another process, where they can do no harm."""
     from parallelenv.env import ParallelEnv  # not in the workers, which import this module for `Probe`
 
-    probes = [functools.partial(Probe, recipe) for recipe in recipes]
+    probes = [functools.partial(Probe, factory) for factory in factories]
     with ParallelEnv(probes, "subproc", num_cpus=1, timeout=_PATIENCE, seed=seed, shared=shared) as env:
         return env.customized_method("measure", {"seconds": seconds, "spaces": spaces})
 
@@ -167,8 +167,8 @@ def _try_copies(
 class Probe:
     """Stands where an env would live and tries it there; it is itself never stepped."""
 
-    def __init__(self, recipe: EnvRecipe) -> None:
-        self._recipe = recipe
+    def __init__(self, factory: EnvFactory) -> None:
+        self._factory = factory
 
     def reset(self) -> int:
         """Return a state, as an env does."""
@@ -180,7 +180,7 @@ class Probe:
 
     def measure(self, seconds: float, spaces: Spaces | None) -> Figures:
         """Try the env out."""
-        return _try_and_close(self._recipe.build(), seconds, spaces)
+        return _try_and_close(self._factory.build(), seconds, spaces)
 
 
 def _try_and_close(env: Any, seconds: float, spaces: Spaces | None) -> Figures:

@@ -13,7 +13,7 @@ from parallelenv.autotune.costs import Candidate, Figures, Room, candidates, pic
 from parallelenv.contract import arguments, env_specs
 from parallelenv.contract.batch import Array
 from parallelenv.contract.cpu_cores import usable_cores
-from parallelenv.contract.env_specs import EnvRecipe
+from parallelenv.contract.env_specs import EnvFactory
 from parallelenv.contract.messages import count, duration, one_line
 from parallelenv.contract.spaces import Spaces
 from parallelenv.errors import UnpicklableError
@@ -81,27 +81,27 @@ def recommend(envs: Sequence[Any], *, num_cpus: int | None = None, spaces: Space
         InvalidEnvError: If an item of ``envs`` is no env, or comes twice.
     """
     num_cpus = arguments.check_counts(num_cpus, 0)
-    return choose(env_specs.make_recipes(envs), num_cpus, arguments.check_spaces(spaces))
+    return choose(env_specs.make_factories(envs), num_cpus, arguments.check_spaces(spaces))
 
 
 def choose(
-    env_recipes: Sequence[EnvRecipe],
+    env_factories: Sequence[EnvFactory],
     num_cpus: int | None,
     spaces: Spaces | None = None,
     seed: int | None = None,
     shared: Mapping[str, Array] | None = None,
 ) -> Recommendation:
     """Return what `recommend` returns, for envs that may ask for a seed and for shared arrays when they are made."""
-    has_instances = any(recipe.is_live for recipe in env_recipes)
-    if has_instances and (obstacle := _obstacle(env_recipes)):
+    has_instances = any(factory.is_live for factory in env_factories)
+    if has_instances and (obstacle := _obstacle(env_factories)):
         return _unknown(f"Instances are not stepped for a trial, and copies of them are not to be had: {obstacle}")
     try:
-        figures = measure.measure(env_recipes, spaces, seed, shared)
+        figures = measure.measure(env_factories, spaces, seed, shared)
     except Exception as error:  # noqa: BLE001 (envs raise anything; whoever uses them will see it)
         return _unknown(f"No env could be tried: {one_line(error)}")
     cores = usable_cores()
-    room = Room(len(env_recipes), min(cores, num_cpus or cores), num_cpus)
-    best, obstacle = _best(figures, room, env_recipes)
+    room = Room(len(env_factories), min(cores, num_cpus or cores), num_cpus)
+    best, obstacle = _best(figures, room, env_factories)
     reason = _reason(best, figures, room, obstacle)
     if has_instances:
         reason += " Workers get copies of the instances." if best.leaves else " Copies of the instances were tried."
@@ -120,22 +120,22 @@ def _unknown(why: str) -> Recommendation:
     return Recommendation(_SAFE, 1, reason=f"{why}. Without figures the plain loop is the safe choice.")
 
 
-def _best(figures: Figures, room: Room, env_recipes: Sequence[EnvRecipe]) -> tuple[Candidate, str]:
+def _best(figures: Figures, room: Room, env_factories: Sequence[EnvFactory]) -> tuple[Candidate, str]:
     """Return the best candidate; and if a better one was out of the question, why."""
     best = pick(candidates(figures, room))
-    if best.leaves and (obstacle := _obstacle(env_recipes)):
+    if best.leaves and (obstacle := _obstacle(env_factories)):
         return pick(candidates(figures, replace(room, may_leave=False))), obstacle
     return best, ""
 
 
-def _obstacle(env_recipes: Sequence[EnvRecipe]) -> str:
+def _obstacle(env_factories: Sequence[EnvFactory]) -> str:
     """Return why envs cannot be stepped in other processes, or nothing if they can."""
     if multiprocessing.current_process().daemon:
         return "this process is a daemonic one of multiprocessing, which may not start processes"
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # whoever moves them warns of what gets lost
-            env_specs.pack(env_recipes)
+            env_specs.pack_factories(env_factories)
     except UnpicklableError as error:
         return f"they do not pickle ({one_line(error.__cause__ or error)})"
     return ""

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from parallelenv.autotune.compare import ORACLE, Comparison, Row, arguments_of
+from parallelenv.autotune.compare import ORACLE, Comparison, ComparisonRow, arguments_of
 from parallelenv.contract.messages import format_table
 from parallelenv.errors import ArgumentError, MissingDependencyError
 
@@ -16,13 +16,13 @@ _RATIO = f"ratio: times as fast as {ORACLE} in the same round"
 _CHOSEN, _CORRECT, _WRONG = "#0072b2", "#a9b8c4", "#d55e00"  # told apart with any colour vision
 
 
-def describe(comparison: Comparison) -> str:
+def describe_comparison(comparison: Comparison) -> str:
     """Return the table of one env and, below it, which mode to use."""
     rows = [_cells(row) for row in comparison.rows]
     return f"{format_table(_HEADER, rows, left=('mode', 'identical', 'note'))}\n{_RATIO}\n{_advice(comparison)}"
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: ComparisonRow) -> tuple[str, ...]:
     if row.failure:
         return (row.mode, "-", "-", "-", "-", "-", row.failure)
     return (
@@ -114,13 +114,13 @@ def _draw(panel: Any, comparison: Comparison) -> None:
     panel.set_title(f"{comparison.name}: {best.mode} recommended", loc="left", fontsize=11)
 
 
-def _colour(row: Row, best: Row) -> str:
+def _colour(row: ComparisonRow, best: ComparisonRow) -> str:
     if row.deviation:
         return _WRONG
     return _CHOSEN if row is best else _CORRECT
 
 
-def _label(row: Row) -> str:
+def _label(row: ComparisonRow) -> str:
     if row.failure:
         return "package not installed" if row.is_missing else "failed"
     text = f"{row.rate:,.0f} steps/s"

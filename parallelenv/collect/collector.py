@@ -24,7 +24,7 @@ from parallelenv.collect.stopping import Stoppable
 from parallelenv.contract import arguments
 from parallelenv.contract.arguments import check_name, check_policy
 from parallelenv.contract.batch import Array
-from parallelenv.contract.copying import own
+from parallelenv.contract.copying import deep_copy
 from parallelenv.contract.env_specs import told
 from parallelenv.contract.messages import count, show
 from parallelenv.engine.guard import single_threaded
@@ -168,7 +168,7 @@ class Collector(Stoppable):
             data = LocalRollouts(self._env.engine).run(self._policy, num_steps, self._rnn_state, progress, is_over)
         self._needs_reset = False
         self._next_steps = self._num_steps
-        self._rnn_state = own(data.rnn_state)
+        self._rnn_state = deep_copy(data.rnn_state)
         return data, time.perf_counter() - began
 
     def _told(self, data: Rollout, seconds: float) -> Info:
@@ -249,7 +249,7 @@ class Collector(Stoppable):
         Args:
             component: ``"policy"``, which has the weights that it is made with; ``"envs"``, whose episodes then begin
                 anew, with the collector's seed; or ``"test_envs"``.
-            make: As ``make_policy``, ``make_envs`` or ``make_test_envs``.
+            make: As ``make_done_policy``, ``make_envs`` or ``make_test_envs``.
 
         Raises:
             ArgumentError: If there is no such component, or what was made is not one. Nothing was replaced.
@@ -364,7 +364,7 @@ def set_existing(policy: Policy, name: str, value: Any) -> None:
     for part in way:
         owner = _existing(owner, part, name, policy)
     _existing(owner, last, name, policy)
-    setattr(owner, last, own(value))
+    setattr(owner, last, deep_copy(value))
 
 
 def _existing(owner: Any, part: str, name: str, policy: Policy) -> Any:

@@ -21,7 +21,7 @@ from parallelenv.rollouts.trajectory import Rollout
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class CollectRequest:
     """What a collector is to do next: what an action is to an env.
 
     Attributes:
@@ -33,7 +33,7 @@ class Order:
     seconds: float | None = None
 
 
-class Seat:
+class CollectorEnv:
     """Has what an env has. A step of it is a collection; it has no episodes.
 
     Args:
@@ -60,7 +60,7 @@ class Seat:
         if seed is not None:
             self.collector.reseed(seed)
 
-    def step(self, order: Order) -> tuple[Parcel, float, bool, dict[str, Any]]:
+    def step(self, order: CollectRequest) -> tuple[Parcel, float, bool, dict[str, Any]]:
         """Collect."""
         end = math.inf if order.seconds is None else time.perf_counter() + order.seconds
 

@@ -15,10 +15,10 @@ import numpy as np
 from parallelenv import registry
 from parallelenv.collect.checks import check_component, check_env_maker, check_policy_maker, check_version, listening
 from parallelenv.collect.collector import Info
-from parallelenv.collect.collector_env import Order, Seat, require_compression
+from parallelenv.collect.collector_env import CollectorEnv, CollectRequest, require_compression
 from parallelenv.collect.concat import join_beside, join_evaluations
 from parallelenv.collect.history import History
-from parallelenv.collect.scheduler import Crew, Foreman, Parcels
+from parallelenv.collect.scheduler import CollectorHandles, Parcels, Scheduler
 from parallelenv.collect.stopping import Stoppable
 from parallelenv.collect.unsent import Unsent
 from parallelenv.contract import arguments
@@ -29,7 +29,7 @@ from parallelenv.env import ParallelEnv
 from parallelenv.errors import ArgumentError, ClosedError, UnknownOptionError, UnpicklableError
 from parallelenv.registry import ParaMode
 from parallelenv.rollouts.evaluation import Evaluation
-from parallelenv.rollouts.length import Goal, progress_bar
+from parallelenv.rollouts.length import RolloutLength, progress_bar
 from parallelenv.rollouts.trajectory import Rollout
 
 
@@ -103,7 +103,7 @@ class CollectorSet(Stoppable):
         self._unsent = Unsent.create(num_workers)
         try:
             self._env = start(num_workers, given, compress_data, self._unsent, para_mode, worker_resources, options)
-            self._crew = Crew(self._env, self._unsent, max_restarts, seed)
+            self._crew = CollectorHandles(self._env, self._unsent, max_restarts, seed)
             if weights is not None:
                 self._announce_weights(weights)
         except BaseException:
@@ -111,7 +111,7 @@ class CollectorSet(Stoppable):
             raise
         self._fresh = set(range(num_workers))  # who has not begun
         self._parcels = Parcels(num_workers)
-        self._foreman = Foreman(self._crew, self._parcels, fraction_samples)
+        self._foreman = Scheduler(self._crew, self._parcels, fraction_samples)
         self._told = time.perf_counter()
 
     @classmethod
@@ -178,7 +178,7 @@ class CollectorSet(Stoppable):
         is_quick = self._foreman.fraction < 1 or bool(listen_to)
         goals = [num_steps or self._steps_of(rank) for rank in range(len(self))]
         self._told = time.perf_counter()
-        with progress_bar(Goal(sum(goals), None), progress, "collect") as advance:
+        with progress_bar(RolloutLength(sum(goals), None), progress, "collect") as advance:
             self._foreman.work(goals, is_quick, is_over, advance)
         self._fresh.clear()
         return self._deliver_all()
@@ -258,7 +258,7 @@ class CollectorSet(Stoppable):
         room = int(min(most, left)) - len({*waiting, *self._crew.busy})
         chosen = [rank for rank in self._crew.idle if rank not in waiting][: max(0, room)]
         if chosen:
-            self._crew.order({rank: Order(num_steps or self._steps_of(rank)) for rank in chosen})
+            self._crew.order({rank: CollectRequest(num_steps or self._steps_of(rank)) for rank in chosen})
             self._fresh.difference_update(chosen)
 
     # ---------------------------------------------------------------- what comes of it
@@ -352,7 +352,9 @@ class CollectorSet(Stoppable):
         arguments.check_positive("num_episodes", num_episodes)
         seed = arguments.check_base_seed(seed)
         self._foreman.work([0] * len(self), False, lambda: True, lambda _: None)
-        shares = {rank: share for rank, share in Goal(None, num_episodes).shares(range(len(self))).items() if share}
+        shares = {
+            rank: share for rank, share in RolloutLength(None, num_episodes).shares(range(len(self))).items() if share
+        }
         orders = {
             rank: {"num_episodes": share, "seed": None if seed is None else seed + rank}
             for rank, share in shares.items()
@@ -429,7 +431,7 @@ def start(
         num_workers: How many.
         given: Arguments of each `Collector`.
         compresses: Whether they compress what they send.
-        unsent: As in `Seat`.
+        unsent: As in `CollectorEnv`.
         para_mode: As in `CollectorSet`.
         worker_resources: As in `CollectorSet`.
         options: Further arguments of the `ParallelEnv`.
@@ -454,7 +456,9 @@ def start(
         if name == "make_envs" or given[name] is not None:
             check_env_maker(given[name], name)
     given = {**given, "world_size": num_workers}
-    seats = [functools.partial(Seat, {**given, "rank": rank}, compresses, unsent) for rank in range(num_workers)]
+    seats = [
+        functools.partial(CollectorEnv, {**given, "rank": rank}, compresses, unsent) for rank in range(num_workers)
+    ]
     options = {"num_cpus": num_workers, **options}
     try:
         return _with_resources(seats, para_mode, worker_resources, options)

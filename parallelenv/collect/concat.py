@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from parallelenv.contract.batch import Array
-from parallelenv.contract.rollout_data import Form, Place, join_forms, vacant
+from parallelenv.contract.rollout_data import ExtrasFormat, StepIndex, join_forms, vacant
 from parallelenv.contract.spaces import is_tensor, object_array, tensors
 from parallelenv.errors import ArgumentError
 from parallelenv.rollouts.evaluation import Evaluation
 from parallelenv.rollouts.trajectory import Rollout
 
-Join = Callable[[Sequence[Any]], Any]
+LeafJoin = Callable[[Sequence[Any]], Any]
 
 
 def are_of_one_kind(one: Rollout, other: Rollout) -> bool:
@@ -62,8 +62,8 @@ class _Leaf:
         return "an array"
 
 
-def _forms(part: Rollout) -> dict[str, Form]:
-    return {name: Form(array.shape[2:], array.dtype) for name, array in part.extras.items()}
+def _forms(part: Rollout) -> dict[str, ExtrasFormat]:
+    return {name: ExtrasFormat(array.shape[2:], array.dtype) for name, array in part.extras.items()}
 
 
 def join_in_time(parts: Sequence[Rollout]) -> Rollout:
@@ -168,7 +168,7 @@ class _Ends:
         return _walk(form, [part.states for part in parts], lambda leaves: _picked(_joined_leaf(leaves, 0, 1), order))
 
 
-def _walk(form: Any, nests: Sequence[Any], join: Join) -> Any:
+def _walk(form: Any, nests: Sequence[Any], join: LeafJoin) -> Any:
     """Join nests leaf by leaf. ``form`` tells the leaves, for a batch of texts or graphs is a tuple, too."""
     if isinstance(form, dict):
         return {key: _walk(form[key], [nest[key] for nest in nests], join) for key in form}
@@ -220,19 +220,19 @@ def _joined_memory(nests: Sequence[Any]) -> Any:
     return None if first is None else _joined_leaf(nests, 0, 1)
 
 
-def _joined_extras(parts: Sequence[Rollout], join: Join) -> dict[str, Array]:
+def _joined_extras(parts: Sequence[Rollout], join: LeafJoin) -> dict[str, Array]:
     """Join what policies said besides; where one has not said it, there are zeros."""
-    forms: dict[str, Form] = {}
+    forms: dict[str, ExtrasFormat] = {}
     for part in parts:
         forms = join_forms(forms, _forms(part))
     return {name: join([_extra(part, name, form) for part in parts]) for name, form in forms.items()}
 
 
-def _extra(part: Rollout, name: str, form: Form) -> Array:
+def _extra(part: Rollout, name: str, form: ExtrasFormat) -> Array:
     return part.extras[name] if name in part.extras else vacant((*part.valid.shape, *form.shape), form.dtype)
 
 
-def _shifted(told: Sequence[Mapping[Place, Any]], shifts: Sequence[Place]) -> dict[Place, Any]:
+def _shifted(told: Sequence[Mapping[StepIndex, Any]], shifts: Sequence[StepIndex]) -> dict[StepIndex, Any]:
     """Return infos by their places in the whole, sorted by step."""
     moved = {
         (step + first, env_id + column): info

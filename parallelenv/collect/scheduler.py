@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from parallelenv.collect.collector_env import Order, Parcel
+from parallelenv.collect.collector import Info
+from parallelenv.collect.collector_env import CollectRequest, Parcel
 from parallelenv.collect.concat import are_of_one_kind, join_in_time
 from parallelenv.collect.unsent import UNKNOWN, Unsent
 from parallelenv.contract.batch import Array
@@ -24,7 +25,7 @@ from parallelenv.rollouts.trajectory import Rollout
 Received = list[tuple[int, Parcel]]
 
 
-class Crew:
+class CollectorHandles:
     """Collectors, each an env of a `ParallelEnv`. One that is busy is not written to.
 
     Args:
@@ -48,7 +49,7 @@ class Crew:
         self.num_replaced = 0
         self._seed = seed
         self._budget = Budget(max_restarts)
-        self._orders: dict[int, Order] = {}
+        self._orders: dict[int, CollectRequest] = {}
         self._idle: dict[int, None] = dict.fromkeys(range(len(env)))  # a dict for its order: who rests longest
         self._news: dict[str, Broadcast] = {}  # what all are to know, by subject
         self._known: list[dict[str, Broadcast]] = [{} for _ in self.sizes]
@@ -133,7 +134,7 @@ class Crew:
 
     # ---------------------------------------------------------------- what they do
 
-    def order(self, orders: Mapping[int, Order]) -> None:
+    def order(self, orders: Mapping[int, CollectRequest]) -> None:
         """Let idle collectors work, all at once: the workers of a node begin and answer together."""
         ranks = list(orders)
         self._catch_up(ranks)
@@ -220,7 +221,7 @@ class Crew:
     # ---------------------------------------------------------------- who is new
 
     def _dead(self, ranks: Sequence[int]) -> list[int]:
-        return list(self.env.engine.pool.obituaries(ranks))
+        return list(self.env.engine.pool.death_errors(ranks))
 
     def _replace(self, rank: int) -> None:
         """Put others in the place of a collector that has died, and of those that died with it.
@@ -231,7 +232,7 @@ class Crew:
         denied, delay = self._budget.spend([rank])
         self._count_loss([rank])
         if denied:
-            raise _given_up(self.env.engine.pool.obituaries([rank])[rank].exception, rank)
+            raise _given_up(self.env.engine.pool.death_errors([rank])[rank].exception, rank)
         time.sleep(delay)
         self._new.update(self._dead(range(len(self.sizes))))  # an interrupt may come before `restart` has said who
         replaced = self.env.restart([rank])
@@ -298,7 +299,7 @@ _FIRST = 16
 """Steps of the first slice of a collector: nobody knows how long one takes."""
 
 
-class Foreman:
+class Scheduler:
     """Lets the collectors of a set work in slices.
 
     Args:
@@ -311,7 +312,7 @@ class Foreman:
         enough: So many of them that is.
     """
 
-    def __init__(self, crew: Crew, parcels: Parcels, fraction: float) -> None:
+    def __init__(self, crew: CollectorHandles, parcels: Parcels, fraction: float) -> None:
         self.fraction = fraction
         self._crew, self._parcels = crew, parcels
         # Not half a collector more because 0.07 * 100 is 7.000000000000001.
@@ -345,14 +346,13 @@ class Foreman:
                 advance(parcel.info["num_steps"])
                 self._paces[rank] = parcel.info["num_steps"] / max(parcel.info["seconds"], 1e-6)
 
-    def _slice(self, rank: int, left: int, seconds: float) -> Order:
+    def _slice(self, rank: int, left: int, seconds: float) -> CollectRequest:
         """Return what a collector should do next: about as much as it has time for, so that little can be lost."""
         pace = self._paces[rank]
-        return Order(max(1, min(left, int(pace * seconds) if pace else _FIRST)), seconds)
+        return CollectRequest(max(1, min(left, int(pace * seconds) if pace else _FIRST)), seconds)
 
 
-Info = dict[str, Any]
-Join = Callable[[Sequence[Rollout]], Rollout]
+RolloutJoin = Callable[[Sequence[Rollout]], Rollout]
 
 
 class Parcels:
@@ -378,7 +378,7 @@ class Parcels:
         """Return how many steps there are of a collector."""
         return sum(map(_num_steps, self._parts[rank]))
 
-    def take(self, ranks: Sequence[int], version: int, join: Join) -> tuple[Rollout, Info]:
+    def take(self, ranks: Sequence[int], version: int, join: RolloutJoin) -> tuple[Rollout, Info]:
         """Hand out what there is of collectors. What was made by other envs than the first of it comes the next time.
 
         Args:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from parallelenv.contract.batch import Array
-from parallelenv.contract.interrupts import Shield
+from parallelenv.contract.interrupts import DeferSigint
 
 UNKNOWN = -1
 Way = tuple[str, str]
@@ -31,7 +31,7 @@ class Unsent:
         fileno: Descriptor of their memory, where it was made. Owned by this object.
 
     Attributes:
-        samples: ``(num_workers,)`` int64; `UNKNOWN` of those that do not share it.
+        samples: ``(num_workers,)`` int64; `UNKNOWN_PROCESS` of those that do not share it.
     """
 
     def __init__(self, samples: Array, way: Way | None = None, fileno: int | None = None) -> None:
@@ -46,7 +46,7 @@ class Unsent:
         if not hasattr(os, "memfd_create"):  # not Linux
             return cls(samples)
         name = f"parallelenv-{secrets.token_hex(8)}"  # elsewhere another file may have the same path
-        with Shield():  # else Ctrl-C in between would leave the descriptor open
+        with DeferSigint():  # else Ctrl-C in between would leave the descriptor open
             fileno = os.memfd_create(name)
             os.write(fileno, samples.tobytes())
             return cls(_mapped(fileno), (f"/proc/{os.getpid()}/fd/{fileno}", f"/memfd:{name} (deleted)"), fileno)
@@ -64,7 +64,7 @@ class Unsent:
 
     def close(self) -> None:
         """Let go of the memory. Harmless when repeated."""
-        with Shield():
+        with DeferSigint():
             self.samples = self.samples.copy()
             fileno, self._fileno = self._fileno, None
             if fileno is not None:

@@ -48,7 +48,7 @@ def check_timeout(timeout: Any) -> float | None:
     """Return a timeout in seconds, or ``None`` for none."""
     if timeout is None:
         return None
-    if not _is_number(timeout) or not timeout > 0:
+    if not is_number(timeout) or not timeout > 0:
         raise ArgumentError(f"timeout={show(timeout)} must be a positive number of seconds, or None to wait for ever.")
     return None if timeout == math.inf else min(float(timeout), _LONGEST)
 
@@ -57,7 +57,7 @@ def check_grace(timeout: Any, default: float) -> float:
     """Return how many seconds workers get to close their envs; ``None`` means the default."""
     if timeout is None:
         return default
-    if not _is_number(timeout) or not timeout >= 0:
+    if not is_number(timeout) or not timeout >= 0:
         raise ArgumentError(
             f"timeout={show(timeout)} must be a number of seconds, 0 or more, or None for {default:g}. Nothing was "
             "closed."
@@ -256,7 +256,8 @@ def _is_sized(items: Any) -> bool:
     return hasattr(items, "__len__") and getattr(items, "ndim", 1) > 0
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Whether a value is a real number, of Python or NumPy, and not a bool."""
     return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
 
 

@@ -300,6 +300,6 @@ def loose_columns(batch: Batch, env_ids: Sequence[int], extras: Mapping[int, Ext
     return [[leaves[index] for leaves in values] for index in range(number)]
 
 
-def pick(each: Sequence[Any], positions: Any) -> Sequence[Any]:
+def take(each: Sequence[Any], positions: Any) -> Sequence[Any]:
     """Return the items at these positions, a slice or a list of indices."""
     return each[positions] if isinstance(positions, slice) else [each[position] for position in positions]

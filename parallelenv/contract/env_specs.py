@@ -22,7 +22,7 @@ from gymnasium.utils import EzPickle
 from parallelenv.contract import migration_hints
 from parallelenv.contract.copying import loads
 from parallelenv.contract.messages import did_you_mean, show
-from parallelenv.contract.process_info import Seat
+from parallelenv.contract.process_info import ProcessInfo
 from parallelenv.errors import ArgumentError, DuplicateEnvError, InvalidEnvError, UnknownOptionError, UnpicklableError
 
 if TYPE_CHECKING:
@@ -48,12 +48,12 @@ class PackedSource:
     __slots__ = ()
 
     def prepare(self) -> None:
-        """As `EnvRecipe.prepare`."""
+        """As `EnvFactory.prepare`."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
-class EnvRecipe:
+class EnvFactory:
     """How to get one env.
 
     Attributes:
@@ -94,17 +94,17 @@ class EnvRecipe:
         return env
 
 
-def make_recipes(envs: Sequence[Any]) -> tuple[EnvRecipe, ...]:
-    """Return one recipe per item of a user's list, in order.
+def make_factories(envs: Sequence[Any]) -> tuple[EnvFactory, ...]:
+    """Return one factory per item of a user's list, in order.
 
     Raises:
         ArgumentError: If it is a set or a dict.
         InvalidEnvError: If the list is empty, an item is no env, or an instance comes twice.
     """
     items = _listed(envs)
-    recipes = tuple(_recipe(env_id, item) for env_id, item in enumerate(items))
-    _refuse_twins(recipes)
-    return recipes
+    factories = tuple(_factory(env_id, item) for env_id, item in enumerate(items))
+    _refuse_twins(factories)
+    return factories
 
 
 def registered(
@@ -128,7 +128,7 @@ def registered(
             f"id={show(id)} is no registered id and no EnvSpec. {_as_list(id)} Arguments of an env fn go in by "
             "functools.partial."
         )
-    spec: EnvSpec = make_recipes([id])[0].source
+    spec: EnvSpec = make_factories([id])[0].source
     for name, value in make_kwargs.items():
         hint = migration_hints.of_make_argument(name) or did_you_mean(name, [*own_arguments, *option_names])
         if name in option_names:
@@ -150,8 +150,8 @@ def _takes(spec: EnvSpec, name: str) -> bool:
     return name in spec.kwargs or any(one.name == name or one.kind is one.VAR_KEYWORD for one in parameters)
 
 
-def pack(recipes: Sequence[EnvRecipe]) -> list[bytes]:
-    """Pickle recipes for another process, each by itself, so that envs share nothing.
+def pack_factories(factories: Sequence[EnvFactory]) -> list[bytes]:
+    """Pickle factories for another process, each by itself, so that envs share nothing.
 
     Warns of envs that pickle would rebuild from scratch after they were reset.
 
@@ -159,12 +159,12 @@ def pack(recipes: Sequence[EnvRecipe]) -> list[bytes]:
         UnpicklableError: If one cannot be pickled; it names the env id and what is to blame.
     """
     packed: dict[int, bytes] = {}  # the same env fn many times over is pickled once
-    for recipe in recipes:
-        if recipe.is_live and _was_reset(recipe.source):
-            warnings.warn(_LOST_STATE.format(env_id=recipe.env_id, env=show(recipe.source)), stacklevel=2)
-        if id(recipe.source) not in packed:
-            packed[id(recipe.source)] = _pack_source(recipe)
-    return [packed[id(recipe.source)] for recipe in recipes]
+    for factory in factories:
+        if factory.is_live and _was_reset(factory.source):
+            warnings.warn(_LOST_STATE.format(env_id=factory.env_id, env=show(factory.source)), stacklevel=2)
+        if id(factory.source) not in packed:
+            packed[id(factory.source)] = _pack_source(factory)
+    return [packed[id(factory.source)] for factory in factories]
 
 
 def modules_of(packed: Iterable[bytes]) -> list[str]:  # noqa: PLR0915 (one walk)
@@ -212,9 +212,9 @@ def _modules_of_id(text: str) -> list[str]:
     return modules
 
 
-def unpack(packed: bytes, env_id: int, is_live: bool) -> EnvRecipe:
-    """Return the recipe that `pack` put into bytes."""
-    return EnvRecipe(env_id, loads(packed), is_live)
+def unpack_factories(packed: bytes, env_id: int, is_live: bool) -> EnvFactory:
+    """Return the factory that `pack_factories` put into bytes."""
+    return EnvFactory(env_id, loads(packed), is_live)
 
 
 def is_env(candidate: Any) -> bool:
@@ -259,7 +259,7 @@ def refuse_shared(facts: Mapping[int, EnvFacts]) -> None:
     Raises:
         DuplicateEnvError: If they have.
     """
-    seen: dict[tuple[Seat, int], int] = {}
+    seen: dict[tuple[ProcessInfo, int], int] = {}
     for env_id, one in sorted(facts.items()):
         first = seen.setdefault((one.seat, one.instance), env_id)
         if first != env_id:
@@ -270,16 +270,16 @@ def refuse_shared(facts: Mapping[int, EnvFacts]) -> None:
             )
 
 
-def refuse_live(recipes: Iterable[EnvRecipe]) -> None:
+def refuse_live(factories: Iterable[EnvFactory]) -> None:
     """Refuse envs that nobody knows how to make again.
 
     Raises:
         InvalidEnvError: If one was given as a live instance.
     """
-    for recipe in recipes:
-        if recipe.is_live:
+    for factory in factories:
+        if factory.is_live:
             raise InvalidEnvError(
-                f"env {recipe.env_id} was given as a live instance and lives in this process, so it cannot be "
+                f"env {factory.env_id} was given as a live instance and lives in this process, so it cannot be "
                 "rebuilt. Give an env fn instead."
             )
 
@@ -318,18 +318,18 @@ def _as_list(item: Any) -> str:
     return f"Give a list, one per env, to ParallelEnv: [{name if name.isidentifier() else 'env_fn'}] * n."
 
 
-def _recipe(env_id: int, item: Any) -> EnvRecipe:
+def _factory(env_id: int, item: Any) -> EnvFactory:
     if isinstance(item, str):
-        return EnvRecipe(env_id, _spec(env_id, item), is_live=False)
+        return EnvFactory(env_id, _spec(env_id, item), is_live=False)
     if isinstance(item, EnvSpec):
-        return EnvRecipe(env_id, item, is_live=False)
+        return EnvFactory(env_id, item, is_live=False)
     if is_env(item):
         refuse_foreign(item, env_id)
-        return EnvRecipe(env_id, item, is_live=True)
+        return EnvFactory(env_id, item, is_live=True)
     if callable(item):
-        return EnvRecipe(env_id, item, is_live=False)
+        return EnvFactory(env_id, item, is_live=False)
     if is_for_calls(item):
-        return EnvRecipe(env_id, item, is_live=True)
+        return EnvFactory(env_id, item, is_live=True)
     raise InvalidEnvError(f"envs[{env_id}] is {show(item)}, which is no env. Give {_ACCEPTED}.")
 
 
@@ -344,15 +344,15 @@ def _spec(env_id: int, word: str) -> EnvSpec:
         raise InvalidEnvError(f"envs[{env_id}] is {word!r}, which Gymnasium does not know: {error}") from None
 
 
-def _refuse_twins(recipes: Sequence[EnvRecipe]) -> None:
+def _refuse_twins(factories: Sequence[EnvFactory]) -> None:
     seen: dict[int, int] = {}
-    for recipe in recipes:
-        if not recipe.is_live:
+    for factory in factories:
+        if not factory.is_live:
             continue
-        first = seen.setdefault(id(recipe.source), recipe.env_id)
-        if first != recipe.env_id:
+        first = seen.setdefault(id(factory.source), factory.env_id)
+        if first != factory.env_id:
             raise DuplicateEnvError(
-                f"envs[{first}] and envs[{recipe.env_id}] are the same instance, {show(recipe.source)}. Two ids "
+                f"envs[{first}] and envs[{factory.env_id}] are the same instance, {show(factory.source)}. Two ids "
                 "cannot share one env. Make one each: [make() for _ in range(n)], or give env fns: [make] * n."
             )
 
@@ -370,14 +370,14 @@ def _was_reset(env: Any) -> bool:
     return getattr(base, "_np_random", None) is not None
 
 
-def _pack_source(recipe: EnvRecipe) -> bytes:
+def _pack_source(factory: EnvFactory) -> bytes:
     try:
-        packed: bytes = cloudpickle.dumps(recipe.source)
+        packed: bytes = cloudpickle.dumps(factory.source)
     except Exception as error:  # pickling runs user code: anything may come
-        kind = "instance" if recipe.is_live else "env fn"
+        kind = "instance" if factory.is_live else "env fn"
         raise UnpicklableError(
-            f"env {recipe.env_id} cannot move to its worker: its {kind} {show(recipe.source)} does not pickle "
-            f"({type(error).__name__}: {error}). {_blame(recipe.source)}"
+            f"env {factory.env_id} cannot move to its worker: its {kind} {show(factory.source)} does not pickle "
+            f"({type(error).__name__}: {error}). {_blame(factory.source)}"
             "Give an env fn that makes such things where it runs, or use para_mode='dummy' or 'thread'."
         ) from error
     return packed
@@ -439,12 +439,12 @@ def replicate(env: Any, num_envs: int, seed: int | None) -> list[EnvFn]:
         InvalidEnvError: If it is no env.
         UnpicklableError: If it cannot be copied.
     """
-    recipe = make_recipes([env])[0]
-    if recipe.is_live:
-        return [functools.partial(loads, pack([recipe])[0])] * num_envs
-    if isinstance(recipe.source, EnvSpec):
-        return [functools.partial(gymnasium.make, recipe.source)] * num_envs
-    return [told(recipe.source, rank, num_envs, seed) for rank in range(num_envs)]
+    factory = make_factories([env])[0]
+    if factory.is_live:
+        return [functools.partial(loads, pack_factories([factory])[0])] * num_envs
+    if isinstance(factory.source, EnvSpec):
+        return [functools.partial(gymnasium.make, factory.source)] * num_envs
+    return [told(factory.source, rank, num_envs, seed) for rank in range(num_envs)]
 
 
 def told(env_fn: Callable[..., Any], rank: int, num_envs: int, seed: int | None) -> EnvFn:

@@ -33,11 +33,14 @@ class Failure:
         env_id: The env that it concerns.
         operation: What the env was doing: ``"step"``, ``"reset"``, a method's name ... Empty if it is nothing that
             the env did: its worker died, or did not answer in time.
+        packed: The exception as it travels, instead of itself.
     """
 
-    def __init__(self, exception: BaseException | None, env_id: int, operation: str) -> None:
+    def __init__(
+        self, exception: BaseException | None, env_id: int, operation: str, packed: dict[str, Any] | None = None
+    ) -> None:
         self._exception = exception
-        self._packed: dict[str, Any] | None = None
+        self._packed = packed
         self.env_id = env_id
         self.operation = operation
         self.pid = os.getpid()
@@ -195,8 +198,8 @@ def _safe_str(exception: BaseException) -> str:
 
 
 def _rebuild(packed: dict[str, Any], env_id: int, operation: str, pid: int) -> Failure:
-    failure = Failure(None, env_id, operation)
-    failure._packed, failure.pid = packed, pid
+    failure = Failure(None, env_id, operation, packed)
+    failure.pid = pid
     return failure
 
 

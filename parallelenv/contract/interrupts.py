@@ -19,7 +19,7 @@ from typing import Any
 _INTERRUPT = int(signal.SIGINT)
 
 
-class Shield:
+class DeferSigint:
     """A context manager that delays SIGINT to its end. Not reentrant; main thread only.
 
     In other threads it does nothing, as Python runs signal handlers in the main thread only.

@@ -12,7 +12,7 @@ from typing import NamedTuple
 _PSS = re.compile(r"^Pss:\s+(\d+) kB", re.MULTILINE)
 
 
-class Seat(NamedTuple):
+class ProcessInfo(NamedTuple):
     """Where an env lives.
 
     Attributes:
@@ -42,12 +42,12 @@ class Seat(NamedTuple):
         return int(found[1]) * 1024 if found else None
 
 
-UNKNOWN = Seat()
+UNKNOWN_PROCESS = ProcessInfo()
 
 
-def here() -> Seat:
+def this_process() -> ProcessInfo:
     """Return where this is."""
-    return Seat(os.getpid(), _machine())
+    return ProcessInfo(os.getpid(), _machine())
 
 
 @functools.cache

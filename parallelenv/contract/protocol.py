@@ -4,7 +4,7 @@ A backend decides where hosts live, where the memory of the batch lies, and how 
 told of an answer. Ids, policies, seeds, errors and alignment are written once, outside, so
 that no two backends can disagree about them.
 
-The life of a host: it is launched with a `HostRecipe`, answers a ``build`` command with the
+The life of a host: it is launched with a `WorkerSpec`, answers a ``build`` command with the
 `EnvFacts` of its envs, is attached to the `Batch`, and then executes commands in the order in
 which they were sent, one `Reply` each.
 """
@@ -16,11 +16,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from parallelenv.contract.process_info import UNKNOWN, Seat
+from parallelenv.contract.process_info import UNKNOWN_PROCESS, ProcessInfo
 
 if TYPE_CHECKING:
     from parallelenv.contract.batch import Array, Batch, Layout, Rows
-    from parallelenv.contract.env_specs import EnvRecipe
+    from parallelenv.contract.env_specs import EnvFactory
     from parallelenv.contract.failures import Failure
 
 
@@ -149,7 +149,7 @@ EXHAUSTED = {"exhausted": True}
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class WorkerSettings:
     """What every host is told about its surroundings.
 
     Attributes:
@@ -164,7 +164,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PoolPosition:
     """Where a host stands among all that a `ParallelEnv` has.
 
     Attributes:
@@ -181,7 +181,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class HostRecipe:
+class WorkerSpec:
     """All that is needed to start one host, now or again after it died.
 
     Attributes:
@@ -194,15 +194,15 @@ class HostRecipe:
     """
 
     env_ids: tuple[int, ...]
-    envs: tuple[EnvRecipe, ...]
+    envs: tuple[EnvFactory, ...]
     num_cpus: int
-    settings: Settings
-    place: Place = Place()
+    settings: WorkerSettings
+    place: PoolPosition = PoolPosition()
     shared: Mapping[str, Array] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Placement:
     """How a backend wants envs placed.
 
     Attributes:
@@ -230,7 +230,7 @@ class EnvFacts:
     action_space: Any
     metadata: dict[str, Any]
     render_mode: str | None
-    seat: Seat = UNKNOWN
+    seat: ProcessInfo = UNKNOWN_PROCESS
     instance: int = 0
     has_steps: bool = True
 
@@ -352,7 +352,7 @@ class Backend(Protocol):
     uses_live_envs: bool
     placement: str
 
-    def plan(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> Plan:
+    def plan(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> Placement:
         """Return how many hosts to use for ``num_envs`` envs.
 
         Args:
@@ -362,8 +362,8 @@ class Backend(Protocol):
         """
         ...
 
-    def launch(self, recipes: Sequence[HostRecipe]) -> list[Channel]:
-        """Start one host per recipe, all at once.
+    def launch(self, specs: Sequence[WorkerSpec]) -> list[Channel]:
+        """Start one host per spec, all at once.
 
         Raises:
             UnpicklableError: If an env cannot move to its host; nothing was started.
@@ -412,6 +412,6 @@ class Sharing(Backend, Protocol):
             arrays: The user's, of plain dtypes.
 
         Returns:
-            What `HostRecipe.shared` is to be; `launch` brings it to its hosts as read-only arrays.
+            What `WorkerSpec.shared` is to be; `launch` brings it to its hosts as read-only arrays.
         """
         ...

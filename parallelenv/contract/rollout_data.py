@@ -14,11 +14,11 @@ from parallelenv.contract.protocol import Extra
 from parallelenv.contract.spaces import describe_value, is_tensor, stack_values, tensors
 from parallelenv.errors import ArgumentError
 
-Place = tuple[int, int]
+StepIndex = tuple[int, int]
 """A step, counted from the beginning of what it is a part of, and an env id."""
 
 
-class Memory(NamedTuple):
+class RecurrentState(NamedTuple):
     """What a recurrent policy remembers of some envs.
 
     Attributes:
@@ -33,16 +33,16 @@ class Memory(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class RolloutRequest:
     """What a host is to do next in a rollout. What each env may still do stands beside it in the command.
 
     Attributes:
         rollout: Which rollout it belongs to. A host keeps its copy of the policy until it hears of another one.
-        policy: The policy and its `Memory` or ``None``, pickled, ``(nbytes,)`` uint8; ``None`` if every host that is
-            asked has its copy.
+        policy: The policy and its `RecurrentState` or ``None``, pickled, ``(nbytes,)`` uint8; ``None`` if every host
+            that is asked has its copy.
         num_steps: Steps to make, fewer if no env has any left; 0 if the policy is to be unpickled and nothing else.
-        autoreset: As in `Policy`.
-        skips_done: As in `Policy`.
+        autoreset: As in `DonePolicy`.
+        skips_done: As in `DonePolicy`.
     """
 
     rollout: int
@@ -57,7 +57,7 @@ class Ended(NamedTuple):
 
     Attributes:
         steps: ``(m,)`` int64.
-        columns: ``(m,)`` int64, places in ``Chunk.env_ids``.
+        columns: ``(m,)`` int64, places in ``RolloutChunk.env_ids``.
         states: The last states, one array per leaf, ``(m, *shape)``; of objects for loose leaves.
     """
 
@@ -67,7 +67,7 @@ class Ended(NamedTuple):
 
 
 @dataclass(slots=True)
-class Chunk:
+class RolloutChunk:
     """The steps that one host has made with its envs, in ``num_steps`` rows and one column per env.
 
     Attributes:
@@ -96,9 +96,9 @@ class Chunk:
     valid: Array
     ended: Ended
     extras: dict[str, Array] = field(default_factory=dict)
-    said: dict[Place, Extra] = field(default_factory=dict)
+    said: dict[StepIndex, Extra] = field(default_factory=dict)
     loose: dict[int, list[Any]] = field(default_factory=dict)
-    memory: Memory | None = None
+    memory: RecurrentState | None = None
     seconds: float = 0.0
     failed: Mapping[int, tuple[int, Failure]] = field(default_factory=dict)
     broken: Failure | None = None
@@ -109,12 +109,12 @@ class Chunk:
         """Number of steps that were made."""
         return len(self.rewards)
 
-    def __deepcopy__(self, memo: Any) -> Chunk:
+    def __deepcopy__(self, memo: Any) -> RolloutChunk:
         """Return itself: a host has copied what goes in, and lets go of it. In one process that saves a copy of all."""
         return self
 
 
-class Form(NamedTuple):
+class ExtrasFormat(NamedTuple):
     """What one of the policy's extras is like.
 
     Attributes:
@@ -126,7 +126,7 @@ class Form(NamedTuple):
     dtype: np.dtype[Any]
 
 
-def join_forms(known: Mapping[str, Form], found: Mapping[str, Form]) -> dict[str, Form]:
+def join_forms(known: Mapping[str, ExtrasFormat], found: Mapping[str, ExtrasFormat]) -> dict[str, ExtrasFormat]:
     """Return forms of extras in which those known and those found are stacked.
 
     Raises:
@@ -145,7 +145,7 @@ def join_forms(known: Mapping[str, Form], found: Mapping[str, Form]) -> dict[str
                 f"of other envs, of shape {before.shape} and dtype {before.dtype}. To be stacked they must be alike in "
                 "every step."
             )
-        joined[name] = Form(now.shape, dtype)
+        joined[name] = ExtrasFormat(now.shape, dtype)
     return joined
 
 
@@ -203,7 +203,7 @@ def check_rows(name: str, nest: Any, num_envs: int) -> None:
     map_leaves(nest, check)
 
 
-def join_memories(parts: Sequence[tuple[Memory, int] | None]) -> Any:
+def join_memories(parts: Sequence[tuple[RecurrentState, int] | None]) -> Any:
     """Return rows of memories, each given by its memory and its place there, as one nest.
 
     ``None`` stands for nothing remembered, a row of zeros. If there is nothing else, ``None`` is returned.

@@ -9,7 +9,6 @@ import inspect
 import itertools
 import linecache
 import os
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
@@ -74,8 +73,12 @@ def short_tracebacks(target: _Target, translate: Callable[[BaseException], BaseE
 
 def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
     """Warn at the user's line, however many calls of this package are in between."""
-    frame, level = sys._getframe(), 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("parallelenv."):
+    frame, level = inspect.currentframe(), 1
+    while (
+        frame is not None
+        and frame.f_back is not None
+        and frame.f_globals.get("__name__", "").startswith("parallelenv.")
+    ):
         frame, level = frame.f_back, level + 1
     warnings.warn(message, category, stacklevel=level)
 
@@ -241,7 +244,7 @@ def _linked(entries: Sequence[TracebackType]) -> TracebackType | None:
 # ---------------------------------------------------------------- how a traceback travels
 
 
-class Place(NamedTuple):
+class FrameLine(NamedTuple):
     """One entry of a traceback as plain data."""
 
     filename: str
@@ -255,12 +258,12 @@ class Place(NamedTuple):
     source: str
 
 
-def pack(error: BaseException) -> list[Place]:
+def pack(error: BaseException) -> list[FrameLine]:
     """Return the entries of an error's traceback, without the middle of a very long one."""
     return [_place(entry) for entry in _entries(error)]
 
 
-def _place(entry: TracebackType) -> Place:
+def _place(entry: TracebackType) -> FrameLine:
     code = entry.tb_frame.f_code
     index, unknown = max(entry.tb_lasti, 0) // 2, (None, None, None, None)
     line, end_line, column, end_column = next(itertools.islice(code.co_positions(), index, None), unknown)
@@ -269,13 +272,13 @@ def _place(entry: TracebackType) -> Place:
         column = end_column = -1  # unknown, to the compiler too
     source = linecache.getline(code.co_filename, line, entry.tb_frame.f_globals)
     start = code.co_filename, _module(entry), code.co_name, code.co_firstlineno
-    return Place(*start, line, end_line, column, end_column, source)
+    return FrameLine(*start, line, end_line, column, end_column, source)
 
 
 class _Loader:
     """Gives `linecache` a line of a file that only the process that has raised the error can read."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: FrameLine) -> None:
         self._source = "\n" * (place.line - 1) + place.source
 
     def get_source(self, name: str) -> str:
@@ -283,12 +286,12 @@ class _Loader:
         return self._source
 
 
-def rebuild(places: Sequence[Place]) -> TracebackType | None:
+def rebuild(places: Sequence[FrameLine]) -> TracebackType | None:
     """Return a traceback of these entries. Each shows its source line, also of a file that this process cannot read."""
     return next(_rebuilt(places))
 
 
-def _rebuilt(places: Sequence[Place]) -> Iterator[TracebackType | None]:
+def _rebuilt(places: Sequence[FrameLine]) -> Iterator[TracebackType | None]:
     """Yield the traceback.
 
     A generator, because its frame has no caller once it is left. The frames of the traceback would else lead to the
@@ -302,7 +305,7 @@ def _rebuilt(places: Sequence[Place]) -> Iterator[TracebackType | None]:
     yield _linked(entries)
 
 
-def _raised_at(place: Place) -> TracebackType:
+def _raised_at(place: FrameLine) -> TracebackType:
     """Raise an exception in a function that is compiled to be at this place, and return that entry of its traceback.
 
     Debuggers, IPython and pytest look into frames and their code, so both are real. The code has the line and the

@@ -8,20 +8,20 @@ from typing import Any, Literal
 import numpy as np
 
 from parallelenv.contract.batch import Array, Batch, Layout, gather_states, has_true, loose_columns, select_rows
-from parallelenv.contract.copying import own
+from parallelenv.contract.copying import deep_copy
 from parallelenv.contract.failures import Failure, raise_failures
 from parallelenv.contract.protocol import NOTHING, Extra
 from parallelenv.contract.spaces import object_array
-from parallelenv.engine.done_policies import Policy
-from parallelenv.engine.env_table import Episodes
-from parallelenv.engine.tickets import Landed
+from parallelenv.engine.done_policies import DonePolicy
+from parallelenv.engine.env_table import EnvTable
+from parallelenv.engine.tickets import Outcome
 from parallelenv.errors import EnvContractError
 from parallelenv.results import StepBatch, StepResult
 
 Align = Literal["item", "batch"]
 
 
-class Teller:
+class Assembler:
     """Tells the user what has come of a step, and keeps record of the episodes.
 
     Args:
@@ -30,12 +30,12 @@ class Teller:
         copy: Whether states are copied for the user.
     """
 
-    def __init__(self, policy: Policy, episodes: Episodes, copy: bool) -> None:
+    def __init__(self, policy: DonePolicy, episodes: EnvTable, copy: bool) -> None:
         self._policy = policy
         self._episodes = episodes
         self._copy = copy
 
-    def tell(self, batch: Batch, landed: Landed, align: Align) -> StepResult | StepBatch:
+    def tell(self, batch: Batch, landed: Outcome, align: Align) -> StepResult | StepBatch:
         """Return what has landed as ``align`` says.
 
         Args:
@@ -62,22 +62,22 @@ class Teller:
             return by_env(batch, landed, rows, flags, infos)
         return by_item(batch, landed, rows, flags, infos, self._copy)
 
-    def _note_resets(self, landed: Landed) -> list[int]:
+    def _note_resets(self, landed: Outcome) -> list[int]:
         """Keep the infos of envs that had ended before, and so were reset instead of stepped; return who they are."""
         reborn = [env_id for env_id in self._episodes.ended(landed.stepped) if env_id not in landed.restarted]
         for env_id in reborn:
-            self._episodes.reset_infos[env_id] = own(landed.extras.get(env_id, NOTHING).info or {})
+            self._episodes.reset_infos[env_id] = deep_copy(landed.extras.get(env_id, NOTHING).info or {})
         return reborn
 
-    def _note_begun(self, landed: Landed, infos: Array) -> None:
+    def _note_begun(self, landed: Outcome, infos: Array) -> None:
         """Say of envs that were reset that they were, and keep what the resets said."""
         for position, env_id in enumerate(landed.env_ids):
             if env_id in landed.begun:
                 infos[position]["reset"] = True
-                self._episodes.reset_infos[env_id] = own(landed.extras.get(env_id, NOTHING).info or {})
+                self._episodes.reset_infos[env_id] = deep_copy(landed.extras.get(env_id, NOTHING).info or {})
         self._episodes.note_first_states(landed.begun)
 
-    def _infos(self, batch: Batch, landed: Landed, dones: Array) -> Array:
+    def _infos(self, batch: Batch, landed: Outcome, dones: Array) -> Array:
         """Return the infos, each a dict of its own, also where an env had nothing to say."""
         env_ids, extras = landed.env_ids, landed.extras
         infos = self._policy.plain_infos(len(env_ids))
@@ -98,14 +98,14 @@ class Teller:
                 self._describe_end(batch, landed, landed.env_ids[position], infos[position])
         return infos
 
-    def _describe_end(self, batch: Batch, landed: Landed, env_id: int, info: dict[str, Any]) -> None:
+    def _describe_end(self, batch: Batch, landed: Outcome, env_id: int, info: dict[str, Any]) -> None:
         """Say of an env whose episode has ended what the reset within the step would hide."""
         extra = landed.extras.get(env_id, NOTHING)
         is_exhausted = bool(extra.is_exhausted)
         if env_id in self._episodes.exhausted and not is_exhausted:  # since an earlier step
             return
         reset_info = extra.reset_info or {}
-        self._episodes.reset_infos[env_id] = own(reset_info) if reset_info else {}
+        self._episodes.reset_infos[env_id] = deep_copy(reset_info) if reset_info else {}
         is_known = env_id not in landed.restarted
         ended = ended_state(batch, env_id, extra) if is_known else None
         self._policy.describe_end(info, ended, reset_info, is_exhausted)
@@ -114,7 +114,7 @@ class Teller:
 Flags = tuple[Array, Array, Array]
 
 
-def by_item(batch: Batch, landed: Landed, rows: Any, flags: Flags, infos: Array, copy: bool) -> StepResult:
+def by_item(batch: Batch, landed: Outcome, rows: Any, flags: Flags, infos: Array, copy: bool) -> StepResult:
     """Return an answer as four batched items; with ``copy=False`` states may be read-only views.
 
     Args:
@@ -137,7 +137,7 @@ def by_item(batch: Batch, landed: Landed, rows: Any, flags: Flags, infos: Array,
     return StepResult(states, rewards, flags[2], infos, flags[0], flags[1], env_ids)
 
 
-def by_env(batch: Batch, landed: Landed, rows: Any, flags: Flags, infos: Array) -> StepBatch:
+def by_env(batch: Batch, landed: Outcome, rows: Any, flags: Flags, infos: Array) -> StepBatch:
     """Return an answer as one 4-tuple per env. Arguments as in `by_item`."""
     states = _completed(landed, list_states(batch, landed.stepped, landed.extras))
     rewards = _completed(landed, _rewards(batch, landed, rows).tolist())
@@ -146,7 +146,7 @@ def by_env(batch: Batch, landed: Landed, rows: Any, flags: Flags, infos: Array) 
     return StepBatch(items, terminated=flags[0], truncated=flags[1], env_ids=env_ids)
 
 
-def first_states(batch: Batch, landed: Landed, is_listed: bool, copy: bool) -> Any:
+def first_states(batch: Batch, landed: Outcome, is_listed: bool, copy: bool) -> Any:
     """Return the states of a reset, ``None`` where an env is absent: batched, or as a list with one per env."""
     is_whole = len(landed.stepped) == len(landed.env_ids)
     if is_whole and not is_listed:
@@ -186,7 +186,7 @@ def batch_states(layout: Layout, states: Mapping[int, Any], env_ids: Sequence[in
     return structure.join([structure.stack(index, column) for index, column in enumerate(columns)])
 
 
-def _rewards(batch: Batch, landed: Landed, rows: Any) -> Array:
+def _rewards(batch: Batch, landed: Outcome, rows: Any) -> Array:
     """Return the rewards of the envs that were stepped."""
     rewards: Array = batch.rewards[rows].copy()
     loose = {env_id: extra.reward for env_id, extra in landed.extras.items() if extra.reward is not None}
@@ -198,7 +198,7 @@ def _rewards(batch: Batch, landed: Landed, rows: Any) -> Array:
     )
 
 
-def _completed(landed: Landed, values: list[Any]) -> list[Any]:
+def _completed(landed: Outcome, values: list[Any]) -> list[Any]:
     """Put ``None`` where an env is absent."""
     if len(values) == len(landed.env_ids):
         return values

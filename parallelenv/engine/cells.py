@@ -27,7 +27,7 @@ class Closable(Protocol):
         ...
 
 
-class Run(NamedTuple):
+class CellRun(NamedTuple):
     """One run of a notebook cell.
 
     Attributes:
@@ -42,7 +42,7 @@ class Run(NamedTuple):
 _made: dict[str, list[tuple[str, weakref.ref[Any]]]] = {}  # by cell: in which run, and what
 
 
-def current_run() -> Run | None:
+def current_run() -> CellRun | None:
     """Return which run of which cell this is; ``None`` outside of a notebook."""
     kernel = kernel_of_notebook()
     if kernel is None:
@@ -50,7 +50,7 @@ def current_run() -> Run | None:
     request = kernel.get_parent() or {}
     message = request.get("header", {}).get("msg_id")
     cell = request.get("metadata", {}).get("cellId") or request.get("content", {}).get("code")
-    return Run(str(cell), str(message)) if cell and message else None
+    return CellRun(str(cell), str(message)) if cell and message else None
 
 
 def close_earlier() -> None:

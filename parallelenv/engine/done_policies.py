@@ -20,7 +20,7 @@ from parallelenv.errors import UnknownPolicyError
 _OBJECT = np.dtype(object)
 
 
-class Policy:
+class DonePolicy:
     """``"continue"``: every env is stepped, ended or not. Base of the other three.
 
     Attributes:
@@ -73,7 +73,7 @@ class Policy:
         """
 
 
-class StopAll(Policy):
+class StopAll(DonePolicy):
     """``None``: the end of one env is the end of all."""
 
     word = None
@@ -86,7 +86,7 @@ class StopAll(Policy):
             done[:] = True  # and stays so for steps that were under way meanwhile
 
 
-class Idle(Policy):
+class Idle(DonePolicy):
     """``"idle"``: ended envs wait, the others go on."""
 
     word = "idle"
@@ -95,7 +95,7 @@ class Idle(Policy):
     max_episodes = 1
 
 
-class Restart(Policy):
+class Restart(DonePolicy):
     """``"restart"``: ended envs begin their next episode within the same round trip."""
 
     word = "restart"
@@ -141,23 +141,23 @@ class SameStep(Restart):
             info.update(reset_info)
 
 
-class NextStep(Policy):
+class NextStep(DonePolicy):
     """Ended envs begin their next episode in the next step, for adapters."""
 
     resets_next = True
     lets_rest = False
 
 
-class ByHand(Policy):
+class ByHand(DonePolicy):
     """``"continue"`` for adapters: whoever uses them resets."""
 
     lets_rest = False
 
 
-_POLICIES: dict[str | None, type[Policy]] = {policy.word: policy for policy in (StopAll, Idle, Restart, Policy)}
+_POLICIES: dict[str | None, type[DonePolicy]] = {policy.word: policy for policy in (StopAll, Idle, Restart, DonePolicy)}
 
 
-def make_policy(word: str | None) -> Policy:
+def make_done_policy(word: str | None) -> DonePolicy:
     """Return the policy that an ``asynchronous`` argument names.
 
     Raises:

@@ -14,14 +14,14 @@ import numpy as np
 
 from parallelenv.contract import arguments
 from parallelenv.contract.arguments import parse_ids
-from parallelenv.contract.env_specs import EnvRecipe
+from parallelenv.contract.env_specs import EnvFactory
 from parallelenv.contract.protocol import Backend
 from parallelenv.engine.assemble import Align
-from parallelenv.engine.done_policies import Policy
+from parallelenv.engine.done_policies import DonePolicy
 from parallelenv.engine.guard import Guard, single_threaded, single_threaded_in
 from parallelenv.engine.pool import Pool
 from parallelenv.engine.recovery import Recovery
-from parallelenv.engine.stepper import Begins, Resetting, Stepper
+from parallelenv.engine.stepper import ResetArgumentsOfEach, ResetTicket, Stepper
 from parallelenv.engine.tickets import Request, name_envs
 from parallelenv.errors import AbsentAttributeError, HandedOverError
 from parallelenv.results import StepResult
@@ -39,7 +39,7 @@ class Engine:
 
     Args:
         backend: Where the workers live.
-        env_recipes: One per env, in env id order.
+        env_factories: One per env, in env id order.
         done_policy: What happens when an episode ends.
         asynchronous: The same, as the user wrote it.
         spaces: Observation and action space of every env; ``None``: those that envs declare.
@@ -65,8 +65,8 @@ class Engine:
     def __init__(
         self,
         backend: Backend,
-        env_recipes: Sequence[EnvRecipe],
-        done_policy: Policy,
+        env_factories: Sequence[EnvFactory],
+        done_policy: DonePolicy,
         asynchronous: str | None,
         *,
         spaces: tuple[gymnasium.Space[Any], gymnasium.Space[Any]] | None,
@@ -81,7 +81,7 @@ class Engine:
         self.contract: str | None = None
         self._hints: dict[str, str] = {}  # by name of an absent attribute
         try:
-            self.pool = Pool(backend, env_recipes, timeout=timeout, seed=seed, **pool_arguments)
+            self.pool = Pool(backend, env_factories, timeout=timeout, seed=seed, **pool_arguments)
             self._finalizer = weakref.finalize(self, _close_dropped, self.pool)
             self.pool.build(done_policy.autoreset, spaces)
         except BaseException:
@@ -108,7 +108,7 @@ class Engine:
             return parse_ids(id, self.num_envs)
         return self.env_ids if everyone else self.stepper.episodes.unpaused
 
-    def beginnings(self, env_ids: Sequence[int], seed: Any, options: Any) -> Begins:
+    def beginnings(self, env_ids: Sequence[int], seed: Any, options: Any) -> ResetArgumentsOfEach:
         """Return seed and options of each env that is to begin an episode. Arguments as in `ParallelEnv.reset`."""
         seeds = arguments.spread_seeds(seed, env_ids, self.num_envs, whole=False)
         if seed is None:
@@ -120,7 +120,7 @@ class Engine:
         for env_id in env_ids:
             self.seeds.pop(env_id, None)
 
-    def end_reset(self, resetting: Resetting, timeout: float | None, align: Align = "item") -> Any:
+    def end_reset(self, resetting: ResetTicket, timeout: float | None, align: Align = "item") -> Any:
         """Return the first states of episodes; seeds that were set for these are used up."""
         states = self.stepper.finish_reset(resetting, timeout, align)
         self.forget_seeds(resetting.env_ids)
@@ -148,7 +148,7 @@ class Engine:
     def hand_over(
         self,
         contract: str,
-        policy: Policy,
+        policy: DonePolicy,
         observation_space: gymnasium.Space[Any] | None = None,
         *,
         reward_dtype: np.dtype[Any] | None = None,
@@ -214,12 +214,12 @@ class Engine:
         return self.stepper.finish(self.env_ids, limit, "item")  # type: ignore[return-value]
 
     @single_threaded
-    def reset_async(self, env_ids: Sequence[int], seed: Any, options: Any) -> Resetting:
+    def reset_async(self, env_ids: Sequence[int], seed: Any, options: Any) -> ResetTicket:
         """Send resets; `reset_wait` waits for them. Seeds and options as in `ParallelEnv.reset`."""
         return self.stepper.begin_reset(env_ids, self.beginnings(env_ids, seed, options))
 
     @single_threaded
-    def reset_wait(self, resetting: Resetting, timeout: float | None) -> Any:
+    def reset_wait(self, resetting: ResetTicket, timeout: float | None) -> Any:
         """Return the first states of episodes, batched."""
         return self.end_reset(resetting, arguments.check_timeout(timeout))
 

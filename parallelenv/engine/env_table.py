@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from parallelenv.contract.batch import Array, has_true
-from parallelenv.contract.copying import own
+from parallelenv.contract.copying import deep_copy
 from parallelenv.contract.failures import Failure, raise_failures
 from parallelenv.contract.messages import list_ids
 from parallelenv.contract.protocol import EXHAUSTED, NOTHING
 from parallelenv.engine.checkpoint import Progress
-from parallelenv.engine.done_policies import Policy
-from parallelenv.engine.episode_stats import Score
+from parallelenv.engine.done_policies import DonePolicy
+from parallelenv.engine.episode_stats import EpisodeStats
 from parallelenv.errors import AbsentMethodError, EnvPausedError, ExhaustedError, ResetNeededError
 
 if TYPE_CHECKING:
-    from parallelenv.contract.rollout_data import Chunk
+    from parallelenv.contract.rollout_data import RolloutChunk
 
 
-class Episodes:
+class EnvTable:
     """The episodes of the envs ``0 .. num_envs-1`` under a policy.
 
     Args:
@@ -41,7 +41,7 @@ class Episodes:
         score: How many episodes have ended, and how they went.
     """
 
-    def __init__(self, env_ids: tuple[int, ...], policy: Policy, stepless: frozenset[int] = frozenset()) -> None:
+    def __init__(self, env_ids: tuple[int, ...], policy: DonePolicy, stepless: frozenset[int] = frozenset()) -> None:
         num_envs = len(env_ids)
         self._stepless = stepless
         self.everyone = env_ids
@@ -56,15 +56,16 @@ class Episodes:
         self.paused = np.zeros(num_envs, dtype=bool)
         self.unpaused = env_ids
         self.reset_infos: list[dict[str, Any]] = [{} for _ in range(num_envs)]
-        self.share_score(Score(num_envs))
+        self.share_score(EpisodeStats(num_envs))
 
-    def share_score(self, score: Score) -> None:
+    def share_score(self, score: EpisodeStats) -> None:
         """Count from now on where others of the same envs count too."""
         self.score = score
         score.follow(self._policy.autoreset)
 
     @property
-    def _flags(self) -> tuple[Array, Array, Array]:
+    def flags(self) -> tuple[Array, Array, Array]:
+        """How the latest steps left episodes: done, terminated, truncated, each ``(n,)`` bool."""
         return self.done, self.terminated, self.truncated
 
     # ---------------------------------------------------------------- who may be stepped
@@ -206,7 +207,7 @@ class Episodes:
 
     def note_asked_to_begin(self, rows: Any) -> None:
         """Take note that the envs with these rows are not done any more: they are to begin episodes."""
-        for record in self._flags:
+        for record in self.flags:
             record[rows] = False
 
     def note_first_states(self, env_ids: Sequence[int]) -> None:
@@ -222,10 +223,10 @@ class Episodes:
             self._fresh.discard(env_id)
             self.done[env_id], self.terminated[env_id], self.truncated[env_id] = True, False, True
 
-    def take_over(self, other: Episodes, env_ids: Sequence[int]) -> None:
+    def take_over(self, other: EnvTable, env_ids: Sequence[int]) -> None:
         """Take over what another record has of envs. They need a reset."""
         rows = list(env_ids)
-        for ours, theirs in zip(self._flags, other._flags, strict=True):
+        for ours, theirs in zip(self.flags, other.flags, strict=True):
             ours[rows] = theirs[rows]
         for env_id in env_ids:
             self.reset_infos[env_id] = other.reset_infos[env_id]
@@ -264,7 +265,7 @@ class Episodes:
         self.truncated |= self.done & ~self.terminated
         return terminated, truncated, terminated | truncated
 
-    def note_chunk(self, chunk: Chunk) -> None:
+    def note_chunk(self, chunk: RolloutChunk) -> None:
         """Take over what the steps of a rollout have come to: of each env that made any, how the last one left it."""
         self.score.note_chunk(chunk)
         self.note_exhausted(chunk.exhausted)
@@ -280,7 +281,7 @@ class Episodes:
         if self._policy.autoreset:
             for step, column in zip(chunk.ended.steps.tolist(), chunk.ended.columns.tolist(), strict=True):
                 env_id = chunk.env_ids[column]
-                self.reset_infos[env_id] = own(chunk.said.get((step, env_id), NOTHING).reset_info) or {}
+                self.reset_infos[env_id] = deep_copy(chunk.said.get((step, env_id), NOTHING).reset_info) or {}
 
     # ---------------------------------------------------------------- to go on later
 
@@ -288,7 +289,7 @@ class Episodes:
         """Return all of this as plain data."""
         flags = self.done.copy(), self.terminated.copy(), self.truncated.copy(), self.paused.copy()
         fresh, exhausted = tuple(sorted(self._fresh)), tuple(sorted(self.exhausted))
-        return Progress(*flags, fresh, tuple(map(own, self.reset_infos)), exhausted)
+        return Progress(*flags, fresh, tuple(map(deep_copy, self.reset_infos)), exhausted)
 
     def go_on_from(self, progress: Progress, lost: Collection[int]) -> tuple[int, ...]:
         """Take over where episodes are; ``lost`` envs have none.
@@ -301,7 +302,7 @@ class Episodes:
         self.score.lose()
         self.exhausted = set(progress.exhausted).difference(lost)
         self._unstepped = dict.fromkeys(self.everyone, False)
-        self.reset_infos = list(map(own, progress.reset_infos))
+        self.reset_infos = list(map(deep_copy, progress.reset_infos))
         self.resume(self.everyone)
         self.pause(np.flatnonzero(progress.paused).tolist())
         return tuple(sorted(self._fresh))

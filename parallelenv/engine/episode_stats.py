@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from parallelenv.contract.batch import Array, read_outcomes
-from parallelenv.contract.interrupts import Shield
+from parallelenv.contract.interrupts import DeferSigint
 
 if TYPE_CHECKING:
-    from parallelenv.contract.rollout_data import Chunk
+    from parallelenv.contract.rollout_data import RolloutChunk
 
 LATEST = 100
 """So many episodes are averaged over."""
 _ROOM = 16384
 """Rows of envs that are kept until they are summed up."""
-Outcome = bytes | tuple[Any, bytes]
+EncodedOutcome = bytes | tuple[Any, bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class EpisodeSummary:
     """What was counted so far.
 
     Attributes:
@@ -50,8 +50,8 @@ class _Sums:
         returns: ``(num_envs,)`` float64, of the episodes under way.
         lengths: ``(num_envs,)`` int64, likewise.
         is_open: ``(num_envs,)`` bool: who has an episode of which all steps are counted.
-        num_steps: As in `Standing`.
-        num_episodes: As in `Standing`.
+        num_steps: As in `EpisodeSummary`.
+        num_episodes: As in `EpisodeSummary`.
         latest: Return and length of the latest episodes.
     """
 
@@ -92,7 +92,7 @@ class _Steps:
     begun: Array
 
 
-class Score:
+class EpisodeStats:
     """Counts the episodes of the envs ``0 .. num_envs-1``.
 
     Args:
@@ -112,7 +112,7 @@ class Score:
         )
         self.room = max(32, min(1024, _ROOM // num_envs))
         self._is_whole = True  # all in the log are steps of all envs
-        self.log: list[Outcome] = []
+        self.log: list[EncodedOutcome] = []
         self._begun: list[tuple[int, Any]] = []
 
     def follow(self, goes_on: bool) -> None:
@@ -131,7 +131,7 @@ class Score:
         self.settle()
         self._sums.is_open[:] = False
 
-    def note_chunk(self, chunk: Chunk) -> None:
+    def note_chunk(self, chunk: RolloutChunk) -> None:
         """Note the steps of a rollout."""
         self.settle()
         ended = np.zeros(chunk.valid.shape, bool)
@@ -140,28 +140,28 @@ class Score:
         steps = _Steps(np.array(chunk.env_ids), chunk.rewards, valid, ended, np.zeros((0, 2), np.int64))
         _add(self._sums, steps, self._goes_on)
 
-    def look(self) -> Standing:
+    def look(self) -> EpisodeSummary:
         """Return what was counted. Another thread may be stepping meanwhile."""
         sums = self._sums.copy()
         _add(sums, self._pending(), self._goes_on)
         latest = list(sums.latest)
         if not latest:
-            return Standing(sums.num_steps, sums.num_episodes, None, None)
+            return EpisodeSummary(sums.num_steps, sums.num_episodes, None, None)
         returns, lengths = zip(*latest, strict=True)
         with np.errstate(all="ignore"):
             mean = float(np.mean(returns))
         mean_length = float(np.mean(lengths))
-        return Standing(sums.num_steps, sums.num_episodes, None if np.isnan(mean) else mean, mean_length)
+        return EpisodeSummary(sums.num_steps, sums.num_episodes, None if np.isnan(mean) else mean, mean_length)
 
     def settle(self) -> None:
         """Sum up what was logged."""
-        with Shield():  # else they would be summed up once more
+        with DeferSigint():  # else they would be summed up once more
             _add(self._sums, self._pending(), self._goes_on)
             self.log.clear()
             self._begun.clear()
             self._is_whole = True
 
-    def part(self, rows: Any, outcome: bytes) -> Outcome:
+    def part(self, rows: Any, outcome: bytes) -> EncodedOutcome:
         """Return what is to be appended to the log after a step of some envs only."""
         self._is_whole = False
         return rows, outcome

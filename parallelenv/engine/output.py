@@ -12,7 +12,7 @@ from parallelenv.contract.tracebacks import warn_user
 from parallelenv.errors import ArgumentError, OldApiWarning
 
 
-def show(printed: Sequence[Printed]) -> None:
+def show_printed(printed: Sequence[Printed]) -> None:
     """Write to the caller's standard output, each line with the env that printed it: ``[env 3] hello``."""
     lines = []
     for env_ids, pieces in groupby(printed, attrgetter("env_ids")):
@@ -41,8 +41,8 @@ class Listener:
         show: Called with what envs have printed.
     """
 
-    def __init__(self, show: Callable[[Sequence[Printed]], None]) -> None:
-        self._show = show
+    def __init__(self, show_printed: Callable[[Sequence[Printed]], None]) -> None:
+        self._show = show_printed
         self._has_warned = False
 
     def __call__(self, printed: Sequence[Printed]) -> None:
@@ -60,7 +60,7 @@ def make_listener(word: str) -> Callable[[Sequence[Printed]], None]:
     Raises:
         ArgumentError: If it names nothing.
     """
-    listeners = {"show": show, "quiet": _ignore}
+    listeners = {"show": show_printed, "quiet": _ignore}
     if not isinstance(word, str) or word not in listeners:
         raise ArgumentError(
             f"output={word!r} is not known; expected 'show' (what envs print in workers appears here) or 'quiet'."

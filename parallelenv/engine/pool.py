@@ -15,13 +15,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import replace
 from typing import Any
 
-from parallelenv.contract.batch import Array, Batch, Layout, pick
+from parallelenv.contract.batch import Array, Batch, Layout, take
 from parallelenv.contract.cpu_cores import usable_cores
-from parallelenv.contract.env_specs import EnvRecipe, refuse_live, refuse_shared
+from parallelenv.contract.env_specs import EnvFactory, refuse_live, refuse_shared
 from parallelenv.contract.failures import NO_FAILURES, Failure
-from parallelenv.contract.interrupts import Shield
+from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.contract.messages import list_ids
-from parallelenv.contract.process_info import Seat
+from parallelenv.contract.process_info import ProcessInfo
 from parallelenv.contract.protocol import (
     NOTED,
     Backend,
@@ -30,28 +30,28 @@ from parallelenv.contract.protocol import (
     Death,
     EnvFacts,
     HostDied,
-    HostRecipe,
-    Place,
-    Plan,
+    Placement,
+    PoolPosition,
     Printed,
     Reply,
-    Settings,
     UnreadableError,
+    WorkerSettings,
+    WorkerSpec,
 )
 from parallelenv.contract.shared_arrays import NOTHING_SHARED, share
 from parallelenv.contract.spaces import Spaces, common_space, with_spaces
-from parallelenv.engine.output import show
-from parallelenv.engine.tickets import Link, Part, Request, name_envs, split_further, spread
-from parallelenv.engine.utilisation import Hours
+from parallelenv.engine.output import show_printed
+from parallelenv.engine.tickets import Request, Shard, WorkerHandle, name_envs, split_further, spread
+from parallelenv.engine.utilisation import Utilisation
 from parallelenv.errors import ArgumentError, ClosedError, UnpicklableError, WorkerDiedError, WorkerTimeoutError
 
-Listener = Callable[[Sequence[Printed]], None]
+PrintedListener = Callable[[Sequence[Printed]], None]
 Announcement = Callable[[Request], None]
 CLOSE_TIMEOUT = 3.0
 """Seconds that hosts get to close their envs before they are ended."""
 
 
-def _refuse_shared_generators(backend: Backend, plan: Plan) -> None:
+def _refuse_shared_generators(backend: Backend, plan: Placement) -> None:
     if backend.uses_live_envs and len(plan.cpus) > 1:
         raise ArgumentError(
             "seed_globals=True gives each env its own state of the generators of random, numpy.random and torch, "
@@ -65,16 +65,16 @@ class Pool:
 
     Args:
         backend: Where the hosts live.
-        recipes: One per env, in env id order; ids are consecutive.
+        factories: One per env, in env id order; ids are consecutive.
         num_cpus: Cores the envs may use; ``None`` means all usable ones.
         num_gpus: GPUs to share out, for backends that reserve them.
         silence_warnings: Whether worker processes ignore warnings.
         timeout: Seconds that a call may take; ``None`` means for ever.
         listener: Told what envs print in workers, in the thread of the call that is running.
         place: Where this pool stands among others; ``None`` if it stands alone.
-        seed: As in `Place`, of a pool that stands alone.
+        seed: As in `PoolPosition`, of a pool that stands alone.
         shared: Arrays that all envs are to have.
-        seed_globals: As in `Settings`.
+        seed_globals: As in `WorkerSettings`.
 
     Attributes:
         facts: What is known of each env, in env id order, since it was first built.
@@ -86,21 +86,21 @@ class Pool:
     """
 
     facts: list[EnvFacts]
-    seats: dict[int, Seat]
+    seats: dict[int, ProcessInfo]
     layout: Layout
     batch: Batch
 
     def __init__(
         self,
         backend: Backend,
-        recipes: Sequence[EnvRecipe],
+        factories: Sequence[EnvFactory],
         *,
         num_cpus: int | None = None,
         num_gpus: float = 0,
         silence_warnings: bool = True,
         timeout: float | None = None,
-        listener: Listener = show,
-        place: Place | None = None,
+        listener: PrintedListener = show_printed,
+        place: PoolPosition | None = None,
         seed: int | None = None,
         shared: Mapping[str, Array] = NOTHING_SHARED,
         seed_globals: bool = False,
@@ -113,35 +113,35 @@ class Pool:
         self.seats = {}
         self.is_watched = False
         self.waits_by: str | None = None
-        plan = backend.plan(len(recipes), num_cpus, num_gpus)
+        plan = backend.plan(len(factories), num_cpus, num_gpus)
         if seed_globals:
             _refuse_shared_generators(backend, plan)
-        settings = Settings(silence_warnings, max(1, usable_cores() // sum(plan.cpus)), seed_globals)
-        place = place or Place(num_workers=0, seed=seed)
-        host_recipes = spread(recipes, plan, settings, place, share(backend, shared) if shared else shared)
-        self._start(backend, host_recipes, listener)
+        settings = WorkerSettings(silence_warnings, max(1, usable_cores() // sum(plan.cpus)), seed_globals)
+        place = place or PoolPosition(num_workers=0, seed=seed)
+        specs = spread(factories, plan, settings, place, share(backend, shared) if shared else shared)
+        self._start(backend, specs, listener)
 
-    def _start(self, backend: Backend, host_recipes: Sequence[HostRecipe], listener: Listener) -> None:
+    def _start(self, backend: Backend, specs: Sequence[WorkerSpec], listener: PrintedListener) -> None:
         """Start the workers; nothing is left of them if that fails."""
-        self.env_ids = tuple(env_id for recipe in host_recipes for env_id in recipe.env_ids)
+        self.env_ids = tuple(env_id for spec in specs for env_id in spec.env_ids)
         self._backend = backend
         self._listener = listener
         self._printed: list[Printed] = []
         self._first = self.env_ids[0]
         self._pid = os.getpid()
-        self._shield = Shield()
-        self.hours = Hours()
+        self._shield = DeferSigint()
+        self.hours = Utilisation()
         self._rest: tuple[int, Sequence[Channel]] | None = None  # what is being closed, and in which thread
         self._lost: dict[int, WorkerDiedError] = {}  # envs whose worker is dead, also one behind a host of ours
         try:
-            channels = backend.launch(host_recipes)
+            channels = backend.launch(specs)
         except BaseException:
             self._close_at_once(())
             raise
-        self._links = [Link(recipe, channel) for recipe, channel in zip(host_recipes, channels, strict=True)]
-        self._link_of_channel = {link.channel: link for link in self._links}
-        self._link_of_env = [link for link in self._links for _ in link.recipe.env_ids]
-        self._whole = [(link, link.recipe.env_ids, self._positions(link)) for link in self._links]
+        self._workers = [WorkerHandle(spec, channel) for spec, channel in zip(specs, channels, strict=True)]
+        self._worker_of_channel = {worker.channel: worker for worker in self._workers}
+        self._worker_of_env = [worker for worker in self._workers for _ in worker.spec.env_ids]
+        self._whole = [(worker, worker.spec.env_ids, self._positions(worker)) for worker in self._workers]
 
     def build(self, keeps_ended: bool, spaces: Spaces | None = None) -> None:
         """Build all envs and the batch. The pool is closed if that fails.
@@ -165,13 +165,13 @@ class Pool:
             self.close(0.0 if isinstance(error, KeyboardInterrupt) else CLOSE_TIMEOUT)
             raise
         self._timeout = self._call_timeout
-        self._note_built(self._links)
+        self._note_built(self._workers)
         self.seats.update({env_id: one.seat for env_id, one in facts.items()})
-        self.hours = Hours()
+        self.hours = Utilisation()
 
-    def _note_built(self, links: Iterable[Link]) -> None:
-        for link in links:
-            link.has_built = link.has_built or link.death is None
+    def _note_built(self, workers: Iterable[WorkerHandle]) -> None:
+        for worker in workers:
+            worker.has_built = worker.has_built or worker.death is None
 
     def attach(self, layout: Layout) -> None:
         """Allocate the batch and hand it to all hosts."""
@@ -184,8 +184,8 @@ class Pool:
             WorkerTimeoutError: If hosts do not come to the end, within the pool's timeout, of what they are at, and
                 would answer in the old layout. Nothing was changed.
         """
-        self._let_finish(self._links, self._timeout)
-        busy = [env_id for link in self._links if link.in_flight for env_id in link.recipe.env_ids]
+        self._let_finish(self._workers, self._timeout)
+        busy = [env_id for worker in self._workers if worker.in_flight for env_id in worker.spec.env_ids]
         if busy:
             raise self.late(busy, self._timeout, "attach")
         self.attach(layout)
@@ -197,7 +197,7 @@ class Pool:
     @property
     def num_hosts(self) -> int:
         """Number of workers: of processes, threads or actors that step envs."""
-        return sum(min(link.recipe.num_cpus, len(link.recipe.env_ids)) for link in self._links)
+        return sum(min(worker.spec.num_cpus, len(worker.spec.env_ids)) for worker in self._workers)
 
     @property
     def keeps_graphs(self) -> bool:
@@ -212,12 +212,12 @@ class Pool:
     @property
     def lone_host(self) -> Any:
         """The only host, if it works in this very thread: to call it takes no message. ``None`` otherwise."""
-        channel: Any = self._links[0].channel
-        return getattr(channel, "host", None) if len(self._links) == 1 and channel.in_caller else None
+        channel: Any = self._workers[0].channel
+        return getattr(channel, "host", None) if len(self._workers) == 1 and channel.in_caller else None
 
     def envs_here(self) -> tuple[Any, ...] | None:
         """Return the envs themselves, in env id order, if they live in this process."""
-        hosts: list[Any] = [getattr(link.channel, "host", None) for link in self._links]
+        hosts: list[Any] = [getattr(worker.channel, "host", None) for worker in self._workers]
         return None if None in hosts else tuple(env for host in hosts for env in host.envs)
 
     # ---------------------------------------------------------------- commands
@@ -282,15 +282,15 @@ class Pool:
             request.failures.update(failed)
             asked = [position for position, env_id in enumerate(env_ids) if env_id not in failed]
             env_ids = [env_ids[position] for position in asked]
-            each = None if each is None else pick(each, asked)
+            each = None if each is None else take(each, asked)
         if self._lost and name != "build":
             self.refuse_dead(env_ids)
         packed = []
         parts = self._split(env_ids)
-        for link, part, positions in split_further(parts) if flies else parts:
-            arguments = None if each is None else pick(each, positions)
+        for worker, part, positions in split_further(parts) if flies else parts:
+            arguments = None if each is None else take(each, positions)
             command = Command(next(self._numbers), name, part, arguments, common)
-            packed.append((link, command, link.channel.pack(command)))
+            packed.append((worker, command, worker.channel.pack(command)))
         self._dispatch(request, packed, announce)
         return request
 
@@ -353,12 +353,12 @@ class Pool:
         if command.name in ("watch", "unwatch"):
             self.is_watched = command.name == "watch"
         self.number_by(functools.partial(map, NOTED.__or__) if command.number >= NOTED else None)
-        dead = [env_id for env_id in command.env_ids if self._link(env_id).death] if self._lost else ()
-        failed = {env_id: Failure(self._link(env_id).obituary((env_id,)), env_id, "") for env_id in dead}
+        dead = [env_id for env_id in command.env_ids if self._worker(env_id).death] if self._lost else ()
+        failed = {env_id: Failure(self._worker(env_id).death_error((env_id,)), env_id, "") for env_id in dead}
         return self.post(command.name, command.env_ids, command.each, command.common, failed=failed)
 
     def rebuild(self, env_ids: Sequence[int], announce: Callable[[Sequence[int]], None] = lambda _: None) -> Request:
-        """Build envs from their recipes.
+        """Build envs from their factories.
 
         A host that is dead, was given up, or is busy with one of them is replaced, with all its envs. What
         its other envs have under way is waited for; if that takes longer than the pool's timeout, it is replaced too.
@@ -366,7 +366,7 @@ class Pool:
         Args:
             env_ids: The envs.
             announce: Called with the ids of all envs that are built, when nobody can break that off any more, and
-                again if there turn out to be more of them behind a host. `obituaries` still has those that were dead.
+                again if there turn out to be more of them behind a host. `death_errors` still has those that were dead.
 
         Returns:
             The finished request. It concerns the envs asked for and the others of hosts that were
@@ -377,13 +377,13 @@ class Pool:
                 nothing was touched.
         """
         self._refuse_live(env_ids)
-        links = dict.fromkeys(map(self._link, env_ids))
-        self._let_finish([link for link in links if not link.is_stuck_for(env_ids)], self._timeout)
-        broken = [link for link in links if link.death or link.in_flight]
-        rebuilt = sorted({*env_ids, *self._lost_with(env_ids)}.union(*(link.recipe.env_ids for link in broken)))
+        workers = dict.fromkeys(map(self._worker, env_ids))
+        self._let_finish([worker for worker in workers if not worker.is_stuck_for(env_ids)], self._timeout)
+        broken = [worker for worker in workers if worker.death or worker.in_flight]
+        rebuilt = sorted({*env_ids, *self._lost_with(env_ids)}.union(*(worker.spec.env_ids for worker in broken)))
         self._refuse_live(rebuilt)
-        for link in broken:
-            self._replace(link)
+        for worker in broken:
+            self._replace(worker)
 
         def note(known: Collection[int]) -> None:
             announce(tuple(known))
@@ -393,54 +393,56 @@ class Pool:
         request = self.post("build", rebuilt, common=self._has_spaces, announce=lambda _: note(rebuilt))
         self.wait(request, None)
         note(request.values.keys() - rebuilt)
-        self._note_built(links)
+        self._note_built(workers)
         self.seats.update({env_id: one.seat for env_id, one in request.values.items()})
         if self.is_watched:
             self._watch(broken)
         return request
 
-    def _watch(self, links: Iterable[Link]) -> None:
+    def _watch(self, workers: Iterable[WorkerHandle]) -> None:
         """Let hosts that were replaced note what their envs do, as the others do."""
-        env_ids = [env_id for link in links for env_id in link.recipe.env_ids if env_id not in self._lost]
+        env_ids = [env_id for worker in workers for env_id in worker.spec.env_ids if env_id not in self._lost]
         if env_ids:
             self.wait(self.post("watch", env_ids), None)
 
     def _lost_with(self, env_ids: Sequence[int]) -> Iterable[int]:
         """Return the envs that are known to have lost the same workers, behind a host, as these."""
-        workers = {(self._link(env_id), self._lost[env_id].pid) for env_id in env_ids if env_id in self._lost}
-        return [env_id for env_id, error in self._lost.items() if (self._link(env_id), error.pid) in workers]
+        workers = {(self._worker(env_id), self._lost[env_id].pid) for env_id in env_ids if env_id in self._lost}
+        return [env_id for env_id, error in self._lost.items() if (self._worker(env_id), error.pid) in workers]
 
     def _refuse_live(self, env_ids: Sequence[int]) -> None:
         if self._backend.uses_live_envs:
-            links = [(env_id, self._link(env_id).recipe) for env_id in env_ids]
-            refuse_live(recipe.envs[env_id - recipe.env_ids[0]] for env_id, recipe in links)
+            workers = [(env_id, self._worker(env_id).spec) for env_id in env_ids]
+            refuse_live(spec.envs[env_id - spec.env_ids[0]] for env_id, spec in workers)
 
     # ---------------------------------------------------------------- the workers
 
     def adopt(self, batch: Batch) -> None:
         """Take a batch that is there and hand it to all hosts."""
         self.layout, self.batch = batch.layout, batch
-        for link in self._links:
-            link.channel.attach(batch)
+        for worker in self._workers:
+            worker.channel.attach(batch)
 
     # ---------------------------------------------------------------- commands
 
-    def _split(self, env_ids: Sequence[int]) -> Iterable[Part]:
+    def _split(self, env_ids: Sequence[int]) -> Iterable[Shard]:
         """Deal env ids out to their hosts: host, its ids, their positions in ``env_ids``."""
         if env_ids is self.env_ids or tuple(env_ids) == self.env_ids:
             return self._whole
-        positions: dict[Link, list[int]] = {}
+        positions: dict[WorkerHandle, list[int]] = {}
         for position, env_id in enumerate(env_ids):
-            positions.setdefault(self._link(env_id), []).append(position)
-        return [(link, tuple(env_ids[index] for index in found), found) for link, found in positions.items()]
+            positions.setdefault(self._worker(env_id), []).append(position)
+        return [(worker, tuple(env_ids[index] for index in found), found) for worker, found in positions.items()]
 
-    def _positions(self, link: Link) -> slice:
-        return slice(link.recipe.env_ids[0] - self._first, link.recipe.env_ids[-1] - self._first + 1)
+    def _positions(self, worker: WorkerHandle) -> slice:
+        return slice(worker.spec.env_ids[0] - self._first, worker.spec.env_ids[-1] - self._first + 1)
 
-    def _link(self, env_id: int) -> Link:
-        return self._link_of_env[env_id - self._first]
+    def _worker(self, env_id: int) -> WorkerHandle:
+        return self._worker_of_env[env_id - self._first]
 
-    def _dispatch(self, request: Request, packed: Sequence[tuple[Link, Command, Any]], announce: Announcement) -> None:
+    def _dispatch(
+        self, request: Request, packed: Sequence[tuple[WorkerHandle, Command, Any]], announce: Announcement
+    ) -> None:
         """Send the commands of a request, all of them or, before ``announce`` was called with it, none."""
         with self._shield:
             announce(request)
@@ -448,26 +450,26 @@ class Pool:
             if hours.left:
                 hours.left -= 1
             else:
-                asked = {link for link, _, _ in packed}
-                hours.sent([link.shift for link in self._links if link.in_flight or link in asked])
-            for link, command, message in packed:
+                asked = {worker for worker, _, _ in packed}
+                hours.sent([worker.shift for worker in self._workers if worker.in_flight or worker in asked])
+            for worker, command, message in packed:
                 request.pending[command.number] = command.env_ids
-                link.in_flight[command.number] = request
-                if link.death is not None:  # it died of the command before, to another worker of its own
-                    self._fail_waiting(link)
+                worker.in_flight[command.number] = request
+                if worker.death is not None:  # it died of the command before, to another worker of its own
+                    self._fail_waiting(worker)
                     continue
                 try:
-                    link.channel.send(message)
+                    worker.channel.send(message)
                 except HostDied:
-                    self._bury(link)
+                    self._bury(worker)
 
     def give_up(self, request: Request, error: Exception) -> None:
         """Let the envs that have not answered a request fail, and whoever else waits for their hosts."""
-        for link in self._links:
-            if not request.pending.keys() & link.in_flight.keys():
+        for worker in self._workers:
+            if not request.pending.keys() & worker.in_flight.keys():
                 continue
-            for number, waiting in link.in_flight.items():
-                link.in_flight[number] = None
+            for number, waiting in worker.in_flight.items():
+                worker.in_flight[number] = None
                 if waiting is not None:
                     late = waiting.pending[number]
                     waiting.answer(number, {}, {env_id: Failure(error, env_id, "") for env_id in late})
@@ -488,32 +490,32 @@ class Pool:
         """
         self._refuse_closed()
         timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
-        ready = self._backend.wait([link.channel for link in self._links if link.in_flight], timeout)
+        ready = self._backend.wait([worker.channel for worker in self._workers if worker.in_flight], timeout)
         with self._shield:
             for channel in ready:
-                self._receive(self._link_of_channel[channel])
+                self._receive(self._worker_of_channel[channel])
         if self._printed:
             printed, self._printed = self._printed, []
             self._listener(printed)
         return bool(ready)
 
     def _refuse_closed(self) -> None:
-        if not self._links:
+        if not self._workers:
             raise ClosedError("This ParallelEnv was closed while a call was waiting for its envs.")
 
-    def _receive(self, link: Link) -> None:
+    def _receive(self, worker: WorkerHandle) -> None:
         try:
-            reply = link.channel.receive()
+            reply = worker.channel.receive()
         except HostDied:
-            self._bury(link)
+            self._bury(worker)
             return
         except UnreadableError as error:
-            reply = Reply(error.number, {}, self._not_read(link, error))
+            reply = Reply(error.number, {}, self._not_read(worker, error))
         if reply.output:
             self._printed += reply.output
-        request = link.in_flight.pop(reply.number, None)
-        if link.shift.since and not link.in_flight:
-            self.hours.received(link.shift)
+        request = worker.in_flight.pop(reply.number, None)
+        if worker.shift.since and not worker.in_flight:
+            self.hours.received(worker.shift)
         if request is None:  # given up, or nothing but output
             return
         if reply.rows is not None:
@@ -522,9 +524,9 @@ class Pool:
             self._note_deaths(reply)
         request.answer(reply.number, reply.values, reply.failures)
 
-    def _not_read(self, link: Link, error: UnreadableError) -> dict[int, Failure]:
+    def _not_read(self, worker: WorkerHandle, error: UnreadableError) -> dict[int, Failure]:
         """Return what became of the envs of a command that was lost between the caller and a host, either way."""
-        request = link.in_flight.get(error.number)
+        request = worker.in_flight.get(error.number)
         env_ids = request.pending[error.number] if request is not None else ()
         cause = UnpicklableError(
             f"What was sent to a worker, or came back, can be pickled but not unpickled ({error.reason}). Give and "
@@ -537,23 +539,23 @@ class Pool:
 
         Another thread may be using the pool meanwhile.
         """
-        living = [link for link in list(self._links) if link.death is None]
-        return [(link.recipe.env_ids, self.hours.waiting(link.shift)) for link in living]
+        living = [worker for worker in list(self._workers) if worker.death is None]
+        return [(worker.spec.env_ids, self.hours.waiting(worker.shift)) for worker in living]
 
     @property
-    def num_links(self) -> int:
+    def num_handles(self) -> int:
         """Number of hosts that get a command each if all envs are asked for something."""
-        return len(self._links)
+        return len(self._workers)
 
     @property
     def under_way(self) -> set[int]:
         """Numbers of the commands that hosts have not answered yet."""
-        return {number for link in self._links for number in link.in_flight}
+        return {number for worker in self._workers for number in worker.in_flight}
 
     @property
     def is_held_up(self) -> bool:
         """Whether something that was interrupted in the caller's thread would go on there with the next wait."""
-        return any(link.channel.in_caller and link.in_flight for link in self._links)
+        return any(worker.channel.in_caller and worker.in_flight for worker in self._workers)
 
     @property
     def lost(self) -> list[int]:
@@ -573,7 +575,7 @@ class Pool:
         """Whether any env is known to have lost its worker."""
         return bool(self._lost)
 
-    def obituaries(self, env_ids: Sequence[int]) -> dict[int, Failure]:
+    def death_errors(self, env_ids: Sequence[int]) -> dict[int, Failure]:
         """Return, of these envs, those whose worker is known to be dead, each with the error that says so."""
         return {env_id: Failure(self._lost[env_id], env_id, "") for env_id in env_ids if env_id in self._lost}
 
@@ -583,56 +585,56 @@ class Pool:
         if lost:
             raise self._lost[lost[0]].about(lost)
 
-    def _bury(self, link: Link) -> None:
+    def _bury(self, worker: WorkerHandle) -> None:
         """Note that a host is dead and fail what it was asked for.
 
         Raises:
             ClosedError: If another thread has closed the pool: that one ends the hosts, and it alone.
         """
         self._refuse_closed()
-        link.death = link.channel.cause_of_death()
-        owned = link.recipe.env_ids
-        self._lost.update(dict.fromkeys(owned, link.obituary(owned)))
-        self._fail_waiting(link)
-        link.channel.kill()
+        worker.death = worker.channel.cause_of_death()
+        owned = worker.spec.env_ids
+        self._lost.update(dict.fromkeys(owned, worker.death_error(owned)))
+        self._fail_waiting(worker)
+        worker.channel.kill()
 
-    def _fail_waiting(self, link: Link) -> None:
+    def _fail_waiting(self, worker: WorkerHandle) -> None:
         """Fail what a dead host was asked for: nobody else would ever answer."""
-        for number, request in sorted(link.in_flight.items()):
+        for number, request in sorted(worker.in_flight.items()):
             if request is not None:
                 env_ids = request.pending[number]
-                error = link.obituary(env_ids)
+                error = worker.death_error(env_ids)
                 request.answer(number, {}, {env_id: Failure(error, env_id, "") for env_id in env_ids})
-        link.in_flight.clear()
+        worker.in_flight.clear()
 
     # ---------------------------------------------------------------- replacing
 
-    def _let_finish(self, links: Sequence[Link], timeout: float | None) -> None:
+    def _let_finish(self, workers: Sequence[WorkerHandle], timeout: float | None) -> None:
         """Wait until hosts have done what they were asked for, no longer than ``timeout`` seconds."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        while any(link.in_flight for link in links) and self.pump(deadline):
+        while any(worker.in_flight for worker in workers) and self.pump(deadline):
             pass
 
-    def _replace(self, link: Link) -> None:
+    def _replace(self, worker: WorkerHandle) -> None:
         """Start another host in the place of one that is dead or busy.
 
         Raises:
             WorkerStartError: If the system does not let it start. Its envs are then dead, and this can be tried again.
         """
         with self._shield:
-            if link.death is None:
-                link.channel.kill()
-                link.death = Death(detail="It was busy, and replaced because an env of it had to be rebuilt.")
-                self._lost.update(dict.fromkeys(link.recipe.env_ids, link.obituary(link.recipe.env_ids)))
-            self._fail_waiting(link)
-        (channel,) = self._backend.launch([link.recipe])
+            if worker.death is None:
+                worker.channel.kill()
+                worker.death = Death(detail="It was busy, and replaced because an env of it had to be rebuilt.")
+                self._lost.update(dict.fromkeys(worker.spec.env_ids, worker.death_error(worker.spec.env_ids)))
+            self._fail_waiting(worker)
+        (channel,) = self._backend.launch([worker.spec])
         with self._shield:
             if "batch" in vars(self):  # a pool behind a host gets its own after the first build
                 channel.attach(self.batch)
-            self._link_of_channel.pop(link.channel, None)
-            link.channel = channel
-            self._link_of_channel[channel] = link
-            link.death = None
+            self._worker_of_channel.pop(worker.channel, None)
+            worker.channel = channel
+            self._worker_of_channel[channel] = worker
+            worker.death = None
 
     # ---------------------------------------------------------------- the end
 
@@ -645,19 +647,19 @@ class Pool:
         Raises:
             KeyboardInterrupt: When all have been ended, without further patience.
         """
-        links = self._links
+        workers = self._workers
         if os.getpid() != self._pid:  # a forked child must not end its parent's workers
             return
-        if not links:
+        if not workers:
             self._close_the_rest()
             return
-        channels = [link.channel for link in links if not link.death]
+        channels = [worker.channel for worker in workers if not worker.death]
         try:
-            with Shield():  # one of its own: another thread may be using the pool
-                self._links, self._rest = [], (threading.get_ident(), channels)
+            with DeferSigint():  # one of its own: another thread may be using the pool
+                self._workers, self._rest = [], (threading.get_ident(), channels)
                 vars(self).pop("batch", None)  # its memory goes now, not when the user lets go of the closed object
-                for link in links:
-                    link.recipe = replace(link.recipe, shared={})  # likewise
+                for worker in workers:
+                    worker.spec = replace(worker.spec, shared={})  # likewise
             printed = [*self._printed, *self._backend.close(channels, timeout)]
         except KeyboardInterrupt:
             self._close_at_once(channels)

@@ -97,9 +97,11 @@ class Recovery:
             return NO_FAILURES
         bereft = {env_id: self._bereft[env_id] for env_id in env_ids if env_id in self._bereft}
         unseen = {env_id: self._begun[env_id][0] for env_id in env_ids if env_id in self._begun}
-        return {**self._pool.obituaries(env_ids), **bereft, **unseen}
+        return {**self._pool.death_errors(env_ids), **bereft, **unseen}
 
-    def mend(self, failures: Mapping[int, Failure]) -> tuple[dict[int, tuple[Failure, Extra]], dict[int, Failure]]:
+    def restart_failed(
+        self, failures: Mapping[int, Failure]
+    ) -> tuple[dict[int, tuple[Failure, Extra]], dict[int, Failure]]:
         """Rebuild envs that failed and begin their next episodes.
 
         Args:
@@ -121,7 +123,7 @@ class Recovery:
 
     def _broken(self, ill: Mapping[int, Failure]) -> list[int]:
         """Return which of the envs that failed have to be rebuilt: those that have not been since, or died of it."""
-        dead = self._pool.obituaries(tuple(ill))
+        dead = self._pool.death_errors(tuple(ill))
         return sorted(env_id for env_id in ill if env_id not in self._bereft or env_id in dead)
 
     def _rebuild(self, ill: dict[int, Failure], reasons: Mapping[int, Failure]) -> dict[int, Failure]:
@@ -137,7 +139,7 @@ class Recovery:
 
     def _note_rebuilt(self, env_ids: Sequence[int], reasons: Mapping[int, Failure]) -> None:
         """Note why envs were built anew: of some it is only known that another one has lost the same worker."""
-        known = {**self._pool.obituaries(env_ids), **reasons}
+        known = {**self._pool.death_errors(env_ids), **reasons}
         cause = max(reasons.values(), key=lambda failure: failure.is_of_worker)
         for env_id in env_ids:
             self._bereft[env_id] = known.get(env_id) or Failure(cause.exception, env_id, cause.operation)
@@ -147,7 +149,7 @@ class Recovery:
         env_ids = sorted(ill)
         seeds = [(self._next_seed(env_id), None) for env_id in env_ids]
         # A worker that was built anew may be dead again before others were.
-        request = self._pool.post("reset", env_ids, seeds, failed=self._pool.obituaries(env_ids))
+        request = self._pool.post("reset", env_ids, seeds, failed=self._pool.death_errors(env_ids))
         self._pool.wait_or_give_up(request)
         for env_id in env_ids:
             self._bereft.pop(env_id, None)

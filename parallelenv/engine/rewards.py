@@ -13,7 +13,7 @@ import numpy as np
 from parallelenv.contract.batch import Batch
 from parallelenv.contract.failures import Failure
 from parallelenv.contract.spaces import describe_value
-from parallelenv.engine.tickets import Landed
+from parallelenv.engine.tickets import Outcome
 from parallelenv.errors import EnvContractError
 
 
@@ -27,7 +27,7 @@ def as_number(reward: Any) -> float | None:
         return None
 
 
-def refuse_other_rewards(batch: Batch, landed: Landed, dtype: np.dtype[Any]) -> tuple[Landed, Sequence[int]]:
+def refuse_other_rewards(batch: Batch, landed: Outcome, dtype: np.dtype[Any]) -> tuple[Outcome, Sequence[int]]:
     """Return a step whose rewards are all in the batch, and are numbers that a dtype holds.
 
     Args:
@@ -53,7 +53,7 @@ def refuse_other_rewards(batch: Batch, landed: Landed, dtype: np.dtype[Any]) -> 
     return replace(landed, failures={**landed.failures, **failures}), ids
 
 
-def _numbered(batch: Batch, landed: Landed) -> tuple[Mapping[int, Any], dict[int, Any]]:
+def _numbered(batch: Batch, landed: Outcome) -> tuple[Mapping[int, Any], dict[int, Any]]:
     """Return what envs answered beside the batch, without rewards, and by env id the rewards that are no numbers."""
     extras, wrong = dict(landed.extras), {}
     for env_id, extra in landed.extras.items():
@@ -69,7 +69,7 @@ def _numbered(batch: Batch, landed: Landed) -> tuple[Mapping[int, Any], dict[int
     return extras, wrong
 
 
-def _too_large(batch: Batch, landed: Landed, dtype: np.dtype[Any]) -> dict[int, Any]:
+def _too_large(batch: Batch, landed: Outcome, dtype: np.dtype[Any]) -> dict[int, Any]:
     """Return, by env id, the finite rewards in the batch that the dtype would make infinite."""
     if dtype == batch.rewards.dtype:
         return {}

@@ -12,34 +12,34 @@ import numpy as np
 
 from parallelenv.contract.actions import ActionReader
 from parallelenv.contract.batch import Array, Layout, gather_states
-from parallelenv.contract.copying import own
+from parallelenv.contract.copying import deep_copy
 from parallelenv.contract.failures import NO_FAILURES, Failure, noted, raise_failures
 from parallelenv.contract.messages import list_ids
 from parallelenv.contract.protocol import NOTHING, Extra
 from parallelenv.contract.spaces import pick_rows
-from parallelenv.engine.assemble import Align, Teller, first_states
+from parallelenv.engine.assemble import Align, Assembler, first_states
 from parallelenv.engine.checkpoint import Progress
-from parallelenv.engine.done_policies import Policy
-from parallelenv.engine.env_table import Episodes
+from parallelenv.engine.done_policies import DonePolicy
+from parallelenv.engine.env_table import EnvTable
 from parallelenv.engine.pool import Pool
 from parallelenv.engine.recovery import Recovery
 from parallelenv.engine.rewards import refuse_other_rewards
-from parallelenv.engine.tickets import Flights, Landed, Request
+from parallelenv.engine.tickets import InFlight, Outcome, Request
 from parallelenv.errors import EnvBusyError, EnvContractError, NothingInFlightError, WorkerTimeoutError
 from parallelenv.results import StepBatch, StepResult
 
-Begin = tuple[int | None, dict[str, Any] | None]
+ResetArguments = tuple[int | None, dict[str, Any] | None]
 """Seed and options of an env that is to begin an episode."""
-Begins = Sequence[Begin]
+ResetArgumentsOfEach = Sequence[ResetArguments]
 """Those of several envs."""
 
 
 @dataclass(slots=True)
-class Resetting:
+class ResetTicket:
     """A reset under way: which envs, how, and what they were asked."""
 
     env_ids: Sequence[int]
-    each: Begins
+    each: ResetArgumentsOfEach
     request: Request
 
 
@@ -67,7 +67,7 @@ class Stepper:
     def __init__(
         self,
         pool: Pool,
-        policy: Policy,
+        policy: DonePolicy,
         copy: bool,
         timeout: float | None,
         recovery: Recovery | None,
@@ -77,24 +77,24 @@ class Stepper:
         self.pool = pool
         self.policy = policy
         stepless = (env_id for env_id, one in zip(pool.env_ids, pool.facts, strict=True) if not one.has_steps)
-        self.episodes = Episodes(pool.env_ids, policy, frozenset(stepless))
-        self._teller = Teller(policy, self.episodes, copy)
+        self.episodes = EnvTable(pool.env_ids, policy, frozenset(stepless))
+        self._teller = Assembler(policy, self.episodes, copy)
         self.copies = copy
         self.timeout = timeout
         self.recovery = recovery
         self._reward_dtype = reward_dtype
         self._actions = ActionReader(pool.layout, keeps_graphs=pool.keeps_graphs, as_given=as_given)
-        self._flights = Flights()
+        self._flights = InFlight()
         # The latest step, from before its first message leaves until the user has the result.
         # If something comes in between, the next call finds it here.
         self._unsettled: tuple[Sequence[int], Request] | None = None
-        self._asked: dict[int, Begin] = {}  # how resets that were sent are to be done, should they be lost
+        self._asked: dict[int, ResetArguments] = {}  # how resets that were sent are to be done, should they be lost
         self._retried = 0.0  # when some were, the last time
         # Envs whose latest call was a step that came to its end: nothing is to be looked into before the
         # next. Every other call unsets it.
         self._proven: Sequence[int] | None = None
 
-    def under(self, policy: Policy, *, always_copies: bool, reward_dtype: np.dtype[Any] | None) -> Self:
+    def under(self, policy: DonePolicy, *, always_copies: bool, reward_dtype: np.dtype[Any] | None) -> Self:
         """Return a stepper of the same pool with another policy, for an adapter. All envs then need a reset.
 
         Args:
@@ -121,7 +121,7 @@ class Stepper:
 
     # ---------------------------------------------------------------- episodes
 
-    def begin_reset(self, env_ids: Sequence[int], each: Begins) -> Resetting:
+    def begin_reset(self, env_ids: Sequence[int], each: ResetArgumentsOfEach) -> ResetTicket:
         """Begin to begin new episodes.
 
         Args:
@@ -129,16 +129,16 @@ class Stepper:
             each: Seed and options of each.
         """
         self._prepare_reset(env_ids, each)
-        return Resetting(env_ids, each, self._post_reset(env_ids, each))
+        return ResetTicket(env_ids, each, self._post_reset(env_ids, each))
 
-    def _prepare_reset(self, env_ids: Sequence[int], each: Begins) -> None:
+    def _prepare_reset(self, env_ids: Sequence[int], each: ResetArgumentsOfEach) -> None:
         self._settle()
         self.episodes.refuse_stepless(env_ids)
         if self.recovery is not None:
             self.recovery.note_seeds(env_ids, [seed for seed, _ in each])
-            self._mend_unasked(env_ids, self.pool.obituaries(env_ids), self.recovery)
+            self._restart_unasked(env_ids, self.pool.death_errors(env_ids), self.recovery)
 
-    def finish_reset(self, resetting: Resetting, timeout: float | None, align: Align = "item") -> Any:
+    def finish_reset(self, resetting: ResetTicket, timeout: float | None, align: Align = "item") -> Any:
         """Return the first states: batched, or with align ``"batch"`` a list; ``None`` of an env that is exhausted.
 
         Args:
@@ -157,7 +157,7 @@ class Stepper:
         good = tuple(env_id for env_id in env_ids if env_id not in failures) if failures else env_ids
         exhausted = [env_id for env_id, extra in extras.items() if extra.is_exhausted]
         begun = [env_id for env_id in good if env_id not in exhausted] if exhausted else good
-        landed = Landed(good, begun, extras, failures)
+        landed = Outcome(good, begun, extras, failures)
         states = first_states(self.pool.batch, landed, align == "batch", self.copies)
         for env_id in good:
             self.episodes.reset_infos[env_id] = extras.get(env_id, NOTHING).info or {}
@@ -168,13 +168,13 @@ class Stepper:
             self.episodes.refuse_exhausted(good, partial=states)
         return states
 
-    def _post_reset(self, env_ids: Sequence[int], each: Begins, *, flies: bool = False) -> Request:
+    def _post_reset(self, env_ids: Sequence[int], each: ResetArgumentsOfEach, *, flies: bool = False) -> Request:
         def announce(request: Request) -> None:
             self._lose(env_ids)  # and so they stay if anything goes wrong
             if flies:
                 self._unsettled = (env_ids, request)
 
-        failed = NO_FAILURES if self.recovery is None else self.pool.obituaries(env_ids)
+        failed = NO_FAILURES if self.recovery is None else self.pool.death_errors(env_ids)
         return self.pool.post("reset", env_ids, each, None, announce, failed, flies=flies)
 
     def _lose(self, env_ids: Sequence[int]) -> None:
@@ -196,7 +196,7 @@ class Stepper:
         if self.recovery is not None:
             self.recovery.note_seeds(env_ids, seeds)
 
-    def _await_reset(self, resetting: Resetting, timeout: float | None) -> Request:
+    def _await_reset(self, resetting: ResetTicket, timeout: float | None) -> Request:
         """Wait for resets; with a recovery ask again and again until no worker dies or hangs of it."""
         while True:
             self._await(resetting.request, timeout)
@@ -204,12 +204,12 @@ class Stepper:
             lost = {env_id: failure for env_id, failure in failures.items() if failure.is_of_worker}
             if self.recovery is None or not lost:
                 return resetting.request
-            self._mend_unasked(resetting.env_ids, lost, self.recovery)
+            self._restart_unasked(resetting.env_ids, lost, self.recovery)
             resetting.request = self._post_reset(resetting.env_ids, resetting.each)
 
-    def _mend_unasked(self, env_ids: Sequence[int], lost: Mapping[int, Failure], recovery: Recovery) -> None:
+    def _restart_unasked(self, env_ids: Sequence[int], lost: Mapping[int, Failure], recovery: Recovery) -> None:
         """Restart envs of which the user wants a new episode anyway, and need not know that they were lost."""
-        _, left = recovery.mend(lost)
+        _, left = recovery.restart_failed(lost)
         recovery.forget(env_ids)
         raise_failures([left[env_id] for env_id in sorted(left)], partial=None)
 
@@ -265,7 +265,7 @@ class Stepper:
         return self.episodes.progress()
 
     def go_on_from(self, progress: Progress, lost: Collection[int]) -> tuple[int, ...]:
-        """Do as `Episodes.go_on_from`. Undelivered steps are dropped."""
+        """Do as `EnvTable.go_on_from`. Undelivered steps are dropped."""
         self._settle()
         everyone = self.pool.env_ids
         self._flights.forget(everyone)
@@ -279,9 +279,9 @@ class Stepper:
         """Step envs and return what they answered."""
         stepped, request = self._launch(action, env_ids)
         if request is None:
-            return self._deliver(Landed(env_ids, stepped, {}, {}), align)
+            return self._deliver(Outcome(env_ids, stepped, {}, {}), align)
         self._await(request, None)
-        result = self._deliver(Landed(env_ids, stepped, request.values, request.failures), align)
+        result = self._deliver(Outcome(env_ids, stepped, request.values, request.failures), align)
         self._proven = env_ids
         return result
 
@@ -368,7 +368,7 @@ class Stepper:
 
     # ---------------------------------------------------------------- answers
 
-    def _deliver(self, landed: Landed, align: Align) -> StepResult | StepBatch:
+    def _deliver(self, landed: Outcome, align: Align) -> StepResult | StepBatch:
         """Shape what has landed for the user, and forget it.
 
         Raises:
@@ -398,7 +398,7 @@ class Stepper:
             raise_failures([failures[env_id] for env_id in sorted(failures)], partial=result)
         return result
 
-    def _file_resets(self, landed: Landed) -> Landed:
+    def _file_resets(self, landed: Outcome) -> Outcome:
         """Return what has landed with reward and flags of resets, which write none; who found no episode rests."""
         rows = self.pool.batch.rows(landed.begun)
         self.pool.batch.rewards[rows] = 0.0
@@ -409,7 +409,7 @@ class Stepper:
             self.episodes.reset_infos[env_id] = self.episodes.absent_info(env_id)
         return landed.with_resting(exhausted) if exhausted else landed
 
-    def _judge(self, landed: Landed) -> tuple[Landed, Sequence[int]]:
+    def _judge(self, landed: Outcome) -> tuple[Outcome, Sequence[int]]:
         """Return what has landed with all that has failed in it, and what could be mended mended.
 
         Also the ids of envs that have failed in nothing but their reward.
@@ -418,14 +418,14 @@ class Stepper:
         if self._reward_dtype is not None:
             landed, wrong = refuse_other_rewards(self.pool.batch, landed, self._reward_dtype)
         if landed.failures and self.recovery is not None:
-            landed = self._mend(landed, self.recovery)
+            landed = self._restart_failed(landed, self.recovery)
         return landed, [env_id for env_id in wrong if env_id in landed.failures] if wrong else wrong
 
-    def _mend(self, landed: Landed, recovery: Recovery) -> Landed:
+    def _restart_failed(self, landed: Outcome, recovery: Recovery) -> Outcome:
         """Restart what failed: it then counts as cut off, and its state is the first of its next episode."""
         raised = {env_id: failure for env_id, failure in landed.failures.items() if env_id in landed.begun}
         others = {env_id: failure for env_id, failure in landed.failures.items() if env_id not in raised}
-        mended, left = recovery.mend(others)
+        mended, left = recovery.restart_failed(others)
         batch, extras = self.pool.batch, dict(landed.extras)
         for env_id, (failure, begun) in mended.items():
             row = env_id - batch.layout.first
@@ -435,7 +435,7 @@ class Stepper:
             extras[env_id] = Extra(info, begun.loose, reset_info=begun.info, is_exhausted=begun.is_exhausted)
             self.episodes.reset_infos[env_id] = begun.info or {}
         self.episodes.keep(mended)
-        return Landed(landed.env_ids, landed.stepped, extras, {**raised, **left}, mended.keys(), landed.begun)
+        return Outcome(landed.env_ids, landed.stepped, extras, {**raised, **left}, mended.keys(), landed.begun)
 
     # ---------------------------------------------------------------- all at once
 
@@ -460,7 +460,7 @@ class Stepper:
             return self._collect(env_ids, timeout, align)
         request = self._unsettled[1]
         self._await(request, timeout)
-        return self._deliver(Landed(env_ids, request.env_ids, request.values, request.failures), align)
+        return self._deliver(Outcome(env_ids, request.env_ids, request.values, request.failures), align)
 
     def _collect(self, env_ids: Sequence[int], timeout: float | None, align: Align) -> StepResult | StepBatch:
         flights = self._flights
@@ -478,7 +478,7 @@ class Stepper:
         self._unsettled = None
         self._flights.adopt(env_ids, request)
 
-    def send_reset(self, env_ids: Sequence[int], each: Begins) -> None:
+    def send_reset(self, env_ids: Sequence[int], each: ResetArgumentsOfEach) -> None:
         """Begin new episodes, whose first states `receive` gives. Arguments as in `begin_reset`."""
         self._prepare_reset(env_ids, each)
         self._post_reset(env_ids, each, flies=True)
@@ -557,7 +557,7 @@ class Stepper:
             return False
         env_ids = tuple(lost)
         self._flights.forget(env_ids)  # what goes wrong now is told once
-        self._mend_unasked(env_ids, lost, self.recovery)
+        self._restart_unasked(env_ids, lost, self.recovery)
         self._post_reset(env_ids, [self._asked[env_id] for env_id in env_ids], flies=True)
         self._settle()
         self._retried = time.monotonic()
@@ -584,7 +584,7 @@ class Stepper:
         self.episodes.refuse_paused(env_ids)
         if self.recovery is None:
             self.pool.refuse_dead(env_ids)
-        other = type(self)(self.pool, Policy(), True, self.timeout, self.recovery)
+        other = type(self)(self.pool, DonePolicy(), True, self.timeout, self.recovery)
         other.episodes.share_score(self.episodes.score)
         self.episodes.lose(env_ids)
         try:
@@ -650,7 +650,7 @@ class Stepper:
             return result
         _, rewards, dones, infos = result
         flags = result.terminated, result.truncated, result.env_ids
-        return StepResult(own(result.states), rewards, dones, infos, *flags)
+        return StepResult(deep_copy(result.states), rewards, dones, infos, *flags)
 
 
 def _may_be_absent(result: StepResult) -> bool:

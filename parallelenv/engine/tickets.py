@@ -13,16 +13,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from parallelenv.contract.batch import Array
-from parallelenv.contract.env_specs import EnvRecipe
+from parallelenv.contract.env_specs import EnvFactory
 from parallelenv.contract.failures import Failure, raise_failures
 from parallelenv.contract.messages import list_ids
-from parallelenv.contract.protocol import Channel, Death, Extra, HostRecipe, Place, Plan, Settings
-from parallelenv.engine.utilisation import Shift
+from parallelenv.contract.protocol import Channel, Death, Extra, Placement, PoolPosition, WorkerSettings, WorkerSpec
+from parallelenv.engine.utilisation import BusyTime
 from parallelenv.errors import WorkerDiedError
 
 
 @dataclass(slots=True)
-class Landed:
+class Outcome:
     """What envs answered to a step, or to a reset in the place of one, before it is shaped for the user.
 
     Attributes:
@@ -46,26 +46,26 @@ class Landed:
         """Those whose reset, in this step, has found no further episode."""
         return [env_id for env_id, extra in self.extras.items() if extra.is_exhausted]
 
-    def without_failures(self) -> Landed:
+    def without_failures(self) -> Outcome:
         """Return this without the envs that failed."""
         env_ids = [env_id for env_id in self.env_ids if env_id not in self.failures]
         stepped = [env_id for env_id in self.stepped if env_id not in self.failures]
         begun = [env_id for env_id in self.begun if env_id not in self.failures]
-        return Landed(env_ids, stepped, self.extras, self.failures, self.restarted, begun)
+        return Outcome(env_ids, stepped, self.extras, self.failures, self.restarted, begun)
 
-    def with_resting(self, resting: Collection[int]) -> Landed:
+    def with_resting(self, resting: Collection[int]) -> Outcome:
         """Return this with some envs absent, who have nothing to say."""
         stepped = [env_id for env_id in self.stepped if env_id not in resting]
         begun = [env_id for env_id in self.begun if env_id not in resting]
         extras = {env_id: extra for env_id, extra in self.extras.items() if env_id not in resting}
         return replace(self, stepped=stepped, begun=begun, extras=extras)
 
-    def without_failure_of(self, env_ids: Sequence[int]) -> Landed:
+    def without_failure_of(self, env_ids: Sequence[int]) -> Outcome:
         """Return the part of these envs, as if they had not failed."""
-        return Landed(env_ids, env_ids, self.extras, {}, self.restarted)
+        return Outcome(env_ids, env_ids, self.extras, {}, self.restarted)
 
 
-class Flights:
+class InFlight:
     """Which envs have an undelivered step, and what has come back so far."""
 
     def __init__(self) -> None:
@@ -111,15 +111,15 @@ class Flights:
             if env_id in failures:
                 self._failures[env_id] = failures[env_id]
 
-    def landed(self, max_envs: int | None) -> Landed:
+    def landed(self, max_envs: int | None) -> Outcome:
         """Return what has come back, in the order of arrival, at most ``max_envs`` envs."""
         return self.part(list(self._landed)[:max_envs])
 
-    def part(self, env_ids: Sequence[int]) -> Landed:
+    def part(self, env_ids: Sequence[int]) -> Outcome:
         """Return what has come back from these envs, in their order."""
         stepped = [env_id for env_id in env_ids if env_id not in self._absent]
         begun = [env_id for env_id in env_ids if env_id in self._begun] if self._begun else ()
-        return Landed(env_ids, stepped, _part(self._extras, env_ids), _part(self._failures, env_ids), begun=begun)
+        return Outcome(env_ids, stepped, _part(self._extras, env_ids), _part(self._failures, env_ids), begun=begun)
 
     def lost_resets(self) -> dict[int, Failure]:
         """Return why resets have failed, by env id, that failed for want of a worker."""
@@ -235,11 +235,11 @@ class Request:
 
 
 @dataclass(eq=False)
-class Link:
+class WorkerHandle:
     """What the pool knows of one host.
 
     Attributes:
-        recipe: How it was started.
+        spec: How it was started.
         channel: How it is reached.
         in_flight: Numbers of the commands that it has not answered, with their requests; ``None`` where
             it was given up, and whatever it answers comes too late.
@@ -248,12 +248,12 @@ class Link:
         shift: When it works.
     """
 
-    recipe: HostRecipe
+    spec: WorkerSpec
     channel: Channel
     in_flight: dict[int, Request | None] = field(default_factory=dict)
     death: Death | None = None
     has_built: bool = False
-    shift: Shift = field(default_factory=Shift)
+    shift: BusyTime = field(default_factory=BusyTime)
 
     @property
     def branches(self) -> tuple[tuple[int, ...], ...]:
@@ -272,11 +272,11 @@ class Link:
             for number, request in self.in_flight.items()
         )
 
-    def obituary(self, env_ids: tuple[int, ...]) -> WorkerDiedError:
+    def death_error(self, env_ids: tuple[int, ...]) -> WorkerDiedError:
         """Return the error for a call that needed these envs of a dead host."""
         death = self.death or Death()
-        owned = list_ids(self.recipe.env_ids)
-        worker = f"The worker of {name_envs(self.recipe.env_ids)} (process {death.pid or 'unknown'})"
+        owned = list_ids(self.spec.env_ids)
+        worker = f"The worker of {name_envs(self.spec.env_ids)} (process {death.pid or 'unknown'})"
         if self.has_built:
             way_out = f"All other envs go on. Rebuild with restart({owned}), or leave out with pause({owned})."
             message = f"{worker} is dead. {death} {way_out}"
@@ -289,62 +289,66 @@ class Link:
         return WorkerDiedError(message, env_ids, death.pid, death.exitcode)
 
 
-Part = tuple[Link, tuple[int, ...], Any]
+Shard = tuple[WorkerHandle, tuple[int, ...], Any]
 """A host, ids of envs of its own, and their positions among all that are asked, a slice or a list."""
 
 
 def spread(
-    recipes: Sequence[EnvRecipe], plan: Plan, settings: Settings, place: Place, shared: Mapping[str, Array]
-) -> list[HostRecipe]:
+    factories: Sequence[EnvFactory],
+    plan: Placement,
+    settings: WorkerSettings,
+    place: PoolPosition,
+    shared: Mapping[str, Array],
+) -> list[WorkerSpec]:
     """Deal envs out to hosts as evenly as their cores allow, consecutive ids together.
 
     Args:
-        recipes: Of the envs.
+        factories: Of the envs.
         plan: How many hosts there are.
         settings: What every host is told.
         place: Of all of these hosts together. Without a number of workers it is that of all there are.
-        shared: As in `HostRecipe`.
+        shared: As in `WorkerSpec`.
     """
-    shares = deal(len(recipes), plan.cpus)
+    shares = apportion(len(factories), plan.cpus)
     workers = [min(num_cpus, share) for num_cpus, share in zip(plan.cpus, shares, strict=True)]
-    whole = place if place.num_workers else replace(place, num_workers=sum(workers), num_envs=len(recipes))
+    whole = place if place.num_workers else replace(place, num_workers=sum(workers), num_envs=len(factories))
     hosts = []
     start = 0
     for index, (num_cpus, share) in enumerate(zip(plan.cpus, shares, strict=True)):
-        part = tuple(recipes[start : start + share])
+        part = tuple(factories[start : start + share])
         own = replace(whole, first_worker=whole.first_worker + sum(workers[:index]))
-        hosts.append(HostRecipe(tuple(recipe.env_id for recipe in part), part, num_cpus, settings, own, shared))
+        hosts.append(WorkerSpec(tuple(spec.env_id for spec in part), part, num_cpus, settings, own, shared))
         start += share
     return hosts
 
 
-def branches_of(recipe: HostRecipe) -> tuple[tuple[int, ...], ...]:
+def branches_of(spec: WorkerSpec) -> tuple[tuple[int, ...], ...]:
     """Return the env ids of each worker of a host that has workers of its own."""
-    shares = deal(len(recipe.env_ids), [1] * min(recipe.num_cpus, len(recipe.env_ids)))
+    shares = apportion(len(spec.env_ids), [1] * min(spec.num_cpus, len(spec.env_ids)))
     ends = list(itertools.accumulate(shares))
-    return tuple(recipe.env_ids[end - share : end] for share, end in zip(shares, ends, strict=True))
+    return tuple(spec.env_ids[end - share : end] for share, end in zip(shares, ends, strict=True))
 
 
-def split_further(parts: Iterable[Part]) -> list[Part]:
+def split_further(parts: Iterable[Shard]) -> list[Shard]:
     """Deal what hosts are asked for out to workers of theirs that answer by themselves: as parts, too.
 
     Args:
         parts: A host, ids of envs of its own, and the positions of these among all that are asked.
     """
-    further: list[Part] = []
-    for link, env_ids, positions in parts:
-        if len(link.branches) < 2:
-            further.append((link, env_ids, positions))
+    further: list[Shard] = []
+    for worker, env_ids, positions in parts:
+        if len(worker.branches) < 2:
+            further.append((worker, env_ids, positions))
             continue
         where = range(positions.start, positions.stop) if isinstance(positions, slice) else positions
-        for branch in link.branches:
+        for branch in worker.branches:
             found = [index for index, env_id in enumerate(env_ids) if branch[0] <= env_id <= branch[-1]]
             if found:
-                further.append((link, tuple(env_ids[index] for index in found), [where[index] for index in found]))
+                further.append((worker, tuple(env_ids[index] for index in found), [where[index] for index in found]))
     return further
 
 
-def deal(total: int, weights: Sequence[int]) -> list[int]:
+def apportion(total: int, weights: Sequence[int]) -> list[int]:
     """Share a number out in proportion to weights: one each, and what is left always to whom it loads least.
 
     Args:

@@ -25,7 +25,7 @@ _NUM_FIRST = 64
 
 
 @dataclass(slots=True)
-class Shift:
+class BusyTime:
     """When a host works.
 
     Attributes:
@@ -39,7 +39,7 @@ class Shift:
     busy: float = 0.0
 
 
-class Hours:
+class Utilisation:
     """The time of a pool.
 
     Attributes:
@@ -52,13 +52,13 @@ class Hours:
         self._distance = 0
         self._stamped = 0.0  # when a command was timed, or was seen to end the time of the one before
         self._latest = 0.0  # when the latest answer to one came
-        self._open: list[Shift] = []  # of those that work on it
+        self._open: list[BusyTime] = []  # of those that work on it
         self._timed = 0.0  # from each of them to the next command
         self._elapsed = 0.0
         self._num_seen = 0  # commands within the latter
         self._run = current_run()
 
-    def sent(self, shifts: Iterable[Shift]) -> None:
+    def sent(self, shifts: Iterable[BusyTime]) -> None:
         """Note a command that is not left out. ``shifts``: of all hosts that have something to do from now on."""
         now = time.perf_counter()
         if not self._stamped:
@@ -83,7 +83,7 @@ class Hours:
         before, self._run = self._run, current_run()
         return pause > PAUSE or before != self._run
 
-    def _open_at(self, now: float, shifts: Iterable[Shift]) -> None:
+    def _open_at(self, now: float, shifts: Iterable[BusyTime]) -> None:
         self._stamped, self._distance, self.left = now, 0, 0
         self._open = list(shifts)
         for shift in self._open:
@@ -96,7 +96,7 @@ class Hours:
             shift.since, shift.took = 0.0, 0.0
         self._open = []
 
-    def received(self, shift: Shift) -> None:
+    def received(self, shift: BusyTime) -> None:
         """Note that a host has answered to a command that was timed."""
         self._latest = time.perf_counter()
         shift.took, shift.since = self._latest - shift.since, 0.0
@@ -109,7 +109,7 @@ class Hours:
         untimed = self._distance - self.left if not self._open else 0
         return (self._elapsed + running) * (1 + untimed / max(1, self._num_seen))
 
-    def waiting(self, shift: Shift) -> float | None:
+    def waiting(self, shift: BusyTime) -> float | None:
         """Return the share of the time for which a host had nothing to do, 0 to 1; ``None`` if that is not known."""
         now, timed, busy = time.perf_counter(), self._timed, shift.busy
         if self._open:

@@ -1,1 +1,1 @@
-"""What a notebook shows of a `ParallelEnv` and of its envs."""
+"""What a notebook shows: pictures and films of envs, profiles, the portrait of a `ParallelEnv`."""

@@ -11,8 +11,8 @@ import numpy as np
 from parallelenv.contract.batch import Array
 from parallelenv.contract.cpu_cores import usable_cores
 from parallelenv.contract.messages import count, duration, format_table, list_ids, name_range
-from parallelenv.contract.process_info import here
-from parallelenv.notebook.recording import Recording, WorkerRecord, measure, merge
+from parallelenv.contract.process_info import this_process
+from parallelenv.notebook.recording import Recording, WorkerRecord, merge, total_length
 
 if TYPE_CHECKING:
     pass
@@ -72,7 +72,7 @@ def _of_rollouts(recording: Recording, shares: Mapping[str, float]) -> str:
 
 def _of_steps(recording: Recording, shares: Mapping[str, float]) -> str:
     """Say what helps where there are messages for each step."""
-    is_away = [worker.seat.pid != here().pid for worker in recording.workers]
+    is_away = [worker.seat.pid != this_process().pid for worker in recording.workers]
     ways = ["rollout(), which makes many steps with one call", "more envs in each step"]
     if len(is_away) > 1:
         ways.append("fewer workers (num_cpus)")
@@ -241,7 +241,7 @@ def summarise(recording: Recording) -> Summary:
 
 def _sampled(recording: Recording) -> float:
     """Return the share of the time in which all was noted; a rollout counts as far as its steps were."""
-    noted = measure(recording.windows) / (recording.end - recording.begin)
+    noted = total_length(recording.windows) / (recording.end - recording.begin)
     left_out = [_left_out(worker) for worker in recording.workers]
     return noted if max(left_out, default=0.0) == 0 else noted * (1 - float(np.mean(left_out)))
 

@@ -237,7 +237,7 @@ class Sampling:
         self._guard = weakref.ref(engine.guard)  # else the pool would keep it alive, by way of the numbers
         self._user = engine.guard.users
         self._pool = pool = engine.pool
-        self._num_links, self._num_envs = pool.num_links, -(-len(pool.env_ids) // pool.num_links)
+        self._num_links, self._num_envs = pool.num_handles, -(-len(pool.env_ids) // pool.num_handles)
         self._thinning = Thinning()
         self.calls = Calls(self._user)
 

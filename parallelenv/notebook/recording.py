@@ -11,7 +11,7 @@ import numpy as np
 
 from parallelenv.contract.batch import Array
 from parallelenv.contract.messages import show
-from parallelenv.contract.process_info import Seat
+from parallelenv.contract.process_info import ProcessInfo
 from parallelenv.errors import ArgumentError
 from parallelenv.worker.tracer import HostRecord
 
@@ -36,7 +36,7 @@ class WorkerRecord:
     """
 
     env_ids: tuple[int, ...]
-    seat: Seat
+    seat: ProcessInfo
     operations: Sequence[str]
     spans: Array
     turns: Array
@@ -142,7 +142,7 @@ def merge(spans: Array) -> Array:
     return np.column_stack([spans[first, 0], reached[last]])
 
 
-def measure(spans: Array) -> float:
+def total_length(spans: Array) -> float:
     """Return the length of spans that do not overlap."""
     return float((spans[:, 1] - spans[:, 0]).sum())
 

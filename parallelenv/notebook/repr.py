@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from parallelenv.contract.messages import count, format_table, name_range, number
-from parallelenv.contract.process_info import UNKNOWN, Seat
-from parallelenv.engine.episode_stats import LATEST, Standing
+from parallelenv.contract.process_info import UNKNOWN_PROCESS, ProcessInfo
+from parallelenv.engine.episode_stats import LATEST, EpisodeSummary
 
 if TYPE_CHECKING:
     from parallelenv.env import ParallelEnv
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Mark:
     """How a state of envs is shown.
 
     Attributes:
@@ -36,14 +36,14 @@ class Look:
 
 
 LOOKS = {
-    "running": Look("#009e73", "", "in an episode"),
-    "busy": Look("#56b4e9", "…", "a step or another call is under way"),
-    "done": Look("#0072b2", "✓", "its episode has ended"),
-    "needs reset": Look("#f0e442", "!", "it has no episode: call reset()", "needs reset", "need reset"),
-    "exhausted": Look("#cc79a7", "∅", "it has no more tasks"),
-    "paused": Look("#e69f00", "‖", "left out until resume()"),
-    "failed": Look("#d55e00", "x", "its worker has died: call restart()", *["failed (worker died)"] * 2),
-    "closed": Look("#999999", "-", "close() was called"),
+    "running": Mark("#009e73", "", "in an episode"),
+    "busy": Mark("#56b4e9", "…", "a step or another call is under way"),
+    "done": Mark("#0072b2", "✓", "its episode has ended"),
+    "needs reset": Mark("#f0e442", "!", "it has no episode: call reset()", "needs reset", "need reset"),
+    "exhausted": Mark("#cc79a7", "∅", "it has no more tasks"),
+    "paused": Mark("#e69f00", "‖", "left out until resume()"),
+    "failed": Mark("#d55e00", "x", "its worker has died: call restart()", *["failed (worker died)"] * 2),
+    "closed": Mark("#999999", "-", "close() was called"),
 }
 """The states of envs, in the order of the legend."""
 _MOST_SQUARES = 256
@@ -60,7 +60,7 @@ _WAITING = "waiting: share of the time a worker had no work, while your code or 
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
+class WorkerRow:
     """What is known of a worker.
 
     Attributes:
@@ -71,7 +71,7 @@ class Worker:
     """
 
     env_ids: tuple[int, ...]
-    seat: Seat
+    seat: ProcessInfo
     memory: int | None
     waiting: float | None
 
@@ -90,9 +90,9 @@ class Portrait:
 
     title: str
     states: list[str]
-    standing: Standing
+    standing: EpisodeSummary
     rate: float | None
-    workers: list[Worker]
+    workers: list[WorkerRow]
 
     def counts(self) -> dict[str, str]:
         """Return how many envs are in each state that occurs, in words, by state."""
@@ -205,7 +205,7 @@ def portray(env: ParallelEnv, title: str) -> Portrait:
     return Portrait(title, _states(env), standing, rate, _workers(pool.seats, pool.workload()))
 
 
-def describe(env: Any) -> dict[str, str]:
+def mime_bundle(env: Any) -> dict[str, str]:
     """Return what `portray` finds of a `ParallelEnv` or what a wrapper is around, by MIME type."""
     whole = env.unwrapped
     if not hasattr(whole, "_engine"):  # its constructor has failed
@@ -233,22 +233,24 @@ def _states(env: ParallelEnv) -> list[str]:
     return states
 
 
-def _workers(seats: dict[int, Seat], workload: Sequence[tuple[tuple[int, ...], float | None]]) -> list[Worker]:
+def _workers(
+    seats: dict[int, ProcessInfo], workload: Sequence[tuple[tuple[int, ...], float | None]]
+) -> list[WorkerRow]:
     """Return the workers: hosts, or the processes behind a host if there are several."""
-    found: list[Worker] = []
-    memory: dict[Seat, int | None] = {}
+    found: list[WorkerRow] = []
+    memory: dict[ProcessInfo, int | None] = {}
     for env_ids, waiting in workload:
-        parts: dict[Seat, list[int]] = {}
+        parts: dict[ProcessInfo, list[int]] = {}
         for env_id in env_ids:
-            parts.setdefault(seats.get(env_id, UNKNOWN), []).append(env_id)
+            parts.setdefault(seats.get(env_id, UNKNOWN_PROCESS), []).append(env_id)
         for seat, owned in parts.items():
             if seat not in memory:
                 memory[seat] = seat.memory() if len(found) < _MOST_WORKERS else None
-            found.append(Worker(tuple(owned), seat, memory[seat], waiting))
+            found.append(WorkerRow(tuple(owned), seat, memory[seat], waiting))
     return found
 
 
-def _name_seat(seat: Seat) -> str:
+def _name_seat(seat: ProcessInfo) -> str:
     if not seat.pid:
         return ""
     return str(seat.pid) if seat.is_near else f"{seat.pid} on {seat.machine}"

@@ -16,7 +16,7 @@ class Screen:
     """A place below the cell that is running. Another cell, or another run of it, gets another one."""
 
     def __init__(self) -> None:
-        self._run: cells.Run | None = None
+        self._run: cells.CellRun | None = None
         self._handle: Any = None
 
     def show(self, picture: Array) -> None:

@@ -30,7 +30,7 @@ from parallelenv.notebook.film import Film
 from parallelenv.notebook.screen import Pace, Screen, refuse_no_notebook
 from parallelenv.notebook.tiles import picture_of, refuse_dark_envs
 from parallelenv.rollouts.evaluation import Evaluation, perform
-from parallelenv.rollouts.length import Goal, progress_bar
+from parallelenv.rollouts.length import RolloutLength, progress_bar
 
 if TYPE_CHECKING:
     from parallelenv.env import ParallelEnv
@@ -71,7 +71,7 @@ def play_envs(
         pace.wait()
         screen.show(picture)
 
-    with progress_bar(Goal.of(steps, None), shows_progress, "play") as advance:
+    with progress_bar(RolloutLength.of(steps, None), shows_progress, "play") as advance:
         return _perform(env.engine, policy, steps, env_ids, seed, see, width, advance)
 
 
@@ -90,7 +90,7 @@ def record_envs(
     video_format = _check_path(path)
     env_ids, fps = _cast(env.engine, id, steps, fps, width)
     frames: list[Array] = []
-    with progress_bar(Goal.of(steps, None), shows_progress, "record") as advance:
+    with progress_bar(RolloutLength.of(steps, None), shows_progress, "record") as advance:
 
         def see(picture: Array) -> None:
             check_size(picture, video_format)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import numbers
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from parallelenv.contract.arguments import is_number
 from parallelenv.contract.batch import Array
 from parallelenv.contract.messages import duration, name_range, show
 from parallelenv.errors import ArgumentError
-from parallelenv.notebook.recording import Recording, WorkerRecord, checked_path, cover, measure, merge
+from parallelenv.notebook.recording import Recording, WorkerRecord, checked_path, cover, merge, total_length
 
 _WIDTH, _LEFT, _RIGHT, _ROW, _GAP = 900, 130, 40, 22, 6
 _MOST_ROWS = 24
@@ -50,7 +50,7 @@ class Block:
     opacity: float = 1.0
 
 
-Row = tuple[str, list[Block]]
+TimelineRow = tuple[str, list[Block]]
 
 
 class Timeline:
@@ -68,7 +68,7 @@ class Timeline:
         """Draw a recording. Arguments and errors: as in `Profile.plot`."""
         seconds = recording.end - recording.begin
         first, last = 0.0 if begin is None else begin, seconds if end is None else end
-        if not (_is_number(first) and _is_number(last)) or not 0 <= first < last or first >= seconds:
+        if not (is_number(first) and is_number(last)) or not 0 <= first < last or first >= seconds:
             raise ArgumentError(
                 f"begin={show(begin)} and end={show(end)}: the recording goes from 0 to {seconds:.6g} s."
             )
@@ -81,7 +81,7 @@ class Timeline:
             panel, height = _draw(_rows(recording, *stretch), *stretch, top)
             panels.append(panel)
             top += height
-        is_whole = measure(recording.windows) > 0.999 * seconds
+        is_whole = total_length(recording.windows) > 0.999 * seconds
         return cls(_page("".join(panels), top, "waiting" if is_whole else "waiting or not sampled"))
 
     def save(self, path: str | Path) -> Path:
@@ -104,10 +104,6 @@ class Timeline:
         return {"text/plain": repr(self), "text/html": self.svg}
 
 
-def _is_number(moment: Any) -> bool:
-    return isinstance(moment, numbers.Real) and not isinstance(moment, bool)
-
-
 def _num_blocks(recording: Recording, begin: float, end: float) -> int:
     moments = [worker.turns[:, 0] - recording.begin for worker in recording.workers]
     return sum(int(((one >= begin) & (one < end)).sum()) for one in moments) + len(recording.calls)
@@ -128,7 +124,7 @@ def _some_steps(recording: Recording) -> tuple[float, float]:
     return max(0.0, calls[place, 0] - margin), calls[place + number - 1, 1] + margin
 
 
-def _rows(recording: Recording, begin: float, end: float) -> list[Row]:
+def _rows(recording: Recording, begin: float, end: float) -> list[TimelineRow]:
     """Return what is to be drawn of a stretch: a row for the caller, and one for each worker."""
     is_detailed = _num_blocks(recording, begin, end) <= _MOST_BLOCKS
     offset = recording.begin
@@ -142,7 +138,7 @@ def _rows(recording: Recording, begin: float, end: float) -> list[Row]:
             *_shaded(calls, noted, (begin, end), _CALL, "in calls:"),
             *_shaded(own, noted, (begin, end), _CALLER, "your code:"),
         ]
-    rows: list[Row] = [("your program", caller)]
+    rows: list[TimelineRow] = [("your program", caller)]
     for worker in recording.workers[:_MOST_ROWS]:
         name = f"envs {name_range(worker.env_ids)}" if len(worker.env_ids) > 1 else f"env {worker.env_ids[0]}"
         if is_detailed:
@@ -194,7 +190,7 @@ def _shaded(spans: Array, noted: Array, stretch: tuple[float, float], colour: st
     return blocks
 
 
-def _draw(rows: Sequence[Row], begin: float, end: float, top: int) -> tuple[str, int]:
+def _draw(rows: Sequence[TimelineRow], begin: float, end: float, top: int) -> tuple[str, int]:
     """Return a panel and its height."""
     scale = (_WIDTH - _LEFT - _RIGHT) / (end - begin)
     parts = []

@@ -1,8 +1,8 @@
 """What `ParallelEnv` hands over to for everything that is looked at: pictures, films, profiles and its own portrait."""
 
 from parallelenv.notebook.recorder import Recorder
-from parallelenv.notebook.repr import describe
+from parallelenv.notebook.repr import mime_bundle
 from parallelenv.notebook.show import play_envs, record_envs, show_envs
 from parallelenv.notebook.tiles import picture_of
 
-__all__ = ["Recorder", "describe", "picture_of", "play_envs", "record_envs", "show_envs"]
+__all__ = ["Recorder", "mime_bundle", "picture_of", "play_envs", "record_envs", "show_envs"]

@@ -14,11 +14,11 @@ from parallelenv.contract.batch import Array
 from parallelenv.contract.failures import put
 from parallelenv.contract.messages import count, number, show
 from parallelenv.contract.spaces import object_array
-from parallelenv.engine.stepper import Begins, Stepper
+from parallelenv.engine.stepper import ResetArgumentsOfEach, Stepper
 from parallelenv.errors import EnvContractError, WorkerTimeoutError
 from parallelenv.results import StepResult
-from parallelenv.rollouts.length import Goal, progress_bar
-from parallelenv.worker.policy_runner import Player
+from parallelenv.rollouts.length import RolloutLength, progress_bar
+from parallelenv.worker.policy_runner import PolicyRunner
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -71,9 +71,9 @@ class _Tally:
 def evaluate(
     stepper: Stepper,
     player: Callable[..., Any],
-    goal: Goal,
+    goal: RolloutLength,
     env_ids: Sequence[int],
-    each: Begins,
+    each: ResetArgumentsOfEach,
     announce: Callable[[Sequence[int]], Any],
     shows_progress: bool,
 ) -> Evaluation:
@@ -103,7 +103,7 @@ def perform(
     stepper: Stepper,
     player: Callable[..., Any],
     env_ids: Sequence[int],
-    each: Begins,
+    each: ResetArgumentsOfEach,
     announce: Callable[[Sequence[int]], Any],
     look: Callable[[], bool],
 ) -> Evaluation:
@@ -130,14 +130,14 @@ def _play(
     player: Callable[..., Any],
     shares: dict[int, float],
     env_ids: tuple[int, ...],
-    each: Begins,
+    each: ResetArgumentsOfEach,
     announce: Callable[[Sequence[int]], Any],
     advance: Callable[[int], Any],
     look: Callable[[], bool] = lambda: True,
 ) -> Evaluation:
     tallies = {env_id: _Tally() for env_id in env_ids}
     with stepper.borrowed(env_ids) as own:
-        game = _Game(own, Player(player, None, own.layout), shares, tallies, advance, look)
+        game = _Game(own, PolicyRunner(player, None, own.layout), shares, tallies, advance, look)
         announce(env_ids)
         try:
             game.play(env_ids, each)
@@ -166,7 +166,7 @@ class _Game:
     def __init__(
         self,
         stepper: Stepper,
-        player: Player,
+        player: PolicyRunner,
         shares: dict[int, float],
         tallies: dict[int, _Tally],
         advance: Callable[[int], Any],
@@ -179,7 +179,7 @@ class _Game:
         self._advance = advance
         self._look = look
 
-    def play(self, env_ids: tuple[int, ...], each: Begins) -> None:
+    def play(self, env_ids: tuple[int, ...], each: ResetArgumentsOfEach) -> None:
         """Play until every env has had its share. Who ends early waits for nobody; who plays on is waited for.
 
         Who finds no further episode has played enough.
@@ -204,7 +204,7 @@ class _Game:
                 env_ids = tuple(stepper.episodes.living(env_ids))
                 result = None  # has not the states of these
 
-    def _reset(self, env_ids: Sequence[int], each: Begins) -> None:
+    def _reset(self, env_ids: Sequence[int], each: ResetArgumentsOfEach) -> None:
         self._stepper.finish_reset(self._stepper.begin_reset(env_ids, each), None)
 
     def _note(self, result: StepResult) -> list[int]:

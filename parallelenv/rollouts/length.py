@@ -10,7 +10,7 @@ from typing import Any
 from parallelenv.contract.arguments import check_positive
 from parallelenv.contract.messages import count, show
 from parallelenv.contract.progress import open_bar
-from parallelenv.engine.done_policies import Policy
+from parallelenv.engine.done_policies import DonePolicy
 from parallelenv.errors import ArgumentError
 
 _BAR_DELAY = 1.0
@@ -18,14 +18,14 @@ _BAR_DELAY = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Goal:
+class RolloutLength:
     """How long a rollout is: one of the two."""
 
     num_steps: int | None
     num_episodes: int | None
 
     @classmethod
-    def of(cls, num_steps: Any, num_episodes: Any) -> Goal:
+    def of(cls, num_steps: Any, num_episodes: Any) -> RolloutLength:
         """Return a goal.
 
         Raises:
@@ -40,7 +40,7 @@ class Goal:
         check_positive(name, value)
         return cls(num_steps, num_episodes)
 
-    def check(self, policy: Policy, env_ids: Sequence[int]) -> None:
+    def check(self, policy: DonePolicy, env_ids: Sequence[int]) -> None:
         """Refuse what a policy of ended episodes makes impossible.
 
         Raises:
@@ -75,7 +75,7 @@ class Goal:
 
 
 @contextlib.contextmanager
-def progress_bar(goal: Goal, is_wanted: bool, name: str = "rollout") -> Iterator[Callable[[int], Any]]:
+def progress_bar(goal: RolloutLength, is_wanted: bool, name: str = "rollout") -> Iterator[Callable[[int], Any]]:
     """Show a progress bar in a notebook or on a terminal, and yield the function that advances it."""
     total, unit = (goal.num_steps, " step") if goal.num_episodes is None else (goal.num_episodes, " episode")
     look = "{l_bar}{bar}| {n:,}/{total:,}{unit}s [{elapsed}<{remaining}, {rate_noinv_fmt}]"

@@ -9,15 +9,15 @@ from parallelenv.contract.arguments import check_policy
 from parallelenv.contract.batch import Batch
 from parallelenv.contract.failures import NO_FAILURES
 from parallelenv.contract.protocol import Command, Reply
-from parallelenv.contract.rollout_data import Chunk
+from parallelenv.contract.rollout_data import RolloutChunk
 from parallelenv.engine.engine import Engine
 from parallelenv.engine.guard import single_threaded_in
 from parallelenv.engine.tickets import Request
-from parallelenv.rollouts.length import Goal, progress_bar
-from parallelenv.rollouts.rollout import Course, Roller
+from parallelenv.rollouts.length import RolloutLength, progress_bar
+from parallelenv.rollouts.rollout import RolloutRunner, RunningRollout
 from parallelenv.rollouts.trajectory import Rollout
-from parallelenv.worker.policy_runner import Player
-from parallelenv.worker.rollout_recorder import HostRollout, Rows, Stage
+from parallelenv.worker.policy_runner import PolicyRunner
+from parallelenv.worker.rollout_recorder import HostRollout, RowSource, StepSource
 
 
 class LocalRollouts:
@@ -41,16 +41,16 @@ class LocalRollouts:
         is_over: Callable[[int], bool],
     ) -> Rollout:
         """Make a rollout of all envs that are not paused until ``is_over`` says so. Arguments as of `roll_here`."""
-        goal = Goal.of(num_steps, None)
-        roller = Roller(self._engine.stepper)
+        goal = RolloutLength.of(num_steps, None)
+        roller = RolloutRunner(self._engine.stepper)
         return roll_here(roller, policy, self._engine.ids(None), goal, rnn_state, shows_progress, is_over)
 
 
 def roll_here(
-    roller: Roller,
+    roller: RolloutRunner,
     policy: Callable[..., Any],
     env_ids: Sequence[int],
-    goal: Goal,
+    goal: RolloutLength,
     rnn_state: Any,
     shows_progress: bool,
     is_over: Callable[[int], bool] | None,
@@ -72,21 +72,21 @@ def roll_here(
     check_policy(policy)
     roller.check(env_ids, goal, rnn_state)
     starts, shares, memory = roller.begin(env_ids, goal, rnn_state)
-    player = Player(policy, memory, roller.pool.layout)
-    course = _CourseHere(roller, player, env_ids, goal.num_steps, shares, is_over)
+    player = PolicyRunner(policy, memory, roller.pool.layout)
+    course = _RunningLocalRollout(roller, player, env_ids, goal.num_steps, shares, is_over)
     with progress_bar(goal, shows_progress) as advance:
         while asked := course.asked():
             advance(course.go_on(asked))
     return course.result(starts)
 
 
-class _CourseHere(Course):
+class _RunningLocalRollout(RunningRollout):
     """A rollout under way whose policy is here. Chunks are made, and not asked for."""
 
     def __init__(
         self,
-        roller: Roller,
-        player: Player,
+        roller: RolloutRunner,
+        player: PolicyRunner,
         env_ids: Sequence[int],
         num_steps: int | None,
         left: dict[int, int | None],
@@ -95,7 +95,7 @@ class _CourseHere(Course):
         super().__init__(roller, None, env_ids, num_steps, left)
         self._rollout = HostRollout(0, None, player, is_over)
         # Past the pool: of 8 CartPoles and a small network a step took 184 us, this way 166 us.
-        self._stage: Stage = (roller.recovery is None and roller.pool.lone_host) or _Stage(roller)
+        self._stage: StepSource = (roller.recovery is None and roller.pool.lone_host) or _LocalSteps(roller)
 
     def asked(self) -> list[int]:
         return [] if self._has_stopped else super().asked()
@@ -111,7 +111,7 @@ class _CourseHere(Course):
         request.values[asked[0]] = chunk
         return request
 
-    def _note_size(self, chunk: Chunk) -> None:
+    def _note_size(self, chunk: RolloutChunk) -> None:
         """Take note of how many steps there were time for."""
         self._size = chunk.num_steps
         self._has_stopped = self._rollout.has_stopped
@@ -119,7 +119,7 @@ class _CourseHere(Course):
             self._num_steps = self._count + self._size
 
 
-class _Rows:
+class _LocalRows:
     """The rows of all envs as the caller sees them. Attributes as in `backends.rollout.Rows`."""
 
     def __init__(self, batch: Batch, loose: dict[int, list[Any]]) -> None:
@@ -131,12 +131,12 @@ class _Rows:
         return self.batch.rows(env_ids)
 
 
-class _Stage:
+class _LocalSteps:
     """What the policy takes for the host of all envs. Attributes as in `backends.rollout.Stage`."""
 
     in_caller = True
 
-    def __init__(self, roller: Roller) -> None:
+    def __init__(self, roller: RolloutRunner) -> None:
         self.doing = ""
         self.turns: Any = (iter(()), ())
         self._pool, self._recovery = roller.pool, roller.recovery
@@ -144,7 +144,7 @@ class _Stage:
         has_loose = any(array is None for array in batch.states)
         extras = roller.pool.ask("look", roller.pool.env_ids).values if has_loose else {}
         first = batch.layout.first
-        self.writer: Rows = _Rows(batch, {env_id - first: extra.loose for env_id, extra in extras.items()})
+        self.writer: RowSource = _LocalRows(batch, {env_id - first: extra.loose for env_id, extra in extras.items()})
 
     def run_step(self, env_ids: tuple[int, ...], each: Sequence[Any] | None, autoreset: bool) -> Reply:
         """Step envs wherever they are; who is late or lost has failed."""

@@ -15,13 +15,22 @@ from parallelenv.contract.broadcast import pickled
 from parallelenv.contract.failures import NO_FAILURES, Failure, noted, raise_failures, raise_of_policy
 from parallelenv.contract.messages import list_ids
 from parallelenv.contract.protocol import Extra
-from parallelenv.contract.rollout_data import Chunk, Ended, Memory, Order, action_rooms, check_rows, join_ends, room
-from parallelenv.engine.env_table import Episodes
+from parallelenv.contract.rollout_data import (
+    Ended,
+    RecurrentState,
+    RolloutChunk,
+    RolloutRequest,
+    action_rooms,
+    check_rows,
+    join_ends,
+    room,
+)
+from parallelenv.engine.env_table import EnvTable
 from parallelenv.engine.stepper import Stepper
 from parallelenv.engine.tickets import Request
 from parallelenv.errors import ArgumentError, ParallelEnvError, ResetNeededError, WorkerTimeoutError
-from parallelenv.rollouts.length import Goal, progress_bar
-from parallelenv.rollouts.trajectory import Assembly, Rollout
+from parallelenv.rollouts.length import RolloutLength, progress_bar
+from parallelenv.rollouts.trajectory import Rollout, RolloutBuilder
 
 if TYPE_CHECKING:
     from parallelenv.engine.engine import Engine
@@ -35,7 +44,7 @@ Mended = tuple[Failure, Extra]
 """Why an env was restarted, and what its reset answered."""
 
 
-class Roller:
+class RolloutRunner:
     """Makes rollouts.
 
     Args:
@@ -50,31 +59,33 @@ class Roller:
         self.timeout = stepper.timeout  # seconds that a chunk may take
 
     @property
-    def episodes(self) -> Episodes:
+    def episodes(self) -> EnvTable:
         """Where the episodes are."""
         return self.stepper.episodes
 
-    def run(self, player: Any, env_ids: Sequence[int], goal: Goal, rnn_state: Any, shows_progress: bool) -> Rollout:
+    def run(
+        self, player: Any, env_ids: Sequence[int], goal: RolloutLength, rnn_state: Any, shows_progress: bool
+    ) -> Rollout:
         """Make a rollout. ``player`` is the policy that acts; everything else as in `ParallelEnv.rollout`."""
         self.check(env_ids, goal, rnn_state)
-        packed = pack_player(player, None)
+        packed = pack_policy(player, None)
         starts, shares, memory = self.begin(env_ids, goal, rnn_state)
-        course = Course(self, packed, env_ids, goal.num_steps, shares)
+        course = RunningRollout(self, packed, env_ids, goal.num_steps, shares)
         if memory is not None:
-            course.sent = pack_player(player, memory)
+            course.sent = pack_policy(player, memory)
         with progress_bar(goal, shows_progress) as advance, course.ending():
             while asked := course.asked():
                 advance(course.go_on(asked))
         return course.result(starts)
 
-    def check(self, env_ids: Sequence[int], goal: Goal, rnn_state: Any) -> None:
+    def check(self, env_ids: Sequence[int], goal: RolloutLength, rnn_state: Any) -> None:
         """Refuse a rollout that the policy of ended episodes, or what is remembered, makes impossible."""
         goal.check(self.policy, self.episodes.living(env_ids))
         check_rows("rnn_state", rnn_state, len(env_ids))
 
     def begin(
-        self, env_ids: Sequence[int], goal: Goal, rnn_state: Any
-    ) -> tuple[Array, dict[int, int | None], Memory | None]:
+        self, env_ids: Sequence[int], goal: RolloutLength, rnn_state: Any
+    ) -> tuple[Array, dict[int, int | None], RecurrentState | None]:
         """Refuse envs that cannot be stepped now.
 
         Returns:
@@ -89,9 +100,9 @@ class Roller:
             return starts, shares, None
         ended = self.episodes.done[list(env_ids)]
         begins = frozenset(env_id for env_id, is_new in zip(env_ids, starts | ended, strict=True) if is_new)
-        return starts, shares, Memory(tuple(env_ids), rnn_state, begins)
+        return starts, shares, RecurrentState(tuple(env_ids), rnn_state, begins)
 
-    def _leave_out_done(self, goal: Goal, shares: dict[int, int | None]) -> None:
+    def _leave_out_done(self, goal: RolloutLength, shares: dict[int, int | None]) -> None:
         """Give no share to envs that rest.
 
         Raises:
@@ -105,7 +116,7 @@ class Roller:
         shares.update(dict.fromkeys(resting, 0))
 
 
-def pack_player(player: Any, memory: Memory | None) -> Array:
+def pack_policy(player: Any, memory: RecurrentState | None) -> Array:
     """Return a policy and its memory, pickled as by `pickled`.
 
     Raises:
@@ -117,7 +128,7 @@ def pack_player(player: Any, memory: Memory | None) -> Array:
     return pickled((player, memory), what, "Let it hold plain data, and open what cannot travel at its first call.")
 
 
-class Course:
+class RunningRollout:
     """One rollout under way.
 
     Args:
@@ -133,7 +144,7 @@ class Course:
 
     def __init__(
         self,
-        roller: Roller,
+        roller: RolloutRunner,
         packed: Array | None,
         env_ids: Sequence[int],
         num_steps: int | None,
@@ -146,7 +157,7 @@ class Course:
         self._env_ids = env_ids
         self._num_steps = num_steps
         self._left = left
-        self._assembly = Assembly(roller.pool.batch, env_ids)
+        self._assembly = RolloutBuilder(roller.pool.batch, env_ids)
         self._has_loose = any(array is None for array in roller.pool.batch.states)
         self._count = 0
         self._is_known = False  # to the hosts
@@ -191,11 +202,11 @@ class Course:
         well = [env_id for env_id in asked if env_id not in ailing]
         failed = NO_FAILURES if was_known else self._reach(well)
         if recovery is not None:
-            failed = {**failed, **pool.obituaries(well)}
+            failed = {**failed, **pool.death_errors(well)}
         request = pool.post("rollout", well, None, self._order(0), failed=failed)
         pool.wait(request, None)
         if recovery is not None:  # whose worker is dead fails in the next step, as would have happened without this one
-            ailing = {*ailing, *pool.obituaries(well)}
+            ailing = {*ailing, *pool.death_errors(well)}
         places = [place for place, env_id in enumerate(asked) if env_id not in ailing]
         _, has_lost = self._land(request, [asked[place] for place in places], [leaf[:, places] for leaf in before])
         self._count += has_lost
@@ -236,9 +247,9 @@ class Course:
         self._is_late = not roller.pool.wait_or_give_up(request)
         return request
 
-    def _order(self, num_steps: int) -> Order:
+    def _order(self, num_steps: int) -> RolloutRequest:
         policy = self._roller.policy
-        return Order(self._number, self.sent, num_steps, policy.autoreset, policy.skips_done)
+        return RolloutRequest(self._number, self.sent, num_steps, policy.autoreset, policy.skips_done)
 
     def _states_of(self, env_ids: Sequence[int]) -> list[Array]:
         """Return copies of states as rows of a chunk of one step."""
@@ -249,10 +260,10 @@ class Course:
     def _land(self, request: Request, asked: Sequence[int], before: list[Array]) -> tuple[int, bool]:
         """Take over what a chunk has come to; return how many episodes have ended, and whether steps were lost."""
         roller, episodes = self._roller, self._roller.episodes
-        chunks: list[Chunk] = [request.values[env_id] for env_id in sorted(request.values)]  # whoever came first
+        chunks: list[RolloutChunk] = [request.values[env_id] for env_id in sorted(request.values)]  # whoever came first
         failed = {env_id: failure for chunk in chunks for env_id, (_, failure) in chunk.failed.items()}
         lost = _find_lost(request, asked, chunks)
-        mended, left = self._mend({**failed, **lost})
+        mended, left = self._restart_failed({**failed, **lost})
         if lost.keys() & mended.keys():
             stand_ins = {env_id: failure for env_id, failure in lost.items() if env_id in mended}
             chunks.append(_stand_in(asked, before, stand_ins, roller.pool.batch))
@@ -271,13 +282,13 @@ class Course:
             roller.recovery.forget(mended)
         return num_ended, bool(lost)
 
-    def _mend(self, failures: Mapping[int, Failure]) -> tuple[dict[int, Mended], Mapping[int, Failure]]:
+    def _restart_failed(self, failures: Mapping[int, Failure]) -> tuple[dict[int, Mended], Mapping[int, Failure]]:
         """Restart what failed, if that is wanted; return what is left of it."""
         if not failures or self._roller.recovery is None:
             return {}, failures
-        return self._roller.recovery.mend(failures)
+        return self._roller.recovery.restart_failed(failures)
 
-    def _cut_off(self, chunk: Chunk, mended: Mapping[int, Mended], lost: Collection[int]) -> None:
+    def _cut_off(self, chunk: RolloutChunk, mended: Mapping[int, Mended], lost: Collection[int]) -> None:
         """Say of the steps in which envs failed that were restarted what `step` says of such."""
         ends = [chunk.ended]
         for env_id, (step, _) in chunk.failed.items():
@@ -295,7 +306,7 @@ class Course:
         if len(ends) > 1:
             chunk.ended = join_ends(ends, self._roller.pool.batch.states)
 
-    def _note_failures(self, left: Mapping[int, Failure], chunks: Sequence[Chunk], has_lost: bool) -> None:
+    def _note_failures(self, left: Mapping[int, Failure], chunks: Sequence[RolloutChunk], has_lost: bool) -> None:
         """Leave out from now on what failed for good.
 
         The others come to the end, so that it does not depend on the clock what they have done. But where steps were
@@ -307,7 +318,7 @@ class Course:
         self._broken = min(broken, key=lambda one: one[1], default=None)
         self._is_over = has_lost or self._broken is not None
 
-    def _spend(self, chunks: Sequence[Chunk]) -> int:
+    def _spend(self, chunks: Sequence[RolloutChunk]) -> int:
         """Count the episodes that ended off the envs' shares."""
         total = 0
         for chunk in chunks:
@@ -332,7 +343,7 @@ class Course:
         finally:
             if self._is_known:
                 pool = self._roller.pool
-                dead = pool.obituaries(self._env_ids)
+                dead = pool.death_errors(self._env_ids)
                 living = [env_id for env_id in self._env_ids if env_id not in dead]
                 with contextlib.suppress(ParallelEnvError):  # a worker that died now: the policy is gone with it
                     request = pool.post("end_rollout", living)
@@ -359,7 +370,7 @@ class Course:
         return rollout
 
 
-def _find_lost(request: Request, asked: Sequence[int], chunks: Sequence[Chunk]) -> dict[int, Failure]:
+def _find_lost(request: Request, asked: Sequence[int], chunks: Sequence[RolloutChunk]) -> dict[int, Failure]:
     """Return the envs of which no steps came back, and why."""
     if not request.failures:
         return {}
@@ -374,11 +385,11 @@ def _find_lost(request: Request, asked: Sequence[int], chunks: Sequence[Chunk]) 
     return lost
 
 
-def _stand_in(asked: Sequence[int], before: list[Array], lost: Mapping[int, Failure], batch: Batch) -> Chunk:
+def _stand_in(asked: Sequence[int], before: list[Array], lost: Mapping[int, Failure], batch: Batch) -> RolloutChunk:
     """Return a chunk of one step that nobody made, for envs whose steps are lost and that begin anew."""
     places = [place for place, env_id in enumerate(asked) if env_id in lost]
     shape = 1, len(places)
-    return Chunk(
+    return RolloutChunk(
         tuple(asked[place] for place in places),
         [array[:, places] for array in before],
         action_rooms(shape, batch),

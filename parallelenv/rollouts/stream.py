@@ -40,7 +40,7 @@ CLOSE: Final = Signal.CLOSE
 """Instead of an action: leave this env out from now on."""
 
 
-class Actor:
+class StreamPolicy:
     """A policy that acts for whoever is ready.
 
     Args:
@@ -71,7 +71,12 @@ class Actor:
 
 @short_tracebacks
 def streamed(
-    engine: Engine, actor: Actor, num_steps: int | None, min_envs: int, max_envs: int | None, timeout: float | None
+    engine: Engine,
+    actor: StreamPolicy,
+    num_steps: int | None,
+    min_envs: int,
+    max_envs: int | None,
+    timeout: float | None,
 ) -> Iterator[tuple[Array, StepResult]]:
     """Let a policy act for the envs that are ready, and yield what they answer. Arguments as in `ParallelEnv.stream`.
 
@@ -98,7 +103,7 @@ class _Turns:
         actor: The policy.
     """
 
-    def __init__(self, engine: Engine, actor: Actor) -> None:
+    def __init__(self, engine: Engine, actor: StreamPolicy) -> None:
         self._engine = engine
         self._guard = engine.guard
         self._actor = actor

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 
 from parallelenv.contract.batch import Array, Batch, gather_states
-from parallelenv.contract.copying import own
+from parallelenv.contract.copying import deep_copy
 from parallelenv.contract.failures import Failure
 from parallelenv.contract.messages import count
 from parallelenv.contract.protocol import Extra
 from parallelenv.contract.rollout_data import (
-    Chunk,
     Ended,
-    Form,
-    Memory,
-    Place,
+    ExtrasFormat,
+    RecurrentState,
+    RolloutChunk,
+    StepIndex,
     join_ends,
     join_forms,
     join_memories,
@@ -68,8 +68,8 @@ class Rollout:
     extras: dict[str, Array]
     final_states: Any
     ended_states: Any
-    infos: dict[Place, dict[str, Any]]
-    reset_infos: dict[Place, dict[str, Any]]
+    infos: dict[StepIndex, dict[str, Any]]
+    reset_infos: dict[StepIndex, dict[str, Any]]
     env_ids: Array
     starts: Array
     rnn_state: Any
@@ -87,7 +87,9 @@ class Rollout:
         Only steps of this rollout count. `whole_episodes` tells which episodes have all of theirs in it.
         """
         sums = [self.rewards[steps, column][self.valid[steps, column]].sum() for steps, column, _ in self._episodes()]
-        return object_array(own(sums)) if self.rewards.dtype == object else np.array(sums, dtype=self.rewards.dtype)
+        return (
+            object_array(deep_copy(sums)) if self.rewards.dtype == object else np.array(sums, dtype=self.rewards.dtype)
+        )
 
     @property
     def episode_lengths(self) -> Array:
@@ -121,7 +123,7 @@ class Rollout:
         )
 
 
-class Assembly:
+class RolloutBuilder:
     """Chunks of a rollout, until they are stacked.
 
     Args:
@@ -133,15 +135,15 @@ class Assembly:
         self._batch = batch
         self._env_ids = env_ids
         self._column = {env_id: column for column, env_id in enumerate(env_ids)}
-        self._parts: list[tuple[int, Chunk]] = []
+        self._parts: list[tuple[int, RolloutChunk]] = []
         self._loose: dict[int, Extra] = {}
-        self._memories: dict[int, tuple[Memory, int]] = {}  # of each env the latest, and its row there
-        self._forms: dict[str, Form] = {}
+        self._memories: dict[int, tuple[RecurrentState, int]] = {}  # of each env the latest, and its row there
+        self._forms: dict[str, ExtrasFormat] = {}
 
-    def add(self, first: int, chunk: Chunk) -> None:
+    def add(self, first: int, chunk: RolloutChunk) -> None:
         """Add a chunk whose row 0 is step ``first``; extras that cannot be stacked are the policy's fault there."""
         try:
-            found = {name: Form(array.shape[2:], array.dtype) for name, array in chunk.extras.items()}
+            found = {name: ExtrasFormat(array.shape[2:], array.dtype) for name, array in chunk.extras.items()}
             self._forms = join_forms(self._forms, found)
         except ArgumentError as error:
             chunk.extras, chunk.broken = {}, chunk.broken or Failure(error, chunk.env_ids[0], "the policy")
@@ -205,7 +207,7 @@ class Assembly:
         loose = {env_id: self._loose.get(env_id, unknown) for env_id in self._env_ids}
         return gather_states(self._batch, self._env_ids, rows, loose, copy=True)
 
-    def _places(self) -> Iterator[tuple[Chunk, tuple[slice, Any]]]:
+    def _places(self) -> Iterator[tuple[RolloutChunk, tuple[slice, Any]]]:
         """Return each chunk and where it belongs."""
         for first, chunk in self._parts:
             columns = [self._column[env_id] for env_id in chunk.env_ids]
@@ -244,17 +246,17 @@ class Assembly:
                 stacked[name][place] = array
         return stacked
 
-    def _moved(self, first: int, chunk: Chunk) -> Ended:
+    def _moved(self, first: int, chunk: RolloutChunk) -> Ended:
         """Return the ends in a chunk by their steps and columns in the rollout."""
         columns = np.array([self._column[env_id] for env_id in chunk.env_ids], dtype=np.int64)
         return Ended(chunk.ended.steps + first, columns[chunk.ended.columns], chunk.ended.states)
 
-    def _said(self) -> Iterator[tuple[Place, Extra]]:
+    def _said(self) -> Iterator[tuple[StepIndex, Extra]]:
         for first, chunk in self._parts:
             for (step, env_id), extra in chunk.said.items():
                 yield (step + first, env_id), extra
 
-    def _told(self, name: str) -> dict[Place, dict[str, Any]]:
+    def _told(self, name: str) -> dict[StepIndex, dict[str, Any]]:
         """Return the infos or reset infos, sorted by step."""
         told = {place: getattr(extra, name) for place, extra in self._said() if getattr(extra, name)}
         return {place: told[place] for place in sorted(told)}

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 import gymnasium
 
-from parallelenv.contract.copying import own
+from parallelenv.contract.copying import deep_copy
 from parallelenv.errors import EnvContractError, ExhaustedError, InvalidEnvError, ResetNeededError, UnpicklableError
 from parallelenv.worker.env_adapter import split_done
 
@@ -203,7 +203,7 @@ def make_task_env(make_sampler_fn: Callable[..., Any], arguments: Mapping[str, A
         UnpicklableError: If one cannot be copied.
     """
     try:
-        copies = own(dict(arguments))
+        copies = deep_copy(dict(arguments))
     except Exception as error:
         raise UnpicklableError(
             f"sampler_fn_args={list(arguments)} cannot be copied ({type(error).__name__}: {error}). Each sampler gets "

@@ -101,7 +101,7 @@ class TaskPool(ParallelEnv):
         return batch_states(self.engine.pool.layout, values, env_ids, self.engine.stepper.episodes.exhausted)
 
 
-def make_recipes(make_sampler_fn: Any, sampler_fn_args: Any) -> list[Callable[[], TaskEnv]]:
+def make_env_fns(make_sampler_fn: Any, sampler_fn_args: Any) -> list[Callable[[], TaskEnv]]:
     """Return an env fn for each sampler.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The contract of a backend in executable form: what any mode, ours or a third party's, must pass.
+"""The contract of a backend as a test suite: what any mode, ours or a third party's, must pass.
 
 A third party's tests need no more than this::
 

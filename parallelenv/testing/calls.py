@@ -13,7 +13,7 @@ from parallelenv.errors import AbsentMethodError, UnpicklableError
 from parallelenv.testing.base import Contract, Make
 from parallelenv.testing.envs import LARGE, Chain, Counter, Old, Sheet
 from parallelenv.testing.oddities import OnlySome, Toolbox, Wrapped
-from parallelenv.testing.play import KINDS, NUM_ENVS, Record, assert_same, fleet, items
+from parallelenv.testing.play import KINDS, NUM_ENVS, AnswerRecord, assert_same, fleet, items
 
 ONES = [1] * NUM_ENVS
 
@@ -49,7 +49,7 @@ class OwnershipContract(Contract):
         """Nothing that comes later is changed by it."""
         records = []
         for env, writes in ((make(KINDS[kind](), policy), True), (make_oracle(KINDS[kind](), policy), False)):
-            record = Record()
+            record = AnswerRecord()
             record.add("reset", env.reset(seed=3))
             action = [0.5 if space is None else _first_action(space) for space in env.action_spaces]
             for _ in range(8):
@@ -143,7 +143,7 @@ class OwnershipContract(Contract):
         """Whatever the envs then do with their buffers."""
         for kind in (Counter, Sheet, Old):
             env = make(fleet(kind), "restart", num_cpus=1)
-            record = Record()
+            record = AnswerRecord()
             record.add("reset", env.reset(seed=1))
             action = 0.5 if kind is Old else _first_action(env.action_spaces[0])
             for _ in range(8):

@@ -14,7 +14,7 @@ import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, Graph, GraphInstance, MultiBinary, MultiDiscrete, Sequence, Text
 from gymnasium.spaces import Tuple as TupleSpace
 
-Stepped = tuple[Any, Any, bool, bool, dict[str, Any]]
+SteppedEnv = tuple[Any, Any, bool, bool, dict[str, Any]]
 LETTERS = "abcdefgh"
 LARGE = 20_000  # float64 that are sent beside a message instead of in it
 
@@ -67,7 +67,7 @@ class Counter(Paced):
         self.info["options"] = options
         return self._show(), self.info
 
-    def step(self, action: int) -> Stepped:
+    def step(self, action: int) -> SteppedEnv:
         """Give half of the steps an empty info."""
         terminated, truncated = self._advance()
         state = self._show()
@@ -107,7 +107,7 @@ class Sheet(Paced):
         self._begin(seed)
         return self._show(), {"first": self.state["image"]}
 
-    def step(self, action: dict[str, Any]) -> Stepped:
+    def step(self, action: dict[str, Any]) -> SteppedEnv:
         """Give the reward as a numpy number."""
         terminated, truncated = self._advance()
         reward = np.float32(action["force"].sum() + action["move"])
@@ -134,7 +134,7 @@ class Pair(Paced):
         self._begin(seed)
         return self._show(), {}
 
-    def step(self, action: Any) -> Stepped:
+    def step(self, action: Any) -> SteppedEnv:
         """Give the reward as an array of one number."""
         terminated, truncated = self._advance()
         return self._show(), np.array([action[0] - action[1]]), terminated, truncated, {}
@@ -151,7 +151,7 @@ class Words(Paced):
         self._begin(seed)
         return f"{self.number} begins", {"letters": list(LETTERS)}
 
-    def step(self, action: str) -> Stepped:
+    def step(self, action: str) -> SteppedEnv:
         """Give the reward as an int."""
         terminated, truncated = self._advance()
         letter = LETTERS[int(self.np_random.integers(8))]
@@ -177,7 +177,7 @@ class Chain(Paced):
         self.kept = []
         return self._show(), {}
 
-    def step(self, action: Any) -> Stepped:
+    def step(self, action: Any) -> SteppedEnv:
         """Say in the state all that was kept."""
         terminated, truncated = self._advance()
         self.kept.append(action)
@@ -199,7 +199,7 @@ class Net(Paced):
         self._begin(seed)
         return self._show(), {"number": self.number}
 
-    def step(self, action: Any) -> Stepped:
+    def step(self, action: Any) -> SteppedEnv:
         """Reward the bits that are set."""
         terminated, truncated = self._advance()
         return self._show(), int(action.sum()), terminated, truncated, {}
@@ -252,7 +252,7 @@ class Ragged:
             self.chance = np.random.default_rng(seed)
         return self._show(), {"seed": seed, "options": options}
 
-    def step(self, action: Any) -> Stepped:
+    def step(self, action: Any) -> SteppedEnv:
         """Give a reward with two parts."""
         self.count += 1
         ends = self.count >= self.length
@@ -277,7 +277,7 @@ class Tensors:
         self.state.fill_(float(self.number) + (seed or 0))
         return self.state
 
-    def step(self, action: Any) -> Stepped:
+    def step(self, action: Any) -> SteppedEnv:
         """Add the action to the state."""
         self.count += 1
         self.state.add_(float(action))

@@ -13,7 +13,7 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Discrete
 
-from parallelenv.testing.envs import Counter, Stepped
+from parallelenv.testing.envs import Counter, SteppedEnv
 
 SHARED_INFO: dict[str, Any] = {"list": [1, 2], "array": np.zeros(2)}
 """What all envs of one process put into their infos. A reset makes it new, whatever was written into it."""
@@ -33,7 +33,7 @@ class Toolbox(Counter):
         SHARED_INFO.update(list=[1, 2], array=np.zeros(2))
         return super().reset(seed=seed, options=options)
 
-    def step(self, action: int) -> Stepped:
+    def step(self, action: int) -> SteppedEnv:
         """Give the info that all envs share."""
         state, reward, terminated, truncated, _ = super().step(action)
         return state, reward, terminated, truncated, SHARED_INFO
@@ -117,7 +117,7 @@ class Wrapped(gymnasium.Wrapper[Any, Any, Any, Any]):
         self.label = label
         self.steps = 0
 
-    def step(self, action: Any) -> Stepped:
+    def step(self, action: Any) -> SteppedEnv:
         """Count the steps and halve the reward."""
         self.steps += 1
         state, reward, terminated, truncated, info = self.env.step(action)
@@ -172,7 +172,7 @@ class Troubled(Counter):
             raise TroubleError(self.number, "reset")
         return super().reset(seed=seed, options=options)
 
-    def step(self, action: int) -> Stepped:
+    def step(self, action: int) -> SteppedEnv:
         """Step, or raise."""
         if self.where == "step" and self.count == 1:
             self.where = ""
@@ -220,7 +220,7 @@ class Witness(Counter):
         self._write("reset")
         return super().reset(seed=seed, options=options)
 
-    def step(self, action: int) -> Stepped:
+    def step(self, action: int) -> SteppedEnv:
         """Step."""
         self._write("stepped")
         return super().step(action)
@@ -239,7 +239,7 @@ class Sleeper(Counter):
 
     action_space = Discrete(1000)
 
-    def step(self, action: int) -> Stepped:
+    def step(self, action: int) -> SteppedEnv:
         """Sleep and step."""
         time.sleep(int(action) / 100)
         return super().step(action)
@@ -259,7 +259,7 @@ class Interrupter(Counter):
 
     action_space = Discrete(2**31)
 
-    def step(self, action: int) -> Stepped:
+    def step(self, action: int) -> SteppedEnv:
         """Step, and do as Ctrl-C would if the action is not 0."""
         if action == os.getpid():  # a thread or the caller itself
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)

@@ -105,26 +105,26 @@ class Actions:
         return float(self._chance.normal()) if space is None else space.sample()
 
 
-class Record:
+class AnswerRecord:
     """Answers as they were given, and copies made at once."""
 
     def __init__(self) -> None:
         self._answers: dict[str, Any] = {}
-        self._copies: dict[str, Any] = {}
+        self.copies: dict[str, Any] = {}
 
     def add(self, label: str, answer: Any) -> None:
         """Note an answer under a label that says what was asked."""
         label = f"{len(self._answers)}: {label}"
         self._answers[label] = items(answer)
-        self._copies[label] = copy.deepcopy(self._answers[label])
+        self.copies[label] = copy.deepcopy(self._answers[label])
 
     def check_unchanged(self, context: str = "") -> None:
         """Fail if an answer has changed since it was given."""
-        assert_same(self._copies, self._answers, f"{context}an answer given earlier, ")
+        assert_same(self.copies, self._answers, f"{context}an answer given earlier, ")
 
-    def assert_equals(self, expected: Record, context: str = "") -> None:
+    def assert_equals(self, expected: AnswerRecord, context: str = "") -> None:
         """Fail if the answers differ from those expected."""
-        assert_same(expected._copies, self._copies, f"{context}answer ")
+        assert_same(expected.copies, self.copies, f"{context}answer ")
 
 
 def items(answer: Any) -> Any:
@@ -161,9 +161,9 @@ def asked(env: ParallelEnv, form: Any) -> list[int]:
     return np.flatnonzero(array).tolist() if array.dtype == bool else array.astype(int).tolist()
 
 
-def play(env: ParallelEnv, seed: int = 3) -> Record:
+def play(env: ParallelEnv, seed: int = 3) -> AnswerRecord:
     """Play the course and return what was answered."""
-    record = Record()
+    record = AnswerRecord()
     actions = Actions(env, seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Gymnasium's own envs warn when they are stepped after their end
@@ -176,7 +176,7 @@ def play(env: ParallelEnv, seed: int = 3) -> Record:
     return record
 
 
-def _take_turn(env: ParallelEnv, record: Record, actions: Actions, turn: int) -> None:
+def _take_turn(env: ParallelEnv, record: AnswerRecord, actions: Actions, turn: int) -> None:
     form = ID_FORMS[turn % len(ID_FORMS)]
     action = actions.draw(asked(env, form), batched=turn % 3 == 1)
     if turn % 2:
@@ -190,7 +190,7 @@ def _take_turn(env: ParallelEnv, record: Record, actions: Actions, turn: int) ->
         record.add("reset_infos", [env.reset_infos, env.done])
 
 
-def _send_and_receive(env: ParallelEnv, record: Record, actions: Actions) -> None:
+def _send_and_receive(env: ParallelEnv, record: AnswerRecord, actions: Actions) -> None:
     record.add("reset", env.reset(seed=[5, None, 7, 8, 9]))
     for form in ([1, 3], [4, 0, 2]):
         env.send(actions.draw(form), form)

@@ -12,7 +12,7 @@ import numpy as np
 from parallelenv.contract.worker_info import get_worker_info
 from parallelenv.env import ParallelEnv
 from parallelenv.testing.base import Contract, Make
-from parallelenv.testing.envs import Counter, Stepped
+from parallelenv.testing.envs import Counter, SteppedEnv
 from parallelenv.testing.play import NUM_ENVS, assert_same
 
 ONES = [1] * NUM_ENVS
@@ -33,7 +33,7 @@ class Placed(Counter):
         self.told["reset"] = _ask()
         return super().reset(seed=seed, options=options)
 
-    def step(self, action: int) -> Stepped:
+    def step(self, action: int) -> SteppedEnv:
         """Step, and try to write into what is shared, if anything is."""
         self.told["step"] = _ask()
         result = super().step(action)

@@ -1,1 +1,1 @@
-"""What runs beside the envs, in every mode the same. Imports `parallelenv.contract` only."""
+"""What runs beside the envs, the same in every mode."""

@@ -13,7 +13,7 @@ from parallelenv.contract.env_specs import is_env
 from parallelenv.contract.messages import show
 from parallelenv.errors import AbsentMethodError, EnvContractError
 
-Stepped = tuple[Any, Any, bool, bool, dict[str, Any]]
+EnvStep = tuple[Any, Any, bool, bool, dict[str, Any]]
 
 
 class Resettable:
@@ -27,7 +27,7 @@ class Resettable:
 
     def __init__(self, env: Any) -> None:
         self.env = env
-        self.step: Callable[[Any], Stepped] = env.step
+        self.step: Callable[[Any], EnvStep] = env.step
         self.oddity: tuple[str, str] | tuple[()] = ()
         names, _ = _parameters(env.reset)
         # What is not given is left out where the env does not name it: a wrapper hands on whatever it is given.
@@ -55,7 +55,7 @@ class Resettable:
         self.oddity = "its reset() returned the state alone, not (state, info)", "The info is taken to be empty"
         return result, {}
 
-    def five(self, result: Any) -> Stepped:
+    def five(self, result: Any) -> EnvStep:
         """Return what ``step`` returned as five items. If it was four, ``step`` does so itself from now on.
 
         Raises:
@@ -76,7 +76,7 @@ class Resettable:
             "truncated, info). Four items, (state, reward, done, info), are taken, too."
         )
 
-    def _step(self, action: Any) -> Stepped:
+    def _step(self, action: Any) -> EnvStep:
         return _split(self.env.step(action))
 
 
@@ -128,7 +128,7 @@ class Legacy(Resettable):
             gymnasium.Env.reset(self.env.unwrapped, seed=seed)  # which sets np_random, and no more
 
 
-def _split(result: Any) -> Stepped:
+def _split(result: Any) -> EnvStep:
     """Return what an old ``step`` returned as five items, if it is four."""
     if not isinstance(result, tuple) or len(result) != 4:
         return result

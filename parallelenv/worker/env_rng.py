@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from parallelenv.contract.interrupts import Shield
+from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.contract.spaces import tensors
 
 _Bits = np.random.MT19937
@@ -40,7 +40,7 @@ class _OwnBits(_Bits):
             _state.__set__(self, value)
 
 
-class OwnGenerators:
+class EnvGenerators:
     """One env's state of the generators.
 
     Args:
@@ -112,7 +112,7 @@ def put_back() -> Iterator[None]:
     try:
         yield
     finally:
-        with Shield():
+        with DeferSigint():
             random.setstate(plain)
             _numpys.set_bit_generator(bits)
             if numpys["has_gauss"]:

@@ -14,23 +14,23 @@ from typing import Any, NoReturn
 
 from parallelenv.contract.batch import Batch
 from parallelenv.contract.broadcast import Broadcast
-from parallelenv.contract.copying import own, own_but_graph
+from parallelenv.contract.copying import deep_copy, deep_copy_but_graph
 from parallelenv.contract.env_specs import is_env
 from parallelenv.contract.failures import Failure
-from parallelenv.contract.interrupts import Shield
+from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.contract.messages import show
-from parallelenv.contract.process_info import clock_id, here
-from parallelenv.contract.protocol import EXHAUSTED, NOTED, Command, EnvFacts, Extra, HostRecipe, Remark, Reply
-from parallelenv.contract.rollout_data import Order
+from parallelenv.contract.process_info import clock_id, this_process
+from parallelenv.contract.protocol import EXHAUSTED, NOTED, Command, EnvFacts, Extra, Remark, Reply, WorkerSpec
+from parallelenv.contract.rollout_data import RolloutRequest
 from parallelenv.contract.worker_info import WorkerInfo, call_for
 from parallelenv.errors import EnvContractError, EnvInterruptedError, ExhaustedError, InvalidEnvError
 from parallelenv.worker.env_adapter import Resettable, adapt, draws_by_mode
 from parallelenv.worker.env_attributes import get_attribute, get_existing, get_method, layers, near_name, set_attribute
-from parallelenv.worker.env_rng import OwnGenerators, put_back
+from parallelenv.worker.env_rng import EnvGenerators, put_back
 from parallelenv.worker.env_state import load_env, save_env
 from parallelenv.worker.rollout_recorder import HostRollout
-from parallelenv.worker.row_writer import Writer
-from parallelenv.worker.tracer import Watch, begin_watching, end_watching
+from parallelenv.worker.row_writer import RowWriter
+from parallelenv.worker.tracer import HostTracer, begin_tracing, end_tracing
 
 Walk = Callable[[Iterator[Any], Any, dict[int, Any]], None]
 Turns = tuple[Iterator[int], Sequence[int]]
@@ -54,7 +54,7 @@ class Host:
     calls and look-ups per env would cost a step a tenth of its speed, and a policy is asked for all.
 
     Args:
-        recipe: What to own.
+        spec: What to own.
         in_caller: Whether it runs in the caller's main thread, where Ctrl-C arrives.
 
     Attributes:
@@ -66,24 +66,24 @@ class Host:
         remarks: What the caller is to be warned of, with the next reply: of the first env alone that gives reason to.
     """
 
-    def __init__(self, recipe: HostRecipe, *, in_caller: bool = False) -> None:
+    def __init__(self, spec: WorkerSpec, *, in_caller: bool = False) -> None:
         self.in_caller = in_caller
         self.doing = ""
         self.turns: Turns = (iter(()), ())
-        self.notes: Watch | None = None
+        self.notes: HostTracer | None = None
         self.resets: list[Reset] | None = None
         self.remarks: list[Remark] = []
         self._has_remarked = False
-        self._recipe = recipe
-        self.everyone = recipe.env_ids
-        self._first = recipe.env_ids[0]
-        self._envs: list[Resettable | None] = [None] * len(recipe.env_ids)
-        self._steps: list[Any] = [_not_built] * len(recipe.env_ids)
+        self._spec = spec
+        self.everyone = spec.env_ids
+        self._first = spec.env_ids[0]
+        self._envs: list[Resettable | None] = [None] * len(spec.env_ids)
+        self._steps: list[Any] = [_not_built] * len(spec.env_ids)
         self._spaces: list[Any] = []
-        self._writer: Writer
+        self._writer: RowWriter
         self._rollout: HostRollout | None = None
         self._seeds: dict[int, int] = {}  # of the latest reset of each env that had one
-        self._generators: dict[int, OwnGenerators] | None = {} if recipe.settings.seed_globals else None
+        self._generators: dict[int, EnvGenerators] | None = {} if spec.settings.seed_globals else None
 
     @property
     def envs(self) -> list[Any]:
@@ -92,7 +92,7 @@ class Host:
 
     def attach(self, batch: Batch) -> None:
         """Take the batch whose rows its envs write."""
-        self._writer = writer = Writer(batch)
+        self._writer = writer = RowWriter(batch)
         # What a step of all envs walks over, made once.
         rows = writer.rows(self.everyone)
         self._whole = rows, range(rows.start, rows.stop), writer.cells(rows)
@@ -141,15 +141,15 @@ class Host:
     def _operate(self, operation: Callable[..., Any], env_id: int, argument: Any, common: Any) -> Any:
         """Execute an operation on an env with its own global generators."""
         if self._generators is not None and operation == self.build:
-            seed = self._recipe.place.seed
-            self._generators[env_id] = OwnGenerators(None if seed is None else seed + env_id)
-            self._recipe.envs[env_id - self._first].prepare()
+            seed = self._spec.place.seed
+            self._generators[env_id] = EnvGenerators(None if seed is None else seed + env_id)
+            self._spec.envs[env_id - self._first].prepare()
         return self._with_own(env_id, operation)(env_id, argument, common)
 
     def describe(self, env_id: int) -> WorkerInfo:
         """Return what an env may know of where it is."""
-        recipe = self._recipe
-        place = recipe.place
+        spec = self._spec
+        place = spec.place
         seed = None if place.seed is None else place.seed + env_id
         return WorkerInfo(
             env_id,
@@ -157,11 +157,11 @@ class Host:
             place.first_worker,
             place.num_workers,
             self._seeds.get(env_id, seed),
-            MappingProxyType(recipe.shared),
+            MappingProxyType(spec.shared),
         )
 
     @property
-    def writer(self) -> Writer:
+    def writer(self) -> RowWriter:
         """The rows that its envs write now: others, once it was given up."""
         return self._writer
 
@@ -185,8 +185,8 @@ class Host:
         try:
             call_for(self, self._close_all)
         finally:
-            with Shield():  # an interrupt in a `__del__` would be told to nobody
-                self._recipe = dataclasses.replace(self._recipe, shared={})  # their memory goes now
+            with DeferSigint():  # an interrupt in a `__del__` would be told to nobody
+                self._spec = dataclasses.replace(self._spec, shared={})  # their memory goes now
 
     def _close_all(self) -> None:
         envs, self._envs = self._envs, [None] * len(self._envs)
@@ -322,7 +322,7 @@ class Host:
         ended_loose = reset_info = is_exhausted = ended_state = None
         if goes_on:
             if any(said):  # copied before the reset: an env may reuse the buffers that it returned
-                said = own(said[0]), own_but_graph(said[1]), own(said[2])
+                said = deep_copy(said[0]), deep_copy_but_graph(said[1]), deep_copy(said[2])
             writer.keep_ended(row)
             ended_state = writer.as_given(state)
             try:
@@ -345,7 +345,7 @@ class Host:
 
     # ---------------------------------------------------------------- rollouts
 
-    def _roll_out(self, rest: Iterator[Command], common: Order, values: dict[int, Any]) -> None:
+    def _roll_out(self, rest: Iterator[Command], common: RolloutRequest, values: dict[int, Any]) -> None:
         """Make a chunk of a rollout, unless it was interrupted before: then nobody waits for it any more.
 
         The chunk is the value of the first env, for it is made of arrays with a column per env.
@@ -371,12 +371,12 @@ class Host:
     def build(self, env_id: int, argument: Any, has_spaces: bool | None) -> EnvFacts:
         """Make an env, after closing the one that it replaces; it is asked for its spaces unless these are given."""
         slot = env_id - self._first
-        recipe = self._recipe.envs[slot]
+        spec = self._spec.envs[slot]
         old, self._envs[slot] = self._envs[slot], None
         self._steps[slot] = _not_built
         self._seeds.pop(env_id, None)
         self._close_env(old)
-        env = recipe.build()
+        env = spec.build()
         self._envs[slot] = adapted = adapt(env)
         self._steps[slot] = self._with_own(env_id, adapted.step)
         self._remark(env_id)
@@ -385,7 +385,7 @@ class Host:
             None if has_spaces else self._shared_space(getattr(env, "action_space", None)),
             dict(getattr(env, "metadata", None) or {}),
             "rgb_array" if draws_by_mode(env) else getattr(env, "render_mode", None),
-            here(),
+            this_process(),
             id(env),
             is_env(env),
         )
@@ -395,7 +395,7 @@ class Host:
         seed, options = each
         if seed is not None:
             self._seeds[env_id] = seed
-        state, info = self._begin(env_id, seed, own(options))
+        state, info = self._begin(env_id, seed, deep_copy(options))
         loose = self._writer.store_state(env_id - self._writer.first, state)
         return Extra(info or None, loose) if info or loose else None
 
@@ -410,7 +410,7 @@ class Host:
 
     def set(self, env_id: int, value: Any, key: str) -> bool | None:
         """Set an attribute. Each env gets a copy of its own. Say if it is a new one."""
-        return set_attribute(self._env(env_id).env, key, own(value)) or None
+        return set_attribute(self._env(env_id).env, key, deep_copy(value)) or None
 
     def hint(self, env_id: int, argument: Any, key: str) -> str:
         """Return a hint at what an absent attribute may have been meant to be."""
@@ -420,7 +420,7 @@ class Host:
         """Call a method with keyword arguments, copied for this env."""
         self.doing = method + "()"
         bound = get_method(self._env(env_id).env, method)
-        return bound(**own(arguments)) if arguments else bound()
+        return bound(**deep_copy(arguments)) if arguments else bound()
 
     def use(self, env_id: int, arguments: tuple[tuple[Any, ...], dict[str, Any]], what: tuple[str, bool]) -> Any:
         """Return what a method returns for arguments, copied for this env; unless it must be one, any attribute."""
@@ -430,7 +430,7 @@ class Host:
         found = find(self._env(env_id).env, name)
         if not callable(found):
             return found
-        positional, named = own(arguments)
+        positional, named = deep_copy(arguments)
         bound = functools.partial(found, *positional, **named)
         return _draw(bound) if name == "render" else bound()
 
@@ -483,12 +483,12 @@ class Host:
         """Begin to note when each env does what; return which clock that goes by, and its time."""
         if env_id != self.everyone[0]:
             return None
-        begin_watching(self)
+        begin_tracing(self)
         return clock_id(), time.perf_counter()
 
     def unwatch(self, env_id: int, argument: Any, common: Any) -> Any:
         """Return what was noted, and note no more."""
-        return end_watching(self) if env_id == self.everyone[0] else None
+        return end_tracing(self) if env_id == self.everyone[0] else None
 
     def _env(self, env_id: int) -> Resettable:
         env = self._envs[env_id - self._first]
@@ -576,7 +576,7 @@ def _draw(render: Callable[[], Any]) -> Any:
 
 
 def _step_with_copy(step: Callable[[Any], Any], action: Any) -> Any:
-    return step(own_but_graph(action))
+    return step(deep_copy_but_graph(action))
 
 
 def _extra(info: Any, *others: Any) -> Extra:

@@ -11,15 +11,15 @@ import numpy as np
 
 from parallelenv.contract.actions import ActionReader
 from parallelenv.contract.batch import Array, Batch, Layout
-from parallelenv.contract.copying import own, travelled
-from parallelenv.contract.rollout_data import Form, Memory, check_rows, join_forms, map_leaves
+from parallelenv.contract.copying import deep_copy, pickle_roundtrip
+from parallelenv.contract.rollout_data import ExtrasFormat, RecurrentState, check_rows, join_forms, map_leaves
 from parallelenv.contract.spaces import as_array
 from parallelenv.errors import ActionError, ArgumentError, UnpicklableError
 
 Extras = Mapping[str, Array]
 
 
-class Player:
+class PolicyRunner:
     """A host's copy of a policy, and what the policy remembers of each env.
 
     Args:
@@ -28,12 +28,12 @@ class Player:
         layout: Of the batch.
     """
 
-    def __init__(self, policy: Any, memory: Memory | None, layout: Layout) -> None:
+    def __init__(self, policy: Any, memory: RecurrentState | None, layout: Layout) -> None:
         self._policy = policy
         self._reader = ActionReader(layout, "env, in the order of the states")
         self._takes = takes_memory(policy)
-        self._forms: dict[str, Form] | None = None  # of the extras; None before the first call
-        self._known, self._memory, begins = memory or Memory((), None)
+        self._forms: dict[str, ExtrasFormat] | None = None  # of the extras; None before the first call
+        self._known, self._memory, begins = memory or RecurrentState((), None)
         self._begun = set(self._known) - begins  # those of whose episode the memory is
 
     def act(self, env_ids: tuple[int, ...], states: Any) -> tuple[Any, Extras]:
@@ -56,7 +56,7 @@ class Player:
     def _read_extras(self, extras: Mapping[str, Any], env_ids: tuple[int, ...]) -> Extras:
         """Return copies of what the policy said besides, as arrays that can be stacked."""
         arrays = {name: _read_extra(name, value, len(env_ids)) for name, value in extras.items()}
-        found = {name: Form(array.shape[1:], array.dtype) for name, array in arrays.items()}
+        found = {name: ExtrasFormat(array.shape[1:], array.dtype) for name, array in arrays.items()}
         if self._forms is not None and found.keys() != self._forms.keys():
             raise ArgumentError(
                 f"The policy returned the extras {list(found)}, but before {list(self._forms)}. To be stacked they "
@@ -66,21 +66,21 @@ class Player:
         return arrays
 
     @property
-    def forms(self) -> Mapping[str, Form]:
+    def forms(self) -> Mapping[str, ExtrasFormat]:
         """In which form what it said besides is stacked, so far."""
         return self._forms or {}
 
     def give(self, actions: Any, batch: Batch, env_ids: tuple[int, ...]) -> list[Any] | None:
         """Write actions into the rows of their envs; return them as a list if they are loose."""
         loose = self._reader.take(batch, actions, env_ids, env_ids, None)
-        return None if loose is None else [own(action) for action in loose]
+        return None if loose is None else [deep_copy(action) for action in loose]
 
     @property
-    def memory(self) -> Memory | None:
+    def memory(self) -> RecurrentState | None:
         """What is remembered now, a copy."""
         if self._memory is None or not self._takes:
             return None
-        return Memory(self._known, map_leaves(self._memory, functools.partial(_copy, "The policy's rnn_state")))
+        return RecurrentState(self._known, map_leaves(self._memory, functools.partial(_copy, "The policy's rnn_state")))
 
     def forget(self, env_ids: Sequence[int]) -> None:
         """Take note that the next call of these envs is the first of an episode."""
@@ -139,7 +139,7 @@ def _copy(what: str, value: Any) -> Any:
         UnpicklableError: If that is not possible, in any mode.
     """
     try:
-        return travelled(value)
+        return pickle_roundtrip(value)
     except Exception as error:  # pickling runs user code: anything may come
         raise UnpicklableError(
             f"{what} cannot be copied to the caller ({type(error).__name__}: {error}). Return plain data."

@@ -14,16 +14,16 @@ from typing import Any, Protocol
 import numpy as np
 
 from parallelenv.contract.batch import Array, Batch, gather_states
-from parallelenv.contract.copying import cannot_travel, loads, own
+from parallelenv.contract.copying import cannot_travel, deep_copy, loads
 from parallelenv.contract.failures import Failure
 from parallelenv.contract.protocol import NOTHING, Command, Extra, Reply
 from parallelenv.contract.rollout_data import (
-    Chunk,
     Ended,
-    Form,
-    Memory,
-    Order,
-    Place,
+    ExtrasFormat,
+    RecurrentState,
+    RolloutChunk,
+    RolloutRequest,
+    StepIndex,
     action_rooms,
     join_ends,
     room,
@@ -31,11 +31,11 @@ from parallelenv.contract.rollout_data import (
 )
 from parallelenv.contract.spaces import object_array
 from parallelenv.errors import ActionError
-from parallelenv.worker.policy_runner import Extras, Player
+from parallelenv.worker.policy_runner import Extras, PolicyRunner
 
 
-class Rows(Protocol):
-    """Where the states of a stage's envs are: a host's `Writer`, say.
+class RowSource(Protocol):
+    """Where the states of a stage's envs are: a host's `RowWriter`, say.
 
     Attributes:
         first: Env id of row 0.
@@ -52,7 +52,7 @@ class Rows(Protocol):
         ...
 
 
-class Stage(Protocol):
+class StepSource(Protocol):
     """Who owns the envs beside which a policy acts: a `Host`, or the caller, for all envs of all hosts.
 
     Attributes:
@@ -69,7 +69,7 @@ class Stage(Protocol):
         ...
 
     @property
-    def writer(self) -> Rows:
+    def writer(self) -> RowSource:
         """The rows that its envs write now."""
         ...
 
@@ -83,7 +83,7 @@ class HostRollout:
 
     Args:
         number: Of the rollout.
-        packed: As in `Order`.
+        packed: As in `RolloutRequest`.
         player: The policy, if it is here already.
         is_over: Told after every step of how many envs it was, and asked whether to stop; before the first, told 0.
 
@@ -95,7 +95,7 @@ class HostRollout:
         self,
         number: int,
         packed: Array | None,
-        player: Player | None = None,
+        player: PolicyRunner | None = None,
         is_over: Callable[[int], bool] | None = None,
     ) -> None:
         self.number = number
@@ -104,15 +104,16 @@ class HostRollout:
         self._is_over = is_over
         self.has_stopped = False
 
-    def play(self, host: Stage, command: Command) -> Chunk:
+    def play(self, host: StepSource, command: Command) -> RolloutChunk:
         """Make the steps that are ordered, fewer if no env has any left or the policy fails.
 
         Args:
             host: Whose envs are stepped.
-            command: The envs, for each how many episodes it may still end (``None``: any number), and the `Order`.
+            command: The envs, for each how many episodes it may still end (``None``: any number), and the
+                `RolloutRequest`.
         """
-        order: Order = command.common
-        writer, recorder = host.writer, Recorder(host.writer, command.env_ids, order)
+        order: RolloutRequest = command.common
+        writer, recorder = host.writer, StepRecorder(host.writer, command.env_ids, order)
         shares = list(command.each or [None] * len(command.env_ids))
         recorder.select([column for column, share in enumerate(shares) if share != 0])
         player, recorder.broken = self._prepare(host, command)
@@ -136,18 +137,18 @@ class HostRollout:
         if self._is_over is not None:
             self.has_stopped = self._is_over(num_made)
 
-    def _prepare(self, host: Stage, command: Command) -> tuple[Player | None, Failure | None]:
+    def _prepare(self, host: StepSource, command: Command) -> tuple[PolicyRunner | None, Failure | None]:
         """Return the policy, unpickled once, or what went wrong."""
         if self._player is None:
             host.doing = "the policy"
             try:
                 policy, memory = loads(self._packed)
-                self._player, self._packed = Player(policy, memory, host.writer.batch.layout), None
+                self._player, self._packed = PolicyRunner(policy, memory, host.writer.batch.layout), None
             except BaseException as error:  # noqa: BLE001 (unpickling runs user code)
                 return None, _failure_of_policy(error, host, command)
         return self._player, None
 
-    def _copy_memory(self, recorder: Recorder, host: Stage, command: Command) -> Memory | None:
+    def _copy_memory(self, recorder: StepRecorder, host: StepSource, command: Command) -> RecurrentState | None:
         """Return what the policy remembers; that it cannot be copied is the policy's failure, and the steps stay."""
         try:
             return None if self._player is None else self._player.memory
@@ -155,7 +156,9 @@ class HostRollout:
             recorder.broken = recorder.broken or _failure_of_policy(error, host, command)
             return None
 
-    def _go_on(self, recorder: Recorder, ended: Sequence[int], shares: list[int | None], order: Order) -> None:
+    def _go_on(
+        self, recorder: StepRecorder, ended: Sequence[int], shares: list[int | None], order: RolloutRequest
+    ) -> None:
         """Leave out of the next step who failed or has no episode left."""
         if not (ended or recorder.failed):
             return
@@ -171,7 +174,7 @@ class HostRollout:
             recorder.select([column for column in recorder.active if column not in out])
 
 
-def _act(player: Player, host: Stage, recorder: Recorder) -> list[Any] | None:
+def _act(player: PolicyRunner, host: StepSource, recorder: StepRecorder) -> list[Any] | None:
     """Ask the policy, and note what it said; return the actions, unless they are in the batch."""
     host.doing, host.turns = "the policy", (iter(()), ())  # what it prints is of no env in particular
     env_ids = recorder.env_ids
@@ -184,14 +187,14 @@ def _act(player: Player, host: Stage, recorder: Recorder) -> list[Any] | None:
     return each
 
 
-def _failure_of_policy(error: BaseException, host: Stage, command: Command) -> Failure:
+def _failure_of_policy(error: BaseException, host: StepSource, command: Command) -> Failure:
     """Return what the policy raised as a failure; an interrupt of the caller is raised again."""
     if isinstance(error, KeyboardInterrupt) and host.in_caller:
         raise error
     return Failure(error, command.env_ids[0], "the policy")
 
 
-class Recorder:
+class StepRecorder:
     """The arrays of a chunk while it is made.
 
     Args:
@@ -204,12 +207,12 @@ class Recorder:
         active: Columns of those that are stepped now.
         env_ids: Their env ids.
         count: Steps made.
-        exhausted: As in `Chunk`.
-        failed: As in `Chunk`.
-        broken: As in `Chunk`.
+        exhausted: As in `RolloutChunk`.
+        failed: As in `RolloutChunk`.
+        broken: As in `RolloutChunk`.
     """
 
-    def __init__(self, writer: Rows, all_ids: tuple[int, ...], order: Order) -> None:
+    def __init__(self, writer: RowSource, all_ids: tuple[int, ...], order: RolloutRequest) -> None:
         self._begun = time.perf_counter()
         self.all_ids = all_ids
         self.active: list[int] = []
@@ -228,7 +231,7 @@ class Recorder:
         self._flags = np.zeros((*shape, 2), dtype=bool)
         self._valid = np.zeros(shape, dtype=bool)
         self._extras: list[tuple[Any, Extras]] = []
-        self._said: dict[Place, Extra] = {}
+        self._said: dict[StepIndex, Extra] = {}
         self._ended: list[Ended] = []
         self._columns: Any = slice(None)
         self._rows: Any = slice(0, 0)
@@ -252,7 +255,7 @@ class Recorder:
         if not self._has_loose:
             return {}
         first, loose = self._writer.first, self._writer.loose
-        return {env_id: own(loose[env_id - first]) for env_id in env_ids if env_id - first in loose}
+        return {env_id: deep_copy(loose[env_id - first]) for env_id in env_ids if env_id - first in loose}
 
     def note_decision(self, each: list[Any] | None, extras: Extras) -> None:
         """Note what the policy saw and said."""
@@ -265,7 +268,7 @@ class Recorder:
             for kept, array in zip(self._actions, self._batch.actions, strict=True):
                 kept[step, columns] = array[rows]
         else:
-            self._actions[0][step, columns] = object_array([own(action) for action in each])
+            self._actions[0][step, columns] = object_array([deep_copy(action) for action in each])
         if extras:
             self._extras.append((columns, extras))
 
@@ -296,7 +299,7 @@ class Recorder:
         if is_exhausted:
             self.exhausted.add(env_id)
         if info or reward or reset_info:
-            self._said[step, env_id] = Extra(own(info), None, own(reward), None, own(reset_info))
+            self._said[step, env_id] = Extra(deep_copy(info), None, deep_copy(reward), None, deep_copy(reset_info))
 
     def _note_ends(self, step: int, reply: Reply) -> list[int]:
         columns = np.flatnonzero(self._flags[step].any(axis=1))
@@ -308,14 +311,14 @@ class Recorder:
         leaves = iter(zip(*loose.values(), strict=True)) if self._has_loose else iter(())
         rows = np.array(env_ids, dtype=np.intp) - self._writer.first
         arrays = self._batch.ended_states if self._autoreset else self._batch.states
-        states = [object_array(own(next(leaves))) if array is None else array[rows] for array in arrays]
+        states = [object_array(deep_copy(next(leaves))) if array is None else array[rows] for array in arrays]
         self._ended.append(Ended(np.full(len(columns), step), columns, states))
         return columns.tolist()
 
-    def chunk(self, memory: Memory | None, forms: Mapping[str, Form]) -> Chunk:
+    def chunk(self, memory: RecurrentState | None, forms: Mapping[str, ExtrasFormat]) -> RolloutChunk:
         """Return what was made, with what the policy remembers of it, and its extras in these forms."""
         count = self.count
-        return Chunk(
+        return RolloutChunk(
             self.all_ids,
             [kept[:count] for kept in self._states],
             [kept[:count] for kept in self._actions],
@@ -333,7 +336,7 @@ class Recorder:
             self.exhausted,
         )
 
-    def _stacked_extras(self, forms: Mapping[str, Form]) -> dict[str, Array]:
+    def _stacked_extras(self, forms: Mapping[str, ExtrasFormat]) -> dict[str, Array]:
         """Return what the policy said besides, ``(num_steps, k, ...)`` each, zeros where it was not asked."""
         said = self._extras[: self.count]
         if not said:

@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from parallelenv.contract.batch import Array, Batch, pick
-from parallelenv.contract.copying import own
+from parallelenv.contract.batch import Array, Batch, take
+from parallelenv.contract.copying import deep_copy
 from parallelenv.contract.spaces import as_array, describe_value
 from parallelenv.errors import EnvContractError
 
 _FLAGS = frozenset({bool, np.bool_})
 
 
-class Writer:
+class RowWriter:
     """The rows of a batch as a host sees them.
 
     Args:
@@ -60,7 +60,7 @@ class Writer:
 
     def cells(self, rows: Any) -> Sequence[slice]:
         """Return where in ``line`` the states of these rows are."""
-        return pick(self._cells, rows)
+        return take(self._cells, rows)
 
     def actions(self, rows: Any) -> Iterable[Any]:
         """Return the actions in these rows: copies, for an env may keep or change what it is given."""
@@ -132,7 +132,7 @@ class Writer:
             if array is not None:
                 kind = np.ndarray if array.ndim > 1 else array.dtype.type
                 if type(leaf) is not kind or leaf.dtype != array.dtype or leaf.shape != array.shape[1:]:
-                    return (own(state),)
+                    return (deep_copy(state),)
         return None
 
     def _store_leaf(self, index: int, array: Array, row: int, value: Any) -> None:

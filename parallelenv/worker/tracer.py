@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from parallelenv.contract.batch import Array
-from parallelenv.contract.process_info import Seat, clock_id, here
+from parallelenv.contract.process_info import ProcessInfo, clock_id, this_process
 from parallelenv.contract.protocol import Command
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class HostRecord:
     """
 
     env_ids: tuple[int, ...]
-    seat: Seat
+    seat: ProcessInfo
     clock: str
     since: float
     now: float
@@ -105,7 +105,7 @@ class HostRecord:
         return self
 
 
-class Watch:
+class HostTracer:
     """What is noted of a host."""
 
     def __init__(self) -> None:
@@ -174,7 +174,7 @@ class Watch:
         )
         return HostRecord(
             env_ids,
-            here(),
+            this_process(),
             clock_id(),
             self.since,
             perf_counter(),
@@ -189,12 +189,12 @@ class Watch:
         )
 
 
-def begin_watching(host: Host) -> None:
+def begin_tracing(host: Host) -> None:
     """Let a host note what its envs do; what it has noted before is forgotten."""
-    host.notes = Watch()
+    host.notes = HostTracer()
 
 
-def end_watching(host: Host) -> HostRecord | None:
+def end_tracing(host: Host) -> HostRecord | None:
     """Let a host note no more; return what it has noted, ``None`` if it was not watched."""
     notes, host.notes = host.notes, None
     return None if notes is None else notes.record(host.everyone)

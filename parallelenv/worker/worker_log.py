@@ -18,7 +18,7 @@ from multiprocessing import reduction
 from pathlib import Path
 from typing import Any
 
-from parallelenv.contract.interrupts import Shield
+from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.contract.protocol import Printed
 
 _IS_POSIX = os.name == "posix"
@@ -31,7 +31,7 @@ _NUM_LAST_LINES = 20
 _OWN_FOLDER = str(Path(__file__).parent)
 
 
-class Log:
+class WorkerLog:
     """An open file without a name: a worker process appends to it and the caller reads it.
 
     Args:
@@ -44,13 +44,13 @@ class Log:
         self._last = ""  # the end of what was read
 
     @classmethod
-    def create(cls) -> Log | None:
+    def create(cls) -> WorkerLog | None:
         """Return a new one; ``None`` where descriptors cannot be handed on."""
         if not _IS_POSIX:
             return None
         import fcntl
 
-        with Shield():
+        with DeferSigint():
             fileno = _open_nameless()
             fcntl.fcntl(fileno, fcntl.F_SETFL, os.O_APPEND)
             return cls(fileno)
@@ -61,7 +61,7 @@ class Log:
 
     def close(self) -> None:
         """Close this end."""
-        with Shield():
+        with DeferSigint():
             fileno, self.fileno = self.fileno, -1  # at once: two threads may close it
             if fileno >= 0:
                 os.close(fileno)
@@ -124,12 +124,12 @@ class EnvStream(io.TextIOWrapper):
         who: Returns the env id, ``None`` if it is no env's doing.
     """
 
-    def __init__(self, log: Log, fileno: int, who: Callable[[], int | None]) -> None:
+    def __init__(self, log: WorkerLog, fileno: int, who: Callable[[], int | None]) -> None:
         raw: Any = io.FileIO(fileno, "w", closefd=False)
         super().__init__(raw, encoding="utf-8", errors="backslashreplace", write_through=True)
         self.redirect(log, who)
 
-    def redirect(self, log: Log, who: Callable[[], int | None]) -> None:
+    def redirect(self, log: WorkerLog, who: Callable[[], int | None]) -> None:
         """Write to another log from now on."""
         self._log = log
         self._who = who
@@ -148,14 +148,14 @@ class EnvStream(io.TextIOWrapper):
         return len(text)
 
 
-def redirect_descriptors(log: Log) -> None:
+def redirect_descriptors(log: WorkerLog) -> None:
     """Let all that this process and its children print go to a log."""
     for fileno in (1, 2):
         os.dup2(log.fileno, fileno)
     faulthandler.enable(2, all_threads=False)  # a crash in C code then says in which line of Python
 
 
-def redirect_streams(log: Log, who: Callable[[], int | None], filenos: tuple[int, int]) -> None:
+def redirect_streams(log: WorkerLog, who: Callable[[], int | None], filenos: tuple[int, int]) -> None:
     """Let Python print to a log, and say who prints.
 
     Args:
@@ -188,8 +188,8 @@ def _without_own_frames(lines: Sequence[str]) -> list[str]:
     return kept
 
 
-def _receive(duplicate: Any) -> Log:
-    return Log(duplicate.detach())
+def _receive(duplicate: Any) -> WorkerLog:
+    return WorkerLog(duplicate.detach())
 
 
 def _open_nameless() -> int:

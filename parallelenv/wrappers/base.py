@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from parallelenv.contract import arguments, migration_hints
-from parallelenv.contract.copying import own
+from parallelenv.contract.copying import deep_copy
 from parallelenv.contract.messages import show
 from parallelenv.contract.tracebacks import ShortTracebacks
 from parallelenv.engine.checkpoint import WrappedState
 from parallelenv.errors import ArgumentError, InvalidStateError, ParallelEnvError, WrappedError
-from parallelenv.notebook.repr import describe
+from parallelenv.notebook.repr import mime_bundle
 from parallelenv.wrappers.answers import Space
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class ParallelWrapper(ShortTracebacks):
         env: What it wraps.
     """
 
-    _frozen: bool | None = None
+    is_frozen: bool | None = None
     """Whether this wrapper alone counts nothing more; ``None``: it never does."""
 
     def __init__(self, env: ParallelEnv | ParallelWrapper) -> None:
@@ -62,13 +62,13 @@ class ParallelWrapper(ShortTracebacks):
             ArgumentError: If it is set to something else than a bool.
             AbsentAttributeError: If there is none of them.
         """
-        return all(layer._frozen for layer in self._that_count())
+        return all(layer.is_frozen for layer in self._that_count())
 
     @frozen.setter
     def frozen(self, frozen: bool) -> None:
         arguments.check_flags(frozen=frozen)
         for layer in self._that_count():
-            layer._frozen = bool(frozen)
+            layer.is_frozen = bool(frozen)
 
     def _that_count(self) -> list[ParallelWrapper]:
         """Return the wrappers, from this one inwards, that count what they see.
@@ -79,7 +79,7 @@ class ParallelWrapper(ShortTracebacks):
         found: list[ParallelWrapper] = []
         layer: Any = self
         while isinstance(layer, ParallelWrapper):
-            if layer._frozen is not None:
+            if layer.is_frozen is not None:
                 found.append(layer)
             layer = layer.env
         if not found:
@@ -130,7 +130,7 @@ class ParallelWrapper(ShortTracebacks):
     def save_state(self) -> Any:
         """Return the state of everything, as `ParallelEnv.save_state`, and what wrappers remember of it."""
         state, memory = self.env.save_state(), self.remembered()
-        return WrappedState(type(self).__qualname__, own(memory), state) if memory else state
+        return WrappedState(type(self).__qualname__, deep_copy(memory), state) if memory else state
 
     def load_state(self, state: Any) -> tuple[int, ...]:
         """Go on from a state, as `ParallelEnv.load_state`.
@@ -146,9 +146,9 @@ class ParallelWrapper(ShortTracebacks):
         except BaseException as error:
             was_refused = isinstance(error, ParallelEnvError) and not isinstance(error, InvalidStateError)
             if not was_refused:  # else it is of an env, which needs a reset, and the others go on from there
-                self.remember(own(state.memory))
+                self.remember(deep_copy(state.memory))
             raise
-        self.remember(own(state.memory))
+        self.remember(deep_copy(state.memory))
         return lost
 
     def _refuse_state(self, state: Any) -> None:
@@ -273,7 +273,7 @@ class ParallelWrapper(ShortTracebacks):
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         """Return what a notebook shows, of what is wrapped too."""
-        return describe(self)
+        return mime_bundle(self)
 
 
 def _forms(memory: dict[str, Any]) -> dict[str, Any]:

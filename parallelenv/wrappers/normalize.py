@@ -10,6 +10,7 @@ import numpy as np
 from gymnasium import spaces
 
 from parallelenv.contract import arguments, migration_hints
+from parallelenv.contract.arguments import is_number
 from parallelenv.contract.batch import Array
 from parallelenv.contract.messages import show
 from parallelenv.contract.spaces import Structure
@@ -95,7 +96,7 @@ class NormalizeStates(StateWrapper):
         places = {name: index for index, name, _ in leaves}
         epsilon, clip = _finite("epsilon", epsilon), _positive("clip", clip)
         self.normalizer = Normalizer(structure, places, statistics, epsilon, clip)
-        self._frozen = bool(frozen)
+        self.is_frozen = bool(frozen)
 
         def changed(leaf: Any, where: str) -> Any:
             return spaces.Box(-clip, clip, leaf.shape, np.float32) if where in places else leaf
@@ -139,7 +140,7 @@ class NormalizeStates(StateWrapper):
 
     def _count(self, states: Any, env_ids: Sequence[int]) -> list[Found]:
         """Count states, or return those by which mean and variance would be spoilt for ever: nothing was counted."""
-        if self._frozen:
+        if self.is_frozen:
             return []
         leaves = self.normalizer.structure.split(states)
         found = self.statistics.spoilers({name: leaves[index] for name, index in self.normalizer.places.items()})
@@ -188,10 +189,10 @@ class NormalizeRewards(AnswerWrapper):
     ) -> None:
         arguments.check_flags(frozen=frozen)
         super().__init__(env)
-        if not _is_number(gamma) or not 0 <= gamma <= 1:
+        if not is_number(gamma) or not 0 <= gamma <= 1:
             raise ArgumentError(f"gamma={show(gamma)} is no discount. Give a number from 0 to 1.")
         self.statistics = _fitting(statistics, {"": ()})
-        self.gamma, self._frozen = float(gamma), bool(frozen)
+        self.gamma, self.is_frozen = float(gamma), bool(frozen)
         self.epsilon, self.clip = _finite("epsilon", epsilon), _positive("clip", clip)
         self.returns: Array = np.zeros(len(env))
 
@@ -211,7 +212,7 @@ class NormalizeRewards(AnswerWrapper):
         rewards, no_numbers = acting.rewards()
         if no_numbers:
             self.refuse(no_number_error(no_numbers, type(self).__name__), result, no_numbers)
-        if not self._frozen:
+        if not self.is_frozen:
             self._count(acting, rewards)
         self.returns[acting.env_ids[acting.dones]] = 0.0
         _, variance = self.statistics.leaves[""].guess()
@@ -295,12 +296,8 @@ def _spoilt(found: Sequence[Found]) -> NotFiniteError:
     )
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
-
-
 def _positive(name: str, value: Any) -> float:
-    if not _is_number(value) or not value > 0:
+    if not is_number(value) or not value > 0:
         raise ArgumentError(f"{name}={show(value)} must be a positive number.")
     return float(value)
 

@@ -18,7 +18,7 @@ from parallelenv.wrappers.refused import Refused, carry, is_unanswered, parted, 
 if TYPE_CHECKING:
     from parallelenv.engine.assemble import Align
 
-Look = Callable[[Any, tuple[int, ...]], Any]
+AnswerHook = Callable[[Any, tuple[int, ...]], Any]
 """What is done with the states of envs, which are given beside them."""
 
 
@@ -139,7 +139,7 @@ class AnswerWrapper(ParallelWrapper):
             self._set_beside_exhausted(error, tuple(env_id for env_id in env_ids if env_id not in refused))
             raise
 
-    def _of_living(self, states: Any, env_ids: tuple[int, ...], look: Look) -> Any:
+    def _of_living(self, states: Any, env_ids: tuple[int, ...], look: AnswerHook) -> Any:
         """Return what comes of the states of envs that are not exhausted, and ``None`` for the others."""
         living = self._living(env_ids)
         if not living or len(living) == len(env_ids):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import gymnasium
 
-from parallelenv.contract.copying import own
+from parallelenv.contract.copying import deep_copy
 from parallelenv.contract.spaces import Structure, batched
 from parallelenv.errors import MissingMethodError
 from parallelenv.results import StepResult
@@ -35,7 +35,9 @@ class StateWrapper(AnswerWrapper):
         self.single_observation_space = self.raw_space if observation_space is None else observation_space
         self.observation_space = batched(self.single_observation_space, len(env))
         self.observation_spaces = (
-            env.observation_spaces if observation_space is None else [own(observation_space) for _ in range(len(env))]
+            env.observation_spaces
+            if observation_space is None
+            else [deep_copy(observation_space) for _ in range(len(env))]
         )
 
     def process(self, states: Any) -> Any:
@@ -88,7 +90,7 @@ class StateWrapper(AnswerWrapper):
         if last_states is not None:  # last, so that infos are as they were if process() raises
             structure = Structure(self.single_observation_space)
             for row, info in enumerate(ended):
-                info["ended_state"] = own(row_of(structure, last_states, row))
+                info["ended_state"] = deep_copy(row_of(structure, last_states, row))
         return result
 
     def _last_states(self, infos: Sequence[dict[str, Any]]) -> Any:

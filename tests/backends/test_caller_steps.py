@@ -17,7 +17,7 @@ from parallelenv import ParallelEnv
 from parallelenv.errors import ArgumentError, EnvBusyError, EnvInterruptedError, WorkerDiedError
 from parallelenv.testing import BackendContract
 from parallelenv.testing.base import Make
-from parallelenv.testing.envs import Counter, Stepped
+from parallelenv.testing.envs import Counter, SteppedEnv
 from parallelenv.testing.oddities import Interrupter, Sleeper
 from parallelenv.testing.play import KINDS, NUM_ENVS, POLICIES, assert_same, drain, fleet, play
 
@@ -75,7 +75,7 @@ class Home(Counter):
         super().__init__(number, length)
         self.pid = os.getpid()
 
-    def step(self, action: int) -> Stepped:
+    def step(self, action: int) -> SteppedEnv:
         if action == INTERRUPT:
             signal.raise_signal(signal.SIGINT)  # workers ignore it
         return super().step(action)
@@ -281,7 +281,7 @@ class Interrupted(deque[Any]):
 def test_ctrl_c_between_a_step_and_its_reply_loses_neither(mode: str, is_left: bool) -> None:
     with make(homes()) if mode == "subproc" else ParallelEnv(homes(), mode, "continue") as env:
         env.reset()
-        channel: Any = env.engine.pool._links[-1].channel
+        channel: Any = env.engine.pool._workers[-1].channel
         channel._queue = Interrupted()
         channel._queue.is_left = is_left
         with pytest.raises(KeyboardInterrupt):

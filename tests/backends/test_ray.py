@@ -186,7 +186,7 @@ def test_a_worker_that_dies_beside_one_that_works_fails_alone(mode: str, tmp_pat
 def test_an_actor_that_dies_between_two_commands_fails_both(mode: str, tmp_path: Path) -> None:
     with ParallelEnv(fragile(tmp_path), mode, num_cpus=2) as env:
         env.reset()
-        (link,) = env.engine.pool._links
+        (link,) = env.engine.pool._workers
         process = psutil.Process(link.channel.process.pid)  # type: ignore[attr-defined]
         process.kill()
         process.wait()

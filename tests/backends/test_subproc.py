@@ -23,7 +23,7 @@ from conftest import fork_server_pids
 
 from parallelenv import ParallelEnv
 from parallelenv.backends import _pipe
-from parallelenv.backends._cpu_balancer import Spreader
+from parallelenv.backends._cpu_balancer import CpuBalancer
 from parallelenv.backends._process import WorkerProcess
 from parallelenv.backends._shared_memory import SharedMemory, SharedMemoryError
 from parallelenv.errors import WorkerDiedError, WorkerStartError
@@ -268,7 +268,7 @@ def test_a_failed_start_leaves_the_environment_as_it_was(users: str | None, monk
 
 def test_all_workers_are_kept_apart_also_those_that_came_later(monkeypatch: pytest.MonkeyPatch) -> None:
     looked_at: list[set[int]] = []
-    monkeypatch.setattr(Spreader, "look", lambda self, pids: looked_at.append(set(pids)))
+    monkeypatch.setattr(CpuBalancer, "look", lambda self, pids: looked_at.append(set(pids)))
     monkeypatch.setattr(_pipe, "_SPIN", 5.0)  # any answer is a quick one
     with ParallelEnv([Witness, Witness], "subproc", num_cpus=2) as env:
         victim, other = env.customized_method("pid")

@@ -5,31 +5,31 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parallelenv.engine.tickets import deal
+from parallelenv.engine.tickets import apportion
 
 WEIGHTS = st.lists(st.integers(1, 128), min_size=1, max_size=12)
 
 
 def test_equal_weights_get_equal_shares_and_the_first_ones_what_is_left() -> None:
-    assert deal(7, [1, 1, 1]) == [3, 2, 2]
-    assert deal(3, [5, 5, 5]) == [1, 1, 1]
+    assert apportion(7, [1, 1, 1]) == [3, 2, 2]
+    assert apportion(3, [5, 5, 5]) == [1, 1, 1]
 
 
 def test_shares_are_in_proportion() -> None:
-    assert deal(10, [6, 2, 2]) == [6, 2, 2]
-    assert deal(8, [12, 4]) == [6, 2]
-    assert deal(2, [100, 1]) == [1, 1]
+    assert apportion(10, [6, 2, 2]) == [6, 2, 2]
+    assert apportion(8, [12, 4]) == [6, 2]
+    assert apportion(2, [100, 1]) == [1, 1]
 
 
 @given(WEIGHTS)
 def test_as_many_as_all_weights_are_these(weights: list[int]) -> None:
-    assert deal(sum(weights), weights) == weights
+    assert apportion(sum(weights), weights) == weights
 
 
 @given(WEIGHTS, st.integers(0, 500))
 def test_nobody_is_left_out_and_nobody_could_take_from_the_most_loaded(weights: list[int], more: int) -> None:
     total = len(weights) + more
-    shares = deal(total, weights)
+    shares = apportion(total, weights)
     assert sum(shares) == total
     assert min(shares) >= 1
     loads = [share / weight for share, weight in zip(shares, weights, strict=True) if share > 1]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from parallelenv.backends._parent_death import CutError, Lifeline, take_hold
+from parallelenv.backends._parent_death import CutError, ParentDeathPipe, take_hold
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there is none")
 
@@ -19,7 +19,7 @@ def is_cut(fileno: int, patience: float = 0.0) -> bool:
 
 
 def test_it_is_cut_by_the_one_who_holds_it() -> None:
-    lifeline = Lifeline()
+    lifeline = ParentDeathPipe()
     fileno: Any = take_hold(lifeline.address)
     lifeline.keep(is_held=True)
     assert not is_cut(fileno)
@@ -29,7 +29,7 @@ def test_it_is_cut_by_the_one_who_holds_it() -> None:
 
 
 def test_it_is_cut_with_the_object() -> None:
-    lifeline = Lifeline()
+    lifeline = ParentDeathPipe()
     fileno: Any = take_hold(lifeline.address)
     del lifeline
     assert is_cut(fileno)
@@ -37,7 +37,7 @@ def test_it_is_cut_with_the_object() -> None:
 
 
 def test_a_forked_child_does_not_hold_it() -> None:
-    lifeline = Lifeline()
+    lifeline = ParentDeathPipe()
     fileno: Any = take_hold(lifeline.address)
     reading, writing = os.pipe()
     child = os.fork()
@@ -54,12 +54,12 @@ def test_a_forked_child_does_not_hold_it() -> None:
 
 
 def test_waiting_for_the_other_end_to_go_is_bounded_and_no_longer_than_needed() -> None:
-    lifeline = Lifeline()
+    lifeline = ParentDeathPipe()
     fileno: Any = take_hold(lifeline.address)
     lifeline.keep(is_held=True)
     os.close(fileno)
     lifeline.cut_when_free(60.0)
-    other = Lifeline()
+    other = ParentDeathPipe()
     fileno = take_hold(other.address)
     other.keep(is_held=True)
     other.cut_when_free(0.01)
@@ -68,7 +68,7 @@ def test_waiting_for_the_other_end_to_go_is_bounded_and_no_longer_than_needed() 
 
 
 def test_who_comes_too_late_is_told() -> None:
-    lifeline = Lifeline()
+    lifeline = ParentDeathPipe()
     address = lifeline.address
     lifeline.cut()
     with pytest.raises(CutError):
@@ -78,7 +78,7 @@ def test_who_comes_too_late_is_told() -> None:
 
 
 def test_another_machine_is_out_of_reach() -> None:
-    lifeline = Lifeline()
+    lifeline = ParentDeathPipe()
     assert take_hold(None) is None
     assert take_hold(lifeline.address._replace(place="elsewhere")) is None
     lifeline.cut()

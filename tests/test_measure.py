@@ -18,7 +18,7 @@ from gymnasium.spaces import Box, Dict, Discrete, Text
 from parallelenv import ParallelEnv, recommend
 from parallelenv.autotune import measure
 from parallelenv.autotune.costs import Figures
-from parallelenv.contract.env_specs import make_recipes
+from parallelenv.contract.env_specs import make_factories
 
 MS = 1e-3
 
@@ -89,7 +89,7 @@ def test_of_many_kinds_a_few_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_kinds_count_as_often_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "_try_here", lambda *_: [Figures(1.0, 1.0, None, 0), Figures(5.0, 3.0, 0.25, 40)])
-    found = measure.measure(make_recipes([*["CartPole-v1"] * 3, Witness]))
+    found = measure.measure(make_factories([*["CartPole-v1"] * 3, Witness]))
     assert found == Figures(2.0, 1.5, 0.25, 10)
 
 
@@ -239,9 +239,9 @@ class Sleepy(Witness):
 
 
 def test_computing_and_waiting_are_told_apart() -> None:
-    busy, sleepy = measure.measure(make_recipes([Busy])), measure.measure(make_recipes([Sleepy]))
+    busy, sleepy = measure.measure(make_factories([Busy])), measure.measure(make_factories([Sleepy]))
     assert not busy.waits
     assert busy.releases_gil is False
     assert sleepy.waits
     assert sleepy.lock_free is not None
-    assert measure.measure(make_recipes([Witness])).releases_gil is None  # too short to be asked
+    assert measure.measure(make_factories([Witness])).releases_gil is None  # too short to be asked

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from parallelenv.contract.copying import own
+from parallelenv.contract.copying import deep_copy
 
 
 @pytest.mark.parametrize("value", [{"a": np.zeros(2)}, {"a": [np.zeros(2)]}, [{"a": 1}], (np.zeros(2),)])
 def test_a_copy_shares_nothing(value: Any) -> None:
-    copied = own(value)
+    copied = deep_copy(value)
     assert copied is not value
     part, copied_part = (next(iter(each.values() if isinstance(each, dict) else each)) for each in (value, copied))
     assert part is not copied_part
@@ -23,13 +23,13 @@ def test_a_copy_shares_nothing(value: Any) -> None:
 def test_one_object_in_two_places_stays_one() -> None:
     array = np.zeros(2)
     for value in ({"a": array, "b": array}, {"a": [array], "b": array}):
-        copied = own(value)
+        copied = deep_copy(value)
         first, second = copied["a"], copied["b"]
         assert (first[0] if isinstance(first, list) else first) is second
         assert second is not array
 
 
 def test_what_travels_between_processes_can_be_copied_here() -> None:
-    assert own({"module": sys}) == {"module": sys}
+    assert deep_copy({"module": sys}) == {"module": sys}
     with pytest.raises(TypeError):
-        own(sys.stdout)
+        deep_copy(sys.stdout)

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from parallelenv.backends import _cpu_balancer
-from parallelenv.backends._cpu_balancer import Spreader
+from parallelenv.backends._cpu_balancer import CpuBalancer
 
 USABLE: set[int] = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 set_affinity: Any = getattr(os, "sched_setaffinity", None)  # not counted among the moves
@@ -89,7 +89,7 @@ def look_until(moves: Moves, pids: list[int]) -> int:
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         core = crowd(pids)
-        Spreader(caller_steps=False).look(pids)
+        CpuBalancer(caller_steps=False).look(pids)
         if moves:
             return core
     pytest.fail("nobody was moved")
@@ -114,7 +114,7 @@ def test_a_worker_leaves_the_callers_core_if_the_caller_steps(caller_steps: bool
         while not moves and time.monotonic() < deadline:
             set_affinity(pid, {ours})
             set_affinity(pid, USABLE)
-            Spreader(caller_steps).look([pid])
+            CpuBalancer(caller_steps).look([pid])
     finally:
         set_affinity(0, USABLE)
     assert moves == ([(pid, {other}), (pid, USABLE)] if caller_steps else [])
@@ -143,7 +143,7 @@ def test_nobody_is_moved_while_others_want_to_run(start: Start, moves: Moves, mo
     monkeypatch.setattr(_cpu_balancer, "_num_runnable", lambda: 4)  # these two, this one, and another
     for _ in range(50):
         crowd(pids)
-        Spreader(caller_steps=False).look(pids)
+        CpuBalancer(caller_steps=False).look(pids)
     assert moves == []
     monkeypatch.setattr(_cpu_balancer, "_num_runnable", lambda: 3)
     look_until(moves, pids)
@@ -157,7 +157,7 @@ def test_sleeping_workers_are_left_alone(start: Start, moves: Moves) -> None:
     crowd(pids)
     assert [_cpu_balancer._core_if_awake(pid) for pid in pids] == [None, None]
     for caller_steps in (False, True):
-        Spreader(caller_steps).look(pids)
+        CpuBalancer(caller_steps).look(pids)
     assert moves == []
 
 
@@ -167,7 +167,7 @@ def test_workers_bound_to_one_core_by_the_user_stay_there(start: Start, moves: M
     for pid in pids:
         set_affinity(pid, {core})
     for _ in range(20):
-        Spreader(caller_steps=False).look(pids)
+        CpuBalancer(caller_steps=False).look(pids)
     assert moves == []
     assert [os.sched_getaffinity(pid) for pid in pids] == [{core}] * 2
 
@@ -180,17 +180,17 @@ def test_a_dead_worker_does_no_harm(start: Start, moves: Moves) -> None:
     pids = [start(SPIN), start(SPIN)]
     for dead in (gone.pid, zombie.pid):
         crowd(pids)
-        Spreader(caller_steps=True).look([dead])
-        Spreader(caller_steps=False).look([dead, *pids])
+        CpuBalancer(caller_steps=True).look([dead])
+        CpuBalancer(caller_steps=False).look([dead, *pids])
     assert {pid for pid, _ in moves} <= {*pids}
     zombie.wait()
 
 
 def test_looks_are_rare(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
-    monkeypatch.setattr(Spreader, "_spread", lambda self, pids: seen.append(pids))
+    monkeypatch.setattr(CpuBalancer, "_spread", lambda self, pids: seen.append(pids))
     monkeypatch.setattr(_cpu_balancer, "_PAUSE", 3600.0)
-    spreader = Spreader(caller_steps=False)
+    spreader = CpuBalancer(caller_steps=False)
     for _ in range(5):
         spreader.look([1, 2])
     assert seen == [[1, 2]]
@@ -203,8 +203,8 @@ def test_where_nothing_can_be_moved_nothing_is_done(what: str, monkeypatch: pyte
             patch.delattr(os, what)
         else:
             patch.setattr(Path, "exists", lambda self: str(self) != what)
-        spreader = Spreader(caller_steps=False)
-    monkeypatch.setattr(Spreader, "_spread", lambda self, pids: pytest.fail("it looked"))
+        spreader = CpuBalancer(caller_steps=False)
+    monkeypatch.setattr(CpuBalancer, "_spread", lambda self, pids: pytest.fail("it looked"))
     spreader.look([os.getpid()])
 
 

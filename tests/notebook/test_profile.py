@@ -20,15 +20,15 @@ from conftest import MakeEnv
 
 from parallelenv import ParallelEnv
 from parallelenv.contract.messages import duration
-from parallelenv.contract.process_info import Seat, clock_id, here
+from parallelenv.contract.process_info import ProcessInfo, clock_id, this_process
 from parallelenv.errors import ArgumentError, ClosedError, EnvBusyError, NotRecordedError, WorkerDiedError
 from parallelenv.notebook.profile import Profile
 from parallelenv.notebook.recorder import Recorder
-from parallelenv.notebook.recording import measure, merge
+from parallelenv.notebook.recording import merge, total_length
 from parallelenv.notebook.timeline import _moment
 from parallelenv.testing.envs import Counter
 from parallelenv.worker.host import Host
-from parallelenv.worker.tracer import HostRecord, Thinning, Watch, begin_watching, end_watching
+from parallelenv.worker.tracer import HostRecord, HostTracer, Thinning, begin_tracing, end_tracing
 
 
 class Sleepy(Counter):
@@ -334,7 +334,7 @@ def test_an_interrupted_step_does_not_go_on_to_end_the_block() -> None:
         with pytest.raises(KeyboardInterrupt), env.profile() as profile:
             env.step([3, 1])
         assert profile.recording.missing == (0, 1)
-        host: Any = env.engine.pool._links[0].channel._host  # type: ignore[attr-defined]
+        host: Any = env.engine.pool._workers[0].channel._host  # type: ignore[attr-defined]
         assert host._envs[1].env.count == 0
         with pytest.raises(Exception, match="interrupted"):
             env.recv(2)
@@ -379,7 +379,7 @@ def test_a_host_stops_noting_when_it_is_full(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_host_is_what_it_was_before_and_afterwards() -> None:
     with ParallelEnv([Counter]) as env:
         env.reset(seed=0)
-        host = env.engine.pool._links[0].channel._host  # type: ignore[attr-defined]
+        host = env.engine.pool._workers[0].channel._host  # type: ignore[attr-defined]
         before = set(vars(host))
         user = type(env.engine.guard.users)
         with env.profile():
@@ -394,10 +394,10 @@ def test_a_host_is_what_it_was_before_and_afterwards() -> None:
 
 def test_a_host_that_is_not_watched_has_nothing_to_say() -> None:
     with ParallelEnv([Counter]) as env:
-        host = env.engine.pool._links[0].channel._host  # type: ignore[attr-defined]
-        assert end_watching(host) is None
-        begin_watching(host)
-        assert isinstance(end_watching(host), HostRecord)
+        host = env.engine.pool._workers[0].channel._host  # type: ignore[attr-defined]
+        assert end_tracing(host) is None
+        begin_tracing(host)
+        assert isinstance(end_tracing(host), HostRecord)
 
 
 # ---------------------------------------------------------------- other clocks
@@ -407,7 +407,7 @@ def test_the_clock_of_another_machine_is_brought_in_line() -> None:
     with ParallelEnv([Counter]) as env:
         recorder = Recorder(env)
         recorder._answers = {0: ("other", 990.0, (10.0, 11.0))}
-        record = Watch().record((0,))
+        record = HostTracer().record((0,))
         fields = {name: getattr(record, name) for name in record.__slots__}
         spans = np.array([[1000.0, 1001.0]])
         far = HostRecord(**{**fields, "clock": "other", "now": 1005.0, "spans": spans, "operations": ["step"]})
@@ -421,7 +421,7 @@ def test_the_clock_of_another_machine_is_brought_in_line() -> None:
             [19.5, 20.5]
         )  # built anew there
     assert clock_id()
-    assert here() == Seat(os.getpid(), here().machine)
+    assert this_process() == ProcessInfo(os.getpid(), this_process().machine)
 
 
 # ---------------------------------------------------------------- advice
@@ -474,7 +474,7 @@ def test_a_loop_on_a_machine_with_cores_left_is_told_so(monkeypatch: pytest.Monk
 
 def test_spans_are_merged() -> None:
     assert merge(np.array([[3, 4], [0, 2], [1, 1.5], [4, 5.0]])).tolist() == [[0, 2], [3, 5]]
-    assert measure(merge(np.zeros((0, 2)))) == 0
+    assert total_length(merge(np.zeros((0, 2)))) == 0
 
 
 # ---------------------------------------------------------------- picture and trace

@@ -13,7 +13,7 @@ from interrupting import interrupt_at
 
 from parallelenv import ParallelEnv
 from parallelenv.contract.batch import Batch, Layout
-from parallelenv.engine.episode_stats import LATEST, Score
+from parallelenv.engine.episode_stats import LATEST, EpisodeStats
 from parallelenv.testing.envs import Counter
 from parallelenv.wrappers import RecordEpisodeStatistics
 
@@ -47,10 +47,10 @@ class Plain:
 
 
 class Noting:
-    """A `Score`, and a batch to write what it is told."""
+    """A `EpisodeStats`, and a batch to write what it is told."""
 
     def __init__(self, num_envs: int) -> None:
-        self.score = Score(num_envs)
+        self.score = EpisodeStats(num_envs)
         self.batch = Batch.private(Layout(Box(-1, 1, (3,)), Discrete(2), 0, num_envs, False))
 
     def note(self, rewards: Any, ended: Any, rows: Any = None) -> None:
@@ -92,7 +92,7 @@ def test_sums_are_those_of_a_plain_loop(num_envs: int, seed: int) -> None:
     assert plain.ended
 
 
-def look_and_compare(score: Score, plain: Plain) -> None:
+def look_and_compare(score: EpisodeStats, plain: Plain) -> None:
     standing = score.look()
     assert (standing.num_steps, standing.num_episodes) == (plain.steps, len(plain.ended))
     if plain.ended:

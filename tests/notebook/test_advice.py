@@ -7,17 +7,17 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from parallelenv.contract.process_info import Seat, here
+from parallelenv.contract.process_info import ProcessInfo, this_process
 from parallelenv.notebook.profile_summary import summarise
 from parallelenv.notebook.recording import Recording, WorkerRecord
 
-AWAY = Seat(here().pid + 1, here().machine)
+AWAY = ProcessInfo(this_process().pid + 1, this_process().machine)
 ROLLOUT, MANY_STEPS, MORE_ENVS = "more steps in each rollout", "rollout(), which makes many steps", "more envs in each"
 FEWER, CALLER, DUMMY = "fewer workers (num_cpus)", "caller_steps=True", "para_mode='dummy'"
 WAYS = {ROLLOUT, MANY_STEPS, MORE_ENVS, FEWER, CALLER, DUMMY}
 
 
-def worker(number: int, seat: Seat, operations: Sequence[str], seconds: float) -> WorkerRecord:
+def worker(number: int, seat: ProcessInfo, operations: Sequence[str], seconds: float) -> WorkerRecord:
     """Return a worker that has begun to do all of these things at once; each is over when the last one is."""
     spans = np.tile([0.0, seconds], (len(operations), 1))
     count = len(operations)
@@ -37,7 +37,9 @@ def worker(number: int, seat: Seat, operations: Sequence[str], seconds: float) -
     )
 
 
-def advice(seats: Sequence[Seat], transport: float, operations: Sequence[str] = ("step",), waits: float = 0.0) -> str:
+def advice(
+    seats: Sequence[ProcessInfo], transport: float, operations: Sequence[str] = ("step",), waits: float = 0.0
+) -> str:
     workers = [
         worker(number, seat, operations, 1 - transport - waits * 2 * (number > 0)) for number, seat in enumerate(seats)
     ]
@@ -48,23 +50,25 @@ def advice(seats: Sequence[Seat], transport: float, operations: Sequence[str] = 
 @pytest.mark.parametrize(
     ("seats", "transport", "ways"),
     [
-        ([here()], 0.49, {MANY_STEPS, MORE_ENVS}),
-        ([here(), here()], 0.49, {MANY_STEPS, MORE_ENVS, FEWER}),
+        ([this_process()], 0.49, {MANY_STEPS, MORE_ENVS}),
+        ([this_process(), this_process()], 0.49, {MANY_STEPS, MORE_ENVS, FEWER}),
         ([AWAY, AWAY], 0.49, {MANY_STEPS, MORE_ENVS, FEWER, CALLER}),
-        ([here(), AWAY], 0.49, {MANY_STEPS, MORE_ENVS, FEWER}),  # the caller steps already
+        ([this_process(), AWAY], 0.49, {MANY_STEPS, MORE_ENVS, FEWER}),  # the caller steps already
         ([AWAY, AWAY], 0.83, {MANY_STEPS, MORE_ENVS, FEWER, CALLER, DUMMY}),
         ([AWAY], 0.83, {MANY_STEPS, MORE_ENVS, DUMMY}),
-        ([here()], 0.83, {MANY_STEPS, MORE_ENVS}),
+        ([this_process()], 0.83, {MANY_STEPS, MORE_ENVS}),
     ],
 )
-def test_much_time_in_messages_is_named_with_what_helps(seats: list[Seat], transport: float, ways: set[str]) -> None:
+def test_much_time_in_messages_is_named_with_what_helps(
+    seats: list[ProcessInfo], transport: float, ways: set[str]
+) -> None:
     said = advice(seats, transport)
     assert f"take {transport:.0%} of the time" in said
     assert {way for way in WAYS if way in said} == ways
 
 
-@pytest.mark.parametrize(("seats", "ways"), [([AWAY, AWAY], {ROLLOUT, FEWER}), ([here()], {ROLLOUT})])
-def test_in_rollouts_something_else_helps(seats: list[Seat], ways: set[str]) -> None:
+@pytest.mark.parametrize(("seats", "ways"), [([AWAY, AWAY], {ROLLOUT, FEWER}), ([this_process()], {ROLLOUT})])
+def test_in_rollouts_something_else_helps(seats: list[ProcessInfo], ways: set[str]) -> None:
     said = advice(seats, 0.3, ("step", "rollout"))
     assert "putting rollouts together, take 30% of the time" in said
     assert {way for way in WAYS if way in said} == ways

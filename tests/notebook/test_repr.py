@@ -16,10 +16,10 @@ import pytest
 from conftest import MakeEnv
 
 from parallelenv import ParallelEnv
-from parallelenv.contract.process_info import Seat, here
-from parallelenv.engine.episode_stats import Standing
+from parallelenv.contract.process_info import ProcessInfo, this_process
+from parallelenv.engine.episode_stats import EpisodeSummary
 from parallelenv.errors import WorkerDiedError
-from parallelenv.notebook.repr import LOOKS, Portrait, Worker, portray
+from parallelenv.notebook.repr import LOOKS, Portrait, WorkerRow, portray
 from parallelenv.testing.envs import Counter
 from parallelenv.wrappers import CheckFinite
 
@@ -98,7 +98,7 @@ def test_it_says_what_there_is_to_say(make_env: MakeEnv, mode: str) -> None:
     assert all(worker.waiting is not None and 0 <= worker.waiting <= 1 for worker in portrait.workers)
     assert len(portrait.workers) == (1 if mode == "dummy" else 2)
     is_here = mode in ("dummy", "thread")
-    assert all((worker.seat == here()) == is_here for worker in portrait.workers)
+    assert all((worker.seat == this_process()) == is_here for worker in portrait.workers)
 
 
 class Placed(Counter):
@@ -173,15 +173,15 @@ def test_a_wrapper_shows_what_it_is_around(make_env: MakeEnv) -> None:
 
 
 def test_what_could_be_markup_is_text() -> None:
-    portrait = Portrait("<script>alert('&')</script>", ["running"], Standing(0, 0, None, None), None, [])
+    portrait = Portrait("<script>alert('&')</script>", ["running"], EpisodeSummary(0, 0, None, None), None, [])
     tags = parsed(portrait.html())
     assert "script" not in tags.seen
     assert "<script>alert('&')</script>" in "".join(tags.texts)
 
 
 def test_thousands_of_envs_stay_small_on_the_page() -> None:
-    workers = [Worker((index,), Seat(1, "elsewhere"), None, 0.5) for index in range(500)]
-    portrait = Portrait("many", ["running"] * 5000, Standing(1, 0, None, None), 1.0, workers)
+    workers = [WorkerRow((index,), ProcessInfo(1, "elsewhere"), None, 0.5) for index in range(500)]
+    portrait = Portrait("many", ["running"] * 5000, EpisodeSummary(1, 0, None, None), 1.0, workers)
     assert len(portrait.html()) < 60_000
     assert "... and 4,744 more" in portrait.html()
     assert "... and 484 more workers" in portrait.text()
@@ -190,11 +190,11 @@ def test_thousands_of_envs_stay_small_on_the_page() -> None:
 
 
 def test_numbers_of_one_and_of_many_read_well() -> None:
-    one = Portrait("", ["needs reset"], Standing(1, 1, -1.5, 1.0), 155.4, [])
+    one = Portrait("", ["needs reset"], EpisodeSummary(1, 1, -1.5, 1.0), 155.4, [])
     assert "envs      1 needs reset\n" in one.text()
     assert "so far    1 step (155/s)\n" in one.text()
     assert one.text().endswith("episodes  1 ended: return -1.5, length 1")
-    many = Portrait("", ["running"] * 2, Standing(1234567, 4321, 123456.7, 2048.5), 98765.4, [])
+    many = Portrait("", ["running"] * 2, EpisodeSummary(1234567, 4321, 123456.7, 2048.5), 98765.4, [])
     assert "so far    1,234,567 steps (98,765/s) of all envs together" in many.text()
     assert "episodes  4,321 ended; mean of the last 100: return 123,457, length 2,048" in many.text()
 
@@ -286,10 +286,10 @@ def test_one_that_could_not_be_made_shows_that() -> None:
 
 
 def test_memory_of_what_is_gone_or_elsewhere_is_not_known() -> None:
-    assert Seat(0, here().machine).memory() is None
-    assert Seat(os.getpid(), "elsewhere").memory() is None
-    assert Seat(2**22 + 1, here().machine).memory() is None
-    assert (here().memory() or 0) > 2**20
+    assert ProcessInfo(0, this_process().machine).memory() is None
+    assert ProcessInfo(os.getpid(), "elsewhere").memory() is None
+    assert ProcessInfo(2**22 + 1, this_process().machine).memory() is None
+    assert (this_process().memory() or 0) > 2**20
 
 
 # ---------------------------------------------------------------- time

@@ -16,7 +16,7 @@ import pytest
 from conftest import MakeEnv
 
 from parallelenv import ParallelEnv
-from parallelenv.contract.process_info import here
+from parallelenv.contract.process_info import this_process
 from parallelenv.contract.protocol import NOTED
 from parallelenv.engine.guard import Use
 from parallelenv.errors import EnvBusyError
@@ -254,7 +254,7 @@ def made_up() -> Recording:
     spans = np.array([[0.1, 0.3], [8.25, 8.75]])
     worker = WorkerRecord(
         (0,),
-        here(),
+        this_process(),
         ["step", "step"],
         spans,
         spans,
