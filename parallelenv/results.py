@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
+import sys
 from collections.abc import Iterator, Sequence
 from opcode import opmap
 from operator import itemgetter
@@ -61,8 +61,7 @@ class StepResult(tuple[Any, Any, Any, Any]):
         Raises:
             UnpackingError: If they are being unpacked into another number of targets.
         """
-        own_frame = inspect.currentframe()
-        frame = own_frame.f_back if own_frame is not None else None
+        frame = sys._getframe().f_back
         if frame is not None:
             code, place = frame.f_code.co_code, frame.f_lasti
             if code[place + 1] != 4 and code[place] == _UNPACK:

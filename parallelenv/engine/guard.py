@@ -40,6 +40,7 @@ class Guard:
 
     Attributes:
         is_closed: Whether it can be used no more.
+        home: Id of the process that made it.
         users: Under the key ``""`` the outermost call that is under way, if there is one.
     """
 
@@ -49,23 +50,25 @@ class Guard:
         self._name = name
         self._ended = ended
         self._unrepeatable = unrepeatable
-        self._home = _Process.pid
+        self.home = _Process.pid
 
-    def enter(self, use: Use) -> Use:
-        """Let a call in and return the outermost call that is under way: this one, or one that it was made within.
+    def check_within(self, use: Use, outermost: Use) -> None:
+        """Refuse a call while another one is under way, unless it was made within that one and may be.
 
         Raises:
-            ClosedError: If the object can be used no more.
-            ForkedError: If this is another process than the one that made the object.
-            ConcurrentUseError: If another thread is in a call, or this call must not be made within another one.
+            ConcurrentUseError: If the other one is another thread's, or this one must not be made within another.
         """
-        if self.is_closed or _Process.pid != self._home:
-            raise self.refusal(use[1])
-        # `setdefault` is atomic, and an interrupt right after it cannot lock this thread out.
-        outermost = self.users.setdefault("", use)
-        if outermost is not use and (outermost[0] != use[0] or use[1] in self._unrepeatable):
-            raise self._refusal_beside(use, outermost)
-        return outermost
+        (thread, call), (other_thread, other) = use, outermost
+        if thread != other_thread:
+            raise ConcurrentUseError(
+                f"{call}() was called while another thread is in {other}() of this {self._name}. Use one per thread, "
+                "or a lock."
+            )
+        if call in self._unrepeatable:
+            raise ConcurrentUseError(
+                f"{call}() was called within {other}() of this {self._name}, by its policy or what it listens to. "
+                "Call it afterwards."
+            )
 
     def refusal(self, call: str) -> ParallelEnvError:
         """Return the error for a call that comes too late, or in another process."""
@@ -74,18 +77,6 @@ class Guard:
         return ForkedError(
             f"{call}() was called in a process forked from the one that made this {self._name}; its workers answer "
             f"only there. Make a {self._name} in this process."
-        )
-
-    def _refusal_beside(self, use: Use, outermost: Use) -> ConcurrentUseError:
-        (thread, call), (other_thread, other) = use, outermost
-        if thread != other_thread:
-            return ConcurrentUseError(
-                f"{call}() was called while another thread is in {other}() of this {self._name}. Use one per thread, "
-                "or a lock."
-            )
-        return ConcurrentUseError(
-            f"{call}() was called within {other}() of this {self._name}, by its policy or what it listens to. Call it "
-            "afterwards."
         )
 
     def closed_within(self, call: str) -> ClosedError:
@@ -111,7 +102,12 @@ def single_threaded(method: _Method, call: str | None = None) -> _Method:
         use = threading.get_ident(), name
         outermost: Use | None = None
         try:
-            outermost = guard.enter(use)
+            if guard.is_closed or _Process.pid != guard.home:
+                raise guard.refusal(name)
+            # `setdefault` is atomic, and an interrupt right after it cannot lock this thread out.
+            outermost = guard.users.setdefault("", use)
+            if outermost is not use:
+                guard.check_within(use, outermost)
             return method(self, *args, **kwargs)
         except BaseException as error:
             shorten(error)
@@ -120,7 +116,7 @@ def single_threaded(method: _Method, call: str | None = None) -> _Method:
                 raise guard.closed_within(name) from error
             raise
         finally:
-            if guard.users.get("") is use:
+            if outermost is use or guard.users.get("") is use:
                 guard.users.clear()
 
     vars(guarded)["has_short_traceback"] = True
