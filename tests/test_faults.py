@@ -630,6 +630,28 @@ def test_a_second_thread_is_refused(env: ParallelEnv, folder: Path) -> None:
     assert steps_of(env) == [1, 1, 1, 1]
 
 
+def test_a_call_within_a_call_keeps_other_threads_out_to_the_end_of_the_outer_one(env: ParallelEnv) -> None:
+    refused: list[BaseException] = []
+
+    def intrude() -> None:
+        try:
+            env.get_env_attr("steps")
+        except ConcurrentUseError as error:
+            refused.append(error)
+
+    def policy(states: Any) -> list[int]:
+        env.get_env_attr("steps")  # begins and ends within run_episodes()
+        intruder = threading.Thread(target=intrude)
+        intruder.start()
+        intruder.join()
+        env.close()  # one step of it will do
+        return [GO_ON] * len(states)
+
+    with pytest.raises(ClosedError, match=r"closed while run_episodes\(\) was running"):
+        env.run_episodes(policy, 4, progress=False)
+    assert "while another thread is in run_episodes() of this ParallelEnv" in str(refused[0])
+
+
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")  # newer Pythons, of fork
 def test_a_forked_child_is_refused_and_harms_nobody(env: ParallelEnv) -> None:
     reader, writer = os.pipe()
