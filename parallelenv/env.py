@@ -1,4 +1,4 @@
-"""The class `ParallelEnv`: it checks arguments, asks the engine, and documents what comes back."""
+"""The class `ParallelEnv`: checks arguments, calls the engine, and documents the results."""
 
 from __future__ import annotations
 
@@ -64,72 +64,70 @@ if TYPE_CHECKING:
 OnFailure = Literal["raise", "restart"]
 
 _LONGEST_NAP = 0.2
-"""Seconds after which an awaited answer is looked for again, at the latest."""
+"""Seconds between two looks for a result, at most."""
 _SHORTEST_NAP = 5e-4
 _NAP = 1 / 8
-"""So much of the time waited so far may pass until the next look: an answer is found that much too late at most."""
+"""Fraction of the time waited so far that may pass until the next look. It bounds how late a result is found."""
 
 
 @short_tracebacks
 class ParallelEnv:
-    """Runs a list of environments side by side; one word chooses how.
+    """Runs a list of environments side by side; `para_mode` selects how.
 
-    Env ids are positions in the list, ``0 .. n-1``, and never change. Wherever an ``id`` is
-    taken it is ``None`` (every env that is not paused), an int, a list, tuple or array of
-    ints, a slice, or a bool mask of length n; answers come in the order given.
+    Env ids are positions in the list, ``0 .. n-1``, and never change. An ``id`` argument is ``None`` (every env that is
+    not paused), an int, a list, tuple or array of ints, a slice, or a bool mask of length n. Results have the order of
+    ``id``.
 
     Same seeds and actions give identical results in every mode, with any number of workers.
 
     Args:
-        envs: Envs, env fns (callables without arguments that make one), registered ids or
-            `EnvSpec` objects, freely mixed. Env fns are called where the env will live. Objects
-            with ``reset()`` and the old 4-tuple ``step()`` are envs too; a `gymnasium.Env` that has these, or whose
-            ``reset`` takes no ``seed`` or ``options``, is used as it was meant, with an `OldApiWarning`. Objects
-            without them are there for calls and attributes.
-        para_mode: ``"dummy"`` (a loop), ``"thread"``, ``"subproc"``, ``"ray"``, ``"ray-subproc"``, a
-            word that another package adds, a backend class, or ``"auto"``: what `recommend` says.
-        asynchronous: What happens when an episode ends. ``None``: the end of one is the end of
-            all; until their reset they answer ``(None, None, True, {})``. ``"idle"``: that env
-            answers so, the others go on. ``"restart"``: it is reset within the same step and
-            ``info["ended_state"]`` is its last state. ``"continue"``: it is stepped on.
-        num_cpus: Cores the envs may use; there are ``min(num_cpus, n)`` workers.
-            ``None`` or 0: all usable ones. More than there are is useful for envs that wait.
-        num_gpus: GPUs shared out evenly over Ray workers; fractions are allowed.
-        no_warning: Whether warnings raised in worker processes are dropped there.
-        timeout: Seconds a call may take before it raises `WorkerTimeoutError`; ``None``: for ever.
-        on_failure: What happens if an env raises in a step, its worker dies, or a step takes longer
-            than ``timeout``. ``"raise"``: the call raises. ``"restart"``: that env, and any that shared a
-            dead worker with it, is rebuilt and reset, and counts as cut off: its state is the first of
-            the new episode, its reward 0, it is done and truncated, ``info["failure"]`` is the
-            exception, and ``info["ended_state"]``, with policy ``"restart"``, is ``None``. If it was seeded,
-            its new seed follows from that.
-        max_restarts: So often an env is restarted within ten minutes, each time after a longer pause,
-            up to 5 s; the failure after that is raised.
-        output: ``"show"``: what envs print in worker processes appears on ``sys.stdout`` during the call
-            in which they print it, each line after ``[env 3]``. ``"quiet"``: it is dropped. Either way the
-            last lines of a worker that dies are in the error. Envs in this process print as ever.
-        copy: ``False`` lets ``step`` and ``reset`` answer states as read-only views that are
-            valid until the next call.
-        spaces: ``(observation_space, action_space)`` of every env, instead of what envs declare: for those that
-            declare none, or declare them at a cost. No worker is asked for any. What does not fit them is an
-            `EnvContractError` of the env that answers it, or an `ActionError`.
-        keep: In a notebook, what a cell has made and left open is closed when that cell is run again and
-            makes another one. ``True``: this one is not.
-        seed: Of the first episodes, as by `seed`, and what `get_worker_info` says while envs are made.
-        shared: Arrays by name that all envs read and nobody writes, copied once to where all workers have them:
+        envs: Envs, env fns (callables without arguments that make one), registered ids or `EnvSpec` objects, freely
+            mixed. Env fns are called where the env will live. Objects with ``reset()`` and the old 4-tuple ``step()``
+            are envs too; a `gymnasium.Env` that has these, or whose ``reset`` takes no ``seed`` or ``options``, is used
+            in the old way, with an `OldApiWarning`. Objects without them can only be used for calls and attributes.
+        para_mode: ``"dummy"`` (a loop), ``"thread"``, ``"subproc"``, ``"ray"``, ``"ray-subproc"``, a word that another
+            package adds, a backend class, or ``"auto"``: the mode that `recommend` chooses.
+        asynchronous: The done policy: what happens when an episode ends. ``None``: the first end of an episode ends
+            those of all envs; until their reset they return ``(None, None, True, {})``. ``"idle"``: only that env
+            returns this; the others continue. ``"restart"``: the env is reset within the same step, and
+            ``info["ended_state"]`` is its last state. ``"continue"``: the env is stepped further.
+        num_cpus: Cores the envs may use; there are ``min(num_cpus, n)`` workers. ``None`` or 0: all usable cores. More
+            than exist help if envs spend their time waiting.
+        num_gpus: GPUs shared evenly among Ray workers; fractions are allowed.
+        no_warning: Whether to drop warnings raised in worker processes.
+        timeout: Seconds a call may take before it raises `WorkerTimeoutError`; ``None``: no limit.
+        on_failure: What happens if an env raises in a step, its worker dies, or a step takes longer than ``timeout``.
+            ``"raise"``: the call raises. ``"restart"``: that env, and any that shared a dead worker with it, is rebuilt
+            and reset, and its episode counts as truncated: the state is the first of the new episode, the reward 0,
+            done and truncated are ``True``, ``info["failure"]`` is the exception, and ``info["ended_state"]``, with
+            ``asynchronous="restart"``, is ``None``. If it was seeded, its new seed is derived from that seed.
+        max_restarts: Number of restarts allowed per env within ten minutes, each after a longer pause, up to 5 s. The
+            next failure is raised.
+        output: ``"show"``: what envs print in worker processes appears on ``sys.stdout`` during the same call, each
+            line after ``[env 3]``. ``"quiet"``: it is dropped. In both cases the error for a dead worker has its last
+            lines. Envs in this process print as usual.
+        copy: ``False`` makes ``step`` and ``reset`` return states as read-only views that are valid until the next
+            call.
+        spaces: ``(observation_space, action_space)`` of every env, for envs that declare none or are slow to declare
+            them. Workers are not asked for theirs. A state that does not fit raises `EnvContractError`, an action
+            `ActionError`.
+        keep: In a notebook, running a cell again closes what it made before and left open, as soon as it makes another
+            one. ``True`` keeps this one open.
+        seed: Seed of the first episodes, as by `seed`; `get_worker_info` gives it while envs are built.
+        shared: Read-only arrays by name, copied once to where all workers can read them:
             ``get_worker_info().shared["name"]``.
-        seed_globals: Whether each env has its own state of the generators that a process shares: those of ``random``
-            and ``numpy.random``, and torch's for the CPU from the first call after the env has imported torch. They are
-            seeded as ``random.seed(s)`` and the like would when the env is reset with a seed ``s`` (before that with
-            ``seed`` plus its id, or by the system), are in place while it is built, reset, stepped, or called, and
-            saved by `save_state`; the process's own are put back as they were. So such envs give the same in every
-            mode. It costs a command some 60 us and an env's step 15 us. Threads share generators: ``"thread"`` works
-            with ``num_cpus=1``, and draw none yourself while a step is under way there.
+        seed_globals: Whether each env has its own state of the process-wide generators: those of ``random`` and
+            ``numpy.random``, and torch's for the CPU from the first call after the env has imported torch. A reset with
+            seed ``s`` seeds them as ``random.seed(s)`` and the like would; before that they are seeded with ``seed``
+            plus the env id, or by the system. They are active while the env is built, reset, stepped or called; then
+            the process's own are restored. `save_state` saves them. Such envs give the same results in every mode. It
+            costs about 60 us per command and 15 us per env step. Threads share generators: ``"thread"`` needs
+            ``num_cpus=1``, and the caller must not draw from them during a step.
         **backend_options: Options of the chosen backend.
 
     Raises:
-        ArgumentError: If an argument has no usable value.
-        InvalidEnvError: If an item of ``envs`` is no env, or comes twice.
+        ArgumentError: If an argument has an invalid value.
+        InvalidEnvError: If an item of ``envs`` is not an env, or appears twice.
         UnpicklableError: If an env cannot move to its worker.
         BaseException: What an env's constructor raised.
     """
@@ -196,7 +194,7 @@ class ParallelEnv:
 
     @property
     def engine(self) -> Engine:
-        """What adapters, wrappers and displays use: the caller's side of every call."""
+        """The engine, which adapters, wrappers and displays use: the caller's side of every call."""
         return self._engine
 
     @classmethod
@@ -226,9 +224,9 @@ class ParallelEnv:
         """Return a `ParallelEnv` of ``num_envs`` envs made by ``gymnasium.make(id, **make_kwargs)``.
 
         Raises:
-            InvalidEnvError: If the id is not registered, or is no id.
-            UnknownOptionError: If a further argument is an option of the mode, or one of ``make_vec_env`` or
-                ``make_vec``, and none of the env.
+            InvalidEnvError: If ``id`` is not registered, or not an id.
+            UnknownOptionError: If an extra argument is an option of the mode, or an argument of ``make_vec_env`` or
+                ``make_vec``, and not one of the env.
         """
         arguments.check_positive("num_envs", num_envs)
         spec = env_specs.registered(id, make_kwargs, _MAKE_ARGUMENTS, registry.option_names(para_mode))
@@ -262,22 +260,22 @@ class ParallelEnv:
         auto_resample_when_done: bool = True,
         **options: Any,
     ) -> TaskPool:
-        """Return a `TaskPool`: a `ParallelEnv` whose envs are samplers of tasks, an episode of each a task.
+        """Return a `TaskPool`: a `ParallelEnv` whose envs are task samplers and whose episodes are tasks.
 
         Args:
             make_sampler_fn: Returns a `TaskSampler`. It is called where the sampler will live.
-            sampler_fn_args: Its keyword arguments: a dict per env. It gets copies.
-            para_mode: As above.
-            auto_resample_when_done: Whether a task that ends is followed by the sampler's next within the same step, as
-                by ``asynchronous="restart"``. If not, it rests until `TaskPool.next_task`, as by ``"idle"``.
-            **options: Everything else that the constructor takes, but for ``asynchronous``.
+            sampler_fn_args: Its keyword arguments: one dict per env. They are copied.
+            para_mode: See the constructor.
+            auto_resample_when_done: ``True``: the sampler's next task begins within the step that ends the last one, as
+                by ``asynchronous="restart"``. ``False``: the env rests until `TaskPool.next_task`, as by ``"idle"``.
+            **options: Other arguments of the constructor, except ``asynchronous``.
 
         Raises:
-            ArgumentError: If ``sampler_fn_args`` is no sequence of dicts, or ``asynchronous`` is given.
-            InvalidEnvError: If what was made is no sampler.
-            BaseException: As the constructor.
+            ArgumentError: If ``sampler_fn_args`` is not a sequence of dicts, or ``asynchronous`` is given.
+            InvalidEnvError: If ``make_sampler_fn`` did not return a sampler.
+            BaseException: Errors of the constructor.
         """
-        from parallelenv.tasks.task_pool import TaskPool, make_env_fns  # which is a subclass
+        from parallelenv.tasks.task_pool import TaskPool, make_env_fns  # TaskPool is a subclass
 
         if "asynchronous" in options:
             raise ArgumentError(
@@ -292,21 +290,21 @@ class ParallelEnv:
     def replicate(
         cls, env: Any, num_envs: int, para_mode: ParaMode = "dummy", *args: Any, seed: int | None = None, **kwargs: Any
     ) -> ParallelEnv:
-        """Return a `ParallelEnv` of so many copies of one env, which can be told apart.
+        """Return a `ParallelEnv` of ``num_envs`` copies of one env, each with a rank.
 
-        Each has a rank, its env id, and `get_worker_info` tells it that. If an env fn has parameters ``rank``,
-        ``world_size`` or ``seed``, it is called with these: the rank, ``num_envs``, and ``seed`` plus the rank.
+        The rank is the env id; `get_worker_info` gives it to the env. An env fn with parameters ``rank``,
+        ``world_size`` or ``seed`` is called with the rank, ``num_envs``, and ``seed`` plus the rank.
 
         Args:
             env: An env, which is copied, an env fn, a registered id or an `EnvSpec`.
-            num_envs: So many.
-            para_mode: As in the constructor.
+            num_envs: Number of copies.
+            para_mode: See the constructor.
             *args: Further arguments of the constructor.
-            seed: As in the constructor.
+            seed: See the constructor.
             **kwargs: Further arguments of the constructor.
 
         Raises:
-            InvalidEnvError: If it is no env.
+            InvalidEnvError: If ``env`` is not an env.
             UnpicklableError: If it cannot be copied.
         """
         arguments.check_positive("num_envs", num_envs)
@@ -317,27 +315,27 @@ class ParallelEnv:
 
     @single_threaded
     def reset(self, id: Any = None, *, seed: Any = None, options: Any = None) -> Any:
-        """Begin new episodes and return their first states, without the infos that Gymnasium's ``reset`` returns too.
+        """Begin new episodes and return their first states, without the infos that Gymnasium's ``reset`` also returns.
 
-        A step of these envs that is under way, or was interrupted, is dropped.
+        A step of these envs that is in flight, or was interrupted, is dropped.
 
         Args:
             id: Which envs.
-            seed: Int ``s``: env i gets ``s + i``. A list: one per env asked. ``None``: what
-                `seed` left for each, else no seed.
+            seed: Int ``s``: env i gets ``s + i``. A list: one per env asked. ``None``: what `seed` set for each, else
+                no seed.
             options: A dict for all, or a list with one per env asked.
 
         Returns:
-            States as in `step`, in the order of ``id``. The infos are in `reset_infos`. (With two envs ``states, info =
-            env.reset()`` would give the state of each; the ``reset`` of `to_gymnasium` returns a pair.) ``None`` in the
-            place of an env that has no further episode: whose own ``reset`` raised `ExhaustedError`. It is `exhausted`
-            then, and answers ``(None, None, True, {"exhausted": True})``, whatever ``asynchronous``, until a reset
-            finds one.
+            States as in `step`, in the order of ``id``. The infos are in `reset_infos`. (With two envs
+            ``states, info = env.reset()`` would give the state of each; the ``reset`` of `to_gymnasium` returns a
+            pair.) The state is ``None`` for an env without a further episode, one whose own ``reset`` raised
+            `ExhaustedError`. That env is `exhausted`: until a reset finds an episode it returns
+            ``(None, None, True, {"exhausted": True})``, whatever ``asynchronous``.
 
         Raises:
             ArgumentError: If ``seed`` or ``options`` do not fit; nothing was reset.
-            BaseException: What an env raised; ``error.partial`` has the states of the others, whose
-                episodes have begun.
+            BaseException: What an env raised; ``error.partial`` has the states of the others, whose episodes have
+                begun.
         """
         try:
             env_ids = self._engine.ids(id)
@@ -358,7 +356,7 @@ class ParallelEnv:
             The seed of each env, in env id order.
 
         Raises:
-            ArgumentError: If it is neither.
+            ArgumentError: If ``seed`` is neither.
         """
         seeds = arguments.spread_seeds(seed, self._engine.env_ids, self._engine.num_envs, whole=True)
         self._engine.seeds = dict(enumerate(seeds))
@@ -375,26 +373,26 @@ class ParallelEnv:
         """Step envs and wait for all of them.
 
         Args:
-            action: One action per env asked, in the order of ``id``: a batch as
-                ``action_space.sample()`` gives it, or a list. Tensors that require grad, and torch modules whose
-                parameters do, reach envs of this process as they are.
+            action: One action per env asked, in the order of ``id``: a batch as ``action_space.sample()`` returns it,
+                or a list. Tensors that require grad, and torch modules whose parameters do, reach envs of this process
+                unchanged.
             id: Which envs.
             align: ``"item"`` or ``"batch"``.
 
         Returns:
-            ``"item"``: a `StepResult`, which unpacks to ``states, rewards, dones, infos``.
-            ``"batch"``: a list of ``(state, reward, done, info)``, one per env. Both carry
-            ``terminated``, ``truncated`` and ``env_ids``.
+            ``"item"``: a `StepResult`, which unpacks to ``states, rewards, dones, infos``. ``"batch"``: a list of
+            ``(state, reward, done, info)``, one per env. Both have the attributes ``terminated``, ``truncated`` and
+            ``env_ids``.
 
         Raises:
             ResetNeededError: If an env was never reset.
-            EnvBusyError: If a step of an env is under way or was interrupted.
+            EnvBusyError: If a step of an env is in flight or was interrupted.
             EnvPausedError: If ``id`` names a paused env.
-            ActionError: If the actions do not fit, or carry gradients that cannot reach the envs. In these four
-                cases nothing was stepped.
-            BaseException: What an env raised; ``error.partial`` is the others' result.
+            ActionError: If the actions do not fit, or carry gradients that cannot reach the envs. In these four cases
+                nothing was stepped.
+            BaseException: What an env raised; ``error.partial`` is the result of the others.
             WorkerDiedError: If a worker died.
-            WorkerTimeoutError: If the pool's timeout passed; `recv` waits on.
+            WorkerTimeoutError: If the pool's timeout passed; `recv` continues the wait.
         """
         arguments.check_align(align)
         env_ids = self._engine.stepper.episodes.unpaused if id is None else self._engine.ids(id)
@@ -404,10 +402,10 @@ class ParallelEnv:
 
     @single_threaded
     def step_async(self, action: Any, id: Any = None) -> None:
-        """Start a step of envs and return without waiting, as `ParallelEnv.send`; `step_wait` gives the results.
+        """Start a step of envs and return without waiting, like `ParallelEnv.send`; `step_wait` returns the results.
 
         Raises:
-            As `ParallelEnv.step`, before anything was sent.
+            The errors of `ParallelEnv.step`, before anything was sent.
         """
         env_ids = self._engine.ids(id)
         self._engine.stepper.send(action, env_ids)
@@ -425,15 +423,15 @@ class ParallelEnv:
 
         Args:
             timeout: Seconds to wait; ``None`` means the pool's own timeout.
-            align: As in `ParallelEnv.step`.
+            align: See `ParallelEnv.step`.
 
         Returns:
-            As `ParallelEnv.step`.
+            See `ParallelEnv.step`.
 
         Raises:
-            NothingInFlightError: If there was none, or a `recv` or `reset` since has taken its results.
-            WorkerTimeoutError: If they do not come in time. This can be called again.
-            BaseException: What an env raised; ``error.partial`` is the others' result.
+            NothingInFlightError: If there was none, or a later `recv` or `reset` has taken its results.
+            WorkerTimeoutError: If they do not arrive in time. This can be called again.
+            BaseException: What an env raised; ``error.partial`` is the result of the others.
         """
         arguments.check_align(align)
         limit = arguments.check_timeout(timeout)
@@ -445,29 +443,29 @@ class ParallelEnv:
 
     @single_threaded
     def send(self, action: Any, id: Any = None) -> None:
-        """Start a step of envs and return without waiting; `recv` gives the results.
+        """Start a step of envs and return without waiting; `recv` returns the results.
 
         Raises:
-            As `step`, before anything was sent.
+            The errors of `step`, before anything was sent.
         """
         self._engine.stepper.send(action, self._engine.ids(id))
 
     @single_threaded
     def send_reset(self, id: Any = None, *, seed: Any = None, options: Any = None) -> None:
-        """Start to begin new episodes and return without waiting; `recv` gives the first states.
+        """Start new episodes and return without waiting; `recv` returns the first states.
 
-        An undelivered step of these envs is dropped. In the answer each has its first state, reward 0, is not done,
-        and its info is that of the reset, with ``info["reset"]`` ``True`` and, since nothing ended in this call, no
-        ``info["ended_state"]``.
+        An undelivered step of these envs is dropped. In the result each env has its first state, reward 0, is not done,
+        and its info is that of the reset, with ``info["reset"]`` ``True``. It has no ``info["ended_state"]``, since
+        nothing ended.
 
         Args:
             id: Which envs.
-            seed: As in `reset`.
-            options: As in `reset`.
+            seed: See `reset`.
+            options: See `reset`.
 
         Raises:
             ArgumentError: If ``seed`` or ``options`` do not fit; nothing was sent.
-            WorkerDiedError: If an env has lost its worker; nothing was sent.
+            WorkerDiedError: If the worker of an env has died; nothing was sent.
         """
         env_ids = self._engine.ids(id)
         self._engine.stepper.send_reset(env_ids, self._engine.beginnings(env_ids, seed, options))
@@ -493,21 +491,21 @@ class ParallelEnv:
     def recv(
         self, min_envs: int = 1, max_envs: int | None = None, timeout: float | None = None, align: Align = "item"
     ) -> StepResult | StepBatch:
-        """Return the results of envs that have finished their step or reset, first come, first served.
+        """Return the results of envs that have finished their step or reset, in the order in which they finish.
 
         Args:
-            min_envs: Wait until so many are ready, or all that are under way if those are fewer.
-            max_envs: Give at most so many; the rest stays for the next call.
+            min_envs: Number of envs to wait for, or all that are in flight if those are fewer.
+            max_envs: Maximum number to return; the rest stays for the next call.
             timeout: Seconds to wait; ``None`` means the pool's own timeout.
-            align: As in `step`.
+            align: See `step`.
 
         Returns:
-            As `step`; ``env_ids`` says whose rows they are.
+            See `step`; ``env_ids`` gives the env of each row.
 
         Raises:
             NothingInFlightError: If nothing was sent.
             WorkerTimeoutError: If fewer than ``min_envs`` finished in time; nothing is lost.
-            BaseException: What an env raised; ``error.partial`` is the others' result.
+            BaseException: What an env raised; ``error.partial`` is the result of the others.
         """
         arguments.check_align(align)
         arguments.check_window(min_envs, max_envs)
@@ -532,14 +530,14 @@ class ParallelEnv:
     async def arecv(
         self, min_envs: int = 1, max_envs: int | None = None, timeout: float | None = None, align: Align = "item"
     ) -> StepResult | StepBatch:
-        """Do as `recv`, but let others run on the event loop meanwhile. To be cancelled loses nothing.
+        """Await the result of `recv`, so that other tasks of the event loop run meanwhile. Cancelling it loses nothing.
 
-        It looks for answers again and again, and the longer it waits the more rarely, but at least every 0.2 s: one is
-        found when at most an eighth more time has passed. No thread waits. In mode ``"dummy"`` the envs step in it.
+        It polls for results, less often the longer it waits, but at least every 0.2 s: a result is found when at most
+        an eighth more time has passed. No thread waits. In mode ``"dummy"`` the envs step inside it.
 
         Raises:
-            NothingInFlightError: If nothing is under way, also because another task has received it.
-            As `recv`.
+            NothingInFlightError: If nothing is in flight, also because another task has received it.
+            The errors of `recv`.
         """
         arguments.check_align(align)
         arguments.check_window(min_envs, max_envs)
@@ -547,8 +545,8 @@ class ParallelEnv:
         begin = time.monotonic()
         while True:
             if self._engine.look(min_envs, limit, begin):
-                # Others have their turn, and whoever has cancelled this while envs stepped in it, by Ctrl-C say, is
-                # heard as long as the answer is still here: a task that is cancelled and then returns loses it.
+                # Yield to other tasks. A cancellation that arrived while envs stepped (Ctrl-C, for one) is raised here,
+                # before the result is taken: a task that is cancelled and then returns would lose it.
                 await asyncio.sleep(0)
                 result: StepResult | StepBatch | None = self._engine.take(min_envs, max_envs, align)
                 if result is not None:
@@ -560,18 +558,18 @@ class ParallelEnv:
     def get_state(self, timeout: float | None = None) -> tuple[Any, int] | None:
         """Return the state of the env that has waited longest for an action, and its id.
 
-        This and `send_action` are `recv` and `send` for one env at a time, beginning with `send_reset`. Rewards, flags
-        and infos are in what ``recv(1, 1, align="batch")`` returns instead.
+        With `send_action` this is `recv` and `send` for one env at a time, beginning with `send_reset`. For rewards,
+        flags and infos use ``recv(1, 1, align="batch")`` instead.
 
         Args:
             timeout: Seconds to wait; ``None`` means the pool's own timeout.
 
         Returns:
-            ``(state, env_id)``; instead of the state `TERMINATED` where an episode has ended and no other has begun:
-            with any policy but ``"restart"``, and of an env that is exhausted. ``None`` after ``timeout`` seconds.
+            ``(state, env_id)``. The state is `TERMINATED` where an episode has ended and no other has begun: with any
+            ``asynchronous`` but ``"restart"``, and for an exhausted env. ``None`` after ``timeout`` seconds.
 
         Raises:
-            As `recv`; `WorkerTimeoutError` only of the pool's own timeout.
+            The errors of `recv`; `WorkerTimeoutError` only for the pool's own timeout.
         """
         try:
             batch = self.recv(1, 1, timeout, "batch")
@@ -584,18 +582,18 @@ class ParallelEnv:
         return (state if has_begun or not is_done else TERMINATED), env_id
 
     def send_action(self, action: Any, env_id: int) -> None:
-        """Start what one env is to do next, and return without waiting.
+        """Send one env an action and return without waiting.
 
         Args:
-            action: For its step. `RESET` or ``"reset"``: it begins an episode, as by `send_reset`. `CLOSE` or
-                ``"close"``: it is left out from now on, as by `pause`, so that `resume` takes it in again; its memory
-                goes with the `ParallelEnv`. (`send` takes such a text for an action.)
-            env_id: Of the env.
+            action: The action of its step. `RESET` or ``"reset"`` begins an episode, like `send_reset`. `CLOSE` or
+                ``"close"`` leaves the env out from now on, like `pause`, and `resume` takes it in again; its memory is
+                freed only with the `ParallelEnv`. (`send` treats such strings as actions.)
+            env_id: Id of the env.
 
         Raises:
-            InvalidIdError: If it is not one id.
-            ArgumentError: If the action is `TERMINATED`, which is none.
-            As `send`.
+            InvalidIdError: If ``env_id`` is not one id.
+            ArgumentError: If the action is `TERMINATED`.
+            The errors of `send`.
         """
         if len(self._engine.ids(env_id)) != 1:
             raise InvalidIdError(
@@ -620,30 +618,30 @@ class ParallelEnv:
         max_envs: int | None = None,
         timeout: float | None = None,
     ) -> Iterator[tuple[Array, StepResult]]:
-        """Let a policy act, in this process, for whoever is ready: ``for env_ids, result in env.stream(policy)``.
+        """Run a policy, in this process, on the envs that are ready: ``for env_ids, result in env.stream(policy)``.
 
-        Every env that is not paused, has nothing under way and has not ended is given an action as soon as the loop
-        comes round. So episodes go on where they are, an env that is paused is left out when its answer is in, and one
-        that is resumed, or reset by `send_reset` in the loop, joins again. The next steps are on their way before an
-        answer is handed out. Leave the loop whenever you like: `recv`, or the next stream, gives what is under way.
+        Each round of the loop sends an action to every env that is not paused, has nothing in flight and has not ended.
+        Episodes under way continue; a paused env drops out after its result; one that is resumed, or reset by
+        `send_reset` in the loop, joins again. The next steps are sent before a result is yielded. The loop can be left
+        at any time: `recv`, or the next stream, returns what is in flight.
 
         Args:
             policy: ``policy(states)`` returns one action per env; states as in `step`. If it has a parameter
-                ``env_ids``, it is told whose they are.
-            num_steps: So many steps are made, of all envs together; then the loop ends, and nothing is under way.
-                ``None``: it ends when no env can go on, or this object is closed.
-            min_envs: As in `recv`.
-            max_envs: As in `recv`.
-            timeout: As in `recv`.
+                ``env_ids``, it also gets their ids.
+            num_steps: Number of steps of all envs together; then the loop ends, with nothing in flight. ``None``: it
+                ends when no env can step further, or this object is closed.
+            min_envs: See `recv`.
+            max_envs: See `recv`.
+            timeout: See `recv`.
 
         Yields:
-            What `recv` returns, with its ``env_ids`` before it.
+            ``(env_ids, result)``: a result of `recv` and its ``env_ids``.
 
         Raises:
-            ArgumentError: If an argument has no usable value.
+            ArgumentError: If an argument has an invalid value.
             ResetNeededError: If an env that is not paused has no episode.
             BaseException: What an env raised, as in `recv`, or what the policy raised; ``error.partial`` is then the
-                result that was not handed out.
+                result that was not yielded.
         """
         arguments.check_window(min_envs, max_envs)
         if num_steps is not None:
@@ -656,13 +654,13 @@ class ParallelEnv:
     def pause(self, id: Any = MISSING) -> None:
         """Leave envs out of calls without ``id``, and refuse to step them, until `resume`.
 
-        What one has under way goes on, and `recv` gives it.
+        What they have in flight continues, and `recv` returns it.
 
         Args:
             id: Which envs; ``None``: all.
 
         Raises:
-            ArgumentError: If it is not given.
+            ArgumentError: If ``id`` is not given.
         """
         if id is MISSING:
             raise ArgumentError("pause() was called without id. Give which envs to leave out: pause(3), pause([0, 2]).")
@@ -679,19 +677,19 @@ class ParallelEnv:
     def get_env_attr(self, key: str, id: Any = None, default: Any = MISSING) -> list[Any]:
         """Return an attribute of each env, looked up through wrappers down to the env.
 
-        Where nothing is found, an env that has a method ``get_env_attr(key)`` of its own is asked: its answer counts,
+        If nothing is found and the env has its own method ``get_env_attr(key)``, that is called: its result counts,
         unless it is ``None`` or an `AttributeError`.
 
         Args:
-            key: Name; ``"a.b"`` reaches into the object ``a``. It is never evaluated.
+            key: Name; ``"a.b"`` is attribute ``b`` of the object ``a``. It is never evaluated.
             id: Which envs.
-            default: What an env without this attribute answers: ``None`` if not given.
+            default: Value for an env without this attribute; ``None`` if not given.
 
         Returns:
             Copies, one per env, in the order of ``id``.
 
         Raises:
-            ArgumentError: If the key is no plain name.
+            ArgumentError: If the key is not a plain name.
             UnpicklableError: If a value cannot be copied from its worker.
 
         Warns:
@@ -714,18 +712,19 @@ class ParallelEnv:
     ) -> None:
         """Set an attribute of each env, on the wrapper that has it, else on the innermost env.
 
-        Where none has it, an env that has a method ``set_env_attr(key, value)`` of its own sets it by that.
+        If none has it, an env with its own method ``set_env_attr(key, value)`` sets it by that.
 
         Args:
-            key: Name, as in `get_env_attr`.
-            value: The same for every env. A list or tuple has one item per env, in the order of ``id``, as ``values``.
+            key: Name, see `get_env_attr`.
+            value: The same for every env. A list or tuple has one item per env, in the order of ``id``, like
+                ``values``.
             id: Which envs.
             values: Instead of ``value``: one per env, in the order of ``id``. ``[value] * n`` sets a list on all.
 
         Raises:
-            ArgumentError: If the key is no plain name, both or neither of ``value`` and ``values`` are given, a list
+            ArgumentError: If the key is not a plain name, both or neither of ``value`` and ``values`` are given, a list
                 has the wrong length, or ``value`` is an array or tensor with as many rows as there are envs asked,
-                which could mean either.
+                which is ambiguous.
             UnpicklableError: If a value cannot be copied to its worker; nothing was set.
 
         Warns:
@@ -740,21 +739,21 @@ class ParallelEnv:
 
     @single_threaded
     def customized_method(self, env_method: str, data: Any = None, id: Any = None) -> list[Any]:
-        """Call a method of each env and return what it returned.
+        """Call a method of each env and return the results.
 
         Args:
             env_method: Name, looked up through wrappers; ``"a.b"`` calls ``b`` of the object ``a``.
-            data: Keyword arguments: a dict for all, or a list with one dict per env. A list or
-                dict is copied, so that no two envs share an argument.
+            data: Keyword arguments: a dict for all, or a list with one dict per env. A list or dict is copied, so that
+                no two envs share an argument.
             id: Which envs.
 
         Returns:
             Copies, one per env, in the order of ``id``.
 
         Raises:
-            ArgumentError: If the name is no plain name or ``data`` does not fit; nothing was called.
+            ArgumentError: If the name is not a plain name or ``data`` does not fit; nothing was called.
             AbsentMethodError: If an env has no such method; the others were called.
-            BaseException: What a method raised; ``error.partial`` maps the others' ids to their returns.
+            BaseException: What a method raised; ``error.partial`` maps the ids of the others to their results.
         """
         env_ids = self._engine.ids(id)
         arguments.check_name("env_method", env_method)
@@ -763,7 +762,7 @@ class ParallelEnv:
 
     @single_threaded
     def call(self, function_names: str | Sequence[str], function_args_list: Any = None, id: Any = None) -> list[Any]:
-        """Call a method of each env, not necessarily the same one, and return what it returned.
+        """Call a method of each env, which may differ between envs, and return the results.
 
         Args:
             function_names: A name for all, or a list with one per env, each as in `customized_method`.
@@ -775,9 +774,9 @@ class ParallelEnv:
             Copies, one per env, in the order of ``id``.
 
         Raises:
-            ArgumentError: If a name is none, or there are not as many as envs; nothing was called.
+            ArgumentError: If a name is invalid, or a list does not have one item per env; nothing was called.
             AbsentMethodError: If an env has no such method; the others were called.
-            BaseException: What a method raised; ``error.partial`` maps the others' ids to their returns.
+            BaseException: What a method raised; ``error.partial`` maps the ids of the others to their results.
         """
         env_ids = self._engine.ids(id)
         names = arguments.spread_names("function_names", function_names, env_ids)
@@ -786,7 +785,7 @@ class ParallelEnv:
 
     @single_threaded
     def attr(self, names: str | Sequence[str], id: Any = None) -> list[Any]:
-        """Return an attribute of each env, not necessarily the same one, that it must have.
+        """Return an attribute of each env, which may differ between envs and must exist.
 
         Args:
             names: A name for all, or a list with one per env, each as in `get_env_attr`.
@@ -796,15 +795,16 @@ class ParallelEnv:
             Copies, one per env, in the order of ``id``.
 
         Raises:
-            ArgumentError: If a name is none, or there are not as many as envs; nothing was asked.
-            AbsentAttributeError: If an env has no such attribute; ``error.partial`` maps the others' ids to theirs.
+            ArgumentError: If a name is invalid, or the list does not have one per env; nothing was asked.
+            AbsentAttributeError: If an env has no such attribute; ``error.partial`` maps the ids of the others to their
+                values.
         """
         env_ids = self._engine.ids(id)
         return self._engine.ask_each("read", env_ids, arguments.spread_names("names", names, env_ids))
 
     @single_threaded
     def command(self, name: str, data: Any = None, id: Any = None) -> list[Any]:
-        """Give a command to envs that have a method ``command(name, data)``, and return what that returned.
+        """Call the method ``command(name, data)`` of each env and return the results.
 
         Args:
             name: Any text that the envs understand.
@@ -815,9 +815,9 @@ class ParallelEnv:
             Copies, one per env, in the order of ``id``.
 
         Raises:
-            ArgumentError: If ``name`` is no text; nothing was called.
-            AbsentMethodError: If an env takes no commands; the others did.
-            BaseException: What an env raised; ``error.partial`` maps the others' ids to their returns.
+            ArgumentError: If ``name`` is not a string; nothing was called.
+            AbsentMethodError: If an env has no method ``command``; the others were called.
+            BaseException: What an env raised; ``error.partial`` maps the ids of the others to their results.
         """
         env_ids = self._engine.ids(id)
         if not isinstance(name, str):
@@ -826,18 +826,18 @@ class ParallelEnv:
 
     @single_threaded
     def render(self, id: Any = None, tile: bool = False, labels: bool = False) -> Any:
-        """Return what each env's ``render()`` returns.
+        """Return the result of each env's ``render()``.
 
         Args:
             id: Which envs.
             tile: Join RGB frames, whose sizes may differ, to one picture, in a grid without gaps.
-            labels: With ``tile``, leave a gap between frames and draw the env id on each, as `show` does. Needs Pillow.
+            labels: With ``tile``, leave a gap between frames and draw the env id on each, like `show`. Needs Pillow.
 
         Returns:
             A list in the order of ``id``, or ``(height, width, 3)`` uint8.
 
         Raises:
-            ArgumentError: If what is to be tiled is no uint8 array: RGB, grey, or RGB with alpha, which is left out. If
+            ArgumentError: If a frame to tile is not a uint8 array (RGB, grey, or RGB with alpha, which is dropped), or
                 ``labels`` is given without ``tile``.
             MissingDependencyError: If ``labels`` is given and Pillow is not installed.
         """
@@ -849,7 +849,7 @@ class ParallelEnv:
         return _notebook().picture_of(self._engine, env_ids, labels=labels)
 
     def get_images(self, id: Any = None) -> list[Any]:
-        """Return the frame of each env, as ``render(id)``; ``render(tile=True)`` makes one picture of them."""
+        """Return the frame of each env, like ``render(id)``; ``render(tile=True)`` joins them to one picture."""
         return self.render(id)  # type: ignore[no-any-return]
 
     # ---------------------------------------------------------------- whole episodes, long runs
@@ -865,28 +865,28 @@ class ParallelEnv:
         options: Any = None,
         progress: bool = True,
     ) -> Evaluation:
-        """Play whole episodes with a policy in this process, and return how they went.
+        """Play whole episodes with a policy in this process, and return their statistics.
 
-        Each env plays its share, an equal one, the first envs one more if it does not come out even, and then rests
-        while the others play on. Who plays how much is settled beforehand, so short episodes are not preferred. All
-        envs with a share begin with a reset, whatever they were at, and need one afterwards. What ``asynchronous`` says
-        does not matter. `rollout` is quicker where the policy can travel to the workers, and keeps all steps.
+        Each env plays an equal share, the first envs one more if it does not divide evenly, and then rests while the
+        others finish. Shares are fixed beforehand, so short episodes are not over-represented. All envs with a share
+        begin with a reset, even within an episode, and need one afterwards. ``asynchronous`` has no effect. `rollout`
+        is faster where the policy can be pickled to the workers, and keeps all steps.
 
         Args:
-            policy: As in `rollout`, but it is called here, with the states of all envs that still play.
-            num_episodes: Of all envs together.
+            policy: See `rollout`, but it is called here, with the states of all envs that still play.
+            num_episodes: Number of episodes of all envs together.
             id: Which envs.
-            seed: Of the first reset, as in `reset`.
-            options: Of the first reset, as in `reset`.
-            progress: As in `rollout`.
+            seed: Seed of the first reset, see `reset`.
+            options: Options of the first reset, see `reset`.
+            progress: See `rollout`.
 
         Returns:
             An `Evaluation`.
 
         Raises:
-            ArgumentError: If ``num_episodes`` is no int of at least 1, no envs are asked, or another argument does not
-                fit; nothing was sent.
-            EnvBusyError, EnvPausedError: As `step`.
+            ArgumentError: If ``num_episodes`` is not an int of at least 1, no envs are asked, or another argument does
+                not fit; nothing was sent.
+            EnvBusyError, EnvPausedError: See `step`.
             BaseException: What an env or the policy raised; ``error.partial`` has the episodes so far.
         """
         env_ids = self._engine.ids(id)
@@ -921,41 +921,41 @@ class ParallelEnv:
         rnn_state: Any = None,
         progress: bool = True,
     ) -> Rollout | list[Any]:
-        """Let a policy act beside the envs, and return all of their steps at once.
+        """Run a policy inside the workers, and return all of its steps at once.
 
-        The policy travels to the workers once, and nothing else until steps come back: the same steps as by `step`,
-        without a round trip for each. Episodes go on where they are, here and in the calls that follow.
+        The policy is sent to the workers once, and nothing else until steps come back: the same steps as by `step`,
+        without a round trip for each. Episodes under way continue, now and in later calls.
 
         Args:
-            policy: ``policy(states)`` returns one action per env. States are as `step` gives them, of the envs of one
-                worker that take part, and actions as it takes them, but for one thing: a tuple is always
-                ``(actions, rnn_state, extras)``, and a batch of a ``Tuple`` space goes as ``(actions, None, None)``.
-                ``extras`` is a flat dict of arrays whose first axis is that of the envs; names, shapes and dtypes must
-                go together in all steps. A policy with the parameters
-                ``rnn_state`` and ``done`` gets the former back (a nest of arrays with that first axis, ``None`` at
-                first), and ``done`` is ``True`` where an episode begins, and where nothing is remembered of it. Every
-                worker has a copy of its own, in every mode.
-            num_steps: So many steps each env makes, fewer if its policy of ended episodes lets it rest.
-            num_episodes: Or so many episodes are ended, each env its share: the first envs one more if they do not
-                come out even. An episode that is under way counts. What takes longest is waited for, so short
-                episodes are not preferred. With ``"idle"`` one per env at most, with ``"continue"`` none. Envs that are
-                exhausted have no share, and those that become so end fewer.
+            policy: ``policy(states)`` returns one action per env. States are as `step` returns them, of the envs of one
+                worker that take part, and actions as it takes them, with one exception: a tuple is always
+                ``(actions, rnn_state, extras)``, so a batch of a ``Tuple`` space is returned as
+                ``(actions, None, None)``. ``extras`` is a flat dict of arrays whose first axis is env; names, shapes
+                and dtypes must be compatible in all steps. A policy with parameters ``rnn_state`` and ``done`` gets its
+                last ``rnn_state`` (nested arrays with that first axis, ``None`` at first); ``done`` is ``True`` where
+                an episode begins, and where nothing is remembered of it. Every worker has its own copy of the policy,
+                in every mode.
+            num_steps: Number of steps of each env, fewer if ``asynchronous`` lets an ended env rest.
+            num_episodes: Number of episodes to end, instead of ``num_steps``. Each env has an equal share, the first
+                envs one more if it does not divide evenly. An episode under way counts. The slowest env is waited for,
+                so short episodes are not over-represented. With ``"idle"`` at most one per env, with ``"continue"``
+                none. Exhausted envs have no share; envs that become exhausted end fewer.
             id: Which envs.
-            rnn_state: What the policy remembers of these envs, as `Rollout.rnn_state` of the rollout before: episodes
-                under way go on with it. ``None``: nothing.
-            progress: Whether a bar shows, on a terminal or in a notebook, from the first second on.
+            rnn_state: What the policy remembers of these envs: `Rollout.rnn_state` of the rollout before, with which
+                episodes under way continue. ``None``: nothing.
+            progress: Whether to show a bar, on a terminal or in a notebook, after the first second.
 
         Returns:
-            A `Rollout`. Without a policy: what the objects' own method ``run_batch_episode()`` returned, a list with
-            one item per env, as of MetaBox's test units.
+            A `Rollout`. Without a policy: the results of the envs' own method ``run_batch_episode()``, a list with one
+            item per env, as for MetaBox's test units.
 
         Raises:
-            ArgumentError: If not exactly one of ``num_steps`` and ``num_episodes`` is given, or the policy
-                ``asynchronous`` does not allow it. If there is no policy, and an env has no ``run_batch_episode()``.
+            ArgumentError: If not exactly one of ``num_steps`` and ``num_episodes`` is given, or ``asynchronous`` does
+                not allow it. If there is no policy, and an env has no ``run_batch_episode()``.
             UnpicklableError: If the policy cannot be copied.
-            ResetNeededError, EnvBusyError, EnvPausedError: As `step`. In all these cases nothing was stepped.
-            BaseException: What an env raised, after the others have come to the end, or what the policy raised, or
-                that a worker died or a chunk of about 0.2 s took longer than ``timeout``, as soon as that is known;
+            ResetNeededError, EnvBusyError, EnvPausedError: See `step`. In all these cases nothing was stepped.
+            BaseException: What an env raised, after the others have finished; or, as soon as it is known, what the
+                policy raised, that a worker died, or that a chunk of about 0.2 s took longer than ``timeout``.
                 ``error.partial`` is the `Rollout` so far. Envs whose steps were lost need a reset, after Ctrl-C too.
         """
         env_ids = self._engine.ids(id)
@@ -966,13 +966,13 @@ class ParallelEnv:
 
     @single_threaded
     def restart(self, id: Any = None) -> tuple[int, ...]:
-        """Rebuild envs from what they were made from. They need a reset afterwards.
+        """Rebuild envs from the items of ``envs``. They need a reset afterwards.
 
-        A worker that died, or is busy with one of them, is replaced, and with it all envs that it owned. What other
-        envs of a worker have under way is waited for, ``timeout`` seconds at most. After Ctrl-C they need a reset too.
+        A worker that died, or is busy with one of them, is replaced, with all envs that it owned. Other envs of a
+        worker may finish what they have in flight, within ``timeout`` seconds. After Ctrl-C they need a reset too.
 
         Args:
-            id: Which envs; ``None`` means all, also the paused.
+            id: Which envs; ``None`` means all, also paused ones.
 
         Returns:
             Ids of all envs that were rebuilt, ascending.
@@ -985,13 +985,13 @@ class ParallelEnv:
 
     @single_threaded
     def save_state(self) -> SavedState:
-        """Return the state of everything: envs, episodes, seeds. Plain data that can be pickled.
+        """Return the state of all envs, episodes and seeds, as plain data that can be pickled.
 
-        An env says its state by ``get_state()``, if it also has ``set_state(state)``; any other is pickled.
-        Where neither keeps the state (`SavedState.unsaved`), the env needs a reset after `load_state`.
+        An env with ``get_state()`` and ``set_state(state)`` is saved by these; any other is pickled. An env that cannot
+        be saved either way (`SavedState.unsaved`) needs a reset after `load_state`.
 
         Raises:
-            EnvBusyError: If a step is under way.
+            EnvBusyError: If a step is in flight.
             BaseException: What a ``get_state`` raised.
         """
         progress = self._engine.stepper.progress()
@@ -1001,16 +1001,16 @@ class ParallelEnv:
 
     @single_threaded
     def load_state(self, state: SavedState) -> tuple[int, ...]:
-        """Go on from a state, also of another `ParallelEnv` whose envs were made alike, in any mode.
+        """Continue from a saved state, also one of another `ParallelEnv` with equally made envs, in any mode.
 
-        Steps under way are dropped. The steps that follow are those that would have followed.
+        Steps in flight are dropped. Later steps are the same as they would have been after the save.
 
         Returns:
-            Ids of envs that need a reset, as they did when it was saved or because of `SavedState.unsaved`.
+            Ids of envs that need a reset: they needed one when saved, or are in `SavedState.unsaved`.
 
         Raises:
-            ArgumentError: If it is of another number of envs or policy; nothing was touched.
-            InvalidStateError: If it is of envs that were wrapped otherwise. Those need a reset.
+            ArgumentError: If the number of envs or ``asynchronous`` differs; nothing was changed.
+            InvalidStateError: If envs were wrapped differently. Those need a reset.
             BaseException: What a ``set_state`` raised. That env needs a reset.
         """
         state = check_saved(state, self._engine.num_envs, self.asynchronous)
@@ -1025,7 +1025,7 @@ class ParallelEnv:
 
     @property
     def done(self) -> Array:
-        """``(n,)`` bool: whose last step ended its episode, or who was ended by the policy."""
+        """``(n,)`` bool: whether the env's last step ended its episode, or ``asynchronous=None`` ended it."""
         return self._engine.stepper.episodes.done.copy()
 
     def has_done(self) -> bool:
@@ -1038,7 +1038,7 @@ class ParallelEnv:
 
     @property
     def exhausted(self) -> Array:
-        """``(n,)`` bool: who has no further episode, so that it rests. They are done, too."""
+        """``(n,)`` bool: whether the env has no further episode, so that it rests. Such envs are done, too."""
         flags: Array = np.zeros(self._engine.num_envs, dtype=bool)
         flags[list(self._engine.stepper.episodes.exhausted)] = True
         return flags
@@ -1049,7 +1049,7 @@ class ParallelEnv:
 
     @property
     def paused(self) -> Array:
-        """``(n,)`` bool: who is paused."""
+        """``(n,)`` bool: whether the env is paused."""
         return self._engine.stepper.episodes.paused.copy()
 
     @property
@@ -1074,7 +1074,7 @@ class ParallelEnv:
 
     @property
     def num_workers(self) -> int:
-        """Number of workers among which the envs are dealt out."""
+        """Number of workers that share the envs."""
         return self._engine.pool.num_hosts
 
     @property
@@ -1084,17 +1084,17 @@ class ParallelEnv:
 
     @property
     def para_mode(self) -> str:
-        """The mode: the word given, of ``"auto"`` the one that was chosen, of a backend class its name."""
+        """The mode: the word given, the one chosen if that was ``"auto"``, or the name of a backend class."""
         return self._para_mode
 
     @property
     def asynchronous(self) -> str | None:
-        """What happens when an episode ends, as given; an env handed over to an adapter follows the adapter's rule."""
+        """The done policy, as given; an env handed over to an adapter follows the adapter's rule."""
         return self._engine.asynchronous
 
     @property
     def recommendation(self) -> Recommendation | None:
-        """What ``para_mode="auto"`` chose, and why; ``None`` if the mode was named."""
+        """What ``para_mode="auto"`` chose, and why; ``None`` if another mode was given."""
         return self._recommendation
 
     @functools.cached_property
@@ -1135,27 +1135,27 @@ class ParallelEnv:
     # ---------------------------------------------------------------- looking
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        """Return what a notebook shows of this object, as text and as HTML.
+        """Return what a notebook displays for this object, as text and as HTML.
 
-        No worker is asked or waited for: it is the same, only older, of one that is busy, broken or closed.
+        No worker is asked or waited for: a busy, broken or closed object shows the same, only older.
         """
         return _notebook().mime_bundle(self)  # type: ignore[no-any-return]
 
     @single_threaded
     def show(self, id: Any = None, *, width: int = 800) -> None:
-        """Show what the envs look like now, below the notebook cell. Another call in the same cell replaces it.
+        """Show the current frames of the envs below the notebook cell. Another call in the same cell replaces them.
 
-        The frames of several envs are tiled, with a gap between them and the env id on each.
+        Frames of several envs are tiled, with a gap between them and the env id on each.
 
         Args:
             id: Which envs. Make them with ``render_mode="rgb_array"``; their frames may differ in size.
-            width: Pixels; a picture that is wider is made smaller.
+            width: Pixels; a wider picture is scaled down.
 
         Raises:
-            NotebookNeededError: If this is no notebook.
+            NotebookNeededError: If this is not a notebook.
             MissingDependencyError: If Pillow is not installed.
-            ArgumentError: If an env has another ``render_mode`` or cannot draw; nothing was drawn. As
-                `ParallelEnv.render` with ``tile=True``.
+            ArgumentError: If an env has another ``render_mode`` or cannot draw; nothing was drawn. Also if the frames
+                cannot be tiled, see `ParallelEnv.render`.
             ResetNeededError: If an env needs a reset before it can draw.
         """
         _notebook().show_envs(self, id, width)
@@ -1172,28 +1172,28 @@ class ParallelEnv:
         width: int = 800,
         progress: bool = True,
     ) -> Evaluation:
-        """Let a policy act while you look on, below the notebook cell.
+        """Run a policy and show the envs below the notebook cell while they step.
 
-        The envs begin with a reset, and need one afterwards. Whoever ends begins anew, whatever ``asynchronous`` says.
-        Stop the cell when you have seen enough.
+        The envs begin with a reset, and need one afterwards. An ended env is reset, whatever ``asynchronous`` is.
+        Interrupt the cell to stop early.
 
         Args:
-            policy: As in `ParallelEnv.run_episodes`.
-            steps: So many steps each env makes.
+            policy: See `ParallelEnv.run_episodes`.
+            steps: Number of steps of each env.
             id: Which envs.
-            seed: Of the first reset, as in `ParallelEnv.reset`.
-            fps: Frames a second at most; ``None``: what the first env's ``metadata["render_fps"]`` says, else 30.
-            width: As in `show`.
-            progress: As in `ParallelEnv.rollout`.
+            seed: Seed of the first reset, see `ParallelEnv.reset`.
+            fps: Frames per second at most; ``None``: the first env's ``metadata["render_fps"]``, else 30.
+            width: See `show`.
+            progress: See `ParallelEnv.rollout`.
 
         Returns:
             An `Evaluation` of the episodes that have ended.
 
         Raises:
-            NotebookNeededError, MissingDependencyError: As `show`.
+            NotebookNeededError, MissingDependencyError: See `show`.
             ArgumentError: If an argument does not fit, or an env has another ``render_mode`` or cannot draw; nothing
                 was reset.
-            EnvBusyError, EnvPausedError: As `ParallelEnv.step`.
+            EnvBusyError, EnvPausedError: See `ParallelEnv.step`.
             BaseException: What an env or the policy raised; ``error.partial`` has the episodes so far.
         """
         return _notebook().play_envs(self, policy, steps, id, seed, fps, width, bool(progress))  # type: ignore[no-any-return]
@@ -1211,31 +1211,31 @@ class ParallelEnv:
         width: int = 640,
         progress: bool = True,
     ) -> Film:
-        """Let a policy act, and return a film of it, which a notebook plays. It needs no screen.
+        """Run a policy, and return a film of it, which a notebook plays. No screen is needed.
 
-        The envs begin with a reset, and need one afterwards. Whoever ends begins anew, whatever ``asynchronous`` says.
-        All frames are in memory until the last step: at the usual width some 0.8 MB each. `RecordVideo` films what
-        your own loop does.
+        The envs begin with a reset, and need one afterwards. An ended env is reset, whatever ``asynchronous`` is. All
+        frames are in memory until the last step: about 0.8 MB each at the default width. `RecordVideo` films the steps
+        of your own loop.
 
         Args:
-            policy: As in `ParallelEnv.run_episodes`.
-            steps: So many steps each env makes; the film has one frame more.
-            path: Where to write it, too: ``.webp``, ``.gif``, ``.png`` (animated), or ``.mp4``, for which
-                imageio-ffmpeg has to be installed. ``None``: nowhere; then it is an MP4 if that can be, else a WebP.
+            policy: See `ParallelEnv.run_episodes`.
+            steps: Number of steps of each env; the film has one frame more.
+            path: File to write as well: ``.webp``, ``.gif``, ``.png`` (animated), or ``.mp4``, which needs
+                imageio-ffmpeg. ``None``: no file; the film is then an MP4 if possible, else a WebP.
             id: Which envs.
-            seed: Of the first reset, as in `ParallelEnv.reset`.
-            fps: Frames a second; ``None``: as in `play`. At most 50 of a GIF and 90 of a WebP or PNG: what has more,
-                browsers play at 10.
-            width: Pixels; frames that are wider are made smaller.
-            progress: As in `ParallelEnv.rollout`.
+            seed: Seed of the first reset, see `ParallelEnv.reset`.
+            fps: Frames per second; ``None``: see `play`. At most 50 in a GIF and 90 in a WebP or PNG: browsers play
+                faster ones at 10.
+            width: Pixels; wider frames are scaled down.
+            progress: See `ParallelEnv.rollout`.
 
         Raises:
             MissingDependencyError: If Pillow is not installed, or for an MP4 imageio-ffmpeg.
             ArgumentError: If an argument does not fit, or an env has another ``render_mode`` or cannot draw; nothing
                 was reset. If a picture is too large for the format.
-            OSError: If the folder does not exist or nothing may be written there, before anything was reset; or if the
-                film cannot be written: ``error.partial`` is the film.
-            EnvBusyError, EnvPausedError: As `ParallelEnv.step`.
+            OSError: If the folder does not exist or is not writable, before anything was reset; or if the film cannot
+                be written: ``error.partial`` is the film.
+            EnvBusyError, EnvPausedError: See `ParallelEnv.step`.
             BaseException: What an env or the policy raised; ``error.partial`` has the episodes so far.
         """
         return _notebook().record_envs(self, policy, steps, path, id, seed, fps, width, bool(progress))  # type: ignore[no-any-return]
@@ -1243,12 +1243,11 @@ class ParallelEnv:
     def profile(self) -> Recorder:
         """Return a context manager that records where the time goes: ``with env.profile() as p``.
 
-        When the block has ended, ``p.summary()`` is a table with advice, ``p.plot()`` a timeline that a notebook shows,
-        and ``p.save("trace.json")`` writes a trace for Perfetto or Chrome. It is recorded when each env was stepped or
-        reset, and when the caller was in a call. Where that would take more than 2 % of the time, as with steps of less
-        than some 0.5 ms, only some steps are recorded, and stand for the others: `Summary.sampled` says how many. The
-        first ones all are. A worker that dies takes along what it has noted; of the one that is built anew it is
-        recorded what that does.
+        After the block, ``p.summary()`` is a table with advice, ``p.plot()`` a timeline that a notebook shows, and
+        ``p.save("trace.json")`` writes a trace for Perfetto or Chrome. The record has the steps and resets of each env,
+        and the calls of the caller. Where recording would take more than 2 % of the time, as with steps shorter than
+        about 0.5 ms, only a sample of the steps is recorded: `Summary.sampled` gives how many. The first ones always
+        are. The records of a worker that dies are lost; its replacement is recorded.
 
         Raises:
             EnvBusyError: On entry, if this is recorded already.
@@ -1264,27 +1263,27 @@ class ParallelEnv:
         *,
         observation_mode: Literal["same", "different"] | tuple[gymnasium.Space[Any], gymnasium.Space[Any]] = "same",
     ) -> GymnasiumVectorEnv:
-        """Return a `gymnasium.vector.VectorEnv` that steps these envs, for whatever takes one.
+        """Return a `gymnasium.vector.VectorEnv` that steps these envs, for any library that takes one.
 
-        From now on an ended episode is followed as ``autoreset_mode`` says, whatever ``asynchronous`` was; all envs are
-        to be reset. Closing the vector env closes this object. Of ``copy=False`` observations are as of ``copy=False``
-        in Gymnasium's own vector envs: valid until the next call, and writeable. Infos and ``final_obs`` are always the
-        caller's.
+        From now on ``autoreset_mode`` decides what follows an ended episode, whatever ``asynchronous`` was; all envs
+        need a reset. Closing the vector env closes this object. With ``copy=False`` observations are as with
+        ``copy=False`` in Gymnasium's own vector envs: valid until the next call, and writeable. Infos and ``final_obs``
+        are always copies.
 
         Args:
             autoreset_mode: ``"NextStep"``: the step after the end of an episode resets that env, ignores its action,
-                and has reward 0. ``"SameStep"``: it is reset within the step that ends it; ``infos["final_obs"]`` and
-                ``infos["final_info"]`` are what the end was. ``"Disabled"``: you reset, with
+                and has reward 0. ``"SameStep"``: the env is reset within the step that ends it; ``infos["final_obs"]``
+                and ``infos["final_info"]`` are those of the end. ``"Disabled"``: you reset, with
                 ``reset(options={"reset_mask": terminations | truncations})``.
             observation_mode: ``"same"``: the envs share one observation space. ``"different"``: their spaces have the
-                same shapes and dtypes, but other bounds. Or the batched and the single space, given by you.
+                same shapes and dtypes, but other bounds. Or a pair of your own: the batched and the single space.
 
         Raises:
             SpacesError: If an env declares no spaces, or others than ``observation_mode`` allows.
             ArgumentError: If a mode is not known.
-            EnvBusyError: If a step is under way.
-            WorkerTimeoutError: If an env is still at a call that took too long.
-            HandedOverError: If another adapter has this object.
+            EnvBusyError: If a step is in flight.
+            WorkerTimeoutError: If an env is still in a call that timed out.
+            HandedOverError: If another adapter already uses this object.
         """
         from parallelenv.adapters.gymnasium import GymnasiumVectorEnv
 
@@ -1293,17 +1292,17 @@ class ParallelEnv:
     def to_sb3(self) -> SB3VecEnv:
         """Return a `VecEnv` of Stable-Baselines3 that steps these envs, for its algorithms and wrappers.
 
-        From now on an ended env is reset within the step that ends it, whatever ``asynchronous`` was; all envs are to
-        be reset. Closing the `VecEnv` closes this object. Observations are copied also with ``copy=False``: the
-        algorithms keep the latest ones while they step, and would store, and learn from, the next ones in their place.
+        From now on an ended env is reset within the step that ends it, whatever ``asynchronous`` was; all envs need a
+        reset. Closing the `VecEnv` closes this object. Observations are copied even with ``copy=False``: the algorithms
+        keep the latest ones while they step, and would otherwise store, and learn from, the next ones.
 
         Raises:
             MissingDependencyError: If Stable-Baselines3 is not installed.
             SpacesError: If the envs declare no spaces, or different ones.
             ArgumentError: If the envs have different render modes.
-            EnvBusyError: If a step is under way.
-            WorkerTimeoutError: If an env is still at a call that took too long.
-            HandedOverError: If another adapter has this object.
+            EnvBusyError: If a step is in flight.
+            WorkerTimeoutError: If an env is still in a call that timed out.
+            HandedOverError: If another adapter already uses this object.
         """
         try:
             from parallelenv.adapters.sb3 import SB3VecEnv
@@ -1317,24 +1316,24 @@ class ParallelEnv:
         return SB3VecEnv(self)
 
     def to_tianshou(self, wait_num: int | None = None, timeout: float | None = None) -> TianshouVectorEnv:
-        """Return what Tianshou's collectors and wrappers take for one of its vector envs.
+        """Return a vector env for Tianshou's collectors and wrappers.
 
-        From now on nothing happens when an episode ends, whatever ``asynchronous`` was: collectors reset. All envs
-        are to be reset. Closing it closes this object. Observations are copied, whatever ``copy`` was.
+        From now on nothing happens when an episode ends, whatever ``asynchronous`` was: collectors reset. All envs need
+        a reset. Closing the vector env closes this object. Observations are copied, whatever ``copy`` was.
 
         Args:
-            wait_num: So many envs a step waits for; the others go on with theirs. ``None``: all.
-            timeout: Seconds after which a step returns what is there, at least of one env; ``None``: none.
+            wait_num: Number of envs a step waits for; the others continue theirs. ``None``: all.
+            timeout: Seconds after which a step returns the results so far, of at least one env; ``None``: no limit.
 
         Warns:
-            UserWarning: If either is given and envs share workers, in which one waits for another.
+            UserWarning: If either is given and envs share workers, in which they wait for each other.
 
         Raises:
-            ArgumentError: If ``wait_num`` is no int from 1 to the number of envs, or ``timeout`` not positive.
+            ArgumentError: If ``wait_num`` is not an int from 1 to the number of envs, or ``timeout`` not positive.
             InvalidEnvError: If an env has a `Tuple` observation space, which Tianshou cannot batch.
-            EnvBusyError: If a step is under way.
-            WorkerTimeoutError: If an env is still at a call that took too long.
-            HandedOverError: If another adapter has this object.
+            EnvBusyError: If a step is in flight.
+            WorkerTimeoutError: If an env is still in a call that timed out.
+            HandedOverError: If another adapter already uses this object.
         """
         from parallelenv.adapters.tianshou import TianshouVectorEnv
 
@@ -1342,13 +1341,13 @@ class ParallelEnv:
 
     # ---------------------------------------------------------------- as an object
 
-    if not TYPE_CHECKING:  # to a type checker any name could be set
+    if not TYPE_CHECKING:  # or a type checker would let any name be set
 
         def __setattr__(self, name: str, value: Any) -> None:
-            """Set what is there to be set. A public name that is not would be accepted and do nothing.
+            """Set an attribute, and refuse unknown public names, which would have no effect.
 
             Raises:
-                AbsentAttributeError: If there is none. A subclass may have what it likes.
+                AbsentAttributeError: If there is no such attribute. Subclasses may set any.
             """
             known = getattr(ParallelEnv, name, None)
             is_fixed = known is None or (isinstance(known, property) and known.fset is None)
@@ -1356,17 +1355,17 @@ class ParallelEnv:
                 raise migration_hints.not_to_set(self, name, name in inspect.signature(ParallelEnv).parameters)
             object.__setattr__(self, name, value)
 
-    if not TYPE_CHECKING:  # to a type checker any name would be there
+    if not TYPE_CHECKING:  # or a type checker would accept any name
 
         def __getattr__(self, name: str) -> Any:
-            """Refuse a name that is not there, and say what does the same. No worker is asked.
+            """Refuse an unknown name, and suggest what does the same. No worker is asked.
 
             Raises:
-                AttributeError: Always; an `AbsentAttributeError` if it is no private name.
+                AttributeError: Always; an `AbsentAttributeError` for a public name.
             """
             if name.startswith("_"):  # probed for by copy, pickle and notebooks
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
-            if hasattr(type(self), name):  # a property that has raised an AttributeError: that is the one to see
+            if hasattr(type(self), name):  # a property raised an AttributeError: raise that one
                 return object.__getattribute__(self, name)
             raise migration_hints.absent(self, name)
 
@@ -1379,7 +1378,7 @@ class ParallelEnv:
         return self._engine.num_envs
 
     def __repr__(self) -> str:
-        """Return one line; asks no worker."""
+        """Return one line, without asking a worker."""
         if not hasattr(self, "_engine"):
             return "<parallelenv.ParallelEnv, not constructed>"
         chosen = self._recommendation
@@ -1393,13 +1392,13 @@ class ParallelEnv:
     # ---------------------------------------------------------------- the end
 
     def close(self, timeout: float | None = None) -> None:
-        """Close all envs and end all workers. Whatever envs do, it does not raise; harmless when repeated.
+        """Close all envs and end all workers. Errors of envs are not raised; repeated calls do nothing.
 
         Args:
-            timeout: Seconds that workers get to close their envs before they are ended; ``None``: 3.
+            timeout: Seconds that workers have to close their envs before they are killed; ``None``: 3.
 
         Raises:
-            ArgumentError: If ``timeout`` is no such number; nothing was closed.
+            ArgumentError: If ``timeout`` is not such a number; nothing was closed.
         """
         grace = arguments.check_grace(timeout, CLOSE_TIMEOUT)
         if hasattr(self, "_engine"):
@@ -1410,13 +1409,13 @@ class ParallelEnv:
         """Close every `ParallelEnv` of this process that is still open.
 
         Raises:
-            BaseExceptionGroup: What went wrong, when all have been closed.
+            BaseExceptionGroup: All errors, after all have been closed.
         """
         errors: list[BaseException] = []
         for env in list(cls._live):
             try:
                 env.close()
-            except BaseException as error:  # noqa: BLE001 (raised below: it may not keep the others open)
+            except BaseException as error:  # noqa: BLE001 (raised below: the others must be closed first)
                 errors.append(error)
         if errors:
             raise BaseExceptionGroup("Some did not close well.", errors)
@@ -1431,13 +1430,13 @@ class ParallelEnv:
 
 
 def _notebook() -> ModuleType:
-    """Return what draws a `ParallelEnv`; it is above this module, and imported when something is drawn."""
+    """Return the module that draws a `ParallelEnv`. It is a layer above this one, so it is imported when needed."""
     from parallelenv.notebook import views
 
     return views
 
 
 _ARGUMENTS = tuple(inspect.signature(ParallelEnv).parameters)[:-1]  # the last one takes the options
-_MAKE_ARGUMENTS = tuple(inspect.signature(ParallelEnv.make).parameters)[:-1]  # the last one takes those of the env
+_MAKE_ARGUMENTS = tuple(inspect.signature(ParallelEnv.make).parameters)[:-1]  # the last one takes the env's arguments
 
 atexit.register(ParallelEnv.close_all)

@@ -1,8 +1,7 @@
 """Every exception that this package raises on purpose.
 
-Each derives from `ParallelEnvError` and from the builtin (or Gymnasium) exception it means,
-so that existing ``except`` clauses keep working. An environment's own exceptions are not
-here: they reach the user with their own type.
+Each derives from `ParallelEnvError` and from the builtin (or Gymnasium) exception that it means, so that existing
+``except`` clauses keep working. Exceptions of envs are not defined here: they reach the user with their own type.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ class ParallelEnvError(Exception):
 
 
 class ArgumentError(ParallelEnvError, ValueError):
-    """An argument has a value that cannot be used."""
+    """An argument has an invalid value."""
 
 
 class UnknownModeError(ArgumentError):
-    """``para_mode`` is no known word."""
+    """``para_mode`` is not a known word."""
 
 
 class UnknownPolicyError(ArgumentError):
-    """``asynchronous`` is no known word."""
+    """``asynchronous`` is not a known word."""
 
 
 class UnknownOptionError(ParallelEnvError, TypeError):
@@ -37,19 +36,19 @@ class MissingDependencyError(ParallelEnvError, ImportError):
 
 
 class NotebookNeededError(ParallelEnvError, RuntimeError):
-    """Something is to be shown where there is no notebook to show it in."""
+    """A call that displays something was made outside of a notebook."""
 
 
 class NotRecordedError(ParallelEnvError, RuntimeError):
-    """A profile is asked for what it has not recorded yet."""
+    """A profile was asked for results that are not recorded yet."""
 
 
 class InvalidEnvError(ParallelEnvError, TypeError):
-    """Something in ``envs`` is no environment, or cannot be used as one here."""
+    """An item of ``envs`` is not an environment, or cannot be used as one here."""
 
 
 class DuplicateEnvError(InvalidEnvError, ValueError):
-    """Two items of ``envs``, or two env fns, are or have made one and the same instance."""
+    """Two items of ``envs`` are the same instance, or two env fns returned the same one."""
 
 
 class InvalidIdError(ArgumentError):
@@ -69,7 +68,7 @@ class ActionError(ArgumentError):
 
 
 class ActionTypeError(ActionError, TypeError):
-    """A single action was given where a batch of them is expected."""
+    """A single action was given instead of a batch."""
 
 
 class ClosedError(ParallelEnvError, gymnasium.error.ClosedEnvironmentError, RuntimeError):
@@ -93,38 +92,38 @@ class NothingInFlightError(ParallelEnvError, RuntimeError):
 
 
 class PendingCallError(gymnasium.error.AlreadyPendingCallError, EnvBusyError):
-    """A call of an adapter came while another one waits for its ``..._wait()``.
+    """An adapter was called while another call waits for its ``..._wait()``.
 
     Attributes:
-        name: What is waited for: ``"step"``, ``"reset"`` or ``"call"``.
+        name: The pending call: ``"step"``, ``"reset"`` or ``"call"``.
     """
 
 
 class NoPendingCallError(gymnasium.error.NoAsyncCallError, NothingInFlightError):
-    """A ``..._wait()`` of an adapter came without its ``..._async()``.
+    """A ``..._wait()`` of an adapter was called without its ``..._async()``.
 
     Attributes:
-        name: What would be waited for.
+        name: The call that is missing.
     """
 
 
 class HandedOverError(ParallelEnvError, RuntimeError):
-    """Two adapters want one `ParallelEnv`, and each its own rules."""
+    """A second adapter was made for one `ParallelEnv`; each would need its own rules."""
 
 
 class MissingMethodError(ParallelEnvError, NotImplementedError):
-    """A subclass lacks the method that it is there for."""
+    """A subclass lacks a method that it must define."""
 
 
 class WrappedError(ParallelEnvError, RuntimeError):
-    """A call would silently go past a wrapper."""
+    """A call would silently bypass a wrapper."""
 
 
 class NotFiniteError(ParallelEnvError, ValueError):
     """A number is nan or infinite.
 
     Attributes:
-        env_ids: Whose it is.
+        env_ids: Ids of the envs it came from.
     """
 
     def __init__(self, message: str, env_ids: tuple[int, ...] = ()) -> None:
@@ -133,7 +132,7 @@ class NotFiniteError(ParallelEnvError, ValueError):
 
 
 class UnpackingError(ParallelEnvError, ValueError):
-    """A result is unpacked into another number of items than it has."""
+    """A result is unpacked into the wrong number of items."""
 
 
 class SpacesError(ArgumentError, RuntimeError):
@@ -157,30 +156,30 @@ class AbsentAttributeError(ParallelEnvError, AttributeError):
 
 
 class AbsentAttributeWarning(UserWarning):
-    """No env that was asked has an attribute of this name, but one of a similar name."""
+    """None of the envs has an attribute of this name, but one has a similar name."""
 
 
 class OldApiWarning(UserWarning):
-    """A `gymnasium.Env` does as envs of the old gym did. It is used so, and this says what that means."""
+    """A `gymnasium.Env` follows the API of the old gym. It is used that way; the message gives the consequences."""
 
 
 class AbsentMethodError(ParallelEnvError, AttributeError):
-    """An env has no such method, or what has that name cannot be called."""
+    """An env has no such method, or an attribute of that name is not callable."""
 
 
 class ExhaustedError(ParallelEnvError, RuntimeError):
     """An env has no further episode: its ``reset`` raises this, and the env counts as exhausted.
 
-    Users meet it where nobody may rest: in a plain Gymnasium loop, and in adapters.
+    Users see it where envs cannot rest: in a plain Gymnasium loop, and in adapters.
     """
 
 
 class EnvInterruptedError(ParallelEnvError, RuntimeError):
-    """An env was interrupted in the middle of a step, in the caller's own process."""
+    """An env was interrupted during a step, in the caller's own process."""
 
 
 class EnvError(ParallelEnvError, RuntimeError):
-    """Stands for an env's exception that cannot travel between processes."""
+    """Replaces an env's exception that cannot be pickled."""
 
 
 class UnpicklableError(ParallelEnvError, TypeError):
@@ -188,11 +187,11 @@ class UnpicklableError(ParallelEnvError, TypeError):
 
 
 class SchedulingError(ParallelEnvError, RuntimeError):
-    """The Ray cluster cannot give what was asked for."""
+    """The Ray cluster does not have the requested resources."""
 
 
 class WorkerDiedError(ParallelEnvError, RuntimeError):
-    """The worker that owns an env is dead.
+    """The worker of an env is dead.
 
     Attributes:
         env_ids: The envs that it owned and that the call needed.
@@ -214,19 +213,19 @@ class WorkerDiedError(ParallelEnvError, RuntimeError):
 
 
 class BatchMemoryError(ParallelEnvError, MemoryError):
-    """There is no room for the arrays of all envs."""
+    """There is not enough memory for the arrays of all envs."""
 
 
 class WorkerStartError(ParallelEnvError, OSError):
-    """The system does not let another worker start."""
+    """The operating system refused to start another worker."""
 
 
 class InvalidStateError(ParallelEnvError, ValueError):
-    """A saved state does not fit the env that is to take it."""
+    """A saved state does not fit the env that should load it."""
 
 
 class WorkerTimeoutError(ParallelEnvError, TimeoutError, multiprocessing.TimeoutError):
-    """Envs did not answer in time.
+    """Envs did not finish in time.
 
     Attributes:
         env_ids: The envs that are still running.

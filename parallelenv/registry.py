@@ -1,7 +1,7 @@
-"""The words of `para_mode` and the backend classes behind them, imported only when asked for.
+"""The words of `para_mode` and their backend classes, which are imported only when used.
 
-Packages of third parties add words with an entry point of the group ``parallelenv.backends``
-whose value is ``module:Class``.
+Third-party packages add words with an entry point of the group ``parallelenv.backends`` whose value is
+``module:Class``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 ENTRY_POINT_GROUP = "parallelenv.backends"
 AUTO = "auto"
-"""The word that leaves the choice of a mode to us."""
+"""The word that lets `choose` select the mode."""
 
 # word -> (module:Class, package that it needs beyond our own dependencies)
 _MODES: dict[str, tuple[str, str | None]] = {
@@ -36,17 +36,17 @@ _MODES: dict[str, tuple[str, str | None]] = {
     "ray-subproc": ("parallelenv.backends.ray_subproc:RaySubprocBackend", "ray"),
 }
 
-# To a type checker it is any text: other packages add words. Editors offer ours.
+# Type checkers accept any text, since other packages add words. Editors suggest ours.
 ParaMode = Literal["dummy", "thread", "subproc", "ray", "ray-subproc", "auto"] | str | type[Backend]
 
 
 def known_modes() -> tuple[str, ...]:
-    """Return the word of every mode, installed or not; ours first."""
+    """Return the word of every mode, installed or not; built-in ones first."""
     return (*_MODES, *sorted(set(_foreign()) - {*_MODES, AUTO}))
 
 
 def known_words() -> tuple[str, ...]:
-    """Return every word that ``para_mode`` accepts: the modes, and the one that chooses among them."""
+    """Return every word that ``para_mode`` accepts: the modes and ``"auto"``."""
     return (*known_modes(), AUTO)
 
 
@@ -60,34 +60,34 @@ def settle(
     for_envs: dict[str, Any],
     own_arguments: Sequence[str],
 ) -> tuple[Backend, int | None, Recommendation | None]:
-    """Return a new backend, the cores it may use, and why it was chosen if that was left to us.
+    """Return a new backend, the cores it may use, and the recommendation if the mode is ``"auto"``.
 
     Args:
-        para_mode: As for `make_backend`, or ``"auto"``.
+        para_mode: See `make_backend`, or ``"auto"``.
         options: Keyword arguments of the backend's constructor.
-        env_factories: What the backend is for.
+        env_factories: Factories of the envs to run.
         num_cpus: As given by the user.
         num_gpus: As given by the user.
         spaces: As given by the user.
-        for_envs: ``seed`` and ``shared``, which envs that are tried may ask for.
+        for_envs: ``seed`` and ``shared``, which envs may use while they are tried.
         own_arguments: Names of the arguments of `ParallelEnv` itself, for hints at misspelt ones.
 
     Raises:
-        As `make_backend`; and, with ``"auto"``:
+        The errors of `make_backend`; and, with ``"auto"``:
         UnknownOptionError: If there are options.
-        ArgumentError: If GPUs are asked for.
+        ArgumentError: If GPUs are requested.
     """
     if not (isinstance(para_mode, str) and para_mode == AUTO):
         return make_backend(para_mode, options, own_arguments), num_cpus, None
     _refuse_details(options, num_gpus, own_arguments)
-    from parallelenv.autotune.recommend import choose  # the words must be there before what is chosen from them
+    from parallelenv.autotune.recommend import choose  # imported late: it needs the words of this module
 
     chosen = choose(env_factories, num_cpus, spaces, **for_envs)
     return make_backend(chosen.mode, chosen.options), chosen.num_cpus, chosen
 
 
 def _refuse_details(options: dict[str, Any], num_gpus: float, own_arguments: Sequence[str]) -> None:
-    """Refuse what only some of the modes know: whether it is an error must not depend on figures."""
+    """Refuse options that only some modes have: whether they are an error must not depend on measurements."""
     for name, value in options.items():
         raise UnknownOptionError(
             f"{name}={show(value)} is no option of para_mode={AUTO!r}, which accepts none: they differ between the "
@@ -108,12 +108,12 @@ def make_backend(para_mode: Any, options: dict[str, Any], own_arguments: Sequenc
     Args:
         para_mode: A known word, or a class that fulfils `protocol.Backend`.
         options: Keyword arguments of its constructor.
-        own_arguments: As in `settle`.
+        own_arguments: See `settle`.
 
     Raises:
-        UnknownModeError: If the word is not known, or the class is no backend.
+        UnknownModeError: If the word is not known, or the class is not a backend.
         MissingDependencyError: If a package that the mode needs is not installed.
-        UnknownOptionError: If the backend does not know one of the options.
+        UnknownOptionError: If the backend does not accept one of the options.
     """
     kind = _kind(para_mode)
     accepted = _accepted(kind)
@@ -129,7 +129,7 @@ def make_backend(para_mode: Any, options: dict[str, Any], own_arguments: Sequenc
 
 
 def option_names(para_mode: Any) -> list[str]:
-    """Return which options a mode accepts. Arguments and errors: as for `make_backend`, and ``"auto"`` accepts none."""
+    """Return the options that a mode accepts; ``"auto"`` accepts none. Arguments and errors: see `make_backend`."""
     return [] if isinstance(para_mode, str) and para_mode == AUTO else _accepted(_kind(para_mode))
 
 
@@ -153,7 +153,7 @@ def _checked(kind: type[Any]) -> type[Any]:
 
 
 def load_backend(word: Any) -> type[Any]:
-    """Import and return the backend class behind a word.
+    """Import and return the backend class of a word.
 
     Raises:
         UnknownModeError: If the word is not known.
@@ -175,7 +175,7 @@ def load_backend(word: Any) -> type[Any]:
 
 
 def _require(word: str, package: str) -> None:
-    if find_spec(package) is None:  # not imported here: Ray changes environment variables then
+    if find_spec(package) is None:  # not imported here: importing Ray changes environment variables
         raise MissingDependencyError(
             f"para_mode={word!r} needs the package {package!r}, which is not installed. "
             f"Install it with: pip install {package}"
@@ -187,10 +187,10 @@ def _foreign() -> dict[str, Any]:
 
 
 def word_of(para_mode: Any) -> str:
-    """Return the word of a mode, of a backend class its name."""
+    """Return the word of a mode, or the name of a backend class."""
     return str(getattr(para_mode, "__name__", para_mode))
 
 
 def _instead(name: str, known: Sequence[str]) -> str:
-    """Return what to write instead of an unknown keyword of the constructor: a sentence after a space, or nothing."""
+    """Return a hint for an unknown keyword of the constructor: a sentence after a space, or nothing."""
     return migration_hints.of_argument(name) or did_you_mean(name, known)

@@ -1,4 +1,4 @@
-"""What a step returns: batched, or one tuple per env."""
+"""The result of a step: batched, or one tuple per env."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _UNPACK = opmap["UNPACK_SEQUENCE"]
 class StepResult(tuple[Any, Any, Any, Any]):
     """``states, rewards, dones, infos`` of a step, batched over envs.
 
-    Gymnasium's ``step`` returns five items; `terminated` and `truncated` are attributes here. Unpacking into another
-    number than four raises `UnpackingError`. The envs of `ParallelEnv.to_gymnasium` return five.
+    Gymnasium's ``step`` returns five items; here `terminated` and `truncated` are attributes. Unpacking into any number
+    but four raises `UnpackingError`. The vector env of `ParallelEnv.to_gymnasium` returns five.
 
     Attributes:
-        states: As Gymnasium batches them, first axis env; an object array if an env has none.
+        states: Batched as by Gymnasium, first axis env; an object array if an env has none.
         rewards: ``(k,)`` float64; an object array if some are not numbers.
         dones: ``(k,)`` bool, terminated or truncated.
         infos: ``(k,)`` object array of dicts.
         terminated: ``(k,)`` bool.
         truncated: ``(k,)`` bool.
-        env_ids: ``(k,)`` int64, the envs in the order of the rows.
+        env_ids: ``(k,)`` int64, the env of each row.
     """
 
     terminated: Array
@@ -55,8 +55,8 @@ class StepResult(tuple[Any, Any, Any, Any]):
     def __iter__(self) -> Iterator[Any]:
         """Return an iterator over the four items.
 
-        Python says of a wrong number of targets only that there are not enough values, so the instruction that the
-        caller is at is looked up here: 0.25 us, where the smallest step takes 14 us.
+        Python's own message for a wrong number of targets says only that there are not enough values, so this reads the
+        caller's current instruction: 0.25 us, where the smallest step takes 14 us.
 
         Raises:
             UnpackingError: If they are being unpacked into another number of targets.
@@ -73,11 +73,11 @@ class StepResult(tuple[Any, Any, Any, Any]):
                     )
                 except UnpackingError as error:
                     shorten(error)
-                    raise  # which adds no frame
+                    raise  # adds no frame
         return tuple.__iter__(self)
 
     def __getnewargs__(self) -> tuple[Any, ...]:
-        """Let a result be pickled and copied."""
+        """Return the constructor's arguments, so that a result can be pickled and copied."""
         return (*self, self.terminated, self.truncated, self.env_ids)
 
     states: Any = property(itemgetter(0))
@@ -100,6 +100,3 @@ class StepBatch(list[tuple[Any, Any, Any, Any]]):
         self.terminated = terminated
         self.truncated = truncated
         self.env_ids = env_ids
-
-
-"""How a step left episodes, one row per env of the answer: terminated, truncated, either of them."""
