@@ -1246,8 +1246,8 @@ class ParallelEnv:
         After the block, ``p.summary()`` is a table with advice, ``p.plot()`` a timeline that a notebook shows, and
         ``p.save("trace.json")`` writes a trace for Perfetto or Chrome. The record has the steps and resets of each env,
         and the calls of the caller. Where recording would take more than 2 % of the time, as with steps shorter than
-        about 0.5 ms, only a sample of the steps is recorded: `Summary.sampled` gives how many. The first ones always
-        are. The records of a worker that dies are lost; its replacement is recorded.
+        about 0.5 ms, only a sample of the steps is recorded, to represent all: `Summary.sampled` gives how many. The
+        first ones always are. The records of a worker that dies are lost; its replacement is recorded.
 
         Raises:
             EnvBusyError: On entry, if this is recorded already.
@@ -1415,7 +1415,7 @@ class ParallelEnv:
         for env in list(cls._live):
             try:
                 env.close()
-            except BaseException as error:  # noqa: BLE001 (raised below: the others must be closed first)
+            except BaseException as error:  # noqa: BLE001 (raised below: it may not keep the others open)
                 errors.append(error)
         if errors:
             raise BaseExceptionGroup("Some did not close well.", errors)

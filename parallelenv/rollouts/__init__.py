@@ -1,1 +1,1 @@
-"""Many steps at once: rollouts, evaluations, and policies that act for the envs that are ready."""
+"""Rollouts, evaluations, and streams: policies that run for many steps in one call."""

@@ -1,4 +1,4 @@
-"""Whole episodes played with a policy in the caller's process, and how they went."""
+"""Whole episodes played with a policy in the caller's process, and their statistics."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from parallelenv.worker.policy_runner import PolicyRunner
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Evaluation:
-    """Episodes from their first step to their last: those of the first env, in turn, then those of the second ...
+    """Complete episodes: those of the first env, in order, then those of the second ...
 
     Attributes:
         returns: ``(num_episodes,)`` float64, the sum of the rewards; an object array if some are not numbers.
         lengths: ``(num_episodes,)`` int64, the number of steps.
         terminated: ``(num_episodes,)`` bool.
         truncated: ``(num_episodes,)`` bool.
-        infos: ``(num_episodes,)`` object array of dicts: what the env said in the last step.
-        env_ids: ``(num_episodes,)`` int64: who played it.
+        infos: ``(num_episodes,)`` object array of dicts: the info of the last step.
+        env_ids: ``(num_episodes,)`` int64: the env that played it.
     """
 
     returns: Array
@@ -54,7 +54,7 @@ class Evaluation:
 
 @dataclass(slots=True)
 class _Tally:
-    """What an env has played: of the episode under way, and the episodes before."""
+    """Results of one env: reward and length of the current episode, and all episodes that have ended."""
 
     reward: Any = 0.0
     length: int = 0
@@ -80,13 +80,13 @@ def evaluate(
     """Play episodes. The envs begin with a reset, and need one afterwards.
 
     Args:
-        stepper: Of the envs.
+        stepper: Steps the envs.
         player: The policy that acts.
         goal: How many episodes.
-        env_ids: The envs; each plays its share, and is then left alone.
+        env_ids: The envs; each plays its share, and then rests.
         each: Seed and options of the first reset of each.
-        announce: Told who is to be reset, when nothing can be refused any more.
-        shows_progress: Whether a bar shows, where somebody would see it.
+        announce: Called with the ids of the envs to be reset, once no argument can be refused any more.
+        shows_progress: Whether to show a bar, on a terminal or in a notebook.
 
     Raises:
         BaseException: What an env or the policy raised; ``error.partial`` has the episodes so far.
@@ -107,18 +107,18 @@ def perform(
     announce: Callable[[Sequence[int]], Any],
     look: Callable[[], bool],
 ) -> Evaluation:
-    """Play until a spectator has seen enough. The envs begin with a reset, and need one afterwards.
+    """Play until ``look`` returns False. The envs begin with a reset, and need one afterwards.
 
     Args:
-        stepper: As in `evaluate`.
-        player: As in `evaluate`.
+        stepper: See `evaluate`.
+        player: See `evaluate`.
         env_ids: The envs.
-        each: As in `evaluate`.
-        announce: As in `evaluate`.
-        look: Called when all have begun, and after each step: whether to go on.
+        each: See `evaluate`.
+        announce: See `evaluate`.
+        look: Called when all have begun, and after each step: whether to continue.
 
     Raises:
-        BaseException: As `evaluate`, or what ``look`` raised.
+        BaseException: See `evaluate`, or what ``look`` raised.
     """
     check_policy(player)
     shares = dict.fromkeys(env_ids, math.inf)
@@ -152,15 +152,15 @@ def _play(
 
 
 class _Game:
-    """Episodes under way.
+    """Plays episodes.
 
     Args:
-        stepper: Under a policy that steps envs on: no env begins an episode that nobody asked for.
+        stepper: Its done policy must step ended envs on: no env begins an episode by itself.
         player: The policy that acts.
-        shares: How many episodes each env plays.
-        tallies: Where to write down how they went.
-        advance: Moves the bar on.
-        look: Called before each step: whether to go on.
+        shares: Number of episodes of each env.
+        tallies: Where results are added.
+        advance: Moves the bar forward.
+        look: Called before each step: whether to continue.
     """
 
     def __init__(
@@ -180,9 +180,9 @@ class _Game:
         self._look = look
 
     def play(self, env_ids: tuple[int, ...], each: ResetArgumentsOfEach) -> None:
-        """Play until every env has had its share. Who ends early waits for nobody; who plays on is waited for.
+        """Play until every env has played its share. Envs that finish early rest while the others play on.
 
-        Who finds no further episode has played enough.
+        An env without a further episode is finished, too.
         """
         stepper = self._stepper
         self._reset(env_ids, each)
@@ -202,20 +202,20 @@ class _Game:
             if again:
                 self._reset(again, [(None, None)] * len(again))
                 env_ids = tuple(stepper.episodes.living(env_ids))
-                result = None  # has not the states of these
+                result = None  # it lacks the states of these
 
     def _reset(self, env_ids: Sequence[int], each: ResetArgumentsOfEach) -> None:
         self._stepper.finish_reset(self._stepper.begin_reset(env_ids, each), None)
 
     def _note(self, result: StepResult) -> list[int]:
-        """Write a step down and return whose episodes it has ended."""
+        """Add a step to the tallies and return the envs whose episodes it ended."""
         flags = result.dones.tolist(), result.terminated.tolist(), result.truncated.tolist()
         ended = []
         for row, (env_id, reward) in enumerate(zip(result.env_ids.tolist(), result.rewards, strict=True)):
             tally = self._tallies[env_id]
             try:
                 tally.add(reward)
-            except Exception as error:  # whatever a reward is
+            except Exception as error:  # a reward may be of any type
                 raise EnvContractError(
                     f"env {env_id} gave the reward {show(reward)}, which cannot be added to those before it "
                     f"({type(error).__name__}: {error}). run_episodes() sums the rewards of an episode: let the env "

@@ -1,4 +1,4 @@
-"""How long a rollout is, and the bar that shows how far it has come."""
+"""The length of a rollout, and its progress bar."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _BAR_DELAY = 1.0
 
 @dataclass(frozen=True, slots=True)
 class RolloutLength:
-    """How long a rollout is: one of the two."""
+    """The length of a rollout, as either of the two numbers."""
 
     num_steps: int | None
     num_episodes: int | None
 
     @classmethod
     def of(cls, num_steps: Any, num_episodes: Any) -> RolloutLength:
-        """Return a goal.
+        """Return a length.
 
         Raises:
-            ArgumentError: If not exactly one is given, or it is no int of at least 1.
+            ArgumentError: If not exactly one number is given, or it is not an int of at least 1.
         """
         if (num_steps is None) == (num_episodes is None):
             raise ArgumentError(
@@ -41,10 +41,10 @@ class RolloutLength:
         return cls(num_steps, num_episodes)
 
     def check(self, policy: DonePolicy, env_ids: Sequence[int]) -> None:
-        """Refuse what a policy of ended episodes makes impossible.
+        """Refuse a length that the done policy makes impossible.
 
         Raises:
-            ArgumentError: If the end of one env would have to stop the others, or there are not so many episodes.
+            ArgumentError: If the end of one env would have to stop the others, or there are fewer episodes.
         """
         if policy.resets_next:
             raise ArgumentError(
@@ -67,7 +67,7 @@ class RolloutLength:
             )
 
     def shares(self, env_ids: Sequence[int]) -> dict[int, int | None]:
-        """Return how many episodes each env is to end; ``None``: any number."""
+        """Return the number of episodes that each env should end; ``None``: any number."""
         if self.num_episodes is None:
             return dict.fromkeys(env_ids)
         share, rest = divmod(self.num_episodes, len(env_ids) or 1)

@@ -1,4 +1,4 @@
-"""Rollouts whose policy acts in the caller's process, for all envs at once. Everything else of them is as elsewhere."""
+"""Rollouts whose policy acts in the caller's process, for all envs at once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class LocalRollouts:
     """Makes rollouts with policies that stay in this process.
 
     Args:
-        engine: Of the envs.
+        engine: Engine of the envs.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -40,7 +40,7 @@ class LocalRollouts:
         shows_progress: bool,
         is_over: Callable[[int], bool],
     ) -> Rollout:
-        """Make a rollout of all envs that are not paused until ``is_over`` says so. Arguments as of `roll_here`."""
+        """Make a rollout of all envs that are not paused until ``is_over`` returns True. Arguments: see `roll_here`."""
         goal = RolloutLength.of(num_steps, None)
         roller = RolloutRunner(self._engine.stepper)
         return roll_here(roller, policy, self._engine.ids(None), goal, rnn_state, shows_progress, is_over)
@@ -55,19 +55,19 @@ def roll_here(
     shows_progress: bool,
     is_over: Callable[[int], bool] | None,
 ) -> Rollout:
-    """Make a rollout with a policy that stays in this process: what it learns or draws there, it keeps.
+    """Make a rollout with a policy that stays in this process, and so keeps what it learns or draws.
 
     Args:
-        roller: Of the envs.
-        policy: As in `ParallelEnv.rollout`, but it is called here, with the states of all envs that take part.
+        roller: Runs the rollout.
+        policy: See `ParallelEnv.rollout`, but it is called here, with the states of all envs that take part.
         env_ids: The envs.
-        goal: How long it is.
-        rnn_state: As in `ParallelEnv.rollout`.
-        shows_progress: As ``progress`` there.
-        is_over: As in `HostRollout`. When it is over the rollout has the steps that were made.
+        goal: Length of the rollout.
+        rnn_state: See `ParallelEnv.rollout`.
+        shows_progress: See ``progress`` there.
+        is_over: See `HostRollout`. Once it returns True, the rollout has the steps made so far.
 
     Raises:
-        As `ParallelEnv.rollout`.
+        The errors of `ParallelEnv.rollout`.
     """
     check_policy(policy)
     roller.check(env_ids, goal, rnn_state)
@@ -81,7 +81,7 @@ def roll_here(
 
 
 class _RunningLocalRollout(RunningRollout):
-    """A rollout under way whose policy is here. Chunks are made, and not asked for."""
+    """A rollout in progress whose policy is in this process. Chunks are made here instead of requested from hosts."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class _RunningLocalRollout(RunningRollout):
     ) -> None:
         super().__init__(roller, None, env_ids, num_steps, left)
         self._rollout = HostRollout(0, None, player, is_over)
-        # Past the pool: of 8 CartPoles and a small network a step took 184 us, this way 166 us.
+        # Bypass the pool: a step of 8 CartPoles and a small network took 184 us with it, 166 us without.
         self._stage: StepSource = (roller.recovery is None and roller.pool.lone_host) or _LocalSteps(roller)
 
     def asked(self) -> list[int]:
@@ -112,7 +112,7 @@ class _RunningLocalRollout(RunningRollout):
         return request
 
     def _note_size(self, chunk: RolloutChunk) -> None:
-        """Take note of how many steps there were time for."""
+        """Store the number of steps that were made."""
         self._size = chunk.num_steps
         self._has_stopped = self._rollout.has_stopped
         if self._has_stopped and self._num_steps is not None:
@@ -120,7 +120,7 @@ class _RunningLocalRollout(RunningRollout):
 
 
 class _LocalRows:
-    """The rows of all envs as the caller sees them. Attributes as in `backends.rollout.Rows`."""
+    """The rows of all envs in the caller's batch. Attributes: see `RowSource`."""
 
     def __init__(self, batch: Batch, loose: dict[int, list[Any]]) -> None:
         self.first = batch.layout.first
@@ -132,7 +132,7 @@ class _LocalRows:
 
 
 class _LocalSteps:
-    """What the policy takes for the host of all envs. Attributes as in `backends.rollout.Stage`."""
+    """Steps all envs for the policy, in place of a host. Attributes: see `StepSource`."""
 
     in_caller = True
 
@@ -147,7 +147,7 @@ class _LocalSteps:
         self.writer: RowSource = _LocalRows(batch, {env_id - first: extra.loose for env_id, extra in extras.items()})
 
     def run_step(self, env_ids: tuple[int, ...], each: Sequence[Any] | None, autoreset: bool) -> Reply:
-        """Step envs wherever they are; who is late or lost has failed."""
+        """Step envs, wherever they live; an env that is late or lost counts as failed."""
         failed = NO_FAILURES if self._recovery is None else self._recovery.ailing(env_ids)
         request = self._pool.post("step", env_ids, each, autoreset, failed=failed)
         self._pool.wait_or_give_up(request)

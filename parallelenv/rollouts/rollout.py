@@ -1,4 +1,4 @@
-"""Rollouts: whole stretches of steps made beside the envs, chunk by chunk, and put together here."""
+"""Rollouts: many steps made inside the workers, chunk by chunk, and joined here."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ if TYPE_CHECKING:
     from parallelenv.engine.engine import Engine
 
 CHUNK = 0.2
-"""Seconds that a chunk should take: so soon Ctrl-C has an effect, and so often the bar moves."""
+"""Seconds that a chunk should take: how soon Ctrl-C has an effect, and how often the bar moves."""
 _GROWTH = 16
-"""So many times the steps of a chunk the next may have: one alone is a poor measure, the first also warms up."""
+"""Factor by which the size of a chunk may grow: one chunk is a poor measure, and the first also warms up."""
 _numbers = itertools.count(1)
 Mended = tuple[Failure, Extra]
-"""Why an env was restarted, and what its reset answered."""
+"""Why an env was restarted, and the result of its reset."""
 
 
 class RolloutRunner:
     """Makes rollouts.
 
     Args:
-        stepper: Of the envs.
+        stepper: Steps the envs.
     """
 
     def __init__(self, stepper: Stepper) -> None:
@@ -60,13 +60,13 @@ class RolloutRunner:
 
     @property
     def episodes(self) -> EnvTable:
-        """Where the episodes are."""
+        """The table of the episodes."""
         return self.stepper.episodes
 
     def run(
         self, player: Any, env_ids: Sequence[int], goal: RolloutLength, rnn_state: Any, shows_progress: bool
     ) -> Rollout:
-        """Make a rollout. ``player`` is the policy that acts; everything else as in `ParallelEnv.rollout`."""
+        """Make a rollout. ``player`` is the policy that acts; for the others see `ParallelEnv.rollout`."""
         self.check(env_ids, goal, rnn_state)
         packed = pack_policy(player, None)
         starts, shares, memory = self.begin(env_ids, goal, rnn_state)
@@ -79,7 +79,7 @@ class RolloutRunner:
         return course.result(starts)
 
     def check(self, env_ids: Sequence[int], goal: RolloutLength, rnn_state: Any) -> None:
-        """Refuse a rollout that the policy of ended episodes, or what is remembered, makes impossible."""
+        """Refuse a rollout that does not fit the done policy or ``rnn_state``."""
         goal.check(self.policy, self.episodes.living(env_ids))
         check_rows("rnn_state", rnn_state, len(env_ids))
 
@@ -106,7 +106,7 @@ class RolloutRunner:
         """Give no share to envs that rest.
 
         Raises:
-            ResetNeededError: If one of them is to play an episode.
+            ResetNeededError: If one of them has an episode to play.
         """
         resting = [env_id for env_id, share in shares.items() if self.episodes.done[env_id] and share != 0]
         if resting and goal.num_episodes is not None:
@@ -117,10 +117,10 @@ class RolloutRunner:
 
 
 def pack_policy(player: Any, memory: RecurrentState | None) -> Array:
-    """Return a policy and its memory, pickled as by `pickled`.
+    """Return a policy and its memory, pickled by `pickled`.
 
     Raises:
-        ArgumentError: If it cannot be called.
+        ArgumentError: If it is not callable.
         UnpicklableError: If it cannot be pickled.
     """
     check_policy(player)
@@ -129,17 +129,17 @@ def pack_policy(player: Any, memory: RecurrentState | None) -> Array:
 
 
 class RunningRollout:
-    """One rollout under way.
+    """One rollout in progress.
 
     Args:
-        roller: Who makes it.
-        packed: The policy that acts, pickled; ``None`` if it does not travel.
+        roller: Runs it.
+        packed: The policy that acts, pickled; ``None`` if it stays in this process.
         env_ids: Its envs.
         num_steps: Steps to make, ``None`` if episodes are counted.
         left: How many episodes each env may still end; ``None``: any number.
 
     Attributes:
-        sent: What goes with the next order: the policy, if there are hosts without it.
+        sent: Policy to send with the next order, if there are hosts without it.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class RunningRollout:
         self._assembly = RolloutBuilder(roller.pool.batch, env_ids)
         self._has_loose = any(array is None for array in roller.pool.batch.states)
         self._count = 0
-        self._is_known = False  # to the hosts
+        self._is_known = False  # whether hosts have the policy
         self._size = 0
         self._pace = 0.0
         self._seconds = CHUNK if roller.timeout is None else min(CHUNK, roller.timeout / 4)
@@ -174,20 +174,20 @@ class RunningRollout:
         """Return the envs of the next chunk, none if the rollout is over."""
         if self._is_over or (self._num_steps is not None and self._count >= self._num_steps):
             return []
-        if self._has_loose and not self._is_known:  # only hosts have the rest of what is not stepped
+        if self._has_loose and not self._is_known:  # only hosts have all states of envs that are not stepped
             return list(self._env_ids)
         return [env_id for env_id in self._env_ids if self._left[env_id] != 0]
 
     def go_on(self, asked: Sequence[int]) -> int:
-        """Let envs make some steps, or hosts prepare for them; return by how much the goal is nearer."""
+        """Let envs make some steps, or hosts prepare for them; return the progress towards the goal."""
         before = self._states_of(asked) if self._roller.recovery is not None else []
         if self.sent is not None:
             self._send_policy(asked, before)
             return 0
         self._size = self._next_size()
         request = self._send(asked)
-        # By the hosts' clocks: where hundreds of messages take longer than a chunk should, a chunk would never have
-        # more than one step.
+        # Measured by the hosts' clocks: with hundreds of envs the messages alone may take longer than a chunk should,
+        # and a chunk would never have more than one step.
         paces = [chunk.seconds / chunk.num_steps for chunk in request.values.values() if chunk.num_steps]
         self._pace = max(paces, default=self._pace)
         num_ended, _ = self._land(request, asked, before)
@@ -195,7 +195,7 @@ class RunningRollout:
         return self._size if self._num_steps is not None else num_ended
 
     def _send_policy(self, asked: Sequence[int], before: list[Array]) -> None:
-        """Let hosts unpickle the policy, however long it takes: that may import a library, and is no step."""
+        """Let hosts unpickle the policy, without a time limit: it may import a library, and is not a step."""
         pool, recovery = self._roller.pool, self._roller.recovery
         was_known, self._is_known = self._is_known, True
         ailing: Collection[int] = recovery.ailing(asked) if recovery is not None else ()
@@ -205,19 +205,19 @@ class RunningRollout:
             failed = {**failed, **pool.death_errors(well)}
         request = pool.post("rollout", well, None, self._order(0), failed=failed)
         pool.wait(request, None)
-        if recovery is not None:  # whose worker is dead fails in the next step, as would have happened without this one
+        if recovery is not None:  # envs of a dead worker fail in the next step, as without this call
             ailing = {*ailing, *pool.death_errors(well)}
         places = [place for place, env_id in enumerate(asked) if env_id not in ailing]
         _, has_lost = self._land(request, [asked[place] for place in places], [leaf[:, places] for leaf in before])
         self._count += has_lost
 
     def _reach(self, env_ids: Sequence[int]) -> Mapping[int, Failure]:
-        """Wait until hosts have done what they were asked for before, as long as a call may take; say who has not.
+        """Wait until hosts have finished earlier commands, as long as a call may take; return the failures.
 
-        Without a recovery that stays under way: nothing of these envs was lent yet, so nothing of theirs is lost.
+        Without a recovery late commands stay in flight: no env was lent yet, so no steps are lost.
         """
         roller = self._roller
-        request = roller.pool.post("end_rollout", env_ids)  # hardly anything to do: it only comes after the rest
+        request = roller.pool.post("end_rollout", env_ids)  # cheap: answered after all earlier commands
         if roller.recovery is not None:
             self._is_late = not roller.pool.wait_or_give_up(request)
             return request.failures
@@ -229,14 +229,14 @@ class RunningRollout:
         return request.failures
 
     def _next_size(self) -> int:
-        """Return how many steps the next chunk shall have, going by how long the last one took."""
+        """Return the number of steps of the next chunk, from the duration of the last one."""
         if not self._pace:
             return 1
         size = max(1, min(self._size * _GROWTH, int(self._seconds / self._pace)))
         return size if self._num_steps is None else min(size, self._num_steps - self._count)
 
     def _send(self, asked: Sequence[int]) -> Request:
-        """Send an order to the hosts of these envs and wait until it is carried out, or too late."""
+        """Send an order to the hosts of these envs and wait until it is done, or too late."""
         roller, episodes = self._roller, self._roller.episodes
         left = [self._left[env_id] for env_id in asked]
         each = None if all(share is None for share in left) else left
@@ -258,9 +258,9 @@ class RunningRollout:
         return [room((1, len(rows)), None) if array is None else array[rows][None] for array in batch.states]
 
     def _land(self, request: Request, asked: Sequence[int], before: list[Array]) -> tuple[int, bool]:
-        """Take over what a chunk has come to; return how many episodes have ended, and whether steps were lost."""
+        """Record the result of a chunk; return how many episodes have ended, and whether steps were lost."""
         roller, episodes = self._roller, self._roller.episodes
-        chunks: list[RolloutChunk] = [request.values[env_id] for env_id in sorted(request.values)]  # whoever came first
+        chunks: list[RolloutChunk] = [request.values[env_id] for env_id in sorted(request.values)]  # by env id, not by arrival
         failed = {env_id: failure for chunk in chunks for env_id, (_, failure) in chunk.failed.items()}
         lost = _find_lost(request, asked, chunks)
         mended, left = self._restart_failed({**failed, **lost})
@@ -283,13 +283,13 @@ class RunningRollout:
         return num_ended, bool(lost)
 
     def _restart_failed(self, failures: Mapping[int, Failure]) -> tuple[dict[int, Mended], Mapping[int, Failure]]:
-        """Restart what failed, if that is wanted; return what is left of it."""
+        """Restart failed envs, if there is a recovery; return those restarted and the failures that remain."""
         if not failures or self._roller.recovery is None:
             return {}, failures
         return self._roller.recovery.restart_failed(failures)
 
     def _cut_off(self, chunk: RolloutChunk, mended: Mapping[int, Mended], lost: Collection[int]) -> None:
-        """Say of the steps in which envs failed that were restarted what `step` says of such."""
+        """Mark the steps in which restarted envs failed as `step` does."""
         ends = [chunk.ended]
         for env_id, (step, _) in chunk.failed.items():
             if env_id not in mended:
@@ -307,10 +307,10 @@ class RunningRollout:
             chunk.ended = join_ends(ends, self._roller.pool.batch.states)
 
     def _note_failures(self, left: Mapping[int, Failure], chunks: Sequence[RolloutChunk], has_lost: bool) -> None:
-        """Leave out from now on what failed for good.
+        """Leave out envs that failed for good from now on.
 
-        The others come to the end, so that it does not depend on the clock what they have done. But where steps were
-        lost it does anyway, and the user hears of it now.
+        The others finish, so that their number of steps does not depend on timing. Where steps were lost it does
+        anyway, so the rollout ends at once.
         """
         self._failures.update(left)
         self._left.update(dict.fromkeys(left, 0))
@@ -319,7 +319,7 @@ class RunningRollout:
         self._is_over = has_lost or self._broken is not None
 
     def _spend(self, chunks: Sequence[RolloutChunk]) -> int:
-        """Count the episodes that ended off the envs' shares."""
+        """Subtract the episodes that ended from the envs' shares; return their number."""
         total = 0
         for chunk in chunks:
             for column in chunk.ended.columns.tolist():
@@ -335,7 +335,7 @@ class RunningRollout:
 
     @contextlib.contextmanager
     def ending(self) -> Iterator[None]:
-        """Let the hosts drop the policy at the end, whatever it is. What is under way then is not waited for."""
+        """Let the hosts drop the policy at the end, however it comes. Commands then in flight are not waited for."""
         has_ended = False
         try:
             yield
@@ -345,16 +345,16 @@ class RunningRollout:
                 pool = self._roller.pool
                 dead = pool.death_errors(self._env_ids)
                 living = [env_id for env_id in self._env_ids if env_id not in dead]
-                with contextlib.suppress(ParallelEnvError):  # a worker that died now: the policy is gone with it
+                with contextlib.suppress(ParallelEnvError):  # a worker that dies now takes the policy with it
                     request = pool.post("end_rollout", living)
                     if has_ended:
                         pool.wait(request, self._roller.timeout)
 
     def result(self, starts: Array) -> Rollout:
-        """Return all that was made.
+        """Return all steps that were made.
 
         Raises:
-            BaseException: What an env or the policy raised; ``error.partial`` is what was made.
+            BaseException: What an env or the policy raised; ``error.partial`` has the steps that were made.
         """
         done = self._roller.episodes.done
         running = {env_id for env_id in self._env_ids if not done[env_id]}.difference(self._failures)
@@ -371,11 +371,11 @@ class RunningRollout:
 
 
 def _find_lost(request: Request, asked: Sequence[int], chunks: Sequence[RolloutChunk]) -> dict[int, Failure]:
-    """Return the envs of which no steps came back, and why."""
+    """Return the envs whose steps did not arrive, and why."""
     if not request.failures:
         return {}
     known = {env_id for chunk in chunks for env_id in chunk.env_ids}
-    # What cannot be copied to the caller stands for all envs whose steps were to come with it.
+    # A chunk that cannot be copied to the caller loses the steps of all its envs.
     copying = next((failure for failure in request.failures.values() if not failure.is_of_worker), None)
     lost = {}
     for env_id in asked:
@@ -386,7 +386,7 @@ def _find_lost(request: Request, asked: Sequence[int], chunks: Sequence[RolloutC
 
 
 def _stand_in(asked: Sequence[int], before: list[Array], lost: Mapping[int, Failure], batch: Batch) -> RolloutChunk:
-    """Return a chunk of one step that nobody made, for envs whose steps are lost and that begin anew."""
+    """Return an invalid chunk of one step, for restarted envs whose steps are lost."""
     places = [place for place, env_id in enumerate(asked) if env_id in lost]
     shape = 1, len(places)
     return RolloutChunk(
@@ -402,14 +402,14 @@ def _stand_in(asked: Sequence[int], before: list[Array], lost: Mapping[int, Fail
 
 
 _OWN_ROLLOUT = "run_batch_episode"
-"""The method by which objects that are test units of MetaBox play an episode."""
+"""The method by which test units of MetaBox play an episode."""
 
 
 def run_batch_episodes(engine: Engine, env_ids: Sequence[int], *for_policies: Any) -> list[Any]:
-    """Let objects that bring their policy along play by their own method, and return what that returns.
+    """Call ``run_batch_episode()`` of each env, which brings its own policy, and return the results.
 
     Args:
-        engine: Of the envs.
+        engine: Engine of the envs.
         env_ids: The envs.
         *for_policies: Arguments that only a rollout with a policy takes.
 

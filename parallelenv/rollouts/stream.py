@@ -1,4 +1,4 @@
-"""Envs one at a time: what stands for a state or an action where there is none, and whose turn it is in a stream."""
+"""Envs one at a time: signals in place of states and actions, and the loop of `ParallelEnv.stream`."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from parallelenv.results import StepResult
 
 
 class Signal(enum.StrEnum):
-    """What stands for a state or an action where there is none. It equals its text: ``TERMINATED == "terminated"``."""
+    """Replaces a state or an action where there is none. Each equals its text: ``TERMINATED == "terminated"``."""
 
     TERMINATED = "terminated"
     RESET = "reset"
     CLOSE = "close"
 
     def __repr__(self) -> str:
-        """Return what is written in code."""
+        """Return the name used in code."""
         return self.name
 
 
@@ -41,13 +41,13 @@ CLOSE: Final = Signal.CLOSE
 
 
 class StreamPolicy:
-    """A policy that acts for whoever is ready.
+    """A policy that acts for the envs that are ready.
 
     Args:
-        policy: As in `ParallelEnv.stream`.
+        policy: See `ParallelEnv.stream`.
 
     Raises:
-        ArgumentError: If it cannot be called, or wants what is remembered of envs that are not all there.
+        ArgumentError: If it is not callable, or takes a recurrent state, which would lack the envs that are not ready.
     """
 
     def __init__(self, policy: Callable[..., Any]) -> None:
@@ -78,9 +78,9 @@ def streamed(
     max_envs: int | None,
     timeout: float | None,
 ) -> Iterator[tuple[Array, StepResult]]:
-    """Let a policy act for the envs that are ready, and yield what they answer. Arguments as in `ParallelEnv.stream`.
+    """Run a policy on the envs that are ready, and yield their results. Arguments: see `ParallelEnv.stream`.
 
-    The next steps are sent before an answer is yielded: envs work while the caller does.
+    The next steps are sent before a result is yielded: envs step while the caller works.
     """
     turns = _Turns(engine, actor)
     left = math.inf if num_steps is None else num_steps
@@ -96,10 +96,10 @@ def streamed(
 
 
 class _Turns:
-    """The calls of a stream, between which the caller may do what it likes.
+    """The calls of a stream. Between them the caller may use the envs freely.
 
     Args:
-        engine: Of the envs.
+        engine: Engine of the envs.
         actor: The policy.
     """
 
@@ -110,10 +110,10 @@ class _Turns:
 
     @single_threaded_in("stream")
     def act(self, result: StepResult | None, most: float) -> int:
-        """Let the policy act for envs that wait for an action, at most so many; return how many that were."""
+        """Send actions to at most ``most`` of the envs that wait for one; return how many got one."""
         stepper = self._engine.stepper
         waiting = stepper.waiting()
-        if result is not None:  # in the order in which they have answered
+        if result is not None:  # in the order of their results
             came = {env_id: place for place, env_id in enumerate(result.env_ids.tolist())}
             waiting.sort(key=lambda env_id: came.get(env_id, len(came)))
         env_ids = tuple(waiting[: int(min(most, len(waiting)))])
@@ -129,6 +129,6 @@ class _Turns:
 
     @single_threaded_in("recv")
     def receive(self, min_envs: int, max_envs: int | None, timeout: float | None) -> StepResult:
-        """Return what has come; its states outlive the next call."""
+        """Return the results that have arrived; their states stay valid after the next call."""
         stepper = self._engine.stepper
         return stepper.detached(stepper.receive(min_envs, max_envs, timeout, "item"))  # type: ignore[arg-type]

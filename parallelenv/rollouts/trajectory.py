@@ -1,4 +1,4 @@
-"""What a rollout answers: the steps of many envs, stacked."""
+"""The result of a rollout: the steps of many envs, stacked."""
 
 from __future__ import annotations
 
@@ -29,34 +29,34 @@ from parallelenv.contract.spaces import object_array, stack_values
 from parallelenv.errors import ArgumentError
 
 Episode = tuple[slice, int, bool]
-"""Where the steps of an episode are, its column, and whether its first step is among them."""
+"""Slice of an episode's steps, its column, and whether its first step is among them."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Rollout:
-    """Steps of many envs, the first axis time and the second one env, in the order of ``env_ids``.
+    """Steps of many envs: the first axis is time, the second env, in the order of ``env_ids``.
 
-    What is not `valid` is zero, or ``None`` among objects. Everything is the caller's own.
+    Entries where `valid` is False are zero, or ``None`` in object arrays. All arrays are the caller's own.
 
     Attributes:
-        states: What the policy saw, ``(num_steps, num_envs, *shape)``, nested as the space; parts of no fixed shape,
-            such as texts, in object arrays ``(num_steps, num_envs)``.
-        actions: What it did, likewise.
+        states: Input of the policy, ``(num_steps, num_envs, *shape)``, nested like the space; parts without a fixed
+            shape, such as texts, are object arrays ``(num_steps, num_envs)``.
+        actions: Actions of the policy, in the same form.
         rewards: ``(num_steps, num_envs)`` float64; an object array if some are not numbers.
         terminated: ``(num_steps, num_envs)`` bool.
         truncated: ``(num_steps, num_envs)`` bool.
         valid: ``(num_steps, num_envs)`` bool: whether the env made this step.
-        extras: What the policy returned besides, ``(num_steps, num_envs, ...)`` each.
-        final_states: What the policy would see next, batched as in `StepResult`.
+        extras: Further results of the policy, ``(num_steps, num_envs, ...)`` each.
+        final_states: Next input of the policy, batched as in `StepResult`.
         ended_states: The last state of each episode that ended, ``(num_ended, *shape)``, in the order of the ``True``
-            in `dones`: ``values[rollout.dones] = critic(rollout.ended_states)``. Of an episode that a failure cut
-            off it is the last that is known.
-        infos: What envs said in a step, by step and env id, where it was not empty.
-        reset_infos: What the reset said that followed within a step, likewise.
+            in `dones`: ``values[rollout.dones] = critic(rollout.ended_states)``. For an episode cut off by a failure it
+            is the last known state.
+        infos: Infos of steps, by step and env id, where not empty.
+        reset_infos: Infos of resets within a step, in the same form.
         env_ids: ``(num_envs,)`` int64.
-        starts: ``(num_envs,)`` bool: whether the first step is the first of an episode. Else that was under way.
-        rnn_state: What a recurrent policy remembers of each env after the rollout, to be given to the next one: zeros
-            where no episode is under way, ``None`` if it remembers nothing.
+        starts: ``(num_envs,)`` bool: whether the first step begins an episode, rather than continue one.
+        rnn_state: Memory of a recurrent policy for each env after the rollout, to pass to the next one: zeros where no
+            episode is under way, ``None`` if it has no memory.
     """
 
     states: Any
@@ -84,7 +84,7 @@ class Rollout:
     def episode_returns(self) -> Array:
         """Sum of rewards of each episode that ended, ``(num_ended,)``, in the order of `ended_states`.
 
-        Only steps of this rollout count. `whole_episodes` tells which episodes have all of theirs in it.
+        Only steps of this rollout count. `whole_episodes` is True for episodes that have all of theirs in it.
         """
         sums = [self.rewards[steps, column][self.valid[steps, column]].sum() for steps, column, _ in self._episodes()]
         return (
@@ -93,7 +93,7 @@ class Rollout:
 
     @property
     def episode_lengths(self) -> Array:
-        """Number of steps of each episode that ended, ``(num_ended,)`` int64. Counted as in `episode_returns`."""
+        """Number of steps of each episode that ended, ``(num_ended,)`` int64. Only steps of this rollout count."""
         return np.array([self.valid[steps, column].sum() for steps, column, _ in self._episodes()], dtype=np.int64)
 
     @property
@@ -102,7 +102,7 @@ class Rollout:
         return np.array([is_whole for _, _, is_whole in self._episodes()], dtype=bool)
 
     def _episodes(self) -> Iterator[Episode]:
-        """Return the episodes that ended, in the order of `ended_states`."""
+        """Yield the episodes that ended, in the order of `ended_states`."""
         begins = np.zeros(len(self.env_ids), dtype=np.int64)
         for step, column in np.argwhere(self.dones).tolist():
             begin = int(begins[column])
@@ -124,11 +124,11 @@ class Rollout:
 
 
 class RolloutBuilder:
-    """Chunks of a rollout, until they are stacked.
+    """Collects the chunks of a rollout and stacks them.
 
     Args:
-        batch: Of the pool.
-        env_ids: A column for each.
+        batch: Batch of the pool.
+        env_ids: The env of each column.
     """
 
     def __init__(self, batch: Batch, env_ids: Sequence[int]) -> None:
@@ -137,11 +137,11 @@ class RolloutBuilder:
         self._column = {env_id: column for column, env_id in enumerate(env_ids)}
         self._parts: list[tuple[int, RolloutChunk]] = []
         self._loose: dict[int, Extra] = {}
-        self._memories: dict[int, tuple[RecurrentState, int]] = {}  # of each env the latest, and its row there
+        self._memories: dict[int, tuple[RecurrentState, int]] = {}  # latest memory of each env, and its row there
         self._forms: dict[str, ExtrasFormat] = {}
 
     def add(self, first: int, chunk: RolloutChunk) -> None:
-        """Add a chunk whose row 0 is step ``first``; extras that cannot be stacked are the policy's fault there."""
+        """Add a chunk whose row 0 is step ``first``; extras that cannot be stacked are a failure of its policy."""
         try:
             found = {name: ExtrasFormat(array.shape[2:], array.dtype) for name, array in chunk.extras.items()}
             self._forms = join_forms(self._forms, found)
@@ -149,19 +149,19 @@ class RolloutBuilder:
             chunk.extras, chunk.broken = {}, chunk.broken or Failure(error, chunk.env_ids[0], "the policy")
         self._parts.append((first, chunk))
         self._loose.update({env_id: Extra(loose=leaves) for env_id, leaves in chunk.loose.items()})
-        if chunk.memory is None:  # nothing is remembered now
+        if chunk.memory is None:  # the policy has no memory now
             for env_id in chunk.env_ids:
                 self._memories.pop(env_id, None)
         else:
             self._memories.update({env_id: (chunk.memory, row) for row, env_id in enumerate(chunk.memory.env_ids)})
 
     def rollout(self, num_steps: int | None, starts: Array, rnn_state: Any) -> Rollout:
-        """Stack what was added.
+        """Stack the chunks.
 
         Args:
-            num_steps: Steps that it shall have; ``None``: as many as there are.
-            starts: As in `Rollout`.
-            rnn_state: As in `Rollout`.
+            num_steps: Number of steps of the result; ``None``: all there are.
+            starts: See `Rollout`.
+            rnn_state: See `Rollout`.
         """
         if num_steps is None:
             num_steps = max((first + chunk.num_steps for first, chunk in self._parts), default=0)
@@ -191,13 +191,13 @@ class RolloutBuilder:
         )
 
     def rnn_state(self, running: Collection[int]) -> Any:
-        """Return what the policy remembers.
+        """Return the memory of the policy.
 
         Args:
-            running: Whose episodes are under way: what is remembered of the others belongs to none.
+            running: Envs with an episode under way: the memory of the others is dropped.
 
         Raises:
-            ArgumentError: If that is not of one form for all envs.
+            ArgumentError: If its form differs between envs.
         """
         return join_memories([self._memories.get(env_id) if env_id in running else None for env_id in self._env_ids])
 
@@ -208,7 +208,7 @@ class RolloutBuilder:
         return gather_states(self._batch, self._env_ids, rows, loose, copy=True)
 
     def _places(self) -> Iterator[tuple[RolloutChunk, tuple[slice, Any]]]:
-        """Return each chunk and where it belongs."""
+        """Yield each chunk and its index in the stacked arrays."""
         for first, chunk in self._parts:
             columns = [self._column[env_id] for env_id in chunk.env_ids]
             is_run = columns == list(range(columns[0], columns[0] + len(columns)))
@@ -220,7 +220,7 @@ class RolloutBuilder:
             array[place] = getattr(chunk, name)
 
     def _leaf(self, shape: tuple[int, int], index: int, name: str) -> Array:
-        """Return one array of all states or actions; the chunks' own are let go, so that memory is needed but once."""
+        """Return one array of all states or actions. The chunks' own are freed, so that memory is needed only once."""
         likes: Sequence[Array | None] = getattr(self._batch, name) or [None]
         array = room(shape, likes[index])
         for chunk, place in self._places():
@@ -247,7 +247,7 @@ class RolloutBuilder:
         return stacked
 
     def _moved(self, first: int, chunk: RolloutChunk) -> Ended:
-        """Return the ends in a chunk by their steps and columns in the rollout."""
+        """Return the ends in a chunk, with their steps and columns in the rollout."""
         columns = np.array([self._column[env_id] for env_id in chunk.env_ids], dtype=np.int64)
         return Ended(chunk.ended.steps + first, columns[chunk.ended.columns], chunk.ended.states)
 
@@ -263,7 +263,7 @@ class RolloutBuilder:
 
 
 def _stacked(leaf: Array) -> Any:
-    """Return a leaf; values of one shape that were kept as objects, for want of a space, are stacked."""
+    """Return a leaf; if there is no space, objects that have one shape are stacked."""
     if leaf.dtype != object or not leaf.size:
         return leaf
     values = stack_values(list(leaf.reshape(-1)))
