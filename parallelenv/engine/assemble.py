@@ -1,4 +1,4 @@
-"""Assembles what a step or a reset returns: states, rewards, flags and infos, each the user's own."""
+"""Assembles the result of a step or a reset: states, rewards, flags and infos, each the user's own."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ Align = Literal["item", "batch"]
 
 
 class Assembler:
-    """Tells the user what has come of a step, and keeps record of the episodes.
+    """Builds the results of steps, and records them in the table of episodes.
 
     Args:
         policy: What happens when an episode ends.
-        episodes: Where they are.
+        episodes: The table of episodes.
         copy: Whether states are copied for the user.
     """
 
@@ -36,12 +36,12 @@ class Assembler:
         self._copy = copy
 
     def tell(self, batch: Batch, landed: Outcome, align: Align) -> StepResult | StepBatch:
-        """Return what has landed as ``align`` says.
+        """Return the result of a step in the form of ``align``.
 
         Args:
-            batch: Where it has.
-            landed: Nothing in it has failed.
-            align: As in `ParallelEnv.step`.
+            batch: The arrays that hold it.
+            landed: The outcome of the step, without failures.
+            align: See `ParallelEnv.step`.
         """
         episodes, stepped = self._episodes, landed.stepped
         rows = batch.rows(stepped)
@@ -63,14 +63,14 @@ class Assembler:
         return by_item(batch, landed, rows, flags, infos, self._copy)
 
     def _note_resets(self, landed: Outcome) -> list[int]:
-        """Keep the infos of envs that had ended before, and so were reset instead of stepped; return who they are."""
+        """Store the infos of envs that had ended and so were reset instead of stepped; return their ids."""
         reborn = [env_id for env_id in self._episodes.ended(landed.stepped) if env_id not in landed.restarted]
         for env_id in reborn:
             self._episodes.reset_infos[env_id] = deep_copy(landed.extras.get(env_id, NOTHING).info or {})
         return reborn
 
     def _note_begun(self, landed: Outcome, infos: Array) -> None:
-        """Say of envs that were reset that they were, and keep what the resets said."""
+        """Set ``info["reset"]`` of envs that were reset, and store the infos of the resets."""
         for position, env_id in enumerate(landed.env_ids):
             if env_id in landed.begun:
                 infos[position]["reset"] = True
@@ -78,7 +78,7 @@ class Assembler:
         self._episodes.note_first_states(landed.begun)
 
     def _infos(self, batch: Batch, landed: Outcome, dones: Array) -> Array:
-        """Return the infos, each a dict of its own, also where an env had nothing to say."""
+        """Return the infos, a separate dict for each env, even where an env's own is empty."""
         env_ids, extras = landed.env_ids, landed.extras
         infos = self._policy.plain_infos(len(env_ids))
         if len(landed.stepped) < len(env_ids):
@@ -99,7 +99,7 @@ class Assembler:
         return infos
 
     def _describe_end(self, batch: Batch, landed: Outcome, env_id: int, info: dict[str, Any]) -> None:
-        """Say of an env whose episode has ended what the reset within the step would hide."""
+        """Add to the info of an env whose episode has ended what the reset within the step would hide."""
         extra = landed.extras.get(env_id, NOTHING)
         is_exhausted = bool(extra.is_exhausted)
         if env_id in self._episodes.exhausted and not is_exhausted:  # since an earlier step
@@ -112,17 +112,18 @@ class Assembler:
 
 
 Flags = tuple[Array, Array, Array]
+"""One row per env of the result: terminated, truncated, either of them."""
 
 
 def by_item(batch: Batch, landed: Outcome, rows: Any, flags: Flags, infos: Array, copy: bool) -> StepResult:
-    """Return an answer as four batched items; with ``copy=False`` states may be read-only views.
+    """Return a result as four batched items; with ``copy=False`` states may be read-only views.
 
     Args:
         batch: The pool's batch.
-        landed: Who answered what beside the batch.
+        landed: The outcome of the step.
         rows: Rows of the envs that were stepped.
-        flags: How the step left episodes, already the user's.
-        infos: One per env of the answer, already the user's.
+        flags: Flags of the step, already copies.
+        infos: One per env of the result, already copies.
         copy: Whether states are copied.
     """
     states: Any
@@ -138,7 +139,7 @@ def by_item(batch: Batch, landed: Outcome, rows: Any, flags: Flags, infos: Array
 
 
 def by_env(batch: Batch, landed: Outcome, rows: Any, flags: Flags, infos: Array) -> StepBatch:
-    """Return an answer as one 4-tuple per env. Arguments as in `by_item`."""
+    """Return a result as one 4-tuple per env. Arguments: see `by_item`."""
     states = _completed(landed, list_states(batch, landed.stepped, landed.extras))
     rewards = _completed(landed, _rewards(batch, landed, rows).tolist())
     items = list(zip(states, rewards, flags[2].tolist(), infos.tolist(), strict=True))
@@ -156,16 +157,16 @@ def first_states(batch: Batch, landed: Outcome, is_listed: bool, copy: bool) -> 
 
 
 def batch_states(layout: Layout, states: Mapping[int, Any], env_ids: Sequence[int], absent: Collection[int]) -> Any:
-    """Return states that are not in a batch as if they were.
+    """Return states from outside a batch in batched form.
 
     Args:
-        layout: Of the batch.
+        layout: Layout of the batch.
         states: By env id.
-        env_ids: Whose, in the order of the answer.
-        absent: Those of them that have none: in their place is ``None``.
+        env_ids: Ids of the envs, in the order of the result.
+        absent: Those of them without a state, which get ``None``.
 
     Raises:
-        EnvContractError: If one does not fit its space; ``error.partial`` maps the others' ids to theirs.
+        EnvContractError: If one does not fit its space; ``error.partial`` maps the ids of the others to their states.
     """
     structure, leaves, failures = layout.states, {}, []
     for env_id in env_ids:
@@ -199,7 +200,7 @@ def _rewards(batch: Batch, landed: Outcome, rows: Any) -> Array:
 
 
 def _completed(landed: Outcome, values: list[Any]) -> list[Any]:
-    """Put ``None`` where an env is absent."""
+    """Return the values with ``None`` where an env is absent."""
     if len(values) == len(landed.env_ids):
         return values
     found = dict(zip(landed.stepped, values, strict=True))

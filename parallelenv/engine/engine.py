@@ -27,15 +27,15 @@ from parallelenv.errors import AbsentAttributeError, HandedOverError
 from parallelenv.results import StepResult
 
 _MOMENT = 0.05
-"""Seconds in which a finalizer has returned."""
+"""Seconds after which a finalizer has surely returned."""
 
 
 class Engine:
-    """What a `ParallelEnv` is to adapters, wrappers, collectors and displays: `ParallelEnv.engine`.
+    """The interface of a `ParallelEnv` for adapters, wrappers, collectors and displays: `ParallelEnv.engine`.
 
-    An adapter borrows: it holds the `ParallelEnv`, lets the engine follow the adapter's rules at the end of episodes by
-    `hand_over`, and keeps no state of episodes itself. So attributes, rendering, `ParallelEnv.restart` or
-    `ParallelEnv.save_state` work as before beside it, and closing one closes the other.
+    An adapter holds the `ParallelEnv`, sets its own rules for the end of episodes by `hand_over`, and keeps no state of
+    episodes itself. So attributes, rendering, `ParallelEnv.restart` and `ParallelEnv.save_state` still work beside it,
+    and closing one closes the other.
 
     Args:
         backend: Where the workers live.
@@ -46,17 +46,17 @@ class Engine:
         copy: Whether states are copied for the user.
         timeout: Seconds that a call may take; ``None`` means no limit.
         max_restarts: How often an env that fails is restarted; ``None``: never.
-        seed: Of the first episodes: that of env i is ``seed + i``.
+        seed: Seed of the first episodes: that of env i is ``seed + i``.
         **pool_arguments: Further arguments of `Pool`.
 
     Attributes:
         pool: The workers.
         stepper: Resets and steps.
-        guard: Keeps other threads out.
+        guard: Refuses calls of other threads.
         env_ids: Ids of all envs.
-        seeds: By env id the seed of its next reset.
+        seeds: Seed of each env's next reset, by env id.
         contract: The call that handed the envs over to an adapter; ``None`` if none did.
-        asynchronous: What happens when an episode ends, as the user wrote it; after `hand_over` the contract.
+        asynchronous: The done policy, as the user wrote it; after `hand_over` the contract.
 
     Raises:
         BaseException: What an env's constructor raised; nothing is left running.
@@ -85,7 +85,7 @@ class Engine:
             self._finalizer = weakref.finalize(self, _close_dropped, self.pool)
             self.pool.build(done_policy.autoreset, spaces)
         except BaseException:
-            backend.close((), 0.0)  # whatever was begun, also where an interrupt came before the pool was known
+            backend.close((), 0.0)  # whatever was started, even if an interrupt came before `self.pool` was set
             raise
         self.env_ids = self.pool.env_ids
         self.num_envs = len(self.env_ids)
@@ -95,7 +95,7 @@ class Engine:
         self.seeds: dict[int, int | None] = dict(enumerate(seeds))
 
     def close(self, timeout: float) -> None:
-        """Close all envs and end all workers, which get so many seconds to close their envs."""
+        """Close all envs and end all workers, which have ``timeout`` seconds to close their envs."""
         self.guard.is_closed = True
         self.pool.close(timeout)
         self._finalizer.detach()
@@ -103,25 +103,25 @@ class Engine:
     # ---------------------------------------------------------------- arguments of calls
 
     def ids(self, id: Any, everyone: bool = False) -> tuple[int, ...]:
-        """Return the env ids of an ``id`` argument; ``None``: of all envs that are not paused, or of all."""
+        """Return the env ids of an ``id`` argument; ``None``: all envs that are not paused; with ``everyone`` all."""
         if id is not None:
             return parse_ids(id, self.num_envs)
         return self.env_ids if everyone else self.stepper.episodes.unpaused
 
     def beginnings(self, env_ids: Sequence[int], seed: Any, options: Any) -> ResetArgumentsOfEach:
-        """Return seed and options of each env that is to begin an episode. Arguments as in `ParallelEnv.reset`."""
+        """Return seed and options for the next reset of each env. Arguments: see `ParallelEnv.reset`."""
         seeds = arguments.spread_seeds(seed, env_ids, self.num_envs, whole=False)
         if seed is None:
             seeds = [self.seeds.get(env_id) for env_id in env_ids]
         return list(zip(seeds, arguments.spread_options(options, env_ids), strict=True))
 
     def forget_seeds(self, env_ids: Sequence[int]) -> None:
-        """Take note that seeds which were set for the next reset are used up."""
+        """Drop the seeds that were set for the next reset, since they are used."""
         for env_id in env_ids:
             self.seeds.pop(env_id, None)
 
     def end_reset(self, resetting: ResetTicket, timeout: float | None, align: Align = "item") -> Any:
-        """Return the first states of episodes; seeds that were set for these are used up."""
+        """Return the first states of episodes, and drop the seeds that were set for them."""
         states = self.stepper.finish_reset(resetting, timeout, align)
         self.forget_seeds(resetting.env_ids)
         return states
@@ -129,14 +129,14 @@ class Engine:
     # ---------------------------------------------------------------- calls of envs
 
     def ask_each(self, operation: str, env_ids: Sequence[int], each: Sequence[Any] | None = None) -> list[Any]:
-        """Let the host execute an operation with an argument for each env; return what came of it, in this order."""
+        """Run an operation of the host with an argument for each env, and return the results in this order."""
         values = self.pool.ask(operation, env_ids, each).values
         return [values.get(env_id) for env_id in env_ids]
 
     def attribute_hint(self, key: str, env_id: int) -> str:
-        """Return a hint at what an attribute that an env does not have may have been meant to be.
+        """Return a hint at an existing attribute with a name similar to ``key``.
 
-        The env is asked once per name: to look for similar names takes a millisecond.
+        The env is asked once per name: a search for similar names takes a millisecond.
         """
         if key not in self._hints:
             self._hints[key] = self.pool.try_asking("hint", (env_id,), None, key).values.get(env_id, "")
@@ -156,21 +156,21 @@ class Engine:
         broadcasts: bool = False,
         waits_by: str = "step_wait()",
     ) -> None:
-        """Follow the contract of an adapter from now on. A step goes to the envs also before their first reset.
+        """Follow the contract of an adapter from now on. Envs may then be stepped before their first reset.
 
         Args:
             contract: The call that asked for it.
             policy: What happens when an episode ends.
-            observation_space: What states are batched in; ``None``: as before.
-            reward_dtype: What rewards have to be numbers of; ``None``: they may be anything.
+            observation_space: Space to batch states in; ``None``: as before.
+            reward_dtype: Dtype that rewards must fit as numbers; ``None``: any type is allowed.
             always_copies: Whether states are copied whatever ``copy`` was.
-            broadcasts: As in `Layout`.
-            waits_by: What waits on for a step that was interrupted, or is late.
+            broadcasts: See `Layout`.
+            waits_by: Call that continues the wait for an interrupted or late step, for messages.
 
         Raises:
             HandedOverError: If another adapter has the envs.
-            EnvBusyError: If a step is under way.
-            WorkerTimeoutError: If an env is still at a call that took too long.
+            EnvBusyError: If a step is in flight.
+            WorkerTimeoutError: If an env is still in a call that timed out.
         """
         if self.contract == contract:
             return
@@ -199,23 +199,23 @@ class Engine:
 
     @single_threaded
     def step(self, action: Any) -> StepResult:
-        """Step all envs, paused ones too: which is refused."""
+        """Step all envs, including paused ones, for which this raises."""
         return self.stepper.step(action, self.env_ids, "item")  # type: ignore[return-value]
 
     @single_threaded
     def step_async(self, action: Any) -> None:
-        """Begin a step of all envs."""
+        """Send a step of all envs."""
         self.stepper.begin(action, self.env_ids)
 
     @single_threaded
     def step_wait(self, timeout: float | None) -> StepResult:
-        """Return what has come of a step of all envs that was begun, or whose call was interrupted."""
+        """Return the result of a step of all envs that was sent, or whose call was interrupted."""
         limit = arguments.check_timeout(timeout)
         return self.stepper.finish(self.env_ids, limit, "item")  # type: ignore[return-value]
 
     @single_threaded
     def reset_async(self, env_ids: Sequence[int], seed: Any, options: Any) -> ResetTicket:
-        """Send resets; `reset_wait` waits for them. Seeds and options as in `ParallelEnv.reset`."""
+        """Send resets; `reset_wait` waits for them. Seeds and options: see `ParallelEnv.reset`."""
         return self.stepper.begin_reset(env_ids, self.beginnings(env_ids, seed, options))
 
     @single_threaded
@@ -231,7 +231,7 @@ class Engine:
 
     @property
     def under_way(self) -> list[int]:
-        """Ids of envs with a step whose result was not delivered; none once this is closed."""
+        """Ids of envs with a step whose result was not delivered; none after `close`."""
         return [] if self.guard.is_closed else self.stepper.under_way
 
     @single_threaded_in("reset")
@@ -250,7 +250,7 @@ class Engine:
 
     @single_threaded_in("reset")
     def refuse_unknown(self, env_ids: Sequence[int]) -> None:
-        """Refuse envs whose latest states are not known."""
+        """Refuse envs that have no episode, or whose latest states are not known."""
         self.stepper.episodes.refuse_fresh(env_ids)
         self.stepper.episodes.refuse_unknown(env_ids)
 
@@ -258,11 +258,11 @@ class Engine:
         """Return the envs themselves, in env id order.
 
         Args:
-            name: What the user calls them, for messages.
-            way: What reaches them wherever they are.
+            name: Name of the attribute that the user asked for, for messages.
+            way: What the user can call instead, wherever the envs live.
 
         Raises:
-            AbsentAttributeError: If they do not live in this process, or not any more.
+            AbsentAttributeError: If they do not live in this process, or were closed.
         """
         if self.guard.is_closed:
             raise AbsentAttributeError(f"{name} is absent: the ParallelEnv was closed, and its envs with it.")
@@ -273,13 +273,13 @@ class Engine:
 
     @single_threaded_in("call")
     def call_async(self, operation: str, argument: Any, common: Any, id: Any = None) -> Request:
-        """Ask envs, without ``id`` all of them, for an operation of the host with the same argument for each."""
+        """Send an operation of the host, with the same argument for each env; without ``id`` to all envs."""
         env_ids = self.ids(id, everyone=True)
         return self.pool.post(operation, env_ids, [argument] * len(env_ids), common)
 
     @single_threaded
     def call_wait(self, request: Request, timeout: float | None) -> list[Any]:
-        """Return what they answer, in the order asked."""
+        """Return the results of `call_async`, in the order asked."""
         limit = arguments.check_timeout(timeout)
         self.pool.wait(request, self.stepper.timeout if limit is None else limit)
         request.raise_failures()
@@ -308,19 +308,19 @@ class Engine:
 
     @single_threaded_in("arecv")
     def look(self, min_envs: int, timeout: float | None, begin: float) -> bool:
-        """Return at once whether `take` has something to return; as `Stepper.look`."""
+        """Return at once whether `take` has something to return. See `Stepper.look`."""
         return self.stepper.look(min_envs, timeout, begin)
 
     @single_threaded_in("arecv")
     def take(self, min_envs: int, max_envs: int | None, align: Align) -> Any:
-        """Return what has come; as `Stepper.take`."""
+        """Return the results that have arrived. See `Stepper.take`."""
         return self.stepper.take(min_envs, max_envs, align)
 
 
 def _close_dropped(pool: Pool) -> None:
-    """Close the pool of an object that nothing refers to any more.
+    """Close the pool of an unreferenced object.
 
-    An interrupt meanwhile reaches the caller a moment later: Python drops what a finalizer raises.
+    A KeyboardInterrupt meanwhile is raised in the caller a moment later: Python drops what a finalizer raises.
     """
     try:
         pool.close()
@@ -330,6 +330,6 @@ def _close_dropped(pool: Pool) -> None:
 
 def _interrupt_main() -> None:
     if hasattr(signal, "pthread_kill"):
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)  # also out of a wait
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)  # interrupts a wait, too
     else:
         _thread.interrupt_main()

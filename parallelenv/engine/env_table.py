@@ -1,4 +1,4 @@
-"""Where the episodes of all envs are: who has one, who is done, exhausted or paused, what the reset said."""
+"""The episodes of all envs: which envs have one, are done, exhausted or paused, and the infos of their resets."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
 
 
 class EnvTable:
-    """The episodes of the envs ``0 .. num_envs-1`` under a policy.
+    """The episodes of the envs ``0 .. num_envs-1`` under a done policy.
 
     Args:
         env_ids: All env ids, ascending.
         policy: What happens when an episode ends.
-        stepless: Ids of those that have no episodes, because they have no ``reset`` and ``step``.
+        stepless: Ids of envs without episodes, because they have no ``reset`` and ``step``.
 
     Attributes:
         everyone: All env ids, ascending.
-        done: ``(num_envs,)`` bool: whose last answer was done, or who was ended by the policy.
+        done: ``(num_envs,)`` bool: whether the env's last step was done, or the policy ended its episode.
         terminated: ``(num_envs,)`` bool, of each env's latest step.
         truncated: ``(num_envs,)`` bool, of each env's latest step.
-        exhausted: Ids of envs that have no further episode: their latest reset has found none. They are done.
+        exhausted: Ids of envs whose latest reset found no further episode. They are done.
         paused: ``(num_envs,)`` bool.
         unpaused: Env ids that are not paused, ascending.
         reset_infos: The info of each env's latest reset.
-        score: How many episodes have ended, and how they went.
+        score: Statistics of the episodes that have ended.
     """
 
     def __init__(self, env_ids: tuple[int, ...], policy: DonePolicy, stepless: frozenset[int] = frozenset()) -> None:
@@ -46,8 +46,8 @@ class EnvTable:
         self._stepless = stepless
         self.everyone = env_ids
         self._policy = policy
-        self._fresh = set(env_ids)  # who was never reset, or lost its state
-        # Who was not stepped since it was reset, or since it was loaded, and whether its row has its state.
+        self._fresh = set(env_ids)  # envs never reset, or without their state
+        # Envs not stepped since their reset or since `load_state`, and whether their row has their state.
         self._unstepped: dict[int, bool] = {}
         self.exhausted: set[int] = set()
         self.done = np.zeros(num_envs, dtype=bool)
@@ -59,13 +59,13 @@ class EnvTable:
         self.share_score(EpisodeStats(num_envs))
 
     def share_score(self, score: EpisodeStats) -> None:
-        """Count from now on where others of the same envs count too."""
+        """Use the statistics of another table of the same envs from now on."""
         self.score = score
         score.follow(self._policy.autoreset)
 
     @property
     def flags(self) -> tuple[Array, Array, Array]:
-        """How the latest steps left episodes: done, terminated, truncated, each ``(n,)`` bool."""
+        """Flags of the latest steps: done, terminated, truncated, each ``(n,)`` bool."""
         return self.done, self.terminated, self.truncated
 
     # ---------------------------------------------------------------- who may be stepped
@@ -100,7 +100,7 @@ class EnvTable:
             )
 
     def refuse_unknown(self, env_ids: Sequence[int]) -> None:
-        """Raise `ResetNeededError` if the states of any of these envs are not known to the caller."""
+        """Raise `ResetNeededError` if the caller does not have the states of any of these envs."""
         unknown = [env_id for env_id in env_ids if self._unstepped.get(env_id) is False]
         if unknown:
             raise ResetNeededError(
@@ -109,19 +109,19 @@ class EnvTable:
             )
 
     def are_new(self, env_ids: Sequence[int]) -> Array:
-        """Return ``(k,)`` bool: which of these envs are at the beginning of an episode."""
+        """Return ``(k,)`` bool: whether each env is at the beginning of an episode."""
         new: Array = np.array([env_id in self._unstepped for env_id in env_ids], dtype=bool)
         return new | self.done[list(env_ids)] if self._policy.autoreset else new
 
     def ended(self, env_ids: Sequence[int]) -> tuple[int, ...]:
-        """Return those of the envs that are done."""
+        """Return the envs that are done."""
         return tuple(env_id for env_id in env_ids if self.done[env_id]) if has_true(self.done) else ()
 
     def choose(self, env_ids: Sequence[int]) -> tuple[Sequence[int], list[int] | None]:
-        """Return the envs that are neither exhausted nor, if the policy skips such, done; and their positions.
+        """Return the envs that are neither exhausted nor, if the policy skips those, done; and their positions.
 
         Raises:
-            ExhaustedError: As `refuse_exhausted`.
+            ExhaustedError: See `refuse_exhausted`.
         """
         if self.exhausted:
             self.refuse_exhausted(env_ids)
@@ -134,15 +134,15 @@ class EnvTable:
         return [env_ids[position] for position in chosen], chosen
 
     def living(self, env_ids: Sequence[int]) -> Sequence[int]:
-        """Return those of the envs that are not exhausted."""
+        """Return the envs that are not exhausted."""
         return [env_id for env_id in env_ids if env_id not in self.exhausted] if self.exhausted else env_ids
 
     def refuse_exhausted(self, env_ids: Sequence[int], partial: Any = None) -> None:
-        """Raise `ExhaustedError` if any of these envs is exhausted, and its policy lets nobody rest.
+        """Raise `ExhaustedError` if any of these envs is exhausted, and the done policy lets no env rest.
 
         Args:
             env_ids: The envs.
-            partial: What the others have answered, for ``error.partial``.
+            partial: Results of the others, for ``error.partial``.
         """
         if self._policy.lets_rest:
             return
@@ -156,11 +156,11 @@ class EnvTable:
             raise_failures([Failure(error, env_id, "reset") for env_id in exhausted], partial)
 
     def ends_at_rest(self) -> Array:
-        """Return ``(num_envs,)`` bool: whose episode has ended, and no other one has begun."""
+        """Return ``(num_envs,)`` bool: whether the env's episode has ended, and no other has begun."""
         return np.zeros_like(self.done) if self._policy.autoreset else self.done.copy()
 
     def without(self) -> list[int]:
-        """Return the envs that have no episode, and need a reset for one."""
+        """Return the envs that need a reset to have an episode."""
         return [*list(self._fresh), *list(self.exhausted)]
 
     def absent_info(self, env_id: int) -> dict[str, Any]:
@@ -181,18 +181,18 @@ class EnvTable:
     # ---------------------------------------------------------------- what has come of them
 
     def lose(self, env_ids: Iterable[int]) -> None:
-        """Take note that envs need a reset, unless something else is noted of them."""
+        """Mark envs as in need of a reset, until something else is noted."""
         lost = tuple(env_ids)
         self._fresh.update(lost)
         self.exhausted.difference_update(lost)
 
     def begin_unknown(self) -> None:
-        """Take note that all envs have an episode, of which nothing is known."""
+        """Mark all envs as within an episode whose state is not known."""
         self.keep(self.everyone)
         self._unstepped = dict.fromkeys(self.everyone, False)
 
     def keep(self, env_ids: Iterable[int]) -> None:
-        """Take note that envs have an episode, wherever it is."""
+        """Mark envs as having an episode, at any step."""
         self._fresh.difference_update(env_ids)
 
     def lend(self, env_ids: Sequence[int]) -> None:
@@ -201,30 +201,30 @@ class EnvTable:
         self.note_stepped(env_ids)
 
     def note_begun(self, env_ids: Sequence[int], rows: Any) -> None:
-        """Take note that envs, which have these rows, have been reset."""
+        """Mark envs, which have these rows, as reset."""
         self.note_asked_to_begin(rows)
         self.note_first_states(env_ids)
 
     def note_asked_to_begin(self, rows: Any) -> None:
-        """Take note that the envs with these rows are not done any more: they are to begin episodes."""
+        """Clear the flags of the envs with these rows: they are going to be reset."""
         for record in self.flags:
             record[rows] = False
 
     def note_first_states(self, env_ids: Sequence[int]) -> None:
-        """Take note that the states of these envs are the first of their episodes."""
+        """Mark the states of these envs as the first of their episodes."""
         self._unstepped.update(dict.fromkeys(env_ids, True))
         self.keep(env_ids)
         self.score.begin(list(env_ids))
 
     def note_exhausted(self, env_ids: Iterable[int]) -> None:
-        """Take note that resets of envs have found no further episode; of one within a step, before its flags."""
+        """Mark envs as exhausted; for a reset within a step, call this before the step's flags are noted."""
         for env_id in env_ids:
             self.exhausted.add(env_id)
             self._fresh.discard(env_id)
             self.done[env_id], self.terminated[env_id], self.truncated[env_id] = True, False, True
 
     def take_over(self, other: EnvTable, env_ids: Sequence[int]) -> None:
-        """Take over what another record has of envs. They need a reset."""
+        """Copy the record of envs from another table. They need a reset."""
         rows = list(env_ids)
         for ours, theirs in zip(self.flags, other.flags, strict=True):
             ours[rows] = theirs[rows]
@@ -235,7 +235,7 @@ class EnvTable:
         self.share_score(self.score)
 
     def note_stepped(self, env_ids: Sequence[int]) -> None:
-        """Take note that envs are stepped."""
+        """Mark envs as stepped."""
         if self._unstepped:
             for env_id in env_ids:
                 self._unstepped.pop(env_id, None)
@@ -243,30 +243,30 @@ class EnvTable:
     def note_step(
         self, env_ids: Sequence[int], stepped: Any, terminated: Array, truncated: Array
     ) -> tuple[Array, Array, Array]:
-        """Take over how a step has left episodes.
+        """Record the flags of a step.
 
         Args:
-            env_ids: All envs of the answer.
-            stepped: Rows of those of them that were stepped.
-            terminated: ``(k,)`` bool, of the latter.
-            truncated: ``(k,)`` bool, of the latter.
+            env_ids: All envs of the result.
+            stepped: Rows of the envs among them that were stepped.
+            terminated: ``(k,)`` bool, of the stepped envs.
+            truncated: ``(k,)`` bool, of the stepped envs.
 
         Returns:
-            Both flags of all envs of the answer, and whether either is set.
+            Terminated and truncated of all envs of the result, and whether either is set.
         """
         ended = terminated | truncated
         self._policy.mark_done(self.done, stepped, ended)
-        if not (self._policy.skips_done or self.exhausted):  # nobody is absent, and the flags need not be kept
+        if not (self._policy.skips_done or self.exhausted):  # no env is absent, and the flags need not be kept
             return terminated, truncated, ended
         self.terminated[stepped], self.truncated[stepped] = terminated, truncated
         shown = list(env_ids)
         terminated, truncated = self.terminated[shown], self.truncated[shown]
-        # Who is done and did not terminate was cut off, by its env or by the policy.
+        # Envs that are done and did not terminate were truncated, by the env or by the policy.
         self.truncated |= self.done & ~self.terminated
         return terminated, truncated, terminated | truncated
 
     def note_chunk(self, chunk: RolloutChunk) -> None:
-        """Take over what the steps of a rollout have come to: of each env that made any, how the last one left it."""
+        """Record the last step that each env made in a chunk of a rollout."""
         self.score.note_chunk(chunk)
         self.note_exhausted(chunk.exhausted)
         told = chunk.valid | chunk.flags.any(axis=2)
@@ -286,13 +286,13 @@ class EnvTable:
     # ---------------------------------------------------------------- to go on later
 
     def progress(self) -> Progress:
-        """Return all of this as plain data."""
+        """Return the record as plain data."""
         flags = self.done.copy(), self.terminated.copy(), self.truncated.copy(), self.paused.copy()
         fresh, exhausted = tuple(sorted(self._fresh)), tuple(sorted(self.exhausted))
         return Progress(*flags, fresh, tuple(map(deep_copy, self.reset_infos)), exhausted)
 
     def go_on_from(self, progress: Progress, lost: Collection[int]) -> tuple[int, ...]:
-        """Take over where episodes are; ``lost`` envs have none.
+        """Load a record; ``lost`` envs have no episode.
 
         Returns:
             Ids of all envs that need a reset.

@@ -260,7 +260,7 @@ class RunningRollout:
     def _land(self, request: Request, asked: Sequence[int], before: list[Array]) -> tuple[int, bool]:
         """Record the result of a chunk; return how many episodes have ended, and whether steps were lost."""
         roller, episodes = self._roller, self._roller.episodes
-        chunks: list[RolloutChunk] = [request.values[env_id] for env_id in sorted(request.values)]  # by env id, not by arrival
+        chunks: list[RolloutChunk] = [request.values[env_id] for env_id in sorted(request.values)]  # not by arrival
         failed = {env_id: failure for chunk in chunks for env_id, (_, failure) in chunk.failed.items()}
         lost = _find_lost(request, asked, chunks)
         mended, left = self._restart_failed({**failed, **lost})
