@@ -1,4 +1,4 @@
-"""Resets and steps: what is sent, what is under way, what has come back, now or later."""
+"""Resets and steps: what is sent, what is in flight, and which results have arrived."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from parallelenv.errors import EnvBusyError, EnvContractError, NothingInFlightEr
 from parallelenv.results import StepBatch, StepResult
 
 ResetArguments = tuple[int | None, dict[str, Any] | None]
-"""Seed and options of an env that is to begin an episode."""
+"""Seed and options for the reset of one env."""
 ResetArgumentsOfEach = Sequence[ResetArguments]
 """Those of several envs."""
 
 
 @dataclass(slots=True)
 class ResetTicket:
-    """A reset under way: which envs, how, and what they were asked."""
+    """A reset in flight: its envs, their arguments, and the request."""
 
     env_ids: Sequence[int]
     each: ResetArgumentsOfEach
@@ -44,23 +44,23 @@ class ResetTicket:
 
 
 class Stepper:
-    """Steps and resets the envs of a pool under a policy.
+    """Steps and resets the envs of a pool under a done policy.
 
     Args:
-        pool: Where the envs are.
+        pool: The pool of the envs.
         policy: What happens when an episode ends.
         copy: Whether states are copied for the user.
-        timeout: Seconds that a step may take; ``None`` means for ever.
-        recovery: What restarts envs that fail; ``None`` if nothing does.
-        reward_dtype: What rewards have to be numbers of; ``None``: they may be anything.
-        as_given: As in `ActionReader`.
+        timeout: Seconds that a step may take; ``None`` means no limit.
+        recovery: Restarts envs that fail; ``None``: they are not restarted.
+        reward_dtype: Dtype that rewards must fit as numbers; ``None``: any type is allowed.
+        as_given: See `ActionReader`.
 
     Attributes:
         pool: As given.
         policy: As given.
         recovery: As given.
-        episodes: Where the episodes of the envs are.
-        timeout: Seconds that a call may take, unless it is given others.
+        episodes: The table of the episodes.
+        timeout: Seconds that a call may take without a timeout of its own.
         copies: Whether states are copied for the user.
     """
 
@@ -85,25 +85,24 @@ class Stepper:
         self._reward_dtype = reward_dtype
         self._actions = ActionReader(pool.layout, keeps_graphs=pool.keeps_graphs, as_given=as_given)
         self._flights = InFlight()
-        # The latest step, from before its first message leaves until the user has the result.
-        # If something comes in between, the next call finds it here.
+        # The latest step, from before its first message is sent until its result is returned to the user.
+        # If that is interrupted, the next call finds the step here.
         self._unsettled: tuple[Sequence[int], Request] | None = None
-        self._asked: dict[int, ResetArguments] = {}  # how resets that were sent are to be done, should they be lost
-        self._retried = 0.0  # when some were, the last time
-        # Envs whose latest call was a step that came to its end: nothing is to be looked into before the
-        # next. Every other call unsets it.
+        self._asked: dict[int, ResetArguments] = {}  # arguments of resets that were sent, to repeat lost ones
+        self._retried = 0.0  # when some were last repeated
+        # Envs whose latest call was a completed step: the next one needs no checks. Every other call unsets it.
         self._proven: Sequence[int] | None = None
 
     def under(self, policy: DonePolicy, *, always_copies: bool, reward_dtype: np.dtype[Any] | None) -> Self:
-        """Return a stepper of the same pool with another policy, for an adapter. All envs then need a reset.
+        """Return a stepper of the same pool with another done policy, for an adapter. All envs then need a reset.
 
         Args:
             policy: What happens when an episode ends.
-            always_copies: Whether states are copied also where the user can do without.
-            reward_dtype: As in `Stepper`.
+            always_copies: Whether states are copied even if the user asked for views.
+            reward_dtype: See `Stepper`.
 
         Raises:
-            EnvBusyError: If a step is under way.
+            EnvBusyError: If a step is in flight.
         """
         self._settle()
         self._refuse_busy(self.pool.env_ids)
@@ -122,10 +121,10 @@ class Stepper:
     # ---------------------------------------------------------------- episodes
 
     def begin_reset(self, env_ids: Sequence[int], each: ResetArgumentsOfEach) -> ResetTicket:
-        """Begin to begin new episodes.
+        """Send the resets; `finish_reset` waits for them.
 
         Args:
-            env_ids: The envs, in the order of the answer. Undelivered steps of theirs are dropped.
+            env_ids: The envs, in the order of the result. Their undelivered steps are dropped.
             each: Seed and options of each.
         """
         self._prepare_reset(env_ids, each)
@@ -139,18 +138,18 @@ class Stepper:
             self._restart_unasked(env_ids, self.pool.death_errors(env_ids), self.recovery)
 
     def finish_reset(self, resetting: ResetTicket, timeout: float | None, align: Align = "item") -> Any:
-        """Return the first states: batched, or with align ``"batch"`` a list; ``None`` of an env that is exhausted.
+        """Return the first states: batched, or with align ``"batch"`` a list; ``None`` for an env that is exhausted.
 
         Args:
-            resetting: What was begun.
+            resetting: The ticket of `begin_reset`.
             timeout: Seconds; ``None`` means the pool's own.
-            align: As in `step`.
+            align: See `step`.
 
         Raises:
-            WorkerTimeoutError: If they do not come in time. This can be called again.
-            BaseException: What an env raised; ``error.partial`` has the states of the others, whose
-                episodes have begun.
-            ExhaustedError: If an env has no further episode, and the policy lets nobody rest.
+            WorkerTimeoutError: If they do not arrive in time. This can be called again.
+            BaseException: What an env raised; ``error.partial`` has the states of the others, whose episodes have
+                begun.
+            ExhaustedError: If an env has no further episode, and the done policy lets no env rest.
         """
         env_ids, request = resetting.env_ids, self._await_reset(resetting, timeout)
         failures, extras = request.failures, request.values
@@ -170,7 +169,7 @@ class Stepper:
 
     def _post_reset(self, env_ids: Sequence[int], each: ResetArgumentsOfEach, *, flies: bool = False) -> Request:
         def announce(request: Request) -> None:
-            self._lose(env_ids)  # and so they stay if anything goes wrong
+            self._lose(env_ids)  # they stay lost if anything goes wrong
             if flies:
                 self._unsettled = (env_ids, request)
 
@@ -178,26 +177,26 @@ class Stepper:
         return self.pool.post("reset", env_ids, each, None, announce, failed, flies=flies)
 
     def _lose(self, env_ids: Sequence[int]) -> None:
-        """Drop undelivered steps of envs, which need a reset from now on."""
+        """Drop undelivered steps of envs, which then need a reset."""
         self._flights.forget(env_ids)
         self.episodes.lose(env_ids)
         if self.recovery is not None:
             self.recovery.forget(env_ids)
 
     def end_episodes(self, operation: str, env_ids: Sequence[int], each: Sequence[Any], common: Any) -> None:
-        """Ask envs for what takes their episodes from them; they need a reset afterwards."""
+        """Run an operation that ends the episodes of envs; they need a reset afterwards."""
         self._settle()
         request = self.pool.post(operation, env_ids, each, common, lambda _: self._lose(env_ids))
         self.pool.wait(request, self.timeout)
         request.raise_failures()
 
     def note_seeds(self, env_ids: Sequence[int], seeds: Sequence[int | None]) -> None:
-        """Take note of seeds that envs were given otherwise than by a reset."""
+        """Store seeds that envs were given by other means than a reset."""
         if self.recovery is not None:
             self.recovery.note_seeds(env_ids, seeds)
 
     def _await_reset(self, resetting: ResetTicket, timeout: float | None) -> Request:
-        """Wait for resets; with a recovery ask again and again until no worker dies or hangs of it."""
+        """Wait for resets; with a recovery repeat them until no worker dies or hangs."""
         while True:
             self._await(resetting.request, timeout)
             failures = resetting.request.failures
@@ -208,20 +207,20 @@ class Stepper:
             resetting.request = self._post_reset(resetting.env_ids, resetting.each)
 
     def _restart_unasked(self, env_ids: Sequence[int], lost: Mapping[int, Failure], recovery: Recovery) -> None:
-        """Restart envs of which the user wants a new episode anyway, and need not know that they were lost."""
+        """Restart lost envs without reporting it, since the user wants a new episode of them anyway."""
         _, left = recovery.restart_failed(lost)
         recovery.forget(env_ids)
         raise_failures([left[env_id] for env_id in sorted(left)], partial=None)
 
     def _await(self, request: Request, timeout: float | None) -> None:
-        """Wait for hosts to answer.
+        """Wait for hosts to reply.
 
         Args:
-            request: What they were asked.
+            request: The request to wait for.
             timeout: Seconds; ``None`` means the pool's own, and then a recovery restarts envs that are late.
 
         Raises:
-            WorkerTimeoutError: If they do not in time. It can be waited for again.
+            WorkerTimeoutError: If they do not reply in time. The wait can be repeated.
         """
         if timeout is None and self.recovery is not None:
             self.pool.wait_or_give_up(request)
@@ -240,7 +239,7 @@ class Stepper:
         return gather_states(batch, asked, batch.rows(asked), extras, self.copies)
 
     def restart(self, env_ids: Sequence[int]) -> tuple[int, ...]:
-        """Rebuild envs and return the ids of all that were; they need a reset."""
+        """Rebuild envs and return the ids of all that were rebuilt; they need a reset."""
         self._settle()
         request = self.pool.rebuild(env_ids, self._lose)
         rebuilt = tuple(sorted({*request.env_ids, *request.values}))
@@ -248,24 +247,24 @@ class Stepper:
         return rebuilt
 
     def pause(self, env_ids: Sequence[int]) -> None:
-        """Leave envs out until they are taken in again."""
+        """Leave envs out until they are resumed."""
         self._proven = None
         self.episodes.pause(env_ids)
 
     # ---------------------------------------------------------------- progress
 
     def progress(self) -> Progress:
-        """Return where the episodes are.
+        """Return the state of the episodes.
 
         Raises:
-            EnvBusyError: If a step is under way.
+            EnvBusyError: If a step is in flight.
         """
         self._settle()
         self._refuse_busy(self.pool.env_ids)
         return self.episodes.progress()
 
     def go_on_from(self, progress: Progress, lost: Collection[int]) -> tuple[int, ...]:
-        """Do as `EnvTable.go_on_from`. Undelivered steps are dropped."""
+        """Load the state of the episodes, see `EnvTable.go_on_from`. Undelivered steps are dropped."""
         self._settle()
         everyone = self.pool.env_ids
         self._flights.forget(everyone)
@@ -276,7 +275,7 @@ class Stepper:
     # ---------------------------------------------------------------- steps
 
     def step(self, action: Any, env_ids: Sequence[int], align: Align) -> StepResult | StepBatch:
-        """Step envs and return what they answered."""
+        """Step envs and return the result."""
         stepped, request = self._launch(action, env_ids)
         if request is None:
             return self._deliver(Outcome(env_ids, stepped, {}, {}), align)
@@ -293,14 +292,14 @@ class Stepper:
         Args:
             action: One per env.
             env_ids: The envs.
-            flies: As in `Pool.post`.
+            flies: See `Pool.post`.
 
         Raises:
             EnvBusyError: If one has an undelivered step.
             EnvPausedError: If one is paused.
-            WorkerDiedError: If one has lost its worker.
-            ResetNeededError: If one has no episode to step in.
-            ExhaustedError: If one has no further episode, and the policy lets nobody rest.
+            WorkerDiedError: If the worker of one is dead.
+            ResetNeededError: If one has no episode.
+            ExhaustedError: If one has no further episode, and the done policy lets no env rest.
             ActionError: If the actions do not fit. In all cases nothing was sent.
         """
         if env_ids is not self._proven:
@@ -319,12 +318,12 @@ class Stepper:
             self._unsettled = (env_ids, request)
 
         failed = self.recovery.ailing(stepped) if self.recovery is not None else NO_FAILURES
-        # Nobody is `False`, not an empty tuple: that step goes in a shorter message.
+        # `False` instead of an empty tuple: the step then fits a shorter message.
         who_begins = self.episodes.ended(stepped) or False if self.policy.resets_next else self.policy.autoreset
         return stepped, self.pool.post("step", stepped, each, who_begins, announce, failed, flies=flies)
 
     def _settle(self) -> None:
-        """Take charge of a step whose call did not come to its end."""
+        """Adopt a step whose call was interrupted."""
         self._proven = None
         if self._unsettled is not None:
             env_ids, request = self._unsettled
@@ -348,7 +347,7 @@ class Stepper:
         self.episodes.refuse_fresh(env_ids)
 
     def refuse_unready(self, env_ids: Sequence[int]) -> None:
-        """Refuse envs with a step under way, and those that have no episode."""
+        """Refuse envs that have a step in flight or no episode."""
         self._settle()
         self._refuse_busy(env_ids)
         self.episodes.refuse_fresh(env_ids)
@@ -356,10 +355,10 @@ class Stepper:
     # ---------------------------------------------------------------- rollouts
 
     def begin_rollout(self, env_ids: Sequence[int]) -> Array:
-        """Refuse envs that cannot be stepped now, as a step does, or whose states are not known.
+        """Refuse envs that cannot be stepped now, like a step, or whose states are not known.
 
         Returns:
-            ``(k,)`` bool: which of them are at the beginning of an episode.
+            ``(k,)`` bool: whether each env is at the beginning of an episode.
         """
         self._settle()
         self._check(env_ids)
@@ -369,10 +368,10 @@ class Stepper:
     # ---------------------------------------------------------------- answers
 
     def _deliver(self, landed: Outcome, align: Align) -> StepResult | StepBatch:
-        """Shape what has landed for the user, and forget it.
+        """Return an outcome in the user's form, and forget it.
 
         Raises:
-            BaseException: What an env raised; ``error.partial`` has the others' results.
+            BaseException: What an env raised; ``error.partial`` is the result of the others.
         """
         if landed.begun:
             landed = self._file_resets(landed)
@@ -381,13 +380,13 @@ class Stepper:
         landed = whole.without_failures() if failures else whole
         try:
             result = self._teller.tell(self.pool.batch, landed, align)
-            if unpaid:  # they have stepped: where their episodes are is noted, and nobody is told
+            if unpaid:  # they have stepped: their episodes are recorded, the result is dropped
                 self._teller.tell(self.pool.batch, whole.without_failure_of(unpaid), "batch")
-        except (ValueError, TypeError) as error:  # from a user's own space, say
+        except (ValueError, TypeError) as error:  # for example from a user's own space
             self._settle()
             self._flights.forget([*landed.env_ids, *failures])
             raise EnvContractError(f"What the envs answered cannot be batched: {error}.") from error
-        # Last, so that an interrupt before these lines loses nothing.
+        # At the end, so that an interrupt before these lines loses nothing.
         self._unsettled = None
         if landed.restarted and self.recovery is not None:
             self.recovery.forget(landed.restarted)
@@ -399,7 +398,7 @@ class Stepper:
         return result
 
     def _file_resets(self, landed: Outcome) -> Outcome:
-        """Return what has landed with reward and flags of resets, which write none; who found no episode rests."""
+        """Write reward and flags of resets, which have none, and return the outcome with exhausted envs at rest."""
         rows = self.pool.batch.rows(landed.begun)
         self.pool.batch.rewards[rows] = 0.0
         self.pool.batch.flags[rows] = False
@@ -410,9 +409,9 @@ class Stepper:
         return landed.with_resting(exhausted) if exhausted else landed
 
     def _judge(self, landed: Outcome) -> tuple[Outcome, Sequence[int]]:
-        """Return what has landed with all that has failed in it, and what could be mended mended.
+        """Return an outcome with all its failures, after restarts where possible.
 
-        Also the ids of envs that have failed in nothing but their reward.
+        Also the ids of envs whose only failure is their reward.
         """
         wrong: Sequence[int] = ()
         if self._reward_dtype is not None:
@@ -422,7 +421,7 @@ class Stepper:
         return landed, [env_id for env_id in wrong if env_id in landed.failures] if wrong else wrong
 
     def _restart_failed(self, landed: Outcome, recovery: Recovery) -> Outcome:
-        """Restart what failed: it then counts as cut off, and its state is the first of its next episode."""
+        """Restart failed envs: their episodes count as truncated, and their states are the first of the next ones."""
         raised = {env_id: failure for env_id, failure in landed.failures.items() if env_id in landed.begun}
         others = {env_id: failure for env_id, failure in landed.failures.items() if env_id not in raised}
         mended, left = recovery.restart_failed(others)
@@ -440,20 +439,20 @@ class Stepper:
     # ---------------------------------------------------------------- all at once
 
     def begin(self, action: Any, env_ids: Sequence[int]) -> None:
-        """Begin a step of all of these envs, for `finish`."""
+        """Send a step of all of these envs, for `finish`."""
         self._launch(action, env_ids)
 
     def finish(self, env_ids: Sequence[int], timeout: float | None, align: Align) -> StepResult | StepBatch:
-        """Return what envs answered to a step that was begun, or sent, or whose call was interrupted.
+        """Return the result of a step that was sent, or whose call was interrupted.
 
         Args:
-            env_ids: All of the envs, in the order of the answer.
+            env_ids: All of the envs, in the order of the result.
             timeout: Seconds; ``None`` means the pool's own.
-            align: As in `step`.
+            align: See `step`.
 
         Raises:
-            NothingInFlightError: If no step of one of them is under way.
-            WorkerTimeoutError: If they do not answer in time. This can be called again.
+            NothingInFlightError: If no step of one of them is in flight.
+            WorkerTimeoutError: If they do not reply in time. This can be called again.
         """
         if self._unsettled is None or self._unsettled[0] is not env_ids:
             self._settle()
@@ -470,38 +469,38 @@ class Stepper:
         self._await_landing(len(flights), timeout, time.monotonic())
         return self._deliver(flights.part(env_ids), align)
 
-    # ---------------------------------------------------------------- whoever is first
+    # ---------------------------------------------------------------- in order of arrival
 
     def send(self, action: Any, env_ids: Sequence[int]) -> None:
-        """Begin a step of envs."""
+        """Send a step of envs."""
         _, request = self._launch(action, env_ids, flies=True)
         self._unsettled = None
         self._flights.adopt(env_ids, request)
 
     def send_reset(self, env_ids: Sequence[int], each: ResetArgumentsOfEach) -> None:
-        """Begin new episodes, whose first states `receive` gives. Arguments as in `begin_reset`."""
+        """Send resets, whose first states `receive` returns. Arguments: see `begin_reset`."""
         self._prepare_reset(env_ids, each)
         self._post_reset(env_ids, each, flies=True)
         self._settle()
         self._asked.update(zip(env_ids, each, strict=True))
-        # From here on, not when they are received: else it would depend on the order of arrival who is done where the
-        # end of one is the end of all.
+        # Now, not when they are received: with StopAll it would otherwise depend on the order of arrival which envs
+        # are done.
         self.episodes.note_asked_to_begin(list(env_ids))
 
     def receive(
         self, min_envs: int, max_envs: int | None, timeout: float | None, align: Align
     ) -> StepResult | StepBatch:
-        """Return what envs answered that have finished their step.
+        """Return the results of envs that have finished their step.
 
-        ``timeout``: as in `ParallelEnv.recv`.
+        ``timeout``: see `ParallelEnv.recv`.
         """
         self._await_landing(self._wanted(min_envs), timeout, time.monotonic())
         return self._deliver(self._flights.landed(max_envs), align)
 
     def look(self, min_envs: int, timeout: float | None, begin: float) -> bool:
-        """Say without waiting whether `take` has something to return; ``begin`` is the moment from which time counts.
+        """Return without waiting whether `take` has something to return; the timeout counts from ``begin``.
 
-        Errors: as of `receive`.
+        Errors: see `receive`.
         """
         wanted, flights = self._wanted(min_envs), self._flights
         while flights.num_landed < wanted and self.pool.pump(time.monotonic()):
@@ -514,7 +513,7 @@ class Stepper:
         return False
 
     def take(self, min_envs: int, max_envs: int | None, align: Align) -> StepResult | StepBatch | None:
-        """Return what `receive` would, unless somebody else has received it since `look`. Nothing is stepped here."""
+        """Return the result of `receive`, or ``None`` if another caller took it since `look`. This steps no env."""
         enough = self._flights.num_landed >= self._wanted(min_envs)
         return self._deliver(self._flights.landed(max_envs), align) if enough else None
 
@@ -532,18 +531,18 @@ class Stepper:
         return min(min_envs, len(self._flights))
 
     def _await_landing(self, wanted: int, timeout: float | None, begin: float) -> None:
-        """Wait until so many envs have answered. ``timeout`` and errors: as in `_await`; it counts from ``begin``."""
+        """Wait until that many results have arrived. Timeout and errors: see `_await`; it counts from ``begin``."""
         while self._flights.num_landed < wanted or self._retry_resets():
             if not self.pool.pump(self._deadline(timeout, begin)):
                 self._be_late(timeout)
 
     def _deadline(self, timeout: float | None, begin: float) -> float | None:
-        """Return until when to wait. Who was asked again meanwhile has as much time as anybody."""
+        """Return until when to wait. Repeated resets have the full time again."""
         limit = self.timeout if timeout is None else timeout
         return None if limit is None else max(begin, self._retried) + limit
 
     def _be_late(self, timeout: float | None) -> None:
-        """Give up what is under way if a recovery deals with that, else say who is late."""
+        """Give up what is in flight if there is a recovery, else raise the timeout."""
         late = self.pool.late(self._flights.running, self.timeout if timeout is None else timeout, "step")
         if timeout is not None or self.recovery is None:
             raise late
@@ -551,33 +550,33 @@ class Stepper:
             self.pool.give_up(request, late)
 
     def _retry_resets(self) -> bool:
-        """With a recovery, ask again for resets whose worker died or hung; say if there were any."""
+        """With a recovery, repeat resets whose worker died or hung; return whether there were any."""
         lost = self._flights.lost_resets() if self.recovery is not None else {}
         if not lost or self.recovery is None:
             return False
         env_ids = tuple(lost)
-        self._flights.forget(env_ids)  # what goes wrong now is told once
+        self._flights.forget(env_ids)  # later failures are then reported once
         self._restart_unasked(env_ids, lost, self.recovery)
         self._post_reset(env_ids, [self._asked[env_id] for env_id in env_ids], flies=True)
         self._settle()
         self._retried = time.monotonic()
         return True
 
-    # ---------------------------------------------------------------- whose turn it is
+    # ---------------------------------------------------------------- streams and evaluations
 
     @property
     def layout(self) -> Layout:
-        """What the batch holds."""
+        """Layout of the batch."""
         return self.pool.layout
 
     @contextlib.contextmanager
     def borrowed(self, env_ids: Sequence[int]) -> Iterator[Stepper]:
-        """Yield a stepper of some of the envs under which an ended one is stepped on, whatever the policy is here.
+        """Yield a stepper of some of the envs under which ended envs are stepped on, whatever the policy is here.
 
-        What these have under way at the end is dropped, and they need a reset.
+        Steps of these envs still in flight at the end are dropped; the envs need a reset.
 
         Raises:
-            EnvBusyError, EnvPausedError, WorkerDiedError: If one cannot be had.
+            EnvBusyError, EnvPausedError, WorkerDiedError: If an env is not available.
         """
         self._settle()
         self._refuse_busy(env_ids)
@@ -593,12 +592,12 @@ class Stepper:
             self.episodes.take_over(other.episodes, env_ids)
 
     def late_for_good(self, env_ids: Sequence[int]) -> WorkerTimeoutError:
-        """Return the error for envs that are late where what they have under way is dropped."""
+        """Return the error for late envs whose steps in flight are dropped."""
         return self.pool.late(env_ids, self.timeout, "run_episodes")
 
     @property
     def goes_on(self) -> bool:
-        """Whether an env that ends begins its next episode by itself."""
+        """Whether an ended env begins its next episode by itself."""
         return self.policy.autoreset
 
     @property
@@ -609,12 +608,12 @@ class Stepper:
 
     @property
     def has_landed(self) -> bool:
-        """Whether an answer is here that was not received."""
+        """Whether a result has arrived that was not received."""
         self._settle()
         return bool(self._flights.num_landed)
 
     def waiting(self) -> list[int]:
-        """Return the envs that can be stepped: they are not paused, have nothing under way, and have not ended.
+        """Return the envs that can be stepped: not paused, with nothing in flight, and not ended.
 
         Raises:
             ResetNeededError: If one that is not paused has no episode.
@@ -629,7 +628,7 @@ class Stepper:
 
         Args:
             env_ids: The envs.
-            result: Where they are, if they all are there. To look for others takes as long as their workers are busy.
+            result: A result with their states, if it has all. Otherwise this waits for busy workers.
         """
         structure = self.pool.batch.layout.states
         place = {} if result is None else {env_id: row for row, env_id in enumerate(result.env_ids.tolist())}
@@ -645,7 +644,7 @@ class Stepper:
         return structure.join(picked)
 
     def detached(self, result: StepResult) -> StepResult:
-        """Return a result whose states outlive the next call."""
+        """Return a result whose states stay valid after the next call."""
         if self.copies:
             return result
         _, rewards, dones, infos = result
@@ -654,6 +653,6 @@ class Stepper:
 
 
 def _may_be_absent(result: StepResult) -> bool:
-    """Whether the states of a result may lack some."""
+    """Whether some states of a result may be missing."""
     states = result.states
     return isinstance(states, np.ndarray) and states.dtype == object and any(state is None for state in states)
