@@ -1395,7 +1395,7 @@ class ParallelEnv:
         """Close all envs and end all workers. Errors of envs are not raised; repeated calls do nothing.
 
         Args:
-            timeout: Seconds that workers have to close their envs before they are killed; ``None``: 3.
+            timeout: Seconds that workers have to close their envs before they are ended; ``None``: 3.
 
         Raises:
             ArgumentError: If ``timeout`` is not such a number; nothing was closed.

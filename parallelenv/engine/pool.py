@@ -1,6 +1,6 @@
 """The workers of one `ParallelEnv`: operations are split, numbered, sent and gathered here.
 
-A worker that failed, died or hung is dealt with in this file and nowhere else.
+Only this file handles workers that failed, died or hang.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from parallelenv.errors import ArgumentError, ClosedError, UnpicklableError, Wor
 PrintedListener = Callable[[Sequence[Printed]], None]
 Announcement = Callable[[Request], None]
 CLOSE_TIMEOUT = 3.0
-"""Seconds that hosts get to close their envs before they are ended."""
+"""Seconds that hosts have to close their envs before they are ended."""
 
 
 def _refuse_shared_generators(backend: Backend, plan: Placement) -> None:
@@ -61,28 +61,28 @@ def _refuse_shared_generators(backend: Backend, plan: Placement) -> None:
 
 
 class Pool:
-    """Executes operations on envs, wherever they are.
+    """Executes operations on envs, wherever they live.
 
     Args:
         backend: Where the hosts live.
         factories: One per env, in env id order; ids are consecutive.
         num_cpus: Cores the envs may use; ``None`` means all usable ones.
-        num_gpus: GPUs to share out, for backends that reserve them.
+        num_gpus: GPUs to share, for backends that reserve them.
         silence_warnings: Whether worker processes ignore warnings.
-        timeout: Seconds that a call may take; ``None`` means for ever.
-        listener: Told what envs print in workers, in the thread of the call that is running.
-        place: Where this pool stands among others; ``None`` if it stands alone.
-        seed: As in `PoolPosition`, of a pool that stands alone.
-        shared: Arrays that all envs are to have.
-        seed_globals: As in `WorkerSettings`.
+        timeout: Seconds that a call may take; ``None`` means no limit.
+        listener: Called with what envs print in workers, in the thread of the current call.
+        place: Position of this pool among others; ``None`` if there are no others.
+        seed: See `PoolPosition`, for a pool without others.
+        shared: Arrays that all envs can read.
+        seed_globals: See `WorkerSettings`.
 
     Attributes:
-        facts: What is known of each env, in env id order, since it was first built.
+        facts: Facts about each env from its first build, in env id order.
         seats: Where each env lives now.
         env_ids: All env ids, ascending.
-        layout: What the batch holds.
+        layout: Layout of the batch.
         batch: The arrays that all hosts read and write.
-        hours: For how long hosts have something to do.
+        hours: How long hosts are busy.
     """
 
     facts: list[EnvFacts]
@@ -105,8 +105,8 @@ class Pool:
         shared: Mapping[str, Array] = NOTHING_SHARED,
         seed_globals: bool = False,
     ) -> None:
-        self._has_spaces = False  # else every env is asked for its own
-        self._timeout: float | None = None  # building envs may take as long as it takes
+        self._has_spaces = False  # if False, every env is asked for its own
+        self._timeout: float | None = None  # building envs has no time limit
         self._call_timeout = timeout
         self._plain_numbers = itertools.count(1)
         self._numbers: Iterator[int] = self._plain_numbers
@@ -122,7 +122,7 @@ class Pool:
         self._start(backend, specs, listener)
 
     def _start(self, backend: Backend, specs: Sequence[WorkerSpec], listener: PrintedListener) -> None:
-        """Start the workers; nothing is left of them if that fails."""
+        """Start the workers; if that fails, none is left running."""
         self.env_ids = tuple(env_id for spec in specs for env_id in spec.env_ids)
         self._backend = backend
         self._listener = listener
@@ -131,8 +131,8 @@ class Pool:
         self._pid = os.getpid()
         self._shield = DeferSigint()
         self.hours = Utilisation()
-        self._rest: tuple[int, Sequence[Channel]] | None = None  # what is being closed, and in which thread
-        self._lost: dict[int, WorkerDiedError] = {}  # envs whose worker is dead, also one behind a host of ours
+        self._rest: tuple[int, Sequence[Channel]] | None = None  # the closing thread, and the channels it closes
+        self._lost: dict[int, WorkerDiedError] = {}  # envs whose worker is dead, also one behind a host
         try:
             channels = backend.launch(specs)
         except BaseException:
@@ -178,11 +178,11 @@ class Pool:
         self.adopt(self._backend.allocate(layout))
 
     def rearrange(self, layout: Layout) -> None:
-        """Replace the batch by one of another layout. All states are lost with the old one.
+        """Replace the batch by one of another layout. All states in the old one are lost.
 
         Raises:
-            WorkerTimeoutError: If hosts do not come to the end, within the pool's timeout, of what they are at, and
-                would answer in the old layout. Nothing was changed.
+            WorkerTimeoutError: If hosts do not finish, within the pool's timeout, commands that they would answer in
+                the old layout. Nothing was changed.
         """
         self._let_finish(self._workers, self._timeout)
         busy = [env_id for worker in self._workers if worker.in_flight for env_id in worker.spec.env_ids]
@@ -191,27 +191,27 @@ class Pool:
         self.attach(layout)
 
     def number_by(self, choose: Callable[[Iterator[int]], Iterator[int]] | None) -> None:
-        """Let an iterator over numbers of commands decide which of them are `NOTED`; ``None``: none is."""
+        """Let an iterator over command numbers choose which of them are `NOTED`; ``None``: none is."""
         self._numbers = self._plain_numbers if choose is None else choose(self._plain_numbers)
 
     @property
     def num_hosts(self) -> int:
-        """Number of workers: of processes, threads or actors that step envs."""
+        """Number of workers: processes, threads or actors that step envs."""
         return sum(min(worker.spec.num_cpus, len(worker.spec.env_ids)) for worker in self._workers)
 
     @property
     def keeps_graphs(self) -> bool:
-        """Whether actions reach the envs with what torch knows of how they were computed: nothing travels."""
+        """Whether actions reach the envs with their autograd graph: nothing is pickled."""
         return self._backend.uses_live_envs
 
     @property
     def placement(self) -> str:
-        """How hosts are reached, empty if there is nothing to say."""
+        """How hosts are reached, for the repr; may be empty."""
         return self._backend.placement
 
     @property
     def lone_host(self) -> Any:
-        """The only host, if it works in this very thread: to call it takes no message. ``None`` otherwise."""
+        """The only host, if it runs in this thread and can be called without messages. ``None`` otherwise."""
         channel: Any = self._workers[0].channel
         return getattr(channel, "host", None) if len(self._workers) == 1 and channel.in_caller else None
 
@@ -223,10 +223,10 @@ class Pool:
     # ---------------------------------------------------------------- commands
 
     def ask(self, name: str, env_ids: Sequence[int], each: Sequence[Any] | None = None, common: Any = None) -> Request:
-        """Execute an operation on envs, wait for all of them, and raise what went wrong.
+        """Execute an operation on envs, wait for all of them, and raise failures.
 
         Args:
-            name: Operation of `backends.host.Host`.
+            name: An operation of `worker.host.Host`.
             env_ids: The envs, in any order.
             each: One argument per env, in the order of ``env_ids``, or ``None``.
             common: Further arguments, the same for every env.
@@ -235,17 +235,16 @@ class Pool:
             The finished request, with ``values`` and without ``failures``.
 
         Raises:
-            BaseException: What an env raised; ``error.partial`` has the others' values.
+            BaseException: What an env raised; ``error.partial`` has the values of the others.
             WorkerDiedError: If a worker is or was found dead.
-            WorkerTimeoutError: If not all answered within the pool's timeout; answers that
-                come later are dropped.
+            WorkerTimeoutError: If not all replied within the pool's timeout; later replies are dropped.
         """
         request = self.try_asking(name, env_ids, each, common)
         request.raise_failures()
         return request
 
     def try_asking(self, name: str, env_ids: Sequence[int], each: Sequence[Any] | None, common: Any = None) -> Request:
-        """Do as `ask`, but leave the failures of envs in the request."""
+        """Execute an operation like `ask`, but leave the failures of envs in the request."""
         request = self.post(name, env_ids, each, common)
         self.wait(request, self._timeout)
         return request
@@ -264,14 +263,13 @@ class Pool:
         """Send an operation to the hosts and return without waiting.
 
         Args:
-            name: As in `ask`.
-            env_ids: As in `ask`.
-            each: As in `ask`.
-            common: As in `ask`.
-            announce: Called with the request when nothing can go wrong any more, just before
-                the first command leaves.
-            failed: Why some of the envs cannot be asked: the answer for these.
-            flies: Whether the caller takes the answers as they come, rather than wait for all of them.
+            name: See `ask`.
+            env_ids: See `ask`.
+            each: See `ask`.
+            common: See `ask`.
+            announce: Called with the request when nothing can fail any more, just before the first command is sent.
+            failed: Failures of envs that cannot be asked, used as their replies.
+            flies: Whether the caller takes the replies as they arrive, rather than wait for all of them.
 
         Raises:
             WorkerDiedError: If a worker is known to be dead, unless its envs are to be built; nothing was sent.
@@ -297,7 +295,7 @@ class Pool:
     # ---------------------------------------------------------------- answers
 
     def wait(self, request: Request, timeout: float | None) -> None:
-        """Wait until all hosts have answered a request.
+        """Wait until all hosts have replied to a request.
 
         Raises:
             WorkerTimeoutError: If they have not within ``timeout`` seconds.
@@ -308,10 +306,10 @@ class Pool:
                 raise self.late(request.running, timeout, request.operation)
 
     def wait_or_give_up(self, request: Request) -> bool:
-        """Wait for a request as long as a call may take. Being late is then a failure of envs like others.
+        """Wait for a request as long as a call may take. Late envs then count as failed.
 
         Returns:
-            Whether all answered in time.
+            Whether all replied in time.
         """
         try:
             self.wait(request, self._timeout)
@@ -321,11 +319,11 @@ class Pool:
         return True
 
     def ways_to_wait(self, num_envs: int) -> str:
-        """Return the call by which users wait on for the steps of so many envs, for messages."""
+        """Return the call that continues the wait for steps of ``num_envs`` envs, for messages."""
         return self.waits_by or f"recv(min_envs={num_envs})"
 
     def late(self, env_ids: Sequence[int], timeout: float | None, operation: str) -> WorkerTimeoutError:
-        """Return the error that says who did not answer in time, and what can be done about it."""
+        """Return the error that names the late envs and what the user can do."""
         ids = tuple(sorted(env_ids))
         ways = {
             "step": f"Wait on with {self.ways_to_wait(len(ids))}, give a longer timeout, or rebuild with "
@@ -340,7 +338,7 @@ class Pool:
         return WorkerTimeoutError(f"{name_envs(ids)} did not answer within {timeout} s. {way_out}", ids)
 
     def forward(self, command: Command) -> Request:
-        """Execute a command as a host would: without raising what goes wrong in an env."""
+        """Execute a command like a host: failures of envs are not raised."""
         if command.name == "build":
             self._has_spaces = bool(command.common)
             return self.rebuild(command.env_ids)
@@ -349,7 +347,7 @@ class Pool:
         return request
 
     def begin(self, command: Command) -> Request:
-        """Begin to execute a command that builds nothing, as `forward` does."""
+        """Send a command that builds nothing and return without waiting, with failures treated as by `forward`."""
         if command.name in ("watch", "unwatch"):
             self.is_watched = command.name == "watch"
         self.number_by(functools.partial(map, NOTED.__or__) if command.number >= NOTED else None)
@@ -360,21 +358,19 @@ class Pool:
     def rebuild(self, env_ids: Sequence[int], announce: Callable[[Sequence[int]], None] = lambda _: None) -> Request:
         """Build envs from their factories.
 
-        A host that is dead, was given up, or is busy with one of them is replaced, with all its envs. What
-        its other envs have under way is waited for; if that takes longer than the pool's timeout, it is replaced too.
+        A host that is dead, was given up, or is busy with one of them is replaced, with all its envs. Commands of its
+        other envs in flight are waited for; if that takes longer than the pool's timeout, it is replaced too.
 
         Args:
             env_ids: The envs.
-            announce: Called with the ids of all envs that are built, when nobody can break that off any more, and
-                again if there turn out to be more of them behind a host. `death_errors` still has those that were dead.
+            announce: Called with the ids of all envs that are built, when the build cannot be interrupted any more, and
+                again if there are more of them behind a host. `death_errors` still has those that were dead.
 
         Returns:
-            The finished request. It concerns the envs asked for and the others of hosts that were
-            replaced, here or behind a host.
+            The finished request. It has the envs asked for and the others of replaced hosts, here or behind a host.
 
         Raises:
-            InvalidEnvError: If one was given as a live instance that never left this process;
-                nothing was touched.
+            InvalidEnvError: If one was given as a live instance that never left this process; nothing was changed.
         """
         self._refuse_live(env_ids)
         workers = dict.fromkeys(map(self._worker, env_ids))
@@ -400,13 +396,13 @@ class Pool:
         return request
 
     def _watch(self, workers: Iterable[WorkerHandle]) -> None:
-        """Let hosts that were replaced note what their envs do, as the others do."""
+        """Let replaced hosts record what their envs do, like the others."""
         env_ids = [env_id for worker in workers for env_id in worker.spec.env_ids if env_id not in self._lost]
         if env_ids:
             self.wait(self.post("watch", env_ids), None)
 
     def _lost_with(self, env_ids: Sequence[int]) -> Iterable[int]:
-        """Return the envs that are known to have lost the same workers, behind a host, as these."""
+        """Return all envs that are known to have lost the same workers, behind a host, as these."""
         workers = {(self._worker(env_id), self._lost[env_id].pid) for env_id in env_ids if env_id in self._lost}
         return [env_id for env_id, error in self._lost.items() if (self._worker(env_id), error.pid) in workers]
 
@@ -418,7 +414,7 @@ class Pool:
     # ---------------------------------------------------------------- the workers
 
     def adopt(self, batch: Batch) -> None:
-        """Take a batch that is there and hand it to all hosts."""
+        """Use an existing batch and hand it to all hosts."""
         self.layout, self.batch = batch.layout, batch
         for worker in self._workers:
             worker.channel.attach(batch)
@@ -426,7 +422,7 @@ class Pool:
     # ---------------------------------------------------------------- commands
 
     def _split(self, env_ids: Sequence[int]) -> Iterable[Shard]:
-        """Deal env ids out to their hosts: host, its ids, their positions in ``env_ids``."""
+        """Group env ids by host: host, its ids, their positions in ``env_ids``."""
         if env_ids is self.env_ids or tuple(env_ids) == self.env_ids:
             return self._whole
         positions: dict[WorkerHandle, list[int]] = {}
@@ -443,7 +439,7 @@ class Pool:
     def _dispatch(
         self, request: Request, packed: Sequence[tuple[WorkerHandle, Command, Any]], announce: Announcement
     ) -> None:
-        """Send the commands of a request, all of them or, before ``announce`` was called with it, none."""
+        """Send all commands of a request after calling ``announce``; before that call none is sent."""
         with self._shield:
             announce(request)
             hours = self.hours
@@ -455,7 +451,7 @@ class Pool:
             for worker, command, message in packed:
                 request.pending[command.number] = command.env_ids
                 worker.in_flight[command.number] = request
-                if worker.death is not None:  # it died of the command before, to another worker of its own
+                if worker.death is not None:  # the command before, to another worker behind it, killed it
                     self._fail_waiting(worker)
                     continue
                 try:
@@ -464,7 +460,7 @@ class Pool:
                     self._bury(worker)
 
     def give_up(self, request: Request, error: Exception) -> None:
-        """Let the envs that have not answered a request fail, and whoever else waits for their hosts."""
+        """Fail the envs that have not replied to a request, and all other requests to their hosts."""
         for worker in self._workers:
             if not request.pending.keys() & worker.in_flight.keys():
                 continue
@@ -477,13 +473,13 @@ class Pool:
     # ---------------------------------------------------------------- answers
 
     def pump(self, deadline: float | None) -> bool:
-        """Wait for hosts to answer, and file what they say.
+        """Wait for replies of hosts, and record them.
 
         Args:
             deadline: Moment of `time.monotonic` at which to stop waiting, or ``None``.
 
         Returns:
-            Whether anything came before the deadline.
+            Whether any reply arrived before the deadline.
 
         Raises:
             ClosedError: If another thread has closed the pool.
@@ -516,7 +512,7 @@ class Pool:
         request = worker.in_flight.pop(reply.number, None)
         if worker.shift.since and not worker.in_flight:
             self.hours.received(worker.shift)
-        if request is None:  # given up, or nothing but output
+        if request is None:  # given up, or only output
             return
         if reply.rows is not None:
             self.batch.put_results(request.pending[reply.number], reply.rows)
@@ -525,7 +521,7 @@ class Pool:
         request.answer(reply.number, reply.values, reply.failures)
 
     def _not_read(self, worker: WorkerHandle, error: UnreadableError) -> dict[int, Failure]:
-        """Return what became of the envs of a command that was lost between the caller and a host, either way."""
+        """Return the failures of a command that was lost between the caller and a host, in either direction."""
         request = worker.in_flight.get(error.number)
         env_ids = request.pending[error.number] if request is not None else ()
         cause = UnpicklableError(
@@ -535,7 +531,7 @@ class Pool:
         return {env_id: Failure(cause, env_id, "the copying between processes") for env_id in env_ids}
 
     def workload(self) -> list[tuple[tuple[int, ...], float | None]]:
-        """Return for each host that lives its env ids, and for what share of the time it had nothing to do.
+        """Return the env ids of each living host, and the share of the time in which it was idle.
 
         Another thread may be using the pool meanwhile.
         """
@@ -544,17 +540,17 @@ class Pool:
 
     @property
     def num_handles(self) -> int:
-        """Number of hosts that get a command each if all envs are asked for something."""
+        """Number of hosts that get one command each if all envs are asked for something."""
         return len(self._workers)
 
     @property
     def under_way(self) -> set[int]:
-        """Numbers of the commands that hosts have not answered yet."""
+        """Numbers of the commands that hosts have not replied to yet."""
         return {number for worker in self._workers for number in worker.in_flight}
 
     @property
     def is_held_up(self) -> bool:
-        """Whether something that was interrupted in the caller's thread would go on there with the next wait."""
+        """True if an interrupted command in the caller's thread resumes on the next wait."""
         return any(worker.channel.in_caller and worker.in_flight for worker in self._workers)
 
     @property
@@ -565,7 +561,7 @@ class Pool:
     # ---------------------------------------------------------------- deaths
 
     def _note_deaths(self, reply: Reply) -> None:
-        """Note which envs have lost the worker that they had behind a host of ours."""
+        """Record the envs that have lost their worker behind a host."""
         for env_id, failure in reply.failures.items():
             if failure.is_of_worker and isinstance(failure.exception, WorkerDiedError):
                 self._lost[env_id] = failure.exception
@@ -576,7 +572,7 @@ class Pool:
         return bool(self._lost)
 
     def death_errors(self, env_ids: Sequence[int]) -> dict[int, Failure]:
-        """Return, of these envs, those whose worker is known to be dead, each with the error that says so."""
+        """Return the error of each of these envs whose worker is known to be dead."""
         return {env_id: Failure(self._lost[env_id], env_id, "") for env_id in env_ids if env_id in self._lost}
 
     def refuse_dead(self, env_ids: Sequence[int]) -> None:
@@ -586,10 +582,10 @@ class Pool:
             raise self._lost[lost[0]].about(lost)
 
     def _bury(self, worker: WorkerHandle) -> None:
-        """Note that a host is dead and fail what it was asked for.
+        """Record that a host is dead and fail its requests.
 
         Raises:
-            ClosedError: If another thread has closed the pool: that one ends the hosts, and it alone.
+            ClosedError: If another thread has closed the pool: only that thread ends the hosts.
         """
         self._refuse_closed()
         worker.death = worker.channel.cause_of_death()
@@ -599,7 +595,7 @@ class Pool:
         worker.channel.kill()
 
     def _fail_waiting(self, worker: WorkerHandle) -> None:
-        """Fail what a dead host was asked for: nobody else would ever answer."""
+        """Fail all requests to a dead host, which would never be answered."""
         for number, request in sorted(worker.in_flight.items()):
             if request is not None:
                 env_ids = request.pending[number]
@@ -610,16 +606,16 @@ class Pool:
     # ---------------------------------------------------------------- replacing
 
     def _let_finish(self, workers: Sequence[WorkerHandle], timeout: float | None) -> None:
-        """Wait until hosts have done what they were asked for, no longer than ``timeout`` seconds."""
+        """Wait until hosts have finished their commands, no longer than ``timeout`` seconds."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while any(worker.in_flight for worker in workers) and self.pump(deadline):
             pass
 
     def _replace(self, worker: WorkerHandle) -> None:
-        """Start another host in the place of one that is dead or busy.
+        """Start another host in place of one that is dead or busy.
 
         Raises:
-            WorkerStartError: If the system does not let it start. Its envs are then dead, and this can be tried again.
+            WorkerStartError: If the operating system refuses. The envs are then dead, and this can be tried again.
         """
         with self._shield:
             if worker.death is None:
@@ -629,7 +625,7 @@ class Pool:
             self._fail_waiting(worker)
         (channel,) = self._backend.launch([worker.spec])
         with self._shield:
-            if "batch" in vars(self):  # a pool behind a host gets its own after the first build
+            if "batch" in vars(self):  # a pool behind a host gets its batch after the first build
                 channel.attach(self.batch)
             self._worker_of_channel.pop(worker.channel, None)
             worker.channel = channel
@@ -642,10 +638,10 @@ class Pool:
         """End all hosts. Quiet, bounded in time, harmless when repeated or after a fork.
 
         Args:
-            timeout: Seconds that hosts get to close their envs before they are ended.
+            timeout: Seconds that hosts have to close their envs before they are ended.
 
         Raises:
-            KeyboardInterrupt: When all have been ended, without further patience.
+            KeyboardInterrupt: After all have been ended, without further delay.
         """
         workers = self._workers
         if os.getpid() != self._pid:  # a forked child must not end its parent's workers
@@ -655,9 +651,9 @@ class Pool:
             return
         channels = [worker.channel for worker in workers if not worker.death]
         try:
-            with DeferSigint():  # one of its own: another thread may be using the pool
+            with DeferSigint():  # not `self._shield`: another thread may be using the pool
                 self._workers, self._rest = [], (threading.get_ident(), channels)
-                vars(self).pop("batch", None)  # its memory goes now, not when the user lets go of the closed object
+                vars(self).pop("batch", None)  # frees its memory now, not with the closed object
                 for worker in workers:
                     worker.spec = replace(worker.spec, shared={})  # likewise
             printed = [*self._printed, *self._backend.close(channels, timeout)]
@@ -666,17 +662,18 @@ class Pool:
             raise
         self._rest = None
         if printed:
-            with contextlib.suppress(OSError, ValueError):  # the interpreter is ending, and nobody reads any more
+            with contextlib.suppress(OSError, ValueError):  # the interpreter is exiting, and the output is closed
                 self._listener(printed)
 
     def _close_the_rest(self) -> None:
-        """Go on where this thread was interrupted twice in closing. What another thread closes is left to that one."""
+        """Resume a close that was interrupted twice in this thread. A close in another thread is left to that thread.
+        """
         rest = self._rest
         if rest is not None and rest[0] == threading.get_ident():
             self._close_at_once(rest[1])
 
     def _close_at_once(self, channels: Sequence[Channel]) -> None:
-        """End hosts without patience, whatever interrupts it."""
+        """End hosts without delay, whatever interrupts it."""
         while True:
             with contextlib.suppress(KeyboardInterrupt):
                 self._backend.close(channels, 0.0)

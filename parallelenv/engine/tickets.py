@@ -1,7 +1,7 @@
-"""Calls under way: what was asked of which worker, what has come back, and what was not yet delivered.
+"""Calls in flight: what was asked of each worker, what has arrived, and what is not delivered yet.
 
-A step is *in flight* until its host answered, then *landed* until the user has it. Whatever
-interrupts the caller in between, the step is still here, and ``recv()`` gives it.
+A step is *in flight* until its host replied, then *landed* until the user has the result. If the caller is interrupted
+in between, the step is kept here, and ``recv()`` returns it.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from parallelenv.errors import WorkerDiedError
 
 @dataclass(slots=True)
 class Outcome:
-    """What envs answered to a step, or to a reset in the place of one, before it is shaped for the user.
+    """Replies of envs to a step, or to a reset in place of one, before they are given the user's form.
 
     Attributes:
-        env_ids: The envs, in the order of the answer.
-        stepped: Those of them that were stepped; the others are absent, because they are done or exhausted.
-        extras: What was answered beside the batch, by env id.
-        failures: What failed, by env id.
-        restarted: Those of ``stepped`` that failed and were restarted; their states are first ones.
-        begun: Those of ``stepped`` that were reset instead; their states are first ones, too.
+        env_ids: The envs, in the order of the result.
+        stepped: The envs that were stepped; the others are absent, because they are done or exhausted.
+        extras: Replies outside of the batch, by env id.
+        failures: Failures, by env id.
+        restarted: Envs of ``stepped`` that failed and were restarted; their states are first ones.
+        begun: Envs of ``stepped`` that were reset instead; their states are first ones, too.
     """
 
     env_ids: Sequence[int]
@@ -43,7 +43,7 @@ class Outcome:
 
     @property
     def exhausted(self) -> list[int]:
-        """Those whose reset, in this step, has found no further episode."""
+        """Ids of envs whose reset, in this step, found no further episode."""
         return [env_id for env_id, extra in self.extras.items() if extra.is_exhausted]
 
     def without_failures(self) -> Outcome:
@@ -54,7 +54,7 @@ class Outcome:
         return Outcome(env_ids, stepped, self.extras, self.failures, self.restarted, begun)
 
     def with_resting(self, resting: Collection[int]) -> Outcome:
-        """Return this with some envs absent, who have nothing to say."""
+        """Return this with some envs absent, without extras."""
         stepped = [env_id for env_id in self.stepped if env_id not in resting]
         begun = [env_id for env_id in self.begun if env_id not in resting]
         extras = {env_id: extra for env_id, extra in self.extras.items() if env_id not in resting}
@@ -66,22 +66,22 @@ class Outcome:
 
 
 class InFlight:
-    """Which envs have an undelivered step, and what has come back so far."""
+    """The envs with an undelivered step, and the replies so far."""
 
     def __init__(self) -> None:
         self._in_flight: dict[int, Request] = {}
-        self._landed: dict[int, None] = {}  # a dict for its order: first come, first served
+        self._landed: dict[int, None] = {}  # a dict, to keep the order of arrival
         self._extras: dict[int, Extra] = {}
         self._failures: dict[int, Failure] = {}
         self._absent: set[int] = set()
-        self._begun: set[int] = set()  # whose answer here is that to a reset
+        self._begun: set[int] = set()  # envs whose reply is that to a reset
 
     def adopt(self, env_ids: Sequence[int], request: Request | None) -> None:
-        """Take charge of a step or reset.
+        """Add a step or reset.
 
         Args:
             env_ids: All envs that were asked.
-            request: Where those of them answer that were stepped, if there are any.
+            request: The request to those of them that were stepped, if any.
         """
         stepped: tuple[int, ...] = ()
         if request is not None:
@@ -100,7 +100,7 @@ class InFlight:
         self, request: Request, env_ids: Sequence[int], values: Mapping[int, Extra], failures: Mapping[int, Failure]
     ) -> None:
         for env_id in env_ids:
-            if self._in_flight.get(env_id) is not request:  # given up meanwhile
+            if self._in_flight.get(env_id) is not request:  # dropped meanwhile
                 continue
             del self._in_flight[env_id]
             self._landed[env_id] = None
@@ -112,22 +112,22 @@ class InFlight:
                 self._failures[env_id] = failures[env_id]
 
     def landed(self, max_envs: int | None) -> Outcome:
-        """Return what has come back, in the order of arrival, at most ``max_envs`` envs."""
+        """Return what has arrived, in the order of arrival, at most ``max_envs`` envs."""
         return self.part(list(self._landed)[:max_envs])
 
     def part(self, env_ids: Sequence[int]) -> Outcome:
-        """Return what has come back from these envs, in their order."""
+        """Return what has arrived from these envs, in their order."""
         stepped = [env_id for env_id in env_ids if env_id not in self._absent]
         begun = [env_id for env_id in env_ids if env_id in self._begun] if self._begun else ()
         return Outcome(env_ids, stepped, _part(self._extras, env_ids), _part(self._failures, env_ids), begun=begun)
 
     def lost_resets(self) -> dict[int, Failure]:
-        """Return why resets have failed, by env id, that failed for want of a worker."""
+        """Return the failures of resets that lost their worker, by env id."""
         failures = _part(self._failures, tuple(self._begun)) if self._failures else {}
         return {env_id: failure for env_id, failure in sorted(failures.items()) if failure.is_of_worker}
 
     def forget(self, env_ids: Iterable[int]) -> None:
-        """Drop the steps of these envs: they were delivered, or nobody wants them any more."""
+        """Drop the steps of these envs: they were delivered, or are not wanted any more."""
         for env_id in env_ids:
             self._in_flight.pop(env_id, None)
             self._landed.pop(env_id, None)
@@ -155,17 +155,17 @@ class InFlight:
 
     @property
     def num_landed(self) -> int:
-        """Number of envs whose answer is here."""
+        """Number of envs whose reply has arrived."""
         return len(self._landed)
 
     @property
     def requests(self) -> list[Request]:
-        """The requests that have not been answered completely."""
+        """The requests that are not completely answered."""
         return list(dict.fromkeys(self._in_flight.values()))
 
     @property
     def running(self) -> tuple[int, ...]:
-        """Env ids that have not answered."""
+        """Ids of envs that have not replied."""
         return tuple(self._in_flight)
 
 
@@ -180,19 +180,19 @@ Landing = Callable[["Request", Sequence[int], Mapping[int, Any], Mapping[int, Fa
 
 
 class Request:
-    """One call on some envs, spread over commands to several hosts.
+    """One call on some envs, split into commands to several hosts.
 
     Args:
         env_ids: The envs.
-        operation: What they are asked for.
+        operation: Name of the operation.
 
     Attributes:
         env_ids: The envs.
         operation: As given.
-        pending: Env ids of the commands that were not answered, by number.
-        values: What was answered, by env id; envs with nothing to say are left out.
-        failures: What went wrong, by env id.
-        landing: If set, told of each further answer, which is then not kept here.
+        pending: Env ids of the commands without a reply, by number.
+        values: Results, by env id; envs with an empty result are left out.
+        failures: Failures, by env id.
+        landing: If set, called with each further reply, which is then not kept here.
     """
 
     __slots__ = ("env_ids", "failures", "landing", "operation", "pending", "values")
@@ -206,7 +206,7 @@ class Request:
         self.landing: Landing | None = None
 
     def answer(self, number: int, values: Mapping[int, Any], failures: Mapping[int, Failure]) -> None:
-        """Note the answer to one of its commands."""
+        """Record the reply to one of its commands."""
         env_ids = self.pending.pop(number)
         if self.landing is not None:
             self.landing(self, env_ids, values, failures)
@@ -217,7 +217,7 @@ class Request:
             self.failures.update(failures)
 
     def raise_failures(self, partial: Any = None) -> None:
-        """Raise what went wrong, if anything did.
+        """Raise the failures, if there are any.
 
         Args:
             partial: The result of the others, for ``error.partial``; by default their values by id.
@@ -230,22 +230,22 @@ class Request:
 
     @property
     def running(self) -> tuple[int, ...]:
-        """Env ids that have not answered."""
+        """Ids of envs that have not replied."""
         return tuple(itertools.chain.from_iterable(self.pending.values()))
 
 
 @dataclass(eq=False)
 class WorkerHandle:
-    """What the pool knows of one host.
+    """The pool's record of one host.
 
     Attributes:
         spec: How it was started.
         channel: How it is reached.
-        in_flight: Numbers of the commands that it has not answered, with their requests; ``None`` where
-            it was given up, and whatever it answers comes too late.
-        death: Why it is dead, ``None`` while it lives.
+        in_flight: Requests of the commands without a reply, by number; ``None`` if it was given up: a late reply is
+            dropped.
+        death: Cause of its death, ``None`` while it lives.
         has_built: Whether its envs were ever made.
-        shift: When it works.
+        shift: When it is busy.
     """
 
     spec: WorkerSpec
@@ -257,13 +257,13 @@ class WorkerHandle:
 
     @property
     def branches(self) -> tuple[tuple[int, ...], ...]:
-        """Env ids of each worker behind it that answers by itself to a command of its own, if there are such."""
+        """Env ids of each worker behind it that replies on its own to its own commands, if there are such workers."""
         return getattr(self.channel, "branches", ())
 
     def is_stuck_for(self, env_ids: Sequence[int]) -> bool:
-        """Whether there is no point in waiting until it can rebuild envs: it is dead, was given up, or busy with one.
+        """Whether waiting for it cannot help to rebuild envs: it is dead, was given up, or is busy with one of them.
 
-        A host in the caller's thread is neither: it goes on as soon as it is waited for.
+        A host in the caller's thread is never given up or busy here: it continues as soon as it is waited for.
         """
         if self.death is not None or self.channel.in_caller:
             return self.death is not None
@@ -290,7 +290,7 @@ class WorkerHandle:
 
 
 Shard = tuple[WorkerHandle, tuple[int, ...], Any]
-"""A host, ids of envs of its own, and their positions among all that are asked, a slice or a list."""
+"""A host, ids of some of its envs, and their positions among all that are asked, a slice or a list."""
 
 
 def spread(
@@ -300,14 +300,14 @@ def spread(
     place: PoolPosition,
     shared: Mapping[str, Array],
 ) -> list[WorkerSpec]:
-    """Deal envs out to hosts as evenly as their cores allow, consecutive ids together.
+    """Assign envs to hosts as evenly as their cores allow, consecutive ids together.
 
     Args:
-        factories: Of the envs.
+        factories: Factories of the envs.
         plan: How many hosts there are.
-        settings: What every host is told.
-        place: Of all of these hosts together. Without a number of workers it is that of all there are.
-        shared: As in `WorkerSpec`.
+        settings: Settings of every host.
+        place: Position of all of these hosts together. Without a number of workers they are the only ones.
+        shared: See `WorkerSpec`.
     """
     shares = apportion(len(factories), plan.cpus)
     workers = [min(num_cpus, share) for num_cpus, share in zip(plan.cpus, shares, strict=True)]
@@ -330,10 +330,10 @@ def branches_of(spec: WorkerSpec) -> tuple[tuple[int, ...], ...]:
 
 
 def split_further(parts: Iterable[Shard]) -> list[Shard]:
-    """Deal what hosts are asked for out to workers of theirs that answer by themselves: as parts, too.
+    """Split shards by the workers behind a host that reply on their own.
 
     Args:
-        parts: A host, ids of envs of its own, and the positions of these among all that are asked.
+        parts: The shards.
     """
     further: list[Shard] = []
     for worker, env_ids, positions in parts:
@@ -349,14 +349,14 @@ def split_further(parts: Iterable[Shard]) -> list[Shard]:
 
 
 def apportion(total: int, weights: Sequence[int]) -> list[int]:
-    """Share a number out in proportion to weights: one each, and what is left always to whom it loads least.
+    """Split a number in proportion to weights: one each, and each further one where it makes the smallest load.
 
     Args:
-        total: At least as many as there are weights.
-        weights: Positive ones.
+        total: At least the number of weights.
+        weights: Positive numbers.
     """
     shares = [1] * len(weights)
-    loads = [(2 / weight, index) for index, weight in enumerate(weights)]  # if they got one more
+    loads = [(2 / weight, index) for index, weight in enumerate(weights)]  # load with one more
     heapq.heapify(loads)
     for _ in range(total - len(weights)):
         index = loads[0][1]
