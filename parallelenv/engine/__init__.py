@@ -1,1 +1,1 @@
-"""The caller's side of every call: where each env is, what is in flight, what has come back."""
+"""The caller's side of every call: where each env lives, what is in flight, which results have arrived."""

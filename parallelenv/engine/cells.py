@@ -1,7 +1,7 @@
-"""Notebook cells that run again: what their earlier runs left open is closed.
+"""Closes what earlier runs of a notebook cell left open, when the cell runs again.
 
-IPython keeps what a cell showed and what an exception's traceback refers to, so the workers of a
-`ParallelEnv` whose cell is run five times would be there five times, although no name leads to them.
+IPython keeps what a cell displayed and the frames of an exception's traceback. After five runs of a cell, five sets of
+workers would be left, though no variable refers to them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from parallelenv.engine.output import say
 
 
 class Closable(Protocol):
-    """What can be closed, and is told from others by identity."""
+    """An object that can be closed; compared by identity."""
 
     @property
     def closed(self) -> bool:
@@ -39,11 +39,11 @@ class CellRun(NamedTuple):
     message: str
 
 
-_made: dict[str, list[tuple[str, weakref.ref[Any]]]] = {}  # by cell: in which run, and what
+_made: dict[str, list[tuple[str, weakref.ref[Any]]]] = {}  # by cell: message id of the run, and the object
 
 
 def current_run() -> CellRun | None:
-    """Return which run of which cell this is; ``None`` outside of a notebook."""
+    """Return the current cell run; ``None`` outside of a notebook."""
     kernel = kernel_of_notebook()
     if kernel is None:
         return None
@@ -54,7 +54,7 @@ def current_run() -> CellRun | None:
 
 
 def close_earlier() -> None:
-    """Close what earlier runs of the cell that is running have made and left open, and say so."""
+    """Close what earlier runs of the current cell made and left open, and print a message."""
     run = current_run()
     if run is None:
         return
@@ -69,7 +69,7 @@ def close_earlier() -> None:
 
 
 def note(env: Closable) -> None:
-    """Remember that the run of a cell that is going on has made something."""
+    """Record an object made by the current cell run."""
     run = current_run()
     if run is not None:
         _made.setdefault(run.cell, []).append((run.message, weakref.ref(env)))

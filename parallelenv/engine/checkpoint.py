@@ -1,4 +1,4 @@
-"""A whole `ParallelEnv` at one moment, to be pickled and gone on from later."""
+"""The saved state of a `ParallelEnv`, to be pickled and loaded later."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Progress:
-    """Where the episodes of all envs are.
+    """State of the episodes of all envs.
 
     Attributes:
-        done: ``(n,)`` bool, as in `ParallelEnv.done`.
+        done: ``(n,)`` bool, see `ParallelEnv.done`.
         terminated: ``(n,)`` bool, of each env's latest step.
         truncated: ``(n,)`` bool, of each env's latest step.
         paused: ``(n,)`` bool.
@@ -32,19 +32,19 @@ class Progress:
     paused: Array
     fresh: tuple[int, ...]
     reset_infos: tuple[dict[str, Any], ...]
-    exhausted: tuple[int, ...] = ()  # the default is for what was saved before there were such
+    exhausted: tuple[int, ...] = ()  # the default is for older saved states
 
 
 @dataclass(frozen=True)
 class SavedState:
-    """What `ParallelEnv.save_state` returns. Plain data: pickle it, keep it with a checkpoint.
+    """The result of `ParallelEnv.save_state`. Plain data: pickle it, keep it with a checkpoint.
 
     Attributes:
-        envs: The state of each env, pickled; ``None`` where there is no way to get it.
-        progress: Where the episodes are.
-        seeds: Seeds that the next reset of an env will use, by env id.
-        asynchronous: The policy.
-        version: Of this format.
+        envs: The state of each env, pickled; ``None`` where it cannot be saved.
+        progress: State of the episodes.
+        seeds: Seeds of the next resets, by env id.
+        asynchronous: The done policy.
+        version: Version of this format.
     """
 
     envs: tuple[bytes | None, ...]
@@ -55,7 +55,7 @@ class SavedState:
 
     @property
     def unsaved(self) -> tuple[int, ...]:
-        """Ids of envs whose state could not be had. After `ParallelEnv.load_state` they need a reset."""
+        """Ids of envs whose state could not be saved. After `ParallelEnv.load_state` they need a reset."""
         return tuple(env_id for env_id, env in enumerate(self.envs) if env is None)
 
     def __repr__(self) -> str:
@@ -67,12 +67,12 @@ class SavedState:
 
 @dataclass(frozen=True)
 class WrappedState:
-    """What `save_state` of a wrapper returns that remembers something itself. Plain data, as `SavedState` is.
+    """The result of ``save_state`` of a wrapper with its own memory. Plain data, like `SavedState`.
 
     Attributes:
         wrapper: Its class, by name.
-        memory: What it remembers.
-        state: What the wrapped one returned.
+        memory: Its memory.
+        state: The saved state of the wrapped object.
     """
 
     wrapper: str
@@ -81,15 +81,15 @@ class WrappedState:
 
     @property
     def unsaved(self) -> tuple[int, ...]:
-        """As in `SavedState`."""
+        """Ids of envs whose state could not be saved, see `SavedState`."""
         return self.state.unsaved
 
 
 def check_saved(state: Any, num_envs: int, asynchronous: str | None) -> SavedState:
-    """Refuse a state that does not belong to this kind of `ParallelEnv`.
+    """Return a state, if it fits this kind of `ParallelEnv`.
 
     Raises:
-        ArgumentError: If it is no `SavedState`, or of another number of envs, policy or format.
+        ArgumentError: If it is not a `SavedState`, or its number of envs, done policy or format differs.
     """
     if isinstance(state, WrappedState):
         raise ArgumentError(

@@ -1,6 +1,6 @@
-"""How many episodes have ended and how they went: counted beside the steps, for whoever looks.
+"""Statistics of the episodes that have ended, collected beside the steps.
 
-A step pays for a copy of what it has come to, 0.2 us; sums are made of many steps at once, or when somebody looks.
+Each step pays for a copy of its rewards and flags, 0.2 us; sums are made of many steps at once, or when they are read.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
     from parallelenv.contract.rollout_data import RolloutChunk
 
 LATEST = 100
-"""So many episodes are averaged over."""
+"""Number of episodes to average over."""
 _ROOM = 16384
-"""Rows of envs that are kept until they are summed up."""
+"""Rows of envs that are kept until they are summed."""
 EncodedOutcome = bytes | tuple[Any, bytes]
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeSummary:
-    """What was counted so far.
+    """The counts so far.
 
     Attributes:
         num_steps: Steps of single envs.
-        num_episodes: Episodes that were seen from their first step to their last.
-        mean_return: Sum of rewards of the latest `LATEST` of them, on average; ``None`` if there are none, or a reward
-            was no number.
-        mean_length: Likewise, number of steps; ``None`` if there are none.
+        num_episodes: Episodes counted from their first step to their last.
+        mean_return: Mean return (sum of rewards) of the latest `LATEST` of them; ``None`` if there are none, or a
+            reward was not a number.
+        mean_length: Their mean number of steps; ``None`` if there are none.
     """
 
     num_steps: int
@@ -48,10 +48,10 @@ class _Sums:
 
     Attributes:
         returns: ``(num_envs,)`` float64, of the episodes under way.
-        lengths: ``(num_envs,)`` int64, likewise.
-        is_open: ``(num_envs,)`` bool: who has an episode of which all steps are counted.
-        num_steps: As in `EpisodeSummary`.
-        num_episodes: As in `EpisodeSummary`.
+        lengths: ``(num_envs,)`` int64, of the episodes under way.
+        is_open: ``(num_envs,)`` bool: whether all steps of the env's episode are counted.
+        num_steps: See `EpisodeSummary`.
+        num_episodes: See `EpisodeSummary`.
         latest: Return and length of the latest episodes.
     """
 
@@ -75,14 +75,14 @@ class _Sums:
 
 @dataclass(frozen=True, slots=True)
 class _Steps:
-    """Steps that are not in the sums yet, in ``num_steps`` rows and one column for each of some envs.
+    """Steps that are not in the sums yet: ``num_steps`` rows, one column for each of some envs.
 
     Attributes:
-        columns: ``(k,)``: who they are.
+        columns: ``(k,)``: env ids.
         rewards: ``(num_steps, k)``, zero where an env was not stepped.
-        valid: ``(num_steps, k)`` bool: who was stepped; ``None``: everybody.
+        valid: ``(num_steps, k)`` bool: whether the env was stepped; ``None``: all were.
         ended: ``(num_steps, k)`` bool.
-        begun: ``(num_begun, 2)``: before which step, ``num_steps`` after the last, who began an episode, by column.
+        begun: ``(num_begun, 2)``: step before which an episode began, ``num_steps`` after the last, and its column.
     """
 
     columns: Any
@@ -99,9 +99,9 @@ class EpisodeStats:
         num_envs: Number of envs.
 
     Attributes:
-        log: What steps have come to since the latest settling: `Batch.outcome`, in a tuple after the rows that were
-            stepped if these are not all. Whoever appends to it calls `settle` when it has `room` items.
-        room: So many.
+        log: Outcomes of steps since they were last summed: `Batch.outcome`, in a tuple after the stepped rows if these
+            are not all. After appending item number `room`, the caller must call `settle`.
+        room: Maximum number of items.
     """
 
     def __init__(self, num_envs: int) -> None:
@@ -111,28 +111,28 @@ class EpisodeStats:
             np.zeros(num_envs), np.zeros(num_envs, np.int64), np.zeros(num_envs, bool), 0, 0, deque(maxlen=LATEST)
         )
         self.room = max(32, min(1024, _ROOM // num_envs))
-        self._is_whole = True  # all in the log are steps of all envs
+        self._is_whole = True  # whether each item of the log is a step of all envs
         self.log: list[EncodedOutcome] = []
         self._begun: list[tuple[int, Any]] = []
 
     def follow(self, goes_on: bool) -> None:
-        """Count from now on under a policy by which an env that ends begins its next episode by itself, or does not."""
+        """Set whether, from now on, an ended env begins its next episode by itself."""
         self.settle()
         self._goes_on = goes_on
 
     def begin(self, rows: Any) -> None:
-        """Note that the envs in these rows begin episodes."""
+        """Record that the envs in these rows begin episodes."""
         self._begun.append((len(self.log), rows))
         if len(self._begun) > self.room:
             self.settle()
 
     def lose(self) -> None:
-        """Note that nobody knows how the episodes under way began: they are not counted."""
+        """Exclude the episodes under way: their first steps are not known."""
         self.settle()
         self._sums.is_open[:] = False
 
     def note_chunk(self, chunk: RolloutChunk) -> None:
-        """Note the steps of a rollout."""
+        """Add the steps of a rollout."""
         self.settle()
         ended = np.zeros(chunk.valid.shape, bool)
         ended[chunk.ended.steps, chunk.ended.columns] = True
@@ -141,7 +141,7 @@ class EpisodeStats:
         _add(self._sums, steps, self._goes_on)
 
     def look(self) -> EpisodeSummary:
-        """Return what was counted. Another thread may be stepping meanwhile."""
+        """Return the counts. Another thread may be stepping meanwhile."""
         sums = self._sums.copy()
         _add(sums, self._pending(), self._goes_on)
         latest = list(sums.latest)
@@ -154,20 +154,20 @@ class EpisodeStats:
         return EpisodeSummary(sums.num_steps, sums.num_episodes, None if np.isnan(mean) else mean, mean_length)
 
     def settle(self) -> None:
-        """Sum up what was logged."""
-        with DeferSigint():  # else they would be summed up once more
+        """Sum the log."""
+        with DeferSigint():  # else an interrupt could make them count twice
             _add(self._sums, self._pending(), self._goes_on)
             self.log.clear()
             self._begun.clear()
             self._is_whole = True
 
     def part(self, rows: Any, outcome: bytes) -> EncodedOutcome:
-        """Return what is to be appended to the log after a step of some envs only."""
+        """Return the log item for a step of some envs only."""
         self._is_whole = False
         return rows, outcome
 
     def _pending(self) -> _Steps:
-        """Return what was logged and is not in the sums yet."""
+        """Return the steps of the log, which are not in the sums yet."""
         n = self._num_envs
         begun = [(step, row) for step, rows in self._begun.copy() for row in np.arange(n)[rows].tolist()]
         is_whole, log = self._is_whole, self.log.copy()
@@ -189,11 +189,11 @@ class _Stretches:
     """Steps cut where an episode of an env ends or begins, in order, one env after the other.
 
     Attributes:
-        owners: Whose each is.
-        is_later: Whether one of the same env comes before.
-        is_begun: Whether its episode begins with it.
+        owners: Env id of each stretch.
+        is_later: Whether an earlier stretch has the same env.
+        is_begun: Whether its first step begins an episode.
         last: Its last step, as a row of the steps.
-        ended: Whether its episode ends with that.
+        ended: Whether its last step ends an episode.
         returns: Sum of its rewards.
         lengths: Number of its steps.
     """
@@ -208,14 +208,14 @@ class _Stretches:
 
     @classmethod
     def of(cls, steps: _Steps, goes_on: bool) -> _Stretches:
-        """Cut steps. ``goes_on``: whether the end of an episode is the beginning of the next."""
+        """Cut steps. ``goes_on``: whether the next episode begins where one ends."""
         num_steps = len(steps.rewards)
         before, column = steps.begun[steps.begun[:, 0] < num_steps].T
-        begins = column * num_steps + before  # steps counted on from env to env
+        begins = column * num_steps + before  # flat index, env after env
         ended = steps.ended.T.ravel()
         after = np.flatnonzero(ended) + 1
         is_begun, is_cut = np.zeros((2, ended.size + 1), bool)
-        is_begun[after] = goes_on & (after % num_steps > 0)  # else that is the first step of another env
+        is_begun[after] = goes_on & (after % num_steps > 0)  # else it would be the first step of another env
         is_begun[begins] = True
         is_cut[::num_steps] = is_cut[begins] = is_cut[after] = True
         firsts = np.flatnonzero(is_cut[:-1])
@@ -240,7 +240,7 @@ def _add(sums: _Sums, steps: _Steps, goes_on: bool) -> None:
 
 
 def _add_stretches(sums: _Sums, cut: _Stretches, num_steps: int, goes_on: bool) -> None:
-    """Add stretches to sums: the first of an env may go on with an episode, and the last one leave it open."""
+    """Add stretches to sums: the first of an env may continue an open episode, and the last one leave one open."""
     is_open = cut.is_begun.copy()
     goes_before = ~(cut.is_later | cut.is_begun)
     owners = cut.owners[goes_before]

@@ -1,4 +1,4 @@
-"""One thread at a time, in the process that made an object, until it is closed."""
+"""Refuses calls from other threads, from forked processes, and after close."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from parallelenv.errors import ClosedError, ConcurrentUseError, ForkedError, Par
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 Use = tuple[int, str]
-"""A call that uses an object: its thread and its name."""
+"""A call in progress: its thread and its name."""
 
 
 class _Process:
-    """Which process this is, without a system call each time: that takes 1 us between the steps of real envs."""
+    """The id of this process, without a system call for each use: one takes 1 us between the steps of real envs."""
 
     pid = os.getpid()
 
@@ -31,17 +31,17 @@ if hasattr(os, "register_at_fork"):
 
 
 class Guard:
-    """Refuses calls of an object that would meet another thread's, or come too late.
+    """Refuses calls of an object from a second thread or another process, or after its end.
 
     Args:
-        name: What the object is called in messages.
-        ended: What it is when it can be used no more: ``"closed"`` or ``"stopped"``.
-        unrepeatable: Calls that must not be made within another one, by a policy for instance.
+        name: Name of the object in messages.
+        ended: Its state after its end: ``"closed"`` or ``"stopped"``.
+        unrepeatable: Calls that must not be made within another one, for example by a policy.
 
     Attributes:
-        is_closed: Whether it can be used no more.
+        is_closed: Whether it can no longer be used.
         home: Id of the process that made it.
-        users: Under the key ``""`` the outermost call that is under way, if there is one.
+        users: Under the key ``""`` the outermost call in progress, if there is one.
     """
 
     def __init__(self, name: str = "ParallelEnv", ended: str = "closed", unrepeatable: tuple[str, ...] = ()) -> None:
@@ -53,10 +53,10 @@ class Guard:
         self.home = _Process.pid
 
     def check_within(self, use: Use, outermost: Use) -> None:
-        """Refuse a call while another one is under way, unless it was made within that one and may be.
+        """Refuse a call during another one, unless it was made within that one and is allowed there.
 
         Raises:
-            ConcurrentUseError: If the other one is another thread's, or this one must not be made within another.
+            ConcurrentUseError: If the other call is in another thread, or this one must not be made within another.
         """
         (thread, call), (other_thread, other) = use, outermost
         if thread != other_thread:
@@ -71,7 +71,7 @@ class Guard:
             )
 
     def refusal(self, call: str) -> ParallelEnvError:
-        """Return the error for a call that comes too late, or in another process."""
+        """Return the error for a call that comes after the end, or in another process."""
         if self.is_closed:
             return ClosedError(f"{call}() was called on a {self._ended} {self._name}. Make a new one.")
         return ForkedError(
@@ -80,19 +80,19 @@ class Guard:
         )
 
     def closed_within(self, call: str) -> ClosedError:
-        """Return the error for a call from under which the object was closed."""
+        """Return the error for a call during which the object was closed."""
         return ClosedError(f"This {self._name} was {self._ended} while {call}() was running.")
 
 
 def single_threaded(method: _Method, call: str | None = None) -> _Method:
     """Refuse a method after the end of its object, in a forked child, and while another thread is in such a method.
 
-    A call within a call of the same thread is let in, and the outermost one keeps other threads out to its end. What
-    the method raises has a short traceback, as by `short_tracebacks`.
+    A call within a call of the same thread is allowed; other threads are refused until the outermost one returns.
+    Exceptions of the method have a short traceback, see `short_tracebacks`.
 
     Args:
         method: The method of a class whose objects have a `Guard` as ``_guard``.
-        call: What users call when they come to it; by default its own name.
+        call: Name of the call that users make; by default that of the method.
     """
     name = call or method.__name__.lstrip("_")
 
@@ -111,7 +111,7 @@ def single_threaded(method: _Method, call: str | None = None) -> _Method:
             return method(self, *args, **kwargs)
         except BaseException as error:
             shorten(error)
-            # What the method used may have been taken away under it.
+            # Its resources may have been closed during the call.
             if guard.is_closed and outermost is use and isinstance(error, Exception):
                 raise guard.closed_within(name) from error
             raise
@@ -124,7 +124,7 @@ def single_threaded(method: _Method, call: str | None = None) -> _Method:
 
 
 def single_threaded_in(call: str) -> Callable[[_Method], _Method]:
-    """Do as `single_threaded`, for a method that users come to by another call."""
+    """Return `single_threaded` for a method that users reach through another call."""
     return functools.partial(single_threaded, call=call)
 
 

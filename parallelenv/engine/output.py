@@ -1,4 +1,4 @@
-"""What envs print in worker processes, shown where the user looks: in the cell of the call that is running."""
+"""Output of envs in worker processes, shown to the user in the notebook cell of the current call."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def show_printed(printed: Sequence[Printed]) -> None:
 
 
 def say(text: str) -> None:
-    """Write to the caller's standard output at once; Windows programs without a console have none."""
+    """Write to the caller's standard output and flush; Windows programs without a console have none."""
     if sys.stdout is None:
         return
     try:
@@ -35,7 +35,7 @@ def say(text: str) -> None:
 
 
 class Listener:
-    """Shows what hosts say, and warns of the first remark.
+    """Shows the output of hosts, and warns of the first remark.
 
     Args:
         show: Called with what envs have printed.
@@ -46,7 +46,7 @@ class Listener:
         self._has_warned = False
 
     def __call__(self, printed: Sequence[Printed]) -> None:
-        """Show it."""
+        """Show output."""
         remarks = [one for one in printed if isinstance(one, Remark)]
         self._show([one for one in printed if not isinstance(one, Remark)] if remarks else printed)
         if remarks and not self._has_warned:
@@ -55,10 +55,10 @@ class Listener:
 
 
 def make_listener(word: str) -> Callable[[Sequence[Printed]], None]:
-    """Return what an ``output`` argument names.
+    """Return the listener for an ``output`` argument.
 
     Raises:
-        ArgumentError: If it names nothing.
+        ArgumentError: If the word is not known.
     """
     listeners = {"show": show_printed, "quiet": _ignore}
     if not isinstance(word, str) or word not in listeners:
@@ -73,7 +73,7 @@ def _ignore(printed: Sequence[Printed]) -> None:
 
 
 def _visible(line: str) -> str:
-    """Return what a terminal would show of a line that overwrites itself, as progress bars do."""
+    """Return what a terminal shows of a line that overwrites itself, like a progress bar."""
     return line.rstrip("\r").rpartition("\r")[2]
 
 

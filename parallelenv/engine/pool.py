@@ -666,8 +666,7 @@ class Pool:
                 self._listener(printed)
 
     def _close_the_rest(self) -> None:
-        """Resume a close that was interrupted twice in this thread. A close in another thread is left to that thread.
-        """
+        """Resume a close that was interrupted twice in this thread. Another thread's close is left to that thread."""
         rest = self._rest
         if rest is not None and rest[0] == threading.get_ident():
             self._close_at_once(rest[1])

@@ -1,7 +1,6 @@
-"""What ``on_failure="restart"`` means: envs that failed are rebuilt and begin new episodes.
+"""Implements ``on_failure="restart"``: envs that failed are rebuilt and reset.
 
-Nobody else knows that there is such a thing but `Stepper`, which shows the user such an env as one
-whose episode was cut off.
+Only `Stepper` uses this, and returns the episode of such an env to the user as truncated.
 """
 
 from __future__ import annotations
@@ -23,16 +22,18 @@ PERIOD = 600.0
 """Seconds within which an env is restarted at most ``max_restarts`` times."""
 _FIRST_DELAY = 0.1
 _LONGEST_DELAY = 5.0
-"""Seconds before the second restart of an env within the period, which double with each further one."""
+"""Seconds: the second restart of an env within the period waits `_FIRST_DELAY`, each further one twice as long, up to
+this.
+"""
 
 
 class Budget:
     """How often envs may still be restarted.
 
-    A crash now and then in a week's run is forgiven for ever; an env that cannot live is given up.
+    Rare crashes are forgiven, however long the run; an env that fails again and again is given up.
 
     Args:
-        max_restarts: So often within `PERIOD`, each env.
+        max_restarts: Number of restarts of each env within `PERIOD`.
     """
 
     def __init__(self, max_restarts: int) -> None:
@@ -43,7 +44,7 @@ class Budget:
         """Count a restart of envs.
 
         Returns:
-            Those that may not be restarted any more, and the seconds to wait before the others are.
+            Envs that may not be restarted any more, and the seconds to wait before the others are.
         """
         now = time.monotonic()
         denied, delay = [], 0.0
@@ -61,39 +62,39 @@ class Budget:
 
 
 class Recovery:
-    """Rebuilds envs that failed and begins their next episodes.
+    """Rebuilds envs that failed and resets them.
 
     Args:
-        pool: Where the envs are.
-        max_restarts: As in `Budget`.
+        pool: The pool of the envs.
+        max_restarts: See `Budget`.
     """
 
     def __init__(self, pool: Pool, max_restarts: int) -> None:
         self._pool = pool
         self._budget = Budget(max_restarts)
-        self._seeds: dict[int, int] = {}  # the latest that the user gave
-        self._counts: dict[int, int] = {}  # restarts since that
-        # Envs that are built anew, but not reset, and why. Mostly they only shared a worker with one that failed: the
-        # user may still be owed a step of theirs, whose rows a reset would write over.
+        self._seeds: dict[int, int] = {}  # the latest ones given by the user
+        self._counts: dict[int, int] = {}  # restarts since then
+        # Envs that were rebuilt but not reset, and why. Most only shared a worker with one that failed: the user may
+        # not have received their last step yet, and a reset would overwrite its rows.
         self._bereft: dict[int, Failure] = {}
-        # Envs with a new episode of which the user does not know yet: why the old one ended, and what the reset said.
+        # Envs with a new episode that was not reported to the user yet: why the old one ended, and the reset's result.
         self._begun: dict[int, tuple[Failure, Extra]] = {}
 
     def note_seeds(self, env_ids: Sequence[int], seeds: Sequence[int | None]) -> None:
-        """Keep what the user seeded envs with: the seeds of their restarts follow from it."""
+        """Store the seeds given by the user: the seeds of restarts are derived from them."""
         given = {env_id: seed for env_id, seed in zip(env_ids, seeds, strict=True) if seed is not None}
         self._seeds.update(given)
         self._counts.update(dict.fromkeys(given, 0))
 
     def forget(self, env_ids: Iterable[int]) -> None:
-        """Take note that the user begins new episodes of these envs."""
+        """Drop the records of envs of which the user begins new episodes."""
         for env_id in env_ids:
             self._begun.pop(env_id, None)
             self._bereft.pop(env_id, None)
 
     def ailing(self, env_ids: Sequence[int]) -> Mapping[int, Failure]:
-        """Return, of these envs, those that cannot go on with the episode that the user knows of, and why not."""
-        if not (self._begun or self._bereft or self._pool.has_dead):  # asked at every step
+        """Return the envs that cannot continue the episode that the user knows of, and why not."""
+        if not (self._begun or self._bereft or self._pool.has_dead):  # called at every step
             return NO_FAILURES
         bereft = {env_id: self._bereft[env_id] for env_id in env_ids if env_id in self._bereft}
         unseen = {env_id: self._begun[env_id][0] for env_id in env_ids if env_id in self._begun}
@@ -102,14 +103,14 @@ class Recovery:
     def restart_failed(
         self, failures: Mapping[int, Failure]
     ) -> tuple[dict[int, tuple[Failure, Extra]], dict[int, Failure]]:
-        """Rebuild envs that failed and begin their next episodes.
+        """Rebuild envs that failed and reset them.
 
         Args:
-            failures: What went wrong, by env id.
+            failures: The failures, by env id.
 
         Returns:
-            For those that were mended why their episode ended and what their reset answered, with its state in
-            the batch; and what went wrong last with those that could not be.
+            For restarted envs why their episode ended and the result of their reset, whose state is in the batch; and
+            for the others their last failure.
         """
         left: dict[int, Failure] = {}
         ill = {env_id: failure for env_id, failure in failures.items() if env_id not in self._begun}
@@ -122,12 +123,12 @@ class Recovery:
         return {env_id: self._begun[env_id] for env_id in failures if env_id in self._begun}, left
 
     def _broken(self, ill: Mapping[int, Failure]) -> list[int]:
-        """Return which of the envs that failed have to be rebuilt: those that have not been since, or died of it."""
+        """Return the envs that have to be rebuilt: those not rebuilt since they failed, or dead again."""
         dead = self._pool.death_errors(tuple(ill))
         return sorted(env_id for env_id in ill if env_id not in self._bereft or env_id in dead)
 
     def _rebuild(self, ill: dict[int, Failure], reasons: Mapping[int, Failure]) -> dict[int, Failure]:
-        """Rebuild envs that are not yet; take out and return those that cannot be."""
+        """Rebuild envs where needed; remove and return those that cannot be rebuilt."""
         broken = self._broken(ill)
         if not broken:
             return {}
@@ -138,17 +139,17 @@ class Recovery:
         return failures
 
     def _note_rebuilt(self, env_ids: Sequence[int], reasons: Mapping[int, Failure]) -> None:
-        """Note why envs were built anew: of some it is only known that another one has lost the same worker."""
+        """Record why envs were rebuilt: for some it is only known that another env lost the same worker."""
         known = {**self._pool.death_errors(env_ids), **reasons}
         cause = max(reasons.values(), key=lambda failure: failure.is_of_worker)
         for env_id in env_ids:
             self._bereft[env_id] = known.get(env_id) or Failure(cause.exception, env_id, cause.operation)
 
     def _reset(self, ill: Mapping[int, Failure], reasons: Mapping[int, Failure]) -> dict[int, Failure]:
-        """Begin new episodes of envs that were rebuilt; return what goes wrong."""
+        """Reset envs that were rebuilt; return the failures."""
         env_ids = sorted(ill)
         seeds = [(self._next_seed(env_id), None) for env_id in env_ids]
-        # A worker that was built anew may be dead again before others were.
+        # A new worker may be dead again before the others are built.
         request = self._pool.post("reset", env_ids, seeds, failed=self._pool.death_errors(env_ids))
         self._pool.wait_or_give_up(request)
         for env_id in env_ids:
@@ -158,7 +159,7 @@ class Recovery:
         return request.failures
 
     def _next_seed(self, env_id: int) -> int | None:
-        """Return a seed that follows from the one given and the number of restarts since, if one was given."""
+        """Return a seed derived from the one given and the number of restarts since, if one was given."""
         seed = self._seeds.get(env_id)
         if seed is None:
             return None

@@ -1,4 +1,4 @@
-"""Rewards as numbers, for adapters and wrappers: elsewhere an env may reward with whatever it likes."""
+"""Rewards as numbers, for adapters and wrappers: elsewhere rewards may be of any type."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from parallelenv.errors import EnvContractError
 
 
 def as_number(reward: Any) -> float | None:
-    """Return a reward as a float; ``None`` if it is no number, or an int beyond what a float holds."""
+    """Return a reward as a float; ``None`` if it is not a number, or an int too large for a float."""
     if not isinstance(reward, Real | Decimal | np.bool_):
         return None
     try:
@@ -28,17 +28,17 @@ def as_number(reward: Any) -> float | None:
 
 
 def refuse_other_rewards(batch: Batch, landed: Outcome, dtype: np.dtype[Any]) -> tuple[Outcome, Sequence[int]]:
-    """Return a step whose rewards are all in the batch, and are numbers that a dtype holds.
+    """Return an outcome whose rewards are all in the batch, as numbers that fit a dtype.
 
     Args:
-        batch: Where rewards are. What is a number of another type, as a `Fraction`, is written there too, and ``None``
-            as nan.
-        landed: What envs answered.
+        batch: The arrays with the rewards. Numbers of other types, such as a `Fraction`, are written there too, and
+            ``None`` as nan.
+        landed: Outcome of the step.
         dtype: A float.
 
     Returns:
-        The same, but that envs with other rewards have failed in it, with an `EnvContractError`; and their ids,
-        ascending. Their steps count all the same.
+        The same, with an `EnvContractError` as failure of each env with another reward; and the ids of those envs,
+        ascending. Their steps still count.
     """
     wrong = _too_large(batch, landed, dtype)
     if landed.extras:
@@ -54,13 +54,13 @@ def refuse_other_rewards(batch: Batch, landed: Outcome, dtype: np.dtype[Any]) ->
 
 
 def _numbered(batch: Batch, landed: Outcome) -> tuple[Mapping[int, Any], dict[int, Any]]:
-    """Return what envs answered beside the batch, without rewards, and by env id the rewards that are no numbers."""
+    """Return the replies outside of the batch, without rewards, and by env id the rewards that are not numbers."""
     extras, wrong = dict(landed.extras), {}
     for env_id, extra in landed.extras.items():
         if extra.reward is None or env_id in landed.failures:
             continue
         reward = extra.reward[0]
-        number = np.nan if reward is None else as_number(reward)  # as numpy makes it, and so the other libraries
+        number = np.nan if reward is None else as_number(reward)  # like numpy, and so the other libraries
         if number is None:
             wrong[env_id] = reward
         else:
@@ -70,7 +70,7 @@ def _numbered(batch: Batch, landed: Outcome) -> tuple[Mapping[int, Any], dict[in
 
 
 def _too_large(batch: Batch, landed: Outcome, dtype: np.dtype[Any]) -> dict[int, Any]:
-    """Return, by env id, the finite rewards in the batch that the dtype would make infinite."""
+    """Return, by env id, the finite rewards in the batch that would be infinite in the dtype."""
     if dtype == batch.rewards.dtype:
         return {}
     rewards = batch.rewards[batch.rows(landed.stepped)]

@@ -1,7 +1,7 @@
-"""For how long hosts have something to do, and for how long they wait: estimated from a sample of the commands.
+"""How long hosts are busy and how long they wait, estimated from a sample of the commands.
 
-A step of 100 us would notice a clock that is read with each of its messages. So of quick ones only some are timed, at
-irregular distances, as what the caller does between steps may be regular; whatever takes longer is always timed.
+Reading a clock for each message would slow down a step of 100 us. So only some of the quick commands are timed, at
+irregular distances, since the caller's work between steps may be regular; slower ones are always timed.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from dataclasses import dataclass
 from parallelenv.engine.cells import current_run
 
 PAUSE = 10.0
-"""Seconds: a pause of the caller's that is longer does not count as time in which hosts wait."""
+"""Seconds: a longer pause of the caller does not count as waiting time of hosts."""
 _SHORT = 0.05
-"""Seconds: nor does one that is longer than this, from one cell of a notebook to the next."""
+"""Seconds: nor does one longer than this from one notebook cell to the next."""
 _QUICK = 3e-3
-"""Seconds from one command to the next below which not every one is timed."""
+"""Seconds between commands below which only some are timed."""
 _DISTANCES = (31, 89, 53, 71, 23, 41, 113, 67)
 _NUM_FIRST = 64
-"""So many commands are timed, quick or not, before any is left out."""
+"""Number of commands that are all timed at the start."""
 
 
 @dataclass(slots=True)
 class BusyTime:
-    """When a host works.
+    """When a host is busy.
 
     Attributes:
-        since: Moment, of `time.perf_counter`, at which it was given something to do, if that is timed; else 0.
-        took: Seconds that it took, as far as it has answered.
-        busy: Seconds of all that was timed before.
+        since: Moment, of `time.perf_counter`, at which it got a timed command; else 0.
+        took: Seconds that it took, once it has replied.
+        busy: Seconds of all earlier timed commands.
     """
 
     since: float = 0.0
@@ -40,26 +40,26 @@ class BusyTime:
 
 
 class Utilisation:
-    """The time of a pool.
+    """The timing of a pool.
 
     Attributes:
-        left: Commands to several hosts, or one, that are not timed before one is.
+        left: Number of commands, each to one or several hosts, to skip before the next is timed.
     """
 
     def __init__(self) -> None:
         self.left = 0
         self._distances = itertools.cycle(_DISTANCES)
         self._distance = 0
-        self._stamped = 0.0  # when a command was timed, or was seen to end the time of the one before
-        self._latest = 0.0  # when the latest answer to one came
-        self._open: list[BusyTime] = []  # of those that work on it
-        self._timed = 0.0  # from each of them to the next command
+        self._stamped = 0.0  # when a command was timed, or ended the time of the one before
+        self._latest = 0.0  # when the latest reply to one arrived
+        self._open: list[BusyTime] = []  # of the hosts that work on it
+        self._timed = 0.0  # seconds from each timed command to the next command
         self._elapsed = 0.0
-        self._num_seen = 0  # commands within the latter
+        self._num_seen = 0  # commands within `_elapsed`
         self._run = current_run()
 
     def sent(self, shifts: Iterable[BusyTime]) -> None:
-        """Note a command that is not left out. ``shifts``: of all hosts that have something to do from now on."""
+        """Record a command that is not skipped. ``shifts``: of all hosts that are busy from now on."""
         now = time.perf_counter()
         if not self._stamped:
             self._open_at(now, shifts)
@@ -79,7 +79,7 @@ class Utilisation:
             self.left = self._distance
 
     def _is_rest(self, pause: float) -> bool:
-        """Whether a pause of the caller's is none of the work."""
+        """Whether a pause of the caller is not part of its work."""
         before, self._run = self._run, current_run()
         return pause > PAUSE or before != self._run
 
@@ -97,12 +97,12 @@ class Utilisation:
         self._open = []
 
     def received(self, shift: BusyTime) -> None:
-        """Note that a host has answered to a command that was timed."""
+        """Record that a host has replied to a timed command."""
         self._latest = time.perf_counter()
         shift.took, shift.since = self._latest - shift.since, 0.0
 
     def elapsed(self) -> float:
-        """Return the seconds since the first command, without the caller's rest: an estimate at the end."""
+        """Return the seconds since the first command, without rests of the caller; the last part is an estimate."""
         is_working = any(shift.since for shift in self._open)
         end = time.perf_counter() if is_working else self._latest
         running = max(0.0, end - self._stamped) if self._open else 0.0
@@ -110,7 +110,7 @@ class Utilisation:
         return (self._elapsed + running) * (1 + untimed / max(1, self._num_seen))
 
     def waiting(self, shift: BusyTime) -> float | None:
-        """Return the share of the time for which a host had nothing to do, 0 to 1; ``None`` if that is not known."""
+        """Return the share of the time in which a host was idle, 0 to 1; ``None`` if unknown."""
         now, timed, busy = time.perf_counter(), self._timed, shift.busy
         if self._open:
             is_working = any(one.since for one in self._open)
