@@ -852,7 +852,7 @@ class ParallelEnv:
         """Return the frame of each env, like ``render(id)``; ``render(tile=True)`` joins them to one picture."""
         return self.render(id)  # type: ignore[no-any-return]
 
-    # ---------------------------------------------------------------- whole episodes, long runs
+    # ---------------------------------------------------------------- episodes, rollouts, saved state
 
     @single_threaded
     def run_episodes(
@@ -1021,7 +1021,7 @@ class ParallelEnv:
         request.raise_failures(partial=lost)
         return lost
 
-    # ---------------------------------------------------------------- what is known without asking a worker
+    # ---------------------------------------------------------------- properties that ask no worker
 
     @property
     def done(self) -> Array:
@@ -1129,10 +1129,10 @@ class ParallelEnv:
 
     @property
     def unwrapped(self) -> ParallelEnv:
-        """Itself; of a wrapper around it, the `ParallelEnv`."""
+        """The object itself; for a wrapper, the `ParallelEnv` inside it."""
         return self
 
-    # ---------------------------------------------------------------- looking
+    # ---------------------------------------------------------------- notebooks
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         """Return what a notebook displays for this object, as text and as HTML.
@@ -1339,7 +1339,7 @@ class ParallelEnv:
 
         return TianshouVectorEnv(self, wait_num, timeout)
 
-    # ---------------------------------------------------------------- as an object
+    # ---------------------------------------------------------------- attribute access, copying, repr
 
     if not TYPE_CHECKING:  # or a type checker would let any name be set
 
@@ -1370,7 +1370,7 @@ class ParallelEnv:
             raise migration_hints.absent(self, name)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
-        """Refuse to be copied or pickled."""
+        """Refuse to copy or pickle this object."""
         refuse_copy()
 
     def __len__(self) -> int:
@@ -1389,7 +1389,7 @@ class ParallelEnv:
             f"asynchronous={self.asynchronous!r}, {', '.join(filter(None, parts))}>"
         )
 
-    # ---------------------------------------------------------------- the end
+    # ---------------------------------------------------------------- closing
 
     def close(self, timeout: float | None = None) -> None:
         """Close all envs and end all workers. Errors of envs are not raised; repeated calls do nothing.
@@ -1421,11 +1421,11 @@ class ParallelEnv:
             raise BaseExceptionGroup("Some did not close well.", errors)
 
     def __enter__(self) -> Self:
-        """Return itself; the end of the ``with`` block closes it."""
+        """Return the object itself; the end of the ``with`` block closes it."""
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Close."""
+        """Close the object."""
         self.close()
 
 

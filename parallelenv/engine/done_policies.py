@@ -1,7 +1,7 @@
 """Done policies: what happens when an episode ends.
 
 A policy decides which envs a step skips, whether hosts reset by themselves, which envs count as done afterwards, and
-what the info says about it. No other code depends on which policy it is.
+what the info contains. No other code depends on which policy it is.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ class Engine:
         self.forget_seeds(resetting.env_ids)
         return states
 
-    # ---------------------------------------------------------------- calls of envs
+    # ---------------------------------------------------------------- operations on envs
 
     def ask_each(self, operation: str, env_ids: Sequence[int], each: Sequence[Any] | None = None) -> list[Any]:
         """Run an operation of the host with an argument for each env, and return the results in this order."""

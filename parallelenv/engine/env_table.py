@@ -68,7 +68,7 @@ class EnvTable:
         """Flags of the latest steps: done, terminated, truncated, each ``(n,)`` bool."""
         return self.done, self.terminated, self.truncated
 
-    # ---------------------------------------------------------------- who may be stepped
+    # ---------------------------------------------------------------- which envs may be stepped
 
     def refuse_fresh(self, env_ids: Iterable[int]) -> None:
         """Raise `ResetNeededError` if any of these envs has no episode."""
@@ -178,7 +178,7 @@ class EnvTable:
         everyone = self.everyone
         self.unpaused = tuple(np.flatnonzero(~self.paused).tolist()) if self.paused.any() else everyone
 
-    # ---------------------------------------------------------------- what has come of them
+    # ---------------------------------------------------------------- recording resets and steps
 
     def lose(self, env_ids: Iterable[int]) -> None:
         """Mark envs as in need of a reset, until something else is noted."""
@@ -283,7 +283,7 @@ class EnvTable:
                 env_id = chunk.env_ids[column]
                 self.reset_infos[env_id] = deep_copy(chunk.said.get((step, env_id), NOTHING).reset_info) or {}
 
-    # ---------------------------------------------------------------- to go on later
+    # ---------------------------------------------------------------- saving and loading
 
     def progress(self) -> Progress:
         """Return the record as plain data."""

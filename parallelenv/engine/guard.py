@@ -71,7 +71,7 @@ class Guard:
             )
 
     def refusal(self, call: str) -> ParallelEnvError:
-        """Return the error for a call that comes after the end, or in another process."""
+        """Return the error for a call that was made after the end, or in another process."""
         if self.is_closed:
             return ClosedError(f"{call}() was called on a {self._ended} {self._name}. Make a new one.")
         return ForkedError(

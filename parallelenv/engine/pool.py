@@ -292,7 +292,7 @@ class Pool:
         self._dispatch(request, packed, announce)
         return request
 
-    # ---------------------------------------------------------------- answers
+    # ---------------------------------------------------------------- replies
 
     def wait(self, request: Request, timeout: float | None) -> None:
         """Wait until all hosts have replied to a request.
@@ -411,7 +411,7 @@ class Pool:
             workers = [(env_id, self._worker(env_id).spec) for env_id in env_ids]
             refuse_live(spec.envs[env_id - spec.env_ids[0]] for env_id, spec in workers)
 
-    # ---------------------------------------------------------------- the workers
+    # ---------------------------------------------------------------- the batch
 
     def adopt(self, batch: Batch) -> None:
         """Use an existing batch and hand it to all hosts."""
@@ -451,7 +451,7 @@ class Pool:
             for worker, command, message in packed:
                 request.pending[command.number] = command.env_ids
                 worker.in_flight[command.number] = request
-                if worker.death is not None:  # the command before, to another worker behind it, killed it
+                if worker.death is not None:  # it died at the command before, sent to another worker behind it
                     self._fail_waiting(worker)
                     continue
                 try:
@@ -470,7 +470,7 @@ class Pool:
                     late = waiting.pending[number]
                     waiting.answer(number, {}, {env_id: Failure(error, env_id, "") for env_id in late})
 
-    # ---------------------------------------------------------------- answers
+    # ---------------------------------------------------------------- replies
 
     def pump(self, deadline: float | None) -> bool:
         """Wait for replies of hosts, and record them.
@@ -558,7 +558,7 @@ class Pool:
         """Ids of envs whose worker is known to be dead, ascending."""
         return sorted(self._lost.copy())
 
-    # ---------------------------------------------------------------- deaths
+    # ---------------------------------------------------------------- dead workers
 
     def _note_deaths(self, reply: Reply) -> None:
         """Record the envs that have lost their worker behind a host."""
@@ -603,7 +603,7 @@ class Pool:
                 request.answer(number, {}, {env_id: Failure(error, env_id, "") for env_id in env_ids})
         worker.in_flight.clear()
 
-    # ---------------------------------------------------------------- replacing
+    # ---------------------------------------------------------------- replacing hosts
 
     def _let_finish(self, workers: Sequence[WorkerHandle], timeout: float | None) -> None:
         """Wait until hosts have finished their commands, no longer than ``timeout`` seconds."""
@@ -632,7 +632,7 @@ class Pool:
             self._worker_of_channel[channel] = worker
             worker.death = None
 
-    # ---------------------------------------------------------------- the end
+    # ---------------------------------------------------------------- closing
 
     def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
         """End all hosts. Quiet, bounded in time, harmless when repeated or after a fork.

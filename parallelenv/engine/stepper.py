@@ -31,7 +31,7 @@ from parallelenv.results import StepBatch, StepResult
 ResetArguments = tuple[int | None, dict[str, Any] | None]
 """Seed and options for the reset of one env."""
 ResetArgumentsOfEach = Sequence[ResetArguments]
-"""Those of several envs."""
+"""Seeds and options of several envs."""
 
 
 @dataclass(slots=True)
@@ -251,7 +251,7 @@ class Stepper:
         self._proven = None
         self.episodes.pause(env_ids)
 
-    # ---------------------------------------------------------------- progress
+    # ---------------------------------------------------------------- saving and loading
 
     def progress(self) -> Progress:
         """Return the state of the episodes.
@@ -365,7 +365,7 @@ class Stepper:
         self.episodes.refuse_unknown(env_ids)
         return self.episodes.are_new(env_ids)
 
-    # ---------------------------------------------------------------- answers
+    # ---------------------------------------------------------------- results
 
     def _deliver(self, landed: Outcome, align: Align) -> StepResult | StepBatch:
         """Return an outcome in the user's form, and forget it.
@@ -436,7 +436,7 @@ class Stepper:
         self.episodes.keep(mended)
         return Outcome(landed.env_ids, landed.stepped, extras, {**raised, **left}, mended.keys(), landed.begun)
 
-    # ---------------------------------------------------------------- all at once
+    # ---------------------------------------------------------------- waiting for all envs
 
     def begin(self, action: Any, env_ids: Sequence[int]) -> None:
         """Send a step of all of these envs, for `finish`."""

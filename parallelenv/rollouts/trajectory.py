@@ -263,7 +263,7 @@ class RolloutBuilder:
 
 
 def _stacked(leaf: Array) -> Any:
-    """Return a leaf; if there is no space, objects that have one shape are stacked."""
+    """Return a leaf; values kept as objects for lack of a space are stacked if they have one shape."""
     if leaf.dtype != object or not leaf.size:
         return leaf
     values = stack_values(list(leaf.reshape(-1)))
