@@ -439,7 +439,7 @@ class Pool:
     def _dispatch(
         self, request: Request, packed: Sequence[tuple[WorkerHandle, Command, Any]], announce: Announcement
     ) -> None:
-        """Send all commands of a request after calling ``announce``; before that call none is sent."""
+        """Send all commands of a request, or none if interrupted before ``announce`` is called with it."""
         with self._shield:
             announce(request)
             hours = self.hours

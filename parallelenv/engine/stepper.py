@@ -355,7 +355,7 @@ class Stepper:
     # ---------------------------------------------------------------- rollouts
 
     def begin_rollout(self, env_ids: Sequence[int]) -> Array:
-        """Refuse envs that cannot be stepped now, like a step, or whose states are not known.
+        """Refuse, like a step, envs that cannot be stepped now, and also envs whose states are not known.
 
         Returns:
             ``(k,)`` bool: whether each env is at the beginning of an episode.
