@@ -217,7 +217,7 @@ class BatchMemoryError(ParallelEnvError, MemoryError):
 
 
 class WorkerStartError(ParallelEnvError, OSError):
-    """The operating system refused to start another worker."""
+    """Another worker could not be started."""
 
 
 class InvalidStateError(ParallelEnvError, ValueError):

@@ -615,7 +615,7 @@ class Pool:
         """Start another host in place of one that is dead or busy.
 
         Raises:
-            WorkerStartError: If the operating system refuses. The envs are then dead, and this can be tried again.
+            WorkerStartError: If it cannot be started. The envs are then dead, and this can be tried again.
         """
         with self._shield:
             if worker.death is None:
