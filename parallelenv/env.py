@@ -45,7 +45,7 @@ from parallelenv.errors import (
     WorkerTimeoutError,
 )
 from parallelenv.registry import ParaMode
-from parallelenv.results import StepBatch, StepResult
+from parallelenv.results import StepBatch, StepResult, refuse_pair
 from parallelenv.rollouts.evaluation import Evaluation, evaluate
 from parallelenv.rollouts.length import RolloutLength
 from parallelenv.rollouts.rollout import RolloutRunner, run_batch_episodes
@@ -333,6 +333,7 @@ class ParallelEnv:
             ``(None, None, True, {"exhausted": True})``, whatever ``asynchronous``.
 
         Raises:
+            UnpackingError: If the call unpacks the result into a pair, as Gymnasium's; nothing was reset.
             ArgumentError: If ``seed`` or ``options`` do not fit; nothing was reset.
             BaseException: What an env raised; ``error.partial`` has the states of the others, whose episodes have
                 begun.
@@ -342,6 +343,7 @@ class ParallelEnv:
         except IdRangeError as error:
             hint = f" For a seed write reset(seed={id})." if isinstance(id, int) and id >= 0 else ""
             raise IdRangeError(f"{error}{hint}") from None
+        refuse_pair(len(env_ids) if self._engine.pool.layout.states.is_single else None)
         each = self._engine.beginnings(env_ids, seed, options)
         return self._engine.end_reset(self._engine.stepper.begin_reset(env_ids, each), None)
 

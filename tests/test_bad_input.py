@@ -638,3 +638,43 @@ def test_no_message_prints_a_population() -> None:
                 call()
             assert "0.125" not in str(caught.value), name
             assert len(str(caught.value)) < 400, name
+
+
+PAIR = (
+    r"reset\(\) returns the states alone, not Gymnasium's pair, and nothing was reset: .*env\.reset_infos.*to_gymnasium"
+)
+
+
+@pytest.mark.parametrize("num_envs", [1, 2, 3])
+def test_a_reset_that_is_unpacked_as_gymnasiums_is_refused(make_env: MakeEnv, num_envs: int) -> None:
+    env = make_env([Counter] * num_envs)
+    for targets in ("obs, info", "states, infos", "first, _"):
+        with pytest.raises(UnpackingError, match=PAIR):
+            exec(f"def begin(env):\n    {targets} = env.reset(seed=3)\nbegin(env)", {"env": env})
+    with pytest.raises(UnpackingError, match=PAIR):
+        exec("obs, info = env.reset()", {"env": env})
+    with pytest.raises(ResetNeeded):
+        env.step([1] * num_envs)  # nothing was reset
+    assert len(env.reset()) == num_envs
+
+
+def test_states_of_two_envs_may_be_unpacked() -> None:
+    with ParallelEnv([Counter] * 2) as env:
+        first, second = env.reset()
+        assert (first == second).all()
+    tuples = gym.spaces.Tuple((gym.spaces.Discrete(3), gym.spaces.Discrete(3)))
+    with ParallelEnv([lambda: Paired(tuples)] * 3) as env:
+        left, _ = env.reset()
+        assert left.shape == (3,)
+
+
+class Paired(gym.Env[Any, Any]):
+    """States of two parts."""
+
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, space: Any) -> None:
+        self.observation_space = space
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return (1, 2), {}
