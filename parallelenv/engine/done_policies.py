@@ -81,7 +81,7 @@ class StopAll(DonePolicy):
     skips_done = True
     is_shared = True
 
-    def mark_done(self, done: Array, rows: Any, ended: Array) -> None:  # noqa: D102 (see Policy)
+    def mark_done(self, done: Array, rows: Any, ended: Array) -> None:  # noqa: D102 (see DonePolicy)
         if ended.any():
             done[:] = True  # also for steps that were in flight meanwhile
 
@@ -104,7 +104,7 @@ class Restart(DonePolicy):
     max_episodes = math.inf
     _plain_info: ClassVar[dict[str, Any]] = {"reset": False}
 
-    def describe_end(  # noqa: D102 (see Policy)
+    def describe_end(  # noqa: D102 (see DonePolicy)
         self, info: dict[str, Any], ended_state: Any, reset_info: dict[str, Any], is_exhausted: bool
     ) -> None:
         info["reset"] = not is_exhausted
@@ -133,7 +133,7 @@ class SameStep(Restart):
     lets_rest = False
     _plain_info: ClassVar[dict[str, Any]] = {}
 
-    def describe_end(  # noqa: D102 (see Policy)
+    def describe_end(  # noqa: D102 (see DonePolicy)
         self, info: dict[Any, Any], ended_state: Any, reset_info: dict[str, Any], is_exhausted: bool
     ) -> None:
         info[Ending] = Ending(ended_state, reset_info)
