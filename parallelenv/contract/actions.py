@@ -1,4 +1,4 @@
-"""The ``action`` argument of a step: counted, checked and brought into the batch's form."""
+"""The ``action`` argument of a step: counted, checked and converted to the batch's form."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from parallelenv.errors import ActionError, ActionTypeError
 
 
 class ActionReader:
-    """Turns what the user gives into rows of the batch, or into one object per env.
+    """Converts the user's actions to rows of the batch, or to one object per env.
 
     Args:
         layout: The pool's layout.
-        order: Whose actions are to be given in which order, for messages.
-        keeps_graphs: Whether an action that carries gradients reaches its env with its graph; if not it is refused.
-            ``None``: gradients end here.
-        as_given: Whether actions of a `Box` reach the env in the dtype that they are given in, not in that of the
-            space, and floats that are whole numbers do where ints are expected. So it is in other libraries.
+        order: Which envs need actions, and in which order, for messages.
+        keeps_graphs: Whether an action that carries gradients reaches its env with its graph; if not, it is rejected.
+            ``None``: gradients are dropped.
+        as_given: Whether actions of a `Box` keep their own dtype instead of getting that of the space, and whether
+            floats that are whole numbers are accepted as ints, as in other libraries.
     """
 
     def __init__(
@@ -50,17 +50,17 @@ class ActionReader:
 
         Args:
             batch: The batch.
-            action: As in `read_rows`.
-            env_ids: As in `read_rows`.
+            action: See `read_rows`.
+            env_ids: See `read_rows`.
             stepped: Those of ``env_ids`` that will step.
-            chosen: As in `read_rows`.
+            chosen: See `read_rows`.
 
         Returns:
-            ``None``, or the actions as a list with one object per env that will step, where they have no fixed form or
-            carry gradients, which no row of the batch would keep. Nothing was written then.
+            ``None``; or, if actions have no fixed form or carry gradients, which rows cannot keep, a list with one
+            action per env that will step. Nothing is written then.
 
         Raises:
-            ActionError: If number, shape or dtype do not fit, or gradients cannot reach the env; nothing was written.
+            ActionError: If number, shape or dtype do not fit, or gradients cannot reach the env; nothing is written.
         """
         only = self._only
         if (
@@ -69,7 +69,7 @@ class ActionReader:
             and type(action) is np.ndarray
             and action.dtype == only.dtype
             and action.shape == (len(env_ids), *only.shape)
-        ):  # what most users give, without a closer look: 0.4 us instead of 4 us
+        ):  # the usual case, without further checks: 0.4 us instead of 4 us
             batch.actions[0][batch.rows(stepped)] = action
             return None
         parts = [] if self._keeps_graphs is None else graph_parts(action)
@@ -88,11 +88,10 @@ class ActionReader:
         """Return the actions as one array per leaf, ``(len(env_ids), *shape)``.
 
         Args:
-            action: A batch as ``action_space.sample()`` gives it, or a list with one
-                action per env.
-            env_ids: The envs asked to step.
-            chosen: Positions in ``env_ids`` of those that will; ``None`` means all of them.
-                Actions of the others are counted but not looked at.
+            action: A batch as returned by ``action_space.sample()``, or a list with one action per env.
+            env_ids: The envs to step.
+            chosen: Positions in ``env_ids`` of those that will step; ``None`` means all. Actions of the others are
+                counted but not read.
 
         Raises:
             ActionError: If number, shape or dtype do not fit.
@@ -131,7 +130,7 @@ class ActionReader:
                 f"action is a {type(action).__name__}, which is no batch of actions here. Give a list or an array."
             )
         self._check_count(action, env_ids)
-        # Of the rows that iterating over a tensor gives, autograd lets none be changed in place.
+        # Iterating over a tensor gives views that autograd does not allow to be changed in place.
         return [action[row] for row in range(len(action))] if is_tensor(action) else list(action)
 
     def _iterated(self, action: Any) -> list[Any]:
@@ -199,7 +198,7 @@ def _gradients_end(part: Any) -> ActionError:
 
 
 def _whole_numbers(array: Any, dtype: Any) -> Any:
-    """Return numbers in a dtype of ints if they are such, else as they are."""
+    """Return numbers in an integer dtype if all are whole numbers, else unchanged."""
     with np.errstate(invalid="ignore"):  # nan
         ints = array.astype(dtype) if array.dtype.kind in "biuf" else array
     return ints if (ints == array).all() else array

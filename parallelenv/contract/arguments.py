@@ -1,4 +1,4 @@
-"""Checks of arguments other than actions, and their spreading over envs; every form of ``id`` as env ids."""
+"""Checks arguments other than actions, spreads them over envs, and converts every form of ``id`` to env ids."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from parallelenv.contract.spaces import describe_value
 from parallelenv.errors import ArgumentError, IdRangeError, IdTypeError, InvalidIdError
 
 _LONGEST = 1e8
-"""Seconds, three years: the system's own waiting calls overflow at some 1e10."""
+"""Seconds, three years: the system's own waiting calls overflow at about 1e10."""
 _ARGUMENTS = "a list or tuple of positional arguments, a dict of keyword arguments, or None"
 MISSING: Any = type("MISSING", (), {"__repr__": lambda self: "<not given>"})()
 """Default of arguments for which ``None`` is a value."""
 
 
 def check_counts(num_cpus: Any, num_gpus: Any) -> int | None:
-    """Return how many cores may be used, ``None`` for all: the words for that are ``None`` and 0. Refuse others."""
+    """Return how many cores may be used, ``None`` for all (``None`` and 0 mean all). Raise if a count is invalid."""
     if num_cpus is not None and not (_is_int(num_cpus) and num_cpus == 0):
         check_positive("num_cpus", num_cpus)
     if not isinstance(num_gpus, (int, float)) or isinstance(num_gpus, bool) or not 0 <= num_gpus < math.inf:
@@ -32,20 +32,20 @@ def check_counts(num_cpus: Any, num_gpus: Any) -> int | None:
 
 
 def check_flags(**flags: Any) -> None:
-    """Refuse switches that are neither on nor off: any text, "no" too, would count as on."""
+    """Raise unless each flag is a bool: any text, even "no", would count as true."""
     for name, value in flags.items():
         if not isinstance(value, (bool, np.bool_)):
             raise ArgumentError(f"{name}={show(value)} must be True or False.")
 
 
 def check_positive(name: str, value: Any) -> None:
-    """Refuse what is no int of at least 1."""
+    """Raise unless a value is an int of at least 1."""
     if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
         raise ArgumentError(f"{name}={show(value)} must be an int of at least 1.")
 
 
 def check_timeout(timeout: Any) -> float | None:
-    """Return a timeout in seconds, or ``None`` for none."""
+    """Return a timeout in seconds, or ``None`` for no limit."""
     if timeout is None:
         return None
     if not is_number(timeout) or not timeout > 0:
@@ -54,7 +54,7 @@ def check_timeout(timeout: Any) -> float | None:
 
 
 def check_grace(timeout: Any, default: float) -> float:
-    """Return how many seconds workers get to close their envs; ``None`` means the default."""
+    """Return how many seconds workers have to close their envs; ``None`` means the default."""
     if timeout is None:
         return default
     if not is_number(timeout) or not timeout >= 0:
@@ -66,7 +66,7 @@ def check_grace(timeout: Any, default: float) -> float:
 
 
 def check_failure_handling(on_failure: Any, max_restarts: Any) -> None:
-    """Refuse an unknown way to deal with failures."""
+    """Raise if failure handling is unknown or the number of restarts is invalid."""
     if on_failure not in ("raise", "restart"):
         raise ArgumentError(
             f"on_failure={show(on_failure)} is not known; expected 'raise' (the call raises) or 'restart' (the env is "
@@ -76,7 +76,7 @@ def check_failure_handling(on_failure: Any, max_restarts: Any) -> None:
 
 
 def check_spaces(spaces: Any) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]] | None:
-    """Return a copy of an observation and an action space, or ``None`` if none are given."""
+    """Return copies of an observation and an action space, or ``None`` if none are given."""
     if spaces is None:
         return None
     is_pair = isinstance(spaces, tuple) and len(spaces) == 2
@@ -91,7 +91,7 @@ def check_spaces(spaces: Any) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any
 
 
 def check_align(align: Any) -> None:
-    """Refuse an unknown alignment."""
+    """Raise if an alignment is unknown."""
     if align not in ("item", "batch"):
         raise ArgumentError(
             f"align={show(align)} is not known; expected 'item' (four batched items) or 'batch' (one tuple per env)."
@@ -99,7 +99,7 @@ def check_align(align: Any) -> None:
 
 
 def check_window(min_envs: Any, max_envs: Any) -> None:
-    """Refuse bounds of `ParallelEnv.recv` that cannot hold."""
+    """Raise if the bounds of `ParallelEnv.recv` are invalid."""
     check_positive("min_envs", min_envs)
     if max_envs is None:
         return
@@ -109,7 +109,7 @@ def check_window(min_envs: Any, max_envs: Any) -> None:
 
 
 def check_policy(policy: Any) -> None:
-    """Refuse a policy that cannot be called."""
+    """Raise if a policy is not callable."""
     if not callable(policy):
         raise ArgumentError(
             f"policy is a {type(policy).__name__}, which cannot be called. Give a function or an object that takes the "
@@ -118,7 +118,7 @@ def check_policy(policy: Any) -> None:
 
 
 def check_name(argument: str, name: Any) -> None:
-    """Refuse what is no plain, possibly dotted, name."""
+    """Raise unless a value is a plain, possibly dotted, name."""
     if not isinstance(name, str) or not all(part.isidentifier() for part in name.split(".")):
         raise ArgumentError(
             f"{argument}={name!r} is no name. Give a name like 'x' or 'part.x'; it is looked up, never evaluated."
@@ -130,7 +130,7 @@ def check_name(argument: str, name: Any) -> None:
 
 
 def spread_seeds(seed: Any, env_ids: Sequence[int], num_envs: int, *, whole: bool) -> list[int | None]:
-    """Return one seed per env: ``seed + env_id`` of an int, or the items of a list."""
+    """Return one seed per env: ``seed + env_id`` for an int, or the items of a list."""
     if seed is None and not whole:
         return [None] * len(env_ids)
     if _is_int(seed):
@@ -146,7 +146,7 @@ def spread_seeds(seed: Any, env_ids: Sequence[int], num_envs: int, *, whole: boo
 
 
 def check_base_seed(seed: Any) -> int | None:
-    """Return a seed from which those of all envs follow, or ``None`` for none."""
+    """Return the seed from which the seeds of all envs are derived, or ``None`` for none."""
     if seed is None:
         return None
     if not _is_int(seed):
@@ -171,7 +171,7 @@ def spread_options(options: Any, env_ids: Sequence[int]) -> list[dict[str, Any] 
 
 
 def spread_data(data: Any, env_ids: Sequence[int]) -> list[dict[str, Any]] | None:
-    """Return the keyword arguments of each env's method, ``None`` if there are none."""
+    """Return the keyword arguments for each env's method, ``None`` if there are none."""
     if data is None:
         return None
     if isinstance(data, dict):
@@ -185,7 +185,7 @@ def spread_data(data: Any, env_ids: Sequence[int]) -> list[dict[str, Any]] | Non
 
 
 def spread_names(argument: str, names: Any, env_ids: Sequence[int]) -> list[str]:
-    """Return the name of what each env is asked for."""
+    """Return the attribute or method name for each env."""
     if isinstance(names, str):
         check_name(argument, names)
         return [names] * len(env_ids)
@@ -196,7 +196,7 @@ def spread_names(argument: str, names: Any, env_ids: Sequence[int]) -> list[str]
 
 
 def spread_arguments(each: Any, env_ids: Sequence[int]) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """Return the positional and the keyword arguments of each env's method."""
+    """Return the positional and keyword arguments for each env's method."""
     if each is None:
         return [((), {})] * len(env_ids)
     _check_list("function_args_list", each, env_ids, f"a list with one item per env, {_ARGUMENTS}")
@@ -214,10 +214,10 @@ def _arguments(one: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def spread_values(value: Any, values: Any, env_ids: Sequence[int]) -> list[Any]:
-    """Return the value to set on each env: the items of a list or tuple, or anything else for all of them.
+    """Return the value to set on each env: the items of a list or tuple, anything else for all of them.
 
-    An array with as many rows as there are envs could mean either, so it is refused. What a list means does not
-    depend on its length.
+    An array with as many rows as envs could mean either, so it raises. The meaning of a list does not depend on its
+    length.
     """
     if (value is MISSING) == (values is None):
         raise ArgumentError("Give set_env_attr either value (the same for every env) or values=[...] (one per env).")
@@ -252,12 +252,12 @@ def _check_list(name: str, items: Any, env_ids: Sequence[int], expected: str) ->
 
 
 def _is_sized(items: Any) -> bool:
-    """Whether it has a length: an array or a tensor without axes has none."""
+    """Whether it has a length: arrays and tensors without axes have none."""
     return hasattr(items, "__len__") and getattr(items, "ndim", 1) > 0
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a real number, of Python or NumPy, and not a bool."""
+    """Whether a value is a real number of Python or NumPy, and not a bool."""
     return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
 
 
@@ -272,10 +272,10 @@ def parse_ids(argument: Any, num_envs: int, name: str = "id") -> tuple[int, ...]
     """Return the env ids that an ``id`` argument names, in the order given.
 
     Args:
-        argument: An int, a sequence or array of ints, a slice, or a bool mask of length
-            ``num_envs``. (``None`` is the caller's business: it depends on who is paused.)
+        argument: An int, a sequence or array of ints, a slice, or a bool mask of length ``num_envs``. (The caller
+            handles ``None``, which depends on which envs are paused.)
         num_envs: Number of envs; ids run from 0 to ``num_envs - 1``.
-        name: What the user calls the argument.
+        name: Name of the argument in the public call.
 
     Raises:
         IdTypeError: If it has none of these forms.

@@ -1,12 +1,10 @@
 """The contract between `ParallelEnv` and its backends.
 
-A backend decides where hosts live, where the memory of the batch lies, and how the caller is
-told of an answer. Ids, policies, seeds, errors and alignment are written once, outside, so
-that no two backends can disagree about them.
+A backend decides where hosts run, where the memory of the batch is, and how the caller receives replies. Ids, done
+policies, seeds, errors and alignment are written once, outside, so backends cannot disagree about them.
 
-The life of a host: it is launched with a `WorkerSpec`, answers a ``build`` command with the
-`EnvFacts` of its envs, is attached to the `Batch`, and then executes commands in the order in
-which they were sent, one `Reply` each.
+The life of a host: it is launched with a `WorkerSpec`, replies to a ``build`` command with the `EnvFacts` of its envs,
+is attached to the `Batch`, and then executes commands in the order sent, one `Reply` each.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class HostDied(Exception):  # noqa: N818 (a message from channel to pool, never seen by users)
-    """Raised by a channel whose host is gone."""
+    """Raised by a channel whose host has died."""
 
 
 class UnreadableError(Exception):
@@ -33,7 +31,7 @@ class UnreadableError(Exception):
 
     Attributes:
         number: Number of the command.
-        reason: What unpickling said.
+        reason: Message of the unpickling error.
     """
 
     def __init__(self, number: int, reason: str) -> None:
@@ -43,7 +41,7 @@ class UnreadableError(Exception):
 
 
 NOTED = 1 << 62
-"""The numbers from here on are of commands that a host is to note, if it is watched. They cost no message a byte."""
+"""Commands with numbers from here on are recorded by a traced host. The marking adds no byte to a message."""
 
 
 @dataclass(slots=True)
@@ -51,16 +49,14 @@ class Command:
     """One request to one host: the same operation on some of its envs.
 
     Attributes:
-        number: Unique within the pool; the reply carries it. Of a command that a watched host is to note it is `NOTED`
-            or more.
-        name: Operation of `backends.host.Host`.
-        env_ids: The envs, in the order asked.
+        number: Unique within the pool; the reply carries it. `NOTED` or more if a traced host is to record the command.
+        name: An operation of `parallelenv.worker.host.Host`.
+        env_ids: The envs, in the order requested.
         each: One argument per env, or ``None`` if the operation takes none.
-        common: What the operation needs besides, the same for every env. For ``step`` it says who begins an episode:
-            ``True``: whoever ends in this step, ``False``: nobody, a tuple of env ids: these do, instead of being
+        common: A further argument, the same for every env. For ``step`` it selects the envs that are reset: ``True``:
+            each env whose episode ends in this step, ``False``: none, a tuple of env ids: these, instead of being
             stepped.
-        rows: Action rows of ``env_ids``, filled in by a channel whose host does not share
-            the caller's batch.
+        rows: Action rows of ``env_ids``, filled in by a channel whose host does not share the caller's batch.
     """
 
     number: int
@@ -72,26 +68,25 @@ class Command:
 
     @property
     def reads_actions(self) -> bool:
-        """Whether the host takes the actions from the batch."""
+        """Whether the host reads the actions from the batch."""
         return self.name == "step" and self.each is None
 
     @property
     def writes_rows(self) -> bool:
-        """Whether the host answers by writing rows of the batch."""
+        """Whether the host writes its results to rows of the batch."""
         return self.name in ("step", "reset", "rollout")
 
 
 @dataclass(slots=True)
 class Reply:
-    """A host's answer to one command.
+    """A host's reply to one command.
 
     Attributes:
         number: The command's number.
-        values: What the operation returned, by env id; envs with nothing to say are left
-            out, so that a plain step costs no pickling.
-        failures: What went wrong, by env id.
-        rows: Result rows of the command's env ids, from hosts that do not share the
-            caller's batch.
+        values: What the operation returned, by env id; empty results are left out, so that a plain step pickles
+            nothing.
+        failures: The failures, by env id.
+        rows: Result rows of the command's env ids, from hosts that do not share the caller's batch.
         output: What the host's envs printed where the caller does not see it, and each `Remark`.
     """
 
@@ -106,7 +101,7 @@ class Printed(NamedTuple):
     """A piece of text that was printed in a worker.
 
     Attributes:
-        env_ids: The env that printed it; all envs of the worker if it is not known which.
+        env_ids: The env that printed it; all envs of the worker if the env is unknown.
         text: The text.
     """
 
@@ -115,23 +110,22 @@ class Printed(NamedTuple):
 
 
 class Remark(Printed):
-    """What the caller is to be warned of, rather than a text that was printed."""
+    """A warning for the caller, rather than printed text."""
 
 
 class Extra(NamedTuple):
-    """What a step or reset of one env answers beyond its rows in the batch.
+    """What a step or reset of one env returns beyond its rows in the batch.
 
     Attributes:
         info: The env's info, ``None`` if it is empty.
         loose: Leaves of its state that are not in the batch, in order.
-        reward: A one-tuple of its reward if that is no number.
-        ended_loose: Like ``loose``, of the last state of an episode that ended in this step and
-            was followed by a reset.
+        reward: A one-tuple of its reward if that is not a number.
+        ended_loose: Like ``loose``, of the last state of an episode that ended in this step and was followed by a
+            reset.
         reset_info: The info of that reset, ``None`` if it is empty.
-        is_exhausted: ``True`` if that reset, or the one that this answers, has found no further episode. The row of
-            the env then still has its last state. ``None`` otherwise.
-        ended_state: A one-tuple of that last state, where the rows do not keep it as it was given and
-            `Layout.keeps_types` says that it is to stay so.
+        is_exhausted: ``True`` if that reset, or the reset that this is the result of, found no further episode. The
+            env's row then still holds its last state. ``None`` otherwise.
+        ended_state: A one-tuple of that last state, if the rows change its type and `Layout.keeps_types` is set.
     """
 
     info: dict[str, Any] | None = None
@@ -145,12 +139,12 @@ class Extra(NamedTuple):
 
 NOTHING = Extra()
 EXHAUSTED = {"exhausted": True}
-"""The info of a reset that has found no further episode, and of an env that rests since then."""
+"""The info of a reset that found no further episode, and of an env that has been idle since."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """What every host is told about its surroundings.
+    """Settings that every host receives.
 
     Attributes:
         silence_warnings: Whether a worker process ignores warnings.
@@ -165,13 +159,13 @@ class WorkerSettings:
 
 @dataclass(frozen=True, slots=True)
 class PoolPosition:
-    """Where a host stands among all that a `ParallelEnv` has.
+    """Position of a host among all hosts of a `ParallelEnv`.
 
     Attributes:
-        first_worker: Number of its first worker, or of the only one.
+        first_worker: Index of its first worker, or of its only one.
         num_workers: Number of workers of all hosts.
         num_envs: Number of envs of all hosts.
-        seed: What env 0 is seeded with before its first reset, env 1 with one more, and so on; ``None``: nothing.
+        seed: Seed of env 0 before its first reset; env i gets ``seed + i``. ``None``: no seed.
     """
 
     first_worker: int = 0
@@ -182,15 +176,15 @@ class PoolPosition:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """All that is needed to start one host, now or again after it died.
+    """What is needed to start one host, the first time or again after it died.
 
     Attributes:
-        env_ids: The envs it owns: consecutive ids.
-        envs: How to make each of them.
-        num_cpus: Cores that are this host's share.
-        settings: What every host is told.
-        place: Where it stands among all hosts.
-        shared: Read-only arrays for all envs, as `Sharing.share` has made them; empty if there are none.
+        env_ids: Its envs: consecutive ids.
+        envs: A factory for each of them.
+        num_cpus: Cores that this host may use.
+        settings: Settings that every host receives.
+        place: Its position among all hosts.
+        shared: Read-only arrays for all envs, as returned by `Sharing.share`; empty if there are none.
     """
 
     env_ids: tuple[int, ...]
@@ -203,10 +197,10 @@ class WorkerSpec:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """How a backend wants envs placed.
+    """Number of hosts that a backend wants, and their cores.
 
     Attributes:
-        cpus: Cores that each host may use; there are as many hosts as numbers. Envs are dealt out in proportion.
+        cpus: Cores that each host may use, one number per host. Envs are distributed in proportion.
     """
 
     cpus: tuple[int, ...]
@@ -214,16 +208,16 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class EnvFacts:
-    """What the caller must know of an env that lives elsewhere.
+    """What the caller needs to know of an env that runs elsewhere.
 
     Attributes:
         observation_space: ``None`` if the env declares none.
         action_space: ``None`` if the env declares none.
         metadata: The env's ``metadata``.
         render_mode: The env's ``render_mode``.
-        seat: Where it lives.
-        instance: What tells it from other objects there: its `id`.
-        has_steps: Whether it has ``reset`` and ``step``; if not it is there for calls and attributes alone.
+        seat: The process that it runs in.
+        instance: Its `id` there, to tell it from other objects.
+        has_steps: Whether it has ``reset`` and ``step``; if not, it serves only calls and attributes.
     """
 
     observation_space: Any
@@ -237,13 +231,13 @@ class EnvFacts:
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """What is known of the end of a host.
+    """What is known of the death of a host.
 
     Attributes:
         pid: Process id, if known.
         exitcode: Exit code, negative for a signal, if known.
-        detail: What else was learnt, one sentence or empty.
-        last_lines: The last that it printed, a line each, or empty.
+        detail: What else is known, one sentence or empty.
+        last_lines: The last lines that it printed, or empty.
     """
 
     pid: int | None = None
@@ -252,7 +246,7 @@ class Death:
     last_lines: str = ""
 
     def __str__(self) -> str:
-        """Say what happened and the likely cause, one or two sentences."""
+        """Return what happened and the likely cause, one or two sentences."""
         if self.exitcode is None and self.detail:
             return self.detail
         return f"{_describe_exit(self.exitcode)} {self.detail}".strip()
@@ -277,19 +271,19 @@ def _describe_exit(exitcode: int | None) -> str:
 
 
 class Channel(Protocol):
-    """How the caller reaches one host, wherever it lives.
+    """How the caller reaches one host, wherever it runs.
 
     Attributes:
-        in_caller: Whether the host works in the caller's thread, while the caller waits for it, and not meanwhile.
+        in_caller: Whether the host runs in the caller's thread, and only while the caller waits for it.
     """
 
     in_caller: bool
 
     def pack(self, command: Command) -> Any:
-        """Return a command in the form in which it travels; nothing is sent yet.
+        """Return a command in the form that is sent; send nothing yet.
 
-        A call packs for all hosts before it sends to the first, so that an argument that
-        cannot be copied harms nobody.
+        A call packs the commands of all hosts before it sends the first, so that an argument that cannot be copied
+        affects no host.
 
         Raises:
             UnpicklableError: If an argument cannot be copied to the host.
@@ -300,36 +294,36 @@ class Channel(Protocol):
         """Send a packed command and return at once.
 
         Raises:
-            HostDied: If the host is gone; the command was not executed.
+            HostDied: If the host has died; the command was not executed.
         """
         ...
 
     def receive(self) -> Reply:
-        """Return the next reply. Called only after `Backend.wait` named this channel.
+        """Return the next reply. Called only after `Backend.wait` returned this channel.
 
         Raises:
-            HostDied: If the host is gone and has no reply left.
+            HostDied: If the host has died and no reply is left.
         """
         ...
 
     def attach(self, batch: Batch) -> None:
-        """Hand the batch to the host. Later commands find their rows there."""
+        """Give the host the batch. The rows of later commands are there."""
         ...
 
     def cause_of_death(self) -> Death:
-        """Return what is known of the end of a host for which `HostDied` was raised."""
+        """Return what is known of the death of a host for which `HostDied` was raised."""
         ...
 
     def kill(self) -> None:
-        """End the host at once, whatever it is doing, and release what it held."""
+        """End the host at once, whatever it is doing, and release its resources."""
         ...
 
 
 class Branching(Channel, Protocol):
-    """A channel to a host with workers of its own, which it lets work side by side.
+    """A channel to a host with workers of its own, which run in parallel.
 
-    Its replies come in any order: to a command as soon as all of its envs have answered. So a command to each
-    worker keeps one that is slow from delaying the others.
+    Replies come in any order, each as soon as all envs of its command are done. So with a command per worker, a slow
+    worker does not delay the others.
 
     Attributes:
         branches: Env ids of each worker.
@@ -339,14 +333,14 @@ class Branching(Channel, Protocol):
 
 
 class Backend(Protocol):
-    """Places hosts and waits for them. It gives no meaning to any command.
+    """Places hosts and waits for them. It does not interpret commands.
 
     The keyword-only arguments of its constructor are its options in ``ParallelEnv(...)``.
 
     Attributes:
-        uses_live_envs: Whether all envs live in this process: instances given are used themselves, not as copies, and
-            actions that carry gradients reach them with their graph.
-        placement: What ``repr`` says on how hosts are reached; empty if there is nothing to say.
+        uses_live_envs: Whether all envs run in this process: live instances are used themselves, not copied, and
+            actions with gradients reach them with their graph.
+        placement: What ``repr`` shows about how hosts are reached; may be empty.
     """
 
     uses_live_envs: bool
@@ -357,29 +351,29 @@ class Backend(Protocol):
 
         Args:
             num_envs: Number of envs, at least 1.
-            num_cpus: Cores the envs may use; ``None`` means all usable ones.
-            num_gpus: GPUs to share out over the hosts, for backends that reserve them.
+            num_cpus: Cores the envs may use; ``None`` means all usable cores.
+            num_gpus: GPUs to divide among the hosts, for backends that reserve them.
         """
         ...
 
     def launch(self, specs: Sequence[WorkerSpec]) -> list[Channel]:
-        """Start one host per spec, all at once.
+        """Start one host per spec, all at the same time.
 
         Raises:
-            UnpicklableError: If an env cannot move to its host; nothing was started.
+            UnpicklableError: If an env cannot be sent to its host; nothing was started.
         """
         ...
 
     def allocate(self, layout: Layout) -> Batch:
-        """Return a new batch in memory that suits this backend's hosts."""
+        """Return a new batch in memory of a kind that this backend's hosts can use."""
         ...
 
     def wait(self, channels: Sequence[Channel], timeout: float | None) -> Sequence[Channel]:
-        """Wait until a host has a reply or is dead.
+        """Wait until a host has a reply or has died.
 
         Args:
             channels: Those with a command in flight, at least one.
-            timeout: Seconds; ``None`` means for ever.
+            timeout: Seconds; ``None`` means no limit.
 
         Returns:
             The channels whose `Channel.receive` will not block; empty after ``timeout``.
@@ -389,29 +383,29 @@ class Backend(Protocol):
     def close(self, channels: Sequence[Channel], timeout: float) -> Sequence[Printed]:
         """Close all envs and end all hosts: ask, then terminate, then kill. May be called again.
 
-        It may break off with `KeyboardInterrupt`, and is then called again without patience.
+        It may raise `KeyboardInterrupt`; it is then called again with a timeout of 0.
 
         Args:
-            channels: All that were launched and not killed. Hosts that `launch` had begun to start when it was
-                interrupted, or that it has started and nobody was told of, are ended as well.
-            timeout: Seconds before hosts that do not end by themselves are ended.
+            channels: All that were launched and not killed. Hosts of an interrupted `launch`, which returned no
+                channels, are ended as well.
+            timeout: Seconds before hosts that have not exited are killed.
 
         Returns:
-            What envs printed where the caller does not see it, and no reply has told.
+            What envs printed where the caller does not see it and that no reply contained.
         """
         ...
 
 
 class Sharing(Backend, Protocol):
-    """A backend that can give all envs the same arrays. Another one refuses ``shared=``."""
+    """A backend that can give all envs the same arrays. The other backends reject ``shared=``."""
 
     def share(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Copy arrays to where all hosts read them, once; called between `plan` and `launch`.
+        """Copy arrays, once, to where all hosts can read them. Called between `plan` and `launch`.
 
         Args:
-            arrays: The user's, of plain dtypes.
+            arrays: The user's arrays, of plain dtypes.
 
         Returns:
-            What `WorkerSpec.shared` is to be; `launch` brings it to its hosts as read-only arrays.
+            The value for `WorkerSpec.shared`; `launch` gives it to the hosts as read-only arrays.
         """
         ...

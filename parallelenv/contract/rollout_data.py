@@ -1,4 +1,4 @@
-"""What the two sides of a rollout tell each other: an order for some steps, and the chunk of them that was made."""
+"""What caller and hosts of a rollout send each other: a request for some steps, and the chunk of steps that results."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from parallelenv.contract.spaces import describe_value, is_tensor, stack_values,
 from parallelenv.errors import ArgumentError
 
 StepIndex = tuple[int, int]
-"""A step, counted from the beginning of what it is a part of, and an env id."""
+"""A step, counted from the beginning of the chunk or rollout, and an env id."""
 
 
 class RecurrentState(NamedTuple):
-    """What a recurrent policy remembers of some envs.
+    """The recurrent state of a policy for some envs.
 
     Attributes:
-        env_ids: Whose rows these are.
-        rows: A nest of dicts, tuples and lists of arrays, the first axis of each that of ``env_ids``.
-        begins: Those of the envs whose episode has not begun: nothing is to be remembered.
+        env_ids: The env of each row.
+        rows: A nest of dicts, tuples and lists of arrays, whose first axis is that of ``env_ids``.
+        begins: Those of the envs whose episode has not begun: their rows are to be ignored.
     """
 
     env_ids: tuple[int, ...]
@@ -34,15 +34,15 @@ class RecurrentState(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RolloutRequest:
-    """What a host is to do next in a rollout. What each env may still do stands beside it in the command.
+    """Request to a host for steps of a rollout. The command's ``each`` limits how many episodes each env may still end.
 
     Attributes:
-        rollout: Which rollout it belongs to. A host keeps its copy of the policy until it hears of another one.
+        rollout: Id of the rollout. A host keeps its copy of the policy until it gets another id.
         policy: The policy and its `RecurrentState` or ``None``, pickled, ``(nbytes,)`` uint8; ``None`` if every host
-            that is asked has its copy.
-        num_steps: Steps to make, fewer if no env has any left; 0 if the policy is to be unpickled and nothing else.
-        autoreset: As in `DonePolicy`.
-        skips_done: As in `DonePolicy`.
+            that gets the request has its copy.
+        num_steps: Steps to make, fewer if every env reaches its limit; 0 only to unpickle the policy.
+        autoreset: Whether the host resets an env in the step that ends its episode.
+        skips_done: Whether done envs are skipped.
     """
 
     rollout: int
@@ -53,12 +53,12 @@ class RolloutRequest:
 
 
 class Ended(NamedTuple):
-    """Episodes that ended, in the order of their steps and then of their columns.
+    """Episodes that ended, ordered by step and then by column.
 
     Attributes:
         steps: ``(m,)`` int64.
-        columns: ``(m,)`` int64, places in ``RolloutChunk.env_ids``.
-        states: The last states, one array per leaf, ``(m, *shape)``; of objects for loose leaves.
+        columns: ``(m,)`` int64, positions in ``RolloutChunk.env_ids``.
+        states: The last states, one array per leaf, ``(m, *shape)``; object arrays for loose leaves.
     """
 
     steps: Array
@@ -68,24 +68,24 @@ class Ended(NamedTuple):
 
 @dataclass(slots=True)
 class RolloutChunk:
-    """The steps that one host has made with its envs, in ``num_steps`` rows and one column per env.
+    """The steps that one host made with its envs: ``num_steps`` rows, one column per env.
 
     Attributes:
-        env_ids: Whose columns these are.
-        states: What the policy saw, one array per leaf, ``(num_steps, k, *shape)``; of objects for loose leaves.
-        actions: Likewise, its actions; a single array of objects if actions are loose.
+        env_ids: The env of each column.
+        states: The policy's inputs, one array per leaf, ``(num_steps, k, *shape)``; object arrays for loose leaves.
+        actions: Likewise, its actions; a single object array if actions are loose.
         rewards: ``(num_steps, k)`` float64.
         flags: ``(num_steps, k, 2)`` bool: terminated, truncated.
         valid: ``(num_steps, k)`` bool: whether the env made this step.
-        extras: What the policy said besides, ``(num_steps, k, ...)`` each.
+        extras: The policy's further outputs, ``(num_steps, k, ...)`` each.
         ended: Episodes that ended.
-        said: What steps answered beside rows, by place.
+        said: What steps returned beyond the rows, by step and env.
         loose: Loose leaves of the states after the last step, by env id, if there are any.
-        memory: What the policy remembers after the last step; ``None`` if it remembers nothing.
-        seconds: How long the host took for it, without what messages take.
-        failed: In which step an env failed, and why. It made no further one.
-        broken: Why the policy has given no actions for the step after the last; ``None`` if it was not at fault.
-        exhausted: Envs that have found no further episode. They made no further step.
+        memory: The policy's recurrent state after the last step; ``None`` if it has none.
+        seconds: Time that the host needed, without that of messages.
+        failed: The step in which an env failed, and why. The env made no further step.
+        broken: Why the policy failed to give actions for the step after the last; ``None`` if it did not fail.
+        exhausted: Envs that found no further episode. They made no further step.
     """
 
     env_ids: tuple[int, ...]
@@ -106,20 +106,20 @@ class RolloutChunk:
 
     @property
     def num_steps(self) -> int:
-        """Number of steps that were made."""
+        """Number of steps made."""
         return len(self.rewards)
 
     def __deepcopy__(self, memo: Any) -> RolloutChunk:
-        """Return itself: a host has copied what goes in, and lets go of it. In one process that saves a copy of all."""
+        """Return itself: its arrays are copies that the host does not keep. In one process this saves a copy of all."""
         return self
 
 
 class ExtrasFormat(NamedTuple):
-    """What one of the policy's extras is like.
+    """Shape and dtype of one of the policy's extras.
 
     Attributes:
-        shape: Of what it says of one env in one step.
-        dtype: One that has room for all of it.
+        shape: Shape for one env in one step.
+        dtype: A dtype that can hold all of its values.
     """
 
     shape: tuple[int, ...]
@@ -127,17 +127,17 @@ class ExtrasFormat(NamedTuple):
 
 
 def join_forms(known: Mapping[str, ExtrasFormat], found: Mapping[str, ExtrasFormat]) -> dict[str, ExtrasFormat]:
-    """Return forms of extras in which those known and those found are stacked.
+    """Return formats of extras that fit both those known and those found.
 
     Raises:
-        ArgumentError: If there is no such form.
+        ArgumentError: If there are none.
     """
     joined = {**known, **found}
     for name in known.keys() & found.keys():
         before, now = known[name], found[name]
         try:
             dtype = np.promote_types(before.dtype, now.dtype)
-        except TypeError:  # a date and a number, say
+        except TypeError:  # such as a date and a number
             dtype = None
         if dtype is None or before.shape != now.shape:
             raise ArgumentError(
@@ -150,22 +150,22 @@ def join_forms(known: Mapping[str, ExtrasFormat], found: Mapping[str, ExtrasForm
 
 
 def vacant(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """Return an array of zeros, or of ``None`` if it is one of objects."""
+    """Return an array of zeros, or of ``None`` for an object dtype."""
     return np.full(shape, None, dtype) if dtype.kind == "O" else np.zeros(shape, dtype)
 
 
 def room(shape: tuple[int, ...], like: Array | None) -> Array:
-    """Return zeros for rows as an array of the batch has them; for a loose leaf ``None`` as many times."""
+    """Return zeros for rows of an array of the batch; for a loose leaf an object array of ``None``."""
     return np.full(shape, None, dtype=object) if like is None else np.zeros((*shape, *like.shape[1:]), like.dtype)
 
 
 def action_rooms(shape: tuple[int, ...], batch: Batch) -> list[Array]:
-    """Return `room` for each leaf of the actions; for all together, as objects, if they are not in the batch."""
+    """Return `room` for each leaf of the actions; one object array if they are not in the batch."""
     return [room(shape, like) for like in batch.actions] or [room(shape, None)]
 
 
 def join_ends(parts: Sequence[Ended], leaves: Sequence[Array | None]) -> Ended:
-    """Return all of these as one, sorted. ``leaves``: the arrays of a batch, for their form."""
+    """Return all of these as one, sorted. ``leaves``: the arrays of a batch, for shapes and dtypes."""
     if not parts:
         nothing = np.zeros(0, dtype=np.int64)
         return Ended(nothing, nothing.copy(), [room((0,), like) for like in leaves])
@@ -176,7 +176,7 @@ def join_ends(parts: Sequence[Ended], leaves: Sequence[Array | None]) -> Ended:
 
 
 def map_leaves(nest: Any, change: Callable[[Any], Any]) -> Any:
-    """Return a nest of dicts, tuples and lists with each leaf changed; ``None`` stays."""
+    """Return a nest of dicts, tuples and lists with each leaf replaced by ``change(leaf)``; ``None`` stays."""
     if isinstance(nest, dict):
         return {key: map_leaves(part, change) for key, part in nest.items()}
     if isinstance(nest, tuple | list):
@@ -186,10 +186,10 @@ def map_leaves(nest: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def check_rows(name: str, nest: Any, num_envs: int) -> None:
-    """Refuse a nest in which a leaf has not one row per env.
+    """Raise unless each leaf of a nest has one row per env.
 
     Raises:
-        ArgumentError: If there is such a leaf.
+        ArgumentError: If a leaf does not.
     """
 
     def check(leaf: Any) -> None:
@@ -204,12 +204,12 @@ def check_rows(name: str, nest: Any, num_envs: int) -> None:
 
 
 def join_memories(parts: Sequence[tuple[RecurrentState, int] | None]) -> Any:
-    """Return rows of memories, each given by its memory and its place there, as one nest.
+    """Return rows of recurrent states, each given by its `RecurrentState` and its position there, as one nest.
 
-    ``None`` stands for nothing remembered, a row of zeros. If there is nothing else, ``None`` is returned.
+    ``None`` means no state: a row of zeros. The result is ``None`` if all are.
 
     Raises:
-        ArgumentError: If they are not nests of one form.
+        ArgumentError: If the nests differ in structure.
     """
     first = next((part for part in parts if part is not None), None)
     if first is None:
