@@ -1,4 +1,4 @@
-"""What all hosts are told alike: pickled once, and brought to each by the cheapest way that its backend knows."""
+"""Arguments that are the same for all hosts: pickled once and sent in the cheapest way that the backend has."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from parallelenv.errors import UnpicklableError
 
 
 class Broadcast:
-    """A call for many envs: the name of a method, and its arguments.
+    """A call of one method, with the same arguments, on many envs.
 
     Args:
-        method: As in `ParallelEnv.customized_method`.
-        arguments: Positional ones. Each env gets copies.
+        method: See `ParallelEnv.customized_method`.
+        arguments: Positional arguments. Each env gets copies.
 
     Attributes:
-        packed: Both, pickled, ``(nbytes,)`` uint8: so that they travel beside a message, uncopied. ``None`` if a
-            backend brings them otherwise.
-        stored: Where a backend has put them for hosts that are far, so that it does so but once; it knows what it is.
+        packed: Both, pickled, ``(nbytes,)`` uint8, so that they can be sent outside the message, without a copy.
+            ``None`` if a backend sends them in another way.
+        stored: For the backend: where it has stored them for remote hosts, so that it does so only once.
 
     Raises:
         UnpicklableError: If an argument cannot be copied.
@@ -34,11 +34,11 @@ class Broadcast:
         self.stored: Any = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Travel without what only the caller knows."""
+        """Leave out what only the caller uses."""
         return _travelled, (self.packed,)
 
     def without_content(self) -> Broadcast:
-        """Return one whose content is brought otherwise."""
+        """Return one without content, which is sent in another way."""
         return _travelled(None)
 
     def call(self) -> tuple[str, tuple[Any, ...]]:
@@ -48,19 +48,19 @@ class Broadcast:
 
 
 def pickled(content: Any, what: str, way_out: str) -> Array:
-    """Return something pickled, ``(nbytes,)`` uint8: that travels to all hosts without a copy for each.
+    """Return a pickle, ``(nbytes,)`` uint8, which can be sent to all hosts without a copy for each.
 
     Args:
-        content: What is to travel.
-        what: It is, for messages.
-        way_out: What to do if it cannot.
+        content: The object to send.
+        what: Its description, for messages.
+        way_out: What to do if it cannot be pickled, for messages.
 
     Raises:
-        UnpicklableError: If it cannot.
+        UnpicklableError: If it cannot be pickled.
     """
     try:
         packed = cloudpickle.dumps(content)
-    except Exception as error:  # pickling runs user code: anything may come
+    except Exception as error:  # pickling runs user code, which may raise anything
         raise UnpicklableError(
             f"{what} cannot be copied to the workers ({type(error).__name__}: {error}). Nothing was sent. {way_out}"
         ) from error

@@ -1,11 +1,11 @@
-"""Copies that cut every tie to the original.
+"""Copies that share nothing with the original.
 
-A class that was defined in a notebook travels with its content. Where the class is known already, cloudpickle finds it
-and then overwrites its attributes with those at the time of pickling: changes since then would be lost, and a method
-would become another function. So unpickling here leaves classes alone which this process has already.
+A class that was defined in a notebook is pickled with its content. If the class is known already, cloudpickle finds it
+and then overwrites its attributes with those at the time of pickling: later changes would be lost, and a method would
+become another function. So unpickling here does not change classes that this process already has.
 
-An env may reuse its buffers and dicts, and a user may go on to change what he passed in. In
-one process nothing but a copy keeps the two apart; between processes pickling does it.
+An env may reuse its buffers and dicts, and a user may change objects after passing them in. In one process only a copy
+keeps the two apart; between processes pickling does.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _IMMUTABLE = frozenset({bool, int, float, complex, str, bytes, type(None)})
 
 
 def is_unchangeable(value: Any) -> bool:
-    """Whether a value is a plain one that nobody can change, so that it matters not who shares it."""
+    """Whether a value is a plain immutable one, which can be shared."""
     kind = type(value)
     return kind in _IMMUTABLE or (isinstance(value, np.generic) and kind is not np.void)
 
@@ -35,7 +35,7 @@ def is_unchangeable(value: Any) -> bool:
 def deep_copy(value: Any) -> Any:
     """Return a copy of ``value`` that shares no mutable part with it.
 
-    The common cases are written out: ``{"a": 1.0, "b": array}`` takes 1.3 us, by `copy.deepcopy` 1.9 us.
+    The common cases are written out: ``{"a": 1.0, "b": array}`` takes 1.3 us, with `copy.deepcopy` 1.9 us.
     """
     kind = type(value)
     if is_unchangeable(value):
@@ -51,10 +51,10 @@ def deep_copy(value: Any) -> Any:
 
 
 def graph_parts(value: Any) -> list[Any]:
-    """Return the parts of an action or a state by which gradients flow back to the caller; empty without torch.
+    """Return the parts of an action or a state through which gradients flow back to the caller; empty without torch.
 
-    They are tensors that require a gradient and modules whose parameters do, in lists, tuples, dicts and object arrays.
-    Under ``torch.no_grad()`` there are none.
+    These are tensors that require a gradient and modules with such parameters, in lists, tuples, dicts and object
+    arrays. Under ``torch.no_grad()`` there are none.
     """
     torch = tensors()
     is_enabled = getattr(torch, "is_grad_enabled", None)  # absent while torch is being imported
@@ -77,22 +77,21 @@ def _graph_parts(value: Any, torch: Any) -> list[Any]:
 
 
 def deep_copy_but_graph(value: Any) -> Any:
-    """Return a copy as `deep_copy` does, but share the `graph_parts`: a copy of these would cut the gradients' way."""
+    """Return a copy as `deep_copy` does, but share the `graph_parts`: copying them would cut the gradients' path."""
     parts = graph_parts(value)
     return copy.deepcopy(value, {id(part): part for part in parts}) if parts else deep_copy(value)
 
 
 def pickle_roundtrip(value: Any) -> Any:
-    """Return a copy as it comes out of another process: what cannot travel raises here, in every mode alike."""
+    """Return a copy as another process would receive it: what cannot be pickled raises here, in every mode."""
     is_plain = is_unchangeable(value) or (type(value) is np.ndarray and not value.dtype.hasobject)
     return deep_copy(value) if is_plain or is_tensor(value) else loads(cloudpickle.dumps(value))
 
 
 def _may_share(values: Any) -> bool:
-    """Whether two of the values could be, or hold, one and the same object.
+    """Whether two of the values could be, or contain, the same object.
 
-    Only `copy.deepcopy` and pickle keep such identities, so only plain values, each another
-    object, are copied one by one.
+    Only `copy.deepcopy` and pickle keep such identities, so only distinct plain values are copied one by one.
     """
     arrays = []
     for value in values:
@@ -109,14 +108,14 @@ _FILLER = "_class_setstate"
 
 
 class Unpickler(pickle.Unpickler):
-    """Loads what `cloudpickle` or `pickle` has written."""
+    """Loads pickles of `cloudpickle` and `pickle`."""
 
     def __init__(self, file: Any, buffers: Iterable[Any] = ()) -> None:
         super().__init__(file, buffers=buffers)
         self._left_alone: set[type] = set()
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return a global; of those of cloudpickle that rebuild classes, one that looks first."""
+        """Return a global; those of cloudpickle that rebuild classes are wrapped to look for the class first."""
         found = super().find_class(module, name)
         if module == dynamic.__name__:
             if name in _MAKERS:
@@ -127,7 +126,7 @@ class Unpickler(pickle.Unpickler):
 
     def _finding_first(self, make: Callable[..., type]) -> Callable[..., type]:
         def find_or_make(*args: Any) -> type:
-            known = _KNOWN.get(args[-2])  # the class's id comes before what is left for later versions
+            known = _KNOWN.get(args[-2])  # the class id precedes fields reserved for later versions
             if known is None:
                 return make(*args)
             self._left_alone.add(known)
@@ -143,18 +142,18 @@ class Unpickler(pickle.Unpickler):
 
 
 def loads(data: Any, buffers: Iterable[Any] = ()) -> Any:
-    """Return what a pickle stands for.
+    """Return the object that a pickle contains.
 
     Args:
         data: The pickle.
-        buffers: Those that it refers to, in order.
+        buffers: Its out-of-band buffers, in order.
     """
     return Unpickler(io.BytesIO(data), buffers).load()
 
 
 def cannot_be_given(operation: str, env_id: int, argument: Any, error: Exception) -> UnpicklableError:
     """Return the error for an argument that cannot be copied to its env."""
-    if operation == "invoke":  # each env has a method of its own
+    if operation == "invoke":  # each env may have a different method
         operation, argument = f"{argument[0]}()", argument[1:]
     return UnpicklableError(
         f"What {operation} was given for env {env_id} is of type {type(argument).__name__} and cannot be copied to the "
@@ -174,7 +173,7 @@ def cannot_travel(value: Any, error: Exception) -> UnpicklableError:
 
 
 def _guilty(value: Any) -> Any:
-    """Return what of a host's answer is likely to blame: the innermost part that does not pickle."""
+    """Return the likely culprit in a host's reply: the innermost part that cannot be pickled."""
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, (tuple, list)) else ()
     for part in parts:
         try:

@@ -1,8 +1,8 @@
-"""How many CPU cores this process may use, and which limit says so.
+"""How many CPU cores this process may use, and by which limit.
 
-`os.cpu_count` counts the machine's cores. A process may be allowed fewer: by its
-CPU affinity (`taskset`, a batch scheduler, a cpuset), or by a cgroup's CPU quota
-(a container started with "1.5 CPUs" still sees every core of the machine).
+`os.cpu_count` counts the machine's cores. A process may be allowed fewer: by its CPU affinity (`taskset`, a batch
+scheduler, a cpuset), or by a cgroup's CPU quota (a container started with "1.5 CPUs" still sees every core of the
+machine).
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ from pathlib import Path, PurePosixPath
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """What limits the cores of this process.
+    """The limits on the cores of this process.
 
     Attributes:
         machine: Logical cores of the machine.
-        affinity: Cores this process may be scheduled on; ``machine`` where the
-            system has no such notion (macOS).
-        quota: CPU time per unit of wall time granted by the tightest cgroup, in
-            cores (1.5 is one and a half core), or ``None`` without a quota.
+        affinity: Cores this process may be scheduled on; ``machine`` where the system has no affinity (macOS).
+        quota: CPU time per unit of wall time granted by the tightest cgroup, in cores (1.5 is one and a half cores), or
+            ``None`` without a quota.
     """
 
     machine: int
@@ -31,10 +30,10 @@ class Cores:
 
     @property
     def usable(self) -> int:
-        """The smaller of affinity and quota, at least 1; part of a core counts as a core."""
+        """The smaller of affinity and quota, at least 1; a fraction of a core counts as a core."""
         if self.quota is None:
             return max(1, self.affinity)
-        # Rounded up, as Go, Java and loky do: the last fraction of a core is still worth a worker.
+        # Rounded up, as in Go, Java and loky: the last fraction of a core is still worth a worker.
         return max(1, min(self.affinity, math.ceil(self.quota)))
 
 
@@ -47,21 +46,21 @@ def describe_cores(root: Path = Path("/")) -> Cores:
     """Return the core counts that `usable_cores` is computed from.
 
     Args:
-        root: Where ``proc`` and the cgroup mounts are looked up; tests pass a fake one.
+        root: Parent folder of ``proc`` and the cgroup mounts; tests pass a fake one.
     """
     return Cores(os.cpu_count() or 1, _affinity(), _cgroup_quota(root))
 
 
 def cpu_seconds() -> float | None:
-    """Return the CPU time that all programs together have had on the cores of this process since the system started.
+    """Return the CPU time that all programs together have used on this process's cores since the system started.
 
-    Resolution: 10 ms for each core. ``None`` where the system does not say (macOS, Windows).
+    In seconds; resolution: 10 ms per core. ``None`` where the system does not provide it (macOS, Windows).
     """
     if not hasattr(os, "sched_getaffinity"):
         return None
     cores = {f"cpu{number}" for number in os.sched_getaffinity(0)}
     lines = [line.split() for line in _read(Path("/proc/stat")).splitlines() if line.partition(" ")[0] in cores]
-    # user, nice, system, idle, iowait, irq, softirq, and steal: what other virtual machines had
+    # user, nice, system, idle, iowait, irq, softirq, and steal: the time of other virtual machines
     ticks = [sum(map(int, words[1:4])) + sum(map(int, words[6:9])) for words in lines]
     return sum(ticks) / os.sysconf("SC_CLK_TCK") if ticks else None
 
@@ -75,15 +74,15 @@ def _affinity() -> int:
 
 
 def _cgroup_quota(root: Path) -> float | None:
-    """Return the tightest quota of this process' cgroup and of all the groups above it."""
+    """Return the tightest quota of this process's cgroup and of all groups above it."""
     quotas = [_read_quota(folder) for folder in _cgroup_folders(root)]
     return min((quota for quota in quotas if quota is not None), default=None)
 
 
 def _cgroup_folders(root: Path) -> list[Path]:
-    """Return the folders, from the process' own group up to the mount, that may hold a quota.
+    """Return the folders that may contain a quota, from the process's own group up to the mount.
 
-    A limit on any group above ours binds us too, so each of them is read.
+    A limit on any group above also applies to this process, so all are read.
     """
     groups = _own_groups(_read(root / "proc/self/cgroup"))
     folders: list[Path] = []
@@ -99,7 +98,7 @@ def _cgroup_folders(root: Path) -> list[Path]:
 
 
 def _own_groups(text: str) -> dict[int, PurePosixPath]:
-    """Return the process' cgroup by cgroup version, from ``/proc/self/cgroup``.
+    """Return the process's cgroup by cgroup version, from ``/proc/self/cgroup``.
 
     A line is ``hierarchy:controllers:path``; version 2 has no controllers.
     """
@@ -132,10 +131,9 @@ def _cpu_mount(line: str) -> tuple[int, PurePosixPath, PurePosixPath] | None:
 
 
 def _below(group: PurePosixPath, mounted: PurePosixPath) -> PurePosixPath:
-    """Return the way from the mounted folder down to ``group``.
+    """Return the path from the mounted folder down to ``group``.
 
-    A container that sees the host's path but only its own folder mounted cannot
-    walk it; its own folder is then the mount itself.
+    A container may see the host's path but have only its own folder mounted; its own folder is then the mount itself.
     """
     if group.is_relative_to(mounted) and ".." not in group.parts:
         return group.relative_to(mounted)
@@ -154,7 +152,7 @@ def _read_quota(folder: Path) -> float | None:
 
 
 def _read(path: Path) -> str:
-    """Return the text of a file, or nothing where it is absent or not ours to read."""
+    """Return the text of a file, or an empty string if it does not exist or cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:

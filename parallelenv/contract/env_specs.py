@@ -1,4 +1,4 @@
-"""What a user may give as an env, and how it is built where it runs."""
+"""The forms in which a user may give an env, and how a host builds it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from parallelenv.contract.protocol import EnvFacts
 
 _NO_ENVS = (gymnasium.Space, os.PathLike, Mapping, Sequence, Set)
-"""What has public methods, and was still given by mistake."""
+"""Types that have public methods but are given as an env only by mistake."""
 _ACCEPTED = "a Gymnasium env, an env fn (a callable without arguments that makes one), a registered id or an EnvSpec"
 
 _LOST_STATE = (
@@ -37,18 +37,18 @@ _LOST_STATE = (
     "its constructor's arguments, so its state is lost. Reset it again, or give an env fn."
 )
 _MOST_OPCODES = 50_000
-"""In pickles of one pool that are looked at for modules: some 40 ms. Classes come before what they contain."""
+"""Opcodes read, in all pickles of one pool, to find modules: about 40 ms. Classes come before their contents."""
 _START = pickle.PROTO + b"\x05" + pickle.FRAME
-_ID = re.compile(r"[A-Za-z_][\w.]*:[\w/-]+-v\d+")  # as ``gymnasium.make`` takes it: with the module that registers it
+_ID = re.compile(r"[A-Za-z_][\w.]*:[\w/-]+-v\d+")  # as for ``gymnasium.make``: with the module that registers it
 
 
 class PackedSource:
-    """An env fn that came from another process in pickled form."""
+    """An env fn that came from another process as a pickle."""
 
     __slots__ = ()
 
     def prepare(self) -> None:
-        """As `EnvFactory.prepare`."""
+        """Import what the env needs, without making it."""
         raise NotImplementedError
 
 
@@ -67,7 +67,7 @@ class EnvFactory:
     is_live: bool
 
     def prepare(self) -> None:
-        """Import what the env will be made from, and make nothing."""
+        """Import what the env needs, without making it."""
         if isinstance(self.source, EnvSpec) and isinstance(self.source.entry_point, str):
             load_env_creator(self.source.entry_point)
         elif isinstance(self.source, PackedSource):
@@ -77,7 +77,7 @@ class EnvFactory:
         """Return the env.
 
         Raises:
-            InvalidEnvError: If an env fn returns something that is no env.
+            InvalidEnvError: If an env fn returns something that is not an env.
         """
         if self.is_live:
             return self.source
@@ -86,7 +86,8 @@ class EnvFactory:
         env = self.source()
         if not is_env(env) and not is_for_calls(env):
             raise InvalidEnvError(
-                # The same text for each env, without its id or an address: they are then one error, not a group.
+                # The same text for each env, without its id or an address, so that these errors count as one, not a
+                # group.
                 f"An env fn returned {show(env) if type(env).__module__ == 'builtins' else type(env).__name__}, which "
                 "has no reset() and step(), nor other methods to call. It must return a new env."
             )
@@ -99,7 +100,7 @@ def make_factories(envs: Sequence[Any]) -> tuple[EnvFactory, ...]:
 
     Raises:
         ArgumentError: If it is a set or a dict.
-        InvalidEnvError: If the list is empty, an item is no env, or an instance comes twice.
+        InvalidEnvError: If the list is empty, an item is not an env, or an instance occurs twice.
     """
     items = _listed(envs)
     factories = tuple(_factory(env_id, item) for env_id, item in enumerate(items))
@@ -110,18 +111,18 @@ def make_factories(envs: Sequence[Any]) -> tuple[EnvFactory, ...]:
 def registered(
     id: Any, make_kwargs: Mapping[str, Any], own_arguments: Sequence[str], option_names: Sequence[str] = ()
 ) -> EnvSpec:
-    """Return the spec of an id that ``gymnasium.make`` is to be called with, and with these arguments.
+    """Return the spec of an id to call ``gymnasium.make`` with, after a check of the keyword arguments.
 
     Args:
-        id: As given by the user.
-        make_kwargs: Likewise.
+        id: The user's.
+        make_kwargs: The user's keyword arguments for the env.
         own_arguments: Names of the arguments of ``ParallelEnv.make`` itself, for hints at misspelt ones.
-        option_names: What the mode accepts, but not from there.
+        option_names: Options of the mode, which are not given this way.
 
     Raises:
-        InvalidEnvError: If it is not registered, or is no id.
-        UnknownOptionError: If an argument is an option of the mode, or one that other libraries make vector envs with,
-            and none of this env.
+        InvalidEnvError: If it is not registered, or is not an id.
+        UnknownOptionError: If the env does not take an argument that is an option of the mode, or that other libraries
+            use to make vector envs.
     """
     if not isinstance(id, (str, EnvSpec)):
         raise InvalidEnvError(
@@ -141,24 +142,24 @@ def registered(
 
 
 def _takes(spec: EnvSpec, name: str) -> bool:
-    """Whether what makes an env takes an argument. Looked into for suspects alone: it imports the env's module."""
+    """Whether an env's constructor takes an argument. Called for suspect names only: it imports the env's module."""
     try:
         creator = spec.entry_point if callable(spec.entry_point) else load_env_creator(str(spec.entry_point))
         parameters = inspect.signature(creator).parameters.values()
-    except (ImportError, AttributeError, TypeError, ValueError):  # not to be had here: whoever makes it will tell
+    except (ImportError, AttributeError, TypeError, ValueError):  # unavailable here: the call itself will raise
         return True
     return name in spec.kwargs or any(one.name == name or one.kind is one.VAR_KEYWORD for one in parameters)
 
 
 def pack_factories(factories: Sequence[EnvFactory]) -> list[bytes]:
-    """Pickle factories for another process, each by itself, so that envs share nothing.
+    """Pickle factories for another process, each separately, so that envs share nothing.
 
-    Warns of envs that pickle would rebuild from scratch after they were reset.
+    Warns of envs that were reset and that pickle would rebuild from scratch.
 
     Raises:
-        UnpicklableError: If one cannot be pickled; it names the env id and what is to blame.
+        UnpicklableError: If one cannot be pickled; the message has the env id and the attributes at fault.
     """
-    packed: dict[int, bytes] = {}  # the same env fn many times over is pickled once
+    packed: dict[int, bytes] = {}  # an env fn that occurs many times is pickled once
     for factory in factories:
         if factory.is_live and _was_reset(factory.source):
             warnings.warn(_LOST_STATE.format(env_id=factory.env_id, env=show(factory.source)), stacklevel=2)
@@ -168,16 +169,16 @@ def pack_factories(factories: Sequence[EnvFactory]) -> list[bytes]:
 
 
 def modules_of(packed: Iterable[bytes]) -> list[str]:  # noqa: PLR0915 (one walk)
-    """Return the modules that envs and env fns come from, as their pickles name them, each once.
+    """Return the modules that the pickles of envs and env fns refer to, each once.
 
-    Of registered ids that occur in them, too: those of their entry points. Pickles are read up to `_MOST_OPCODES`.
+    For registered ids in the pickles these are the modules of their entry points. At most `_MOST_OPCODES` are read.
     """
     found: dict[str, None] = {}
     left = iter(range(_MOST_OPCODES))
     waiting = list(dict.fromkeys(packed))
     while waiting:
         memo: list[Any] = []
-        stack: list[Any] = [None, None]  # the latest values: texts, pairs of module and name, and None for all else
+        stack: list[Any] = [None, None]  # the latest values: strings, pairs of module and name, None for anything else
         for (opcode, value, _), _ in zip(pickletools.genops(waiting.pop(0)), left, strict=False):
             top: Any = None
             if opcode.name in ("PROTO", "FRAME"):
@@ -191,7 +192,7 @@ def modules_of(packed: Iterable[bytes]) -> list[str]:  # noqa: PLR0915 (one walk
                 top = (stack[-2], stack[-1])
                 found[stack[-2]] = None
             elif isinstance(value, bytes) and value.startswith(_START) and value.endswith(pickle.STOP):
-                waiting.append(value)  # a pickle in a pickle: an actor's envs on their way to its workers
+                waiting.append(value)  # a pickle in a pickle: an actor's envs, to be sent to its workers
             elif isinstance(value, str):
                 top = value
                 if stack[-1] == ("cloudpickle.cloudpickle", "subimport"):
@@ -202,7 +203,7 @@ def modules_of(packed: Iterable[bytes]) -> list[str]:  # noqa: PLR0915 (one walk
 
 
 def _modules_of_id(text: str) -> list[str]:
-    """Return which modules ``gymnasium.make`` would import, if a text is what it could be called with."""
+    """Return the modules that ``gymnasium.make`` would import for a text, if it accepts that."""
     module, colon, name = text.rpartition(":")
     spec = gymnasium.registry.get(name)
     modules = [module] if colon and (spec is not None or _ID.fullmatch(text)) else []
@@ -213,7 +214,7 @@ def _modules_of_id(text: str) -> list[str]:
 
 
 def unpack_factories(packed: bytes, env_id: int, is_live: bool) -> EnvFactory:
-    """Return the factory that `pack_factories` put into bytes."""
+    """Return the factory that `pack_factories` pickled."""
     return EnvFactory(env_id, loads(packed), is_live)
 
 
@@ -227,9 +228,9 @@ def is_env(candidate: Any) -> bool:
 
 
 def is_for_calls(candidate: Any) -> bool:
-    """Whether an object that is no env can be used for calls and attributes: its class has a method of its own.
+    """Whether an object that is not an env can be used for calls and attributes: its class has a public method.
 
-    Plain data, arrays, containers, paths and spaces are taken for mistakes.
+    Plain data, arrays, containers, paths and spaces count as mistakes.
     """
     kind = type(candidate)
     if kind.__module__ == "builtins" or isinstance(candidate, _NO_ENVS) or hasattr(kind, "__array__"):
@@ -238,10 +239,10 @@ def is_for_calls(candidate: Any) -> bool:
 
 
 def refuse_foreign(env: Any, env_id: int) -> None:
-    """Refuse what has ``reset`` and ``step`` but another contract.
+    """Raise if an object has ``reset`` and ``step`` but another contract.
 
     Raises:
-        InvalidEnvError: For multi-agent envs of PettingZoo, vector envs and env pools.
+        InvalidEnvError: For PettingZoo's multi-agent envs, vector envs and env pools.
     """
     for kind in type(env).__mro__:
         if kind.__module__.partition(".")[0] == "pettingzoo":
@@ -254,10 +255,10 @@ def refuse_foreign(env: Any, env_id: int) -> None:
 
 
 def refuse_shared(facts: Mapping[int, EnvFacts]) -> None:
-    """Refuse that two env fns, called in one process, have returned one and the same object.
+    """Raise if two env fns, called in one process, returned the same object.
 
     Raises:
-        DuplicateEnvError: If they have.
+        DuplicateEnvError: If they did.
     """
     seen: dict[tuple[ProcessInfo, int], int] = {}
     for env_id, one in sorted(facts.items()):
@@ -271,7 +272,7 @@ def refuse_shared(facts: Mapping[int, EnvFacts]) -> None:
 
 
 def refuse_live(factories: Iterable[EnvFactory]) -> None:
-    """Refuse envs that nobody knows how to make again.
+    """Raise if an env cannot be made again.
 
     Raises:
         InvalidEnvError: If one was given as a live instance.
@@ -306,7 +307,7 @@ def _is_made(item: Any) -> bool:
 
 
 def _as_list(item: Any) -> str:
-    """Return how to give what was given alone, one sentence."""
+    """Return how to give this single item correctly, one sentence."""
     if isinstance(item, (str, EnvSpec)):
         word = show(item) if isinstance(item, str) else "spec"
         return f"Give a list, [{word}] * n, or use ParallelEnv.make({word}, num_envs=n)."
@@ -334,7 +335,7 @@ def _factory(env_id: int, item: Any) -> EnvFactory:
 
 
 def _spec(env_id: int, word: str) -> EnvSpec:
-    """Look an id up here, where the user may have registered it, not in the worker."""
+    """Look an id up in the caller, where the user may have registered it, not in the worker."""
     try:
         module, colon, name = word.rpartition(":")
         if colon:  # as in gymnasium.make: importing the module registers the env
@@ -358,7 +359,7 @@ def _refuse_twins(factories: Sequence[EnvFactory]) -> None:
 
 
 def _was_reset(env: Any) -> bool:
-    """Whether a live env that `EzPickle` would rebuild from scratch has been reset already."""
+    """Whether a live env was reset whose state `EzPickle` would lose."""
     base = getattr(env, "unwrapped", env)
     if not isinstance(base, EzPickle):
         return False
@@ -373,7 +374,7 @@ def _was_reset(env: Any) -> bool:
 def _pack_source(factory: EnvFactory) -> bytes:
     try:
         packed: bytes = cloudpickle.dumps(factory.source)
-    except Exception as error:  # pickling runs user code: anything may come
+    except Exception as error:  # pickling runs user code, which may raise anything
         kind = "instance" if factory.is_live else "env fn"
         raise UnpicklableError(
             f"env {factory.env_id} cannot move to its worker: its {kind} {show(factory.source)} does not pickle "
@@ -384,14 +385,14 @@ def _pack_source(factory: EnvFactory) -> bytes:
 
 
 def _blame(source: Any) -> str:
-    """Name the attributes that do not pickle, one sentence or nothing."""
+    """Return the attributes that cannot be pickled, as one sentence, or an empty string."""
     attributes = getattr(getattr(source, "unwrapped", source), "__dict__", {})
     guilty = [f"{name} ({type(value).__name__})" for name, value in attributes.items() if not pickles(value)]
     return f"To blame: {', '.join(guilty)}. " if guilty else ""
 
 
 def pickles(value: Any) -> bool:
-    """Whether a value can travel to another process."""
+    """Whether a value can be pickled and sent to another process."""
     try:
         cloudpickle.dumps(value)
     except Exception:  # noqa: BLE001 (the answer is no, whatever the reason)
@@ -400,10 +401,10 @@ def pickles(value: Any) -> bool:
 
 
 def registered_by_user() -> dict[str, bytes]:
-    """Return the specs that were registered beyond Gymnasium's own, pickled, by id.
+    """Return the specs that were registered in addition to Gymnasium's own, pickled, by id.
 
-    What does not pickle is left out: such an env can still be given as an env fn, and an env
-    fn that asks for the id gets Gymnasium's own error.
+    Specs that cannot be pickled are left out: such an env can still be given as an env fn, and an env fn that makes it
+    by its id gets Gymnasium's own error.
     """
     foreign = {
         name: spec
@@ -414,14 +415,14 @@ def registered_by_user() -> dict[str, bytes]:
 
 
 def register_again(specs: dict[str, bytes]) -> None:
-    """Register specs that were registered in the caller and are unknown here."""
+    """Register the caller's specs that are unknown here."""
     for name, packed in specs.items():
         if name not in gymnasium.registry:
             gymnasium.registry[name] = loads(packed)
 
 
 Source = str | EnvSpec | gymnasium.Env[Any, Any] | Callable[[], Any]
-"""What may stand in the list of envs."""
+"""The forms in which each item of the list of envs may be given."""
 
 
 EnvFn = Callable[[], Any]
@@ -431,12 +432,12 @@ def replicate(env: Any, num_envs: int, seed: int | None) -> list[EnvFn]:
     """Return an env fn for each copy.
 
     Args:
-        env: As in `ParallelEnv.replicate`.
-        num_envs: So many.
-        seed: As in `ParallelEnv.replicate`.
+        env: See `ParallelEnv.replicate`.
+        num_envs: Number of copies.
+        seed: See `ParallelEnv.replicate`.
 
     Raises:
-        InvalidEnvError: If it is no env.
+        InvalidEnvError: If it is not an env.
         UnpicklableError: If it cannot be copied.
     """
     factory = make_factories([env])[0]
@@ -448,14 +449,14 @@ def replicate(env: Any, num_envs: int, seed: int | None) -> list[EnvFn]:
 
 
 def told(env_fn: Callable[..., Any], rank: int, num_envs: int, seed: int | None) -> EnvFn:
-    """Return an env fn that is told what it asks for by the names of its parameters."""
+    """Return an env fn with those of ``rank``, ``world_size`` and ``seed`` bound that it has as parameters."""
     known = {"rank": rank, "world_size": num_envs, "seed": None if seed is None else seed + rank}
     wanted = {name: value for name, value in known.items() if name in _asked(env_fn, keeps_default=value is None)}
     return functools.partial(env_fn, **wanted) if wanted else env_fn
 
 
 def _asked(env_fn: Callable[..., Any], *, keeps_default: bool) -> set[str]:
-    """Return the names that an env fn may be called with, and that nobody has bound yet."""
+    """Return the names of the arguments that an env fn takes and that are not bound yet."""
     try:
         parameters = inspect.signature(env_fn).parameters.values()
     except (TypeError, ValueError):  # a builtin without a signature

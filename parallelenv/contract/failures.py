@@ -1,7 +1,6 @@
-"""What went wrong in one env, on its way from the host to the user.
+"""A failure of one env, and how it gets from the host to the user.
 
-An exception keeps its type, its attributes and a traceback that shows the user's own source
-line, whichever process it was raised in.
+An exception keeps its type, its attributes and a traceback that shows the user's own source line, in every mode.
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ from parallelenv.contract.tracebacks import shorten
 from parallelenv.errors import EnvError, ParallelEnvError, WorkerDiedError, WorkerTimeoutError
 
 _MOST_LINKS = 10
-"""The number of causes and contexts in a row that travel with an exception."""
+"""The number of causes and contexts in a row that are sent with an exception."""
 
 
 class Failure:
     """An exception raised for one env.
 
     Args:
-        exception: What was raised; ``None`` if it is still packed.
-        env_id: The env that it concerns.
-        operation: What the env was doing: ``"step"``, ``"reset"``, a method's name ... Empty if it is nothing that
-            the env did: its worker died, or did not answer in time.
-        packed: The exception as it travels, instead of itself.
+        exception: The exception; ``None`` if it is still packed.
+        env_id: The env.
+        operation: What the env was doing: ``"step"``, ``"reset"``, a method's name ... Empty if the env's worker died
+            or did not reply in time.
+        packed: The exception as plain data, instead of ``exception``.
     """
 
     def __init__(
@@ -47,7 +46,7 @@ class Failure:
 
     @property
     def exception(self) -> BaseException:
-        """What was raised. It is unpacked on the first access: a process that only passes it on may lack the source."""
+        """The exception. It is unpacked on first access: a process that only passes it on may lack its module."""
         if self._exception is None:
             self._exception = _unpack(cast("dict[str, Any]", self._packed))
         return self._exception
@@ -66,19 +65,19 @@ NO_FAILURES: Mapping[int, Failure] = MappingProxyType({})
 
 
 def raise_failures(failures: Sequence[Failure], partial: Any) -> None:
-    """Raise what the failures stand for, if there are any.
+    """Raise the error for these failures, if there are any.
 
-    Failures of one type and one text are one exception of that type: that of the first env, with a note that counts
-    the others. Envs of a pool are alike, so a failure of one is mostly a failure of all. Only failures that differ
-    make an exception group, in which equal ones are one.
+    Failures of the same type and text are raised as one exception of that type: that of the first env, with a note that
+    counts the others. Envs of a pool are alike, so they often fail alike. Failures that differ make an exception group,
+    in which equal ones are one.
 
     Args:
         failures: In env id order.
         partial: Result of the envs that did not fail.
 
     Raises:
-        BaseException: The error, with the attributes ``env_ids`` (tuple, the envs that failed), ``failures`` (what each
-            of them raised, by env id) and ``partial``.
+        BaseException: The error, with the attributes ``env_ids`` (tuple, the envs that failed), ``failures`` (their
+            exceptions, by env id) and ``partial``.
     """
     if not failures:
         return
@@ -96,7 +95,7 @@ def raise_failures(failures: Sequence[Failure], partial: Any) -> None:
 
 
 def raise_of_policy(failure: Failure, env_ids: Sequence[int], partial: Any) -> NoReturn:
-    """Raise what the policy of a rollout raised beside these envs, with ``error.partial`` and a note."""
+    """Raise the exception of a rollout's policy that acts for these envs, with ``error.partial`` and a note."""
     note = f"Raised by {failure.operation} beside envs {list_ids(env_ids)[1:-1]}, process {failure.pid}."
     add_note(failure.exception, note)
     put(failure.exception, "partial", partial)
@@ -104,7 +103,7 @@ def raise_of_policy(failure: Failure, env_ids: Sequence[int], partial: Any) -> N
 
 
 def noted(*failures: Failure) -> BaseException:
-    """Return the exception of failures that are alike, with a note that says where it came from."""
+    """Return the exception of failures that are alike, with a note on where it was raised."""
     first = failures[0]
     if first.is_of_worker and isinstance(first.exception, WorkerDiedError | WorkerTimeoutError):
         return first.exception.about(tuple(failure.env_id for failure in failures))
@@ -118,20 +117,20 @@ def noted(*failures: Failure) -> BaseException:
 
 
 def _identity(exception: BaseException) -> tuple[type[BaseException], str]:
-    """Return what failures that are alike have in common: errors of this package may name the env they are about."""
+    """Return the key of failures that are alike: env ids in messages of this package's errors are ignored."""
     text = _safe_str(exception)
     is_ours = isinstance(exception, ParallelEnvError) and not isinstance(exception, EnvError)
     return type(exception), re.sub(r"\benv \d+", "env", text) if is_ours else text
 
 
 def put(exception: BaseException, name: str, value: Any) -> None:
-    """Set an attribute, also of an exception whose class refuses, as a frozen dataclass does."""
+    """Set an attribute, even if the exception's class forbids it, as a frozen dataclass does."""
     with contextlib.suppress(Exception):  # the user's class has a property of this name
         object.__setattr__(exception, name, value)
 
 
 def add_note(exception: BaseException, note: str) -> None:
-    """Add a note once, also to an exception whose class refuses attributes or has something else of this name."""
+    """Add a note once, even if the exception's class forbids attributes or uses ``__notes__`` for something else."""
     found = object.__getattribute__(exception, "__dict__").get("__notes__")
     notes = list(found) if isinstance(found, list | tuple) else []
     if note not in notes:
@@ -146,7 +145,7 @@ def _grouped(env_ids: Sequence[int], errors: Sequence[BaseException]) -> BaseExc
 
 
 def _pack(exception: BaseException, seen: tuple[int, ...]) -> dict[str, Any]:
-    """Return an exception, and what it was raised from, as plain data. ``seen``: the ids of those that led here."""
+    """Return an exception and its causes as plain data. ``seen``: the ids of the exceptions that led here."""
     seen = (*seen, id(exception))
     causes = tracebacks.causes(exception) if len(seen) <= _MOST_LINKS else {}
     members = exception.exceptions if isinstance(exception, BaseExceptionGroup) else ()
@@ -161,7 +160,7 @@ def _pack(exception: BaseException, seen: tuple[int, ...]) -> dict[str, Any]:
 
 
 def _portable_pickle(exception: BaseException) -> bytes | None:
-    """Pickle an exception so that it surely unpickles; ``None`` if there is no way."""
+    """Pickle an exception in a form that unpickles; ``None`` if there is none."""
     for form in (exception, _Parts(exception)):
         try:
             pickled: bytes = cloudpickle.dumps(form)
@@ -173,7 +172,7 @@ def _portable_pickle(exception: BaseException) -> bytes | None:
 
 
 class _Parts:
-    """An exception whose constructor does not take its ``args`` back, in parts."""
+    """An exception whose constructor does not accept its ``args``, as parts."""
 
     def __init__(self, exception: BaseException) -> None:
         self.exception = exception
@@ -208,7 +207,7 @@ def _unpack(packed: dict[str, Any]) -> BaseException:
 
 
 def _completed(exception: BaseException, packed: dict[str, Any]) -> BaseException:
-    """Return an exception with the traceback that was packed with it, and with what it was raised from."""
+    """Return an exception with its packed traceback and causes."""
     for name, other in packed["causes"].items():
         put(exception, name, _unpack(other))
     if isinstance(exception, BaseExceptionGroup):

@@ -1,4 +1,4 @@
-"""Whether two results are the same, bit for bit, and if not, where they first differ."""
+"""Whether two results are the same, bit for bit, and where they first differ."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def difference(left: Any, right: Any, where: str = "") -> str | None:
     Types, dtypes and shapes count. NaN equals the same NaN; 0.0 and -0.0 differ.
 
     Args:
-        left: Numbers, texts, arrays, and dicts, lists and tuples of them; any other object
-            is the same as another if it is equal to it or pickles to the same bytes.
-        right: What it is compared with.
-        where: How to call the value in the answer.
+        left: Numbers, texts, arrays, and dicts, lists and tuples of them. Other objects are the same if they are equal
+            or pickle to the same bytes.
+        right: The value to compare with.
+        where: Name of the value, for the result.
     """
     if type(left) is not type(right):
         return f"{where}: {_kind(left)} against {_kind(right)}"
@@ -70,7 +70,7 @@ def _is_same(left: Any, right: Any) -> bool:
         return struct.pack("d", left) == struct.pack("d", right)
     if isinstance(left, np.generic):
         return bool(left.dtype == right.dtype and left.tobytes() == right.tobytes())
-    if hasattr(left, "__array__"):  # tensors of other libraries, which answer == with a tensor
+    if hasattr(left, "__array__"):  # tensors of other libraries, whose == returns a tensor
         return difference(np.asarray(left), np.asarray(right)) is None
     return _is_equal(left, right) or _pickles_alike(left, right)
 
@@ -83,7 +83,7 @@ def _is_equal(left: Any, right: Any) -> bool:
 
 
 def _pickles_alike(left: Any, right: Any) -> bool:
-    """Compare the contents of objects that know equality only as identity."""
+    """Compare the contents of objects whose equality is identity."""
     try:
         return bool(cloudpickle.dumps(left) == cloudpickle.dumps(right))
     except (pickle.PicklingError, TypeError, AttributeError):

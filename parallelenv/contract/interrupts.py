@@ -1,9 +1,9 @@
-"""Sections that Ctrl-C may not cut in two.
+"""Sections that Ctrl-C must not interrupt.
 
-A `KeyboardInterrupt` can appear between any two bytecodes of the main thread: after a message
-was written and before that was noted, say, and then the two ends disagree for ever. While the
-caller *waits* it may be interrupted freely; while it sends or files a reply, or opens or closes
-what the system lends, the interrupt is held back for those few microseconds.
+A `KeyboardInterrupt` can be raised between any two bytecodes of the main thread: for example after a message was
+written but before that was recorded, and then the two sides disagree from then on. While the caller *waits*, it may be
+interrupted; while it sends or records a reply, or opens or closes system resources, the interrupt is delayed for those
+few microseconds.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import signal
 import threading
 
-# `signal.signal` spends 3 us a call on enum conversions; the C function that it wraps 0.25 us.
+# `signal.signal` needs 3 us per call for enum conversions; the C function that it wraps 0.25 us.
 from _signal import signal as _set_handler  # type: ignore[import-not-found]
 from types import FrameType, TracebackType
 from typing import Any
@@ -20,10 +20,10 @@ _INTERRUPT = int(signal.SIGINT)
 
 
 class DeferSigint:
-    """A context manager that delays SIGINT to its end. Not reentrant; main thread only.
+    """A context manager that delays SIGINT until its end. Not reentrant; main thread only.
 
-    In other threads it does nothing, as Python runs signal handlers in the main thread only.
-    The handler found is put back, and is the one that deals with a delayed interrupt.
+    In other threads it does nothing, as Python runs signal handlers in the main thread only. The previous handler is
+    restored and handles a delayed interrupt.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class DeferSigint:
     def __enter__(self) -> None:
         self._previous = None
         if threading.get_ident() == self._main:
-            self._noted = False  # an earlier end of it may have been interrupted, and that was told
+            self._noted = False  # an earlier exit may have been interrupted; that interrupt was raised
             self._previous = _set_handler(_INTERRUPT, self._handler)
 
     def _note(self, signum: int, frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""Pieces of messages, and plain text tables."""
+"""Parts of messages, and plain text tables."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any
 from parallelenv.errors import ParallelEnvError
 
 _MOST_IDS = 16
-"""Ids that a message names one by one."""
+"""Number of ids that a message lists one by one."""
 _LONGEST = 80
-"""Characters of a value that a message shows."""
+"""Number of characters of a value that a message shows."""
 
 
 class _Repr(reprlib.Repr):
-    """Looks at no more of a value than a message can show. A population of a million takes no longer than one of 20."""
+    """Reads only as much of a value as a message can show, so a million items take no longer than 20."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,14 +26,14 @@ class _Repr(reprlib.Repr):
         self.maxstring = self.maxlong = self.maxother = 2 * _LONGEST
 
     def repr_dict(self, x: dict[Any, Any], level: int) -> str:
-        """Keep the order, which `reprlib` does not."""
+        """Keep the order, unlike `reprlib`."""
         if level <= 0 or not x:
             return "{...}" if x else "{}"
         items = [f"{self.repr1(key, level - 1)}: {self.repr1(x[key], level - 1)}" for key in islice(x, self.maxdict)]
         return f"{{{', '.join(items)}{', ...' if len(x) > self.maxdict else ''}}}"
 
     def repr_instance(self, x: Any, level: int) -> str:
-        """Describe arrays and tensors that are not small by shape and dtype."""
+        """Describe large arrays and tensors by shape and dtype."""
         shape, dtype = getattr(x, "shape", None), getattr(x, "dtype", None)
         if not hasattr(type(x), "__array__") or shape is None or dtype is None:  # a space has both, too
             return super().repr_instance(x, level)
@@ -45,7 +45,7 @@ _REPR = _Repr()
 
 
 def show(value: Any) -> str:
-    """Return a value as a user would write it, if that is short; else what it is. It cannot fail."""
+    """Return a value as a user would write it, or its type if that is long. Never raises."""
     try:
         text = _REPR.repr(value)
         if len(text) > _LONGEST and isinstance(value, (list, tuple, set, frozenset, dict)):
@@ -56,14 +56,14 @@ def show(value: Any) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return a hint at the known word that is most like a misspelt one: a sentence after a space, or nothing."""
+    """Return a hint at the known word nearest to a misspelt one: a sentence after a space, or an empty string."""
     return _hint(get_close_matches(word, known, n=1))
 
 
 def near_attribute(name: str, *owners: object) -> str:
-    """Return a hint at the public attribute whose name is most like a misspelt one, as `did_you_mean` does."""
+    """Return a hint at the public attribute nearest to a misspelt name, as `did_you_mean` does."""
     names = {other for owner in owners for other in dir(owner) if not other.startswith("_") and other != name}
-    # Objects have many names: with the usual 0.6 a wish for `render` would be taken for `render_mode`.
+    # Objects have many names: with the usual 0.6 `render` would match `render_mode`.
     return _hint(get_close_matches(name, names, n=1, cutoff=0.75))
 
 
@@ -72,42 +72,42 @@ def _hint(near: Sequence[str]) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """Return what an error says in one line, with its type unless it is one of ours."""
-    if isinstance(error, BaseExceptionGroup):  # several envs failed, most often in the same way
+    """Return an error's message in one line, with its type unless it is an error of this package."""
+    if isinstance(error, BaseExceptionGroup):  # several envs failed, usually in the same way
         return f"{one_line(error.exceptions[0])} (and {len(error.exceptions) - 1} more)"
     text = " ".join(str(error).split())
     return text if isinstance(error, ParallelEnvError) else f"{type(error).__name__}: {text}"
 
 
 def count(number: int, thing: str) -> str:
-    """Return a number of things: ``1 env``, ``2 envs``, ``1,024 envs``."""
+    """Return a number of things as text: ``1 env``, ``2 envs``, ``1,024 envs``."""
     return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
 
 
 def name_range(env_ids: Sequence[int]) -> str:
-    """Return ids that follow each other: ``3``, ``0-7``."""
+    """Return consecutive ids as text: ``3``, ``0-7``."""
     return str(env_ids[0]) if len(env_ids) == 1 else f"{env_ids[0]}-{env_ids[-1]}"
 
 
 def list_ids(env_ids: Sequence[int]) -> str:
-    """Return ids as a list, which is cut short if it is long: ``[0, 1]``, ``[0, 1, 2, ..., 2999]``."""
+    """Return ids as a list, shortened if it is long: ``[0, 1]``, ``[0, 1, 2, ..., 2999]``."""
     if len(env_ids) <= _MOST_IDS:
         return str(list(env_ids))
     return f"[{env_ids[0]}, {env_ids[1]}, {env_ids[2]}, ..., {env_ids[-1]}]"
 
 
 def were(number: int, thing: str) -> str:
-    """Return a number of things, and the verb that goes with it: ``1 env was``, ``2 envs were``."""
+    """Return a number of things and the matching verb: ``1 env was``, ``2 envs were``."""
     return f"{count(number, thing)} {'was' if number == 1 else 'were'}"
 
 
 def number(value: float) -> str:
-    """Return a number with three digits or all before the point, and separators: ``0.0123``, ``21.5``, ``12,346``."""
+    """Return a number with three digits, or all before the point, and separators: ``0.0123``, ``21.5``, ``12,346``."""
     return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
 
 
 def duration(seconds: float) -> str:
-    """Return a time with three digits, in a unit that suits it."""
+    """Return a time with three digits and a suitable unit."""
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= 0.9995 * size:
             return f"{number(seconds / size)} {unit}"
@@ -120,7 +120,7 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[str]], left: Seq
     Args:
         header: One title per column.
         rows: One text per column each.
-        left: Titles of the columns that are aligned to the left; numbers read better to the right.
+        left: Titles of left-aligned columns; the others are right-aligned, as suits numbers.
     """
     used = [index for index in range(len(header)) if any(row[index] for row in rows)]
     lines = [[line[index] for index in used] for line in (header, *rows)]

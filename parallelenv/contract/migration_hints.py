@@ -1,7 +1,7 @@
-"""Words of other libraries, and what does the same here: for messages. ``docs/coming-from.md`` has many more.
+"""Hints for users of other libraries: names that these use, and their equivalents here. More: ``docs/coming-from.md``.
 
-Nobody is refused because of a word in here: what is in use elsewhere may well be the name of something of the
-user's own. Whoever refuses a word asks here what else to say.
+No name is rejected because it is listed here, since it may be the name of something of the user's own. The code that
+rejects a name looks up a hint here.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _MODES = {
     **dict.fromkeys(("SubprocVecEnv", "AsyncVectorEnv", "SubprocVectorEnv"), "What it does is 'subproc' here."),
     "subproc+caller_steps": "Give para_mode='subproc', caller_steps=True.",
 }
-_POLICIES = {  # as Gymnasium writes them or their enum, without case
+_POLICIES = {  # as Gymnasium writes them, or names of its enum; case is ignored
     "samestep": "Gymnasium's 'SameStep' is 'restart' here; to_gymnasium('SameStep') has its very form.",
     "nextstep": "Gymnasium's 'NextStep' is to_gymnasium('NextStep') here, whatever asynchronous is.",
     "disabled": "Gymnasium's 'Disabled' is 'continue' here; to_gymnasium('Disabled') has its very form.",
@@ -76,7 +76,7 @@ _MADE = "It is settled when a ParallelEnv is made. Make another one: ParallelEnv
 _NO_STATES = "It is an attribute of NormalizeStates, and there is none around this."
 _NO_REWARDS = "It is an attribute of NormalizeRewards, and there is none around this."
 _NO_NORMALIZER = "It is an attribute of NormalizeStates and NormalizeRewards, and there is neither around this."
-# What somebody would set and never miss.
+# Settings that would otherwise be set without effect and without notice.
 _SETTINGS = {
     "training": _FREEZE,
     "update_running_mean": _FREEZE,
@@ -121,28 +121,28 @@ _ATTRIBUTES = {
 
 
 def of_argument(name: str) -> str:
-    """Return what to write instead of a keyword argument: a sentence after a space, or nothing."""
+    """Return the equivalent of a keyword argument: a sentence after a space, or an empty string."""
     return _sentence(_ARGUMENTS, name)
 
 
 def of_make_argument(name: str) -> str:
-    """Likewise, instead of one of ``make_vec_env`` or ``make_vec``."""
+    """Return the equivalent of a keyword argument of ``make_vec_env`` or ``make_vec``, as `of_argument` does."""
     return _sentence(_MAKE_ARGUMENTS, name)
 
 
 def of_mode(word: Any) -> str:
-    """Return what to write instead of a ``para_mode``: a sentence after a space, or nothing."""
+    """Return the equivalent of a ``para_mode``: a sentence after a space, or an empty string."""
     return _sentence(_MODES, str(word))
 
 
 def of_policy(word: Any) -> str:
-    """Return what to write instead of an ``asynchronous``: a sentence after a space, or nothing."""
+    """Return the equivalent of an ``asynchronous``: a sentence after a space, or an empty string."""
     plain = str(getattr(word, "value", word)).replace("_", "").replace("-", "")
     return _sentence(_POLICIES, plain.lower())
 
 
 def refuse_arguments(call: str, arguments: Mapping[str, Any]) -> None:
-    """Refuse keyword arguments that a call does not have.
+    """Raise if keyword arguments are given that a call does not have.
 
     Raises:
         UnknownOptionError: If there are any.
@@ -152,7 +152,7 @@ def refuse_arguments(call: str, arguments: Mapping[str, Any]) -> None:
 
 
 def absent(owner: object, name: str) -> AbsentAttributeError:
-    """Return the error for a name that is not there, with what does the same."""
+    """Return the error for a name that does not exist, with its equivalent."""
     way_out = _ATTRIBUTES.get(
         name, f"If the envs have it: customized_method({name!r}) calls theirs, get_env_attr({name!r}) returns it."
     )
@@ -160,7 +160,7 @@ def absent(owner: object, name: str) -> AbsentAttributeError:
 
 
 def not_to_set(owner: object, name: str, is_argument: bool) -> AbsentAttributeError:
-    """Return the error for a name that would be set and do nothing. ``is_argument``: of the owner's constructor."""
+    """Return the error for a name that cannot be set. ``is_argument``: whether the owner's constructor takes it."""
     default = f"If the envs have it, set_env_attr({name!r}, value) sets theirs."
     way_out = _ATTRIBUTES.get(name, _MADE.format(name) if is_argument else default)
     return _absent(owner, name, f"{type(owner).__name__} has no attribute {name!r} to set.", way_out)
@@ -168,11 +168,11 @@ def not_to_set(owner: object, name: str, is_argument: bool) -> AbsentAttributeEr
 
 def _absent(owner: object, name: str, fault: str, way_out: str) -> AbsentAttributeError:
     hint = "" if name in _ATTRIBUTES else near_attribute(name, type(owner))
-    return AbsentAttributeError(f"{fault}{hint} {way_out}", name=name)  # with `obj` Python 3.12 would add a hint, too
+    return AbsentAttributeError(f"{fault}{hint} {way_out}", name=name)  # with `obj` Python 3.12 adds a hint, too
 
 
 def is_setting(name: str) -> bool:
-    """Whether other libraries' wrappers have this to be set."""
+    """Whether other libraries' wrappers have this as a setting."""
     return name in _SETTINGS
 
 

@@ -1,4 +1,4 @@
-"""Where a process is, and how much memory it takes: read from the system, without asking the process."""
+"""Where a process runs and how much memory it uses, read from the system without asking the process."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _PSS = re.compile(r"^Pss:\s+(\d+) kB", re.MULTILINE)
 
 
 class ProcessInfo(NamedTuple):
-    """Where an env lives.
+    """The process in which an env runs.
 
     Attributes:
-        pid: Of its process; 0 if that is not known.
+        pid: Process id; 0 if unknown.
         machine: Name of the machine.
     """
 
@@ -29,15 +29,15 @@ class ProcessInfo(NamedTuple):
         return self.pid > 0 and self.machine == _machine()
 
     def memory(self) -> int | None:
-        """Return how many bytes of memory its process takes, pages that it shares counted by their share.
+        """Return the memory that the process uses, in bytes; shared pages count in proportion.
 
-        ``None`` if that is not known: the process is gone, or on another machine, or the system does not tell.
+        ``None`` if unknown: the process has ended, runs on another machine, or the system does not provide it.
         """
         if not self.is_near:
             return None
         try:
             found = _PSS.search(Path(f"/proc/{self.pid}/smaps_rollup").read_text(encoding="ascii"))
-        except (OSError, UnicodeDecodeError):  # gone, somebody else's, or no Linux
+        except (OSError, UnicodeDecodeError):  # ended, another user's, or not Linux
             found = None
         return int(found[1]) * 1024 if found else None
 
@@ -46,16 +46,16 @@ UNKNOWN_PROCESS = ProcessInfo()
 
 
 def this_process() -> ProcessInfo:
-    """Return where this is."""
+    """Return the info of this process."""
     return ProcessInfo(os.getpid(), _machine())
 
 
 @functools.cache
 def clock_id() -> str:
-    """Return what machines have in common whose processes have one `time.perf_counter`: it is one and the same."""
+    """Return an id that processes share if and only if they share one `time.perf_counter`."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:  # no Linux
+    except OSError:  # not Linux
         return _machine()
 
 

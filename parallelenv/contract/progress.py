@@ -14,18 +14,18 @@ from typing import Any, Protocol
 from tqdm import tqdm
 
 _PATIENCE = 2.0
-"""Seconds that something takes before it is announced."""
+"""Seconds after which an operation is announced."""
 
 
 class Bar(Protocol):
-    """The part of a tqdm bar that is used."""
+    """The methods of a tqdm bar that are used."""
 
     def update(self, n: float | None = 1) -> bool | None:
-        """Move on by ``n``."""
+        """Advance by ``n``."""
         ...
 
     def set_description_str(self, desc: str | None = None, refresh: bool | None = True) -> None:
-        """Show what is being done."""
+        """Set the text."""
         ...
 
 
@@ -41,7 +41,7 @@ class _NoBar:
 
 @contextlib.contextmanager
 def open_bar(is_wanted: bool, **look: Any) -> Iterator[Bar]:
-    """Show a bar that vanishes at the end, in a notebook or on a terminal; a file or a pipe gets nothing.
+    """Show a bar that is removed at the end, in a notebook or on a terminal; a file or a pipe gets nothing.
 
     Args:
         is_wanted: Whether to show it at all.
@@ -63,7 +63,7 @@ def open_bar(is_wanted: bool, **look: Any) -> Iterator[Bar]:
 
 @contextlib.contextmanager
 def announced(text: str) -> Iterator[None]:
-    """Show a line, where bars are shown, if what is done meanwhile takes longer than 2 s; it vanishes at the end.
+    """Show a line, where bars are shown, if the block takes longer than 2 s; it is removed at the end.
 
     Args:
         text: The line.
@@ -73,7 +73,7 @@ def announced(text: str) -> Iterator[None]:
         def show() -> None:
             shown.enter_context(open_bar(True, desc=text, bar_format="{desc}"))
 
-        # A notebook finds by the context to which cell it belongs.
+        # A notebook determines the cell from the context.
         timer = threading.Timer(_PATIENCE, contextvars.copy_context().run, (show,))
         timer.daemon = True
         timer.start()
@@ -93,14 +93,14 @@ def _is_terminal(stream: Any) -> bool:
 
 
 _COLUMNS = 80
-"""Characters of a bar: a notebook does not say how wide it is."""
+"""Characters of a bar: a notebook does not report its width."""
 
 
 class CellBar(tqdm):  # type: ignore[type-arg]
     """A bar of tqdm below a notebook cell.
 
-    It is a line of text that the front end replaces, and so needs no ipywidgets. tqdm's own bars either need them, in
-    the kernel and in the front end, or write to stderr, which notebooks show on a red ground.
+    It is a line of text that the front end replaces, so it needs no ipywidgets. tqdm's own bars either need them, in
+    the kernel and in the front end, or write to stderr, which notebooks show on red.
     """
 
     _place: Any = None
@@ -109,7 +109,7 @@ class CellBar(tqdm):  # type: ignore[type-arg]
         super().__init__(file=io.StringIO(), ncols=_COLUMNS, ascii=False, **look)
 
     def display(self, msg: str | None = None, pos: int | None = None) -> None:
-        """Show the line as it is now, or another one; an empty one at the end."""
+        """Show the current line, or ``msg``; an empty ``msg`` removes it."""
         from IPython.display import display
 
         line = str(self) if msg is None else msg
@@ -122,7 +122,7 @@ class CellBar(tqdm):  # type: ignore[type-arg]
 
 
 def kernel_of_notebook() -> Any:
-    """Return the kernel that runs this process's cells; ``None`` outside of a notebook, as in IPython on a terminal."""
+    """Return the kernel that runs this process's cells; ``None`` outside a notebook, as in IPython on a terminal."""
     ipython: Any = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return getattr(shell, "kernel", None)

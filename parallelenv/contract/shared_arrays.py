@@ -1,4 +1,4 @@
-"""Arrays that all envs read and nobody writes, placed once."""
+"""Read-only arrays that all envs share, stored once."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ NOTHING_SHARED: Mapping[str, Array] = MappingProxyType({})
 
 
 def check_shared(shared: Any) -> Mapping[str, Array]:
-    """Return the user's arrays.
+    """Return the user's arrays, checked.
 
     Raises:
-        ArgumentError: If they are no dict of arrays of plain dtypes.
+        ArgumentError: If they are not a dict of arrays of plain dtypes.
     """
     if shared is None:
         return NOTHING_SHARED
@@ -43,11 +43,11 @@ def check_shared(shared: Any) -> Mapping[str, Array]:
 
 
 def share(backend: Backend, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
-    """Let a backend place arrays.
+    """Return arrays as stored by a backend.
 
     Raises:
-        ArgumentError: If it does not know how to.
-        BatchMemoryError: If there is no room for them.
+        ArgumentError: If the backend cannot share arrays.
+        BatchMemoryError: If there is not enough memory.
     """
     place = getattr(backend, "share", None)
     if place is None:
@@ -72,5 +72,5 @@ def frozen(arrays: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def copied(arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """Return copies of arrays, for hosts in this process, over `bytes`: so nobody can make them writable."""
+    """Return copies of arrays, for hosts in this process, over `bytes`, so that they cannot be made writable."""
     return {name: np.ndarray(array.shape, array.dtype, array.tobytes()) for name, array in arrays.items()}

@@ -1,8 +1,8 @@
 """Spaces as a list of leaves.
 
-A state or an action is split into the leaves of its space. Leaves of fixed shape and dtype
-(`Box`, `Discrete`, `MultiBinary`, `MultiDiscrete`) have an array with one row per env in the
-batch; all others are *loose* and travel as Python objects.
+A state or an action is split into the leaves of its space. Leaves of fixed shape and dtype (`Box`, `Discrete`,
+`MultiBinary`, `MultiDiscrete`) have an array with one row per env in the batch; all others are *loose* and are sent as
+Python objects.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from parallelenv.contract.protocol import EnvFacts
 
 Spaces: TypeAlias = "tuple[spaces.Space[Any], spaces.Space[Any]]"
-"""Of observations and of actions."""
-# Exact types: a subclass may have registered a batching of its own with Gymnasium.
+"""Observation and action space."""
+# Exact types: a subclass may have registered its own batching with Gymnasium.
 _FIXED = (spaces.Box, spaces.Discrete, spaces.MultiBinary, spaces.MultiDiscrete)
 
 
 class Structure:
-    """How values of one space split into leaves and join again.
+    """How values of one space are split into leaves and joined again.
 
     Args:
-        space: A Gymnasium space, or ``None`` if the envs declare none or differ; then
-            there is one loose leaf, the whole value.
+        space: A Gymnasium space, or ``None`` if the envs declare none or differ; then the whole value is one loose
+            leaf.
     """
 
     def __init__(self, space: spaces.Space[Any] | None) -> None:
@@ -60,7 +60,7 @@ class Structure:
         return type(self.leaves[leaf]) in _FIXED
 
     def describe(self, leaf: int) -> str:
-        """Return where a leaf lies, for messages: ``""`` or ``"['camera'][0]"``."""
+        """Return the path to a leaf, for messages: ``""`` or ``"['camera'][0]"``."""
         return "".join(f"[{key!r}]" for key in self._paths[leaf])
 
     def split(self, value: Any) -> list[Any]:
@@ -93,10 +93,10 @@ class Structure:
             ) from None
 
     def check_leaf(self, leaf: int, value: Any) -> None:
-        """Refuse a leaf of a state that is not of the shape and dtype of its space, if that has such.
+        """Raise unless a leaf of a state has the shape and dtype of its space, if that has them.
 
         Raises:
-            EnvContractError: If it is not.
+            EnvContractError: If it does not.
         """
         space = self.leaves[leaf]
         if space is None or space.shape is None or space.dtype is None:
@@ -108,7 +108,7 @@ class Structure:
             )
 
     def join(self, leaves: Sequence[Any]) -> Any:
-        """Return the value whose leaves these are: a dict, a tuple or the only leaf."""
+        """Return the value with these leaves: a dict, a tuple or the only leaf."""
         return leaves[0] if self.is_single else self._join(self.space, iter(leaves))
 
     def _join(self, space: spaces.Space[Any] | None, leaves: Any) -> Any:
@@ -119,10 +119,7 @@ class Structure:
         return next(leaves)
 
     def stack(self, leaf: int, values: Sequence[Any]) -> Any:
-        """Batch the values of a loose leaf, one per env, as Gymnasium does.
-
-        Without a space: as `batch_values`.
-        """
+        """Batch the values of a loose leaf, one per env, as Gymnasium does; without a space as `batch_values` does."""
         space = self.leaves[leaf]
         if space is None:
             return batch_values(values)
@@ -131,7 +128,7 @@ class Structure:
 
 
 def common_space(candidates: Iterable[spaces.Space[Any] | None]) -> spaces.Space[Any] | None:
-    """Return the space that all candidates equal, or ``None`` if they differ or lack one."""
+    """Return the space that all candidates equal, or ``None`` if they differ or one is ``None``."""
     found = list(candidates)
     first = found[0]
     same = first is not None and all(space is first or space == first for space in found)
@@ -139,7 +136,7 @@ def common_space(candidates: Iterable[spaces.Space[Any] | None]) -> spaces.Space
 
 
 def with_spaces(facts: Sequence[EnvFacts], spaces: Spaces | None) -> list[EnvFacts]:
-    """Return what is known of envs, with these spaces of each if they are given."""
+    """Return facts of envs, with these spaces for each env if given."""
     if spaces is None:
         return list(facts)
     return [dataclasses.replace(one, observation_space=spaces[0], action_space=spaces[1]) for one in facts]
@@ -151,7 +148,7 @@ def batched(space: spaces.Space[Any] | None, num_envs: int) -> spaces.Space[Any]
 
 
 def batch_values(values: Sequence[Any]) -> Any:
-    """Batch values of no declared space: dicts of the same keys by key where all parts stack, else `stack_values`."""
+    """Batch values without a space: dicts with the same keys by key if all parts stack, others by `stack_values`."""
     if not values or any(type(value) is not dict or value.keys() != values[0].keys() for value in values):
         return stack_values(values)
     batched = {key: batch_values([value[key] for value in values]) for key in values[0]}
@@ -160,7 +157,7 @@ def batch_values(values: Sequence[Any]) -> Any:
 
 
 def pick_rows(batch: Any, rows: Any) -> Any:
-    """Return one row of a batch, or several, by an index or a list of them; of a dict of arrays from each of them."""
+    """Return one row of a batch, or several, by an index or a list of them; for a dict, by key."""
     if isinstance(batch, dict):
         return {key: pick_rows(part, rows) for key, part in batch.items()}
     return batch[rows] if hasattr(batch, "shape") or isinstance(rows, int) else tuple(batch[row] for row in rows)
@@ -168,7 +165,7 @@ def pick_rows(batch: Any, rows: Any) -> Any:
 
 def stack_values(values: Sequence[Any]) -> Any:
     """Stack arrays, tensors or numbers of one shape; put anything else into an object array."""
-    with contextlib.suppress(TypeError, RuntimeError):  # dates and numbers, say; tensors on several devices
+    with contextlib.suppress(TypeError, RuntimeError):  # such as dates and numbers, or tensors on several devices
         if values and all(isinstance(value, (np.ndarray, np.generic, int, float)) for value in values):
             if len({np.shape(value) for value in values}) == 1:
                 return np.stack(values)
@@ -180,7 +177,7 @@ def stack_values(values: Sequence[Any]) -> Any:
 def object_array(values: Sequence[Any]) -> np.ndarray[Any, Any]:
     """Return a one-dimensional object array of exactly these objects."""
     array = np.empty(len(values), dtype=object)
-    for index, value in enumerate(values):  # `array[:] = values` would take nested lists apart
+    for index, value in enumerate(values):  # `array[:] = values` would unpack nested lists
         array[index] = value
     return array
 
@@ -199,7 +196,7 @@ def is_tensor(value: Any) -> bool:
 
 
 def as_array(value: Any) -> np.ndarray[Any, Any]:
-    """Return a value, also a tensor or a list of tensors, with gradients or without, as an array."""
+    """Return a value as an array; tensors and lists of tensors, too, with or without gradients."""
     return np.asarray(value if tensors() is None else _without_tensors(value))
 
 
@@ -213,13 +210,13 @@ def _without_tensors(value: Any) -> Any:
 
 
 def fits(value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
-    """Whether a value has a shape and becomes a dtype without loss of meaning.
+    """Whether a value has a shape and can be cast to a dtype without loss of meaning.
 
-    A float may become a shorter float, as in Gymnasium; an int keeps its value.
+    Floats may become shorter floats, as in Gymnasium; ints must keep their value.
     """
     try:
         array = as_array(value)
-    except (ValueError, TypeError, RuntimeError):  # ragged lists; tensors of types that numpy has not
+    except (ValueError, TypeError, RuntimeError):  # ragged lists; tensors of dtypes that numpy lacks
         return False
     return array.shape == shape and becomes(array, dtype)
 
@@ -228,13 +225,13 @@ def becomes(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> bool:
     """Whether an array can be cast to a dtype without loss of meaning."""
     if array.dtype == dtype:
         return True
-    if array.dtype.kind in "iu" and dtype.kind in "iu":  # by value: plain ints are int64, which is no kind of uint8
+    if array.dtype.kind in "iu" and dtype.kind in "iu":  # by value: plain ints are int64, another kind than uint8
         return np.can_cast(array.dtype, dtype, "safe") or bool((array.astype(dtype) == array).all())
     return np.can_cast(array.dtype, dtype, "same_kind")
 
 
 def describe_value(value: Any) -> str:
-    """Return what kind of value it is, for messages."""
+    """Return a description of a value, for messages."""
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     if shape is None or dtype is None:
         return f"{show(value)} ({type(value).__name__})"

@@ -1,4 +1,4 @@
-"""Tracebacks: which frames a user sees, and how a traceback travels between processes."""
+"""Tracebacks: which frames a user sees, and how a traceback is sent between processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from parallelenv.errors import ParallelEnvError
 _Target = TypeVar("_Target", bound=Callable[..., Any])
 
 _SHOW_ALL = "PARALLELENV_FULL_TRACEBACK"
-"""If this environment variable is set, and not to 0, nothing is left out of a traceback."""
+"""Environment variable: if set, and not to 0, tracebacks are complete."""
 
 _PLUMBING = (
     "cloudpickle",
@@ -34,7 +34,7 @@ _PLUMBING = (
     "selectors",
     "threading",
 )
-"""Packages whose frames say nothing where this package has called them, and no env or policy has."""
+"""Packages whose frames are left out if this package called them, not an env or policy."""
 
 _ALSO_PUBLIC = ("__init__", "__getattr__", "__setattr__")
 
@@ -44,20 +44,20 @@ _MOST_FRAMES = 50
 """The number of outermost, and of innermost, frames of a traceback that are kept."""
 
 _LAST_LINE = 100_000
-"""Lines of a file from which on its source does not travel."""
+"""Line number from which on source lines are not rebuilt."""
 
 
 # ---------------------------------------------------------------- what a user sees
 
 
 def short_tracebacks(target: _Target, translate: Callable[[BaseException], BaseException] | None = None) -> _Target:
-    """Leave the frames of this package out of what a function, or any public method of a class, raises.
+    """Leave this package's frames out of the tracebacks of a function, or of all public methods of a class.
 
-    The user then sees the line that made the call, the frames of the env or policy that raised, and the message.
+    The user then sees the line of the call, the frames of the env or policy that raised, and the message.
 
     Args:
         target: The function or class.
-        translate: Returns what to raise instead of an error; ``None``: every error is raised as it is.
+        translate: Returns the exception to raise instead of an error; ``None``: errors are raised unchanged.
     """
     if not isinstance(target, type):
         return cast("_Target", _shortening(target, translate))
@@ -72,7 +72,7 @@ def short_tracebacks(target: _Target, translate: Callable[[BaseException], BaseE
 
 
 def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warn at the user's line, however many calls of this package are in between."""
+    """Warn at the user's line, however many frames of this package are in between."""
     frame, level = inspect.currentframe(), 1
     while (
         frame is not None
@@ -84,10 +84,10 @@ def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
 
 
 class ShortTracebacks:
-    """Base of classes of this package whose public methods, and those of their subclasses, have short tracebacks."""
+    """Base of this package's classes whose public methods, also in subclasses, have short tracebacks."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Leave the classes of users as they are: their frames are to be seen."""
+        """Shorten the tracebacks of this package's subclasses only: users' frames must be visible."""
         super().__init_subclass__(**kwargs)
         if _is_ours(cls.__module__):
             short_tracebacks(cls)
@@ -122,42 +122,42 @@ def _shortening(  # noqa: PLR0915 (the same for the three kinds of functions)
 
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
-        __tracebackhide__ = True  # for IPython and pytest, where an error is raised instead of another
+        __tracebackhide__ = True  # for IPython and pytest, when an error is raised instead of another
         try:
             return function(*args, **kwargs)
         except BaseException as error:
             shorten(error)
             instead = error if translate is None else translate(error)
             if instead is error:
-                raise  # which adds no frame of its own
+                raise  # adds no frame of its own
         try:
-            raise instead  # not where the other one was caught, which would be shown as well
+            raise instead  # outside the except block, else the caught error would be shown as well
         finally:
-            del instead  # it leads here
+            del instead  # breaks a reference cycle
 
     return called
 
 
 def shorten(error: BaseException, *, is_of_env: bool = False) -> None:
-    """Leave out of an error's traceback, and of those it was raised from, what is not the user's and not the env's.
+    """Leave out of the tracebacks of an error and its causes the frames that are neither the user's nor the env's.
 
-    An error that this package did not mean to raise keeps its traceback: it is a defect, to be reported as it is.
+    An unexpected error of this package keeps its traceback, because it is a defect and should be reported in full.
 
     Args:
-        error: Just caught.
-        is_of_env: Whether an env has raised it.
+        error: An error that was just caught.
+        is_of_env: Whether an env raised it.
     """
     if os.environ.get(_SHOW_ALL, "0") not in ("", "0"):
         return
     entries = _entries(error)
-    is_of_env = is_of_env or "failures" in object.__getattribute__(error, "__dict__")  # which `raise_failures` sets
+    is_of_env = is_of_env or "failures" in object.__getattribute__(error, "__dict__")  # set by `raise_failures`
     if is_of_env or isinstance(error, _ON_PURPOSE) or len(entries) < 2 or not _is_ours(_module(entries[-1])):
         _shorten(error, is_of_env)
 
 
 def _shorten(error: BaseException, is_of_env: bool) -> None:
     chain, seen, emptied = [error], {id(error)}, set()
-    for one in chain:  # which grows
+    for one in chain:  # grows in the loop
         entries = _entries(one)
         kept = _kept(entries, is_of_env)
         BaseException.with_traceback(one, _linked(kept))
@@ -171,12 +171,12 @@ def _shorten(error: BaseException, is_of_env: bool) -> None:
     for one in chain:
         shown = causes(one)
         if "__cause__" not in shown and id(shown.get("__context__")) in emptied:
-            # It was handled within this package, and says nothing to the user. A class may refuse plain assignment.
+            # It was handled within this package and tells the user nothing. A class may forbid plain assignment.
             vars(BaseException)["__suppress_context__"].__set__(one, True)
 
 
 def causes(error: BaseException) -> dict[str, BaseException]:
-    """Return what an error was raised from, and in the handling of what, as far as that is shown, by attribute."""
+    """Return an error's cause and context, by attribute, as far as they are shown."""
     cause, context = _get(error, "__cause__"), _get(error, "__context__")
     if _get(error, "__suppress_context__"):
         context = None
@@ -184,14 +184,14 @@ def causes(error: BaseException) -> dict[str, BaseException]:
 
 
 def _get(error: BaseException, name: str) -> Any:
-    """Return an attribute that every exception has, also of a class whose own look-up of attributes fails."""
+    """Return an attribute that every exception has, even if its class breaks attribute look-up."""
     return vars(BaseException)[name].__get__(error)
 
 
 def _entries(error: BaseException) -> list[TracebackType]:
     """Return the entries of an error's traceback, without the middle of a very long one.
 
-    One and the same exception that is raised again and again has a longer traceback each time.
+    The traceback of an exception that is raised repeatedly grows each time.
     """
     entries = []
     entry: TracebackType | None = _get(error, "__traceback__")
@@ -219,7 +219,7 @@ def _kept(entries: Sequence[TracebackType], is_of_env: bool) -> list[TracebackTy
 
 
 def _only_leads_on(entry: TracebackType, deeper: Sequence[TracebackType]) -> bool:
-    """Return if it is the ``step`` of a wrapper, or of Gymnasium's checker, and there is a ``step`` further down."""
+    """Whether it is the ``step`` of a wrapper, or of Gymnasium's checker, with a ``step`` further down."""
     called = entry.tb_frame.f_code.co_name.removeprefix("env_").removesuffix("_passive_checker")
     return any(other.tb_frame.f_code.co_name == called for other in deeper)
 
@@ -234,7 +234,7 @@ def _module(entry: TracebackType) -> str:
 
 
 def _linked(entries: Sequence[TracebackType]) -> TracebackType | None:
-    """Chain entries to a traceback. New ones: to set `tb_next` takes a walk over all that follow."""
+    """Chain new entries to a traceback: setting `tb_next` walks over all that follow."""
     following: TracebackType | None = None
     for entry in reversed(entries):
         following = TracebackType(following, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
@@ -276,27 +276,27 @@ def _place(entry: TracebackType) -> FrameLine:
 
 
 class _Loader:
-    """Gives `linecache` a line of a file that only the process that has raised the error can read."""
+    """Gives `linecache` a line of a file that only the process that raised the error can read."""
 
     def __init__(self, place: FrameLine) -> None:
         self._source = "\n" * (place.line - 1) + place.source
 
     def get_source(self, name: str) -> str:
-        """Return a module's source, with that line where it belongs."""
+        """Return a module's source, empty except for that line."""
         return self._source
 
 
 def rebuild(places: Sequence[FrameLine]) -> TracebackType | None:
-    """Return a traceback of these entries. Each shows its source line, also of a file that this process cannot read."""
+    """Return a traceback of these entries. Each shows its source line, even if this process cannot read the file."""
     return next(_rebuilt(places))
 
 
 def _rebuilt(places: Sequence[FrameLine]) -> Iterator[TracebackType | None]:
     """Yield the traceback.
 
-    A generator, because its frame has no caller once it is left. The frames of the traceback would else lead to the
-    user's function and keep its variables alive, a `ParallelEnv` too, as long as an info holds the exception: an array
-    of objects is a hole in Python's garbage collection.
+    A generator, because its frame has no caller once it is left. Otherwise the traceback's frames would refer to the
+    user's function and keep its variables alive, such as a `ParallelEnv`, as long as an info has the exception:
+    Python's garbage collection does not see into object arrays.
     """
     entries = []
     for place in places:
@@ -306,17 +306,17 @@ def _rebuilt(places: Sequence[FrameLine]) -> Iterator[TracebackType | None]:
 
 
 def _raised_at(place: FrameLine) -> TracebackType:
-    """Raise an exception in a function that is compiled to be at this place, and return that entry of its traceback.
+    """Raise an exception in a function compiled for this place, and return that entry of its traceback.
 
-    Debuggers, IPython and pytest look into frames and their code, so both are real. The code has the line and the
-    columns of the expression that failed, so that it is marked as it would be in the process where it failed.
+    Debuggers, IPython and pytest inspect frames and their code, so both are real. The code has the line and columns of
+    the expression that failed, so that it is marked as in the process where it failed.
     """
     tree = ast.parse("def function(): raise Exception")
     function = cast("ast.FunctionDef", tree.body[0])
     function.name = place.function
     function.lineno = function.end_lineno = place.first_line
     raising = cast("ast.Raise", function.body[0])
-    for node in (raising, cast("ast.Name", raising.exc)):  # no others: all trees share what has no place
+    for node in (raising, cast("ast.Name", raising.exc)):  # no others: nodes without a position are shared by all trees
         node.lineno, node.end_lineno = place.line, place.end_line
         node.col_offset, node.end_col_offset = place.column, place.end_column
     namespace: dict[str, Any] = {"__name__": place.module, "__file__": place.filename}

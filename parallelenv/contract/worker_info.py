@@ -1,4 +1,4 @@
-"""Where an env is: what it may ask while it is made, reset or stepped."""
+"""What an env can query about its worker while it is made, reset or stepped."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _Value = TypeVar("_Value")
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """What an env may know of where it is.
+    """Facts about an env and its worker.
 
     Attributes:
-        env_id: Its id.
+        env_id: The env's id.
         num_envs: Number of envs of its `ParallelEnv`.
-        worker_id: Number of its worker, from 0.
+        worker_id: Index of its worker, from 0.
         num_workers: Number of workers.
-        seed: Of its latest reset that had one. Before that, what `ParallelEnv` was made with, plus the env id;
-            ``None`` if that is nothing.
-        shared: The arrays that `ParallelEnv` was made with, read-only, one and the same in all workers.
+        seed: Seed of its latest reset that had one; before that, the seed of the `ParallelEnv` plus the env id, or
+            ``None`` if it has none.
+        shared: The arrays that the `ParallelEnv` was made with, read-only, shared by all workers.
     """
 
     env_id: int
@@ -36,26 +36,26 @@ class WorkerInfo:
 
 
 class Asked(Protocol):
-    """What knows which env it is at."""
+    """An object that knows which env is running."""
 
     @property
     def current(self) -> int | None:
-        """The env whose turn it is."""
+        """The env that is running."""
         ...
 
     def describe(self, env_id: int) -> WorkerInfo:
-        """Return what this env may know."""
+        """Return the facts of this env."""
         ...
 
 
 def get_worker_info() -> WorkerInfo | None:
-    """Return where the env is whose constructor, reset, step or other method is running in this thread.
+    """Return the facts of the env whose constructor, reset, step or other method is running in this thread.
 
-    So envs share data out among them: ``files[info.env_id :: info.num_envs]``. Envs are told apart also where several
-    live in one worker. In threads that an env has started itself nobody knows whose they are.
+    Envs can divide data with it: ``files[info.env_id :: info.num_envs]``. It distinguishes envs of the same worker as
+    well. In threads that an env started itself, the env is unknown.
 
     Returns:
-        A `WorkerInfo`; ``None`` outside of envs.
+        A `WorkerInfo`; ``None`` outside envs.
     """
     frame = inspect.currentframe()
     while frame is not None and frame.f_code is not call_for.__code__:
@@ -68,22 +68,22 @@ def get_worker_info() -> WorkerInfo | None:
 
 
 def call_for(host: Asked, call: Callable[[], _Value]) -> _Value:
-    """Call a function. While it runs, `get_worker_info` asks this host.
+    """Call a function. While it runs, `get_worker_info` queries this host.
 
-    It finds the host on the call stack. A variable would have to be set and put back, and Ctrl-C can come between any
-    two bytecodes: a host would then answer for ever. A call leaves the stack however it ends.
+    It finds the host on the call stack. A variable would have to be set and reset, and Ctrl-C between the two would
+    leave it set for good. A call leaves the stack however it ends.
     """
     return call()
 
 
 class Trial:
-    """Answers for an env that is tried before it has a host.
+    """Answers `get_worker_info` for an env that is tried before it has a host.
 
     Args:
         env_id: Its id.
         num_envs: Number of envs.
-        seed: What `ParallelEnv` is to be made with.
-        shared: Likewise, read-only.
+        seed: Seed for the `ParallelEnv`.
+        shared: Arrays for the `ParallelEnv`, read-only.
     """
 
     def __init__(self, env_id: int, num_envs: int, seed: int | None, shared: Mapping[str, Array]) -> None:
@@ -93,6 +93,6 @@ class Trial:
         self._shared = shared
 
     def describe(self, env_id: int) -> WorkerInfo:
-        """Return what it will know of where it is, if there is one worker."""
+        """Return the facts that the env would have with a single worker."""
         seed = None if self._seed is None else self._seed + env_id
         return WorkerInfo(env_id, self._num_envs, 0, 1, seed, MappingProxyType(dict(self._shared)))
