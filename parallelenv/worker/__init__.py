@@ -1,1 +1,1 @@
-"""What runs beside the envs, the same in every mode."""
+"""The code that runs with the envs, the same in every mode."""

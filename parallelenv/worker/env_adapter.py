@@ -1,4 +1,4 @@
-"""One interface for every kind of env: Gymnasium's own, and older ones."""
+"""One interface for every kind of env: Gymnasium's own and older ones."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Resettable:
 
     Attributes:
         env: The env as the user made it.
-        step: Its own ``step``: nothing of ours stands between, until it returns four items.
-        oddity: What it does as envs of the old gym did, and what that means here: a clause each. Empty if nothing.
+        step: The env's own ``step``, called directly until it returns four items.
+        oddity: What it does like envs of the old gym, and what that means here, a clause each; empty if nothing.
     """
 
     def __init__(self, env: Any) -> None:
@@ -30,7 +30,7 @@ class Resettable:
         self.step: Callable[[Any], EnvStep] = env.step
         self.oddity: tuple[str, str] | tuple[()] = ()
         names, _ = _parameters(env.reset)
-        # What is not given is left out where the env does not name it: a wrapper hands on whatever it is given.
+        # ``seed`` and ``options`` are passed as None only if ``reset`` names them: wrappers pass on whatever they get.
         self._not_given: dict[str, Any] = dict.fromkeys(sorted({"seed", "options"} & names))
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
@@ -56,10 +56,10 @@ class Resettable:
         return result, {}
 
     def five(self, result: Any) -> EnvStep:
-        """Return what ``step`` returned as five items. If it was four, ``step`` does so itself from now on.
+        """Return the result of ``step`` as five items. If it has four, ``step`` returns five from now on.
 
         Raises:
-            EnvContractError: If it was neither.
+            EnvContractError: If it has another number of items.
         """
         if isinstance(result, tuple) and len(result) == 4:
             self.step = self._step
@@ -81,10 +81,10 @@ class Resettable:
 
 
 class Legacy(Resettable):
-    """Objects with ``reset()`` and ``step(action)`` that are no `gymnasium.Env`, or whose ``reset`` takes less.
+    """Objects with ``reset()`` and ``step(action)`` that are not a `gymnasium.Env`, or whose ``reset`` takes less.
 
-    Their ``step`` may return ``(state, reward, done, info)``, their ``reset`` the bare state, and
-    they may take seeds by ``seed(s)``.
+    Their ``step`` may return ``(state, reward, done, info)``, their ``reset`` the state only, and they may take seeds
+    by ``seed(s)``.
     """
 
     def __init__(self, env: Any) -> None:
@@ -125,11 +125,11 @@ class Legacy(Resettable):
         elif callable(getattr(self.env, "seed", None)):
             self.env.seed(seed)
         elif self._is_gymnasium:
-            gymnasium.Env.reset(self.env.unwrapped, seed=seed)  # which sets np_random, and no more
+            gymnasium.Env.reset(self.env.unwrapped, seed=seed)  # sets np_random and does nothing else
 
 
 def _split(result: Any) -> EnvStep:
-    """Return what an old ``step`` returned as five items, if it is four."""
+    """Return the result of an old ``step`` as five items if it has four."""
     if not isinstance(result, tuple) or len(result) != 4:
         return result
     state, reward, done, info = result
@@ -137,7 +137,7 @@ def _split(result: Any) -> EnvStep:
 
 
 class ForCalls(Resettable):
-    """Objects without ``reset`` and ``step``, for calls and attributes alone. The caller refuses their steps."""
+    """Objects without ``reset`` and ``step``, only for calls and attributes. The caller refuses to step them."""
 
     def __init__(self, env: Any) -> None:
         self.env, self.oddity = env, ()
@@ -148,7 +148,7 @@ class ForCalls(Resettable):
 
 
 def split_done(done: Any, info: Any) -> tuple[bool, bool]:
-    """Return terminated and truncated for the single flag that there was in older times."""
+    """Return terminated and truncated for the single done flag of the old gym."""
     is_cut = bool(done) and isinstance(info, dict) and bool(info.get("TimeLimit.truncated", False))
     return bool(done) and not is_cut, is_cut
 
@@ -162,18 +162,18 @@ def adapt(env: Any) -> Resettable:
 
 
 def draws_by_mode(env: Any) -> bool:
-    """Whether an env draws as those of the old gym do: by ``render(mode="rgb_array")``, without a ``render_mode``."""
+    """Whether an env renders as in the old gym: by ``render(mode="rgb_array")``, without a ``render_mode``."""
     return getattr(env, "render_mode", None) is None and "mode" in _parameters(getattr(env, "render", None))[0]
 
 
 def _takes(function: Any) -> set[str]:
-    """Return which arguments a ``reset`` takes; one that takes any takes a seed and options."""
+    """Return the arguments that a ``reset`` takes; ``**kwargs`` counts as seed and options."""
     names, takes_any = _parameters(function)
     return names | {"seed", "options"} if takes_any else names
 
 
 def _parameters(function: Any) -> tuple[set[str], bool]:
-    """Return the names by which a function takes arguments, and whether it takes any others."""
+    """Return a function's parameter names, and whether it takes ``**kwargs``."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # a builtin without a signature

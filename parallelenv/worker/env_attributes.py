@@ -13,7 +13,7 @@ _ABSENT = object()
 
 
 def layers(env: Any) -> Iterator[Any]:
-    """Yield an env's wrappers from the outermost inwards, and last the env itself."""
+    """Yield an env's wrappers from the outermost inwards, then the env itself."""
     seen: set[int] = set()
     while id(env) not in seen:
         seen.add(id(env))
@@ -25,24 +25,24 @@ def layers(env: Any) -> Iterator[Any]:
 
 
 def owners(env: Any) -> list[Any]:
-    """Return the objects that may have an attribute: the layers of an env, and what a `TaskEnv` holds."""
+    """Return the objects that may have an attribute: the layers of an env, and the parts of a `TaskEnv`."""
     found = list(layers(env))
     return [*found, *_parts(found[-1])]
 
 
 def _parts(base: Any) -> list[Any]:
-    """Return the objects in which an env lets attributes be looked up that it does not have."""
+    """Return the further objects in which an env looks up attributes that it lacks."""
     of_base = getattr(type(base), "attribute_owners", None)
     return [] if of_base is None else [part for part in of_base(base) if part is not None]
 
 
 def get_attribute(env: Any, key: str) -> tuple[Any] | None:
-    """Return the attribute in a one-tuple, or ``None`` if there is none.
+    """Return the attribute in a one-tuple, or ``None`` if it does not exist.
 
     Args:
         env: The outermost layer.
-        key: A name, or several joined by dots; only the first is looked for in every layer, and then asked of the env's
-            own ``get_env_attr``: an env that keeps its state in parts finds it there.
+        key: A name, or several joined by dots; only the first is looked up in every layer, and then by the env's own
+            ``get_env_attr``, for envs that keep their state in parts.
     """
     first, *rest = key.split(".")
     value = getattr(env, first, _ABSENT)
@@ -54,7 +54,7 @@ def get_attribute(env: Any, key: str) -> tuple[Any] | None:
             answer = ask(first)
         except AttributeError:
             answer = None
-        value = _ABSENT if answer is None else answer  # for want of another word, such envs answer None
+        value = _ABSENT if answer is None else answer  # such envs return None for an absent attribute
     for name in rest:
         value = getattr(value, name, _ABSENT)
     return None if value is _ABSENT else (value,)
@@ -64,7 +64,7 @@ def get_existing(env: Any, key: str) -> Any:
     """Return the attribute.
 
     Raises:
-        AbsentAttributeError: If there is none of that name.
+        AbsentAttributeError: If there is no such attribute.
     """
     found = get_attribute(env, key)
     if found is None:
@@ -73,15 +73,15 @@ def get_existing(env: Any, key: str) -> Any:
 
 
 def set_attribute(env: Any, key: str, value: Any) -> bool:
-    """Set an attribute on the layer that has it, or the task or sampler, else on the innermost layer.
+    """Set an attribute on the layer that has it, or on the task or sampler that has it, else on the innermost layer.
 
-    Where no layer has it, the env's own ``set_env_attr`` sets it, if there is one.
+    If none has it, the env's own ``set_env_attr`` sets it, if there is one.
 
     Returns:
         Whether it is a new one, as far as is known.
 
     Raises:
-        AttributeError: If an object on a dotted way is absent.
+        AttributeError: If an object on a dotted path is absent.
         BaseException: What the env's own ``set_env_attr`` raised.
     """
     *way, name = key.split(".")
@@ -104,7 +104,7 @@ def get_method(env: Any, key: str) -> Any:
     """Return a method of an env.
 
     Raises:
-        AbsentMethodError: If there is none of that name, or it cannot be called.
+        AbsentMethodError: If there is none of that name, or it is not callable.
     """
     found = get_attribute(env, key)
     if found is not None and callable(found[0]):
@@ -118,13 +118,13 @@ def get_method(env: Any, key: str) -> Any:
 
 
 def _own_method(env: Any, name: str) -> Callable[..., Any] | None:
-    """Return a method of the innermost layer by which an env finds its attributes itself."""
+    """Return a method of the innermost layer by which the env looks up its attributes itself."""
     method = getattr(list(layers(env))[-1], name, None)
     return method if callable(method) else None
 
 
 def near_name(env: Any, key: str) -> str:
-    """Return a hint at what an absent name may have been meant to be: a sentence after a space, or nothing."""
+    """Return a hint at what an absent name may have meant: a sentence after a space, or an empty string."""
     way, _, name = key.rpartition(".")
     if not way:
         return near_attribute(name, *owners(env))

@@ -1,6 +1,6 @@
-"""The generators that a whole process shares, as each env's own: ``random``'s, ``numpy.random``'s and torch's.
+"""The generators that a whole process shares, ``random``'s, ``numpy.random``'s and torch's, separate for each env.
 
-They are exchanged at the beginning and end of each command to a host, for 50 us, and from env to env, for 15 us.
+They are exchanged at the beginning and end of each command to a host, in 50 us, and from env to env, in 15 us.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _numpys: Any = np.random  # its stubs lack two documented functions
 
 
 class _OwnBits(_Bits):
-    """What ``numpy.random`` draws from while it is an env's turn.
+    """The bit generator of ``numpy.random`` while it is an env's turn.
 
-    To change what it draws from takes 0.3 us, and loses the second of two normal numbers that are drawn at a time. Only
-    the state says that one. Reading and writing all of it take 40 us each, so those 624 words can be left out.
+    Exchanging it takes 0.3 us, but loses the second of two normal numbers that are drawn at a time, which is only in
+    the state. Reading and writing the full state takes 40 us each, so its 624 words can be left out.
     """
 
     is_brief = False
 
     @property
     def state(self) -> Any:
-        """As numpy has it."""
+        """See `numpy.random.MT19937`; without the words if ``is_brief``."""
         return {"bit_generator": "MT19937", "state": {}} if self.is_brief else _state.__get__(self)
 
     @state.setter
@@ -41,21 +41,21 @@ class _OwnBits(_Bits):
 
 
 class EnvGenerators:
-    """One env's state of the generators.
+    """The state of the generators of one env.
 
     Args:
-        seed: Of the env, before it is reset with one; ``None``: the system is asked for one.
+        seed: The env's seed, until it is reset with one; ``None``: a seed from the system.
     """
 
     def __init__(self, seed: int | None) -> None:
         self._seed = random.SystemRandom().getrandbits(32) if seed is None else seed
-        self._plain: Any = None  # of `random`; nothing before the first call
+        self._plain: Any = None  # of `random`; None before the first call
         self._bits: Any = None
         self._normal: Any = None
-        self._tensor: Any = None  # of torch; nothing before it was imported
+        self._tensor: Any = None  # of torch; None until it is imported
 
     def run(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """Call something with them in the place of the process's own, within `put_back`."""
+        """Call a function with them instead of the process's own, within `put_back`."""
         if self._plain is None:
             _numpys.set_bit_generator(_OwnBits())
             self.seed(self._seed)
@@ -78,7 +78,7 @@ class EnvGenerators:
             self._tensor = None if torch is None else torch.get_state()
 
     def seed(self, seed: int) -> None:
-        """Seed them, during `run`, as ``random.seed``, ``numpy.random.seed`` and torch's generator do."""
+        """Seed them, during `run`, like ``random.seed``, ``numpy.random.seed`` and torch's generator."""
         self._seed = seed
         random.seed(seed)
         words = [seed >> shift & 0xFFFFFFFF for shift in range(0, seed.bit_length(), 32)]
@@ -94,7 +94,7 @@ class EnvGenerators:
         return self._seed, random.getstate(), np.random.get_state(legacy=False), tensor
 
     def load(self, saved: Any) -> None:
-        """Bring them into a state, during `run`."""
+        """Restore a state, during `run`."""
         self._seed, plain, numpys, tensor = saved
         random.setstate(plain)
         np.random.set_state(numpys)
@@ -105,7 +105,7 @@ class EnvGenerators:
 
 @contextlib.contextmanager
 def put_back() -> Iterator[None]:
-    """Put the process's own state of the generators back as it was."""
+    """Restore the process's own state of the generators at the end."""
     torch = _torch()
     plain, bits, numpys = random.getstate(), _numpys.get_bit_generator(), np.random.get_state(legacy=False)
     tensor = None if torch is None else torch.get_state()
@@ -122,7 +122,7 @@ def put_back() -> Iterator[None]:
 
 
 def _within(bits: Any, call: Callable[[Any], Any], argument: Any) -> Any:
-    """Read or write a state without its words, if it is of our class."""
+    """Read or write a state, without its words if it is an `_OwnBits`."""
     if type(bits) is not _OwnBits:
         return call(argument)
     bits.is_brief = True
@@ -133,5 +133,5 @@ def _within(bits: Any, call: Callable[[Any], Any], argument: Any) -> Any:
 
 
 def _torch() -> Any:
-    """Return torch's generator for the CPU, if it was imported."""
+    """Return torch's generator for the CPU if torch is imported."""
     return getattr(tensors(), "default_generator", None)

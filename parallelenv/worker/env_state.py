@@ -1,4 +1,4 @@
-"""The state of one env as bytes: what it says of itself, or all of it where pickle keeps it."""
+"""The state of one env as bytes: from its own methods, or all of it if pickle can keep it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _WHOLE, _SAID = "whole", "said"
 
 
 def save_env(env: Any, generators: Any = None) -> bytes | None:
-    """Return the state of an env, and that of its own global generators; ``None`` if there is no way to get it.
+    """Return the state of an env and of its own global generators, pickled; ``None`` if it cannot be saved.
 
-    An env that has ``get_state()`` and ``set_state(state)`` is asked; its random generator, and what its
-    wrappers know, such as the steps that a time limit has counted, are saved beside. Any other is
-    pickled, unless pickle would keep its constructor's arguments only (Gymnasium's `EzPickle`) or fails.
+    If an env has ``get_state()`` and ``set_state(state)``, these are used; its random generator and the state of its
+    wrappers, such as the steps that a time limit has counted, are saved as well. Any other env is pickled, unless
+    pickle would keep only its constructor's arguments (Gymnasium's `EzPickle`) or fails.
     """
     *wrappers, base = layers(env)
     if callable(getattr(base, "get_state", None)) and callable(getattr(base, "set_state", None)):
@@ -35,13 +35,13 @@ def save_env(env: Any, generators: Any = None) -> bytes | None:
 
 
 def load_env(env: Any, saved: bytes, takes_generators: bool = False) -> tuple[Any, Any]:
-    """Bring an env into a state; return it, or the one that takes its place, and the state of its generators.
+    """Restore a state; return the env, or the one that replaces it, and the state of its generators.
 
     Raises:
-        InvalidStateError: If the state is of an env that was wrapped otherwise, or had global generators of its own.
+        InvalidStateError: If the state is of an env that was wrapped differently, or had global generators of its own.
     """
     kind, content, *generators = loads(saved)
-    own_generators = generators[0] if generators else None  # there were none in what was saved earlier
+    own_generators = generators[0] if generators else None  # older saved states have none
     if own_generators is not None and not takes_generators:
         raise InvalidStateError(
             "The state was saved with seed_globals=True, and has that of the env's own generators. Make the "
@@ -65,7 +65,7 @@ def load_env(env: Any, saved: bytes, takes_generators: bool = False) -> tuple[An
 
 
 def _knowledge(wrapper: Any) -> tuple[str, dict[str, Any]]:
-    """Return a wrapper's name and what it has, without the env, as far as that can be pickled."""
+    """Return a wrapper's name and its attributes that can be pickled, without the env."""
     return type(wrapper).__qualname__, {
         name: value for name, value in vars(wrapper).items() if name != "env" and pickles(value)
     }

@@ -1,4 +1,4 @@
-"""The code that owns envs and executes commands on them. The same in every mode."""
+"""The code that owns envs and executes commands on them, the same in every mode."""
 
 from __future__ import annotations
 
@@ -34,36 +34,36 @@ from parallelenv.worker.tracer import HostTracer, begin_tracing, end_tracing
 
 Walk = Callable[[Iterator[Any], Any, dict[int, Any]], None]
 Turns = tuple[Iterator[int], Sequence[int]]
-"""An iterator over something of each env that is walked over, in step with the walk; and the envs."""
+"""An iterator that advances by one per env of the walk, and the envs."""
 
 Reset = tuple[float, float, int]
-"""When a reset within a step began and ended, and the env's id."""
+"""Begin and end of a reset within a step, and the env's id."""
 
 _DRAWING = threading.RLock()
-"""Held while an env is rendered: of two threads that draw with pygame at the same time one in six frames is wrong."""
+"""Held while an env renders: if two threads draw with pygame at the same time, one in six frames is wrong."""
 _LONGEST_DRAWING = 10.0
-"""Seconds after which a thread that draws is taken to hang, and the others go on without waiting for it."""
+"""Seconds after which a rendering thread counts as hung, and the others no longer wait for it."""
 
 
 class Host:
     """Owns a group of envs and executes commands on them, in order.
 
-    Each public method below `execute` is an operation: it takes an env id, what the command
-    has for that env, and the command's common arguments; it returns the env's value, or
-    ``None`` if there is nothing to say. Only `step` and `rollout` are done for all envs of a command at once:
-    calls and look-ups per env would cost a step a tenth of its speed, and a policy is asked for all.
+    Each public method below `execute` is an operation: it takes an env id, the command's argument for that env, and the
+    command's common argument; it returns the env's value, or ``None`` if there is none. Only `step` and `rollout` run
+    for all envs of a command at once: calls and look-ups per env would cost a step a tenth of its speed, and a policy
+    is called for all envs together.
 
     Args:
-        spec: What to own.
-        in_caller: Whether it runs in the caller's main thread, where Ctrl-C arrives.
+        spec: The envs, and their settings.
+        in_caller: Whether it runs in the caller's main thread, which receives Ctrl-C.
 
     Attributes:
         everyone: Ids of its envs, ascending.
         doing: What it is doing now, for messages.
-        turns: Of the latest walk over envs.
-        notes: When its envs do what, while it is watched.
-        resets: Where resets are noted, while it makes a step that is.
-        remarks: What the caller is to be warned of, with the next reply: of the first env alone that gives reason to.
+        turns: Position in the latest walk over envs.
+        notes: Records when its envs do what, while it is traced.
+        resets: Record of resets, during a step that is traced.
+        remarks: Warnings to send with the next reply; only for the first env with something unusual.
     """
 
     def __init__(self, spec: WorkerSpec, *, in_caller: bool = False) -> None:
@@ -82,7 +82,7 @@ class Host:
         self._spaces: list[Any] = []
         self._writer: RowWriter
         self._rollout: HostRollout | None = None
-        self._seeds: dict[int, int] = {}  # of the latest reset of each env that had one
+        self._seeds: dict[int, int] = {}  # of the latest seeded reset of each env
         self._generators: dict[int, EnvGenerators] | None = {} if spec.settings.seed_globals else None
 
     @property
@@ -91,18 +91,18 @@ class Host:
         return [self._env(env_id).env for env_id in self.everyone]
 
     def attach(self, batch: Batch) -> None:
-        """Take the batch whose rows its envs write."""
+        """Use this batch: its envs write their results to its rows."""
         self._writer = writer = RowWriter(batch)
-        # What a step of all envs walks over, made once.
+        # The items that a step of all envs walks over, made once.
         rows = writer.rows(self.everyone)
         self._whole = rows, range(rows.start, rows.stop), writer.cells(rows)
 
     def execute(self, command: Command) -> Reply:
-        """Execute a command on each of its envs; an exception concerns its env alone."""
+        """Execute a command on each of its envs; an exception in one env does not affect the others."""
         return Execution(self, command).run()
 
     def begin(self, command: Command) -> tuple[Walk, Iterator[Any], Turns]:
-        """Return how to walk over the envs of a command, what to walk over, and what tells where the walk is."""
+        """Return the function that walks over the envs of a command, its items, and the position of the walk."""
         if command.name == "step":
             walk: Walk = self._step_all if self._generators is None else self._putting_back(self._step_all)
             return walk, *self._ready_to_step(command)
@@ -126,7 +126,7 @@ class Host:
     # ---------------------------------------------------------------- global generators
 
     def _putting_back(self, walk: Walk) -> Walk:
-        """Return a walk over envs that each have global generators of their own."""
+        """Return a walk over envs that restores the process's global generators at the end."""
 
         def walk_and_put_back(rest: Iterator[Any], common: Any, values: dict[int, Any]) -> None:
             with put_back():
@@ -135,7 +135,7 @@ class Host:
         return walk_and_put_back
 
     def _with_own(self, env_id: int, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return what calls something with an env's own global generators, if envs have such."""
+        """Return a call that runs with an env's own global generators, if envs have their own."""
         return call if self._generators is None else functools.partial(self._generators[env_id].run, call)
 
     def _operate(self, operation: Callable[..., Any], env_id: int, argument: Any, common: Any) -> Any:
@@ -147,7 +147,7 @@ class Host:
         return self._with_own(env_id, operation)(env_id, argument, common)
 
     def describe(self, env_id: int) -> WorkerInfo:
-        """Return what an env may know of where it is."""
+        """Return an env's `WorkerInfo`."""
         spec = self._spec
         place = spec.place
         seed = None if place.seed is None else place.seed + env_id
@@ -162,14 +162,14 @@ class Host:
 
     @property
     def writer(self) -> RowWriter:
-        """The rows that its envs write now: others, once it was given up."""
+        """The rows that its envs write now; other rows once the host was abandoned."""
         return self._writer
 
     @property
     def current(self) -> int | None:
-        """The env at which the latest walk over envs is, or broke off; ``None`` if before the first.
+        """The env that the latest walk has reached or stopped at; ``None`` before the first.
 
-        Found from what is left of the walk, so that walking costs nothing for it.
+        Computed from the rest of the walk, so that walking costs nothing extra.
         """
         turns, env_ids = self.turns
         index = len(env_ids) - operator.length_hint(turns) - 1
@@ -179,14 +179,14 @@ class Host:
         """Close all envs.
 
         Raises:
-            KeyboardInterrupt: In the caller's thread alone. The envs that come later are then let go as they are, as
-                those of a worker are that is ended: who interrupts a `close` will not wait for more of them.
+            KeyboardInterrupt: Only in the caller's thread. The remaining envs are then not closed, like those of a
+                killed worker: a user who interrupts `close` does not want to wait for them.
         """
         try:
             call_for(self, self._close_all)
         finally:
-            with DeferSigint():  # an interrupt in a `__del__` would be told to nobody
-                self._spec = dataclasses.replace(self._spec, shared={})  # their memory goes now
+            with DeferSigint():  # an interrupt in a `__del__` would be lost
+                self._spec = dataclasses.replace(self._spec, shared={})  # frees their memory now
 
     def _close_all(self) -> None:
         envs, self._envs = self._envs, [None] * len(self._envs)
@@ -196,14 +196,14 @@ class Host:
             self._close_env(env)
 
     def _close_env(self, env: Resettable | None) -> None:
-        """Close an env that is not used any more, whatever it raises: it is gone either way."""
+        """Close an env that is no longer used, and ignore what it raises."""
         close = getattr(env.env, "close", None) if env is not None else None
         if not callable(close):
             return
         try:
             close()
         except KeyboardInterrupt:
-            if self.in_caller:  # else it is the env that raises it
+            if self.in_caller:  # else the env itself raised it
                 raise
         except BaseException:  # noqa: BLE001 (an env that cannot close must not keep the others from it)
             pass
@@ -211,7 +211,7 @@ class Host:
     # ---------------------------------------------------------------- steps
 
     def _ready_to_step(self, command: Command) -> tuple[Iterator[Any], Turns]:
-        """Return what `_step_all` needs of each env: row, place of the state, ``step`` and action; and its turns."""
+        """Return the row, slice of ``writer.line``, ``step`` and action of each env, for `_step_all`; and the turns."""
         writer, steps = self._writer, self._steps
         numbers: Sequence[int]
         rows, numbers, cells = self._whole
@@ -225,12 +225,12 @@ class Host:
         turns = iter(numbers)
         if command.each is None:
             return zip(turns, cells, steps, writer.actions(rows), strict=True), (turns, command.env_ids)
-        # These are copied one by one, within the walk: to copy runs user code.
+        # Copied one by one within the walk, because copying runs user code.
         steps = [functools.partial(_step_with_copy, step) for step in steps]
         return zip(turns, cells, steps, command.each, strict=True), (turns, command.env_ids)
 
     def _with_resets(self, steps: Sequence[Any], command: Command) -> list[Any]:
-        """Put a reset in the place of the steps of envs that are to begin an episode."""
+        """Replace the steps of envs that are to begin an episode by resets."""
         begins = set(command.common)
         return [
             functools.partial(self._reset_instead, env_id) if env_id in begins else step
@@ -238,13 +238,13 @@ class Host:
         ]
 
     def _reset_instead(self, env_id: int, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Begin an episode, and answer as a step would."""
+        """Begin an episode; return what a step would."""
         state, info = self._reset_within_step(env_id)
         self.doing = "step"
         return state, 0.0, False, False, info
 
     def _reset_within_step(self, env_id: int) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode, and note when if that is wanted."""
+        """Begin an episode; record when, if the step is traced."""
         self.doing = "reset"
         if self.resets is None:
             return self._with_own(env_id, self._begin)(env_id, None, None)  # type: ignore[no-any-return]
@@ -255,7 +255,7 @@ class Host:
             self.resets.append((begin, time.perf_counter(), env_id))
 
     def _begin(self, env_id: int, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
-        """Reset an env, with its own global generators if it has such."""
+        """Reset an env, with its own global generators if it has them."""
         env = self._env(env_id)
         if self._generators is not None and seed is not None:
             self._generators[env_id].seed(seed)
@@ -265,7 +265,7 @@ class Host:
         return result
 
     def _five(self, env_id: int, result: Any) -> Any:
-        """Return what a step returned as five items; from now on the env's steps are made so."""
+        """Return a step's result as five items; from now on the env's ``step`` itself returns five."""
         env = self._env(env_id)
         five = env.five(result)
         self._steps[env_id - self._first] = self._with_own(env_id, env.step)
@@ -273,7 +273,7 @@ class Host:
         return five
 
     def _remark(self, env_id: int) -> None:
-        """Let the caller warn that an env does as those of the old gym did, unless it was."""
+        """Queue one warning, at most, that an env behaves like those of the old gym."""
         env = self._env(env_id)
         if env.oddity and not self._has_remarked:
             self._has_remarked = True
@@ -282,20 +282,20 @@ class Host:
             self.remarks.append(Remark((env_id,), text))
 
     def _step_all(self, rest: Iterator[Any], autoreset: bool | tuple[int, ...], values: dict[int, Any]) -> None:
-        """Step envs, and begin the next episode of those that end if that is wanted. ``autoreset``: see `Command`.
+        """Step envs, and begin the next episode of those that ended if requested. ``autoreset``: see `Command`.
 
-        What costs time here is paid for every env and step: 0.5 us, where CartPole takes 9 us.
+        The overhead here is paid per env and step: 0.5 us, where CartPole takes 9 us.
         """
         for row, cell, step, action in rest:
             result = step(action)
-            writer = self._writer  # not before the step: a host given up meanwhile writes elsewhere
+            writer = self._writer  # read after the step: an abandoned host writes elsewhere
             if type(result) is not tuple or len(result) != 5:
                 result = self._five(row + writer.first, result)
             state, reward, terminated, truncated, info = result
             loose = loose_reward = None
             try:
                 writer.line[cell] = state
-            except (TypeError, ValueError):  # no vector, or not the one that is declared
+            except (TypeError, ValueError):  # not a vector, or not of the declared shape and dtype
                 loose = writer.store_state(row, state)
             if type(reward) is float:
                 writer.rewards[row] = reward
@@ -309,14 +309,14 @@ class Host:
                 values[row + writer.first] = _extra(info, loose, loose_reward)
 
     def _end(self, row: int, said: tuple[Any, Any, Any], state: Any, goes_on: Any, values: dict[int, Any]) -> None:
-        """Note what the last step of an episode said, and begin the next one if that is wanted.
+        """Record the last step of an episode, and begin the next one if requested.
 
         Args:
-            row: Of the env.
+            row: The env's row.
             said: Info, loose leaves of the state and loose reward, of that step.
-            state: Of that step.
+            state: State of that step.
             goes_on: Whether to begin the next episode.
-            values: Where to note what does not fit into the rows.
+            values: Results that do not fit into the rows, by env id; written here.
         """
         writer = self._writer
         ended_loose = reset_info = is_exhausted = ended_state = None
@@ -336,7 +336,7 @@ class Host:
             values[row + writer.first] = _extra(*said, ended_loose, reset_info or None, is_exhausted, ended_state)
 
     def rest(self, env_id: int) -> Extra:
-        """Answer for an env whose reset has found no further episode: it is done, and its last state stays."""
+        """Return the result of an env whose reset found no further episode: it is done and keeps its last state."""
         writer = self._writer
         row = env_id - writer.first
         writer.rewards[row] = 0.0
@@ -346,9 +346,9 @@ class Host:
     # ---------------------------------------------------------------- rollouts
 
     def _roll_out(self, rest: Iterator[Command], common: RolloutRequest, values: dict[int, Any]) -> None:
-        """Make a chunk of a rollout, unless it was interrupted before: then nobody waits for it any more.
+        """Make a chunk of a rollout, unless it was interrupted before: then its result is no longer wanted.
 
-        The chunk is the value of the first env, for it is made of arrays with a column per env.
+        The chunk is the value of the first env, since its arrays have a column for every env.
         """
         for command in rest:
             if self._rollout is None or self._rollout.number != common.rollout:
@@ -356,20 +356,20 @@ class Host:
             values[command.env_ids[0]] = self._rollout.play(self, command)
 
     def run_step(self, env_ids: tuple[int, ...], each: Sequence[Any] | None, autoreset: bool) -> Reply:
-        """Step envs within a rollout: as on a command of their own. Then it is no env's turn, but the policy's."""
+        """Step envs within a rollout as a step command would. Afterwards no env is current, since the policy runs."""
         turns = self.turns
         reply = self.execute(Command(0, "step", env_ids, each, autoreset))
         self.turns = turns
         return reply
 
     def end_rollout(self, env_id: int, argument: Any, common: Any) -> None:
-        """Let go of the policy."""
+        """Drop the policy."""
         self._rollout = None
 
     # ---------------------------------------------------------------- operations
 
     def build(self, env_id: int, argument: Any, has_spaces: bool | None) -> EnvFacts:
-        """Make an env, after closing the one that it replaces; it is asked for its spaces unless these are given."""
+        """Make an env, after closing the one that it replaces; read its spaces unless ``has_spaces``."""
         slot = env_id - self._first
         spec = self._spec.envs[slot]
         old, self._envs[slot] = self._envs[slot], None
@@ -400,20 +400,20 @@ class Host:
         return Extra(info or None, loose) if info or loose else None
 
     def look(self, env_id: int, argument: Any, common: Any) -> Extra | None:
-        """Return what of an env's latest state is not in the batch."""
+        """Return the leaves of an env's latest state that are not in the batch."""
         loose = self._writer.loose.get(env_id - self._writer.first)
         return Extra(None, loose) if loose else None
 
     def get(self, env_id: int, argument: Any, key: str) -> tuple[Any] | None:
-        """Return an attribute in a one-tuple; nothing if it is absent."""
+        """Return an attribute in a one-tuple; ``None`` if it is absent."""
         return get_attribute(self._env(env_id).env, key)
 
     def set(self, env_id: int, value: Any, key: str) -> bool | None:
-        """Set an attribute. Each env gets a copy of its own. Say if it is a new one."""
+        """Set an attribute to a copy of the value; return whether it is a new one."""
         return set_attribute(self._env(env_id).env, key, deep_copy(value)) or None
 
     def hint(self, env_id: int, argument: Any, key: str) -> str:
-        """Return a hint at what an absent attribute may have been meant to be."""
+        """Return a hint at the attribute that an absent name may have meant."""
         return near_name(self._env(env_id).env, key)
 
     def call(self, env_id: int, arguments: dict[str, Any] | None, method: str) -> Any:
@@ -423,7 +423,7 @@ class Host:
         return bound(**deep_copy(arguments)) if arguments else bound()
 
     def use(self, env_id: int, arguments: tuple[tuple[Any, ...], dict[str, Any]], what: tuple[str, bool]) -> Any:
-        """Return what a method returns for arguments, copied for this env; unless it must be one, any attribute."""
+        """Call a method with copies of the arguments; return another attribute as it is, unless it must be a method."""
         name, must_be_method = what
         self.doing = name + "()"
         find = get_method if must_be_method else get_existing
@@ -435,34 +435,34 @@ class Host:
         return _draw(bound) if name == "render" else bound()
 
     def invoke(self, env_id: int, argument: tuple[str, tuple[Any, ...], dict[str, Any]], common: Any) -> Any:
-        """Return what a method returns for arguments; each env has a method of its own."""
+        """Call a method with arguments; each env may have a different method."""
         name, positional, named = argument
         return self.use(env_id, (positional, named), (name, True))
 
     def tell(self, env_id: int, argument: Any, common: Broadcast) -> Any:
-        """Return what a method returns for arguments that are the same for every env, each with copies of its own."""
+        """Call a method with arguments that are the same for every env; each env gets copies."""
         name, positional = common.call()
         self.doing = name + "()"
         return get_method(self._env(env_id).env, name)(*positional)
 
     def read(self, env_id: int, name: str, common: Any) -> Any:
-        """Return an attribute that the env must have; each env has one of its own."""
+        """Return an attribute that the env must have; each env may have a different one."""
         return get_existing(self._env(env_id).env, name)
 
     def has(self, env_id: int, argument: Any, key: str) -> bool:
-        """Say if there is such an attribute; it need not be one that can be copied."""
+        """Return whether an attribute exists, even if it cannot be copied."""
         return get_attribute(self._env(env_id).env, key) is not None
 
     def is_wrapped(self, env_id: int, wrapper_class: type, common: Any) -> bool:
-        """Say if a wrapper of a class is around the env."""
+        """Return whether the env is wrapped in a wrapper of this class."""
         return any(isinstance(layer, wrapper_class) for layer in layers(self._env(env_id).env))
 
     def save(self, env_id: int, argument: Any, common: Any) -> bytes | None:
-        """Return the state of an env, pickled; ``None`` if there is no way to get it."""
+        """Return the state of an env, pickled; ``None`` if it cannot be saved."""
         return save_env(self._env(env_id).env, None if self._generators is None else self._generators[env_id].save())
 
     def load(self, env_id: int, saved: bytes, common: Any) -> None:
-        """Bring an env into a state."""
+        """Restore a state of an env."""
         slot = env_id - self._first
         old = self._env(env_id)
         env, generators = load_env(old.env, saved, self._generators is not None)
@@ -474,20 +474,20 @@ class Host:
             self._close_env(old)
 
     def render(self, env_id: int, argument: Any, common: Any) -> Any:
-        """Render an env, alone in this process."""
+        """Render an env; only one renders at a time in this process."""
         env = self._env(env_id).env
         render = get_method(env, "render")
         return _draw(functools.partial(render, mode="rgb_array") if draws_by_mode(env) else render)
 
     def watch(self, env_id: int, argument: Any, common: Any) -> tuple[str, float] | None:
-        """Begin to note when each env does what; return which clock that goes by, and its time."""
+        """Begin to record when each env does what; return the clock's id and its time."""
         if env_id != self.everyone[0]:
             return None
         begin_tracing(self)
         return clock_id(), time.perf_counter()
 
     def unwatch(self, env_id: int, argument: Any, common: Any) -> Any:
-        """Return what was noted, and note no more."""
+        """Return the record and stop recording."""
         return end_tracing(self) if env_id == self.everyone[0] else None
 
     def _env(self, env_id: int) -> Resettable:
@@ -497,10 +497,10 @@ class Host:
         return env
 
     def _shared_space(self, space: Any) -> Any:
-        """Return a copy of a space, one and the same for all envs whose spaces are equal.
+        """Return a copy of a space, the same object for all envs whose spaces are equal.
 
-        The caller gets few spaces however many envs there are: pickle sends equal objects
-        again and again, but the same object only once.
+        The caller then gets few spaces however many envs there are: pickle sends an object only once, but equal objects
+        each time.
         """
         known = next((other for other in self._spaces if other is not None and other == space), None)
         if known is None and space is not None:
@@ -510,7 +510,7 @@ class Host:
 
 
 class Execution:
-    """One command under way on a host. After an interrupt, `run` goes on with the next env."""
+    """One command in progress on a host. After an interrupt, `run` continues with the next env."""
 
     def __init__(self, host: Host, command: Command) -> None:
         self._host = host
@@ -521,17 +521,17 @@ class Execution:
             self._walk, self._rest = host.notes.noted(host, command, self._walk, self._rest)
 
     def run(self) -> Reply:
-        """Execute what is left of the command and return its reply."""
+        """Execute the rest of the command and return its reply."""
         return call_for(self._host, self._running().__next__)
 
     def _running(self) -> Iterator[Reply]:
-        """Execute what is left of the command and yield its reply.
+        """Execute the rest of the command and yield its reply.
 
-        A generator, for its frame forgets who has called it: the traceback of a failure that nobody has
-        fetched would keep the caller's `ParallelEnv` alive, when nothing else does.
+        A generator, because its frame does not keep a reference to its caller: otherwise the traceback of a failure
+        that was not fetched would keep the caller's `ParallelEnv` alive.
         """
         host, reply = self._host, self._reply
-        host.turns = self._turns  # not before: other commands may have been begun that are not executed yet
+        host.turns = self._turns  # not before: other commands may have begun that are not executed yet
         while True:
             host.doing = self._command.name
             try:
@@ -539,12 +539,12 @@ class Execution:
             except BaseException as error:  # noqa: BLE001 (told to the user as a failure of its env)
                 self._note(error)
             else:
-                if host.remarks and self._command.number:  # 0: a step within a rollout, whose reply goes nowhere
+                if host.remarks and self._command.number:  # 0: a step within a rollout, whose reply is not sent
                     reply.output, host.remarks = host.remarks, []
                 yield reply
 
     def _note(self, error: BaseException) -> None:
-        """Note what went wrong in one env, or that it has no further episode; an interrupt is raised again."""
+        """Record an env's failure, or that it has no further episode; raise an interrupt again."""
         env_id = self._host.current
         if env_id is None:
             raise error
@@ -566,7 +566,7 @@ class Execution:
 
 
 def _draw(render: Callable[[], Any]) -> Any:
-    """Render an env, alone in this process."""
+    """Render; only one env renders at a time in this process."""
     is_alone = _DRAWING.acquire(timeout=_LONGEST_DRAWING)
     try:
         return render()

@@ -1,4 +1,4 @@
-"""A host's copy of a policy: what it is given, what it answers, and what it remembers of each env."""
+"""A host's copy of a policy: its inputs, its outputs and its recurrent state."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Extras = Mapping[str, Array]
 
 
 class PolicyRunner:
-    """A host's copy of a policy, and what the policy remembers of each env.
+    """A host's copy of a policy, with the policy's recurrent state for each env.
 
     Args:
-        policy: As in `ParallelEnv.rollout`.
-        memory: What it remembers from before, also of envs of other hosts.
-        layout: Of the batch.
+        policy: See `ParallelEnv.rollout`.
+        memory: Its recurrent state so far, also for envs of other hosts.
+        layout: The batch's layout.
     """
 
     def __init__(self, policy: Any, memory: RecurrentState | None, layout: Layout) -> None:
@@ -34,10 +34,10 @@ class PolicyRunner:
         self._takes = takes_memory(policy)
         self._forms: dict[str, ExtrasFormat] | None = None  # of the extras; None before the first call
         self._known, self._memory, begins = memory or RecurrentState((), None)
-        self._begun = set(self._known) - begins  # those of whose episode the memory is
+        self._begun = set(self._known) - begins  # those whose rows belong to their present episode
 
     def act(self, env_ids: tuple[int, ...], states: Any) -> tuple[Any, Extras]:
-        """Return the policy's actions for these envs, and what it said besides."""
+        """Return the policy's actions for these envs, and its extras."""
         if not self._takes:
             answer = self._policy(states)
         else:
@@ -54,7 +54,7 @@ class PolicyRunner:
         return actions, said
 
     def _read_extras(self, extras: Mapping[str, Any], env_ids: tuple[int, ...]) -> Extras:
-        """Return copies of what the policy said besides, as arrays that can be stacked."""
+        """Return copies of the policy's extras, as arrays that can be stacked."""
         arrays = {name: _read_extra(name, value, len(env_ids)) for name, value in extras.items()}
         found = {name: ExtrasFormat(array.shape[1:], array.dtype) for name, array in arrays.items()}
         if self._forms is not None and found.keys() != self._forms.keys():
@@ -67,27 +67,27 @@ class PolicyRunner:
 
     @property
     def forms(self) -> Mapping[str, ExtrasFormat]:
-        """In which form what it said besides is stacked, so far."""
+        """The formats in which the extras are stacked, so far."""
         return self._forms or {}
 
     def give(self, actions: Any, batch: Batch, env_ids: tuple[int, ...]) -> list[Any] | None:
-        """Write actions into the rows of their envs; return them as a list if they are loose."""
+        """Write actions to the rows of their envs; return them as a list if they are loose."""
         loose = self._reader.take(batch, actions, env_ids, env_ids, None)
         return None if loose is None else [deep_copy(action) for action in loose]
 
     @property
     def memory(self) -> RecurrentState | None:
-        """What is remembered now, a copy."""
+        """A copy of the present recurrent state."""
         if self._memory is None or not self._takes:
             return None
         return RecurrentState(self._known, map_leaves(self._memory, functools.partial(_copy, "The policy's rnn_state")))
 
     def forget(self, env_ids: Sequence[int]) -> None:
-        """Take note that the next call of these envs is the first of an episode."""
+        """Mark the next call for these envs as the first of an episode."""
         self._begun.difference_update(env_ids)
 
     def _align(self, env_ids: tuple[int, ...]) -> None:
-        """Bring the rows of the memory to these envs. Who has none gets any: its episode begins."""
+        """Reorder the recurrent state to ``env_ids``. Envs without one get any row, masked by ``done=True``."""
         if self._memory is None or env_ids == self._known:
             return
         place = {env_id: row for row, env_id in enumerate(self._known)}
@@ -96,10 +96,10 @@ class PolicyRunner:
 
 
 def _parts(answer: Any) -> tuple[Any, Any, Mapping[str, Any] | None]:
-    """Return actions, memory and extras. A tuple is always the three of them, however many envs there are.
+    """Return actions, recurrent state and extras. A tuple always has all three, however many envs there are.
 
     Raises:
-        ActionError: If it is another tuple.
+        ActionError: If it is a different tuple.
     """
     if not isinstance(answer, tuple):
         return answer, None, None
@@ -116,7 +116,7 @@ def _parts(answer: Any) -> tuple[Any, Any, Mapping[str, Any] | None]:
 def _read_extra(name: str, value: Any, num_envs: int) -> Array:
     """Return a copy of one of the extras as an array."""
     if type(value) is np.ndarray and value.shape[:1] == (num_envs,) and not value.dtype.hasobject:
-        return value.copy()  # what most policies say, without a closer look: 2 us less
+        return value.copy()  # the usual case, without further checks: 2 us less
     what = f"The policy's extras[{name!r}]"
     if isinstance(value, Mapping):
         raise ArgumentError(
@@ -125,7 +125,7 @@ def _read_extra(name: str, value: Any, num_envs: int) -> Array:
         )
     try:
         array = as_array(value)
-    except (TypeError, ValueError, RuntimeError) as error:  # ragged lists; tensors of types that numpy has not
+    except (TypeError, ValueError, RuntimeError) as error:  # ragged lists; tensors of dtypes that numpy lacks
         raise ArgumentError(f"{what} does not form an array ({error}). Give an array with one row per env.") from error
     check_rows(what, array, num_envs)
     copied: Array = _copy(what, array)
@@ -133,14 +133,14 @@ def _read_extra(name: str, value: Any, num_envs: int) -> Array:
 
 
 def _copy(what: str, value: Any) -> Any:
-    """Return a copy of something of the policy's that is to come to the caller.
+    """Return a copy of an output of the policy, for the caller.
 
     Raises:
-        UnpicklableError: If that is not possible, in any mode.
+        UnpicklableError: If it cannot be copied, in every mode alike.
     """
     try:
         return pickle_roundtrip(value)
-    except Exception as error:  # pickling runs user code: anything may come
+    except Exception as error:  # pickling runs user code, which may raise anything
         raise UnpicklableError(
             f"{what} cannot be copied to the caller ({type(error).__name__}: {error}). Return plain data."
         ) from error
@@ -150,9 +150,9 @@ MEMORY = ("rnn_state", "done")
 
 
 def takes_memory(policy: Any) -> tuple[str, ...]:
-    """Return which of ``rnn_state`` and ``done`` a policy takes, by name if it has such, else by place.
+    """Return which of ``rnn_state`` and ``done`` a policy takes, by name if it has such names, else by position.
 
-    A policy that takes anything, as a torch module does, is judged by its ``forward``.
+    If a policy takes any arguments, as a torch module does, its ``forward`` decides.
     """
     try:
         parameters = inspect.signature(policy).parameters

@@ -1,8 +1,8 @@
-"""The host's side of a rollout: a copy of the policy beside the envs, stepped in lockstep, and what came of it.
+"""The host's side of a rollout: a copy of the policy with the envs, stepped together, and the record of the steps.
 
-Per step and host that is one call of the policy, one of `Host.run_step`, and a row written into each array of the
-chunk. Around envs and a policy that do nothing a step takes 23 us for one env, 36 us for 16 and 183 us for 256, all
-included; made from outside, in the same process, 35, 49 and 207 us.
+Per step and host that is one call of the policy, one of `Host.run_step`, and a row written to each array of the chunk.
+With envs and a policy that do nothing a step takes 23 us for one env, 36 us for 16 and 183 us for 256, all included;
+stepped from outside, in the same process, 35, 49 and 207 us.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from parallelenv.worker.policy_runner import Extras, PolicyRunner
 
 
 class RowSource(Protocol):
-    """Where the states of a stage's envs are: a host's `RowWriter`, say.
+    """The rows of a step source's envs, such as a host's `RowWriter`.
 
     Attributes:
         first: Env id of row 0.
@@ -53,11 +53,11 @@ class RowSource(Protocol):
 
 
 class StepSource(Protocol):
-    """Who owns the envs beside which a policy acts: a `Host`, or the caller, for all envs of all hosts.
+    """The owner of the envs that a policy acts for: a `Host`, or the caller, for all envs of all hosts.
 
     Attributes:
-        doing: As in `Host`.
-        turns: As in `Host`.
+        doing: See `Host`.
+        turns: See `Host`.
     """
 
     doing: str
@@ -79,16 +79,17 @@ class StepSource(Protocol):
 
 
 class HostRollout:
-    """One rollout as a host knows it. It stays from chunk to chunk.
+    """One rollout on a host. It persists from chunk to chunk.
 
     Args:
-        number: Of the rollout.
-        packed: As in `RolloutRequest`.
+        number: Id of the rollout.
+        packed: The pickled policy. See `RolloutRequest`.
         player: The policy, if it is here already.
-        is_over: Told after every step of how many envs it was, and asked whether to stop; before the first, told 0.
+        is_over: Called after every step with the number of envs stepped, and before the first with 0; returns whether
+            to stop.
 
     Attributes:
-        has_stopped: Whether it has said so.
+        has_stopped: The latest result of ``is_over``.
     """
 
     def __init__(
@@ -105,10 +106,10 @@ class HostRollout:
         self.has_stopped = False
 
     def play(self, host: StepSource, command: Command) -> RolloutChunk:
-        """Make the steps that are ordered, fewer if no env has any left or the policy fails.
+        """Make the steps requested, fewer if every env reaches its limit or the policy fails.
 
         Args:
-            host: Whose envs are stepped.
+            host: Owner of the envs.
             command: The envs, for each how many episodes it may still end (``None``: any number), and the
                 `RolloutRequest`.
         """
@@ -124,7 +125,7 @@ class HostRollout:
             except BaseException as error:  # noqa: BLE001 (unpickling runs user code)
                 recorder.broken = _failure_of_policy(error, host, command)
                 break
-            if host.writer is not writer:  # given up meanwhile: nobody waits for this any more
+            if host.writer is not writer:  # abandoned meanwhile: its result is no longer wanted
                 break
             num_made = len(recorder.env_ids)
             ended = recorder.note_step(host.run_step(recorder.env_ids, each, order.autoreset))
@@ -138,7 +139,7 @@ class HostRollout:
             self.has_stopped = self._is_over(num_made)
 
     def _prepare(self, host: StepSource, command: Command) -> tuple[PolicyRunner | None, Failure | None]:
-        """Return the policy, unpickled once, or what went wrong."""
+        """Return the policy, unpickled once, or its failure."""
         if self._player is None:
             host.doing = "the policy"
             try:
@@ -149,7 +150,7 @@ class HostRollout:
         return self._player, None
 
     def _copy_memory(self, recorder: StepRecorder, host: StepSource, command: Command) -> RecurrentState | None:
-        """Return what the policy remembers; that it cannot be copied is the policy's failure, and the steps stay."""
+        """Return the policy's recurrent state; if it cannot be copied, the policy has failed, and the steps stay."""
         try:
             return None if self._player is None else self._player.memory
         except BaseException as error:  # noqa: BLE001 (copying runs user code)
@@ -159,7 +160,7 @@ class HostRollout:
     def _go_on(
         self, recorder: StepRecorder, ended: Sequence[int], shares: list[int | None], order: RolloutRequest
     ) -> None:
-        """Leave out of the next step who failed or has no episode left."""
+        """Exclude from the next step the envs that failed or have no episode left."""
         if not (ended or recorder.failed):
             return
         failed = [column for column in recorder.active if recorder.all_ids[column] in recorder.failed]
@@ -175,8 +176,8 @@ class HostRollout:
 
 
 def _act(player: PolicyRunner, host: StepSource, recorder: StepRecorder) -> list[Any] | None:
-    """Ask the policy, and note what it said; return the actions, unless they are in the batch."""
-    host.doing, host.turns = "the policy", (iter(()), ())  # what it prints is of no env in particular
+    """Call the policy and record its outputs; return the actions, unless they are in the batch."""
+    host.doing, host.turns = "the policy", (iter(()), ())  # what it prints belongs to no env in particular
     env_ids = recorder.env_ids
     actions, extras = player.act(env_ids, recorder.states_now())
     try:
@@ -188,28 +189,28 @@ def _act(player: PolicyRunner, host: StepSource, recorder: StepRecorder) -> list
 
 
 def _failure_of_policy(error: BaseException, host: StepSource, command: Command) -> Failure:
-    """Return what the policy raised as a failure; an interrupt of the caller is raised again."""
+    """Return the policy's exception as a failure; raise an interrupt of the caller again."""
     if isinstance(error, KeyboardInterrupt) and host.in_caller:
         raise error
     return Failure(error, command.env_ids[0], "the policy")
 
 
 class StepRecorder:
-    """The arrays of a chunk while it is made.
+    """The arrays of a chunk that is being made.
 
     Args:
-        writer: Where envs write their rows.
+        writer: The rows of the envs.
         all_ids: The envs, one column each.
-        order: What is to be done.
+        order: The request.
 
     Attributes:
-        all_ids: As given.
-        active: Columns of those that are stepped now.
+        all_ids: All envs of the chunk.
+        active: Columns of the envs that are stepped now.
         env_ids: Their env ids.
-        count: Steps made.
-        exhausted: As in `RolloutChunk`.
-        failed: As in `RolloutChunk`.
-        broken: As in `RolloutChunk`.
+        count: Number of steps made.
+        exhausted: See `RolloutChunk`.
+        failed: See `RolloutChunk`.
+        broken: See `RolloutChunk`.
     """
 
     def __init__(self, writer: RowSource, all_ids: tuple[int, ...], order: RolloutRequest) -> None:
@@ -237,7 +238,7 @@ class StepRecorder:
         self._rows: Any = slice(0, 0)
 
     def select(self, columns: list[int]) -> None:
-        """Say who is stepped from now on."""
+        """Set the columns of the envs that are stepped from now on."""
         self.active = columns
         is_all = len(columns) == len(self.all_ids)
         self._columns = slice(None) if is_all else np.array(columns, dtype=np.intp)
@@ -246,7 +247,7 @@ class StepRecorder:
         self._rows = rows if isinstance(rows, slice) else np.array(rows, dtype=np.intp)
 
     def states_now(self) -> Any:
-        """Return the states of those who are stepped, as `step` does: the policy may keep or change them."""
+        """Return copies of the states of the active envs, which the policy may keep or change."""
         loose = {env_id: Extra(loose=leaves) for env_id, leaves in self._loose(self.env_ids).items()}
         return gather_states(self._batch, self.env_ids, self._rows, loose, copy=True)
 
@@ -258,7 +259,7 @@ class StepRecorder:
         return {env_id: deep_copy(loose[env_id - first]) for env_id in env_ids if env_id - first in loose}
 
     def note_decision(self, each: list[Any] | None, extras: Extras) -> None:
-        """Note what the policy saw and said."""
+        """Record the policy's inputs and outputs."""
         step, columns, rows = self.count, self._columns, self._rows
         loose = self._loose(self.env_ids)
         leaves = iter(zip(*loose.values(), strict=True))
@@ -273,7 +274,7 @@ class StepRecorder:
             self._extras.append((columns, extras))
 
     def note_step(self, reply: Reply) -> list[int]:
-        """Note what the envs answered; return the columns of those whose episode ended."""
+        """Record the results of a step; return the columns of the envs whose episode ended."""
         step, columns, rows = self.count, self._columns, self._rows
         self._rewards[step, columns] = self._batch.rewards[rows]
         self._flags[step, columns] = self._batch.flags[rows]
@@ -294,7 +295,7 @@ class StepRecorder:
         self._rewards[step, column], self._flags[step, column], self._valid[step, column] = 0.0, False, False
 
     def _note_said(self, step: int, env_id: int, extra: Extra) -> None:
-        """Note what a step answered beside its row, copied now: an env may change it in its next step."""
+        """Record the rest of a step's result, copied now because the env may change it in its next step."""
         info, _, reward, _, reset_info, is_exhausted, _ = extra
         if is_exhausted:
             self.exhausted.add(env_id)
@@ -316,7 +317,7 @@ class StepRecorder:
         return columns.tolist()
 
     def chunk(self, memory: RecurrentState | None, forms: Mapping[str, ExtrasFormat]) -> RolloutChunk:
-        """Return what was made, with what the policy remembers of it, and its extras in these forms."""
+        """Return the chunk, with the policy's recurrent state and its extras in these formats."""
         count = self.count
         return RolloutChunk(
             self.all_ids,
@@ -337,7 +338,7 @@ class StepRecorder:
         )
 
     def _stacked_extras(self, forms: Mapping[str, ExtrasFormat]) -> dict[str, Array]:
-        """Return what the policy said besides, ``(num_steps, k, ...)`` each, zeros where it was not asked."""
+        """Return the policy's extras, ``(num_steps, k, ...)`` each, zeros where the policy was not called."""
         said = self._extras[: self.count]
         if not said:
             return {}

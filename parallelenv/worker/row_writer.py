@@ -1,4 +1,4 @@
-"""What envs answer, written into the rows of a batch; and their actions, read from it."""
+"""Writes results of envs to the rows of a batch, and reads their actions from it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FLAGS = frozenset({bool, np.bool_})
 
 
 class RowWriter:
-    """The rows of a batch as a host sees them.
+    """A host's access to the rows of a batch.
 
     Args:
         batch: The batch.
@@ -25,9 +25,9 @@ class RowWriter:
     Attributes:
         batch: The batch.
         first: Env id of row 0.
-        line: The states one after the other, as a memoryview, if each is a vector, else ``None``. To assign
-            a slice of it checks shape and dtype and copies in 70 ns; with numpy that takes 180 ns.
-        rewards: ``(num_envs,)`` float64, as a memoryview: a number is set in 18 ns instead of 30 ns.
+        line: The states one after the other, as a memoryview, if each is a vector, else ``None``. Assigning to a slice
+            checks shape and dtype and copies in 70 ns; numpy takes 180 ns.
+        rewards: ``(num_envs,)`` float64, as a memoryview: setting a number takes 18 ns instead of 30 ns.
         loose: Loose leaves of the latest states, by row, as the envs returned them: no array keeps these for a rollout.
     """
 
@@ -59,11 +59,11 @@ class RowWriter:
         return self.batch.rows(env_ids)
 
     def cells(self, rows: Any) -> Sequence[slice]:
-        """Return where in ``line`` the states of these rows are."""
+        """Return the slices of ``line`` with the states of these rows."""
         return take(self._cells, rows)
 
     def actions(self, rows: Any) -> Iterable[Any]:
-        """Return the actions in these rows: copies, for an env may keep or change what it is given."""
+        """Return copies of the actions in these rows: an env may keep or change its action."""
         if self._single_action is not None:
             own_rows: Array = self._single_action[rows].copy()
             return own_rows
@@ -73,7 +73,7 @@ class RowWriter:
     # ---------------------------------------------------------------- answers
 
     def clear_flags(self, rows: Any) -> None:
-        """Say of these rows that no episode ended."""
+        """Set the flags of these rows to False."""
         self.batch.flags[rows] = False
 
     def store_flags(self, row: int, terminated: Any, truncated: Any) -> None:
@@ -82,7 +82,7 @@ class RowWriter:
         self._truncated[row] = truncated if type(truncated) in _FLAGS else _as_flag(truncated)
 
     def store_reward(self, row: int, reward: Any) -> tuple[Any] | None:
-        """Write a reward of any type; return it in a one-tuple if it is no number."""
+        """Write a reward of any type; return it in a one-tuple if it is not a number."""
         if isinstance(reward, (float, np.floating)):
             self.rewards[row] = reward
             return None
@@ -90,7 +90,7 @@ class RowWriter:
         if shape is not None and all(length == 1 for length in shape) and hasattr(reward, "item"):
             reward = reward.item()
         if isinstance(reward, (float, int, np.integer, np.floating, np.bool_)):
-            with contextlib.suppress(OverflowError):  # an int beyond what a float holds stays what it is
+            with contextlib.suppress(OverflowError):  # an int too large for a float is returned
                 self.batch.rewards[row] = reward
                 return None
         self.batch.rewards[row] = np.nan
@@ -115,17 +115,17 @@ class RowWriter:
         return loose or None
 
     def latest_loose(self, row: int) -> list[Any] | None:
-        """Return the loose leaves of the latest state in a row, if states have any; ``None`` each if there is none."""
+        """Return the loose leaves of a row's latest state, ``None`` each before the first; ``None`` if it has none."""
         count = sum(array is None for array in self.batch.states)
         return self.loose.get(row, [None] * count) if count else None
 
     def keep_ended(self, row: int) -> None:
-        """Keep the state in a row as the last one of an episode."""
+        """Copy the state in a row to the last states of ended episodes."""
         for array, ended in self._kept:
             ended[row] = array[row]
 
     def as_given(self, state: Any) -> tuple[Any] | None:
-        """Return a last state in a one-tuple, if rows would change its type and it is to keep that."""
+        """Return a last state in a one-tuple if it must keep its type and the rows would change it."""
         if not self._keeps_types:
             return None
         for array, leaf in zip(self.batch.states, self._structure.split_state(state), strict=True):
@@ -137,7 +137,7 @@ class RowWriter:
 
     def _store_leaf(self, index: int, array: Array, row: int, value: Any) -> None:
         if type(value) is np.ndarray and value.dtype == array.dtype and value.shape == array.shape[1:]:
-            array[row] = value  # what most envs return, without a closer look
+            array[row] = value  # the usual case, without further checks
             return
         if self._broadcasts:
             value = _broadcast(value, array.shape[1:])
@@ -146,16 +146,16 @@ class RowWriter:
 
 
 def _broadcast(value: Any, shape: tuple[int, ...]) -> Any:
-    """Return an array of a shape as an assignment makes it of a smaller one, or one with further axes of length 1."""
+    """Return a smaller array, or one with additional axes of length 1, broadcast to a shape as by assignment."""
     try:
         array = as_array(value)
         return np.broadcast_to(array.reshape(array.shape[max(0, array.ndim - len(shape)) :]), shape)
-    except (ValueError, TypeError, RuntimeError):  # there is no way: the check says what it is
+    except (ValueError, TypeError, RuntimeError):  # impossible: the check raises
         return value
 
 
 def _as_flag(value: Any) -> bool:
-    """Return a flag of an unusual type: an int, or an array or tensor of one element."""
+    """Return a flag of an unusual type as a bool: an int, or an array or tensor of one element."""
     if value is None or isinstance(value, str) or np.size(value) != 1:
         raise EnvContractError(f"terminated and truncated are bools; step() returned {describe_value(value)}.")
     return bool(value)

@@ -1,11 +1,11 @@
-"""What a host notes of when each of its envs does what, for `ParallelEnv.profile`.
+"""A host's record of when each of its envs does what, for `ParallelEnv.profile`.
 
-While it is watched, it notes the commands whose number says so: moments of envs in C, and resets within steps. In the
-midst of steps, where nothing of it is in any cache, a clock is read in 0.5 us that takes 0.06 us in a loop: a command
-that is noted takes some 4 us more, an env 0.6 us, and a reset 1 us. So of quick steps only some are noted: the caller
-says which, and within a rollout, where the caller is not asked, the host itself. One that is not noted takes nothing
-more, and its resets do not. So a host stays of its class, for in Python 3.11 an object whose class was ever changed is
-slower from then on; and resets are noted by the host itself, for what stands in an env's place would slow down others.
+A traced host records the commands whose number requests it: the times of envs in C, and resets within steps. During
+steps, when its code is not in any cache, reading a clock takes 0.5 us, though 0.06 us in a loop: a recorded command
+takes about 4 us more, an env 0.6 us, and a reset 1 us. So only some of the quick steps are recorded: the caller selects
+them, and within a rollout, where the caller is not involved, the host. A step that is not recorded costs nothing more,
+nor do its resets. Therefore the host keeps its class, because in Python 3.11 an object whose class was ever changed
+stays slower; and the host itself records resets, because a substitute for an env would slow down the other steps.
 """
 
 from __future__ import annotations
@@ -29,37 +29,36 @@ if TYPE_CHECKING:
     from parallelenv.worker.host import Host, Reset, Walk
 
 MOST_SPANS = 200_000
-"""Commands that are noted of a host; there are no more after that."""
+"""Maximum number of commands recorded per host."""
 MOST_MOMENTS = 2_000_000
-"""Likewise, moments of its envs: 16 MB."""
+"""Maximum number of times of envs recorded per host: 16 MB."""
 COST_OF_COMMAND, COST_OF_ENV, COST_OF_RESET = 10e-6, 0.6e-6, 1e-6
-"""Seconds that it takes to note a command, on both sides, each of its envs, and each reset: on a slow core, rather too
-much."""
+"""Seconds needed to record a command, on both sides, each of its envs, and each reset: on a slow core, rounded up."""
 ALLOWED, WANTED = 0.02, 0.01
-"""Share of the time that may be spent on that. If it takes more to note everything, only so much is noted that it takes
-the latter."""
+"""Maximum share of the time for recording; if recording everything takes more, so little is recorded that it takes the
+second value."""
 NUM_FIRST = 64
-"""So many steps are noted, quick or not, before any is left out."""
+"""Number of steps recorded, quick or not, before any is skipped."""
 _UNEVEN = (1.3, 0.6, 1.1, 0.8, 1.5, 0.7)
 Span = tuple[float, float, str, tuple[int, ...], int, int, int]
-"""When a command began and ended, its operation and envs, how many of their moments were noted before, up to where
-moments are noted, and for how many commands it stands: all that may be worked out later is."""
+"""Begin and end of a command, its operation and envs, number of their times recorded before it, end of its times in the
+record, and number of commands that it represents. Everything that can be computed later is."""
 
 
 class Thinning:
-    """Says how many steps are to be left out, at irregular distances: what envs or the caller do may be regular."""
+    """Computes how many steps to skip, at irregular intervals, because envs and caller may be periodic."""
 
     def __init__(self) -> None:
         self._uneven = cycle(_UNEVEN)
 
     def left_out(self, num_noted: int, seconds: float, num_envs: int, num_resets: float) -> int:
-        """Return how many steps of a host are to be left out after some that were noted.
+        """Return how many steps of a host to skip after some recorded ones.
 
         Args:
-            num_noted: So many.
-            seconds: That one of them took.
-            num_envs: Envs that were stepped in it.
-            num_resets: Resets within it.
+            num_noted: Number of recorded steps.
+            seconds: Duration of one of them.
+            num_envs: Number of envs stepped in it.
+            num_resets: Number of resets within it.
         """
         cost = COST_OF_COMMAND + COST_OF_ENV * num_envs + COST_OF_RESET * num_resets
         cost /= max(seconds, 1e-9)
@@ -68,22 +67,23 @@ class Thinning:
 
 @dataclass(frozen=True, slots=True)
 class HostRecord:
-    """What a host has noted. All moments are of its `time.perf_counter`.
+    """The record of a host. All times are of its `time.perf_counter`.
 
     Attributes:
         env_ids: Its envs.
-        seat: Where it is.
-        clock: What tells its clock from others.
-        since: When it began to note.
-        now: When this was said.
-        operations: ``m`` names, of the commands that it has executed.
-        spans: ``(m, 2)`` float64: when it began and ended to do so. A step within a rollout stands before the rollout.
-        counts: ``(m,)`` int64: how many of the moments belong to each.
-        stands_for: ``(m,)`` int64: how many of its kind it stands for: of quick steps within a rollout some are noted.
+        seat: Its process.
+        clock: Id of its clock.
+        since: When recording began.
+        now: When this record was made.
+        operations: ``m`` names, of the commands that it executed.
+        spans: ``(m, 2)`` float64: begin and end of each command. A step within a rollout precedes the rollout.
+        counts: ``(m,)`` int64: number of ``moments`` of each command.
+        stands_for: ``(m,)`` int64: number of commands that each represents; only some quick steps of a rollout are
+            recorded.
         owners: ``(k,)`` int64: env ids.
-        moments: ``(k,)`` float64: when it was their turn.
-        resets: ``(r, 3)`` float64: beginning and end of each reset within a step, and the env's id.
-        is_full: Whether there was more than is noted.
+        moments: ``(k,)`` float64: when each env's turn began.
+        resets: ``(r, 3)`` float64: begin and end of each reset within a step, and the env's id.
+        is_full: Whether the record reached its limit.
     """
 
     env_ids: tuple[int, ...]
@@ -101,12 +101,12 @@ class HostRecord:
     is_full: bool
 
     def __deepcopy__(self, memo: Any) -> HostRecord:
-        """Return itself: nobody else has it."""
+        """Return itself: it is not used elsewhere."""
         return self
 
 
 class HostTracer:
-    """What is noted of a host."""
+    """Records the commands of a host."""
 
     def __init__(self) -> None:
         self.is_full = False
@@ -116,27 +116,27 @@ class HostTracer:
         self._moments = array("d")
         self._thinning = Thinning()
         self._in_rollout = False
-        self._num_inner = 0  # steps within rollouts that were noted
-        self._left_out = 0  # so many are still to be left out
-        # Read for each env, in C: a moment is appended, which answers None, and that is made something true.
+        self._num_inner = 0  # recorded steps within rollouts
+        self._left_out = 0  # number of steps still to skip
+        # Evaluated for each env, in C: `append` returns None, which is made true.
         self.clock = map(operator.not_, map(self._moments.append, starmap(perf_counter, repeat(()))))
 
     def noted(self, host: Host, command: Command, walk: Walk, rest: Iterator[Any]) -> tuple[Walk, Iterator[Any]]:
-        """Return how to walk over envs and what to walk over so that it is noted; as it was if that is left out."""
+        """Return the walk and its items such that the walk is recorded; unchanged if it is skipped."""
         if (not command.number and self._leaves_out()) or self.is_full or command.name in ("watch", "unwatch"):
             return walk, rest
         watched = self._watched(host, command, walk)
         return watched, rest if command.name == "rollout" else compress(rest, self.clock)
 
     def _leaves_out(self) -> bool:
-        """Whether a step within a rollout is not to be noted."""
+        """Whether to skip a step within a rollout."""
         if self._left_out:
             self._left_out -= 1
             return True
         return not self._in_rollout
 
     def _watched(self, host: Host, command: Command, walk: Walk) -> Walk:
-        """Return a walk that notes when it is made."""
+        """Return a walk that records its times."""
         moments, resets, begun = self._moments, self._resets, len(self._moments)
         is_rollout = command.name == "rollout"
 
@@ -157,14 +157,14 @@ class HostTracer:
         return watched_walk
 
     def _thin(self, seconds: float, num_envs: int, num_resets: int) -> int:
-        """Return for how many a step within a rollout stands: itself, and those that are left out after it."""
+        """Return how many steps a step within a rollout represents: itself and those skipped after it."""
         self._num_inner += 1
         if self._num_inner >= NUM_FIRST:
             self._left_out = self._thinning.left_out(1, seconds, num_envs, num_resets)
         return 1 + self._left_out
 
     def record(self, env_ids: tuple[int, ...]) -> HostRecord:
-        """Return all that was noted."""
+        """Return the record."""
         spans = self._spans
         counts = np.diff(np.array([0, *(span[5] for span in spans)], np.int64))
         owners = (
@@ -190,11 +190,11 @@ class HostTracer:
 
 
 def begin_tracing(host: Host) -> None:
-    """Let a host note what its envs do; what it has noted before is forgotten."""
+    """Make a host record what its envs do; an earlier record is dropped."""
     host.notes = HostTracer()
 
 
 def end_tracing(host: Host) -> HostRecord | None:
-    """Let a host note no more; return what it has noted, ``None`` if it was not watched."""
+    """Stop a host's recording; return its record, ``None`` if it was not traced."""
     notes, host.notes = host.notes, None
     return None if notes is None else notes.record(host.everyone)

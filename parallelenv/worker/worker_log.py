@@ -1,8 +1,7 @@
-"""What envs print in a worker process, whoever prints it: Python, C code, or a process that they start.
+"""The output of a worker process, by Python, C code, or child processes.
 
-The worker's standard output and error are a nameless file that the caller reads too, so the last
-words of a worker that was killed are there as well. What Python prints is marked with the env
-that was being stepped.
+The worker's standard output and error are an unnamed file that the caller reads too, so the last output of a killed
+worker is also available. Python's output is marked with the env that was being stepped.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ from parallelenv.contract.protocol import Printed
 _IS_POSIX = os.name == "posix"
 _MARK = re.compile("\x1e([0-9]*)\x1f")
 _WORN = 1 << 20
-"""Bytes after which a file that was read is begun anew."""
+"""Bytes after which a file that was read is truncated."""
 _FULL = 1 << 24
-"""Bytes beyond which Python's output is dropped until the caller has read what is there."""
+"""Bytes beyond which Python's output is dropped until the caller has read the file."""
 _NUM_LAST_LINES = 20
 _OWN_FOLDER = str(Path(__file__).parent)
 
 
 class WorkerLog:
-    """An open file without a name: a worker process appends to it and the caller reads it.
+    """An open unnamed file: a worker process appends to it and the caller reads it.
 
     Args:
         fileno: Its descriptor, owned by this object.
@@ -40,12 +39,12 @@ class WorkerLog:
 
     def __init__(self, fileno: int) -> None:
         self.fileno = fileno
-        self._position = 0  # how far it was read, at the caller's end; how long it was last, at the worker's
-        self._last = ""  # the end of what was read
+        self._position = 0  # read position on the caller's side; last known length on the worker's
+        self._last = ""  # the end of the text read so far
 
     @classmethod
     def create(cls) -> WorkerLog | None:
-        """Return a new one; ``None`` where descriptors cannot be handed on."""
+        """Return a new one; ``None`` where descriptors cannot be sent."""
         if not _IS_POSIX:
             return None
         import fcntl
@@ -56,30 +55,30 @@ class WorkerLog:
             return cls(fileno)
 
     def __reduce__(self) -> Any:
-        """Let it travel to a process that is being started."""
+        """Pickle it for a process that is being started."""
         return _receive, (reduction.DupFd(self.fileno),)
 
     def close(self) -> None:
         """Close this end."""
         with DeferSigint():
-            fileno, self.fileno = self.fileno, -1  # at once: two threads may close it
+            fileno, self.fileno = self.fileno, -1  # set first: two threads may close it
             if fileno >= 0:
                 os.close(fileno)
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not is_finalizing():  # then the globals of this module may be gone, and the descriptor goes with the process
-            self.close()  # where an interrupt came before anything referred to it
+        if not is_finalizing():  # at exit this module's globals may be gone, and the system closes the descriptor
+            self.close()  # for an object that nothing refers to after an interrupt
 
     # ---------------------------------------------------------------- the worker's end
 
     def has_grown(self) -> bool:
-        """Whether anything was printed since the last look. Takes 0.2 us."""
+        """Whether anything was printed since the last call. Takes 0.2 us."""
         size = os.lseek(self.fileno, 0, os.SEEK_END)
         changed, self._position = size != self._position, size
         return changed and size > 0
 
     def is_full(self) -> bool:
-        """Whether so much waits to be read that no more should be written."""
+        """Whether there is too much unread output to write more."""
         return os.lseek(self.fileno, 0, os.SEEK_END) > _FULL
 
     # ---------------------------------------------------------------- the caller's end
@@ -89,7 +88,7 @@ class WorkerLog:
 
         Args:
             env_ids: The worker's envs.
-            is_idle: Whether the worker waits for a command: nothing is being written, and the last line is whole.
+            is_idle: Whether the worker waits for a command: it does not write, and the last line is complete.
         """
         text = self._read()
         if not is_idle:
@@ -103,7 +102,7 @@ class WorkerLog:
         return _attribute(text, env_ids)
 
     def last_lines(self) -> str:
-        """Return the last lines that were printed, indented."""
+        """Return the last lines printed, indented."""
         lines = _without_own_frames(_legible(_MARK.sub("", self._last + self._read())).splitlines())
         return "\n".join(f"    {line}" for line in lines[-_NUM_LAST_LINES:])
 
@@ -116,12 +115,12 @@ class WorkerLog:
 
 
 class EnvStream(io.TextIOWrapper):
-    """A standard stream that writes to a log, marked with the env that prints.
+    """A standard stream that writes to a log and marks the text with the env that prints.
 
     Args:
         log: The log.
-        fileno: Where C code writes to the same stream.
-        who: Returns the env id, ``None`` if it is no env's doing.
+        fileno: Descriptor to which C code writes the same stream.
+        who: Returns the id of the env that prints, ``None`` if it is not an env.
     """
 
     def __init__(self, log: WorkerLog, fileno: int, who: Callable[[], int | None]) -> None:
@@ -136,7 +135,7 @@ class EnvStream(io.TextIOWrapper):
         self._is_dropping = False
 
     def write(self, text: str) -> int:
-        """Write a piece of text, in one piece."""
+        """Write a text, in one piece."""
         if self._log.is_full():
             if not self._is_dropping:
                 super().write("\n... (more was printed, and dropped)\n")
@@ -149,35 +148,35 @@ class EnvStream(io.TextIOWrapper):
 
 
 def redirect_descriptors(log: WorkerLog) -> None:
-    """Let all that this process and its children print go to a log."""
+    """Redirect all output of this process and its children to a log."""
     for fileno in (1, 2):
         os.dup2(log.fileno, fileno)
-    faulthandler.enable(2, all_threads=False)  # a crash in C code then says in which line of Python
+    faulthandler.enable(2, all_threads=False)  # reports the line of Python at a crash in C code
 
 
 def redirect_streams(log: WorkerLog, who: Callable[[], int | None], filenos: tuple[int, int]) -> None:
-    """Let Python print to a log, and say who prints.
+    """Redirect Python's output to a log, marked with the env that prints.
 
     Args:
         log: The log.
-        who: As in `EnvStream`.
+        who: Returns the id of the env that prints, ``None`` if it is not an env.
         filenos: Descriptors of standard output and error.
     """
     for name, fileno in zip(("stdout", "stderr"), filenos, strict=True):
         stream = getattr(sys, name)
-        if isinstance(stream, EnvStream) and stream.fileno() == fileno:  # a module may have kept it: a logger, say
+        if isinstance(stream, EnvStream) and stream.fileno() == fileno:  # a module, such as a logger, may have kept it
             stream.redirect(log, who)
         else:
             setattr(sys, name, EnvStream(log, fileno, who))
 
 
 def _legible(text: str) -> str:
-    """Return a text that was read as UTF-8, with a sign for each byte of it that was not."""
+    """Return a text that was read as UTF-8, with a replacement character for each invalid byte."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def _without_own_frames(lines: Sequence[str]) -> list[str]:
-    """Leave out what `faulthandler` says of a crash beyond the env's frames: ours, and a forking caller's."""
+    """Leave out the frames below the env's in the output of `faulthandler`: this package's and a forking caller's."""
     kept = []
     is_crash = is_beyond = False
     for line in lines:
@@ -200,7 +199,7 @@ def _open_nameless() -> int:
 
 
 def _attribute(text: str, env_ids: tuple[int, ...]) -> list[Printed]:
-    """Return who printed which parts of a text."""
+    """Return the parts of a text, each with the env that printed it."""
     pieces = _MARK.split(text)  # text, env id, text, env id ...
     printed = []
     for index in range(0, len(pieces), 2):
