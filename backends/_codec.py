@@ -1,7 +1,7 @@
 """Commands and replies as messages.
 
-What needs more than a tag is a pickle; buffers of 64 KiB and more (one million float64: 11 us
-against 3.9 ms) follow beside it, uncopied.
+Messages that need more than a tag contain a pickle; buffers of 64 KiB and more (one million float64: 11 us against 3.9
+ms) follow it, uncopied.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _OUT_OF_BAND = 65536
 
 _PICKLED, _STEP, _STEP_AUTORESET, _DONE, _PLAIN, _NOT_READ, _STEP_OR_RESET = range(7)
 _PRINTED = 0x80
-"""Added to the tag of a reply whose host has printed something, which does not travel with it."""
+"""Added to the tag of a reply whose host has printed something, which is not part of the message."""
 
 
 def encode_command(command: Command, everyone: tuple[int, ...]) -> Message:
     """Return a command as a message to a host that owns the envs ``everyone``.
 
-    Arguments of users go by cloudpickle, which takes along classes and functions that were
-    defined in a notebook; anything else is pickled without it (17 us against 31 us).
+    Arguments of users are pickled by cloudpickle, which includes classes and functions defined in a notebook; anything
+    else is pickled without it (17 us against 31 us).
 
     Raises:
-        UnpicklableError: If an argument does not pickle; it names the env id.
+        UnpicklableError: If an argument cannot be pickled; the message has the env id.
     """
     if command.reads_actions and command.env_ids is everyone:
         if type(command.common) is tuple:
@@ -48,20 +48,20 @@ def encode_command(command: Command, everyone: tuple[int, ...]) -> Message:
     pickler = pickle.Pickler if command.each is None else cloudpickle.Pickler
     try:
         return Message(_PICKLED, command.number, _dump(pickler, command))
-    except Exception as error:  # pickling runs user code: anything may come
+    except Exception as error:  # pickling runs user code, which may raise anything
         raise _blamed(command, error) from error
 
 
 def decode_command(message: Message, everyone: tuple[int, ...]) -> Any:
-    """Return the command, or whatever else `encode` was given.
+    """Return the command, or the other object that was encoded.
 
     Raises:
-        UnreadableError: If an argument of the user's does not unpickle.
+        UnreadableError: If an argument of the user's cannot be unpickled.
     """
     if message.tag == _PICKLED:
         try:
             return decode(message)
-        except Exception as error:  # unpickling runs user code: anything may come
+        except Exception as error:  # unpickling runs user code, which may raise anything
             raise UnreadableError(message.number, f"{type(error).__name__}: {error}") from error
     if message.tag == _STEP_OR_RESET:
         return Command(message.number, "step", everyone, None, pickle.loads(message.frames[0]))
@@ -69,7 +69,7 @@ def decode_command(message: Message, everyone: tuple[int, ...]) -> Any:
 
 
 def encode_reply(reply: Reply) -> Message:
-    """Return a reply as a message; a value that does not pickle becomes a failure of its env."""
+    """Return a reply as a message; a value that cannot be pickled becomes a failure of its env."""
     if not (reply.values or reply.failures or reply.rows or reply.output):
         return Message(_DONE, reply.number)
     plain = None if reply.failures or reply.rows or reply.output else _plain_extras(reply.values)
@@ -90,27 +90,27 @@ def encode_reply(reply: Reply) -> Message:
 
 
 def encode_not_read(error: UnreadableError) -> Message:
-    """Return the answer to a command that could not be read."""
+    """Return the reply to a command that could not be read."""
     return Message(_NOT_READ, error.number, [error.reason.encode()])
 
 
 def mark_printed(message: Message) -> Message:
-    """Return a reply's message that also says that something was printed."""
+    """Return a reply's message with the mark that something was printed."""
     return Message(message.tag | _PRINTED, message.number, message.frames)
 
 
 def unmark_printed(message: Message) -> tuple[Message, bool]:
-    """Return the message before `mark_printed`, and whether it was marked."""
+    """Return the message without the mark of `mark_printed`, and whether it had one."""
     if message.tag < _PRINTED:
         return message, False
     return Message(message.tag & ~_PRINTED, message.number, message.frames), True
 
 
 def decode_reply(message: Message) -> Reply:
-    """Return the reply; a value that does not unpickle becomes a failure of its env.
+    """Return the reply; a value that cannot be unpickled becomes a failure of its env.
 
     Raises:
-        UnreadableError: If the command was not read, or all of the reply cannot be.
+        UnreadableError: If the host could not read the command, or the reply as a whole cannot be unpickled.
     """
     if message.tag == _DONE:
         return Reply(message.number)
@@ -124,7 +124,7 @@ def decode_reply(message: Message) -> Reply:
     env_ids: list[int]
     try:
         reply, env_ids = copying.Unpickler(head, buffers).load()
-    except Exception as error:  # from a user's own space, say
+    except Exception as error:  # for example from a user's own space
         raise UnreadableError(message.number, f"{type(error).__name__}: {error}") from error
     for env_id in env_ids:
         start, left = head.tell(), operator.length_hint(buffers)
@@ -138,7 +138,7 @@ def decode_reply(message: Message) -> Reply:
 
 
 def _skip(head: io.BytesIO, frames: Sequence[Any]) -> Iterator[Any]:
-    """Go to the end of a pickle; return those of the buffers from its own on that are not its own."""
+    """Move to the end of a pickle; return the buffers after its own. ``frames``: all from its own on."""
     num_own = sum(opcode.name == "NEXT_BUFFER" for opcode, _, _ in pickletools.genops(head))
     return iter(frames[num_own:])
 
@@ -158,14 +158,14 @@ def encode(anything: Any) -> Message:
 
 
 def decode(message: Message) -> Any:
-    """Return what a message of frames stands for. Arrays in it are writable."""
+    """Return the object in a message. Arrays in it are writable."""
     return copying.loads(message.frames[0], message.frames[1:])
 
 
 def _dump(pickler: Any, *parts: Any) -> list[Any]:
     """Return the pickles of the parts, one after the other, and their large buffers.
 
-    Nothing is shared between parts, as nothing may be between the answers of two envs.
+    The parts share nothing, since results of two envs must not.
     """
     buffers: list[Any] = []
 
@@ -187,7 +187,7 @@ def _dump(pickler: Any, *parts: Any) -> list[Any]:
 
 
 def _reduce_array(array: Any) -> Any:
-    """Reduce an array so that it is writable at the other end: a read-only one would stay so."""
+    """Reduce an array so that it is writable after unpickling: a read-only one would stay read-only."""
     return (array if array.flags.writeable else array.copy()).__reduce_ex__(5)
 
 
@@ -200,17 +200,17 @@ def _dump_reply(pickler: Any, reply: Reply) -> list[Any]:
 
 
 def _may_be_shared(value: Any) -> bool:
-    """Whether it matters not if two answers hold it: 32 numbers in one pickle take 5 us, in one each 31 us."""
+    """Whether two results may share a value: 32 numbers in one pickle take 5 us, in one each 31 us."""
     if type(value) is tuple and len(value) == 1:  # an attribute
         value = value[0]
-    return is_unchangeable(value) or type(value) is EnvFacts  # those share their spaces on purpose
+    return is_unchangeable(value) or type(value) is EnvFacts  # these share their spaces on purpose
 
 
 def _plain_extras(values: dict[int, Any]) -> dict[int, tuple[Any, ...]] | None:
-    """Return what steps answered as tuples for one pickle, if nothing in them is or holds a shared object.
+    """Return results of steps as tuples for one pickle, if nothing in them is or contains a shared object.
 
-    So most infos are: dicts of numbers and texts. For 8 envs with two numbers each, to write
-    and to read them takes 7 + 4 us, in a pickle each 26 + 14 us.
+    This holds for most infos: dicts of numbers and texts. For 8 envs with two numbers each, writing and reading them
+    takes 7 + 4 us, in a pickle each 26 + 14 us.
     """
     seen: set[int] = set()
     for extra in values.values():
@@ -223,7 +223,7 @@ def _plain_extras(values: dict[int, Any]) -> dict[int, tuple[Any, ...]] | None:
 
 
 def _is_flat(part: Any, seen: set[int]) -> bool:
-    """Whether a dict, list or tuple that was not seen before holds nothing that can change."""
+    """Whether an unseen dict, list or tuple contains only immutable items."""
     kind = type(part)
     if id(part) in seen or kind not in (dict, list, tuple):
         return False
@@ -233,7 +233,7 @@ def _is_flat(part: Any, seen: set[int]) -> bool:
 
 
 def _untangled(value: Any) -> Any:
-    """Return a value whose parts share nothing, as a state and an info might."""
+    """Return a value whose parts share nothing: a state and an info may share some."""
     if type(value) is Extra and sum(part is not None for part in value) > 1:
         return Extra(*map(deep_copy, value))
     return value

@@ -1,10 +1,10 @@
-"""Workers that are queued behind each other while a core stands idle, moved apart.
+"""Moves workers apart that wait for the same core while another is idle.
 
-The system wakes a worker gladly on the core of the caller that sent for it. Both then hand the core to
-and fro without ever sleeping, which no load balancing ends for hundreds of steps: a round of 44 us of
-work in two processes took 93 us instead of 47 us on 2 idle cores, by pipe, eventfd or shared memory alike.
-Pinned workers would be 2 to 3 times slower as soon as anybody else wants a core, so nobody is pinned:
-a worker is moved once, and only while nothing but the pool itself wants to run.
+The system often wakes a worker on the core of the caller that called it. Both then alternate on this core without ever
+sleeping, which no load balancing ends for hundreds of steps: a round of 44 us of work in two processes took 93 us
+instead of 47 us on 2 idle cores, by pipe, eventfd or shared memory alike. Pinned workers would be 2 to 3 times slower
+as soon as another process needs a core, so no worker is pinned: it is moved once, and only while nothing but the pool
+itself is runnable.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 _PAUSE = 2e-3
-"""Seconds between two looks. One at two workers takes 40 us."""
+"""Seconds between two checks. A check of two workers takes 40 us."""
 _STATE, _PROCESSOR = 0, 36  # fields of /proc/PID/stat after the name
 
 
 class CpuBalancer:
-    """Looks now and then where workers run, and moves those apart that share a core needlessly.
+    """Checks regularly where workers run, and moves those apart that share a core needlessly.
 
     Args:
-        caller_steps: Whether the caller's own core is taken, too.
+        caller_steps: Whether the caller's own core counts as taken, too.
     """
 
     def __init__(self, caller_steps: bool) -> None:
@@ -33,7 +33,7 @@ class CpuBalancer:
         self._works = hasattr(os, "sched_setaffinity") and Path("/proc/loadavg").exists()
 
     def look(self, pids: Sequence[int]) -> None:
-        """Move one worker if that helps and harms nobody; mostly do nothing.
+        """Move one worker if that helps and disturbs no other process; usually do nothing.
 
         Args:
             pids: Processes of the workers.
@@ -42,13 +42,13 @@ class CpuBalancer:
         if now < self._next or not self._works:
             return
         self._next = now + _PAUSE
-        with contextlib.suppress(OSError):  # a worker has died; or the system does not let us look
+        with contextlib.suppress(OSError):  # a worker has died, or access is denied
             self._spread(pids)
 
     def _spread(self, pids: Sequence[int]) -> None:
         awake = {pid: core for pid in pids if (core := _core_if_awake(pid)) is not None}
         own_core = _core_if_awake(os.getpid())
-        if own_core is None or _num_runnable() > len(awake) + 1:  # somebody else wants to run: not our business
+        if own_core is None or _num_runnable() > len(awake) + 1:  # another process needs a core
             return
         taken = {own_core} if self._caller_steps else set()
         for pid, core in awake.items():
@@ -65,21 +65,21 @@ def _core_if_awake(pid: int) -> int | None:
 
 
 def _num_runnable() -> int:
-    """Return how many threads of the whole system want to run at this moment."""
+    """Return how many threads of the whole system are runnable at this moment."""
     return int(_read("/proc/loadavg").split()[3].partition(b"/")[0])
 
 
 def _read(path: str) -> bytes:
-    """Return the short text of a file of the system: 12 us.
+    """Return the content of a short system file: 12 us.
 
-    With `os.open` 10 us, but the file would stay open if Ctrl-C came before anybody knew of it.
+    `os.open` would take 10 us, but leave the file open if Ctrl-C came before the descriptor was stored.
     """
     with open(path, "rb", buffering=0) as file:
         return file.read(4096)
 
 
 def _move(pid: int, taken: set[int]) -> None:
-    """Let a process go on on a core that is not taken, and leave it free to run on any, as before."""
+    """Move a process to a core that is not taken, without pinning it there."""
     allowed = os.sched_getaffinity(pid)
     free = allowed - taken
     if free:

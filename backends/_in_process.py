@@ -1,4 +1,4 @@
-"""What hosts in the caller's own process share: replies are copied as if they had travelled."""
+"""Code shared by hosts in the caller's own process: replies are copied as between processes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from parallelenv.contract.protocol import Command, Death, EnvFacts, Extra, Reply
 from parallelenv.worker.host import Execution, Host
 
 _STATES = frozenset({"loose", "ended_loose", "ended_state"})
-"""What of an `Extra` may carry gradients."""
+"""The fields of an `Extra` that may carry gradients."""
 
 
 class CallerChannel:
-    """A queue of commands to a host in the caller's very thread, which works when it would wait."""
+    """A queue of commands to a host in the caller's own thread, which works when the caller waits."""
 
     in_caller = True
 
@@ -28,7 +28,7 @@ class CallerChannel:
 
     @property
     def host(self) -> Host:
-        """The host, for whoever works in this thread too."""
+        """The host, for code that runs in this thread too."""
         return self._host
 
     def pack(self, command: Command) -> Command:
@@ -38,14 +38,14 @@ class CallerChannel:
         self._queue.append(Execution(self._host, packed))
 
     def work(self) -> bool:
-        """Execute the oldest command, unless there is a reply already; say if there is one.
+        """Execute the oldest command, unless there is a reply already; return whether there is one.
 
-        An interrupt leaves the command in the queue, to go on with the next env.
+        After an interrupt the command stays in the queue and continues with the next env.
         """
         if not self._replies and self._queue:
             reply = self._queue[0].run()
             self._replies.append(detach(reply) if reply.values else reply)
-            self._queue.popleft()  # last: an interrupt in between may give a reply twice, but lose none
+            self._queue.popleft()  # last: an interrupt in between may repeat a reply, but not lose one
         return bool(self._replies)
 
     def receive(self) -> Reply:
@@ -60,12 +60,12 @@ class CallerChannel:
     def kill(self) -> None:
         self._queue.clear()
         self._host.close()
-        with DeferSigint():  # an interrupt in a `__del__` would be told to nobody
-            vars(self._host).pop("_writer", None)  # its memory goes now, not when the user lets go of the closed object
+        with DeferSigint():  # an interrupt in a `__del__` would be lost
+            vars(self._host).pop("_writer", None)  # frees its memory now, not when the user drops the closed object
 
 
 def take_over(command: Command) -> Command:
-    """Cut every tie between a command's arguments and what the user may go on to change.
+    """Replace a command's arguments by copies, which later changes by the user do not affect.
 
     Raises:
         UnpicklableError: If an argument cannot be copied, as between processes.
@@ -82,9 +82,9 @@ def take_over(command: Command) -> Command:
 
 
 def detach(reply: Reply) -> Reply:
-    """Cut every tie between a reply's values and the envs that they came from.
+    """Replace a reply's values by copies, which later changes by the envs do not affect.
 
-    What cannot be copied becomes a failure of its env, as between processes.
+    A value that cannot be copied becomes a failure of its env, as between processes.
     """
     for env_id, value in list(reply.values.items()):
         try:

@@ -1,7 +1,7 @@
-"""How a process that was started by somebody else, as Ray does it, learns at once that the caller is gone.
+"""How a process that the caller did not start itself, such as Ray's, learns at once that the caller has died.
 
-The caller holds the one end of a pipe as long as it lives. A process of the same user on the same machine can open
-the other end by the caller's id and the number of a descriptor, wherever it comes from.
+The caller keeps one end of a pipe open as long as it lives. A process of the same user on the same machine can open the
+other end by the caller's pid and a descriptor number, whichever process started it.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _OPEN: weakref.WeakSet[ParentDeathPipe] = weakref.WeakSet()
 
 
 class Address(NamedTuple):
-    """Where a lifeline can be taken hold of.
+    """Address of the other end of a `ParentDeathPipe`.
 
     Attributes:
         pid: Process id of the caller.
-        fileno: Number of the descriptor there.
-        place: What tells one machine, one run of it, and one space of process ids there from all others.
-        pipe: What the system calls the pipe.
+        fileno: Descriptor number in the caller.
+        place: Identifies the machine, its boot, and its namespace of process ids.
+        pipe: The system's name of the pipe.
     """
 
     pid: int
@@ -52,43 +52,43 @@ class ParentDeathPipe:
 
     @property
     def address(self) -> Address:
-        """Where the other end is, until `keep` was called."""
+        """Address of the other end, until `keep` is called."""
         return Address(self._pid, self._offered, _place(), os.readlink(f"/proc/self/fd/{self._offered}"))
 
     def keep(self, *, is_held: bool) -> None:
-        """Take note of whether the other process has taken hold of it."""
+        """Record whether the other process has opened it."""
         with DeferSigint():
             self._offered = _close(self._offered)
         if not is_held:
             self.cut()
 
     def cut_when_free(self, timeout: float) -> None:
-        """Wait until the other process has gone, after ``timeout`` seconds no longer, and let go."""
+        """Close the pipe when the other process has ended, or after ``timeout`` seconds."""
         if self._held >= 0 and self._offered < 0:
             poll = select.poll()
-            poll.register(self._held, 0)  # says only that nobody can read any more
-            poll.poll(timeout * 1000)  # can be interrupted, and waited for once more
+            poll.register(self._held, 0)  # reports only that there is no reader
+            poll.poll(timeout * 1000)  # may be interrupted and repeated
         self.cut()
 
     def cut(self) -> None:
-        """Let the other process think that the caller is gone."""
+        """Close the pipe, so that the other process sees the caller as dead."""
         with DeferSigint():
             self._offered, self._held = _close(self._offered), _close(self._held)
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not is_finalizing():  # then the globals of this module may be gone, and the descriptor goes with the process
+        if not is_finalizing():  # at exit this module's globals may be gone, and the system closes the descriptor
             self.cut()
 
 
 class CutError(Exception):
-    """The caller is gone, or does not want this process any more."""
+    """The caller has died, or no longer wants this process."""
 
 
 def take_hold(address: Address | None) -> int | None:
-    """Return a descriptor that can be read when the caller is gone; ``None`` if the caller is out of reach.
+    """Return a descriptor that becomes readable when the caller dies; ``None`` if that cannot be watched from here.
 
     Raises:
-        CutError: If it is not out of reach, and not there.
+        CutError: If it could be watched, but has died or closed the pipe.
     """
     if address is None or _place() != address.place:  # another machine or container
         return None
@@ -116,7 +116,7 @@ def _close(fileno: int) -> int:
 
 
 def _cut_in_child() -> None:
-    """Let a forked child not hold on to what is its parent's."""
+    """Close the parent's pipes in a forked child."""
     for lifeline in list(_OPEN):
         lifeline.cut()
 

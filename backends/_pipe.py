@@ -25,28 +25,27 @@ from parallelenv.contract.protocol import Command, Death, HostDied, Printed, Rep
 from parallelenv.worker.worker_log import WorkerLog
 
 _HEARTBEAT = 0.25
-"""Seconds between looks at whether workers live, for deaths that a pipe does not show: an env's
-own child process may hold the pipe open."""
+"""Seconds between checks whether workers live, for deaths that a pipe does not show: an env's own child process may
+keep the pipe open."""
 LAST_CHANCE = 0.3
-"""Seconds from asking a worker to end until it is ended, and for the fork server to be gone that dies."""
+"""Seconds from terminating a worker until it is killed, and for a dying fork server to disappear."""
 _SPIN = 200e-6
-"""Seconds that the caller stays awake for an answer before it sleeps, if the latest ones came so quickly.
+"""Seconds that the caller spins for a reply before it sleeps, if the latest ones came so quickly.
 
-Else it would only be in the workers' way: on 2 cores it cost 2 workers 10 % of steps of 2.4 ms."""
+Otherwise it would only slow down the workers: on 2 cores it cost 2 workers 10 % of steps of 2.4 ms."""
 _SAFE_BYTES = 65536
-"""A pipe takes so much at least, so that sending it cannot block on a worker that is itself
-blocked in sending."""
+"""A pipe holds at least this much, so sending it cannot block on a worker that is itself blocked in sending."""
 _NO_COMMAND = 0
-"""The number of no command, as they count from 1."""
+"""Number that no command has: they count from 1."""
 
 
 class Poller:
-    """Waits for any of many pipes, without making the list anew for every wait.
+    """Waits for any of many pipes, without building the list for every wait.
 
     Attributes:
         pids: Processes at their other ends.
-        is_quick: Whether answers came within `_SPIN` lately, so that it pays to stay awake for them.
-        awaits_first: Whether nothing was looked for since the latest message left.
+        is_quick: Whether recent replies came within `_SPIN`, so that spinning pays.
+        awaits_first: Whether nothing was awaited since the latest message was sent.
     """
 
     def __init__(self) -> None:
@@ -63,25 +62,25 @@ class Poller:
         self.pids.append(channel.process.pid)
 
     def watch(self, guest: Any) -> None:
-        """Watch whatever has a ``wire`` from now on, too: `wait` returns it as it does a channel."""
+        """Also watch an object with a ``wire`` from now on; `wait` returns it like a channel."""
         self._channels[guest.wire.fileno] = guest
         if self._poll is not None:
             self._poll.register(guest.wire.fileno, select.POLLIN)
 
     def ignore(self, guest: Any) -> None:
-        """Watch it no longer. To be called before its pipe is closed."""
+        """Stop watching it. Must be called before its pipe is closed."""
         if self._channels.pop(guest.wire.fileno, None) is not None and self._poll is not None:
             self._poll.unregister(guest.wire.fileno)
 
     def remove(self, channel: PipeChannel) -> None:
-        """Watch a channel no longer. To be called before its pipe is closed."""
+        """Stop watching a channel. Must be called before its pipe is closed."""
         if channel.wire.fileno in self._channels:
             self.pids.remove(channel.process.pid)
             self.ignore(channel)
 
     def wait(self, timeout: float) -> list[PipeChannel]:
-        """Return the channels with something to read or a closed pipe, after ``timeout`` s none."""
-        if self._poll is None:  # Windows, and few others
+        """Return the channels with something to read or a closed pipe; none after ``timeout`` seconds."""
+        if self._poll is None:  # Windows, and few other systems
             pipes = {channel.wire.connection: channel for channel in self._channels.values()}
             return [pipes[pipe] for pipe in connection.wait(list(pipes), timeout)]
         found = self._glance()
@@ -98,10 +97,10 @@ class PipeChannel:
     """A pipe to a host in a process of its own.
 
     Args:
-        process: The process; a `WorkerProcess`, or what behaves like one.
+        process: The process; a `WorkerProcess` or an object with the same methods.
         pipe: The caller's end.
-        log: What the host prints to.
-        poller: What waits for it.
+        log: The host's output.
+        poller: The poller that waits for it.
         env_ids: The envs.
     """
 
@@ -125,7 +124,7 @@ class PipeChannel:
         return encode_command(command, self.env_ids)
 
     def send(self, packed: Message) -> None:
-        # Two ends that both send more than the pipe holds would wait for each other for ever.
+        # Two ends that both send more than the pipe holds would block each other for good.
         if self._unanswered and packed.frames and packed.nbytes > _SAFE_BYTES:
             while self._unanswered:
                 self.inbox.append(self._read())
@@ -137,14 +136,14 @@ class PipeChannel:
         self._poller.awaits_first = True
 
     def work(self) -> bool:
-        """Say if there is a reply that was read already. The counterpart of `CallerChannel.work`."""
+        """Return whether a reply was read already. The counterpart of `CallerChannel.work`."""
         return bool(self.inbox)
 
     def receive(self) -> Reply:
         return self.inbox.popleft() if self.inbox else self._read()
 
     def _read(self) -> Reply:
-        if self.found_dead and not self.wire.connection.poll(0):  # a process of the env's own keeps the pipe open
+        if self.found_dead and not self.wire.connection.poll(0):  # a child of the env keeps the pipe open
             raise HostDied
         try:
             message = self.wire.receive()
@@ -158,11 +157,11 @@ class PipeChannel:
         return reply
 
     def take_output(self, *, is_idle: bool) -> list[Printed]:
-        """Return what was printed since the last time; whole lines only, unless the worker is idle."""
+        """Return the output since the last call; whole lines only, unless the worker is idle."""
         return [] if self._log is None else self._log.take(self.env_ids, is_idle=is_idle)
 
     def overhear(self) -> bool:
-        """Look if a worker that has not answered prints something; it is received like a reply."""
+        """Check whether a busy worker has printed something, which is received like a reply."""
         output = self.take_output(is_idle=False)
         if output:
             self.inbox.append(Reply(_NO_COMMAND, output=output))
@@ -170,8 +169,8 @@ class PipeChannel:
 
     def attach(self, batch: Batch) -> None:
         memory: SharedMemory = batch.owner
-        # An interrupt in between would let the worker wait for ever for what was announced.
-        with contextlib.suppress(OSError), DeferSigint():  # OSError: if it died meanwhile, its next command says so
+        # After an interrupt in between the worker would wait for good for the announced memory.
+        with contextlib.suppress(OSError), DeferSigint():  # OSError: if it has died, its next command reports it
             self.wire.send(encode(Attach(batch.layout)))
             memory.send(self.wire.connection, self.process.pid)
 
@@ -181,7 +180,7 @@ class PipeChannel:
         return Death(self.process.pid, self.process.exitcode, last_lines=last_lines)
 
     def is_dead(self) -> bool:
-        """Whether the process has ended. When the fork server has, its processes seem to have ended too."""
+        """Whether the process has ended. If the fork server has ended, its processes seem to have ended too."""
         try:
             if self.process.is_alive():
                 return False
@@ -191,7 +190,7 @@ class PipeChannel:
         return self.found_dead
 
     def join(self, timeout: float) -> None:
-        """Wait so long for the process to end. Another thread may have closed it since it was last looked at."""
+        """Wait for the process to end, at most ``timeout`` seconds. Another thread may have closed it meanwhile."""
         with contextlib.suppress(ValueError):
             self.process.join(timeout)
 
@@ -211,7 +210,7 @@ class PipeChannel:
                 self.end_process()
             self.process.join()
             self.process.close()
-        with DeferSigint():  # not gone before: who was interrupted comes again
+        with DeferSigint():  # set last: an interrupted `kill` is called again
             if self._log is not None:
                 self._log.close()
             self.is_gone = True
@@ -223,14 +222,14 @@ class PipeChannel:
 
 
 class Switchboard:
-    """All pipes to hosts, where the caller waits for any of them.
+    """All pipes to hosts; the caller waits here for any of them.
 
     Args:
         spreader: Keeps workers from sharing a core.
 
     Attributes:
-        poller: What channels are made with.
-        channels: All that live, also those that nobody was told of yet.
+        poller: The poller for new channels.
+        channels: All living ones, including those that `Backend.launch` has not returned yet.
     """
 
     def __init__(self, spreader: CpuBalancer) -> None:
@@ -239,17 +238,17 @@ class Switchboard:
         self.channels: list[PipeChannel] = []
 
     def add(self, channel: PipeChannel) -> None:
-        """Take note of a channel."""
+        """Register a channel."""
         self.channels = [*(known for known in self.channels if not known.is_gone), channel]
 
     def end(self, hosts: Container[tuple[int, ...]]) -> None:
-        """End those hosts that live, each known by the ids of its envs."""
+        """End the living hosts with these env ids."""
         for channel in self.channels:
             if channel.env_ids in hosts:
                 channel.kill()
 
     def wait(self, channels: Sequence[Any], timeout: float | None) -> Sequence[Any]:
-        """Wait as `Backend.wait` does, also for hosts in the caller, which work meanwhile."""
+        """Wait as `Backend.wait` does, also for hosts in the caller, which work during the wait."""
         received = [channel for channel in channels if channel.work()]
         if received:
             return [*received, *self.poller.wait(0)]
@@ -264,13 +263,13 @@ class Switchboard:
                 return ready
 
     def hang_up(self) -> None:
-        """Close all pipes, at whose end hosts close their envs and leave."""
+        """Close all pipes, which makes hosts close their envs and exit."""
         for channel in self.channels:
             if not channel.is_gone:
                 channel.hang_up()
 
     def close(self, timeout: float) -> Sequence[Printed]:
-        """Wait for hosts to leave, and end those that do not; return what they printed."""
+        """Wait for hosts to exit, end those that do not, and return their output."""
         deadline = time.monotonic() + timeout
         workers = [channel for channel in self.channels if not channel.is_gone]
         for channel in workers:

@@ -1,4 +1,4 @@
-"""Worker processes, of which an interrupt leaves nothing half known or half closed."""
+"""Worker processes whose bookkeeping an interrupt cannot corrupt."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from parallelenv.contract.interrupts import DeferSigint
 
 _IS_POSIX = os.name == "posix"
 _MOMENT = 1.0
-"""Seconds that the fork server gets to tell of an end."""
+"""Seconds for the fork server to report the end of a process."""
 _GLANCE = 0.05
-"""Seconds between looks at whether a process has ended, where a child of its own holds on to what would tell."""
+"""Seconds between checks whether a process has ended, if a child of its own keeps its sentinel open."""
 UNKNOWN = 255
-"""Exit code of a process whose fork server can not tell it any more."""
+"""Exit code of a process whose fork server can no longer report it."""
 _FORKED: weakref.WeakSet[ForkedProcess] = weakref.WeakSet()
 
 
 class WorkerProcess:
-    """A `multiprocessing.Process` that was started, or what behaves like one, with what a channel needs of it.
+    """A started `multiprocessing.Process`, or a similar object, with the methods that a channel needs.
 
-    Ctrl-C between what the system says and the note of it made `multiprocessing` wait for a process that was gone, lose
-    its descriptors, or raise an `AssertionError` when asked again. To wait for the process can be interrupted.
+    Ctrl-C between a system call and the record of its result made `multiprocessing` wait for a process that had ended,
+    leak its descriptors, or raise an `AssertionError` at the next call. Waiting for the process can be interrupted.
 
     Args:
         process: The process.
@@ -42,25 +42,25 @@ class WorkerProcess:
 
     @property
     def exitcode(self) -> int | None:
-        """Exit code, or the negative number of a signal; ``None`` while it runs, or if somebody else was told."""
+        """Exit code, or the negative number of a signal; ``None`` while it runs, or if another waiter received it."""
         with DeferSigint():
             return self._process.exitcode
 
     def is_alive(self) -> bool:
         """Whether it has not ended."""
         with DeferSigint():
-            # Somebody else in this process may have been told of its end; then `multiprocessing` never is.
+            # Another part of this process may have reaped it; then `multiprocessing` never learns of its end.
             return self._process.is_alive() and (not _IS_POSIX or exists(self.pid))
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait for its end, so many seconds or for ever."""
+        """Wait for its end, at most ``timeout`` seconds; ``None``: no limit."""
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         while self.is_alive() and (left := deadline - time.monotonic()) > 0:
             if connection.wait([self._process.sentinel], min(left, _GLANCE)):
                 with DeferSigint():
                     self._process.join(_GLANCE)
                 return
-        if not self.is_alive():  # the fork server tells of an end a moment after it; only then it can be closed
+        if not self.is_alive():  # the fork server reports the end a moment later; only then can it be closed
             connection.wait([self._process.sentinel], _MOMENT)
 
     def terminate(self) -> None:
@@ -69,7 +69,7 @@ class WorkerProcess:
             self._process.terminate()
 
     def close(self) -> None:
-        """Let go of it.
+        """Release its resources.
 
         Raises:
             ValueError: If it runs.
@@ -79,17 +79,17 @@ class WorkerProcess:
 
 
 class ForkedProcess:
-    """A process that a fork server has forked, with as much of a `multiprocessing.Process` as a `WorkerProcess` needs.
+    """A process that a fork server has forked, with the part of `multiprocessing.Process` that a `WorkerProcess` needs.
 
     Args:
         pid: Its id.
-        status: Where its exit code comes.
-        lifeline: When this is closed, it ends.
-        server: Ends when nothing refers to it any more, and with it the process that reports the exit code.
+        status: The connection that delivers its exit code.
+        lifeline: The process ends when this is closed.
+        server: The fork server, which reports the exit code; it ends when nothing refers to it any more.
 
     Attributes:
-        sentinel: Can be read when it has ended.
-        lifeline: As given.
+        sentinel: Becomes readable when the process has ended.
+        lifeline: See the arguments.
     """
 
     def __init__(self, pid: int, status: Connection, lifeline: Connection, server: Any) -> None:
@@ -102,7 +102,7 @@ class ForkedProcess:
 
     @property
     def exitcode(self) -> int | None:
-        """Exit code, or the negative number of a signal; ``None`` while it runs; `UNKNOWN` if the server is gone."""
+        """Exit code, or the negative number of a signal; ``None`` while it runs; `UNKNOWN` if the server has ended."""
         if self.lifeline.closed:
             raise ValueError("process object is closed")
         if self._exitcode is None and self.sentinel.poll(0):
@@ -113,11 +113,11 @@ class ForkedProcess:
         return self._exitcode
 
     def is_alive(self) -> bool:
-        """Whether nothing was reported of its end."""
+        """Whether its end has not been reported."""
         return self.exitcode is None
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait for its end, so many seconds or for ever."""
+        """Wait for its end, at most ``timeout`` seconds; ``None``: no limit."""
         if self.exitcode is None:
             connection.wait([self.sentinel], timeout)
 
@@ -128,7 +128,7 @@ class ForkedProcess:
                 os.kill(self.pid, signal.SIGTERM)
 
     def close(self) -> None:
-        """Let go of it.
+        """Release its resources.
 
         Raises:
             ValueError: If it runs.
@@ -141,7 +141,7 @@ class ForkedProcess:
 
 
 def _cut_in_child() -> None:
-    """Let a forked child not keep alive what belongs to its parent."""
+    """Close the parent's lifelines in a forked child, so that it does not keep the processes alive."""
     for forked in list(_FORKED):
         forked.lifeline.close()
 
@@ -151,7 +151,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def exists(pid: int) -> bool:
-    """Whether there is such a process. ``False`` on Windows, where to ask for it is to send it Ctrl-C."""
+    """Whether such a process exists. ``False`` on Windows, where the check would send it Ctrl-C."""
     if not _IS_POSIX:
         return False
     try:
@@ -167,18 +167,18 @@ _PREFIXES = (
     "PMIX_",  # Open MPI from 4 on, Slurm
     "PRTE_",  # Open MPI's own runtime, from 5 on
     "HYDI_",  # Hydra, the launcher of MPICH and Intel MPI
-    "MPI_LOCAL",  # likewise: MPI_LOCALRANKID, MPI_LOCALNRANKS
+    "MPI_LOCAL",  # also Hydra: MPI_LOCALRANKID, MPI_LOCALNRANKS
     "MV2_COMM_WORLD_",  # MVAPICH
     "PALS_",  # Cray
 )
 
 
 def forget_launcher(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Remove what says that this process is the one that an MPI launcher has started.
+    """Remove the variables that mark this process as one that an MPI launcher has started.
 
-    A worker is not, but has the variables of the caller, which may be. An env that imports `mpi4py` would then take
-    the caller's place in its job, and hang or end it. It is done in the worker, before there are envs: the caller's
-    variables are not touched, not for a moment, for other threads may be reading them.
+    A worker is not such a process, but inherits the variables of the caller, which may be. An env that imports `mpi4py`
+    would then take the caller's place in its job, and hang or end it. It is done in the worker, before envs are made:
+    the caller's variables are never changed, since other threads may be reading them.
     """
     for name in [name for name in environment if name.startswith(_PREFIXES)]:
         del environment[name]

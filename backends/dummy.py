@@ -1,7 +1,7 @@
-"""Every env in this process, stepped by the caller, one after the other.
+"""All envs in this process, stepped by the caller one after the other.
 
-The oracle: all other modes must answer as this one does. And the fastest where a step takes
-less time than a message, some 10 us.
+This is the reference: all other modes must give the same results. It is also the fastest mode if a step takes less time
+than a message, about 10 us.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class DummyBackend:
         return Batch.private(layout)
 
     def wait(self, channels: Sequence[Any], timeout: float | None) -> Sequence[Any]:
-        """Work instead of waiting; the time limit cannot be kept, nobody is there to look at it."""
+        """Work instead of waiting. The time limit has no effect, since nothing else could check it."""
         return [channel for channel in channels if channel.work()]
 
     def close(self, channels: Sequence[Channel], timeout: float) -> Sequence[Printed]:  # noqa: D102 (see Backend)

@@ -1,7 +1,7 @@
 """Envs in long-lived Ray actors, several in each, anywhere in a cluster.
 
-One message per actor and step: the actions of its envs one way, their result rows the other.
-The envs themselves travel once, when the actor starts.
+One message per actor and step: the actions of its envs one way, their result rows the other. The envs themselves are
+sent once, when the actor starts.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from parallelenv.contract.protocol import Channel, Placement, Printed, WorkerSpe
 from parallelenv.errors import ArgumentError, SchedulingError, WorkerStartError
 
 _SLICE = 0.1
-"""Seconds of one wait: an interrupt is seen between two of them, not within one."""
+"""Seconds per wait: an interrupt is handled between two waits, not during one."""
 _MOMENT = 2e-3
-"""Seconds of one wait for actors elsewhere while actors on this machine are waited for too."""
+"""Seconds per wait for remote actors while the caller also waits for actors on this machine."""
 
 
 class RayBackend:
@@ -44,19 +44,19 @@ class RayBackend:
 
     Args:
         ray_init: Arguments of ``ray.init``, used if Ray is not running.
-        ray_options: Options of the actors, as in ``actor.options(...)``.
-        direct: Whether actors on this machine are reached over a socket and shared memory, as workers of
-            ``subproc`` are, instead of by Ray's calls. Ray still places and ends them.
+        ray_options: Options of the actors, as for ``actor.options(...)``.
+        direct: Whether actors on this machine are reached over a socket and shared memory, like workers of ``subproc``,
+            instead of by Ray's calls. Ray still places and ends them.
     """
 
     uses_live_envs = False
     host_class: type[Any] = RayHost
-    """The class of the actors: a `RayHost`, or what behaves like one."""
+    """The class of the actors: a `RayHost` or a class with the same methods."""
     host_arguments: tuple[Any, ...] = ()
-    """For that class, before those of a `RayHost`."""
+    """Arguments of that class, before those of a `RayHost`."""
     _cluster: Cluster
     strategy = "PACK"
-    """How a placement group puts actors on nodes."""
+    """How a placement group distributes actors over nodes."""
 
     def __init__(
         self,
@@ -74,31 +74,31 @@ class RayBackend:
         self._switchboard = Switchboard(CpuBalancer(caller_steps=False))
         self._started: list[ActorHandle] = []
         self._reservation: Reservation | None = None
-        self._shared: Any = {}  # arrays, or what Ray knows them by
+        self._shared: Any = {}  # arrays, or Ray's reference to them
 
     def plan(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> Placement:  # noqa: D102 (see Backend)
         with announced("Waiting for Ray to start ..."):
             self._cluster = Cluster.join(self._init)
         plan = self.place(num_envs, num_cpus or self._cluster.num_cpus)
         self._gpus_per_host = num_gpus / len(plan.cpus)
-        # In a cluster that was started here nobody else asks for cores, so none are reserved: else a
-        # cell that makes a `ParallelEnv` could not run twice, while the first still has the cores.
+        # In a cluster that was started here there are no other users, so no cores are reserved: otherwise a cell that
+        # makes a `ParallelEnv` could not run twice, while the first still has the cores.
         is_shared = not self._cluster.is_own
         self._cores_per_worker = min(1.0, self._cluster.num_cpus / sum(plan.cpus)) if is_shared else 0.0
         return plan
 
     @property
     def placement(self) -> str:
-        """How many of the actors that live are reached past Ray."""
+        """How many of the living actors are reached directly, not by Ray's calls."""
         living = [actor for actor in self._started if not actor.is_ended]
         return f"{sum(actor.comes_in for actor in living)} of {len(living)} actors reached directly"
 
     def place(self, num_envs: int, num_cpus: int) -> Placement:
-        """Return how many actors to start for so many envs on so many cores."""
+        """Return how many actors to start for this number of envs and cores."""
         return Placement((1,) * min(num_cpus, num_envs))
 
     def branches_of(self, spec: WorkerSpec) -> tuple[tuple[int, ...], ...]:
-        """Return the env ids of each worker that a near actor has."""
+        """Return the env ids of each worker of an actor on this machine."""
         return ()
 
     def share(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
@@ -115,7 +115,7 @@ class RayBackend:
         if name and len(specs) > 1:
             raise ArgumentError(f"ray_options has the name {name!r}, which {len(specs)} actors cannot share. Drop it.")
         registered = registered_by_user()
-        caller = PackageVersion(package_version().version, "")  # a node, or Ray's `working_dir`, may have it elsewhere
+        caller = PackageVersion(package_version().version, "")  # the folder may differ by node or `working_dir`
         packed = [encode(PackedSpec.of(spec, registered, caller, environment={})) for spec in specs]
         options = [self._options_of(spec) for spec in specs]
         try:
@@ -126,7 +126,7 @@ class RayBackend:
         with announced(f"Waiting for Ray to start {count(len(specs), 'worker')} ..."):
             try:
                 return self._launch(kinds, packed, specs, options)
-            except WorkerStartError:  # Ray had not noticed that a node was gone; now it has
+            except WorkerStartError:  # Ray had not noticed that a node was lost; now it has
                 return self._launch(kinds, packed, specs, options)
 
     def _launch(
@@ -144,7 +144,7 @@ class RayBackend:
         try:
             for kind, message, place in zip(kinds, packed, places, strict=True):
                 lifeline = ParentDeathPipe.create()
-                # Plain tuples: an actor need not import this package to read them.
+                # Plain tuples: an actor can read them without importing this package.
                 address = None if lifeline is None else tuple(lifeline.address)
                 handle = kind.options(**place).remote(*self.host_arguments, tuple(message), address, self._shared)
                 self._started.append(ActorHandle(handle, session, lifeline))
@@ -158,11 +158,11 @@ class RayBackend:
             raise
 
     def _find_places(self, specs: Sequence[WorkerSpec], options: Sequence[ActorOptions]) -> list[ActorOptions]:
-        """Return further options for each of the actors, that say where it is to be.
+        """Return further options for each of the actors, which select its place.
 
         Args:
-            specs: What the actors will own: all that are wanted, or later one that is to be replaced.
-            options: Of each of them.
+            specs: The actors' specs: all of them, or later one that is to be replaced.
+            options: Options of each actor.
 
         Raises:
             SchedulingError: If there is no room for them.
@@ -177,7 +177,7 @@ class RayBackend:
         return [{"scheduling_strategy": self._reservation.strategy_of(seat)} for seat in seats]
 
     def _reach(self, actors: Sequence[ActorHandle], specs: Sequence[WorkerSpec]) -> list[Channel]:
-        """Return the channels to actors: those on this machine come in, the others are called."""
+        """Return the channels to actors: by socket to those on this machine, by Ray's calls to the others."""
         near = [actor for actor in actors if actor.is_near and self._goes_direct]
         sockets = {}
         if near:
@@ -197,9 +197,9 @@ class RayBackend:
         return channels
 
     def _options_of(self, spec: WorkerSpec) -> ActorOptions:
-        """Return the options of an actor: a core for each of its workers, or a fair share."""
+        """Return the options of an actor: a core for each of its workers, or a proportional share."""
         share = self._cores_per_worker * spec.num_cpus
-        # A whole number or a fraction below 1 is what Ray takes for cores.
+        # Ray accepts whole numbers of cores, or fractions below 1.
         cores = int(share) if share >= 1 else int(share * 1e4) / 1e4
         return {"num_cpus": cores, "num_gpus": self._gpus_per_host, "max_restarts": 0, **self._options}
 
@@ -220,13 +220,13 @@ class RayBackend:
                 raise WorkerStartError(f"A Ray actor did not start. Ray says: {error}") from error
 
     def _give_up_waiting(self, num_waiting: int, options: Sequence[ActorOptions], waited: float) -> None:
-        """Refuse to wait any longer for actors, if it is known that or not known why they cannot start."""
+        """Raise if actors cannot start for lack of resources, or have not started for too long."""
         lacking = missing_resources(options, "cluster_resources")
         if lacking:
             raise SchedulingError(
                 f"{num_waiting} of {len(options)} Ray actors found no place: {lacking} Change ray_options."
             )
-        # Else they are slow to start, or wait for others to end: the user says where they are to be.
+        # Else they are slow to start, or wait for others to end, or the user has restricted their nodes.
         if waited >= _ray_cluster.LONGEST_START and "runtime_env" not in self._options:
             raise SchedulingError(
                 f"{num_waiting} of {len(options)} Ray actors have not started within {waited:.0f} s, though the "
@@ -235,7 +235,7 @@ class RayBackend:
 
     def allocate(self, layout: Layout) -> Batch:  # noqa: D102 (see Backend)
         if not self._switchboard.channels:
-            self._goes_direct = False  # who comes later could not share this memory
+            self._goes_direct = False  # later actors could not share this memory
             return Batch.private(layout)
         memory = SharedMemory.create(layout.nbytes)
         return Batch(layout, memory.map, owner=memory)
@@ -251,7 +251,7 @@ class RayBackend:
         ready: list[Any] = []
         while not ready:
             left = _left(deadline)
-            # There is nothing that waits for both: who is near waits for who is far, a moment at a time.
+            # Nothing waits for both: so wait for remote actors in short intervals.
             ready = look(far, min(left, _MOMENT) if near else left)
             if near:
                 ready += self._switchboard.wait(near, 0.0)
@@ -260,7 +260,7 @@ class RayBackend:
         return ready
 
     def close(self, channels: Sequence[Any], timeout: float) -> Sequence[Printed]:  # noqa: D102 (see Backend)
-        if "_cluster" not in vars(self):  # Ray refused to begin
+        if "_cluster" not in vars(self):  # Ray did not start
             return ()
         cluster = self._cluster
         self._switchboard.hang_up()

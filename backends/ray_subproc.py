@@ -1,7 +1,7 @@
 """Ray between machines, worker processes and shared memory within each.
 
-One actor per node owns a pool of worker processes for its envs: one Ray message per node and
-step, however many cores the node has.
+One actor per node owns a pool of worker processes for its envs: one Ray message per node and step, however many cores
+the node has.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from parallelenv.worker.worker_log import WorkerLog
 
 
 class Caller(NamedTuple):
-    """Who sends a host its commands."""
+    """The connection over which a host receives its commands."""
 
     wire: Wire
 
 
 class Reception(SubprocBackend):
-    """Worker processes, whose answers can be waited for together with the caller's next command."""
+    """Worker processes whose replies can be awaited together with the caller's next command."""
 
     def __init__(self, preload: Sequence[str]) -> None:
         super().__init__(preload=preload)
@@ -40,10 +40,10 @@ class Reception(SubprocBackend):
         self._has_news = False
 
     def await_answer_or_news(self, pool: Pool, caller: Caller) -> bool:
-        """Wait until a worker of a pool answers, or there is a command to read, or the caller is gone.
+        """Wait until a worker of a pool replies, the caller sends a command, or the caller closes the connection.
 
         Returns:
-            Whether it was not only the former.
+            Whether the caller's connection is readable.
         """
         self._caller, self._has_news = caller, False
         self._switchboard.poller.watch(caller)
@@ -63,11 +63,11 @@ class Reception(SubprocBackend):
 
 
 class PoolHost:
-    """A pool that stands where a host would: it executes a command by asking hosts of its own.
+    """A pool in the role of a host: it executes a command by sending it to hosts of its own.
 
     Args:
-        spec: What to own; its cores are those of the pool.
-        preload: As in `SubprocBackend`.
+        spec: Its envs; its cores are those of the pool.
+        preload: See `SubprocBackend`.
     """
 
     def __init__(self, spec: WorkerSpec, preload: Sequence[str]) -> None:
@@ -87,16 +87,16 @@ class PoolHost:
         )
 
     def allocate(self, layout: Layout) -> Batch:
-        """Make the batch in memory that the workers share, and hand it to them."""
+        """Make the batch in memory that the workers share, and attach them to it."""
         self._pool.attach(layout)
         return self._pool.batch
 
     def attach(self, batch: Batch) -> None:
-        """Hand the workers a batch that the caller shares with them."""
+        """Attach the workers to a batch that they share with the caller."""
         self._pool.adopt(batch)
 
     def execute(self, command: Command) -> Reply:
-        """Execute a command; an exception concerns its env alone."""
+        """Execute a command; an exception in one env does not affect the others."""
         return self._reply(command.number, self._pool.forward(command))
 
     def _reply(self, number: int, request: Request) -> Reply:
@@ -106,13 +106,13 @@ class PoolHost:
     # ---------------------------------------------------------------- several commands at a time
 
     def begin(self, command: Command) -> None:
-        """Begin to execute a command, while others may be under way."""
+        """Begin to execute a command, while others may be in progress."""
         self._under_way[command.number] = self._pool.begin(command)
 
     def await_command(self, caller: Caller) -> bool:
-        """Wait until a command can be read, or a worker has answered; say whether one can.
+        """Wait until a command can be read or a worker has replied; return whether a command can be read.
 
-        If no command is under way, the next need not be there yet.
+        If no command is in progress, return True without waiting.
         """
         return not self._under_way or self._backend.await_answer_or_news(self._pool, caller)
 
@@ -122,7 +122,7 @@ class PoolHost:
         return [self._reply(number, self._under_way.pop(number)) for number in finished]
 
     def close(self) -> None:
-        """Close all envs and end all workers. No reply takes along what they print at that: it is printed once more."""
+        """Close all envs and end all workers. Print their last output again, since no reply will contain it."""
         self._pool.close()
         for env_ids, text in self._printed:
             self.current = env_ids[0] if len(env_ids) == 1 else None
@@ -133,8 +133,8 @@ class RaySubprocHost(RayHost):
     """A Ray actor that owns worker processes.
 
     Args:
-        preload: As in `SubprocBackend`.
-        *arguments: As in `RayHost`.
+        preload: See `SubprocBackend`.
+        *arguments: See `RayHost`.
     """
 
     def __init__(self, preload: Sequence[str], *arguments: Any) -> None:
@@ -153,16 +153,16 @@ class RaySubprocHost(RayHost):
 
 
 def obey_side_by_side(wire: Wire, host: PoolHost, packed: PackedSpec, log: WorkerLog) -> None:
-    """Do as `obey`, but let a command begin that leaves envs out while they are at another.
+    """Execute commands like `obey`, but in parallel if they concern different envs.
 
     Args:
-        wire: As in `obey`.
+        wire: This end of the pipe.
         host: The host.
-        packed: As in `obey`.
-        log: As in `obey`.
+        packed: The host's spec.
+        log: The log that it prints to.
 
     Raises:
-        EOFError, OSError: As in `obey`.
+        EOFError, OSError: At the end, always.
     """
     caller = Caller(wire)
     try:
@@ -185,10 +185,10 @@ class RaySubprocBackend(RayBackend):
 
     Args:
         hosts_per_node: Actors per node, at least 1.
-        ray_init: As in `RayBackend`.
-        ray_options: As in `RayBackend`.
-        direct: As in `RayBackend`.
-        preload: As in `SubprocBackend`.
+        ray_init: See `RayBackend`.
+        ray_options: See `RayBackend`.
+        direct: See `RayBackend`.
+        preload: See `SubprocBackend`.
     """
 
     host_class = RaySubprocHost
@@ -219,5 +219,5 @@ class RaySubprocBackend(RayBackend):
 
 
 def _split(cores: int, num_parts: int) -> list[int]:
-    """Return the cores of a node in so many parts, none of them empty."""
+    """Divide the cores of a node into this number of parts; empty parts are left out."""
     return apportion(cores, [1] * min(cores, num_parts))

@@ -1,7 +1,7 @@
-"""Envs in worker processes, several in each, on this machine; if asked, some in the caller.
+"""Envs in worker processes on this machine, several in each; optionally some in the caller.
 
-Commands and replies go over one pipe per worker; actions, states, rewards and flags of fixed
-form lie in shared memory. A step is one small message to each worker and one back.
+Commands and replies go over one pipe per worker; actions, states, rewards and flags of fixed form are in shared memory.
+A step is one small message to each worker and one back.
 """
 
 from __future__ import annotations
@@ -43,15 +43,14 @@ class SubprocBackend:
     """One process per usable core, several envs each.
 
     Args:
-        start_method: ``"forkserver"``, ``"spawn"`` or ``"fork"``. Default: ``"forkserver"`` where
-            there is one, else ``"spawn"``. With none of them does a script need an
-            ``if __name__ == "__main__"`` guard: the caller's main module is not imported again.
-        caller_steps: Whether the caller is one of the workers: it steps its share of the envs, in this
-            process, where it would wait, and nobody has to make room for it: 16 CartPoles on 2 cores make
-            180,000 steps/s instead of 140,000. What such an env does to its process it does to the
-            caller, and no time limit interrupts it.
-        preload: Names of modules to import once, before workers are forked, beyond those that the pickled envs
-            come from: what envs import later. With ``"forkserver"`` on Linux.
+        start_method: ``"forkserver"``, ``"spawn"`` or ``"fork"``. Default: ``"forkserver"`` if available, else
+            ``"spawn"``. With any of them a script needs no ``if __name__ == "__main__"`` guard: the caller's main
+            module is not imported again.
+        caller_steps: Whether the caller is one of the workers: instead of waiting it steps its share of the envs in
+            this process, and needs no core besides the workers': 16 CartPoles on 2 cores make 180,000 steps/s instead
+            of 140,000. Whatever such an env does to its process affects the caller, and no time limit interrupts it.
+        preload: Names of modules to import once, before workers are forked, in addition to those of the pickled envs:
+            modules that envs import later. With ``"forkserver"`` on Linux.
     """
 
     uses_live_envs = False
@@ -87,7 +86,7 @@ class SubprocBackend:
         registered = registered_by_user()
         packed = [PackedSpec.of(spec, registered, package_version()) for spec in specs]
         if self._caller_steps and not self._callers_share:
-            self._callers_share = packed[-1].env_ids  # the smallest share: the caller has more to do than to step
+            self._callers_share = packed[-1].env_ids  # the smallest share, as the caller has other work
         ours = [spec for spec in specs if spec.env_ids == self._callers_share]
         theirs = [spec for spec in packed if spec.env_ids != self._callers_share]
         workers = self._start_all(theirs, specs[0].shared)
@@ -100,11 +99,11 @@ class SubprocBackend:
                 "para_mode='dummy' or 'thread' here, or start this process with daemon=False."
             )
         wanted = {spec.env_ids for spec in packed}
-        self._switchboard.end(wanted)  # whom an interrupt has cut off from the pool as it was started
+        self._switchboard.end(wanted)  # ends workers of an interrupted launch
         try:
             channels = self._start_processes(packed)
             for channel, spec in zip(channels, packed, strict=True):
-                with contextlib.suppress(OSError):  # if it died already, its first command says so
+                with contextlib.suppress(OSError):  # if it has died, its first command reports it
                     channel.wire.send(encode(spec))
                     if isinstance(shared, SharedArrays):
                         shared.send(channel.wire.connection, channel.process.pid)
@@ -127,7 +126,7 @@ class SubprocBackend:
                 for one in opened:
                     one.close()
                 if isinstance(error, ConnectionError) and time.monotonic() < deadline:
-                    server = None  # it has died: begin another
+                    server = None  # the fork server has died: start another
                     continue
                 raise WorkerStartError(
                     f"A worker process could not be started ({type(error).__name__}: {error}); {len(packed)} were "
@@ -137,13 +136,13 @@ class SubprocBackend:
         return channels
 
     def _server(self, opened: list[Connection | WorkerLog], packed: Sequence[PackedSpec]) -> ForkServer:
-        """Return what forks the workers, with what the envs need imported already; note the log of the first worker.
+        """Return the fork server for the workers, with the envs' modules imported; open the first worker's log.
 
-        What is printed meanwhile is printed by that.
+        The output of the imports goes to this log.
         """
-        log: Any = WorkerLog.create()  # there is one wherever there are fork servers
+        log: Any = WorkerLog.create()  # exists wherever there are fork servers
         opened.append(log)
-        # Elsewhere than on Linux it cannot be seen whether an import lets workers be forked.
+        # Only on Linux can one detect whether workers may be forked after an import.
         known = modules_of(source for spec in packed for source in spec.envs) if sys.platform == "linux" else []
         silence = packed[0].settings.silence_warnings
         server, missing = SERVERS.server_with([*self._preload, *known], log, silence=silence)
@@ -163,7 +162,7 @@ class SubprocBackend:
     def _start(
         self, opened: list[Connection | WorkerLog], env_ids: tuple[int, ...], server: ForkServer | None
     ) -> PipeChannel:
-        """Start a worker; note what was opened for it. The log may be there already."""
+        """Start a worker; add what is opened for it to ``opened``, which may contain its log already."""
         context: Any = multiprocessing.get_context(self._method)
         with starting(self._method):
             log: Any = opened[0] if opened else WorkerLog.create()
@@ -180,7 +179,7 @@ class SubprocBackend:
             _OPEN.add(ours)
             theirs.close()
             opened.clear()
-            del theirs  # here: an interrupt in its `__del__` would be told to nobody
+            del theirs  # an interrupt in its `__del__` would be lost
         return channel
 
     def allocate(self, layout: Layout) -> Batch:  # noqa: D102 (see Backend)
@@ -199,9 +198,9 @@ class SubprocBackend:
 
 
 def _without_live_envs(spec: WorkerSpec) -> WorkerSpec:
-    """Return a spec for the caller whose live envs are copied each time, as workers do it.
+    """Return a spec for the caller whose live envs are copied each time, as in workers.
 
-    Nothing is unpickled: that would write over classes of a notebook with what they were when pickled.
+    Nothing is unpickled: that would overwrite a notebook's classes with their state at pickling.
     """
     envs = [
         EnvFactory(env.env_id, functools.partial(deep_copy, deep_copy(env.source)), is_live=False)
@@ -213,7 +212,7 @@ def _without_live_envs(spec: WorkerSpec) -> WorkerSpec:
 
 
 def check_preload(preload: Any) -> tuple[str, ...]:
-    """Return names of modules as a tuple; refuse all else."""
+    """Return names of modules as a tuple; raise if they are not a list or tuple of strings."""
     if not isinstance(preload, (list, tuple)) or not all(isinstance(name, str) for name in preload):
         raise ArgumentError(f"preload={preload!r} must be a list of names of modules, such as ['my_package'].")
     return tuple(preload)

@@ -1,6 +1,6 @@
-"""Every env in this process, stepped by threads.
+"""All envs in this process, stepped by threads.
 
-Worth it when ``step`` lets go of the interpreter lock: simulators in C, sockets, sleeping.
+Useful if ``step`` releases the GIL: simulators in C, sockets, sleeping.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from parallelenv.errors import WorkerStartError
 from parallelenv.worker.host import Host
 
 _SLICE = 0.1
-"""Seconds of one wait: an interrupt that comes just before the wait begins is seen at its end."""
+"""Seconds per wait: an interrupt just before a wait is handled at its end."""
 
 
 class ThreadChannel:
     """A host in a thread of its own.
 
     Args:
-        spec: What the host owns.
-        answered: Where the thread announces each reply.
+        spec: The host's envs.
+        answered: Queue in which the thread announces each reply.
     """
 
     in_caller = False
@@ -42,7 +42,7 @@ class ThreadChannel:
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._replies: deque[Reply] = deque()
         self._layout: Layout | None = None
-        # A daemon, so that an env which never returns cannot keep the interpreter from ending.
+        # A daemon, so that an env that never returns cannot prevent the interpreter from exiting.
         self.thread = threading.Thread(target=self._serve, name=f"parallelenv-{spec.env_ids[0]}", daemon=True)
 
     def _serve(self) -> None:
@@ -53,7 +53,7 @@ class ThreadChannel:
 
     @property
     def host(self) -> Host:
-        """The host, through which a caller reaches the envs themselves."""
+        """The host, which gives a caller access to the envs themselves."""
         return self._host
 
     def pack(self, command: Command) -> Command:  # noqa: D102 (see Channel)
@@ -64,7 +64,7 @@ class ThreadChannel:
 
     @property
     def has_reply(self) -> bool:
-        """Whether `receive` has something to give."""
+        """Whether `receive` has a reply to return."""
         return bool(self._replies)
 
     def receive(self) -> Reply:  # noqa: D102 (see Channel)
@@ -78,9 +78,9 @@ class ThreadChannel:
         return Death()
 
     def kill(self) -> None:
-        """Let the thread end after what it is doing; a thread cannot be killed.
+        """Let the thread end after its present command; a thread cannot be killed.
 
-        Whatever it still writes goes where nobody reads.
+        What it still writes goes to a batch that is not read.
         """
         if self._layout is not None:
             self._host.attach(Batch.private(self._layout))
@@ -109,7 +109,7 @@ class ThreadBackend:
 
     def _start(self, spec: WorkerSpec) -> ThreadChannel:
         channel = self.channel_class(spec, self._answered)
-        self._started.add(channel)  # before the thread runs: an interrupt may come at any time
+        self._started.add(channel)  # before the thread runs: an interrupt is possible at any time
         try:
             channel.thread.start()
         except RuntimeError as error:
@@ -124,7 +124,7 @@ class ThreadBackend:
 
     def wait(self, channels: Sequence[Any], timeout: float | None) -> Sequence[Any]:  # noqa: D102 (see Backend)
         deadline = None if timeout is None else time.monotonic() + timeout
-        # The queue only wakes: what counts are the replies, so that no interrupt can lose one.
+        # The queue only wakes the caller; `has_reply` decides, so that no interrupt can lose a reply.
         while not (ready := [channel for channel in channels if channel.has_reply]):
             left = _SLICE if deadline is None else min(_SLICE, deadline - time.monotonic())
             if left <= 0:

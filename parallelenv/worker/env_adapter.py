@@ -59,7 +59,7 @@ class Resettable:
         """Return the result of ``step`` as five items. If it has four, ``step`` returns five from now on.
 
         Raises:
-            EnvContractError: If it has another number of items.
+            EnvContractError: If it is not a tuple of four or five items.
         """
         if isinstance(result, tuple) and len(result) == 4:
             self.step = self._step
