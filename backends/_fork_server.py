@@ -1,8 +1,8 @@
-"""The processes that workers are forked from, with what the envs need imported already.
+"""Processes from which workers are forked, with the envs' modules already imported.
 
-A root is started once: it has imported what every worker needs, and nothing else. From it servers are forked, in some
-10 ms each, which import the modules that envs come from and then fork workers. What an import did to a server cannot be
-undone, so each set of packages has a server of its own.
+A root is started once and imports only what every worker needs. Servers are forked from it, in about 10 ms each; they
+import the modules that envs come from and then fork workers. The effects of an import on a server cannot be undone, so
+each set of packages has a server of its own.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from parallelenv.worker.worker_log import WorkerLog, redirect_descriptors, redir
 
 _BLAS_TIMEOUT = "OPENBLAS_THREAD_TIMEOUT"
 _VOLATILE = ("PYTEST_CURRENT_TEST", "RAY_", "PYTHONBREAKPOINT")
-"""Beginnings of variables that change with every test, and when Ray starts: else all would be imported anew then."""
+"""Prefixes of variables that change with every test, or when Ray starts: they must not cause new imports."""
 _SEED_SIZE = 1 << 64
-"""Entropy beyond this is the system's: users write smaller seeds."""
+"""Entropy above this is from the system: users write smaller seeds."""
 _MOST_SERVERS = 4
-"""Beyond the root; the one that was not used for longest goes first."""
+"""Not counting the root; the least recently used one is dropped first."""
 _SILENT = ("ignore", None, Warning, None, 0)  # the filter of `warnings.simplefilter("ignore")`
 
 _STARTING = threading.Lock()
-_HIDDEN: dict[str, Any] = {}  # what is missing of the main module while a process is being started
-_PRISTINE: list[Any] = []  # in a server: of the global generators, as imports found them
+_HIDDEN: dict[str, Any] = {}  # attributes of the main module that are removed while a process is being started
+_PRISTINE: list[Any] = []  # in a server: the global generators as they were before imports
 _UNSEEDED: list[np.random.Generator] = []  # in a server: those that imports have made
 
 
@@ -51,13 +51,13 @@ _UNSEEDED: list[np.random.Generator] = []  # in a server: those that imports hav
 
 
 class Loaded(NamedTuple):
-    """What came of an import in a server.
+    """The result of an import in a server.
 
     Attributes:
-        seconds: How long it took.
-        modules: What is in ``sys.modules`` since.
+        seconds: Duration.
+        modules: The new modules in ``sys.modules``.
         files: Their files, each with its state when it was read.
-        error: What it raised; empty if nothing.
+        error: The error that it raised; empty if none.
         obstacle: Why workers must not be forked from this server any more; empty if they may.
     """
 
@@ -69,13 +69,13 @@ class Loaded(NamedTuple):
 
 
 def serve_forks(requests: Connection) -> None:
-    """Be a server: import and fork as asked, until the caller closes the pipe or ends.
+    """Run a server: import and fork on request, until the caller closes the pipe or dies.
 
     Args:
-        requests: This end of the pipe. A request is the name of a method of `_Server`, its arguments, and a number of
+        requests: This end of the pipe. A request is the name of a method of `_Server`, its arguments, and the number of
             descriptors that follow.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; it is meant for the caller
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; it is meant for the caller
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked while this process started
     caller: Any = multiprocessing.parent_process()
     server = _Server(requests, caller.sentinel)
@@ -83,7 +83,7 @@ def serve_forks(requests: Connection) -> None:
     try:
         requests.send(frozenset(sys.modules))
         server.await_request()
-        end_with_caller(caller.sentinel)  # not earlier: as in a worker, a root's process object came through that pipe
+        end_with_caller(caller.sentinel)  # not earlier: a root's process object came through that pipe, as in a worker
         while True:
             server.await_request()
             name, arguments, count = requests.recv()
@@ -96,12 +96,12 @@ def serve_forks(requests: Connection) -> None:
                 for fileno in filenos:
                     os.close(fileno)
             requests.send(answer)
-    except (EOFError, OSError):  # the caller closed the pipe, or is gone
-        os._exit(0)  # threads that an import has started are not waited for
+    except (EOFError, OSError):  # the caller closed the pipe or died
+        os._exit(0)  # does not wait for threads that an import has started
 
 
 class _Server:
-    """What a server knows."""
+    """The state of a server."""
 
     def __init__(self, requests: Connection, sentinel: int) -> None:
         self._requests = requests
@@ -112,8 +112,8 @@ class _Server:
         os.set_blocking(self._wake, False)
 
     def await_request(self) -> None:
-        """Wait for the next request; report the ends of children meanwhile."""
-        # Each time anew: an import may have set handlers of its own.
+        """Wait for the next request; meanwhile report children that have ended."""
+        # Each time again: an import may have set its own handlers.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, lambda signum, frame: None)
         signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
@@ -122,7 +122,7 @@ class _Server:
             for pid in list(self._children):
                 try:
                     ended, status = os.waitpid(pid, os.WNOHANG)
-                except ChildProcessError:  # something that was imported has waited for it
+                except ChildProcessError:  # an imported module has waited for it
                     self._children.pop(pid).close()
                     continue
                 if ended:
@@ -139,10 +139,10 @@ class _Server:
 
         Args:
             target: A function of a module.
-            settings: As `multiprocessing.spawn` prepares them; maybe ``environment``, too.
-            sentinel: Can be read when the caller is gone.
-            report: Where to write the exit code.
-            *ends: For ``target``.
+            settings: As prepared by `multiprocessing.spawn`; with ``environment`` for a server.
+            sentinel: Becomes readable when the caller dies.
+            report: Descriptor for the exit code.
+            *ends: Arguments of ``target``.
         """
         context: Any = multiprocessing.get_context("forkserver")
         child = context.Process(target=target, args=ends, name=settings["name"])
@@ -162,8 +162,8 @@ class _Server:
             else:
                 _part_generators(numbers)
             spawn.prepare(settings)
-            # Private, and what all ways of `multiprocessing` call in a new process: nothing public makes one from here
-            # that is no child of it, and has the caller's sentinel.
+            # Private, but called in a new process by all start methods of `multiprocessing`: nothing public makes a
+            # process object from here that is not a child of this process and has the caller's sentinel.
             code = child._bootstrap(parent_sentinel=sentinel)
         except BaseException:  # noqa: BLE001 (whatever it is: this copy of the server must not go on)
             traceback.print_exc()
@@ -171,7 +171,7 @@ class _Server:
             os._exit(code)
 
     def _leave(self, report: int) -> None:
-        """Let a forked process be none of the server's any more."""
+        """Detach a forked process from the server."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for other in (self._requests, *self._children.values()):
@@ -180,12 +180,12 @@ class _Server:
             os.close(fileno)
 
     def load(self, module: str, silence: bool, output: int) -> Loaded:
-        """Import a module, and look what else came of it.
+        """Import a module and find its side effects.
 
         Args:
             module: Its name.
             silence: Whether its warnings are ignored.
-            output: Where to print to.
+            output: Descriptor for its output.
         """
         log = WorkerLog(os.dup(output))
         redirect_descriptors(log)
@@ -200,22 +200,22 @@ class _Server:
         except BaseException as caught:  # noqa: BLE001 (the worker imports it again, and raises it to the user)
             error = f"{type(caught).__name__}: {caught}"
             files = {frame.f_code.co_filename for frame, _ in traceback.walk_tb(caught.__traceback__)}
-            files.add(str(getattr(caught, "filename", "")))  # of a SyntaxError
+            files.add(str(getattr(caught, "filename", "")))  # for a SyntaxError
         seconds = time.perf_counter() - start
         modules = sys.modules.keys() - known
         files |= {file for name in modules if (file := getattr(sys.modules[name], "__file__", None))}
         obstacle = ", ".join(sorted({what for what, _ in _traces() - before}))
         if error and modules:
-            obstacle = f"raises {error}"  # half imported
+            obstacle = f"raises {error}"  # partly imported
         gc.collect()
         _UNSEEDED.extend(one for one in gc.get_objects() if type(one) is np.random.Generator and _is_unseeded(one))
-        gc.freeze()  # else the workers' collections would copy the pages that they share
+        gc.freeze()  # else garbage collection in workers would copy the shared pages
         return Loaded(seconds, frozenset(modules), {file: _stamp(file, begin) for file in files}, error, obstacle)
 
 
 @contextlib.contextmanager
 def _ignoring_warnings() -> Iterator[None]:
-    """Ignore warnings meanwhile. Other filters that are set meanwhile stay, as they would in a worker."""
+    """Ignore warnings in the block. Other filters set in the block stay, as they would in a worker."""
     filters: Any = warnings.filters
     was_there = _SILENT in filters
     warnings.simplefilter("ignore")
@@ -225,20 +225,20 @@ def _ignoring_warnings() -> Iterator[None]:
         if not was_there and _SILENT in filters:
             filters.remove(_SILENT)
         with warnings.catch_warnings():
-            pass  # the end of it says that the filters have changed
+            pass  # its end announces the changed filters
 
 
 def _words() -> list[Any]:
-    """Return of both global generators what drawing a few numbers leaves as it is, and seeding does not."""
+    """Return the part of both global generators' state that seeding changes and drawing a few numbers does not."""
     state: Any = np.random.get_state(legacy=True)
     return [random.getstate()[1][:-1], state[1].tobytes()]
 
 
 def _part_generators(numbers: Any) -> None:
-    """Let generators of random numbers differ from those of other workers, unless imports have seeded them.
+    """Make random generators differ from those of other workers, unless imports have seeded them.
 
     Args:
-        numbers: State of Python's own in the server; Python seeds it anew in each forked process.
+        numbers: State of `random` in the server; Python reseeds it in each forked process.
     """
     if numbers[1][:-1] != _PRISTINE[0]:
         random.setstate(numbers)
@@ -255,11 +255,11 @@ def _is_unseeded(generator: np.random.Generator) -> bool:
 
 
 def _traces() -> set[tuple[str, str]]:
-    """Return what this process has that forked processes cannot share: what it is, and which one."""
+    """Return the parts of this process that forked processes cannot share: kind and id of each."""
     tasks = Path("/proc/self/task")
     if len(os.listdir(tasks)) > 1:
-        # OpenBLAS ends its threads before each fork, and starts them again when it needs them. Others stay, and would
-        # be missing in a forked process.
+        # OpenBLAS ends its threads before each fork and restarts them when needed. Other threads stay, and would be
+        # missing in a forked process.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             pid = os.fork()
@@ -277,11 +277,11 @@ def _traces() -> set[tuple[str, str]]:
 
 
 def _stamp(file: str, begin: int | None = None) -> tuple[int, int] | None:
-    """Return by what a file's content can be told from another; ``None`` where it cannot.
+    """Return a stamp that changes with a file's content; ``None`` if there is no reliable one.
 
     Args:
         file: Its path.
-        begin: When it was read, in ns. What was written since may be later than what was read.
+        begin: When it was read, in ns. If it was written since, its state may be newer than the content read.
     """
     try:
         found = os.stat(file)
@@ -303,11 +303,11 @@ def _serve_worker(connection: int, log: int) -> None:
 
 
 class Surroundings(NamedTuple):
-    """What modules may depend on as they are imported.
+    """The settings that affect how modules are imported.
 
     Attributes:
         path: ``sys.path``.
-        folder: The current one, where modules may be found there.
+        folder: The current folder, if modules may be found there.
         environment: Environment variables.
     """
 
@@ -317,24 +317,24 @@ class Surroundings(NamedTuple):
 
     @classmethod
     def of_caller(cls) -> Surroundings:
-        """Return those of this process."""
+        """Return the settings of this process."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith(_VOLATILE)}
         is_absolute = all(os.path.isabs(folder) for folder in sys.path if isinstance(folder, str))
         return cls(tuple(sys.path), "" if is_absolute else os.getcwd(), environment)
 
 
 class ForkServer:
-    """A server, as the caller knows it. It ends when nothing refers to this object any more.
+    """A server, as seen by the caller. It ends when nothing refers to this object any more.
 
     Args:
-        process: What has its ``pid`` and ``is_alive()``.
+        process: An object with its ``pid`` and ``is_alive()``.
         requests: The caller's end of the pipe.
-        surroundings: What it was given, ``None`` for the root.
-        packages: What it may import from.
+        surroundings: Its settings, ``None`` for the root.
+        packages: The packages from which it may import.
 
     Attributes:
-        loaded: Modules that it was asked to import and has, with the seconds that it took.
-        files: Files of what it has imported, each with its state then.
+        loaded: Modules that it has imported on request, with the seconds that each took.
+        files: Files of its imports, each with its state at that time.
     """
 
     def __init__(
@@ -366,16 +366,16 @@ class ForkServer:
             with theirs:
                 root = context.Process(target=serve_forks, args=(theirs,), name="parallelenv-fork-server")
                 root.start()
-            # Private: else it is among `multiprocessing.active_children()`, and joining all of them never ends.
+            # Private: else it is in `multiprocessing.active_children()`, and joining all of them never ends.
             children: Any = process
             children._children.discard(root)
             return cls(root, ours)
 
     def fork_server(self, surroundings: Surroundings, packages: frozenset[str]) -> ForkServer:
-        """Return a server that is forked from this one. Arguments: as for `ForkServer`.
+        """Return a server forked from this one. Arguments: see `ForkServer`.
 
         Raises:
-            OSError: If there is none, for lack of something or since this server has ended.
+            OSError: If it cannot be started, for lack of resources or because this server has ended.
         """
         settings = {**_settings("parallelenv-fork-server"), "environment": surroundings.environment}
         with DeferSigint():
@@ -387,11 +387,11 @@ class ForkServer:
             return server
 
     def fork_worker(self, connection: Connection, log: WorkerLog) -> ForkedProcess:
-        """Return a worker that is forked from this server. Errors: as for `fork_server`.
+        """Return a worker forked from this server. Errors: see `fork_server`.
 
         Args:
             connection: The worker's end of its pipe.
-            log: What it prints to.
+            log: The log for its output.
         """
         return self._fork(_serve_worker, _settings("parallelenv-worker"), connection.fileno(), log.fileno)
 
@@ -403,11 +403,11 @@ class ForkServer:
         return ForkedProcess(pid, status, lifeline, self)
 
     def load(self, module: str, log: WorkerLog, *, silence: bool) -> Loaded:
-        """Import a module there. An interrupt ends the server.
+        """Import a module in the server. An interrupt ends the server.
 
         Args:
             module: Its name.
-            log: Where to print to.
+            log: The log for its output.
             silence: Whether its warnings are ignored.
 
         Raises:
@@ -441,7 +441,7 @@ class ForkServer:
 
     @contextlib.contextmanager
     def _ending_if_cut(self) -> Iterator[None]:
-        """End the server if an error or an interrupt leaves a request half sent or unanswered."""
+        """End the server if an error or an interrupt leaves a request partly sent or without a reply."""
         try:
             yield
         except BaseException as error:
@@ -451,16 +451,16 @@ class ForkServer:
             raise
 
     def end(self) -> None:
-        """End it at once. Its workers go on."""
+        """End it at once. Its workers continue."""
         with DeferSigint():
             self._requests.close()
             if self._process.is_alive():
-                with contextlib.suppress(ProcessLookupError):  # it has ended since that look
+                with contextlib.suppress(ProcessLookupError):  # it has ended since the check
                     os.kill(self.pid, signal.SIGKILL)
                 self._process.join(1.0)
 
     def is_alive(self) -> bool:
-        """Whether it can be asked for anything."""
+        """Whether it can take requests."""
         return not self._requests.closed and bool(self._process.is_alive())
 
     @property
@@ -470,12 +470,12 @@ class ForkServer:
 
 
 class Refusal(NamedTuple):
-    """Why each worker imports a module itself.
+    """Why each worker must import a module itself.
 
     Attributes:
-        reason: What its import does.
-        files: Files that it has read, each with its state then.
-        surroundings: In which it did.
+        reason: The side effect of its import.
+        files: Files that it has read, each with its state at that time.
+        surroundings: The settings of the import.
     """
 
     reason: str
@@ -487,8 +487,8 @@ class ForkServers:
     """The servers of this process.
 
     Attributes:
-        root: What the others are forked from, if it was started.
-        servers: The others, the one that was used last at the end.
+        root: The server that the others are forked from; ``None`` until it is started.
+        servers: The others, the most recently used last.
         refused: Modules after whose import workers must not be forked.
     """
 
@@ -496,7 +496,7 @@ class ForkServers:
         self.forget()
 
     def forget(self) -> None:
-        """Start anew, as a forked child must: the servers are its parent's."""
+        """Start with no servers, as a forked child must: the servers belong to its parent."""
         self._lock = threading.Lock()
         self.root: ForkServer | None = None
         self.servers: list[ForkServer] = []
@@ -505,12 +505,12 @@ class ForkServers:
     def server_with(
         self, modules: Collection[str], log: WorkerLog, *, silence: bool
     ) -> tuple[ForkServer, dict[str, str]]:
-        """Return a server that has these modules, and why it does not have the others.
+        """Return a server that has imported these modules, and why the others are missing.
 
         Args:
             modules: Their names.
-            log: Where they print to as they are imported.
-            silence: Whether warnings are ignored meanwhile.
+            log: The log for the output of the imports.
+            silence: Whether warnings are ignored during imports.
 
         Raises:
             OSError: If no process can be started.
@@ -533,14 +533,14 @@ class ForkServers:
                 server = self._server(root, surroundings, frozenset(module.partition(".")[0] for module in wanted))
                 try:
                     missing = self._load(server, surroundings, wanted, log, silence)
-                except BaseException:  # an interrupt: nothing is known of what the import did
+                except BaseException:  # an interrupt: the import's side effects are unknown
                     server.end()
                     raise
                 if server in self.servers:
                     return server, missing
 
     def _server(self, root: ForkServer, surroundings: Surroundings, packages: frozenset[str]) -> ForkServer:
-        """Return the server for these packages; a new one is forked from that which has most of them."""
+        """Return the server for these packages; a new one is forked from the one that has most of them."""
         fitting = [one for one in self.servers if one.surroundings == surroundings and one.packages <= packages]
         server = max(fitting, key=lambda one: len(one.packages), default=root)
         if server.packages != packages:
@@ -551,7 +551,7 @@ class ForkServers:
     def _load(
         self, server: ForkServer, surroundings: Surroundings, wanted: Sequence[str], log: WorkerLog, silence: bool
     ) -> dict[str, str]:
-        """Let a server import what it lacks, and return why what is missing is; forget a server that is unfit then."""
+        """Let a server import missing modules; return why others are missing. Drop a server that became unfit."""
         missing: dict[str, str] = {}
         for module in wanted:
             if server.knows(module):
@@ -561,7 +561,7 @@ class ForkServers:
                 continue
             try:
                 loaded = server.load(module, log, silence=silence)
-            except ConnectionError:  # asked again for the next pool: something else may have ended it
+            except ConnectionError:  # requested again for the next pool: the import may not be the cause
                 loaded = Loaded(0.0, frozenset(), {"": None}, "", "ends the process")
             if loaded.obstacle:
                 self.refused[module] = Refusal(loaded.obstacle, loaded.files, surroundings)
@@ -584,7 +584,7 @@ SERVERS = ForkServers()
 
 @contextlib.contextmanager
 def starting(method: str) -> Iterator[None]:
-    """Start a process meanwhile, one at a time; an interrupt comes at the end.
+    """Start a process in the block, one at a time; an interrupt is delayed until its end.
 
     Args:
         method: The start method.
@@ -594,17 +594,16 @@ def starting(method: str) -> Iterator[None]:
 
 
 def _settings(name: str) -> dict[str, Any]:
-    """Return what `multiprocessing.spawn` prepares in a new process, but for the main module."""
+    """Return the settings that `multiprocessing.spawn` prepares in a new process, without the main module."""
     settings = {key: value for key, value in spawn.get_preparation_data(name).items() if not key.startswith("init_")}
     return {**settings, "authkey": bytes(settings["authkey"])}
 
 
 @contextlib.contextmanager
 def _deaf_to_interrupts(method: str) -> Iterator[None]:
-    """Let processes that start meanwhile hear no Ctrl-C until they have said what they want of it.
+    """Block Ctrl-C in processes started in the block, until they have set their own handling.
 
-    It goes to the whole process group, and would end a worker, or the fork server, that has not come so
-    far yet as to ignore it.
+    It reaches the whole process group, and would end a worker or fork server that does not ignore it yet.
 
     Args:
         method: The start method.
@@ -613,7 +612,7 @@ def _deaf_to_interrupts(method: str) -> Iterator[None]:
         yield
         return
     if method != "fork":
-        resource_tracker.ensure_running()  # it would begin to hear again as it starts
+        resource_tracker.ensure_running()  # its start would unblock the signal
     found = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -623,15 +622,15 @@ def _deaf_to_interrupts(method: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _sleepy_blas() -> Iterator[None]:
-    """Let the idle threads of OpenBLAS sleep at once in the processes that start meanwhile.
+    """Make idle threads of OpenBLAS sleep at once in processes started in the block.
 
-    They are there as soon as `threadpoolctl` forbids them, and spin for 100 ms before they sleep. All the
-    while a step of 16 CartPoles on 2 cores took 4 ms, a tick of the scheduler, instead of 0.14 ms.
+    They exist as soon as `threadpoolctl` limits them, and spin for 100 ms before they sleep. During that time a step of
+    16 CartPoles on 2 cores took 4 ms, a tick of the scheduler, instead of 0.14 ms.
     """
-    if _BLAS_TIMEOUT in os.environ:  # the user has decided
+    if _BLAS_TIMEOUT in os.environ:  # set by the user
         yield
         return
-    os.environ[_BLAS_TIMEOUT] = "4"  # the logarithm of a number of cycles, and its smallest value
+    os.environ[_BLAS_TIMEOUT] = "4"  # the logarithm of a number of cycles; 4 is the minimum
     try:
         yield
     finally:
@@ -640,9 +639,9 @@ def _sleepy_blas() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _hidden_main() -> Iterator[None]:
-    """Hide where the main module comes from, so that workers do not import it again.
+    """Hide the origin of the main module, so that workers do not import it again.
 
-    It need not be importable, nor guarded: what is needed of it travels by cloudpickle.
+    It need not be importable or guarded: cloudpickle includes what workers need of it.
     """
     main = sys.modules["__main__"]
     _HIDDEN.update({name: main.__dict__[name] for name in ("__file__", "__spec__") if name in main.__dict__})
@@ -660,7 +659,7 @@ def _show_main() -> None:
 
 
 def _begin_anew() -> None:
-    """Let a forked child, born while its worker was being started, start workers itself."""
+    """Let a forked child start workers itself, even if it was forked while its parent was starting one."""
     global _STARTING  # noqa: PLW0603 (the parent's lock, locked by a thread that is not here, cannot be had)
     _STARTING = threading.Lock()
     _show_main()

@@ -1,4 +1,4 @@
-"""How an actor is reached by Ray's calls, wherever it is."""
+"""A channel to an actor by Ray's calls, wherever the actor runs."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from parallelenv.contract.protocol import Command, Death, HostDied, Printed, Rep
 
 
 class RayChannel:
-    """Calls to one actor, answered in the order in which they were made.
+    """Calls to one actor, with replies in the order of the calls.
 
     Ray's compiled graphs were tried: a round of two actors takes 0.8 to 1.2 ms instead of 1.7 to 2.1 ms. But they
-    always ask all actors, `ray.wait` does not take what they give, a step of 10 s is an error, and envs run beside
+    always call all actors, `ray.wait` does not accept their results, a step of 10 s is an error, and envs do not run in
     the main thread.
     """
 
@@ -41,7 +41,7 @@ class RayChannel:
             command.common = command.common.without_content()
         if command.reads_actions and self._batch is not None:
             command.rows = self._batch.take_actions(command.env_ids)
-        # Never the short form without rows: the actor's batch is not the caller's.
+        # Never the short form without rows: the actor does not share the caller's batch.
         return encode_command(command, everyone=()), *stored
 
     def send(self, packed: tuple[Any, ...]) -> None:
@@ -54,7 +54,7 @@ class RayChannel:
         self._refuse_if_gone()
         try:
             message = ray.get(self.answers[0])
-        except ray.exceptions.RayError as error:  # the actor, or its node, or what held the answer
+        except ray.exceptions.RayError as error:  # the actor, its node, or the owner of the reply died
             self._death = Death(self.actor.pid, None, f"Ray says: {first_line(error)}")
             raise HostDied from error
         finally:
@@ -80,7 +80,7 @@ class RayChannel:
 
 
 def close_and_wait(channels: Sequence[RayChannel], timeout: float) -> list[Printed]:
-    """Let actors that are far close their envs, wait for them so long, and return what they printed at that."""
+    """Close the envs of remote actors, wait at most ``timeout`` seconds, and return what they printed meanwhile."""
     import ray
 
     closing = [channel.actor.handle.close.remote() for channel in channels]
@@ -89,23 +89,23 @@ def close_and_wait(channels: Sequence[RayChannel], timeout: float) -> list[Print
     closed, _ = ray.wait(closing, num_returns=len(closing), timeout=timeout)
     printed: list[Printed] = []
     for call in closed:
-        with contextlib.suppress(ray.exceptions.RayError):  # it has died meanwhile, and its words with it
+        with contextlib.suppress(ray.exceptions.RayError):  # it has died meanwhile, and its output is lost
             printed += ray.get(call)
     return printed
 
 
 def look(calls: dict[Any, Any], timeout: float) -> list[Any]:
-    """Return the channels whose calls have been answered; wait for one of them for so long."""
+    """Return the channels with a reply; wait at most ``timeout`` seconds for the first."""
     import ray
 
     ready, _ = ray.wait(list(calls), num_returns=1, timeout=timeout)
-    if ready and len(calls) > 1:  # whoever else is ready costs no further round of waiting
+    if ready and len(calls) > 1:  # collects the others that are ready, without waiting
         ready, _ = ray.wait(list(calls), num_returns=len(calls), timeout=0)
     return [calls[answer] for answer in ready]
 
 
 def _store(broadcast: Broadcast) -> Any:
-    """Put something into Ray's object store, unless it is there; each node then fetches it but once."""
+    """Put a broadcast into Ray's object store, unless it is there; each node then fetches it only once."""
     import ray
 
     if broadcast.stored is None:
@@ -114,6 +114,6 @@ def _store(broadcast: Broadcast) -> Any:
 
 
 def _writable(message: Any) -> Message:
-    """Return a message whose buffers may be written: Ray's own are read-only."""
+    """Return a message with writable buffers: Ray's own are read-only."""
     tag, number, frames = message
     return Message(tag, number, [frame if index == 0 else bytearray(frame) for index, frame in enumerate(frames)])

@@ -1,4 +1,4 @@
-"""Ray itself: joined if it runs, else started quietly; then it runs until this process ends, for the next pool."""
+"""Ray itself: joined if it runs, else started without output; it then stays for later pools until this process ends."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from parallelenv.contract.messages import show
 from parallelenv.errors import ArgumentError, SchedulingError
 
 ActorOptions = dict[str, Any]
-"""As in ``actor.options(...)``."""
+"""See ``actor.options(...)`` of Ray."""
 SHUT_DOWN = "Ray was shut down after this ParallelEnv was made. Make a new one."
 START_TIMEOUT = 10.0
-"""Seconds after which an actor that could not be placed is an error, if resources are lacking."""
+"""Seconds after which an actor that was not placed is an error, if resources are lacking."""
 LONGEST_START = 60.0
-"""Seconds after which it is one in any case, unless it has a ``runtime_env`` to be set up, which takes its time."""
+"""Seconds after which it is an error in any case, unless a ``runtime_env`` must be set up, which takes time."""
 _SETTLING = 3.0
-"""Seconds that Ray gets to come to the end of making a placement group that is to be given back.
+"""Seconds that Ray has to finish making a placement group before it is removed.
 
-What is removed while it is being made may take its cores along for good (seen with Ray 2.60; its issue 64693): after
-one of 60 groups that were removed at once a core was missing, after none of 61 that were waited for.
+Removing a group while it is being made may lose its cores for good (seen with Ray 2.60; its issue 64693): after one of
+60 groups that were removed at once a core was missing, after none of 61 that were waited for.
 """
 
 
 class Session:
-    """Ray as this process is connected to it now.
+    """The present connection of this process to Ray.
 
-    Who asks Ray for something of an earlier connection gets another Ray started, which nobody wants.
+    Requests for objects of an earlier connection would make Ray start again, which is not wanted.
     """
 
     def __init__(self) -> None:
@@ -44,12 +44,12 @@ class Session:
 
     @property
     def lasts(self) -> bool:
-        """Whether the user has not shut Ray down since. Takes 12 us."""
+        """Whether this connection still exists: the user may have shut Ray down. Takes 12 us."""
         return _connection() == self._ids
 
 
 def _connection() -> tuple[str, str] | None:
-    """Return what tells the connection to Ray from earlier ones, ``None`` if there is none."""
+    """Return an id of the connection to Ray, ``None`` if there is none."""
     import ray
 
     if not ray.is_initialized():
@@ -59,12 +59,12 @@ def _connection() -> tuple[str, str] | None:
 
 
 class Beginning(NamedTuple):
-    """How Ray was connected to.
+    """How Ray was connected.
 
     Attributes:
-        starts_cluster: Whether a cluster was started for that.
+        starts_cluster: Whether a cluster was started.
         variables: Environment variables that Ray has set.
-        arguments: What ``ray.init`` was called with.
+        arguments: Arguments of ``ray.init``.
     """
 
     starts_cluster: bool
@@ -73,18 +73,18 @@ class Beginning(NamedTuple):
 
 
 class Cluster:
-    """A share in the Ray cluster of this process.
+    """A pool's membership in the Ray cluster of this process.
 
     Attributes:
         num_cpus: Cores of the cluster.
-        session: In which it was joined.
+        session: The connection at the time of joining.
     """
 
     _lock: ClassVar[threading.Lock] = threading.Lock()
     _session: ClassVar[Session | None] = None
     _members: ClassVar[int] = 0
     _begun: ClassVar[Beginning | None] = None
-    """How this class has connected to Ray; ``None`` if the user has."""
+    """How this class has connected to Ray; ``None`` if the user has connected."""
 
     def __init__(self, num_cpus: int, session: Session) -> None:
         self.num_cpus = num_cpus
@@ -95,18 +95,18 @@ class Cluster:
     def join(cls, arguments: dict[str, Any]) -> Cluster:
         """Join the running cluster, or start one.
 
-        What an earlier pool has begun, and no other uses now, is ended first if it was begun with other arguments.
+        A connection of an earlier pool that is no longer used is ended first if it was made with other arguments.
 
         Args:
-            arguments: For ``ray.init``, where they go before ours.
+            arguments: For ``ray.init``; they override the defaults here.
 
         Raises:
-            ArgumentError: If Ray refuses them.
+            ArgumentError: If Ray rejects them.
         """
         with cls._lock:
             old = cls._begun
             if old is not None and not cls._members and old.arguments != arguments:
-                with DeferSigint():  # a Ray that is half shut down could not be begun again
+                with DeferSigint():  # a partly shut down Ray could not be started again
                     cls._end(old)
             begun = _begin_if_needed(arguments)
             if begun is not None or cls._session is None or not cls._session.lasts:
@@ -121,14 +121,14 @@ class Cluster:
         return self._begun is not None and self._begun.starts_cluster
 
     def leave(self) -> None:
-        """Give the share back. Safe to call twice."""
+        """End the membership. Safe to call twice."""
         cls = type(self)
         with cls._lock, DeferSigint():
             if self._is_member and self.session is cls._session:
                 cls._members -= 1
                 begun = cls._begun
                 if not cls._members and begun is not None and not begun.starts_cluster:
-                    cls._end(begun)  # a cluster of others' is left; what was started here stays for the next one
+                    cls._end(begun)  # disconnect from others' clusters; one started here stays for the next pool
             self._is_member = False
 
     @classmethod
@@ -143,7 +143,7 @@ class Cluster:
 
 def _begin_if_needed(arguments: dict[str, Any]) -> Beginning | None:
     """Connect to Ray unless the user has."""
-    before = set(os.environ)  # to import Ray is enough to change it
+    before = set(os.environ)  # importing Ray changes it
     _import_quietly()
     import ray
 
@@ -151,7 +151,7 @@ def _begin_if_needed(arguments: dict[str, Any]) -> Beginning | None:
         return None
     try:
         _init_quietly(arguments)
-    except Exception as error:  # Ray checks by assertions, too
+    except Exception as error:  # Ray also checks by assertions
         _take_away({name: os.environ[name] for name in set(os.environ) - before})
         if not arguments:
             raise SchedulingError(
@@ -168,7 +168,7 @@ def _begin_if_needed(arguments: dict[str, Any]) -> Beginning | None:
 
 
 def _import_quietly() -> None:
-    """Import Ray, which otherwise says twice, by tqdm and by its log, that a notebook has no ipywidgets."""
+    """Import Ray without its two warnings, by tqdm and by its log, that a notebook has no ipywidgets."""
     if "ray" in sys.modules:
         return
     with warnings.catch_warnings():
@@ -184,16 +184,16 @@ def _import_quietly() -> None:
 
 
 def _has_started_head() -> bool:
-    """Whether Ray was started by this process, and not only connected to. Ray has no public word for it."""
+    """Whether Ray was started by this process, not only connected. Ray has no public API for this."""
     import ray
 
     return bool(getattr(getattr(ray._private.worker, "_global_node", None), "head", True))
 
 
 def _init_quietly(arguments: dict[str, Any]) -> None:
-    """Start Ray without a dashboard and without log lines, and leave signal handlers and `random` as found.
+    """Start Ray without a dashboard and log lines, and restore signal handlers and `random`.
 
-    Ray draws ports from `random`: a trainer that has seeded it for itself would draw other numbers than in other modes.
+    Ray draws ports from `random`: a seeded trainer would draw other numbers than in other modes.
     """
     import ray
 
@@ -209,7 +209,7 @@ def _init_quietly(arguments: dict[str, Any]) -> None:
 
 
 def _take_away(variables: dict[str, str]) -> None:
-    """Remove environment variables that nobody has set to something else since."""
+    """Remove environment variables that were not changed since."""
     for name, value in variables.items():
         if os.environ.get(name) == value:
             del os.environ[name]
@@ -224,7 +224,7 @@ def resources(kind: str) -> dict[str, float]:
 
 
 def cores_of_nodes() -> list[int]:
-    """Return how many cores each node of the cluster has that is alive and has any."""
+    """Return the number of cores of each node of the cluster that is alive and has any."""
     import ray
 
     nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
@@ -237,9 +237,9 @@ class FreeResources:
     """A placement group.
 
     Attributes:
-        group: Ray's name for it.
-        session: In which it was asked for.
-        is_made: Whether it is known to have been there.
+        group: Ray's handle.
+        session: The connection in which it was requested.
+        is_made: Whether it is known to have been made.
     """
 
     group: Any
@@ -247,7 +247,7 @@ class FreeResources:
     is_made: bool = False
 
     def give_back(self) -> None:
-        """Let others have it, if there is still the Ray that has it."""
+        """Release it, if its Ray still runs."""
         from ray.util import remove_placement_group
 
         if not self.session.lasts:
@@ -258,15 +258,15 @@ class FreeResources:
 
 
 class Reservation:
-    """Room for actors, all of them or none: a placement group with a bundle for each.
+    """Room for all actors, or for none: a placement group with a bundle for each.
 
-    Ray keeps such a group until the program ends, also when nobody knows of it any more: one that Ctrl-C has cut off
-    from its pool would hold its cores for good. So the group goes with this object.
+    Ray keeps such a group until the program ends, even if nothing refers to it: a group that Ctrl-C has cut off from
+    its pool would hold its cores for good. So the group is removed with this object.
 
     Args:
-        options: Of each actor, by what tells them apart.
+        options: Options of each actor, by a number that identifies it.
         strategy: ``"PACK"``, on few nodes, or ``"SPREAD"``, evenly over all.
-        session: In which the actors are started.
+        session: The connection in which the actors are started.
     """
 
     def __init__(self, options: Mapping[int, ActorOptions], strategy: str, session: Session) -> None:
@@ -278,25 +278,25 @@ class Reservation:
         with DeferSigint():
             self._room = FreeResources(placement_group(bundles, strategy=strategy), session)
             self._end = weakref.finalize(self, self._room.give_back)
-            self._end.atexit = False  # Ray ends it then
+            self._end.atexit = False  # Ray removes it then
 
     @classmethod
     def make(cls, options: Mapping[int, ActorOptions], strategy: str, session: Session) -> Reservation | None:
-        """Return a new one; ``None`` if the actors ask for nothing, or the user says where they are to be."""
+        """Return a new one; ``None`` if the actors need no resources, or the user places them."""
         is_needed = all("scheduling_strategy" not in one and _bundle_of(one) for one in options.values())
         return cls(options, strategy, session) if is_needed else None
 
     def strategy_of(self, seat: int) -> Any:
-        """Return what brings an actor to its room."""
+        """Return the scheduling strategy that puts an actor into its bundle."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         return PlacementGroupSchedulingStrategy(self._room.group, self._seats.index(seat))
 
     def await_room(self) -> None:
-        """Wait until there is room for all, also again after a node was lost.
+        """Wait until there is room for all actors, also after a node was lost.
 
         Raises:
-            SchedulingError: If there is not, for `START_TIMEOUT` seconds.
+            SchedulingError: If there is none within `START_TIMEOUT` seconds.
         """
         if self._room.group.wait(START_TIMEOUT):
             self._room.is_made = True
@@ -310,7 +310,7 @@ class Reservation:
         )
 
     def give_back(self) -> None:
-        """Let others have the room, if there is still the Ray that has it. The actors in it end."""
+        """Release the room, if its Ray still runs. The actors in it end."""
         with DeferSigint():
             self._end()
 
@@ -326,7 +326,7 @@ def _bundle_of(options: ActorOptions) -> dict[str, float]:
     named = {"CPU": options.get("num_cpus"), "GPU": options.get("num_gpus")}
     named |= {name: options.get(name) for name in ("memory", "object_store_memory")}
     if options.get("accelerator_type"):
-        named[f"accelerator_type:{options['accelerator_type']}"] = 0.001  # what Ray makes of it
+        named[f"accelerator_type:{options['accelerator_type']}"] = 0.001  # as Ray does it
     return {name: amount for name, amount in {**named, **(options.get("resources") or {})}.items() if amount}
 
 
@@ -335,11 +335,11 @@ def _name_bundle(options: ActorOptions) -> str:
 
 
 def missing_resources(options: Sequence[ActorOptions], kind: str) -> str:
-    """Say what there is too little of for an actor with any of these options; empty if there is enough of everything.
+    """Return which resources are too few for an actor with any of these options; empty if none are.
 
     Args:
-        options: Of the actors.
-        kind: ``"cluster_resources"``, all that there are, or ``"available_resources"``, those that are free.
+        options: Options of the actors.
+        kind: ``"cluster_resources"``, all of the cluster, or ``"available_resources"``, the free ones.
     """
     total, free, found = resources("cluster_resources"), resources("available_resources"), resources(kind)
     lacking = {

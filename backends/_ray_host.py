@@ -1,4 +1,4 @@
-"""A host as a Ray actor: what runs there, called by Ray or reached past it."""
+"""A host in a Ray actor, reached by Ray's calls or by a socket."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from parallelenv.worker.worker_log import WorkerLog, redirect_streams
 
 
 class RayHost:
-    """A host as a Ray actor. Its batch is its own; rows travel with commands and replies.
+    """A host in a Ray actor. It has its own batch; commands and replies contain the rows.
 
     Args:
-        message: What is in the `Message` that is a `PackedSpec`, encoded.
-        caller: What is in the `Address` where to learn of the end of the caller, sooner than from Ray, which takes 1.4
+        message: The `PackedSpec`, encoded, as the items of a `Message`.
+        caller: The items of the `Address` by which to detect the caller's death, sooner than Ray does, which takes 1.4
             to 2.6 s.
         shared: Read-only arrays for the envs, in Ray's object store.
     """
 
     def __init__(self, message: tuple[Any, ...], caller: tuple[Any, ...] | None, shared: Mapping[str, Array]) -> None:
-        # Raises if the caller has given up meanwhile: Ray may still start it.
+        # Raises if the caller has died or given up meanwhile: Ray may start the actor nevertheless.
         self._lifeline = take_hold(None if caller is None else Address(*caller))
         if self._lifeline is not None:
             die_with_caller(self._lifeline)
@@ -39,7 +39,7 @@ class RayHost:
         self._host = self._make_host(self._packed.unpack(frozen(shared)))
         self._log = WorkerLog.create()
         if self._log is not None:
-            # Python's own output alone: what C code prints goes to Ray's log files.
+            # Only Python's own output: that of C code goes to Ray's log files.
             redirect_streams(self._log, lambda: self._host.current, (self._log.fileno, self._log.fileno))
         self._batch: Batch | None = None
 
@@ -55,18 +55,18 @@ class RayHost:
         obey(wire, self._host, self._packed, log)
 
     def introduce(self) -> tuple[int, bool]:
-        """Return the id of the actor's process, and whether it has hold of the caller's lifeline."""
+        """Return the id of the actor's process, and whether it can detect the caller's death."""
         return os.getpid(), self._lifeline is not None
 
     def serve(self, path: str) -> None:
-        """Execute what comes through a door on this machine, past Ray, until the caller closes it.
+        """Execute commands over a socket on this machine, without Ray, until the caller closes it.
 
         Raises:
-            OSError: If the door cannot be reached; this host can still be called.
+            OSError: If the socket cannot be reached; this host can still be called.
         """
         connection, log = go_in(path)
         redirect_streams(log, lambda: self._host.current, (log.fileno, log.fileno))
-        with contextlib.suppress(EOFError, OSError):  # the caller closed it, or is gone
+        with contextlib.suppress(EOFError, OSError):  # the caller closed it or died
             self._obey(Wire(connection), log)
 
     def attach(self, message: Message) -> None:
@@ -78,7 +78,7 @@ class RayHost:
 
         Args:
             message: The command.
-            content: That of the `Broadcast` in it, from Ray's object store.
+            content: The content of its `Broadcast`, from Ray's object store.
         """
         try:
             command: Command = decode_command(message, self._packed.env_ids)
@@ -97,6 +97,6 @@ class RayHost:
         return encode_reply(reply)
 
     def close(self) -> list[Printed]:
-        """Close the envs; return what they print at that."""
+        """Close the envs; return what they print meanwhile."""
         self._host.close()
         return [] if self._log is None else self._log.take(self._packed.env_ids, is_idle=True)

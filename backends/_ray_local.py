@@ -1,6 +1,6 @@
 """Ray actors on the caller's machine, reached like worker processes: over a socket, with shared memory.
 
-Ray places the actors, gives them their resources and ends them. Only what is sent at every step goes past it.
+Ray places the actors, gives them their resources and ends them. Only the messages of every step bypass it.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from parallelenv.contract.protocol import Death
 from parallelenv.worker.worker_log import WorkerLog
 
 _PARTING = 1.0
-"""Seconds that Ray gets to end an actor."""
+"""Seconds for Ray to end an actor."""
 _PATIENCE = 10.0
-"""Seconds that an actor, which has said that it is near, gets to come in."""
+"""Seconds for an actor on this machine to connect."""
 _GLANCE = 50
-"""Milliseconds between looks at whether an actor that was called has failed instead of coming."""
+"""Milliseconds between checks whether an actor has failed instead of connecting."""
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
 
 
 class ActorHandle:
-    """A Ray actor that is a host, with as much of a `multiprocessing.Process` as a channel needs.
+    """A Ray actor with a host, with the part of `multiprocessing.Process` that a channel needs.
 
     Args:
-        handle: Of the actor.
-        session: In which it was started.
-        lifeline: What the actor can hold on to, if it is near.
+        handle: Ray's handle of the actor.
+        session: The connection to Ray in which it was started.
+        lifeline: By which the actor detects the caller's death, if it runs on this machine.
     """
 
-    exitcode = None  # Ray does not tell
+    exitcode = None  # Ray does not report it
     comes_in = False
-    """Whether it has come through a `LocalListener`."""
+    """Whether it has connected to a `LocalListener`."""
     is_ended = False
-    """Whether Ray was told to end it."""
+    """Whether Ray was called to end it."""
 
     def __init__(self, handle: Any, session: Session, lifeline: ParentDeathPipe | None) -> None:
         self.handle = handle
@@ -57,21 +57,21 @@ class ActorHandle:
         self._serving: Any = None
 
     def meet(self, pid: int, has_hold: bool) -> None:
-        """Take note of how the actor has introduced itself."""
+        """Record the actor's introduction."""
         self.pid, self.is_near = pid, has_hold
         if self._lifeline is not None:
             self._lifeline.keep(is_held=has_hold)
 
     def call_in(self, path: str) -> None:
-        """Ask the actor to come to a door and to serve there until it is closed."""
+        """Call the actor to connect to a socket and serve there until it is closed."""
         self._serving = self.handle.serve.remote(path)
 
     def has_served(self) -> bool:
-        """Whether it does not serve at a door, or not any more."""
+        """Whether it does not serve a socket, or no longer does."""
         return self._serving is None or self._await_service(0.0)
 
     def is_alive(self) -> bool:
-        """Whether its process has not ended. Asks the system, which takes 1 us and Ray 100."""
+        """Whether its process has not ended. Asks the system, which takes 1 us; Ray takes 100."""
         try:
             os.kill(self.pid, 0)
         except OSError:
@@ -79,11 +79,11 @@ class ActorHandle:
         return True
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait until it has served."""
+        """Wait until it has stopped serving."""
         self._await_service(_PARTING if timeout is None else timeout)
 
     def terminate(self) -> None:
-        """Let Ray end it, and do not wait for that."""
+        """Make Ray end it, without waiting."""
         import ray
 
         self.is_ended = True
@@ -91,12 +91,12 @@ class ActorHandle:
             ray.kill(self.handle)
 
     def close(self) -> None:
-        """Let it go, when it has gone: else Ray would print that an actor died, and not by its own doing."""
+        """Close its lifeline, after it has ended: otherwise Ray would print that an actor died unexpectedly."""
         if self._lifeline is not None:
             self._lifeline.cut_when_free(_PARTING)
 
     def last_word(self) -> str:
-        """Return what is known of its end, empty if nothing."""
+        """Return what is known of its death, empty if nothing."""
         import ray
 
         if not self.session.lasts:
@@ -121,7 +121,7 @@ class LocalChannel(PipeChannel):
     """A socket to a host in an actor on this machine.
 
     Attributes:
-        branches: As in `Branching`.
+        branches: Env ids of each worker, see `Branching`.
     """
 
     process: ActorHandle
@@ -137,12 +137,12 @@ class LocalChannel(PipeChannel):
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error that is not empty."""
+    """Return the first non-empty line of an error."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 class LocalListener:
-    """A socket where actors come in, in a folder that only the user can enter; a context manager."""
+    """A socket to which actors connect, in a folder that only the user can enter; a context manager."""
 
     def __enter__(self) -> LocalListener:
         self._folder = tempfile.TemporaryDirectory(prefix="parallelenv-")
@@ -157,10 +157,11 @@ class LocalListener:
         self._folder.cleanup()
 
     def admit(self, actors: Sequence[ActorHandle]) -> dict[ActorHandle, Connection]:
-        """Let actors in.
+        """Wait for actors to connect.
 
         Returns:
-            The socket of each that came. Who could not, as in a container with folders of its own, is left out.
+            The socket of each that connected. Actors that cannot, such as in a container with its own folders, are left
+            out.
         """
         for actor in actors:
             actor.call_in(self.path)
@@ -177,7 +178,7 @@ class LocalListener:
         return admitted
 
     def _admit_one(self, expected: dict[int, ActorHandle], admitted: dict[ActorHandle, Connection]) -> None:
-        """Let somebody in who is at the door, if it is one of those that are expected."""
+        """Accept a connection, if it is from an expected actor."""
         with DeferSigint():
             guest, _ = self._socket.accept()
             pid = _CREDENTIALS.unpack(guest.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[0]
@@ -188,7 +189,7 @@ class LocalListener:
 
 
 def hand_over_log(connection: Connection, pid: int) -> WorkerLog | None:
-    """Make a log and give the process at the other end its descriptor."""
+    """Make a log and send its descriptor to the process at the other end."""
     with DeferSigint():
         log = WorkerLog.create()
         if log is not None:
@@ -197,10 +198,10 @@ def hand_over_log(connection: Connection, pid: int) -> WorkerLog | None:
 
 
 def go_in(path: str) -> tuple[Connection, WorkerLog]:
-    """Come to a door, as an actor; return the socket and the log.
+    """Connect an actor to the caller's socket; return the connection and the log.
 
     Raises:
-        OSError: If the door cannot be reached.
+        OSError: If the socket cannot be reached.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as guest:
         guest.connect(path)

@@ -1,6 +1,6 @@
 """Anonymous memory shared with worker processes.
 
-No name, so nothing can be left behind: the last process that has it open frees it.
+It has no name, so nothing can be left behind: it is freed when the last process closes it.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from parallelenv.errors import ParallelEnvError
 
 
 class SharedMemoryError(ParallelEnvError, OSError):
-    """There is no room for the batch in shared memory."""
+    """There is not enough shared memory for the batch."""
 
 
 class SharedMemory:
-    """A zeroed memory map that travels to other processes by its file descriptor.
+    """A zeroed memory map that is sent to other processes by its file descriptor.
 
     Args:
-        fileno: Descriptor of an open file without a name. Owned by this object.
-        nbytes: Size.
-        access: As of `mmap.mmap`: whether this process may write.
+        fileno: Descriptor of an open unnamed file. Owned by this object.
+        nbytes: Size in bytes.
+        access: Whether this process may write, see `mmap.mmap`.
     """
 
     def __init__(self, fileno: int, nbytes: int, access: int = mmap.ACCESS_WRITE) -> None:
@@ -46,10 +46,10 @@ class SharedMemory:
     def create(
         cls, nbytes: int, what: str = "The batch needs", way_out: str = "Use fewer envs or smaller states"
     ) -> SharedMemory:
-        """Return new memory. What it is for, and the way out where there is none, are for the message.
+        """Return new memory. ``what`` and ``way_out`` are for the error message.
 
         Raises:
-            SharedMemoryError: If there is no room for it.
+            SharedMemoryError: If there is not enough.
         """
         with DeferSigint():
             fileno = _open_nameless()
@@ -74,7 +74,7 @@ class SharedMemory:
             reduction.send_handle(connection, self._fileno, pid)
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not is_finalizing():  # then the globals of this module may be gone, and the descriptor goes with the process
+        if not is_finalizing():  # at exit this module's globals may be gone, and the system closes the descriptor
             with DeferSigint():
                 os.close(self._fileno)
 
@@ -87,7 +87,7 @@ def _open_nameless() -> int:
 
 
 def _available() -> float:
-    """Return how many bytes of memory the system can give; infinitely many where it does not say."""
+    """Return the available memory in bytes; infinity if the system does not report it."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:  # not Linux
@@ -96,9 +96,9 @@ def _available() -> float:
 
 
 def _reserve(fileno: int, nbytes: int) -> None:
-    """Give the file its size, and its pages where possible: a lack shows now, not as SIGBUS."""
+    """Set the file's size and, if possible, allocate its pages: a lack shows now, not as SIGBUS."""
     available = _available()
-    if nbytes > available:  # to be asked for more, the system would rather kill a process than say no
+    if nbytes > available:  # if more is requested, the system may kill a process rather than return an error
         raise OSError(errno.ENOMEM, f"{available:,} bytes of memory are available")
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(fileno, 0, nbytes)
@@ -115,18 +115,18 @@ class SharedArrays(Mapping[str, Array]):
     """Arrays in shared memory, by name.
 
     Args:
-        forms: Of each of them, in the order in which they lie there.
-        memory: Where they lie.
+        forms: Header of each of them, in the order in memory.
+        memory: The memory.
 
     Attributes:
-        forms: As given: all that another process needs beside the memory.
+        forms: The headers: what another process needs besides the memory.
     """
 
     def __init__(self, forms: tuple[ArrayHeader, ...], memory: SharedMemory) -> None:
         self.forms = forms
         self._memory = memory
-        # Read-only also where the memory is not: so nobody can make the arrays writable, not in the caller either.
-        # By way of bytes: `np.ndarray` would look through the memoryview to the memory.
+        # Read-only even if the memory is writable, so that the arrays cannot be made writable, not even in the caller.
+        # By way of bytes: `np.ndarray` would see the memory behind the memoryview.
         self._arrays = _arrays(forms, np.frombuffer(memoryview(memory.map).toreadonly(), np.uint8))
 
     @classmethod
@@ -134,7 +134,7 @@ class SharedArrays(Mapping[str, Array]):
         """Return copies of arrays in new memory, read-only.
 
         Raises:
-            SharedMemoryError: If there is no room.
+            SharedMemoryError: If there is not enough memory.
         """
         forms = tuple((name, array.shape, array.dtype) for name, array in arrays.items())
         memory = SharedMemory.create(_lay_out(forms)[1], "shared= needs", "Share less")
@@ -143,12 +143,12 @@ class SharedArrays(Mapping[str, Array]):
         return cls(forms, memory)
 
     def send(self, connection: Connection, pid: int) -> None:
-        """Give another process access, which knows the forms already, over a duplex pipe to it."""
+        """Give another process, which has the headers, access over a duplex pipe to it."""
         self._memory.send(connection, pid)
 
     @classmethod
     def receive(cls, connection: Connection, forms: tuple[ArrayHeader, ...]) -> SharedArrays:
-        """Return what another process sent with `send`; this one cannot write into it."""
+        """Return the arrays that another process sent with `send`; this process cannot write to them."""
         return cls(forms, SharedMemory.receive(connection, _lay_out(forms)[1], mmap.ACCESS_READ))
 
     def __getitem__(self, name: str) -> Array:
@@ -162,7 +162,7 @@ class SharedArrays(Mapping[str, Array]):
 
 
 def _arrays(forms: tuple[ArrayHeader, ...], memory: Any) -> dict[str, Array]:
-    """Return the arrays that lie in memory."""
+    """Return the arrays in memory."""
     places, _ = _lay_out(forms)
     return {
         name: np.ndarray(shape, dtype, buffer=memory, offset=offset)
@@ -171,7 +171,7 @@ def _arrays(forms: tuple[ArrayHeader, ...], memory: Any) -> dict[str, Array]:
 
 
 def _lay_out(forms: tuple[ArrayHeader, ...]) -> tuple[list[int], int]:
-    """Return where each array begins, and how many bytes they need: one at least, for memory cannot be empty."""
+    """Return the offset of each array, and the bytes needed: at least one, since memory cannot be empty."""
     places, end = [], 0
     for _, shape, dtype in forms:
         places.append(end)

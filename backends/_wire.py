@@ -1,11 +1,10 @@
 """Messages over a pipe between the caller and a worker process.
 
-A message is a header of fixed size and, if it has more to say, a pickle and its buffers. The
-two commonest messages, "all your envs: step" and "done, nothing to add", are the header alone:
-one write and one read of 17 bytes. Pickled, and sent by `multiprocessing.Connection`, they made
-a step of 16 envs in two workers 100 us longer (413 us against 308 us). Words in shared memory that
-both ends look at, with no system call at all, made it no shorter (16 CartPoles: 113 us, by pipe
-112 us), nor did eventfd or semaphores (44 us of work in two processes: 46, 47 and, asleep, 110 us).
+A message is a header of fixed size and, if needed, a pickle and its buffers. The two most common messages, "all your
+envs: step" and "done, nothing to add", are only the header: one write and one read of 17 bytes. Pickled and sent by
+`multiprocessing.Connection`, they made a step of 16 envs in two workers 100 us longer (413 us against 308 us). Words in
+shared memory that both ends poll, without any system call, made it no shorter (16 CartPoles: 113 us, by pipe 112 us),
+nor did eventfd or semaphores (44 us of work in two processes: 46, 47 and, asleep, 110 us).
 """
 
 from __future__ import annotations
@@ -30,18 +29,18 @@ _yield: Callable[[], None] | None = getattr(os, "sched_yield", None)
 
 
 def spin(ready: Callable[[], Any], limit: float) -> Any:
-    """Ask again and again until the answer is true, giving the core away in between.
+    """Call a function until its result is true, yielding the core in between.
 
-    A core that sleeps takes 35 us and more to wake, on a virtual machine, and then runs cold: two
-    workers of 86 us on 2 cores made a round in 178 us when all slept, in 140 us when the caller
-    span so, in 109 us when the workers did too. Whoever has work to do gets the core.
+    A sleeping core takes 35 us and more to wake, on a virtual machine, and then runs cold: two workers of 86 us on 2
+    cores made a round in 178 us when all slept, in 140 us when the caller spun, in 109 us when the workers did too.
+    Processes that have work to do get the core.
 
     Args:
         ready: Returns at once.
-        limit: Seconds after which to stop asking.
+        limit: Seconds after which to stop calling.
 
     Returns:
-        The first true answer, or the last false one.
+        The first true result, or the last false one.
     """
     if _yield is None:
         return ready()
@@ -52,12 +51,12 @@ def spin(ready: Callable[[], Any], limit: float) -> Any:
 
 
 class Message(NamedTuple):
-    """What travels.
+    """A message over a pipe.
 
     Attributes:
-        tag: What kind of message it is; a meaning between the two ends.
-        number: Number of the command that it is or answers.
-        frames: A pickle and its out-of-band buffers; empty if the tag says it all.
+        tag: Kind of message, with a meaning agreed by the two ends.
+        number: Number of the command that it contains or replies to.
+        frames: A pickle and its out-of-band buffers; empty if the tag is enough.
     """
 
     tag: int
@@ -66,7 +65,7 @@ class Message(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the frames."""
+        """Size of the frames in bytes."""
         return sum(memoryview(frame).nbytes for frame in self.frames)
 
 
@@ -74,7 +73,7 @@ class Wire:
     """One end of a duplex pipe. A message is read completely or not begun.
 
     Args:
-        connection: That end.
+        connection: This end.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -89,7 +88,7 @@ class Wire:
         """Write a message.
 
         Raises:
-            OSError: If the other end is gone.
+            OSError: If the other end is closed.
         """
         tag, number, frames = message
         if not frames:
@@ -105,7 +104,7 @@ class Wire:
         """Read a message; its buffers are new and writable.
 
         Raises:
-            EOFError, OSError: If the other end is gone.
+            EOFError, OSError: If the other end is closed.
         """
         tag, number, nbytes = _HEADER.unpack(self._read(_HEADER_SIZE))
         if not nbytes:

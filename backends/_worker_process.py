@@ -1,4 +1,4 @@
-"""The inside of a worker process: a host at the other end of a pipe."""
+"""The code of a worker process: a host at the other end of a pipe."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ if sys.platform != "win32":
     import fcntl
 
 _SPIN = 200e-6
-"""Seconds that a worker stays awake for its next command: about what a caller does between steps."""
+"""Seconds that a worker spins for its next command: about the time of a caller between steps."""
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
 
 
 @dataclass(frozen=True, slots=True)
 class PackedSpec:
-    """A `WorkerSpec` on its way to a worker.
+    """A `WorkerSpec` in the form that is sent to a worker.
 
     Attributes:
         env_ids: The envs.
         envs: Their sources, pickled.
         live: Which of the sources are envs themselves.
-        settings: As in `WorkerSpec`.
-        num_cpus: As in `WorkerSpec`.
-        environment: The caller's environment variables: a fork server knows only old ones. If
-            empty, the worker keeps its own.
-        path: Where the caller finds modules: Ray workers know only a part of it.
+        settings: See `WorkerSpec`.
+        num_cpus: See `WorkerSpec`.
+        environment: The caller's environment variables: those of a fork server may be outdated. If empty, the worker
+            keeps its own.
+        path: The caller's ``sys.path``: Ray workers know only a part of it.
         registered: Env specs that the caller registered.
-        caller: Which copy of this package the caller runs.
-        place: As in `WorkerSpec`.
-        shared: Forms of arrays whose memory comes after this, if there are any.
+        caller: Version and folder of this package in the caller.
+        place: See `WorkerSpec`.
+        shared: Headers of the arrays whose memory is sent next, if there are any.
     """
 
     env_ids: tuple[int, ...]
@@ -73,7 +73,7 @@ class PackedSpec:
         caller: PackageVersion,
         environment: Mapping[str, str] = os.environ,
     ) -> PackedSpec:
-        """Return a spec ready to travel.
+        """Return a spec in the form to send.
 
         Raises:
             UnpicklableError: If an env cannot be pickled.
@@ -94,7 +94,7 @@ class PackedSpec:
         )
 
     def unpack(self, shared: Mapping[str, Array]) -> WorkerSpec:
-        """Return the spec, with arrays that are here now; envs are unpickled when they are built, each time anew."""
+        """Return the spec, with arrays of this process; envs are unpickled when they are built, each time again."""
         envs = tuple(
             EnvFactory(env_id, _Packed(packed, env_id, is_live, self.caller), is_live=False)
             for env_id, packed, is_live in zip(self.env_ids, self.envs, self.live, strict=True)
@@ -104,7 +104,7 @@ class PackedSpec:
 
 @dataclass(frozen=True, slots=True)
 class _Packed(PackedSource):
-    """An env fn that unpickles an env, or what makes it."""
+    """An env fn that unpickles an env, or an env fn."""
 
     packed: bytes
     env_id: int
@@ -116,7 +116,7 @@ class _Packed(PackedSource):
         return unpack_factories(self.packed, self.env_id, self.is_live).build()
 
     def prepare(self) -> None:
-        """As `EnvFactory.prepare`. A live env is left as it is: to unpickle it is to make it."""
+        """Import what the env needs. A live env is not unpickled, because that would make it."""
         if not self.is_live:
             unpack_factories(self.packed, self.env_id, self.is_live).prepare()
 
@@ -133,29 +133,30 @@ def serve(connection: Connection, log: WorkerLog | None, foreign: Sequence[Conne
 
     Args:
         connection: The worker's end of the pipe.
-        log: Where to print to.
-        foreign: Ends of other workers' pipes that a fork has copied: kept open here they
-            would hide from those workers that the caller is gone.
+        log: The log for its output.
+        foreign: Ends of other workers' pipes that a fork has copied: if they stayed open here, those workers would not
+            notice the caller's death.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; it is meant for the caller
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; it is meant for the caller
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked while this process started
     for other in foreign:
         other.close()
     if log is not None:
         redirect_descriptors(log)
-    with contextlib.suppress(EOFError, OSError):  # the caller closed the pipe, or is gone
+    with contextlib.suppress(EOFError, OSError):  # the caller closed the pipe or died
         _serve(Wire(connection), log)
 
 
 def _serve(wire: Wire, log: WorkerLog | None) -> None:
     packed: PackedSpec = decode(wire.receive())
-    # Not earlier: `multiprocessing` has sent the process object through the very pipe that is watched, and the system
-    # signals a write as it signals the end. A caller that was suspended within that write killed the new worker.
+    # Not earlier: `multiprocessing` has sent the process object through the pipe that is watched, and the system
+    # signals a write like the end. A caller that was suspended within that write killed the new worker.
     parent = multiprocessing.parent_process()
     try:
         if parent is not None:
-            # Tried for fork, forkserver and spawn; the parent's id and PR_SET_PDEATHSIG tell of the fork server.
+            # Tested for fork, forkserver and spawn; the parent's id and PR_SET_PDEATHSIG would refer to the fork
+            # server.
             die_with_caller(parent.sentinel)
     except RuntimeError as error:
         sys.exit(f"A worker could not start a thread ({error}). Raise the limit on processes (ulimit -u) or memory.")
@@ -168,13 +169,13 @@ def _serve(wire: Wire, log: WorkerLog | None) -> None:
 
 
 def obey(wire: Wire, host: Any, packed: PackedSpec, log: WorkerLog | None) -> None:
-    """Execute what comes over a pipe until it is closed at the other end; then close the envs.
+    """Execute commands from a pipe until the other end is closed; then close the envs.
 
     Args:
         wire: This end of the pipe.
-        host: A `Host`, or what behaves like one.
-        packed: What it owns.
-        log: What it prints to.
+        host: A `Host` or an object with the same methods.
+        packed: The host's spec.
+        log: The log that it prints to.
 
     Raises:
         EOFError, OSError: At the end, always.
@@ -186,7 +187,7 @@ def obey(wire: Wire, host: Any, packed: PackedSpec, log: WorkerLog | None) -> No
             command = take_command(wire, host, packed)
             if command is not None:
                 reply = host.execute(command)
-                if command.name == "build":  # not before: only libraries that are loaded can be limited
+                if command.name == "build":  # not before: only loaded libraries can be limited
                     limits = limits or _limit_threads(packed.settings.threads)
                 answer(wire, reply, log)
     finally:
@@ -194,15 +195,15 @@ def obey(wire: Wire, host: Any, packed: PackedSpec, log: WorkerLog | None) -> No
 
 
 def await_message(wire: Wire) -> None:
-    """Stay awake for a while, or until a command comes."""
+    """Spin for a while, or until a command comes."""
     wire.await_message(_SPIN)
 
 
 def take_command(wire: Wire, host: Any, packed: PackedSpec) -> Command | None:
-    """Return the next command; ``None`` if it was none for the envs, or cannot be read, which is then answered.
+    """Return the next command; ``None`` if it was not for the envs, or cannot be read, which is then reported.
 
     Raises:
-        EOFError, OSError: If the other end is gone.
+        EOFError, OSError: If the other end is closed.
     """
     try:
         command = decode_command(wire.receive(), packed.env_ids)
@@ -217,13 +218,13 @@ def take_command(wire: Wire, host: Any, packed: PackedSpec) -> Command | None:
 
 
 def answer(wire: Wire, reply: Reply, log: WorkerLog | None) -> None:
-    """Send a reply, and say whether anything was printed meanwhile."""
+    """Send a reply, with a mark if anything was printed meanwhile."""
     message = encode_reply(reply)
     wire.send(mark_printed(message) if log is not None and log.has_grown() else message)
 
 
 def prepare_worker(packed: PackedSpec) -> None:
-    """Make a new worker process alike to the caller's in what envs may depend on."""
+    """Give a new worker process the caller's settings that envs may depend on."""
     if packed.environment:
         os.environ.clear()
         os.environ.update(packed.environment)
@@ -235,8 +236,8 @@ def prepare_worker(packed: PackedSpec) -> None:
 
 
 def _limit_threads(threads: int) -> Any:
-    """Keep numerical libraries from starting a thread per core in every worker."""
-    if any(name in os.environ for name in _THREAD_VARIABLES):  # the user has decided
+    """Prevent numerical libraries from starting a thread per core in every worker."""
+    if any(name in os.environ for name in _THREAD_VARIABLES):  # set by the user
         return None
     from threadpoolctl import threadpool_limits
 
@@ -244,10 +245,10 @@ def _limit_threads(threads: int) -> Any:
 
 
 def die_with_caller(sentinel: int) -> None:
-    """End this process when the caller's ends, whatever the env is doing.
+    """End this process when the caller dies, whatever the env is doing.
 
     Args:
-        sentinel: A descriptor that can be read from then on, and of which nobody else has the same end.
+        sentinel: A descriptor that becomes readable then, whose end no other process shares.
 
     Raises:
         RuntimeError: If no thread can be started.
@@ -257,12 +258,12 @@ def die_with_caller(sentinel: int) -> None:
         wait([sentinel])
         os._exit(1)
 
-    end_with_caller(sentinel)  # also where the thread cannot: beside C code that keeps the interpreter lock
+    end_with_caller(sentinel)  # for C code that keeps the GIL, where the thread cannot act
     threading.Thread(target=watch, name="parallelenv-watchdog", daemon=True).start()
 
 
 def end_with_caller(sentinel: int) -> None:
-    """Let the system end this process when the caller's ends, as Linux can. Arguments: as for `die_with_caller`."""
+    """Make the system end this process when the caller dies, on Linux. Arguments: see `die_with_caller`."""
     if sys.platform == "linux":
         fcntl.fcntl(sentinel, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(sentinel, fcntl.F_SETSIG, signal.SIGKILL)
@@ -270,11 +271,11 @@ def end_with_caller(sentinel: int) -> None:
 
 
 class PackageVersion(NamedTuple):
-    """Where a copy of this package comes from.
+    """Version and folder of a copy of this package.
 
     Attributes:
         version: Its version.
-        folder: Where it is; empty if that says nothing, as it does not on other machines.
+        folder: Its folder; empty if that cannot be compared, as on other machines.
     """
 
     version: str
@@ -282,12 +283,12 @@ class PackageVersion(NamedTuple):
 
 
 def package_version() -> PackageVersion:
-    """Return where the copy comes from that runs here."""
+    """Return version and folder of the copy that runs here."""
     return PackageVersion(parallelenv.__version__, os.path.dirname(os.path.realpath(parallelenv.__file__)))
 
 
 def refuse_other_copy(caller: PackageVersion) -> None:
-    """Refuse to work for a caller that runs another copy than this process.
+    """Raise if the caller runs another copy than this process.
 
     Raises:
         WorkerStartError: If it does.
