@@ -119,7 +119,7 @@ class SharedArrays(Mapping[str, Array]):
         memory: The memory.
 
     Attributes:
-        forms: The headers: what another process needs besides the memory.
+        forms: The headers, which another process needs in addition to the memory.
     """
 
     def __init__(self, forms: tuple[ArrayHeader, ...], memory: SharedMemory) -> None:

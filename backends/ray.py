@@ -226,7 +226,7 @@ class RayBackend:
             raise SchedulingError(
                 f"{num_waiting} of {len(options)} Ray actors found no place: {lacking} Change ray_options."
             )
-        # Else they are slow to start, or wait for others to end, or the user has restricted their nodes.
+        # Else they are slow to start or wait for others to end; the user has chosen where they run.
         if waited >= _ray_cluster.LONGEST_START and "runtime_env" not in self._options:
             raise SchedulingError(
                 f"{num_waiting} of {len(options)} Ray actors have not started within {waited:.0f} s, though the "

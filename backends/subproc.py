@@ -47,8 +47,9 @@ class SubprocBackend:
             ``"spawn"``. With any of them a script needs no ``if __name__ == "__main__"`` guard: the caller's main
             module is not imported again.
         caller_steps: Whether the caller is one of the workers: instead of waiting it steps its share of the envs in
-            this process, and needs no core besides the workers': 16 CartPoles on 2 cores make 180,000 steps/s instead
-            of 140,000. Whatever such an env does to its process affects the caller, and no time limit interrupts it.
+            this process, and no worker has to yield its core to it: 16 CartPoles on 2 cores make 180,000 steps/s
+            instead of 140,000. Whatever such an env does to its process affects the caller, and no time limit
+            interrupts it.
         preload: Names of modules to import once, before workers are forked, in addition to those of the pickled envs:
             modules that envs import later. With ``"forkserver"`` on Linux.
     """

@@ -241,7 +241,7 @@ def _linked(entries: Sequence[TracebackType]) -> TracebackType | None:
     return following
 
 
-# ---------------------------------------------------------------- how a traceback travels
+# ---------------------------------------------------------------- sending tracebacks between processes
 
 
 class FrameLine(NamedTuple):

@@ -70,7 +70,7 @@ class RowWriter:
         leaves = [array[rows].copy() for array in self.batch.actions]
         return map(self.batch.layout.actions.join, zip(*leaves, strict=True))
 
-    # ---------------------------------------------------------------- answers
+    # ---------------------------------------------------------------- results
 
     def clear_flags(self, rows: Any) -> None:
         """Set the flags of these rows to False."""
