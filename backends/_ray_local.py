@@ -39,7 +39,7 @@ class ActorHandle:
     Args:
         handle: Ray's handle of the actor.
         session: The connection to Ray in which it was started.
-        lifeline: By which the actor detects the caller's death, if it runs on this machine.
+        lifeline: The pipe by which the actor detects the caller's death, if it runs on this machine.
     """
 
     exitcode = None  # Ray does not report it
