@@ -45,7 +45,7 @@ _REPR = _Repr()
 
 
 def show(value: Any) -> str:
-    """Return a value as a user would write it, or its type if that is long. Never raises."""
+    """Return a value as a user would write it; if that is long, it is cut, or the type and length. Never raises."""
     try:
         text = _REPR.repr(value)
         if len(text) > _LONGEST and isinstance(value, (list, tuple, set, frozenset, dict)):
