@@ -1,4 +1,4 @@
-"""Policies beside the envs: what they collect comes to the caller in large pieces."""
+"""Collectors: they run a policy beside its envs and send the caller whole collections."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -10,10 +10,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Collector", "CollectorSet", "History", "Record"]
 
-# Imported when first asked for: a worker that holds a collector does not import the set.
+# Imported on first access: a worker that holds a collector does not import the set.
 _HOMES = {"Collector": "collector", "CollectorSet": "collector_set", "History": "history", "Record": "history"}
 
-if not TYPE_CHECKING:  # to a type checker any name would be there
+if not TYPE_CHECKING:  # a type checker would accept any name
 
     def __getattr__(name: str) -> Any:
         if name not in _HOMES:

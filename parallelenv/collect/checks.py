@@ -1,4 +1,4 @@
-"""Checks of what a collector, and a set of them, is given."""
+"""Argument checks of collectors and sets of collectors."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from parallelenv.errors import ArgumentError
 
 COMPONENTS = ("policy", "envs", "test_envs")
 _taken: weakref.WeakSet[ParallelEnv] = weakref.WeakSet()
-"""Envs of collectors of this process."""
+"""Envs that collectors of this process use."""
 
 
 def listening(listen_to: Iterable[Any]) -> Callable[[], bool]:
-    """Return what says whether one of these has spoken.
+    """Return a function that is true once an event is set or a function returns ``True``.
 
     Raises:
         ArgumentError: If one is neither an event nor a function.
@@ -45,7 +45,7 @@ def check_version(version: Any, before: int) -> int:
     """Return the version of new weights.
 
     Raises:
-        ArgumentError: If it is no int of 0 or more.
+        ArgumentError: If it is not an int of at least 0.
     """
     if version is None:
         return before + 1
@@ -55,20 +55,20 @@ def check_version(version: Any, before: int) -> int:
 
 
 def check_component(component: Any) -> None:
-    """Refuse what a collector has not.
+    """Check the name of a component.
 
     Raises:
-        ArgumentError: If it is none of its components.
+        ArgumentError: If it is unknown.
     """
     if component not in COMPONENTS:
         raise ArgumentError(f"component={show(component)} is not known; expected one of {COMPONENTS}.")
 
 
 def check_rank(rank: Any, world_size: Any) -> None:
-    """Refuse what is no number of a collector among so many.
+    """Check that ``rank`` is an int from 0 to ``world_size - 1``.
 
     Raises:
-        ArgumentError: If it is none.
+        ArgumentError: If it is not.
     """
     check_positive("world_size", world_size)
     if not isinstance(rank, int | np.integer) or isinstance(rank, bool) or not 0 <= rank < world_size:
@@ -78,10 +78,10 @@ def check_rank(rank: Any, world_size: Any) -> None:
 
 
 def check_policy_maker(make: Any) -> None:
-    """Refuse what cannot make a policy.
+    """Check a function that makes a policy.
 
     Raises:
-        ArgumentError: If it cannot be called with what it is given.
+        ArgumentError: If it cannot be called with the arguments it gets.
     """
     if not callable(make):
         raise ArgumentError(f"make_policy={show(make)} cannot be called. Give a function that returns a policy.")
@@ -93,14 +93,14 @@ def check_policy_maker(make: Any) -> None:
 
 
 def check_env_maker(make: Any, name: str) -> None:
-    """Refuse what cannot make a `ParallelEnv`.
+    """Check a function that makes a `ParallelEnv`.
 
     Args:
-        make: What should make it.
-        name: Of that, for messages.
+        make: The function.
+        name: Its name in messages.
 
     Raises:
-        ArgumentError: If it cannot be called, or not without arguments.
+        ArgumentError: If it cannot be called without arguments.
     """
     needed = _needed(make) if callable(make) else []
     if needed or not callable(make):
@@ -115,7 +115,7 @@ _ENV_MAKER = (
 
 
 def _needed(make: Callable[..., Any]) -> list[str]:
-    """Return the names of arguments that a function must be given."""
+    """Return the names of a function's required arguments."""
     try:
         parameters = inspect.signature(make).parameters.values()
     except (TypeError, ValueError):  # a builtin without a signature
@@ -128,12 +128,12 @@ def checked_env(make: Any, name: str, *, must_restart: bool) -> ParallelEnv:
     """Return a new `ParallelEnv`.
 
     Args:
-        make: What makes it.
-        name: Of that, for messages.
-        must_restart: Whether episodes must go on by themselves.
+        make: Returns it.
+        name: Name of that function in messages.
+        must_restart: Whether ``asynchronous`` must be ``"restart"``.
 
     Raises:
-        ArgumentError: If it is none, or not one that a collector can use.
+        ArgumentError: If the result is not a `ParallelEnv` that a collector can use.
     """
     check_env_maker(make, name)
     env = make()

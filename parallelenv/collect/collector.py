@@ -1,4 +1,4 @@
-"""A policy beside its envs: it collects steps, is evaluated, and takes new weights."""
+"""A collector: a policy beside its envs. It collects steps, evaluates the policy and takes new weights."""
 
 from __future__ import annotations
 
@@ -40,34 +40,35 @@ Info = dict[str, Any]
 class Collector(Stoppable):
     """Holds a policy, envs to collect steps from, and envs to test it in.
 
-    The policy is ``policy(states, rnn_state=None, done=None, *, deterministic=False)`` and returns actions, or
-    ``(actions, rnn_state, extras)``; as in `ParallelEnv.rollout`, and it may do without any parameter but the first. It
-    is called in this process, with the states of all envs, wherever these are. It stays one and the same object, so
-    what it draws or counts goes on from one collection to the next.
+    The policy is called as ``policy(states, rnn_state=None, done=None, *, deterministic=False)``; only the first
+    parameter is required. It returns actions, or ``(actions, rnn_state, extras)``. See `ParallelEnv.rollout`. It runs
+    in this process on the states of all envs, wherever these run. The collector keeps one policy object, so its
+    random state and counters persist from one collection to the next.
 
-    Same seeds give identical data in every mode of the envs.
+    The same seeds give identical data in every ``para_mode`` of the envs.
 
     Args:
-        make_policy: Returns the policy. If it has parameters ``rank``, ``world_size`` or ``seed``, it gets these: the
-            rank, the number of collectors, and ``seed`` plus the rank.
-        make_envs: Returns the `ParallelEnv` to collect from, in any mode, with ``asynchronous="restart"``. It is closed
-            by `stop`.
-        num_steps: So many steps each env makes in a collection.
-        seed: Env i gets ``seed + rank * num_envs + i`` for its first episode; ``None``: nothing.
-        weights: What the policy begins with, as by `set_weights`; ``None``: as it was made.
-        make_test_envs: Returns the `ParallelEnv` for `evaluate`; any policy ``asynchronous``.
-        start_steps: So many steps in the first collection; ``None``: as in any other.
-        log_dir: Folder for TensorBoard; needs ``tensorboardX``, or ``tensorboard`` beside torch.
-        rank: Number of this collector among others.
-        world_size: How many collectors there are.
+        make_policy: Returns the policy. Called with those of ``rank``, ``world_size`` and ``seed`` that it has as
+            parameters; its ``seed`` is this collector's ``seed`` plus the rank.
+        make_envs: Returns the `ParallelEnv` to collect from, in any mode, with ``asynchronous="restart"``. `stop`
+            closes it.
+        num_steps: Steps of each env in one collection.
+        seed: Env i gets ``seed + rank * num_envs + i`` for its first episode; ``None`` seeds nothing.
+        weights: First weights of the policy, set as by `set_weights`; ``None`` leaves the policy as it was made.
+        make_test_envs: Returns the `ParallelEnv` for `evaluate`, with any done policy.
+        start_steps: Steps of each env in the first collection; ``None`` means ``num_steps``.
+        log_dir: Folder for TensorBoard; needs ``tensorboardX``, or ``tensorboard`` and torch.
+        rank: Index of this collector in its set.
+        world_size: Number of collectors in the set.
 
     Attributes:
-        version: Of the policy's weights: 0 at first, and one more with every `set_weights` that does not name it.
+        version: Version of the policy's weights: 0 at first, then plus one with every `set_weights` without
+            ``version``.
         history: A `History` of all collections and evaluations.
 
     Raises:
-        ArgumentError: If an argument has no usable value.
-        BaseException: What the functions given have raised.
+        ArgumentError: If an argument has an invalid value.
+        BaseException: If one of the given functions raised it.
     """
 
     _unrepeatable = ("collect", "replace")
@@ -112,7 +113,7 @@ class Collector(Stoppable):
             raise
 
     def _begin(self) -> None:
-        """Let the next collection begin with new episodes."""
+        """Make the next collection begin with new episodes."""
         self._rnn_state: Any = None
         self._needs_reset = True
         self._tallies = Tallies()
@@ -125,28 +126,28 @@ class Collector(Stoppable):
     def collect(
         self, num_steps: int | None = None, listen_to: Iterable[Any] = (), *, progress: bool = True
     ) -> tuple[Rollout, Info]:
-        """Let the policy act, and return the steps. Episodes go on from one collection to the next.
+        """Step the envs with the policy, and return the steps. Episodes continue from one collection to the next.
 
         Args:
-            num_steps: So many each env makes; ``None``: as many as the collector was made for, in the first collection
-                ``start_steps``.
-            listen_to: Events (whatever has ``is_set()``) and functions without arguments. As soon as one is set, or
-                returns ``True``, the collection stops at its next step and returns what it has.
-            progress: Whether a bar shows, on a terminal or in a notebook, from the first second on.
+            num_steps: Steps of each env; ``None`` means the collector's ``num_steps``, or ``start_steps`` in the first
+                collection.
+            listen_to: Events (objects with ``is_set()``) and functions without arguments. As soon as one is set or
+                returns ``True``, the collection stops at its next step and returns the steps so far.
+            progress: Whether to show a progress bar, in a terminal or a notebook, after the first second.
 
         Returns:
             ``data``, a `Rollout`, and ``info``, a dict of
 
-            * ``episode_returns`` and ``episode_lengths``, ``(num_ended,)``, of the episodes that have ended, also of
-              their steps in earlier collections, in the order of ``data.ended_states``;
-            * ``num_steps``, of each env, and ``num_samples``, of all together;
-            * ``seconds`` that it took;
+            * ``episode_returns`` and ``episode_lengths``, ``(num_ended,)``, of the episodes that ended, including their
+              steps in earlier collections, in the order of ``data.ended_states``;
+            * ``num_steps`` of each env, and ``num_samples`` of all envs together;
+            * ``seconds`` that the collection took;
             * ``version`` of the policy.
 
         Raises:
-            ArgumentError: If an argument has no usable value.
+            ArgumentError: If an argument has an invalid value.
             ClosedError: After `stop`.
-            BaseException: What an env or the policy raised, as `ParallelEnv.rollout`; ``error.partial`` is the
+            BaseException: What an env or the policy raised, as in `ParallelEnv.rollout`; ``error.partial`` is the
                 `Rollout` so far. The next collection begins new episodes.
         """
         is_over = listening(listen_to)
@@ -158,13 +159,13 @@ class Collector(Stoppable):
         return data, info
 
     def _gather(self, num_steps: int, is_over: Callable[[int], bool], progress: bool) -> tuple[Rollout, float]:
-        """Return steps, and the seconds that they took."""
+        """Return the next steps as a rollout, and the seconds they took."""
         began = time.perf_counter()
         with _telling_the_way_out("envs"):
             if self._needs_reset:
                 self._env.reset()
                 self._rnn_state = None
-            self._needs_reset = True  # and so it stays if anything goes wrong
+            self._needs_reset = True  # stays set if anything below fails
             data = LocalRollouts(self._env.engine).run(self._policy, num_steps, self._rnn_state, progress, is_over)
         self._needs_reset = False
         self._next_steps = self._num_steps
@@ -172,7 +173,7 @@ class Collector(Stoppable):
         return data, time.perf_counter() - began
 
     def _told(self, data: Rollout, seconds: float) -> Info:
-        """Return what there is to say of steps, the next of the envs."""
+        """Return the info of a rollout, and add the rollout to the episodes in progress."""
         returns, lengths = self._tallies.count(data)
         return {
             "episode_returns": returns,
@@ -185,19 +186,19 @@ class Collector(Stoppable):
 
     @single_threaded
     def evaluate(self, num_episodes: int = 10, *, seed: int | None = None, progress: bool = True) -> Evaluation:
-        """Play whole episodes in the test envs, with ``deterministic=True`` if the policy takes that.
+        """Play whole episodes in the test envs, with ``deterministic=True`` if the policy has that parameter.
 
         Args:
-            num_episodes: Of all test envs together.
-            seed: Of the first episodes; ``None``: one that follows from the collector's, the same every time, so that
-                versions of a policy are compared by the same episodes.
-            progress: As in `collect`.
+            num_episodes: Number of episodes, over all test envs.
+            seed: Seed of the first episodes; ``None`` derives it from the collector's seed, the same each time, so
+                versions of a policy are compared on the same episodes.
+            progress: Whether to show a progress bar. See `collect`.
 
         Returns:
             An `Evaluation`.
 
         Raises:
-            ArgumentError: If there are no test envs, or an argument has no usable value.
+            ArgumentError: If there are no test envs, or an argument has an invalid value.
             ClosedError: After `stop`.
             BaseException: What an env or the policy raised; ``error.partial`` has the episodes so far.
         """
@@ -217,14 +218,14 @@ class Collector(Stoppable):
 
     @single_threaded
     def set_weights(self, weights: Any, version: int | None = None) -> None:
-        """Give the policy weights, by its ``set_weights(weights)`` or torch's ``load_state_dict``, as they are.
+        """Set the policy's weights through its ``set_weights(weights)`` or torch's ``load_state_dict``, uncopied.
 
         Args:
-            weights: Whatever the policy takes.
-            version: What they are called in infos; ``None``: one more than before.
+            weights: Passed to the policy as it is.
+            version: Their version in infos, an int of at least 0; ``None`` means the current version plus one.
 
         Raises:
-            ArgumentError: If the policy takes none, or ``version`` is no int of 0 or more.
+            ArgumentError: If the policy has no such method, or ``version`` is invalid.
             ClosedError: After `stop`.
         """
         version = check_version(version, self.version)
@@ -233,26 +234,26 @@ class Collector(Stoppable):
 
     @single_threaded
     def update_policy(self, name: str, value: Any) -> None:
-        """Set an attribute that the policy has, to a copy of ``value``; ``"a.b"`` sets ``b`` of its object ``a``.
+        """Set an existing attribute of the policy to a copy of ``value``; ``"a.b"`` sets ``b`` of its object ``a``.
 
         Raises:
-            ArgumentError: If the name is none.
-            AbsentAttributeError: If the policy has no such attribute.
+            ArgumentError: If ``name`` is invalid.
+            AbsentAttributeError: If the policy does not have the attribute.
             ClosedError: After `stop`.
         """
         set_existing(self._policy, name, value)
 
     @single_threaded
     def replace(self, component: str, make: Callable[..., Any]) -> None:
-        """Put another policy, or other envs, in the place of what is there. Envs that go are closed then.
+        """Replace the policy or envs. Replaced envs are closed.
 
         Args:
-            component: ``"policy"``, which has the weights that it is made with; ``"envs"``, whose episodes then begin
-                anew, with the collector's seed; or ``"test_envs"``.
-            make: As ``make_done_policy``, ``make_envs`` or ``make_test_envs``.
+            component: ``"policy"``, whose weights are then those it was made with; ``"envs"``, which begin new episodes
+                with the collector's seed; or ``"test_envs"``.
+            make: Returns the new component, as ``make_policy``, ``make_envs`` or ``make_test_envs`` do.
 
         Raises:
-            ArgumentError: If there is no such component, or what was made is not one. Nothing was replaced.
+            ArgumentError: If the component is unknown, or ``make`` returns the wrong thing. Nothing was replaced.
             ClosedError: After `stop`.
         """
         check_component(component)
@@ -272,7 +273,7 @@ class Collector(Stoppable):
         self._policy = make_policy(make, self._rank, self._world_size, self._seed)
 
     def reseed(self, seed: int) -> None:
-        """Begin anew with other seeds: for a collector in the place of one that has died."""
+        """Begin new episodes with another seed, after this collector has replaced one that died."""
         self._seed = seed
         self._begin()
 
@@ -301,7 +302,7 @@ class Collector(Stoppable):
 
 @contextlib.contextmanager
 def _telling_the_way_out(component: str) -> Iterator[None]:
-    """Let errors of dead or late workers, which speak of ``restart``, say what a collector has instead."""
+    """Add to errors of dead or late workers, which suggest ``restart``, what to call on a collector instead."""
     try:
         yield
     except (WorkerDiedError, WorkerTimeoutError, BaseExceptionGroup) as error:
@@ -323,10 +324,10 @@ _LOADERS = ("set_weights", "load_state_dict")
 
 
 def make_policy(make: Any, rank: int, world_size: int, seed: int | None) -> Policy:
-    """Return a policy; ``make`` gets those of ``rank``, ``world_size`` and ``seed`` that it has parameters for.
+    """Return the policy of ``make``, called with those of ``rank``, ``world_size`` and ``seed`` that it has.
 
     Raises:
-        ArgumentError: If what makes it, or the policy itself, cannot be called.
+        ArgumentError: If ``make`` or the policy is not callable.
     """
     check_policy_maker(make)
     policy: Policy = told(make, rank, world_size, seed)()
@@ -335,10 +336,10 @@ def make_policy(make: Any, rank: int, world_size: int, seed: int | None) -> Poli
 
 
 def load_weights(policy: Policy, weights: Any) -> None:
-    """Give a policy weights, as they are.
+    """Pass weights to the policy's own method, without a copy.
 
     Raises:
-        ArgumentError: If it has no method that takes them.
+        ArgumentError: If the policy has no such method.
     """
     for name in _LOADERS:
         load = getattr(policy, name, None)
@@ -352,11 +353,11 @@ def load_weights(policy: Policy, weights: Any) -> None:
 
 
 def set_existing(policy: Policy, name: str, value: Any) -> None:
-    """Set an attribute that a policy has; ``"a.b"`` sets ``b`` of the object ``a``.
+    """Set an existing attribute of a policy; ``"a.b"`` sets ``b`` of the object ``a``.
 
     Raises:
-        ArgumentError: If the name is none.
-        AbsentAttributeError: If there is no such attribute.
+        ArgumentError: If ``name`` is invalid.
+        AbsentAttributeError: If the attribute does not exist.
     """
     check_name("name", name)
     *way, last = name.split(".")
@@ -377,30 +378,30 @@ def _existing(owner: Any, part: str, name: str, policy: Policy) -> Any:
 
 
 def as_deterministic(policy: Policy) -> Policy:
-    """Return a policy that is called with ``deterministic=True``, if it takes that."""
+    """Return a policy that passes ``deterministic=True``, if the given one has that parameter."""
     parameters: Any = ()
     try:
         parameters = inspect.signature(policy).parameters
         if any(one.kind is one.VAR_KEYWORD for one in parameters.values()) and hasattr(policy, "forward"):
-            parameters = inspect.signature(policy.forward).parameters  # a torch module takes anything
+            parameters = inspect.signature(policy.forward).parameters  # a torch module's __call__ accepts anything
     except (TypeError, ValueError):  # a builtin without a signature
         pass
     return functools.partial(policy, deterministic=True) if "deterministic" in parameters else policy
 
 
 class Tallies:
-    """What has been of the episodes under way, by env."""
+    """Return and length so far of the episodes in progress, by env."""
 
     def __init__(self) -> None:
         self._returns: dict[int, Any] = {}
         self._lengths: dict[int, int] = {}
 
     def count(self, rollout: Rollout) -> tuple[Array, Array]:
-        """Return the whole returns and lengths of the episodes that have ended in a rollout, the next of its envs.
+        """Add an env's next rollout; return the whole returns and lengths of the episodes that ended in it.
 
         Returns:
-            ``(num_ended,)`` each, in the order of `Rollout.ended_states`; float64, or objects if rewards are no
-            numbers, and int64.
+            ``(num_ended,)`` each, in the order of `Rollout.ended_states`: float64 (object if rewards are not numbers),
+            and int64.
         """
         ids = rollout.env_ids.tolist()
         for column in np.flatnonzero(rollout.starts).tolist():
@@ -424,7 +425,7 @@ class Tallies:
         return returns, lengths
 
     def under_way(self, rollout: Rollout) -> list[tuple[Any, int]]:
-        """Return the return and length so far of each env's episode under way, in the order of a rollout's envs."""
+        """Return each env's (return, length) of the episode in progress, in the order of the rollout's envs."""
         return [(self._returns.get(one, 0.0), self._lengths.get(one, 0)) for one in rollout.env_ids.tolist()]
 
     def _forget(self, env_id: int) -> None:

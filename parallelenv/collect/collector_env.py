@@ -1,4 +1,4 @@
-"""A collector in the place of an env, so that hosts, modes, restarts and first-come answers are those of envs."""
+"""A collector as an env, so that `ParallelEnv` runs, restarts and schedules collectors like envs."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from parallelenv.rollouts.trajectory import Rollout
 
 @dataclass(frozen=True, slots=True)
 class CollectRequest:
-    """What a collector is to do next: what an action is to an env.
+    """The next task of a collector: the action of its `CollectorEnv`.
 
     Attributes:
-        num_steps: So many steps, at most.
-        seconds: It stops at its next step after so many; ``None``: it does not look at the clock.
+        num_steps: Maximum number of steps.
+        seconds: The collector stops at its next step after so many; ``None`` means no time limit.
     """
 
     num_steps: int
@@ -34,12 +34,12 @@ class CollectRequest:
 
 
 class CollectorEnv:
-    """Has what an env has. A step of it is a collection; it has no episodes.
+    """A collector with the interface of an env: one step is one collection, and there are no episodes.
 
     Args:
-        arguments: Of the `Collector`.
-        compresses: Whether collections are compressed.
-        unsent: Where it counts what it has made and not sent.
+        arguments: Arguments of the `Collector`.
+        compresses: Whether to compress collections.
+        unsent: Where it counts the samples that it made and has not sent.
     """
 
     def __init__(self, arguments: dict[str, Any], compresses: bool, unsent: Unsent) -> None:
@@ -47,7 +47,7 @@ class CollectorEnv:
         self._compresses = compresses
         self._rank = arguments["rank"]
         self._unsent = unsent
-        self._kept: list[Parcel] = []  # made, and not sent
+        self._kept: list[Parcel] = []  # made but not sent yet
 
     @property
     def num_envs(self) -> int:
@@ -55,7 +55,7 @@ class CollectorEnv:
         return self.collector.num_envs
 
     def reset(self, seed: int | None = None) -> None:
-        """Take another seed, if one is given: this collector is in the place of one that has died."""
+        """Take a seed if one is given, that is, if this collector replaces one that died."""
         self._unsent.samples[self._rank] = sum(one.info["num_samples"] for one in self._kept)
         if seed is not None:
             self.collector.reseed(seed)
@@ -79,10 +79,10 @@ class CollectorEnv:
         return parcel, 0.0, False, {}
 
     def _keep(self, error: BaseException) -> None:
-        """Keep the steps that were made before an error: they are sent with the next ones."""
+        """Keep the steps made before an error, to send them with the next ones."""
         data = getattr(error, "partial", None)
         if isinstance(data, Rollout):
-            put(error, "partial", None)  # else they would travel with the error, too
+            put(error, "partial", None)  # else the error would carry them as well
             data = without_rest(data)
             if len(data):
                 self._kept.append(self._parcel(data, 0.0))
@@ -102,21 +102,21 @@ class CollectorEnv:
 
 
 _LEVEL = 1
-"""Steps of 16 CartPoles come to 0.47 of their size at 0.8 GB/s, and back at 1.3 GB/s, which is what counts: the caller
-opens the parcels of all. LZ4 comes to 0.51, at 1.9 GB/s, but back at 1.0. Drawn frames of 84x84x4 come to 0.01 at 1.8
-GB/s and back at 3.3; with LZ4 to 0.02, at 3.5 and 0.5. Higher levels take longer and gain 0.01."""
+"""zstd, ratio and speeds: steps of 16 CartPoles 0.47, compress 0.8 GB/s, decompress 1.3 GB/s; decompression counts, as
+the caller opens the parcels of all. LZ4: 0.51, 1.9 and 1.0 GB/s. Drawn frames of 84x84x4: zstd 0.01, 1.8 and 3.3 GB/s;
+LZ4 0.02, 3.5 and 0.5. Higher levels take longer and gain 0.01."""
 
 
 @dataclass(slots=True)
 class Parcel:
-    """A collection on its way.
+    """A collection, ready to be sent.
 
     Attributes:
-        content: The steps, or them pickled and compressed.
-        info: What `Collector.collect` says of it.
+        content: The steps, or the steps pickled and compressed.
+        info: The info of `Collector.collect`.
         num_envs: Number of envs of its collector.
-        under_way: Return and length so far of the episodes under way after it, of each env.
-        before: Those that were made before, and not sent because something was raised.
+        under_way: (return, length) so far of each env's episode in progress at its end.
+        before: Earlier collections that an error kept from being sent.
     """
 
     content: Rollout | bytes
@@ -127,7 +127,7 @@ class Parcel:
 
     @classmethod
     def of(cls, data: Rollout, info: dict[str, Any], under_way: list[tuple[Any, int]], compresses: bool) -> Parcel:
-        """Return a parcel."""
+        """Return a parcel of a rollout."""
         if not compresses:
             return cls(data, info, len(data.env_ids), under_way)
         plain = cloudpickle.dumps(data)
@@ -142,15 +142,15 @@ class Parcel:
         return self.content  # type: ignore[return-value]
 
     def __deepcopy__(self, memo: Any) -> Parcel:
-        """Return itself: who makes one lets go of what goes in. In one process that saves a copy of all."""
+        """Return itself: the sender never changes it. Within one process this saves a copy of all steps."""
         return self
 
 
 def require_compression() -> None:
-    """Refuse to compress without the package for it.
+    """Check that the package for compression is installed.
 
     Raises:
-        MissingDependencyError: If it is not installed.
+        MissingDependencyError: If it is not.
     """
     _zstandard()
 

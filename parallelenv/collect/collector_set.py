@@ -1,4 +1,4 @@
-"""Many collectors side by side: all together, or each as soon as it is ready."""
+"""Several collectors in workers of their own, synchronous or first come."""
 
 from __future__ import annotations
 
@@ -34,40 +34,40 @@ from parallelenv.rollouts.trajectory import Rollout
 
 
 class CollectorSet(Stoppable):
-    """Collectors in workers of their own, each with a policy and envs, which collect for one caller.
+    """Runs collectors in workers of their own, each with a policy and envs.
 
-    Same seeds give identical data in every mode, as long as all collect as much and nobody dies: the envs of all
-    collectors are seeded as if they were those of one.
+    The same seeds give identical data in every mode, as long as all collectors make the same number of steps and none
+    dies: envs are seeded as if all belonged to one collector.
 
     Args:
-        num_workers: How many collectors.
-        make_policy: As in `Collector`. It is called in each worker.
-        make_envs: As in `Collector`, likewise. ``"dummy"`` is mostly what its `ParallelEnv` should be: beside the
-            policy, in the worker's own process.
-        num_steps: So many steps each env makes in a collection.
-        para_mode: Where the collectors live: as in `ParallelEnv`, but for ``"auto"``.
-        seed: As in `Collector`, of the first one.
-        weights: As in `Collector`.
-        make_test_envs: As in `Collector`.
-        start_steps: As in `Collector`.
-        fraction_samples: When so large a share of the collectors is done, the others stop at their next step, after
-            0.05 s at most if a step takes less, and `collect` returns what they have.
-        compress_data: Whether collections are compressed on their way (needs ``zstandard``): for a slow network.
-        worker_resources: Of each collector's Ray actor: ``{"num_cpus": 1, "num_gpus": 0.5, "memory": 2**30}`` and so
-            on, as ``actor.options`` takes them. For Ray's modes alone.
-        timeout: Seconds that a collector may take for a part of its work, about 0.5 s of collecting, in `stream` for a
-            whole collection; then `WorkerTimeoutError`.
-        max_restarts: So often a collector is replaced within ten minutes; its next death is raised.
-        log_dir: As in `Collector`.
+        num_workers: Number of collectors.
+        make_policy: Returns the policy, see `Collector`. Called in each worker.
+        make_envs: Returns the `ParallelEnv`, see `Collector`. Called in each worker. Its mode is usually ``"dummy"``:
+            beside the policy, in the worker's own process.
+        num_steps: Steps of each env in one collection.
+        para_mode: Where the collectors run. The values of `ParallelEnv`, except ``"auto"``.
+        seed: Seed of the first collector. See `Collector`.
+        weights: First weights. See `Collector`.
+        make_test_envs: Returns the `ParallelEnv` for `evaluate`. See `Collector`.
+        start_steps: Steps of each env in the first collection. See `Collector`.
+        fraction_samples: Once this fraction of the collectors has finished, the others stop at their next step (within
+            0.05 s if a step takes less), and `collect` returns what they have.
+        compress_data: Whether to compress collections for transfer over a slow network (needs ``zstandard``).
+        worker_resources: Resources of each collector's Ray actor, as ``actor.options`` takes them:
+            ``{"num_cpus": 1, "num_gpus": 0.5, "memory": 2**30}``. Only for Ray modes.
+        timeout: Seconds that a collector may take for one slice of its work (about 0.5 s of collecting; in `stream` a
+            whole collection) before `WorkerTimeoutError` is raised.
+        max_restarts: How often one collector is replaced within ten minutes; its next death is raised.
+        log_dir: Folder for TensorBoard. See `Collector`.
         **options: Further arguments of `ParallelEnv`, and options of the mode.
 
     Attributes:
-        version: Of the weights that were set last: 0 at first.
+        version: Version of the weights that were set last: 0 at first.
         history: A `History` of all collections and evaluations.
 
     Raises:
-        ArgumentError: If an argument has no usable value.
-        BaseException: What the functions given have raised.
+        ArgumentError: If an argument has an invalid value.
+        BaseException: If one of the given functions raised it.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class CollectorSet(Stoppable):
         except BaseException:
             self.stop()
             raise
-        self._fresh = set(range(num_workers))  # who has not begun
+        self._fresh = set(range(num_workers))  # ranks that have not made their first collection
         self._parcels = Parcels(num_workers)
         self._foreman = Scheduler(self._crew, self._parcels, fraction_samples)
         self._told = time.perf_counter()
@@ -118,16 +118,16 @@ class CollectorSet(Stoppable):
     def create(
         cls, num_workers: int, make_policy: Callable[..., Any], make_envs: Callable[[], ParallelEnv], **options: Any
     ) -> CollectorSet:
-        """Return a set: the constructor under another name."""
+        """Return a set. Same as the constructor."""
         return cls(num_workers, make_policy, make_envs, **options)
 
     @classmethod
     def create_factory(
         cls, num_workers: int, make_policy: Callable[..., Any], make_envs: Callable[[], ParallelEnv], **options: Any
     ) -> Callable[..., CollectorSet]:
-        """Return a function that makes such a set, also in another process: for schemes with several learners.
+        """Return a picklable function that makes such a set in another process, for schemes with several learners.
 
-        It takes further arguments of the constructor, and others instead of those given here.
+        It takes further arguments of the constructor, and overrides for those given here.
         """
         given: dict[str, Any] = {"num_workers": num_workers, "make_policy": make_policy, "make_envs": make_envs}
         return functools.partial(cls, **given, **options)
@@ -138,39 +138,39 @@ class CollectorSet(Stoppable):
     def collect(
         self, num_steps: int | None = None, listen_to: Iterable[Any] = (), *, progress: bool = True
     ) -> tuple[Rollout, Info]:
-        """Let all collectors collect, and return what they have.
+        """Run all collectors, and return the steps of all of them.
 
-        Collections that were under way, as after Ctrl-C or a `stream` that was left, are a part of it.
+        Collections in flight, for instance after Ctrl-C or an abandoned `stream`, are included.
 
         Args:
-            num_steps: As in `Collector.collect`.
-            listen_to: As in `Collector.collect`; looked at here, between parts of about 0.05 s.
-            progress: As in `Collector.collect`.
+            num_steps: Steps of each env. See `Collector.collect`.
+            listen_to: Events and functions, see `Collector.collect`. Checked in this process, about every 0.05 s.
+            progress: Whether to show a progress bar. See `Collector.collect`.
 
         Returns:
-            ``data``: a `Rollout` of all envs, those of the first collector, then those of the second ... Where a
-            collector has made fewer steps than others, what it lacks is not ``valid``. Where it was replaced its
-            episodes are cut off: truncated, and they count with what they had come to. Steps that were made by envs
-            since replaced by others come by themselves, before the others'. ``info``: as in `Collector.collect`, of all
-            together, and
+            ``data``: a `Rollout` of all envs, those of the first collector, then those of the second ... Steps that a
+            collector lacks are not ``valid``. Where a collector was replaced, its open episodes are marked truncated
+            and counted with the return and length so far. If envs were replaced in between, the steps of the former
+            ones come first, in a collection of their own. ``info``: that of `Collector.collect`, over all collectors,
+            and
 
             * ``num_steps``, ``version`` and ``staleness``, ``(num_workers,)`` each: the steps of each collector, the
-              version of its policy, of the oldest if it has several, and how many versions that is behind, below 0 if
-              `set_weights` has gone back to an earlier one;
-            * ``lost_samples``: how many collectors that died had made and had not sent; they were replaced;
-            * ``lost_exactly``: ``False`` if it is not known of one of them, because it was on another machine, or on
-              one without Linux. It counts with what it had been asked for, which is the most that it can have made;
-            * with ``compress_data``: ``num_bytes``, and ``num_bytes_sent``.
+              (oldest) version of its policy, and how many versions that is behind; below 0 if `set_weights` went back
+              to an earlier version;
+            * ``lost_samples``: samples that collectors made and had not sent when they died; these were replaced;
+            * ``lost_exactly``: ``False`` if the number is not known for a collector on another machine or without
+              Linux. It then counts with the steps requested, an upper bound;
+            * with ``compress_data``: ``num_bytes`` and ``num_bytes_sent``.
 
         Raises:
-            ArgumentError: If an argument has no usable value, or what the collectors have is too different to be put
-                together: nested otherwise, say. It stays, for `stream`.
+            ArgumentError: If an argument has an invalid value, or the collections cannot be joined because they differ,
+                in nesting for example. They stay available to `stream`.
             ClosedError: After `stop`.
             ConcurrentUseError: If another thread is in a call.
             WorkerDiedError: If a collector has died too often.
-            WorkerTimeoutError: If one has taken too long. It is not replaced: the next collection waits on for it, and
-                if it hangs `stop` ends it.
-            BaseException: What an env or a policy raised. All steps made until then come with the next collection.
+            WorkerTimeoutError: If a collector took too long. It is not replaced: the next collection waits for it
+                again; if it hangs, `stop` ends it.
+            BaseException: What an env or a policy raised. All steps made until then are in the next collection.
         """
         is_over = listening(listen_to)
         if num_steps is not None:
@@ -191,26 +191,27 @@ class CollectorSet(Stoppable):
     def stream(
         self, num_steps: int | None = None, *, max_in_flight: int | None = None, num_collections: int | None = None
     ) -> Iterator[tuple[Rollout, Info]]:
-        """Yield the collection of whoever is ready: ``for data, info in collectors.stream()``.
+        """Yield collections as they become ready: ``for data, info in collectors.stream()``.
 
-        A collector begins its next collection, with the weights of that moment, before its last one is handed out: it
-        works while the loop does. No more than ``max_in_flight`` are asked for and not handed out: who is faster than
-        the loop waits for it. Leave the loop whenever you like: what is under way comes with the next `collect` or
-        `stream`.
+        A collector begins its next collection, with the current weights, before its last one is yielded, so it works
+        while the loop body runs. At most ``max_in_flight`` collections are requested and not yet yielded; faster
+        collectors wait for the loop. The loop may be left at any time: collections in flight are part of the next
+        `collect` or `stream`.
 
         Args:
-            num_steps: As in `Collector.collect`.
-            max_in_flight: At most the number of collectors, which is the default. With one fewer than that, a collector
-                begins after the loop has seen what it collected before, with the weights that came of it.
-            num_collections: The loop ends after so many; ``None``: when the set is stopped.
+            num_steps: Steps of each env. See `Collector.collect`.
+            max_in_flight: At most, and by default, the number of collectors. With one fewer, a collector begins only
+                after the loop body has run on its previous collection, so it has the weights set there.
+            num_collections: Number of collections to yield; ``None`` continues until the set is stopped.
 
         Yields:
-            ``data, info`` of one collector, as `Collector.collect`; ``info`` also has ``collector``, its number;
-            ``staleness``, by how many versions the set's weights are newer now; ``lost_samples`` and ``lost_exactly``,
-            as in `collect`, since the last time; and, with ``compress_data``, ``num_bytes`` and ``num_bytes_sent``.
+            ``data, info`` of one collector, as `Collector.collect` returns them. ``info`` also has ``collector``, its
+            index; ``staleness``, how many versions it is behind the set's weights; ``lost_samples`` and
+            ``lost_exactly`` of `collect`, since the last yield; and, with ``compress_data``, ``num_bytes`` and
+            ``num_bytes_sent``.
 
         Raises:
-            As `collect`.
+            The errors of `collect`.
         """
         if self._guard.is_closed:
             raise self._guard.refusal("stream")
@@ -241,7 +242,7 @@ class CollectorSet(Stoppable):
 
     @single_threaded
     def _stream(self, num_steps: int | None, most: int, left: float) -> tuple[Rollout, Info] | None:
-        """Return a collection that is ready, or wait until there may be one."""
+        """Return a collection that is ready; or wait until one may be, and return ``None``."""
         ready = [rank for rank in self._parcels.waiting if rank not in self._crew.busy]
         if ready:
             answer = self._deliver_one(ready[0])
@@ -253,7 +254,7 @@ class CollectorSet(Stoppable):
         return None
 
     def _order_more(self, num_steps: int | None, most: int, left: float) -> None:
-        """Let those begin that rest, as long as there is room."""
+        """Start idle collectors up to the limit in flight."""
         waiting = self._parcels.waiting
         room = int(min(most, left)) - len({*waiting, *self._crew.busy})
         chosen = [rank for rank in self._crew.idle if rank not in waiting][: max(0, room)]
@@ -273,7 +274,7 @@ class CollectorSet(Stoppable):
         return data, self._completed({**info, **single, "collector": rank})
 
     def _completed(self, info: Info) -> Info:
-        """Return an info with what only the set knows, which is noted."""
+        """Complete an info with what only the set knows, and add it to the history."""
         now = time.perf_counter()
         seconds, self._told = now - self._told, now
         self.history.note(info["episode_returns"], int(np.min(info["version"])), info["num_samples"], seconds)
@@ -283,20 +284,20 @@ class CollectorSet(Stoppable):
 
     @single_threaded
     def set_weights(self, weights: Any, version: int | None = None) -> None:
-        """Give all policies weights. Collectors at work take them before their next collection.
+        """Set the weights of all policies. Busy collectors take them before their next collection.
 
-        They are pickled once. With Ray, collectors elsewhere fetch them from the object store, one copy for each node.
+        The weights are pickled once. With Ray, they go through the object store, one copy per node.
 
         Args:
-            weights: As in `Collector.set_weights`; each policy gets copies.
-            version: As in `Collector.set_weights`.
+            weights: Passed to each policy as a copy. See `Collector.set_weights`.
+            version: Their version in infos. See `Collector.set_weights`.
 
         Raises:
-            ArgumentError: If a policy takes none, or ``version`` is no int of 0 or more.
-            UnpicklableError: If they cannot be copied; nothing was set.
-            KeyboardInterrupt: After Ctrl-C. They are set all the same: who has not taken them does so before its next
-                collection.
-            WorkerTimeoutError: If a policy takes too long to take them. They are set all the same, as after Ctrl-C.
+            ArgumentError: If a policy has no method for them, or ``version`` is invalid.
+            UnpicklableError: If they cannot be pickled; nothing was set.
+            KeyboardInterrupt: On Ctrl-C. The weights are set all the same: collectors that do not have them yet take
+                them before their next collection.
+            WorkerTimeoutError: If a policy takes too long to load them. They are set all the same, as after Ctrl-C.
             ClosedError: After `stop`.
         """
         self._announce_weights(weights, check_version(version, self.version))
@@ -313,15 +314,15 @@ class CollectorSet(Stoppable):
 
     @single_threaded
     def update_policy(self, name: str, value: Any) -> None:
-        """Set an attribute of all policies, as `Collector.update_policy`. Collectors at work do so afterwards."""
+        """Set an attribute of all policies, see `Collector.update_policy`; for busy collectors, when they are done."""
         arguments.check_name("name", name)
         self._crew.announce(f"setting {name}", Broadcast("collector.update_policy", name, value))
 
     @single_threaded
     def replace(self, component: str, make: Callable[..., Any]) -> None:
-        """Put another policy, or other envs, into all collectors, as `Collector.replace`. Those at work do so later.
+        """Replace the policy or envs of all collectors, see `Collector.replace`; for busy ones, when they are done.
 
-        Another policy has the weights that it is made with. There may be another number of envs.
+        A new policy has the weights it was made with. The number of envs may change.
         """
         check_component(component)
         outdates = ("weights", "setting ") if component == "policy" else ()
@@ -333,20 +334,20 @@ class CollectorSet(Stoppable):
     def evaluate(self, num_episodes: int = 10, *, seed: int | None = None) -> Evaluation:
         """Play whole episodes in the test envs of all collectors, each its share.
 
-        What is under way is waited for, and comes with the next `collect` or `stream`.
+        Waits for collections in flight first; they are part of the next `collect` or `stream`.
 
         Args:
-            num_episodes: Of all together; the first collectors play one more if they do not come out even.
-            seed: As in `Collector.evaluate`, of the first collector; ``seed + 1`` of the second ...
+            num_episodes: Number of episodes over all collectors; if not divisible, the first collectors play one more.
+            seed: Seed of the first collector, see `Collector.evaluate`; ``seed + 1`` of the second ...
 
         Returns:
             An `Evaluation`: the episodes of the first collector, then those of the second ...; test envs are numbered
             in that order.
 
         Raises:
-            ArgumentError: If there are no test envs, or an argument has no usable value.
+            ArgumentError: If there are no test envs, or an argument has an invalid value.
             ClosedError: After `stop`.
-            WorkerDiedError: If a collector has died too often; else it is replaced, and plays its share anew.
+            WorkerDiedError: If a collector died too often; otherwise it is replaced, and plays its share again.
             BaseException: What an env or a policy raised.
         """
         arguments.check_positive("num_episodes", num_episodes)
@@ -372,16 +373,16 @@ class CollectorSet(Stoppable):
 
     @property
     def num_envs(self) -> int:
-        """Number of envs to collect from, of all collectors."""
+        """Number of envs to collect from, over all collectors."""
         return sum(self._crew.sizes)
 
     @property
     def num_replaced(self) -> int:
-        """How often a collector has died and was replaced."""
+        """Number of times a collector died and was replaced."""
         return self._crew.num_replaced
 
     def _close_envs(self) -> None:
-        if hasattr(self, "_env"):  # else its making has failed
+        if hasattr(self, "_env"):  # missing if the constructor failed
             self._env.close()
         self._unsent.close()
 
@@ -392,18 +393,18 @@ class CollectorSet(Stoppable):
 
 
 _OURS = {"asynchronous", "copy", "envs", "on_failure", "spaces"}
-"""Arguments of `ParallelEnv` that say how envs are, and not how they are run."""
+"""Arguments of `ParallelEnv` about the envs, not about how they are run."""
 _ENV_MAKERS = ("make_envs", "make_test_envs")
 
 
 def check(
     num_workers: Any, num_steps: Any, start_steps: Any, fraction: Any, max_restarts: Any, compresses: Any
 ) -> None:
-    """Refuse arguments of a `CollectorSet` that have no usable value.
+    """Refuse invalid arguments of a `CollectorSet`.
 
     Raises:
         ArgumentError: If there is one.
-        MissingDependencyError: If the package to compress with is not installed.
+        MissingDependencyError: If the package for compression is not installed.
     """
     arguments.check_positive("num_workers", num_workers)
     arguments.check_positive("num_steps", num_steps)
@@ -425,21 +426,21 @@ def start(
     worker_resources: Any,
     options: dict[str, Any],
 ) -> ParallelEnv:
-    """Return collectors as envs, each in a worker of its own where there are workers.
+    """Return a `ParallelEnv` whose envs are the collectors, one per worker if the mode has workers.
 
     Args:
-        num_workers: How many.
+        num_workers: Number of collectors.
         given: Arguments of each `Collector`.
-        compresses: Whether they compress what they send.
-        unsent: As in `CollectorEnv`.
-        para_mode: As in `CollectorSet`.
-        worker_resources: As in `CollectorSet`.
+        compresses: Whether collectors compress what they send.
+        unsent: Where collectors count the samples not sent yet.
+        para_mode: Mode of the collectors.
+        worker_resources: Resources of each Ray actor.
         options: Further arguments of the `ParallelEnv`.
 
     Raises:
-        ArgumentError: If the mode or the resources cannot be had, an option is of envs, or a function given cannot be
-            called.
-        UnpicklableError: If such a function cannot move to the workers.
+        ArgumentError: If the mode or the resources are not available, an option is about envs, or a given function
+            is not callable.
+        UnpicklableError: If a given function cannot be pickled.
     """
     if isinstance(para_mode, str) and para_mode == registry.AUTO:
         raise ArgumentError(
@@ -468,11 +469,11 @@ def start(
 
 
 def _refuse_unpicklable(given: dict[str, Any]) -> None:
-    """Say which of the functions given cannot move to the workers."""
+    """Raise an error that names the given function that cannot be pickled."""
     for name in ("make_policy", *_ENV_MAKERS):
         try:
             cloudpickle.dumps(given[name])
-        except Exception as error:  # pickling runs user code: anything may come
+        except Exception as error:  # pickling runs user code, which may raise anything
             raise UnpicklableError(
                 f"{name}={show(given[name])} cannot move to the collectors' workers: it does not pickle "
                 f"({type(error).__name__}: {error}). Let it make such things where it runs, or use "

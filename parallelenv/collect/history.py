@@ -1,4 +1,4 @@
-"""What a collector has come to: how good its episodes were, after how many samples and seconds."""
+"""The history of a collector: returns of its episodes against samples and seconds."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Record(NamedTuple):
     """A collection or an evaluation.
 
     Attributes:
-        samples: Steps of single envs collected so far, in all.
-        seconds: Spent on collecting so far, in all.
-        version: Of the policy.
-        episodes: How many have ended.
-        mean_return: Of these; nan if there are none, or rewards are no numbers.
+        samples: Total number of env steps collected so far.
+        seconds: Total time spent on collecting so far.
+        version: Version of the policy.
+        episodes: Number of episodes that ended.
+        mean_return: Mean return of these episodes; nan if there are none, or if rewards are not numbers.
         is_test: Whether it is an evaluation.
     """
 
@@ -37,8 +37,8 @@ class History:
     """All collections and evaluations so far, oldest first.
 
     Args:
-        log_dir: Folder for TensorBoard, which needs one of the packages ``tensorboardX`` and ``tensorboard`` with
-            torch; ``None``: none is written.
+        log_dir: Folder for TensorBoard, which needs ``tensorboardX``, or ``tensorboard`` and torch; ``None`` writes
+            nothing.
     """
 
     def __init__(self, log_dir: Any = None) -> None:
@@ -47,7 +47,7 @@ class History:
         self._writer = None if log_dir is None else _make_writer(str(log_dir))
 
     def note(self, returns: Any, version: int, samples: int = 0, seconds: float = 0.0, is_test: bool = False) -> None:
-        """Add a collection, or an evaluation, whose samples do not count."""
+        """Add a collection, or an evaluation. The samples of an evaluation do not count."""
         self._samples += samples
         self._seconds += seconds
         values = np.asarray(returns)
@@ -68,7 +68,7 @@ class History:
             writer.add_scalar("train/version", record.version, record.samples)
 
     def close(self) -> None:
-        """Finish what is written for TensorBoard."""
+        """Close the TensorBoard writer."""
         writer: Any = self._writer
         if writer is not None:
             self._writer = None
@@ -79,7 +79,7 @@ class History:
         return len(self._records)
 
     def __iter__(self) -> Iterator[Record]:
-        """Return the records in turn."""
+        """Iterate over the records."""
         return iter(list(self._records))
 
     def __getitem__(self, index: int) -> Record:
@@ -91,17 +91,17 @@ class History:
         return f"<History of {count(len(self), 'record')}, {self._samples:,} samples in {self._seconds:.1f} s>"
 
     def plot(self, axes: Any = None) -> Any:
-        """Draw mean returns against samples and against seconds, collections as a line, evaluations as dots.
+        """Draw mean returns against samples and against seconds: collections as a line, evaluations as dots.
 
         Args:
-            axes: Two axes of matplotlib; ``None``: a new figure.
+            axes: Two matplotlib axes; ``None`` makes a new figure.
 
         Returns:
             The figure.
 
         Raises:
             MissingDependencyError: If matplotlib is not installed.
-            ArgumentError: If ``axes`` are not two.
+            ArgumentError: If ``axes`` is not a pair of axes.
         """
         axes = _new_axes() if axes is None else axes
         axes = list(axes) if isinstance(axes, Iterable) else [axes]
@@ -129,7 +129,7 @@ def _new_axes() -> Any:
         raise MissingDependencyError(
             "plot() needs the package 'matplotlib', which is not installed. Install it with: pip install matplotlib"
         ) from error
-    # Not by pyplot, which would keep it and show it twice; but then a notebook has to be told how to show it.
+    # Without pyplot, which would keep the figure and show it twice; so the figure brings its own notebook display.
     picture: Any = type("Picture", (Figure,), {"_repr_png_": _as_png})
     return picture(figsize=(9, 3), layout="constrained").subplots(1, 2)
 

@@ -1,4 +1,4 @@
-"""What ends with `stop` or a ``with`` block, has a history, and refuses to be used afterwards."""
+"""The base of collectors: `stop`, the ``with`` block, the history, and errors after `stop`."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from parallelenv.engine.guard import Guard
 
 
 class Stoppable(ShortTracebacks):
-    """Base of a collector, and of a set of them.
+    """Base of `Collector` and `CollectorSet`.
 
     Attributes:
-        history: What was collected, a record for each collection.
+        history: One `Record` per collection or evaluation.
     """
 
     history: History
     _unrepeatable: tuple[str, ...] = ()
-    """Methods that nothing may call that is called by one: a policy, say."""
+    """Methods that must not be called within another call, for instance by a policy."""
 
     def __init__(self) -> None:
         self._guard = Guard(type(self).__name__, "stopped", self._unrepeatable)
@@ -29,11 +29,11 @@ class Stoppable(ShortTracebacks):
         return self._guard.is_closed
 
     def plot(self, axes: Any = None) -> Any:
-        """Draw returns against samples and seconds, as `History.plot`."""
+        """Draw returns against samples and seconds. See `History.plot`."""
         return self.history.plot(axes)
 
     def stop(self) -> None:
-        """Close all envs and the history. Harmless when repeated."""
+        """Close all envs and the history. Can be called more than once."""
         self._guard.is_closed = True
         self._close_envs()
         self.history.close()
@@ -42,9 +42,9 @@ class Stoppable(ShortTracebacks):
         raise NotImplementedError
 
     def __enter__(self) -> Self:
-        """Return itself; the end of the ``with`` block stops it."""
+        """Return itself; the end of the ``with`` block calls `stop`."""
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Stop."""
+        """Call `stop`."""
         self.stop()
