@@ -1,4 +1,4 @@
-"""Wrappers around a whole `ParallelEnv`, which see the answers of all envs at once."""
+"""Wrappers around a whole `ParallelEnv`: they process the results of all envs as one batch."""
 
 from parallelenv.engine.checkpoint import WrappedState
 from parallelenv.wrappers.base import ParallelWrapper

@@ -1,4 +1,4 @@
-"""Answers of a step as wrappers need them: who acted, their states alone, and all of it put together again."""
+"""Results of a step as wrappers use them: those of envs that acted, taken apart and put together."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ Space: TypeAlias = "gymnasium.Space[Any] | None"
 
 
 class Acting:
-    """Those envs of an answer that were stepped; the others rest, and have neither a state nor a reward.
+    """The envs of a result that were stepped. Resting envs have neither a state nor a reward.
 
     Args:
-        result: The answer.
-        space: Of its states.
+        result: The result.
+        space: Space of its states.
 
     Attributes:
-        result: The answer.
-        positions: ``(k,)`` int64, their places in the answer.
+        result: The result.
+        positions: ``(k,)`` int64, positions of these envs in the result.
         env_ids: ``(k,)`` int64.
-        states: Theirs, batched.
+        states: Their states, batched.
         dones: ``(k,)`` bool.
-        infos: ``(k,)`` object array: the very dicts of the answer.
+        infos: ``(k,)`` object array with the dicts of the result, not copies.
     """
 
     def __init__(self, result: StepResult, space: Space) -> None:
@@ -41,7 +41,7 @@ class Acting:
         count = len(result.dones)
         resting = _resting(result)
         self._is_whole = not resting
-        # A slice, of which numpy makes views, saves a step 5 us.
+        # A slice, of which numpy makes views, saves 5 us per step.
         acting = [place for place in range(count) if place not in resting] if resting else slice(None)
         self.positions: Array = np.arange(count)[acting]
         self.env_ids: Array = result.env_ids[acting]
@@ -51,18 +51,18 @@ class Acting:
 
     @property
     def is_nobody(self) -> bool:
-        """Whether envs were asked, and all of them rest."""
+        """Whether all envs of the result rest, and there is at least one."""
         return not self._is_whole and not len(self.positions)
 
     @property
     def mended(self) -> Array:
-        """``(k,)`` bool: who failed and was built anew. Its state is a first one, and its reward none that it gave."""
-        if not has_true(self.dones):  # a failure that was mended ends an episode
+        """``(k,)`` bool: env failed and was rebuilt. Its state is a first state, its reward not its own."""
+        if not has_true(self.dones):  # a rebuilt env ends its episode
             return np.zeros(len(self.dones), dtype=bool)
         return np.array([is_mended(info) for info in self.infos], dtype=bool)
 
     def rewards(self) -> tuple[Array, dict[int, Any]]:
-        """Return their rewards, ``(k,)`` float64 with 0 for what is no number, and by env id what is none."""
+        """Return rewards, ``(k,)`` float64 with 0 for those that are not numbers, and the latter by env id."""
         rewards = self.result.rewards
         if rewards.dtype != object:
             plain: Array = rewards[self.positions]
@@ -77,7 +77,7 @@ class Acting:
         return numbers, others
 
     def with_states(self, states: Any, space: Space) -> StepResult:
-        """Return the answer with these, which are in this space, in the place of their states."""
+        """Return the result with other states, which are in this space."""
         if self._is_whole:
             return _replaced(self.result, states, self.result.rewards)
         structure = Structure(space)
@@ -87,7 +87,7 @@ class Acting:
         return _replaced(self.result, object_array(rows), self.result.rewards)
 
     def with_rewards(self, rewards: Array) -> StepResult:
-        """Return the answer with these in the place of their rewards."""
+        """Return the result with other rewards."""
         if self._is_whole:
             return _replaced(self.result, self.result.states, rewards)
         completed = self.result.rewards.copy()
@@ -97,7 +97,7 @@ class Acting:
 
 
 def _resting(result: StepResult) -> set[int]:
-    """Return the places of envs that were asked, but rest: they answer ``(None, None, True, {})``."""
+    """Return the positions of resting envs: their entry is ``(None, None, True, {})``."""
     states, rewards = result.states, result.rewards
     if rewards.dtype != object or not isinstance(states, np.ndarray) or states.dtype != object:
         return set()
@@ -113,17 +113,17 @@ def _replaced(result: StepResult, states: Any, rewards: Array) -> StepResult:
 
 
 def is_mended(info: dict[str, Any]) -> bool:
-    """Whether an info says that its env failed and was built anew."""
+    """Return whether an info says that its env failed and was rebuilt."""
     return isinstance(info.get("failure"), BaseException)
 
 
 def row_of(structure: Structure, states: Any, row: int) -> Any:
-    """Return a copy of one state of a batch. Only the structure tells a batch of tuples from a tuple of batches."""
+    """Return a copy of one state of a batch. The structure tells a batch of tuples from a tuple of batches."""
     return structure.join([_copied(pick_rows(leaf, row)) for leaf in structure.split(states)])
 
 
 def rows_of(structure: Structure, states: Any, rows: Sequence[int]) -> Any:
-    """Return a batch of some states of a batch; of object arrays, in which envs may rest, too."""
+    """Return some states of a batch as a batch; also of object arrays, where envs may rest."""
     if isinstance(states, np.ndarray) and states.dtype == object:
         return states[list(rows)]
     return structure.join([pick_rows(leaf, list(rows)) for leaf in structure.split(states)])
@@ -138,10 +138,10 @@ def batch_of(space: Space, states: Sequence[Any]) -> Any:
 
 
 def aligned(result: StepResult, align: Align, space: Space) -> StepResult | StepBatch:
-    """Return an answer in the shape that was asked for. ``space``: of its states.
+    """Return a result with the requested alignment. ``space`` is that of its states.
 
     Raises:
-        SpacesError: If the states are not like the space.
+        SpacesError: If the states do not fit the space.
     """
     if align == "item":
         return result
@@ -151,15 +151,15 @@ def aligned(result: StepResult, align: Align, space: Space) -> StepResult | Step
 
 
 def unstacked(states: Any, structure: Structure, count: int) -> list[Any]:
-    """Return one state per env: copies, for with ``copy=False`` those of the batch may be views.
+    """Return one state per env, copied because with ``copy=False`` those of the batch may be views.
 
     Args:
-        states: Of ``count`` envs, batched.
-        structure: Theirs.
-        count: How many.
+        states: States of ``count`` envs, batched.
+        structure: Structure of the states.
+        count: Number of envs.
 
     Raises:
-        SpacesError: If the states are not like the space.
+        SpacesError: If the states do not fit the space.
     """
     if not count:
         return []
@@ -170,10 +170,10 @@ def unstacked(states: Any, structure: Structure, count: int) -> list[Any]:
 
 
 def check_states(space: Space, states: Any, num_states: int) -> None:
-    """Refuse what is no batch of so many states of a space. Shapes and dtypes of leaves are not looked at.
+    """Check that ``states`` is a batch of that size of a space. Shapes and dtypes of leaves are not checked.
 
     Raises:
-        SpacesError: If it is none.
+        SpacesError: If it is not.
     """
     found = _unlike(space, states, num_states, "")
     if found:
@@ -184,7 +184,7 @@ def check_states(space: Space, states: Any, num_states: int) -> None:
 
 
 def _unlike(space: Space, states: Any, num_states: int, path: str) -> str:
-    """Return what is wrong with a batch of states, nothing if it is one."""
+    """Return what is wrong with a batch of states; empty if nothing."""
     parts: list[tuple[Space, Any, str]]
     if type(space) is spaces.Dict:
         if not isinstance(states, dict) or states.keys() != space.spaces.keys():
@@ -219,12 +219,12 @@ def _copied(value: Any) -> Any:
 
 
 def with_leaves(space: gymnasium.Space[Any], change: Any, path: str = "") -> gymnasium.Space[Any]:
-    """Return a space whose leaves are changed.
+    """Return a space with changed leaves.
 
     Args:
         space: The space.
-        change: Called with each leaf and where it lies, as `Structure.describe` says it; returns another one.
-        path: Where the space itself lies.
+        change: Called with each leaf and its path, as `Structure.describe` gives it; returns the new leaf.
+        path: Path of the space itself.
     """
     if type(space) is spaces.Dict:
         return spaces.Dict({key: with_leaves(part, change, f"{path}[{key!r}]") for key, part in space.spaces.items()})

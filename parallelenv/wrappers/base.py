@@ -1,4 +1,4 @@
-"""The base of all wrappers: it has everything that a `ParallelEnv` has."""
+"""The base of all wrappers: it has every attribute and method of `ParallelEnv`."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def space_of(env: Any) -> Space:
-    """Return the space that the states of all envs are in, ``None`` if they share none.
+    """Return the observation space shared by all envs, ``None`` if they share none.
 
     Raises:
-        ArgumentError: If it is no `ParallelEnv`.
+        ArgumentError: If ``env`` is not a `ParallelEnv` or a wrapper of one.
     """
     _refuse_other(env)
     return env.single_observation_space  # type: ignore[no-any-return]
@@ -36,17 +36,17 @@ def _refuse_other(env: Any) -> None:
 
 
 class ParallelWrapper(ShortTracebacks):
-    """Has everything that the `ParallelEnv` in it has. Override what is to be different.
+    """Forwards everything to the `ParallelEnv` in it. Subclasses override what they change.
 
     Args:
         env: A `ParallelEnv`, or another wrapper.
 
     Attributes:
-        env: What it wraps.
+        env: The wrapped `ParallelEnv` or wrapper.
     """
 
     is_frozen: bool | None = None
-    """Whether this wrapper alone counts nothing more; ``None``: it never does."""
+    """Whether this wrapper's own statistics are frozen; ``None`` if it has none."""
 
     def __init__(self, env: ParallelEnv | ParallelWrapper) -> None:
         _refuse_other(env)
@@ -54,13 +54,13 @@ class ParallelWrapper(ShortTracebacks):
 
     @property
     def frozen(self) -> bool:
-        """Whether nothing more is counted by any `NormalizeStates` or `NormalizeRewards`, this one or inside of it.
+        """Whether the statistics of all `NormalizeStates` and `NormalizeRewards`, from here inwards, are frozen.
 
-        To be set at any time, which is for all of them.
+        Setting it, at any time, sets it for all of them.
 
         Raises:
-            ArgumentError: If it is set to something else than a bool.
-            AbsentAttributeError: If there is none of them.
+            ArgumentError: If it is set to anything but a bool.
+            AbsentAttributeError: If there is no such wrapper.
         """
         return all(layer.is_frozen for layer in self._that_count())
 
@@ -71,10 +71,10 @@ class ParallelWrapper(ShortTracebacks):
             layer.is_frozen = bool(frozen)
 
     def _that_count(self) -> list[ParallelWrapper]:
-        """Return the wrappers, from this one inwards, that count what they see.
+        """Return the wrappers with statistics, from this one inwards.
 
         Raises:
-            AbsentAttributeError: If there is none that could be `frozen`.
+            AbsentAttributeError: If there is none.
         """
         found: list[ParallelWrapper] = []
         layer: Any = self
@@ -92,51 +92,51 @@ class ParallelWrapper(ShortTracebacks):
         return self.env.unwrapped
 
     def reset(self, id: Any = None, *, seed: Any = None, options: Any = None) -> Any:
-        """Begin new episodes, as `ParallelEnv.reset`."""
+        """Begin new episodes. See `ParallelEnv.reset`."""
         return self.env.reset(id, seed=seed, options=options)
 
     def step(self, action: Any, id: Any = None, align: Align = "item") -> Any:
-        """Step envs, as `ParallelEnv.step`."""
+        """Step envs. See `ParallelEnv.step`."""
         return self.env.step(action, id, align)
 
     def send(self, action: Any, id: Any = None) -> None:
-        """Begin a step, as `ParallelEnv.send`."""
+        """Begin a step. See `ParallelEnv.send`."""
         self.env.send(action, id)
 
     def recv(
         self, min_envs: int = 1, max_envs: int | None = None, timeout: float | None = None, align: Align = "item"
     ) -> Any:
-        """Return the results of steps, as `ParallelEnv.recv`."""
+        """Return results of steps in flight. See `ParallelEnv.recv`."""
         return self.env.recv(min_envs, max_envs, timeout, align)
 
     def step_async(self, action: Any, id: Any = None) -> None:
-        """Begin a step, as `ParallelEnv.step_async`."""
+        """Begin a step. See `ParallelEnv.step_async`."""
         self.env.step_async(action, id)
 
     def step_wait(self, timeout: float | None = None, align: Align = "item") -> Any:
-        """Return the result of a step that was begun, as `ParallelEnv.step_wait`."""
+        """Return the results of the step in flight. See `ParallelEnv.step_wait`."""
         return self.env.step_wait(timeout, align)
 
     def next_task(self, id: Any = None, **kwargs: Any) -> Any:
-        """Begin the next tasks, as `TaskPool.next_task`: by `reset`.
+        """Begin the next tasks by calling `reset`. See `TaskPool.next_task`.
 
         Raises:
-            AttributeError: If what is wrapped is no `TaskPool`.
+            AttributeError: If the wrapped object is not a `TaskPool`.
         """
         if not hasattr(self.unwrapped, "next_task"):
             raise AttributeError(f"{self!r} has no next_task(): that of ParallelEnv.from_samplers() has.")
         return self.reset(id, options=kwargs or None)
 
     def save_state(self) -> Any:
-        """Return the state of everything, as `ParallelEnv.save_state`, and what wrappers remember of it."""
+        """Return the state of the envs, see `ParallelEnv.save_state`, and of the wrappers."""
         state, memory = self.env.save_state(), self.remembered()
         return WrappedState(type(self).__qualname__, deep_copy(memory), state) if memory else state
 
     def load_state(self, state: Any) -> tuple[int, ...]:
-        """Go on from a state, as `ParallelEnv.load_state`.
+        """Restore a state. See `ParallelEnv.load_state`.
 
         Raises:
-            ArgumentError: Also if it was saved through other wrappers than these; nothing was touched.
+            ArgumentError: Also if it was saved through different wrappers; nothing was changed.
         """
         if not self.remembered():
             return self.env.load_state(state)
@@ -145,7 +145,7 @@ class ParallelWrapper(ShortTracebacks):
             lost: tuple[int, ...] = self.env.load_state(state.state)
         except BaseException as error:
             was_refused = isinstance(error, ParallelEnvError) and not isinstance(error, InvalidStateError)
-            if not was_refused:  # else it is of an env, which needs a reset, and the others go on from there
+            if not was_refused:  # otherwise an env failed and needs a reset; the others have the loaded state
                 self.remember(deep_copy(state.memory))
             raise
         self.remember(deep_copy(state.memory))
@@ -168,11 +168,11 @@ class ParallelWrapper(ShortTracebacks):
             )
 
     def remembered(self) -> dict[str, Any]:
-        """Return what this wrapper keeps from one call to the next; empty if nothing. For `save_state`."""
+        """Return what this wrapper keeps between calls, for `save_state`; empty if nothing."""
         return {}
 
     def remember(self, memory: dict[str, Any]) -> None:
-        """Take over what `remembered` returned."""
+        """Restore what `remembered` returned."""
         vars(self).update(memory)
 
     def close(self) -> None:
@@ -180,7 +180,7 @@ class ParallelWrapper(ShortTracebacks):
         self.env.close()
 
     def rollout(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse: it steps beside the envs, where no wrapper is.
+        """Raise an error: a rollout steps inside the workers and bypasses wrappers.
 
         Raises:
             WrappedError: Always.
@@ -188,47 +188,47 @@ class ParallelWrapper(ShortTracebacks):
         self._refuse("rollout")
 
     def send_reset(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse, as `rollout` does: wrappers do not know of resets that are received."""
+        """Raise `WrappedError`: wrappers cannot process resets that are received later."""
         self._refuse("send_reset")
 
     def arecv(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse, as `send_reset` does."""
+        """Raise `WrappedError`. See `send_reset`."""
         self._refuse("arecv")
 
     def stream(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse, as `send_reset` does."""
+        """Raise `WrappedError`. See `send_reset`."""
         self._refuse("stream")
 
     def run_episodes(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse, as `send_reset` does."""
+        """Raise `WrappedError`. See `send_reset`."""
         self._refuse("run_episodes")
 
     def play(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse, as `send_reset` does."""
+        """Raise `WrappedError`. See `send_reset`."""
         self._refuse("play")
 
     def record(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse, as `send_reset` does."""
+        """Raise `WrappedError`. See `send_reset`."""
         self._refuse("record")
 
     def get_state(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse, as `send_reset` does."""
+        """Raise `WrappedError`. See `send_reset`."""
         self._refuse("get_state")
 
     def send_action(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse, as `send_reset` does."""
+        """Raise `WrappedError`. See `send_reset`."""
         self._refuse("send_action")
 
     def to_gymnasium(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse, as `rollout` does: an adapter steps the `ParallelEnv` itself."""
+        """Raise `WrappedError`: an adapter steps the `ParallelEnv` itself."""
         self._refuse("to_gymnasium")
 
     def to_sb3(self) -> NoReturn:
-        """Refuse, as `to_gymnasium` does."""
+        """Raise `WrappedError`. See `to_gymnasium`."""
         self._refuse("to_sb3")
 
     def to_tianshou(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse, as `to_gymnasium` does."""
+        """Raise `WrappedError`. See `to_gymnasium`."""
         self._refuse("to_tianshou")
 
     def _refuse(self, call: str) -> NoReturn:
@@ -238,18 +238,18 @@ class ParallelWrapper(ShortTracebacks):
         )
 
     def __getattr__(self, name: str) -> Any:
-        """Return what the wrapped one has of this name."""
+        """Return the attribute of the wrapped object."""
         if name.startswith("_") or name == "env":
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}.")
         return getattr(self.env, name)
 
-    if not TYPE_CHECKING:  # to a type checker any name could be set
+    if not TYPE_CHECKING:  # a type checker would let any name be set
 
         def __setattr__(self, name: str, value: Any) -> None:
-            """Set an attribute of this wrapper; unlike reading, this does not look inside.
+            """Set an attribute of this wrapper; unlike reading, this does not forward.
 
             Raises:
-                AbsentAttributeError: If it is a setting of other libraries, which would do nothing here.
+                AbsentAttributeError: If it is a setting of another library, which would have no effect here.
             """
             if migration_hints.is_setting(name) and not hasattr(type(self), name):
                 raise migration_hints.not_to_set(self, name, is_argument=False)
@@ -260,11 +260,11 @@ class ParallelWrapper(ShortTracebacks):
         return len(self.env)
 
     def __enter__(self) -> Self:
-        """Return itself; the end of the ``with`` block closes it."""
+        """Return itself; the end of the ``with`` block calls `close`."""
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Close."""
+        """Call `close`."""
         self.close()
 
     def __repr__(self) -> str:
@@ -272,12 +272,12 @@ class ParallelWrapper(ShortTracebacks):
         return f"<{type(self).__name__} around {self.env!r}>"
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        """Return what a notebook shows, of what is wrapped too."""
+        """Return the notebook display of this wrapper and the wrapped object."""
         return mime_bundle(self)
 
 
 def _forms(memory: dict[str, Any]) -> dict[str, Any]:
-    """Return what must be alike of two memories of a wrapper: arguments, under ``"settings"``, and shapes."""
+    """Return what must be equal in two memories of a wrapper: shapes, and the arguments under ``"settings"``."""
     return {name: value if name == "settings" else _form(value) for name, value in memory.items()}
 
 

@@ -1,4 +1,4 @@
-"""What episodes came to."""
+"""Return, length and duration of episodes."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from parallelenv.wrappers.seeing import AnswerWrapper
 
 
 class RecordEpisodeStatistics(AnswerWrapper):
-    """Adds to the info of a step that ends an episode what that came to: ``info["episode"]``, with Gymnasium's keys.
+    """Adds statistics of the episode to the info of its last step: ``info["episode"]``, with Gymnasium's keys.
 
-    ``"r"`` is the sum of rewards, a float, ``"l"`` the number of steps, ``"t"`` the seconds since its beginning. Only
-    steps that an env made count, so not one that failed, and with ``"continue"`` none after the end until a reset.
+    ``"r"`` is the sum of rewards (float), ``"l"`` the number of steps, ``"t"`` the duration in seconds. Failed steps
+    do not count; with ``"continue"`` neither do steps after the end, until a reset.
 
     Args:
-        env: As in `ParallelWrapper`.
-        buffer_length: How many of the latest episodes to keep.
+        env: A `ParallelEnv`, or another wrapper.
+        buffer_length: Number of latest episodes to keep.
         stats_key: Key in the info.
 
     Attributes:
-        episode_count: How many episodes have ended.
-        return_queue: Returns of the latest ones, oldest first.
-        length_queue: Their lengths.
-        time_queue: Their seconds.
+        episode_count: Number of episodes that ended.
+        return_queue: Returns of the latest episodes, oldest first.
+        length_queue: Lengths of the same episodes.
+        time_queue: Durations of the same episodes, in seconds.
 
     Raises:
-        ArgumentError: If ``buffer_length`` is no int of at least 1.
+        ArgumentError: If ``buffer_length`` is not an int of at least 1.
     """
 
     def __init__(self, env: Any, buffer_length: int = 100, stats_key: str = "episode") -> None:
@@ -53,22 +53,23 @@ class RecordEpisodeStatistics(AnswerWrapper):
         self._is_over: Array = np.zeros(len(env), dtype=bool)
 
     def began(self, states: Any, env_ids: tuple[int, ...]) -> Any:
-        """Begin to count anew."""
+        """Start the counts of new episodes."""
         self._begin(list(env_ids))
         return states
 
     def missed(self, env_ids: tuple[int, ...], has_begun: bool) -> None:
-        """Forget episodes whose end cannot be told."""
+        """Drop episodes whose end was not seen."""
         if has_begun:
             self._begin(list(env_ids))
         else:
             self._is_over[list(env_ids)] = True
 
     def answered(self, result: StepResult) -> StepResult:
-        """Count the steps of envs that acted, and tell of episodes that ended.
+        """Count the steps of envs that acted, and add statistics to the infos of ended episodes.
 
         Raises:
-            EnvContractError: If a reward is no number, or an info has such a key; all other envs are answered.
+            EnvContractError: If a reward is not a number, or an info already has the key. The other envs keep their
+                results.
         """
         acting = Acting(result, self.single_observation_space)
         rewards, no_numbers = acting.rewards()
@@ -111,7 +112,7 @@ class RecordEpisodeStatistics(AnswerWrapper):
         self._begins[rows] = time.perf_counter()
 
     def remembered(self) -> dict[str, Any]:
-        """Return what was counted, and since when."""
+        """Return the counts and the elapsed times."""
         counted = {
             name: vars(self)[name]
             for name in ("episode_count", "return_queue", "length_queue", "time_queue", "_returns", "_lengths")
@@ -119,7 +120,7 @@ class RecordEpisodeStatistics(AnswerWrapper):
         return {**counted, "_is_over": self._is_over, "elapsed": time.perf_counter() - self._begins}
 
     def remember(self, memory: dict[str, Any]) -> None:
-        """Take it over, as many of the latest episodes as are kept here; the time in between does not count."""
+        """Restore the counts, with at most ``buffer_length`` episodes. The time since saving does not count."""
         memory = dict(memory)
         self._begins = time.perf_counter() - memory.pop("elapsed")
         for name in ("return_queue", "length_queue", "time_queue"):

@@ -1,4 +1,4 @@
-"""Numbers that are none: found in actions before they are sent, and in what envs answer."""
+"""A check for nan and infinite numbers in actions, states and rewards."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from parallelenv.wrappers.seeing import AnswerWrapper
 _FLOATS = "fc"
 _LOOK = f"{WHERE_THEY_ARE} Look into these envs with get_env_attr(), or reset() them."
 Found = tuple[int, str]
-"""An env, or a row, and where something of it is not finite."""
+"""An env id (or a row), and the place of a number that is not finite."""
 
 
 class CheckFinite(AnswerWrapper):
-    """Raises `NotFiniteError` as soon as an action, a state or a reward is nan, or infinite.
+    """Raises `NotFiniteError` as soon as an action, a state or a reward is nan or infinite.
 
-    It says which env it is and where in its action or state. Actions are looked at before anything is sent, but not
-    those of envs that rest; answers when they are here. What such envs have answered is in ``error.refused``, by env
-    id, and what all others have is ``error.partial``.
+    The error names the env and the place in its action or state. Actions are checked before anything is sent, except
+    those of resting envs; results when they arrive. ``error.refused`` has the results of the envs with such numbers, by
+    env id, and ``error.partial`` those of all others.
 
     Args:
-        env: As in `ParallelWrapper`.
-        check_inf: Whether infinite numbers are refused too, and not nan alone.
+        env: A `ParallelEnv`, or another wrapper.
+        check_inf: Whether to refuse infinite numbers as well as nan.
     """
 
     def __init__(self, env: Any, check_inf: bool = True) -> None:
@@ -41,25 +41,25 @@ class CheckFinite(AnswerWrapper):
         self._states, self._actions = Structure(env.single_observation_space), Structure(env.single_action_space)
 
     def step(self, action: Any, id: Any = None, align: Align = "item") -> Any:
-        """Step envs, as `ParallelEnv.step`."""
+        """Step envs. See `ParallelEnv.step`."""
         self.check_actions(action, id)
         return super().step(action, id, align)
 
     def send(self, action: Any, id: Any = None) -> None:
-        """Begin a step, as `ParallelEnv.send`."""
+        """Begin a step. See `ParallelEnv.send`."""
         self.check_actions(action, id)
         super().send(action, id)
 
     def step_async(self, action: Any, id: Any = None) -> None:
-        """Begin a step, as `ParallelEnv.step_async`."""
+        """Begin a step. See `ParallelEnv.step_async`."""
         self.check_actions(action, id)
         super().step_async(action, id)
 
     def check_actions(self, action: Any, id: Any = None) -> None:
-        """Refuse actions that are not finite. What is wrong with them otherwise is for the step to say.
+        """Check that actions are finite. Other errors in them are left to the step.
 
         Raises:
-            NotFiniteError: If there are any.
+            NotFiniteError: If some are not.
         """
         env_ids = self.chosen(id)
         resting = self.exhausted | (self.done & (self.unwrapped.asynchronous in (None, "idle")))
@@ -72,10 +72,10 @@ class CheckFinite(AnswerWrapper):
             raise _error(found, self.check_inf, "Nothing was sent.")
 
     def began(self, states: Any, env_ids: tuple[int, ...]) -> Any:
-        """Return first states that are finite.
+        """Return the first states after checking that they are finite.
 
         Raises:
-            NotFiniteError: If some are not; all other envs are answered.
+            NotFiniteError: If some are not. The other envs keep their results.
         """
         found = self._find_in_states(states, env_ids)
         if found:
@@ -84,10 +84,10 @@ class CheckFinite(AnswerWrapper):
         return states
 
     def answered(self, result: StepResult) -> StepResult:
-        """Return an answer in which all is finite.
+        """Return the result after checking that it is finite.
 
         Raises:
-            NotFiniteError: If something is not; all other envs are answered.
+            NotFiniteError: If some of it is not. The other envs keep their results.
         """
         acting = Acting(result, self.single_observation_space)
         if acting.is_nobody:
@@ -118,7 +118,7 @@ class CheckFinite(AnswerWrapper):
 
 
 def find_in_actions(structure: Structure, action: Any, check_inf: bool) -> list[Found]:
-    """Return where actions are not finite; nothing if they are not in a form that a step takes."""
+    """Return where actions are not finite; nothing if a step would reject their form."""
     try:
         if structure.is_single:
             return [(row, "") for row in _bad_rows(action, check_inf)]
@@ -129,7 +129,7 @@ def find_in_actions(structure: Structure, action: Any, check_inf: bool) -> list[
             for index, leaf in enumerate(structure.split(action))
             for row in _bad_rows(leaf, check_inf)
         ]
-    except (LookupError, TypeError):  # no such action: the step says so
+    except (LookupError, TypeError):  # not valid actions: the step raises the error
         return []
 
 
@@ -139,8 +139,8 @@ def _in_one(structure: Structure, row: int, single: Any, check_inf: bool) -> lis
 
 
 def _bad_rows(leaf: Any, check_inf: bool) -> list[int]:
-    """Return the rows of a batch in which something is not finite."""
-    if isinstance(leaf, dict):  # of no declared space
+    """Return the rows of a batch that have a number that is not finite."""
+    if isinstance(leaf, dict):  # of undeclared space
         return sorted({row for part in leaf.values() for row in _bad_rows(part, check_inf)})
     if is_tensor(leaf):
         leaf = as_array(leaf)
@@ -149,13 +149,13 @@ def _bad_rows(leaf: Any, check_inf: bool) -> list[int]:
     if leaf.dtype.kind not in _FLOATS or not leaf.ndim:
         return []
     bad = ~np.isfinite(leaf) if check_inf else np.isnan(leaf)
-    if not bad.any():  # nearly always
+    if not bad.any():  # the usual case
         return []
     return np.flatnonzero(bad.reshape(len(leaf), -1).any(axis=1)).tolist()
 
 
 def _is_bad(value: Any, check_inf: bool) -> bool:
-    """Whether something in a single value, of whatever type, is not finite."""
+    """Return whether a single value, of any type, has a number that is not finite."""
     if isinstance(value, dict):
         return any(_is_bad(part, check_inf) for part in value.values())
     if isinstance(value, (tuple, list)):
@@ -173,7 +173,7 @@ def _is_bad(value: Any, check_inf: bool) -> bool:
 
 
 def describe_places(found: Sequence[Found]) -> str:
-    """Return which envs it is and where, for messages."""
+    """Return envs and places as text for messages."""
     by_place: dict[str, list[int]] = {}
     for env_id, where in found:
         by_place.setdefault(where, []).append(env_id)
@@ -184,11 +184,11 @@ def describe_places(found: Sequence[Found]) -> str:
 
 
 def env_ids_of(found: Sequence[Found]) -> tuple[int, ...]:
-    """Return the envs in which something was found, ascending."""
+    """Return the env ids of the findings, ascending."""
     return tuple(sorted({env_id for env_id, _ in found}))
 
 
 def _error(found: Sequence[Found], check_inf: bool, ending: str) -> NotFiniteError:
-    """Return the error that names envs and places."""
+    """Return the error that names the envs and places."""
     kind = "nan or infinite" if check_inf else "nan"
     return NotFiniteError(f"Something is {kind} in: {describe_places(found)}. {ending}", env_ids_of(found))

@@ -1,4 +1,4 @@
-"""States and rewards brought to a common scale, by what was seen so far."""
+"""Normalisation of states and rewards by running statistics."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from parallelenv.wrappers.statistics import RunningStatistics
 
 @dataclass(frozen=True)
 class Normalizer:
-    """A function that brings states to the common scale. It can be pickled, and has then a copy of the statistics.
+    """A function that normalises states. A pickled copy has its own copy of the statistics.
 
     Attributes:
-        structure: Of the states.
-        places: Which leaves of it are normalised, by their names in the statistics.
-        statistics: What was counted.
+        structure: Structure of the states.
+        places: Indices of the leaves to normalise, by their names in the statistics.
+        statistics: Statistics of these leaves.
         epsilon: Added to the variance.
-        clip: Largest value of the outcome.
+        clip: Bound of the absolute values returned.
     """
 
     structure: Structure
@@ -44,7 +44,7 @@ class Normalizer:
     clip: float
 
     def __call__(self, states: Any) -> Any:
-        """Return states, batched as envs answer them, on the common scale."""
+        """Return normalised states, batched as envs return them."""
         leaves = self.structure.split(states)
         for name, index in self.places.items():
             mean, variance = self.statistics.leaves[name].guess()
@@ -54,28 +54,28 @@ class Normalizer:
 
 
 class NormalizeStates(StateWrapper):
-    """Brings states to mean 0 and variance 1, each number by itself, by all states seen so far.
+    """Normalises states to mean 0 and variance 1, each number by itself, by statistics of all states so far.
 
-    Counted are the states that `reset`, `step` and `recv` answer, of envs that acted: not of those that rest, nor
-    ``info["ended_state"]``, which is brought to the same scale. Only `Box` parts of a state change; they become
+    The statistics count the states that `reset`, `step` and `recv` return for envs that acted: not those of resting
+    envs, nor ``info["ended_state"]``, which is normalised too. Only the `Box` parts of a state change; they become
     float32, within ``-clip .. clip``.
 
     Args:
-        env: As in `ParallelWrapper`. Its envs must share an observation space.
-        keys: Of a `Dict` space: those whose parts are to be normalised; ``None``: all.
-        statistics: What to begin with, or to share with another wrapper: with that of the training, say, in an
-            evaluation. ``None``: nothing.
-        frozen: Whether nothing more is counted, by this one.
+        env: A `ParallelEnv`, or another wrapper. Its envs must share an observation space.
+        keys: Keys of a `Dict` space to normalise; ``None`` means all.
+        statistics: Statistics to start from, or to share with another wrapper, for instance in evaluation with that of
+            training; ``None`` starts new ones.
+        frozen: Whether this wrapper leaves the statistics unchanged.
         epsilon: Added to the variance.
-        clip: Largest value of the outcome; `math.inf` for none.
+        clip: Bound of the absolute values returned; `math.inf` for none.
 
     Attributes:
-        normalizer: What does it: a `Normalizer`, to be used in a policy for `ParallelEnv.rollout`.
-        frozen: Whether nothing more is counted, as in `ParallelWrapper`.
+        normalizer: The `Normalizer`, for use in a policy given to `ParallelEnv.rollout`.
+        frozen: Whether statistics are frozen. See `ParallelWrapper`.
 
     Raises:
         SpacesError: If the envs share no space, or it has no `Box` to normalise.
-        ArgumentError: If another argument does not fit.
+        ArgumentError: If another argument has an invalid value.
     """
 
     def __init__(
@@ -105,19 +105,19 @@ class NormalizeStates(StateWrapper):
 
     @property
     def statistics(self) -> RunningStatistics:
-        """What was counted: to be saved, loaded or merged."""
+        """The statistics, to be saved, loaded or merged."""
         return self.normalizer.statistics
 
     @property
     def state_statistics(self) -> RunningStatistics:
-        """The same, by a name that says of what, also to a `NormalizeRewards` around it."""
+        """The same as ``statistics``, also reachable through a `NormalizeRewards` around this wrapper."""
         return self.statistics
 
     def process(self, states: Any) -> Any:
-        """Return states on the common scale of now; nothing is counted.
+        """Return normalised states, without counting them.
 
         Args:
-            states: Batched, as the wrapped one gives them.
+            states: Batched, as the wrapped object returns them.
         """
         return self.normalizer(states)
 
@@ -130,7 +130,7 @@ class NormalizeStates(StateWrapper):
         return super().began(states, env_ids)
 
     def answered(self, result: StepResult) -> StepResult:
-        """Count the states of envs that acted, and return the answer with them normalised."""
+        """Count the states of envs that acted, and return the result with normalised states."""
         acting = Acting(result, self.raw_space)
         found = [] if acting.is_nobody else self._count(acting.states, acting.env_ids.tolist())
         if found:
@@ -139,7 +139,7 @@ class NormalizeStates(StateWrapper):
         return self.processed(acting)
 
     def _count(self, states: Any, env_ids: Sequence[int]) -> list[Found]:
-        """Count states, or return those by which mean and variance would be spoilt for ever: nothing was counted."""
+        """Count states. If some would make mean or variance nan or infinite, count nothing and return those."""
         if self.is_frozen:
             return []
         leaves = self.normalizer.structure.split(states)
@@ -151,30 +151,30 @@ class NormalizeStates(StateWrapper):
         return {"statistics": self.statistics}
 
     def remember(self, memory: dict[str, Any]) -> None:
-        """Take them over, for all who share them."""
+        """Restore the statistics, for all wrappers that share them."""
         self.statistics.leaves = memory["statistics"].leaves
 
 
 class NormalizeRewards(AnswerWrapper):
-    """Divides rewards by the standard deviation of discounted returns seen so far.
+    """Divides rewards by the standard deviation of the discounted returns so far.
 
-    Only envs that acted count. An episode's return begins anew when it ends or is reset. A wrapper inside of this
-    one, `RecordEpisodeStatistics` say, sees the rewards as they were.
+    Only envs that acted count. A return starts from 0 when its env's episode ends or is reset. Wrappers inside this
+    one, such as `RecordEpisodeStatistics`, see the original rewards.
 
     Args:
-        env: As in `ParallelWrapper`.
+        env: A `ParallelEnv`, or another wrapper.
         gamma: Discount of the returns, from 0 to 1.
-        statistics: As in `NormalizeStates`, of returns.
-        frozen: As in `NormalizeStates`.
-        epsilon: As in `NormalizeStates`.
-        clip: As in `NormalizeStates`.
+        statistics: Statistics of returns to start from or share; ``None`` starts new ones.
+        frozen: Whether this wrapper leaves the statistics unchanged.
+        epsilon: Added to the variance.
+        clip: Bound of the absolute values returned; `math.inf` for none.
 
     Attributes:
         statistics: `RunningStatistics` of the returns.
-        frozen: Whether nothing more is counted, as in `ParallelWrapper`.
+        frozen: Whether statistics are frozen. See `ParallelWrapper`.
 
     Raises:
-        ArgumentError: If an argument does not fit.
+        ArgumentError: If an argument has an invalid value.
     """
 
     def __init__(
@@ -198,16 +198,16 @@ class NormalizeRewards(AnswerWrapper):
 
     @property
     def reward_statistics(self) -> RunningStatistics:
-        """The same as ``statistics``, by a name that says of what, also to a `NormalizeStates` around it."""
+        """The same as ``statistics``, also reachable through a `NormalizeStates` around this wrapper."""
         return self.statistics
 
     def began(self, states: Any, env_ids: tuple[int, ...]) -> Any:
-        """Let returns begin anew."""
+        """Start the returns of new episodes from 0."""
         self.returns[list(env_ids)] = 0.0
         return states
 
     def answered(self, result: StepResult) -> StepResult:
-        """Count the returns of envs that acted, and return the answer with their rewards scaled."""
+        """Count the returns of envs that acted, and return the result with their rewards scaled."""
         acting = Acting(result, self.single_observation_space)
         rewards, no_numbers = acting.rewards()
         if no_numbers:
@@ -223,11 +223,11 @@ class NormalizeRewards(AnswerWrapper):
         """Count returns.
 
         Raises:
-            NotFiniteError: If some would spoil the variance for ever; theirs are not counted.
+            NotFiniteError: If some would make the variance nan or infinite; those are not counted.
         """
         given = ~acting.mended
         env_ids = acting.env_ids[given]
-        with np.errstate(all="ignore"):  # what overflows is found
+        with np.errstate(all="ignore"):  # overflows are detected below
             returns = self.returns[env_ids] * self.gamma + rewards[given]
         found = self.statistics.spoilers({"": returns})
         if found:
@@ -236,20 +236,20 @@ class NormalizeRewards(AnswerWrapper):
         self.returns[env_ids] = returns
 
     def missed(self, env_ids: tuple[int, ...], has_begun: bool) -> None:
-        """Let returns begin anew."""
+        """Start the returns of these envs from 0."""
         self.returns[list(env_ids)] = 0.0
 
     def remembered(self) -> dict[str, Any]:
-        """Return the statistics, the returns so far, and how they are discounted."""
+        """Return the statistics, the current returns and the discount."""
         return {"statistics": self.statistics, "returns": self.returns, "settings": {"gamma": self.gamma}}
 
     def remember(self, memory: dict[str, Any]) -> None:
-        """Take them over; the statistics for all who share them."""
+        """Restore them; the statistics for all wrappers that share them."""
         self.statistics.leaves, self.returns = memory["statistics"].leaves, memory["returns"]
 
 
 def _leaves_to_normalize(structure: Structure, keys: Sequence[str] | None) -> list[tuple[int, str, tuple[int, ...]]]:
-    """Return index, place and shape of each leaf that is to be normalised."""
+    """Return index, name and shape of each leaf to normalise."""
     if structure.space is None:
         raise SpacesError(
             "The envs share no observation space, so their states have no common scale. If they declare none, "
@@ -278,7 +278,7 @@ def _leaves_to_normalize(structure: Structure, keys: Sequence[str] | None) -> li
 
 
 def _fitting(statistics: Any, shapes: Mapping[str, tuple[int, ...]]) -> RunningStatistics:
-    """Return statistics, new ones if none are given."""
+    """Return the given statistics after a check, or new ones."""
     if statistics is None:
         return RunningStatistics(shapes)
     if not isinstance(statistics, RunningStatistics) or statistics.shapes != dict(shapes):

@@ -1,4 +1,4 @@
-"""What wrappers refuse of an answer: it is kept in the error, and so is what the other envs answered."""
+"""Results that wrappers refuse: the error keeps them, and the results of the other envs."""
 
 from __future__ import annotations
 
@@ -17,55 +17,55 @@ WHERE_THEY_ARE = "What they answered is in error.refused, what the others did in
 
 
 class Refused(dict[int, Any]):
-    """By env id, what envs have answered whom a wrapper refused, as the one inside of it had given it.
+    """Results that a wrapper refused, by env id, as it received them.
 
-    A ``(state, reward, done, info)`` each, or after a reset a state.
+    Each is ``(state, reward, done, info)``, or after a reset a state.
 
     Attributes:
-        beside: The ``partial`` that goes with it: an exception that is raised a second time may have an old one.
+        beside: The ``partial`` it belongs to: an exception raised a second time may have an old one.
     """
 
     beside: Any = None
 
     @classmethod
     def of(cls, result: StepResult, structure: Structure) -> Refused:
-        """Return all of a step's answer as refused. ``structure``: of its states."""
+        """Return a step's whole result as refused. ``structure`` is that of its states."""
         rows = unstacked(result.states, structure, len(result.env_ids))
         answers = zip(rows, result.rewards.tolist(), result.dones.tolist(), result.infos.tolist(), strict=True)
         return cls(zip(result.env_ids.tolist(), answers, strict=True))
 
     @property
     def ended(self) -> dict[int, bool]:
-        """Of a step: the ids of envs whose episode ended, and whether that was because they were built anew."""
+        """After a step: env ids of ended episodes, with whether the env was rebuilt."""
         return {env_id: is_mended(info) for env_id, (_, _, done, info) in self.items() if done}
 
 
 def refused_in(error: BaseException) -> Refused | None:
-    """Return what wrappers have refused already; ``None`` if the error did not come from one."""
+    """Return what wrappers have refused; ``None`` if the error did not come from one."""
     refused = getattr(error, "refused", None)
     is_of_now = isinstance(refused, Refused) and refused.beside is getattr(error, "partial", None)
     return refused if is_of_now else None
 
 
 def carry(error: BaseException, partial: Any, refused: Refused | None = None) -> None:
-    """Let an error have what is left of a call, and what was refused; without ``refused`` what it has already."""
+    """Set an error's ``partial`` and ``refused``; without ``refused`` it keeps its current one."""
     if refused is None:
         refused = refused_in(error)
     put(error, "partial", partial)
     if refused is not None:
         refused.beside = partial
         put(error, "refused", refused)
-    elif isinstance(getattr(error, "refused", None), Refused):  # of the last time that it was raised
+    elif isinstance(getattr(error, "refused", None), Refused):  # left from an earlier raise
         object.__delattr__(error, "refused")
 
 
 def is_unanswered(partial: StepResult, refused: Refused) -> bool:
-    """Whether all that is left of a call is what a wrapper inside has not answered."""
+    """Return whether all results in ``partial`` were refused by an inner wrapper."""
     return bool(refused) and refused.keys() >= set(partial.env_ids.tolist())
 
 
 def parted(result: StepResult, env_ids: Collection[int], structure: Structure) -> tuple[StepResult, StepResult]:
-    """Return an answer without these envs, and theirs."""
+    """Return the results of all other envs, and those of these envs."""
     is_theirs = np.isin(result.env_ids, list(env_ids))
     others, theirs = (
         StepResult(
@@ -83,7 +83,7 @@ def parted(result: StepResult, env_ids: Collection[int], structure: Structure) -
 
 
 def no_number_error(rewards: Mapping[int, Any], who_asks: str) -> EnvContractError:
-    """Return the error about rewards, by env id, that are no numbers."""
+    """Return the error about rewards, by env id, that are not numbers."""
     env_id, reward = next(iter(rewards.items()))
     others = f", and those of envs {list(rewards)[1:]} neither" if len(rewards) > 1 else ""
     return EnvContractError(

@@ -1,4 +1,4 @@
-"""The base of wrappers that see every answer."""
+"""The base of wrappers that process every result."""
 
 from __future__ import annotations
 
@@ -19,29 +19,28 @@ if TYPE_CHECKING:
     from parallelenv.engine.assemble import Align
 
 AnswerHook = Callable[[Any, tuple[int, ...]], Any]
-"""What is done with the states of envs, which are given beside them."""
+"""A function of batched states and their env ids."""
 
 
 class AnswerWrapper(ParallelWrapper):
-    """Base of wrappers that look at what envs answer, or change it: `began` sees resets, and `answered` steps.
+    """Base of wrappers that read or change results: override `began` for resets and `answered` for steps.
 
-    They see every answer once, batched, whichever call it comes from (`step`, `recv`, `step_wait`), of however many
-    envs and in whatever ``align``; and if an env fails, those of the others, which the error has as its ``partial``.
+    Each result passes through once, batched, whichever method returns it (`step`, `recv`, `step_wait`), for any number
+    of envs and any ``align``. If an env fails, the others' results in ``error.partial`` pass through too.
 
-    What is wrong with the answer of some envs they raise by `refuse` or `refuse_begun`, and the others are answered all
-    the same. Whatever else they raise loses nothing either: ``error.partial`` is then the whole answer as the wrapped
-    one gave it, batched, and wrappers around this one leave it so. ``error.refused`` says by env id who was not
-    answered: `missed` hears of it.
+    To reject the results of some envs, raise with `refuse` or `refuse_begun`; the other envs keep theirs. After any
+    other exception ``error.partial`` is the whole result from inside, batched, and outer wrappers leave it unchanged.
+    ``error.refused`` maps the ids of rejected envs to their results, and `missed` is called with these ids.
 
     Args:
-        env: As in `ParallelWrapper`.
+        env: A `ParallelEnv`, or another wrapper.
     """
 
     _refusing: BaseException | None = None
-    """What `refuse` is raising: it has all that is to be kept, and other errors have not."""
+    """The exception that `refuse` is raising. Unlike others, it has its ``partial`` already."""
 
     def began(self, states: Any, env_ids: tuple[int, ...]) -> Any:
-        """Return what a reset is to answer.
+        """Return what a reset should return.
 
         Args:
             states: First states of these envs, batched.
@@ -50,25 +49,25 @@ class AnswerWrapper(ParallelWrapper):
         return states
 
     def answered(self, result: StepResult) -> StepResult:
-        """Return what a step is to answer. ``result``: what it has answered; its infos may be changed."""
+        """Return what a step should return. ``result`` is the result from inside; its infos may be changed."""
         return result
 
     def missed(self, env_ids: tuple[int, ...], has_begun: bool) -> None:
-        """Hear of envs whose answer was refused, by this wrapper or one inside, so that episodes are not mixed up.
+        """Handle envs whose result was refused, here or inside, so that episodes are not mixed up.
 
         Args:
-            env_ids: Those whose episode has ended, or that have begun one.
-            has_begun: Whether they are in a new episode now; else they need a reset.
+            env_ids: Envs whose episode has ended or begun.
+            has_begun: Whether they are in a new episode; otherwise they need a reset.
         """
 
     def refuse(self, error: BaseException, result: StepResult, env_ids: Collection[int]) -> NoReturn:
-        """Raise an error that concerns some envs of an answer, when the others are answered.
+        """Raise an error that concerns some envs of a result. The others keep theirs.
 
         Args:
-            error: What is raised. Its ``partial`` becomes what this wrapper answers for the others, and its ``refused``
-                what these envs answered: ``(state, reward, done, info)`` by env id.
-            result: The answer.
-            env_ids: Those envs.
+            error: The error. Its ``partial`` becomes this wrapper's result for the others, and its ``refused`` the
+                results of these envs: ``(state, reward, done, info)`` by env id.
+            result: The whole result.
+            env_ids: The envs to refuse.
         """
         structure = self._raw_structure()
         others, theirs = parted(result, env_ids, structure)
@@ -81,10 +80,10 @@ class AnswerWrapper(ParallelWrapper):
         raise error
 
     def keep(self, error: BaseException, answer: Any) -> None:
-        """Let an error that concerns no env's answer have as its ``partial`` what would have been answered.
+        """Set ``error.partial`` for an error that concerns no env's result.
 
         Args:
-            error: To be raised by `began` or `answered`.
+            error: The error, to be raised by `began` or `answered`.
             answer: What they would have returned.
         """
         carry(error, answer, Refused())
@@ -93,13 +92,13 @@ class AnswerWrapper(ParallelWrapper):
     def refuse_begun(
         self, error: BaseException, states: Any, env_ids: Sequence[int], refused_ids: Collection[int]
     ) -> NoReturn:
-        """Raise an error that concerns the first states of some envs, as `refuse` does.
+        """Raise an error that concerns the first states of some envs. See `refuse`.
 
         Args:
-            error: What is raised. Its ``refused`` becomes their states by env id.
+            error: The error. Its ``refused`` becomes the states of these envs, by env id.
             states: First states.
-            env_ids: Whose they are.
-            refused_ids: Those of them whose state is refused.
+            env_ids: Env ids of the states.
+            refused_ids: The envs to refuse.
         """
         structure = self._raw_structure()
         left = [row for row, env_id in enumerate(env_ids) if env_id not in refused_ids]
@@ -112,15 +111,15 @@ class AnswerWrapper(ParallelWrapper):
         raise error
 
     def _structure_now(self) -> Structure:
-        """Return how the states are made that this wrapper answers."""
+        """Return the structure of this wrapper's states."""
         return Structure(self.single_observation_space)
 
     def _raw_structure(self) -> Structure:
-        """Return how the states are made that the wrapped one answers."""
+        """Return the structure of the wrapped object's states."""
         return Structure(self.env.single_observation_space)
 
     def reset(self, id: Any = None, *, seed: Any = None, options: Any = None) -> Any:
-        """Begin new episodes, as `ParallelEnv.reset`."""
+        """Begin new episodes. See `ParallelEnv.reset`."""
         env_ids = self.chosen(id)
         self._refuse_handed_over()
         try:
@@ -140,7 +139,7 @@ class AnswerWrapper(ParallelWrapper):
             raise
 
     def _of_living(self, states: Any, env_ids: tuple[int, ...], look: AnswerHook) -> Any:
-        """Return what comes of the states of envs that are not exhausted, and ``None`` for the others."""
+        """Return ``look``'s result for envs that are not exhausted, and ``None`` for the others."""
         living = self._living(env_ids)
         if not living or len(living) == len(env_ids):
             return look(states, env_ids) if living else states
@@ -148,12 +147,12 @@ class AnswerWrapper(ParallelWrapper):
         return self._beside_exhausted(look(batch, tuple(env_ids[place] for place in living)), env_ids)
 
     def _living(self, env_ids: Sequence[int]) -> list[int]:
-        """Return the places of envs that are not exhausted."""
+        """Return the positions of envs that are not exhausted."""
         places: list[int] = np.flatnonzero(~self.exhausted[list(env_ids)]).tolist()
         return places
 
     def _beside_exhausted(self, states: Any, env_ids: Sequence[int]) -> Any:
-        """Return the states of some envs, as this wrapper answers them, with ``None`` for others that are exhausted."""
+        """Return one state per env: this wrapper's states in order, and ``None`` for exhausted envs."""
         rows: list[Any] = [None] * len(env_ids)
         living = self._living(env_ids)
         for place, state in zip(living, unstacked(states, self._structure_now(), len(living)), strict=True):
@@ -161,7 +160,7 @@ class AnswerWrapper(ParallelWrapper):
         return object_array(rows)
 
     def _set_beside_exhausted(self, error: BaseException, env_ids: Sequence[int]) -> None:
-        """Let an error that has what these envs begin with have it with ``None`` for who is exhausted."""
+        """Add ``None`` for exhausted envs to an error's ``partial``."""
         if hasattr(error, "partial") and 0 < len(self._living(env_ids)) < len(env_ids):
             carry(error, self._beside_exhausted(error.partial, env_ids))
 
@@ -169,14 +168,14 @@ class AnswerWrapper(ParallelWrapper):
         try:
             return self.began(states, env_ids)
         except BaseException as error:
-            if self._refusing is not error:  # of a function of the user's
+            if self._refusing is not error:  # raised by user code
                 carry(error, states, _first_states(self._raw_structure(), states, env_ids, env_ids))
                 self.missed(env_ids, True)
             self._refusing = None
             raise
 
     def _see_begun(self, error: BaseException, env_ids: Sequence[int]) -> None:
-        """See those that have begun, though others have not."""
+        """Process the first states in ``error.partial`` after some envs failed in a reset."""
         refused: Refused = refused_in(error) or Refused()
         self.missed(tuple(refused), True)
         left = tuple(env_id for env_id in env_ids if env_id not in refused and self.have_begun((env_id,)))
@@ -185,31 +184,31 @@ class AnswerWrapper(ParallelWrapper):
             self._answer_rest(error, lambda: self._answer_reset(partial, left))
 
     def step(self, action: Any, id: Any = None, align: Align = "item") -> Any:
-        """Step envs, as `ParallelEnv.step`."""
+        """Step envs. See `ParallelEnv.step`."""
         return self._seen(align, self.env.step, action, id)
 
     def send(self, action: Any, id: Any = None) -> None:
-        """Begin a step, as `ParallelEnv.send`."""
+        """Begin a step. See `ParallelEnv.send`."""
         self._refuse_handed_over()
         self.env.send(action, id)
 
     def step_async(self, action: Any, id: Any = None) -> None:
-        """Begin a step, as `ParallelEnv.step_async`."""
+        """Begin a step. See `ParallelEnv.step_async`."""
         self._refuse_handed_over()
         self.env.step_async(action, id)
 
     def recv(
         self, min_envs: int = 1, max_envs: int | None = None, timeout: float | None = None, align: Align = "item"
     ) -> Any:
-        """Return the results of steps, as `ParallelEnv.recv`."""
+        """Return results of steps in flight. See `ParallelEnv.recv`."""
         return self._seen(align, self.env.recv, min_envs, max_envs, timeout)
 
     def step_wait(self, timeout: float | None = None, align: Align = "item") -> Any:
-        """Return the result of a step that was begun, as `ParallelEnv.step_wait`."""
+        """Return the results of the step in flight. See `ParallelEnv.step_wait`."""
         return self._seen(align, self.env.step_wait, timeout)
 
     def _seen(self, align: Align, call: Any, *args: Any) -> StepResult | StepBatch:
-        """Return what a call answers, batched whatever ``align`` is until `answered` has seen it."""
+        """Return the processed result of a call, which is batched until `answered` has processed it."""
         check_align(align)
         self._refuse_handed_over()
         try:
@@ -222,7 +221,7 @@ class AnswerWrapper(ParallelWrapper):
         return self._answer_step(result, align)
 
     def _see_partial(self, error: BaseException, partial: StepResult, align: Align) -> None:
-        """See what is left of a call."""
+        """Process ``error.partial``, the results of the other envs."""
         refused: Refused = refused_in(error) or Refused()
         self._miss(refused)
         if is_unanswered(partial, refused):
@@ -231,11 +230,11 @@ class AnswerWrapper(ParallelWrapper):
             self._answer_rest(error, lambda: self._answer_step(partial, align))
 
     def _answer_step(self, result: StepResult, align: Align) -> StepResult | StepBatch:
-        """Return what a step is to answer, in the shape asked for."""
+        """Return the processed result of a step, aligned as requested."""
         try:
             return aligned(self.answered(result), align, self.single_observation_space)
         except BaseException as error:
-            if self._refusing is not error:  # of a function of the user's
+            if self._refusing is not error:  # raised by user code
                 refused = Refused.of(result, self._raw_structure())
                 carry(error, result, refused)
                 self._miss(refused)
@@ -244,13 +243,13 @@ class AnswerWrapper(ParallelWrapper):
             raise
 
     def _shape_partial(self, error: BaseException, align: Align) -> None:
-        """Bring what is left of a call in shape; not what this wrapper has not answered."""
+        """Align ``error.partial``, except results that this wrapper did not process."""
         partial: Any = getattr(error, "partial", None)
         if not len(partial.env_ids) or not is_unanswered(partial, refused_in(error) or Refused()):
             carry(error, aligned(partial, align, self.single_observation_space))
 
     def _answer_rest(self, error: BaseException, answer: Callable[[], Any]) -> None:
-        """Let an error have what is answered of what is left. What is wrong with that too is a note of the error."""
+        """Replace ``error.partial`` by the processed results. If processing raises too, add a note."""
         refused = refused_in(error) or Refused()
         try:
             partial = answer()
@@ -261,7 +260,7 @@ class AnswerWrapper(ParallelWrapper):
         carry(error, partial, refused if refused else None)
 
     def _miss(self, refused: Refused) -> None:
-        """Hear of episodes that ended in a step that was refused."""
+        """Call `missed` for episodes that ended in a refused step."""
         mended = tuple(env_id for env_id, is_mended in refused.ended.items() if self.restarts or is_mended)
         over = tuple(env_id for env_id in refused.ended if env_id not in mended)
         if mended:
@@ -270,18 +269,18 @@ class AnswerWrapper(ParallelWrapper):
             self.missed(over, False)
 
     def chosen(self, id: Any) -> tuple[int, ...]:
-        """Return the env ids that an ``id`` argument means."""
+        """Return the env ids of an ``id`` argument."""
         if id is not None:
             return parse_ids(id, len(self))
         return tuple(np.flatnonzero(~self.paused).tolist())
 
     @property
     def restarts(self) -> bool:
-        """Whether an env that ends begins its next episode in the same step."""
+        """Whether an env whose episode ends begins the next one in the same step."""
         return self.unwrapped.engine.stepper.goes_on
 
     def have_begun(self, env_ids: Sequence[int]) -> bool:
-        """Whether all of these envs have an episode."""
+        """Return whether all of these envs have an episode."""
         try:
             self.unwrapped.engine.refuse_fresh(env_ids)
         except ResetNeededError:

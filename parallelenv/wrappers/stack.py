@@ -1,4 +1,4 @@
-"""The latest states of an episode as one."""
+"""Frame stacking: the latest states of an episode as one."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from parallelenv.wrappers.states import StateWrapper
 
 
 class StackStates(StateWrapper):
-    """Answers the latest ``stack_size`` states of each env, the newest last, on a new axis after that of the envs.
+    """Stacks the latest ``stack_size`` states of each env, newest last, on a new axis after the env axis.
 
-    A stack holds states of one episode alone: it begins anew with each, whether the env was reset or began the next
-    one by itself. ``info["ended_state"]`` is the stack at the end. With ``"continue"`` an ended env goes on with its
-    stack until it is reset.
+    A stack has states of one episode only: it starts anew with each episode, after a reset or an automatic restart.
+    ``info["ended_state"]`` is the stack at the end. With ``"continue"`` an ended env continues its stack until its
+    reset.
 
     Args:
-        env: As in `ParallelWrapper`. Its envs must share an observation space, all of whose parts have a fixed form.
-        stack_size: How many states.
-        padding_type: What stands for states before the first: ``"reset"``, the first one, or ``"zero"``.
+        env: A `ParallelEnv`, or another wrapper. Its envs must share an observation space of fixed shape.
+        stack_size: Number of states.
+        padding_type: Fill before the first state: ``"reset"`` repeats the first state, ``"zero"`` uses zeros.
 
     Raises:
-        SpacesError: If the space has a part of no fixed form, or there is none.
-        ArgumentError: If another argument does not fit.
+        SpacesError: If there is no shared space, or part of it has no fixed shape.
+        ArgumentError: If another argument has an invalid value.
     """
 
     def __init__(self, env: Any, stack_size: int, padding_type: Literal["reset", "zero"] = "reset") -> None:
@@ -62,17 +62,17 @@ class StackStates(StateWrapper):
         self._stacks: list[Array] = [np.zeros((len(env), stack_size, *leaf.shape), dtype=leaf.dtype) for leaf in leaves]
 
     def began(self, states: Any, env_ids: tuple[int, ...]) -> Any:
-        """Begin stacks anew, and return them."""
+        """Start new stacks, and return them."""
         rows = np.array(env_ids, dtype=np.int64)
         self._fill(rows, self._structure.split(states))
         return self._shown(rows)
 
     def get_observations(self, id: Any = None) -> NoReturn:
-        """Refuse: what is seen now may be on a stack already, or not."""
+        """Raise an error: the current observation may or may not be on the stack already."""
         self._refuse("get_observations")
 
     def answered(self, result: StepResult) -> StepResult:
-        """Put states on their stacks, and return the answer with these."""
+        """Push the states, and return the result with stacks as states."""
         acting = Acting(result, self.raw_space)
         if acting.is_nobody:
             return result
@@ -88,12 +88,12 @@ class StackStates(StateWrapper):
         return acting.with_states(self._shown(acting.env_ids), self.single_observation_space)
 
     def missed(self, env_ids: tuple[int, ...], has_begun: bool) -> None:
-        """Let stacks begin anew whose first state was not seen."""
+        """Mark the stacks of episodes whose first state was not seen."""
         if has_begun:
             self._is_known[list(env_ids)] = False
 
     def _stack_ended(self, acting: Acting) -> None:
-        """Let infos of episodes that ended have the last stack."""
+        """Replace ``ended_state`` in the infos of ended episodes by the last stack."""
         for env_id, info in zip(acting.env_ids.tolist(), acting.infos, strict=True):
             if info.get("ended_state") is not None and self._is_known[env_id]:
                 ended = self._structure.split(info["ended_state"])
@@ -105,14 +105,14 @@ class StackStates(StateWrapper):
                 )
 
     def _fill(self, rows: Array, leaves: list[Any]) -> None:
-        """Begin the stacks of these envs with states, one per env."""
+        """Start the stacks of these envs, with one state each."""
         for stack, leaf in zip(self._stacks, leaves, strict=True):
             stack[rows] = 0 if self._padding_type == "zero" else np.expand_dims(leaf, 1)
             stack[rows, -1] = leaf
         self._is_known[rows] = True
 
     def _shown(self, rows: Array) -> Any:
-        return self._structure.join([stack[rows] for stack in self._stacks])  # copies: rows are no slice
+        return self._structure.join([stack[rows] for stack in self._stacks])  # copies, as rows is not a slice
 
     def remembered(self) -> dict[str, Any]:
         """Return the stacks."""

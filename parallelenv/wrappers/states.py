@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 class StateWrapper(AnswerWrapper):
-    """Base of wrappers that change states: `process` is called with those of all envs that answer.
+    """Base of wrappers that change states: override `process`, which gets the states of all envs in a result.
 
     Args:
-        env: As in `ParallelWrapper`.
-        observation_space: The space of a processed state of one env; ``None``: it stays the same.
+        env: A `ParallelEnv`, or another wrapper.
+        observation_space: Space of one env's processed state; ``None`` means unchanged.
     """
 
     def __init__(
@@ -41,45 +41,45 @@ class StateWrapper(AnswerWrapper):
         )
 
     def process(self, states: Any) -> Any:
-        """Return states in another form.
+        """Return processed states.
 
-        Called for states of `reset`, `step` and `recv`, without those of envs that have none, and once more for
-        those that are ``info["ended_state"]``.
+        Called with the states of `reset`, `step` and `recv`, without envs that have none, and a second time with those
+        in ``info["ended_state"]``.
 
         Args:
-            states: Batched as `ParallelEnv.step` gives them; of any number of envs.
+            states: Batched as `ParallelEnv.step` returns them, for any number of envs.
 
         Returns:
-            An array whose first axis is that of the envs, or a dict or tuple of such arrays.
+            An array whose first axis is the env axis, or a dict or tuple of such arrays.
 
         Raises:
-            MissingMethodError: If a subclass does not have it.
-            BaseException: Anything else: the answer is kept as it was before, as `AnswerWrapper` says.
+            MissingMethodError: If a subclass does not override it.
+            BaseException: Any other; ``error.partial`` has the unprocessed result, see `AnswerWrapper`.
         """
         raise MissingMethodError(
             f"{type(self).__name__} lacks process(states). Write it: it returns states in another form."
         )
 
     def began(self, states: Any, env_ids: tuple[int, ...]) -> Any:
-        """Return first states, processed."""
+        """Return the first states, processed."""
         return self._processed(states, len(env_ids))
 
     def answered(self, result: StepResult) -> StepResult:
-        """Return an answer whose states are processed, last ones of episodes too."""
+        """Return the result with its states processed, including last states of episodes."""
         return self.processed(Acting(result, self.raw_space))
 
     def get_observations(self, id: Any = None) -> Any:
-        """Return what is seen of tasks, as `TaskPool.get_observations`, processed."""
+        """Return the processed current observations of tasks. See `TaskPool.get_observations`."""
         env: Any = self.env
         return self._of_living(
             env.get_observations(id), self.chosen(id), lambda states, env_ids: self._processed(states, len(env_ids))
         )
 
     def processed(self, acting: Acting) -> StepResult:
-        """Return an answer whose states are processed, last ones of episodes too.
+        """Return the result with its states processed, including last states of episodes.
 
         Raises:
-            SpacesError: If `process` returns what is no batch of states of the space.
+            SpacesError: If `process` returns something other than a batch of states of the space.
         """
         ended = [info for info in acting.infos[acting.dones] if info.get("ended_state") is not None]
         last_states = self._last_states(ended) if ended and self.restarts else None
@@ -87,7 +87,7 @@ class StateWrapper(AnswerWrapper):
         if not acting.is_nobody:
             states = self._processed(acting.states, len(acting.env_ids))
             result = acting.with_states(states, self.single_observation_space)
-        if last_states is not None:  # last, so that infos are as they were if process() raises
+        if last_states is not None:  # last, so that infos are unchanged if process() raises
             structure = Structure(self.single_observation_space)
             for row, info in enumerate(ended):
                 info["ended_state"] = deep_copy(row_of(structure, last_states, row))

@@ -1,4 +1,4 @@
-"""Running mean and variance of what envs answer, exact however it was split into batches."""
+"""Running mean and variance, exact however the data was split into batches."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from parallelenv.contract.messages import show
 from parallelenv.errors import ArgumentError, NotFiniteError
 
 _PRIOR = 1e-4
-"""Weight, in states, of the mean 0 and variance 1 that are assumed at first: as in Gymnasium and Stable-Baselines3."""
+"""Weight, in states, of the initial mean 0 and variance 1: as in Gymnasium and Stable-Baselines3."""
 
 
 class Moments:
-    """Number, mean and variance of arrays of one shape.
+    """Count, mean and variance of arrays of one shape.
 
     Args:
-        shape: Of one of them.
+        shape: Shape of one array.
 
     Attributes:
-        count: How many there were.
-        mean: ``shape`` float64; 0 if there were none.
+        count: Number of arrays.
+        mean: ``shape`` float64; 0 without arrays.
         squares: ``shape`` float64, the sum of squared distances from the mean.
     """
 
@@ -38,7 +38,7 @@ class Moments:
 
     @classmethod
     def of(cls, rows: Array) -> Moments:
-        """Return those of the rows of an array, ``(k, *shape)``."""
+        """Return the moments of the rows of an array, ``(k, *shape)``."""
         moments = cls(rows.shape[1:])
         if len(rows):
             moments.count = len(rows)
@@ -48,11 +48,11 @@ class Moments:
 
     @property
     def variance(self) -> Array:
-        """``shape`` float64, of all that there were, not of a sample; 0 if there were none."""
+        """``shape`` float64, the population variance; 0 without arrays."""
         return self.squares / max(self.count, 1)
 
     def plus(self, other: Moments) -> Moments:
-        """Return those of everything that both were computed from (Chan, Golub and LeVeque)."""
+        """Return the moments of both data sets together (Chan, Golub and LeVeque)."""
         total = Moments(self.mean.shape)
         total.count = self.count + other.count
         if total.count:
@@ -63,14 +63,14 @@ class Moments:
 
     @property
     def is_finite(self) -> bool:
-        """Whether one can go on with them: `guess` needs the square of the mean, too."""
+        """Whether they remain usable: `guess` also needs the square of the mean."""
         return bool(np.isfinite(self.squares + self.mean**2).all())
 
     def refuse_nonsense(self) -> None:
-        """Refuse what no numbers can have.
+        """Check for values that no data can have.
 
         Raises:
-            ValueError: If that is found.
+            ValueError: If there are any.
         """
         if not self.mean.dtype == self.squares.dtype == np.float64 or self.mean.shape != self.squares.shape:
             raise ValueError("mean and squares are not float64 of one shape")
@@ -78,14 +78,14 @@ class Moments:
             raise ValueError("count, mean or squares have values that none can have")
 
     def guess(self) -> tuple[Array, Array]:
-        """Return mean and variance with what is assumed at first, so that a few arrays do not say too much."""
+        """Return mean and variance including the prior, so that a few arrays do not weigh too much."""
         total = self.count + _PRIOR
         squares = self.squares + _PRIOR + self.mean**2 * (self.count * _PRIOR / total)
         return self.mean * (self.count / total), squares / total
 
 
 def _as_rows(name: str, rows: Any) -> Array:
-    """Return rows of real numbers, as an array."""
+    """Return rows of real numbers as an array."""
     try:
         array = np.asarray(rows)
     except ValueError:  # ragged lists
@@ -96,18 +96,18 @@ def _as_rows(name: str, rows: Any) -> Array:
 
 
 class RunningStatistics:
-    """Mean and variance of every number of a state, or of a return, over all that was seen.
+    """Mean and variance of every number of a state, or of a return, over all data so far.
 
-    They can be pickled, copied, saved, and merged with those of other workers or pools.
+    Can be pickled, copied, saved, and merged with those of other workers or pools.
 
     Args:
-        shapes: Of each leaf, by where it lies in the state: ``""`` if it is the whole, or ``"['camera']"``.
+        shapes: Shape of each leaf, by its path in the state: ``"['camera']"``, or ``""`` for the whole.
 
     Attributes:
-        leaves: The `Moments` of each leaf, likewise.
+        leaves: The `Moments` of each leaf, by the same paths.
 
     Raises:
-        ArgumentError: If ``shapes`` is no dict of tuples.
+        ArgumentError: If ``shapes`` is not a dict of tuples.
     """
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -125,19 +125,19 @@ class RunningStatistics:
 
     @property
     def count(self) -> int:
-        """How many states were seen."""
+        """Number of states counted."""
         return max((moments.count for moments in self.leaves.values()), default=0)
 
     def update(self, batch: Mapping[str, Array]) -> None:
-        """Take in a batch.
+        """Add a batch.
 
         Args:
             batch: ``(k, *shape)`` for each leaf.
 
         Raises:
-            ArgumentError: If leaves or shapes are others, or something is no array of real numbers.
-            NotFiniteError: If mean or variance would become nan or infinite, and so stay. In both cases nothing was
-                taken in.
+            ArgumentError: If leaves or shapes differ, or a value is not an array of real numbers.
+            NotFiniteError: If mean or variance would become nan or infinite permanently. In both cases nothing was
+                added.
         """
         found = self.spoilers(batch)
         if found:
@@ -145,11 +145,11 @@ class RunningStatistics:
             raise NotFiniteError(f"Mean or variance would become nan or infinite for ever by {places} of the batch.")
 
     def spoilers(self, batch: Mapping[str, Array]) -> dict[str, list[int]]:
-        """Take in a batch, as `update`, unless it has rows that would spoil everything: return them, by leaf."""
+        """Add a batch like `update`; if mean or variance would not stay finite, return the rows at fault by leaf."""
         if not isinstance(batch, Mapping):
             raise ArgumentError(f"batch={show(batch)} must be a dict of arrays, one for each of {list(self.leaves)}.")
         arrays = {name: _as_rows(name, rows) for name, rows in batch.items()}
-        with np.errstate(all="ignore"):  # what overflows is found
+        with np.errstate(all="ignore"):  # overflows are detected below
             moments = {name: Moments.of(rows) for name, rows in arrays.items()}
             total = self._plus(moments, "The batch")
             wrong = [name for name, leaf in total.items() if not leaf.is_finite]
@@ -159,20 +159,20 @@ class RunningStatistics:
         return {}
 
     def _spoilers_of(self, name: str, rows: Array) -> list[int]:
-        """Return the rows with which alone a leaf would be spoilt; all of them if that takes several."""
+        """Return the rows that make a leaf infinite by themselves; all rows if only several together do."""
         own = self.leaves[name]
         alone = [row for row in range(len(rows)) if not own.plus(Moments.of(rows[row : row + 1])).is_finite]
         return alone or list(range(len(rows)))
 
     def merge(self, *others: RunningStatistics) -> None:
-        """Take in what others have seen, as if it had been seen here. What two of them share counts twice.
+        """Add the data of other statistics. Data that two of them share counts twice.
 
         Raises:
-            ArgumentError: If leaves or shapes are others, or it is something else.
-            NotFiniteError: As `update`. In both cases nothing was taken in.
+            ArgumentError: If one is not `RunningStatistics`, or its leaves or shapes differ.
+            NotFiniteError: See `update`. In both cases nothing was added.
         """
         total = dict(self.leaves)
-        with np.errstate(all="ignore"):  # what overflows is found
+        with np.errstate(all="ignore"):  # overflows are detected below
             for other in others:
                 if not isinstance(other, RunningStatistics):
                     raise ArgumentError(f"{show(other)} cannot be merged. Give RunningStatistics.")
@@ -185,7 +185,7 @@ class RunningStatistics:
     def _plus(
         self, leaves: Mapping[str, Moments], which: str, so_far: Mapping[str, Moments] | None = None
     ) -> dict[str, Moments]:
-        """Return what there would be with other leaves; nothing is changed."""
+        """Return the sums with other leaves; nothing is changed."""
         shapes = {name: moments.mean.shape for name, moments in leaves.items()}
         if shapes != self.shapes:
             raise ArgumentError(
@@ -195,11 +195,11 @@ class RunningStatistics:
         return {name: moments.plus(leaves[name]) for name, moments in (so_far or self.leaves).items()}
 
     def save(self, path: str | Path) -> None:
-        """Write them to a file of numpy's ``.npz`` format. One that is there is replaced when all is written.
+        """Write them to a file in numpy's ``.npz`` format. An existing file is replaced once all is written.
 
         Raises:
-            ArgumentError: If it is no path of a file.
-            OSError: If it cannot be written; nothing is left behind.
+            ArgumentError: If ``path`` is not a file path.
+            OSError: If it cannot be written; no partial file remains.
         """
         if not isinstance(path, (str, os.PathLike)) or not Path(path).name or "\0" in str(path):
             raise ArgumentError(f"path={show(path)} is no path of a file.")
@@ -210,20 +210,20 @@ class RunningStatistics:
             arrays[f"mean{index}"], arrays[f"squares{index}"] = moments.mean, moments.squares
         part = target.with_name(target.name + ".part")
         try:
-            with part.open("wb") as file:  # numpy would add a suffix to a name
+            with part.open("wb") as file:  # given a name, numpy would add a suffix
                 np.savez(file, **arrays)
             part.replace(target)
         except BaseException:
-            with contextlib.suppress(OSError):  # there may be none
+            with contextlib.suppress(OSError):  # it may not exist
                 part.unlink()
             raise
 
     @classmethod
     def load(cls, path: str | Path) -> RunningStatistics:
-        """Return statistics from a file that `save` wrote. Nothing in it is executed.
+        """Return statistics from a file written by `save`. Nothing in the file is executed.
 
         Raises:
-            ArgumentError: If it is another kind of file.
+            ArgumentError: If the file is of another kind.
             OSError: If it cannot be read.
         """
         try:

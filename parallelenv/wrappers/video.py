@@ -1,4 +1,4 @@
-"""Pictures of all envs, and films of them."""
+"""Videos of all envs in one picture."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ from parallelenv.wrappers.seeing import AnswerWrapper
 
 
 class RecordVideo(AnswerWrapper):
-    """Makes films of the envs, all in one picture, with Pillow alone.
+    """Records videos of the envs, all in one picture, with Pillow only.
 
-    A film has a frame for each `reset`, `step` and `recv`: what the envs look like after it, so an env that began its
-    next episode within a step shows how that begins. A frame waits for envs that are in the middle of a step. Frames
-    are kept in memory until the film is full, or `close` or `save` ends it, and is written; one that cannot be written
-    is kept. What goes wrong with a film loses no step: ``error.partial`` is what it has answered.
+    Each `reset`, `step` and `recv` adds one frame, which shows the envs afterwards: an env that began its next episode
+    in the step shows its beginning. A frame waits for envs in the middle of a step. Frames stay in memory until the
+    video is full, or `close` or `save` ends it, and it is written; if that fails, it is kept. Errors in recording lose
+    no step: ``error.partial`` is the step's result.
 
     Args:
-        env: As in `ParallelWrapper`. Make its envs with ``render_mode="rgb_array"``.
-        video_folder: Where films go, as ``<name_prefix>-step-<first step>.<video_format>``. It is made if need be. A
-            file that is there is left alone: the film is then called ``...-step-<first step>-2``, and so on.
-        step_trigger: Called with the number of steps and receives made so far, before each: whether a film begins.
-            ``None``: at once, and never again.
-        video_length: Frames of a film.
-        name_prefix: Of file names.
-        fps: Frames a second; ``None``: what the envs' ``metadata["render_fps"]`` says, else 30. At most 50 of a GIF and
-            90 of a WebP or PNG: what has more, browsers play at 10.
-        video_format: ``"webp"``, ``"gif"``, ``"png"``, or, with imageio-ffmpeg installed, ``"mp4"``.
-        id: Which envs; ``None``: all.
+        env: A `ParallelEnv`, or another wrapper. Make its envs with ``render_mode="rgb_array"``.
+        video_folder: Folder for videos, made if it does not exist. Files are called ``<name_prefix>-step-<first
+            step>.<video_format>``; existing ones are kept, the new one is then ``...-step-<first step>-2`` and so on.
+        step_trigger: Called before each step or receive with their number so far; returns whether to begin a video.
+            ``None`` records one video, from the start.
+        video_length: Frames per video.
+        name_prefix: Prefix of file names.
+        fps: Frames per second; ``None`` takes the envs' ``metadata["render_fps"]``, or else 30. At most 50 for GIF and
+            90 for WebP and PNG, as browsers play faster ones at 10.
+        video_format: ``"webp"``, ``"gif"``, ``"png"`` or, with imageio-ffmpeg installed, ``"mp4"``.
+        id: Envs to record; ``None`` means all.
 
     Attributes:
-        paths: Of films that are written, oldest first.
+        paths: Paths of the written videos, oldest first.
 
     Raises:
-        ArgumentError: If an argument does not fit, or an env that is to be filmed has another ``render_mode``.
-        UnknownOptionError: If there is no such argument.
-        MissingDependencyError: If Pillow is not installed, or made without the format.
+        ArgumentError: If an argument has an invalid value, or an env to record has another ``render_mode``.
+        UnknownOptionError: If an argument does not exist.
+        MissingDependencyError: If Pillow is missing, or built without the format.
         OSError: If the folder cannot be made.
     """
 
@@ -96,21 +96,21 @@ class RecordVideo(AnswerWrapper):
         self.paths: list[Path] = []
 
     def began(self, states: Any, env_ids: tuple[int, ...]) -> Any:
-        """Take a frame after a reset."""
+        """Add a frame after a reset."""
         return self._filmed(states)
 
     def answered(self, result: StepResult) -> StepResult:
-        """Take a frame after a step."""
+        """Add a frame after a step."""
         try:
             return self._filmed(result)  # type: ignore[no-any-return]
         finally:
             self._steps += 1
 
     def _filmed(self, answer: Any) -> Any:
-        """Take a frame, and return the answer.
+        """Add a frame, and return the result.
 
         Raises:
-            BaseException: What goes wrong with it; ``error.partial`` is the answer, so that it is not lost.
+            BaseException: Any error in recording; ``error.partial`` is the result.
         """
         try:
             self._begin_if_wanted()
@@ -127,10 +127,10 @@ class RecordVideo(AnswerWrapper):
                 self._frames, self._first = [], self._steps
 
     def _take(self) -> None:
-        """Take a frame, unless one of the envs has no episode yet: it may have nothing to show."""
+        """Add a frame, unless one of the envs has no episode yet and so may have nothing to show."""
         if self._frames is None or not self.have_begun(self._env_ids):
             return
-        if len(self._frames) < self._length:  # else it could not be written the last time
+        if len(self._frames) < self._length:  # otherwise the last write failed
             picture = self.env.render(self._env_ids, tile=True)
             check_size(picture, self._format)
             self._frames.append(picture)
@@ -138,10 +138,10 @@ class RecordVideo(AnswerWrapper):
             self.save()
 
     def save(self) -> Path | None:
-        """End the film that is being made, and return where it was written; ``None`` if there is none.
+        """End the current video and return its path; ``None`` if there is none.
 
         Raises:
-            OSError: If it cannot be written. It is kept, and written by the next call, step or `close` that can.
+            OSError: If it cannot be written. It is kept; the next call, step or `close` tries again.
         """
         if not self._frames:
             self._frames = None
@@ -165,7 +165,7 @@ class RecordVideo(AnswerWrapper):
         return path
 
     def _new_path(self) -> Path:
-        """Return a file that was made just now, so that none is overwritten, whoever else films there."""
+        """Create and return a new file, so that none is overwritten, even with other writers in the folder."""
         self._folder.mkdir(parents=True, exist_ok=True)
         for number in itertools.count(1):
             counted = f"-{number}" if number > 1 else ""
@@ -176,10 +176,10 @@ class RecordVideo(AnswerWrapper):
         return path
 
     def close(self) -> None:
-        """Write the film that is being made, and close the `ParallelEnv`.
+        """Write the current video, and close the `ParallelEnv`.
 
         Raises:
-            OSError: If it cannot be written; everything is closed all the same, and `save` may be tried again.
+            OSError: If it cannot be written; everything is closed all the same, and `save` may be called again.
         """
         try:
             self.save()
