@@ -1,7 +1,7 @@
 """The commands ``parallelenv compare``, ``recommend`` and ``doctor``.
 
-Exit codes: 0 all is well; 1 a mode failed or gave other results than the plain loop; 2 the
-command could not be carried out as written; 130 interrupted.
+Exit codes: 0 success; 1 a mode failed, or its results differ from those of the plain loop; 2 the command was invalid;
+130 interrupted.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _compare(arguments: argparse.Namespace) -> int:
         report.check_plot(arguments.plot)
     for name in arguments.envs:
         compare.check_env(name)
-    # What envs print is not part of the JSON.
+    # Keep the output of envs out of the JSON.
     with contextlib.redirect_stdout(sys.stderr) if arguments.json else contextlib.nullcontext():
         comparisons = [_compare_one(name, plan, arguments.progress) for name in arguments.envs]
         if arguments.plot is not None:
@@ -125,7 +125,7 @@ def _compare(arguments: argparse.Namespace) -> int:
 
 def _compare_one(name: str, plan: compare.Plan, shows_progress: bool) -> compare.Comparison:
     style = "{desc} {percentage:3.0f}%|{bar}| {elapsed}"
-    # The work is done in fractions, whose sum may exceed the whole by a rounding error, of which tqdm would warn.
+    # The progress adds up fractions: a rounding error above the total would make tqdm warn.
     total = compare.amount_of_work(plan) * (1 + 1e-9)
     with open_bar(shows_progress, total=total, bar_format=style) as progress:
         comparison = compare.compare(name, plan, progress)
@@ -137,7 +137,7 @@ def _compare_one(name: str, plan: compare.Plan, shows_progress: bool) -> compare
 
 
 def _modes(words: Sequence[str]) -> tuple[str, ...]:
-    """Return the modes asked for, each once, the oracle first; commas may separate words too."""
+    """Return the requested modes without duplicates, the oracle first; words may be separated by commas too."""
     known = compare.comparable_words()
     asked = [word for item in words for word in item.split(",") if word] or known
     for word in asked:

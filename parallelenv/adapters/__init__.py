@@ -1,1 +1,1 @@
-"""A `ParallelEnv` in the shape that another library knows: one file per library."""
+"""Adapters: a `ParallelEnv` with the interface of another library, one file per library."""

@@ -1,4 +1,4 @@
-"""A `ParallelEnv` as the vector entry point of a registered env."""
+"""A vector entry point for registered envs."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ def vector_entry_point(
     max_episode_steps: int | None = None,
     **make_kwargs: Any,
 ) -> GymnasiumVectorEnv:
-    """Return a vector env for `gymnasium.make_vec`, for an id that is registered with this as its entry point.
+    """Return a vector env for `gymnasium.make_vec`, for an id registered with this function as its entry point.
 
-    ``gymnasium.register("FastPole-v0", vector_entry_point="parallelenv:vector_entry_point", kwargs={"env":
-    "CartPole-v1"})``, and then ``gymnasium.make_vec("FastPole-v0", num_envs=8)``.
+    Register with ``gymnasium.register("FastPole-v0", vector_entry_point="parallelenv:vector_entry_point",
+    kwargs={"env": "CartPole-v1"})``, then call ``gymnasium.make_vec("FastPole-v0", num_envs=8)``.
 
     Args:
         num_envs: Number of envs.
-        env: What to make: a registered id, an `EnvSpec`, or a callable that makes an env.
-        para_mode: As in `ParallelEnv`.
-        autoreset_mode: As in `ParallelEnv.to_gymnasium`.
+        env: A registered id, an `EnvSpec`, or a callable that makes an env.
+        para_mode: See `ParallelEnv`.
+        autoreset_mode: See `ParallelEnv.to_gymnasium`.
         parallel_kwargs: Further arguments of `ParallelEnv`.
         max_episode_steps: Steps after which an episode is truncated.
-        **make_kwargs: Go to ``gymnasium.make(env, ...)``, or to the callable.
+        **make_kwargs: Passed to ``gymnasium.make(env, ...)``, or to the callable.
 
     Raises:
-        ArgumentError: If an argument has no usable value.
-        InvalidEnvError: If the id is not registered, or ``env`` none of these.
+        ArgumentError: If an argument has an invalid value.
+        InvalidEnvError: If the id is not registered, or ``env`` is none of these.
     """
     arguments.check_positive("num_envs", num_envs)
     factory = make_factories([env])[0]

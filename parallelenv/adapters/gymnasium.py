@@ -47,7 +47,7 @@ _NOT_BY_CALL = ("reset", "step", "close")
 
 
 class _Begun(NamedTuple):
-    """What an ``..._async`` has begun."""
+    """The call that an ``..._async`` method began."""
 
     name: str
     what: ResetTicket | Request | None
@@ -56,18 +56,18 @@ class _Begun(NamedTuple):
 
 @raises_first
 class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
-    """What `ParallelEnv.to_gymnasium` returns. Everything is as in Gymnasium's own vector envs, but for their bugs.
+    """A Gymnasium vector env, returned by `ParallelEnv.to_gymnasium`. Behaves like Gymnasium's own, minus their bugs.
 
-    A step is one round trip in every autoreset mode. After Ctrl-C or a timeout `step_wait` gives the step that was
-    under way, and `reset` drops it.
+    A step is one round trip in every autoreset mode. After Ctrl-C or a timeout, `step_wait` returns the step in flight
+    and `reset` drops it.
 
     Args:
-        env: Whose envs are stepped.
-        autoreset_mode: As in `ParallelEnv.to_gymnasium`.
-        observation_mode: As in `ParallelEnv.to_gymnasium`.
+        env: The `ParallelEnv` to step.
+        autoreset_mode: See `ParallelEnv.to_gymnasium`.
+        observation_mode: See `ParallelEnv.to_gymnasium`.
 
     Attributes:
-        parallel_env: Whose envs are stepped.
+        parallel_env: The `ParallelEnv`.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         self._refuses_ended = mode is AutoresetMode.DISABLED
         self._lends = not env.engine.stepper.copies
         self._begun: _Begun | None = None
-        self._is_awaited = False  # whether nothing else may be called before the wait for what was begun
+        self._is_awaited = False  # True if only the matching ..._wait may be called next
 
     # ---------------------------------------------------------------- episodes
 
@@ -102,18 +102,18 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         """Begin new episodes.
 
         Args:
-            seed: Int ``s``: env i gets ``s + i``. A list: one per env.
-            options: Go to each env's ``reset``, but for ``"reset_mask"``: ``(num_envs,)`` bool, which envs to reset,
-                by default all. The dict stays as it is.
+            seed: Int ``s`` gives env i the seed ``s + i``. A list has one per env.
+            options: Passed to each env's ``reset``, except ``"reset_mask"``: ``(num_envs,)`` bool, the envs to reset,
+                by default all. The dict is not changed.
 
         Returns:
-            Observations of all envs, of those that were not reset the latest ones, and the infos of those that were.
+            Observations of all envs (the latest ones of envs not reset), and the infos of the envs that were reset.
 
         Raises:
-            ArgumentError: If seeds, options or mask do not fit (IdTypeError, a TypeError, if the mask is no array of
-                bools).
-            PendingCallError: If a ``..._async`` waits for its ``..._wait``.
-            ResetNeededError: If the mask leaves out an env that was neither reset nor stepped yet. In all cases
+            ArgumentError: If seeds, options or mask are invalid (IdTypeError, a TypeError, if the mask is not an array
+                of bools).
+            PendingCallError: If an ``..._async`` waits for its ``..._wait``.
+            ResetNeededError: If the mask leaves out an env that was neither reset nor stepped yet. In all these cases
                 nothing was reset.
             BaseException: What an env raised.
         """
@@ -123,7 +123,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
     def reset_async(
         self, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> None:
-        """Begin to begin new episodes; `reset_wait` returns what `reset` does. Arguments and errors as there."""
+        """Send resets; `reset_wait` returns the result of `reset`. See `reset` for arguments and errors."""
         self._refuse_awaited("reset")
         if options is not None and not isinstance(options, dict):
             raise ArgumentError(f"options={show(options)} is no dict. Give a dict: it goes to each env's reset.")
@@ -139,14 +139,14 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         self._await(_Begun("reset", env.engine.reset_async(ids, picked, options), len(chosen) < self.num_envs))
 
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
-        """Return what `reset_async` has begun, as `reset` does.
+        """Return the result of `reset_async`. See `reset`.
 
         Args:
-            timeout: Seconds; ``None``: those of the `ParallelEnv`.
+            timeout: In seconds; ``None`` means that of the `ParallelEnv`.
 
         Raises:
             NoPendingCallError: If no reset was begun.
-            WorkerTimeoutError: If it takes longer. This can be called again.
+            WorkerTimeoutError: If it takes longer. `reset_wait` can be called again.
             BaseException: What an env raised.
         """
         begun = self._take("reset", timeout)
@@ -164,24 +164,25 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         return observations, gather_infos(infos, self.num_envs)
 
     def step(self, actions: Any) -> GymnasiumStep:
-        """Step all envs, and reset those that ended if the autoreset mode says so.
+        """Step all envs, and reset ended ones according to the autoreset mode.
 
         Args:
-            actions: A batch as ``action_space.sample()`` gives it, or one action per env.
+            actions: A batch as ``action_space.sample()`` returns it, or one action per env.
 
         Returns:
-            Observations, rewards ``(num_envs,)`` float64, terminations and truncations ``(num_envs,)`` bool, and
-            infos: a dict of arrays with a row per env.
+            Observations, rewards ``(num_envs,)`` float64, terminations and truncations ``(num_envs,)`` bool, and infos:
+            a dict of arrays with one row per env.
 
         Raises:
-            ActionError: If the actions do not fit (ActionTypeError, a TypeError, if they are a single one).
-            PendingCallError: If a ``..._async`` waits for its ``..._wait``, or a step was interrupted.
+            ActionError: If the actions are invalid (ActionTypeError, a TypeError, if they are a single one).
+            PendingCallError: If an ``..._async`` waits for its ``..._wait``, or a step was interrupted.
             ResetNeededError: If an env has ended and the mode is ``"Disabled"``, or lost its episode with its worker.
-                In all of these cases nothing was stepped.
-            WorkerTimeoutError: If it takes longer than the `ParallelEnv`'s ``timeout``; `step_wait` waits on.
-            EnvContractError: If an env's reward is no number.
-            BaseException: What an env raised. ``error.partial`` is what this would have returned, with rows of the
-                others alone, whose ids are its ``env_ids``.
+                In all these cases nothing was stepped.
+            WorkerTimeoutError: If it takes longer than the ``timeout`` of the `ParallelEnv`; `step_wait` continues to
+                wait.
+            EnvContractError: If a reward is not a number.
+            BaseException: What an env raised. ``error.partial`` is the return value with only the rows of the other
+                envs, whose ids are its ``env_ids``.
         """
         self._check_step()
         try:
@@ -194,7 +195,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         return self._gathered(result)
 
     def step_async(self, actions: Any) -> None:
-        """Begin a step; `step_wait` returns what `step` does. Argument and errors as there."""
+        """Begin a step; `step_wait` returns the result of `step`. See `step` for arguments and errors."""
         self._check_step()
         try:
             self.parallel_env.engine.step_async(actions)
@@ -203,17 +204,17 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         self._await(_Begun("step", None))
 
     def step_wait(self, timeout: float | None = None) -> GymnasiumStep:
-        """Return what a step has come to that was begun, interrupted, or took longer than its timeout.
+        """Return the result of a step that was begun, was interrupted, or exceeded its timeout.
 
         Args:
-            timeout: Seconds; ``None``: those of the `ParallelEnv`.
+            timeout: In seconds; ``None`` means that of the `ParallelEnv`.
 
         Raises:
-            NoPendingCallError: If there is none.
-            WorkerTimeoutError: If it takes longer. This can be called again.
-            EnvContractError: If an env's reward is no number.
-            BaseException: What an env raised. ``error.partial`` is what this would have returned, with rows of the
-                others alone, whose ids are its ``env_ids``.
+            NoPendingCallError: If there is no such step.
+            WorkerTimeoutError: If it takes longer. `step_wait` can be called again.
+            EnvContractError: If a reward is not a number.
+            BaseException: What an env raised. ``error.partial`` is the return value with only the rows of the other
+                envs, whose ids are its ``env_ids``.
         """
         if self._is_awaited:
             self._take("step", timeout)
@@ -227,7 +228,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         return self._gathered(result)
 
     def _gathered(self, result: StepResult) -> GymnasiumStep:
-        """Return a step, of all envs or of some, as a vector env does."""
+        """Return a step of all or some envs in the form of a vector env."""
         states, rewards, _, infos = result
         if self._lends:
             states = _writeable(states)
@@ -246,19 +247,19 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
     # ---------------------------------------------------------------- attributes and methods
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Return an attribute of each env, or if it can be called what it returns for these arguments.
+        """Return an attribute of each env; if it is callable, the result of calling it with these arguments.
 
         Raises:
-            ArgumentError: If the name is none, or that of ``reset``, ``step`` or ``close``.
-            AttributeError: If an env has no such attribute.
-            PendingCallError: If a ``..._async`` waits for its ``..._wait``.
+            ArgumentError: If the name is invalid, or is ``reset``, ``step`` or ``close``.
+            AttributeError: If an env does not have the attribute.
+            PendingCallError: If an ``..._async`` waits for its ``..._wait``.
             BaseException: What a method raised.
         """
         self.call_async(name, *args, **kwargs)
         return self.call_wait()
 
     def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
-        """Begin a `call`; `call_wait` returns what it does. Arguments and errors as there."""
+        """Begin a `call`; `call_wait` returns its result. See `call` for arguments and errors."""
         self._refuse_awaited("call")
         arguments.check_name("name", name)
         if name in _NOT_BY_CALL:
@@ -267,21 +268,21 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         self._await(_Begun("call", request))
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
-        """Return what `call_async` has begun, as `call` does.
+        """Return the result of `call_async`. See `call`.
 
         Args:
-            timeout: Seconds; ``None``: those of the `ParallelEnv`.
+            timeout: In seconds; ``None`` means that of the `ParallelEnv`.
 
         Raises:
             NoPendingCallError: If no call was begun.
-            WorkerTimeoutError: If it takes longer. This can be called again.
+            WorkerTimeoutError: If it takes longer. `call_wait` can be called again.
             BaseException: What a method raised.
         """
         request: Any = self._take("call", timeout).what
         try:
             answers = self.parallel_env.engine.call_wait(request, timeout)
         except (WorkerTimeoutError, KeyboardInterrupt):
-            raise  # it can be waited for again
+            raise  # the caller may wait again
         except BaseException:
             self._begun = None
             raise
@@ -289,66 +290,66 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         return tuple(answers)
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
-        """Return an attribute of each env; a method is called. Errors as in `call`."""
+        """Return an attribute of each env, or the result if it is a method. See `call` for errors."""
         return self.call(name)
 
     def set_attr(self, name: str, values: Any) -> None:
-        """Set an attribute of each env, on the wrapper that has it, else on the innermost env.
+        """Set an attribute of each env, on the outermost wrapper that has it, or else on the innermost env.
 
         Args:
-            name: The name.
-            values: A list or tuple: one per env. Anything else: the same for all.
+            name: Name of the attribute.
+            values: A list or tuple has one per env; any other value is set on all.
 
         Raises:
-            ArgumentError: If there are not as many values as envs.
-            PendingCallError: If a ``..._async`` waits for its ``..._wait``.
+            ArgumentError: If the number of values differs from the number of envs.
+            PendingCallError: If an ``..._async`` waits for its ``..._wait``.
         """
         self._refuse_awaited("set_attr")
         each = values if isinstance(values, (list, tuple)) else [values] * self.num_envs
         self.parallel_env.set_env_attr(name, values=each, id=slice(None))
 
     def render(self) -> tuple[Any, ...]:
-        """Return what each env's ``render()`` returns."""
+        """Return the result of each env's ``render()``."""
         return self.call("render")
 
     @property
     @short_tracebacks
     def envs(self) -> tuple[Any, ...]:
-        """The envs themselves, if they live in this process.
+        """The env objects, if they are in this process.
 
         Raises:
-            AbsentAttributeError: If they do not.
+            AbsentAttributeError: If they are not.
         """
         return self.parallel_env.engine.envs("envs", "get_attr(), set_attr() or call()")
 
     @property  # type: ignore[misc]
     def np_random(self) -> Any:
-        """Copies of the envs' random generators, a tuple."""
+        """Copies of the envs' random generators, as a tuple."""
         return self.get_attr("np_random")
 
     @property
     def np_random_seed(self) -> Any:
-        """The envs' seeds, a tuple."""
+        """The envs' seeds, as a tuple."""
         return self.get_attr("np_random_seed")
 
     # ---------------------------------------------------------------- the end
 
     @property
     def closed(self) -> bool:  # type: ignore[override]
-        """Whether this or the `ParallelEnv` was closed."""
+        """Whether this or the `ParallelEnv` is closed."""
         return self.parallel_env.closed
 
     def close(  # type: ignore[override]
         self, timeout: float | None = None, terminate: bool = False
     ) -> None:
-        """Close the `ParallelEnv`, and drop what is under way, with a warning. Whatever envs do, it does not raise.
+        """Close the `ParallelEnv`, and drop the call in flight, with a warning. Exceptions of envs are not raised.
 
         Args:
-            timeout: Seconds that workers get to close their envs before they are ended; ``None``: a few.
-            terminate: Whether they get none.
+            timeout: Seconds for workers to close their envs before they are terminated; ``None`` means a few.
+            terminate: Whether to terminate them at once.
 
         Raises:
-            ArgumentError: If ``timeout`` is no such number; nothing was closed.
+            ArgumentError: If ``timeout`` is invalid; nothing was closed.
         """
         begun = self._begun if self._is_awaited and not self.closed else None
         self.parallel_env.close(0.0 if terminate else timeout)
@@ -357,7 +358,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
             warn_user(f"close() was called while {name}_async() waits for {name}_wait(): what it has begun is lost.")
 
     def __del__(self) -> None:
-        """Leave the `ParallelEnv` open, which others may use. Before Gymnasium 1.3 the base class would close it."""
+        """Leave the `ParallelEnv` open, as others may use it. The base class closes it before Gymnasium 1.3."""
 
     # ---------------------------------------------------------------- what is under way
 
@@ -370,9 +371,9 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
             raise PendingCallError(f"{call}() was called while {name}_async() waits for {name}_wait().", name)
 
     def _take(self, name: str, timeout: Any) -> _Begun:
-        """Return what was begun. From now on something else may be called, should the wait be broken off.
+        """Return the call that was begun. Other calls are allowed from now on, even if the wait is interrupted.
 
-        ``timeout`` is that of the wait, and is looked at before.
+        ``timeout`` is that of the wait and is checked first.
         """
         if self.closed:
             raise self.parallel_env.engine.guard.refusal(f"{name}_wait")
@@ -402,7 +403,7 @@ def _parse_mask(mask: Any, num_envs: int) -> list[int]:
 
 
 def _writeable(states: Any) -> Any:
-    """Return states of which the caller may write into all arrays."""
+    """Make all arrays of the states writeable, and return the states."""
     if isinstance(states, dict):
         return {key: _writeable(part) for key, part in states.items()}
     if isinstance(states, tuple):
@@ -413,7 +414,7 @@ def _writeable(states: Any) -> Any:
 
 
 def _with_final(info: dict[Any, Any]) -> dict[Any, Any]:
-    """Return the info of one env; where a reset came within the step, that of the reset, and what was before it."""
+    """Return one env's info; after a reset within the step that of the reset, with the last one in ``final_info``."""
     ending: Ending | None = info.pop(Ending, None)
     if ending is None:
         return info

@@ -1,8 +1,7 @@
-"""Infos of several envs as one dict of arrays, as Gymnasium's vector envs have them.
+"""Infos of several envs as one dict of arrays, in the form of Gymnasium's vector envs.
 
-As `gymnasium.vector.VectorEnv._add_info` makes it, but for what that spoils: it takes the type of the first
-value for that of all, so that 1.5 after 1 becomes 1, and arrays of different shapes or a ``None`` after a
-number are errors.
+Differs from `gymnasium.vector.VectorEnv._add_info` where that loses values: it gives all values the type of the
+first, so 1.5 after 1 becomes 1, and raises errors for arrays of different shapes or ``None`` after a number.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import numpy as np
 from parallelenv.contract.batch import Array
 
 _AS_THEY_ARE = "final_obs"
-"""Gymnasium leaves these unbatched, whatever they are."""
+"""Gymnasium never batches these."""
 _NUMBERS = (int, float)
 
 
@@ -23,15 +22,14 @@ def gather_infos(infos: Iterable[Mapping[Any, Any]], num_envs: int) -> dict[str,
     """Return one dict for all envs.
 
     Args:
-        infos: One per env, in env id order; empty where an env has nothing to say.
+        infos: One per env, in env id order; may be empty.
         num_envs: Number of envs.
 
     Returns:
-        For each key ``k`` an array with a row per env, zero or ``None`` where an env has no such key, and under
-        ``_k`` an array ``(num_envs,)`` bool of those that have it; it replaces a key of that name that an env has
-        itself. The array's dtype is the one that keeps all values: numbers become ``(num_envs,)``, arrays of one
-        shape ``(num_envs, *shape)``, dicts are gathered in their turn, and anything else, mixtures too, is an object
-        array ``(num_envs,)``.
+        For each key ``k`` an array with one row per env, zero or ``None`` for envs without the key; and under ``_k`` an
+        array ``(num_envs,)`` bool of the envs with it, which replaces an env's own key of that name. The dtype keeps
+        all values: numbers become ``(num_envs,)``, arrays of one shape ``(num_envs, *shape)``, dicts are gathered
+        recursively, and all else, including mixtures, becomes an object array ``(num_envs,)``.
     """
     return _gather(enumerate(infos), num_envs)
 
@@ -62,12 +60,12 @@ def _column(key: Any, rows: Sequence[int], values: Sequence[Any], num_envs: int)
             return column
     objects: Array = np.full(num_envs, None, dtype=object)
     for row, value in zip(rows, values, strict=True):
-        objects[row] = value  # one by one: numpy would take lists apart
+        objects[row] = value  # one by one: numpy would split lists
     return objects
 
 
 def _as_arrays(values: Sequence[Any]) -> Sequence[Array] | None:
-    """Return arrays of one shape, or numbers as such; ``None`` if they are neither. A bool is no number."""
+    """Return arrays of one shape, or the numbers; ``None`` if they are neither. Bools do not count as numbers."""
     if any(isinstance(value, np.ma.MaskedArray) for value in values):  # a plain array would lose the mask
         return None
     if isinstance(values[0], np.ndarray):
@@ -83,7 +81,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _common_dtype(arrays: Sequence[Array]) -> np.dtype[Any] | None:
-    """Return the dtype that keeps the values of all arrays, ``None`` if there is none."""
+    """Return the dtype that keeps the values of all arrays, or ``None``."""
     dtypes = {array.dtype for array in arrays}
     if len(dtypes) == 1:
         return dtypes.pop()

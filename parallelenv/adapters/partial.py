@@ -1,4 +1,4 @@
-"""Errors as another library's vector env raises them, with what the other envs answered in that library's form."""
+"""Errors in the form of another library's vector env, with the results of the other envs."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ _Class = TypeVar("_Class", bound=type)
 
 
 class Partial(tuple):  # type: ignore[type-arg]
-    """What a step returns, with rows of those envs alone that did not fail.
+    """The return value of a step, with only the rows of envs that did not fail.
 
     Attributes:
-        env_ids: ``(k,)`` int64, the envs in the order of the rows.
+        env_ids: ``(k,)`` int64, the envs of the rows, in order.
     """
 
     env_ids: Array
 
     def __new__(cls, items: Sequence[Any], env_ids: Array) -> Partial:
-        """Return the items as a tuple that carries the ids as an attribute."""
+        """Return the items as a tuple with the ids as an attribute."""
         self = tuple.__new__(cls, items)
         self.env_ids = env_ids
         return self
 
     def __getnewargs__(self) -> tuple[Any, ...]:
-        """Let it be pickled and copied."""
+        """Return the arguments for pickling and copying."""
         return tuple(self), self.env_ids
 
 
 def retell(error: BaseException, told: Callable[[Any], Sequence[Any]]) -> None:
-    """Bring ``error.partial``, if it is of a step, into the form that ``told`` gives results."""
+    """Convert ``error.partial``, if it is of a step, with ``told``, the adapter's conversion of results."""
     partial = getattr(error, "partial", None)
     if isinstance(partial, StepResult | StepBatch):
         put(error, "partial", Partial(told(partial), partial.env_ids))
 
 
 def raises_first(adapter: _Class) -> _Class:
-    """Let an adapter raise the exception of the first env where several failed, as its library does."""
+    """Make an adapter raise the first env's exception if several failed, as its library does."""
     return short_tracebacks(adapter, _first)
 
 
 def _first(error: BaseException) -> BaseException:
-    """Return the first exception of a group of envs that failed, with the others in its notes."""
+    """Return the first exception of a group of env failures, with the others in its notes."""
     if not isinstance(error, BaseExceptionGroup) or not hasattr(error, "failures"):
         return error
     first, *others = error.exceptions

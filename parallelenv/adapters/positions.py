@@ -1,4 +1,4 @@
-"""Env ids as other libraries take them: positions in a list."""
+"""Env ids in the form of other libraries: positions in a list."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from parallelenv.contract.arguments import parse_ids
 
 
 def positions(argument: Any, num_envs: int, name: str) -> list[int]:
-    """Return the env ids that positions in the list of all envs name, in the order given.
+    """Return the env ids at these positions in the list of all envs, in order.
 
     Args:
-        argument: As in `parse_ids`. A position may be negative, counted from the end, or come twice; a set will do.
+        argument: A form of `parse_ids`. Positions may be negative (from the end) or duplicates; sets are allowed.
         num_envs: Number of envs.
-        name: What the user calls the argument.
+        name: The user's name of the argument.
 
     Raises:
         IdTypeError: If it has none of these forms.
-        IdRangeError: If there is no such position.
+        IdRangeError: If a position does not exist.
     """
     given = argument.tolist() if isinstance(argument, np.ndarray | np.generic) else argument
     if isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping):

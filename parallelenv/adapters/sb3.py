@@ -1,4 +1,4 @@
-"""A `ParallelEnv` as a `VecEnv` of Stable-Baselines3. This file alone imports that package."""
+"""A `ParallelEnv` as a `VecEnv` of Stable-Baselines3. Only this file imports that package."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ Indices = int | Iterable[int] | None
 
 @raises_first
 class SB3VecEnv(VecEnv):
-    """What `ParallelEnv.to_sb3` returns. Its methods take and return what those of `DummyVecEnv` do.
+    """A Stable-Baselines3 vector env, returned by `ParallelEnv.to_sb3`. Its methods match those of `DummyVecEnv`.
 
-    ``set_attr`` alone differs: it sets the attribute where it is, not on the outermost wrapper, where the env would
-    not see it. Infos, rewards and everything else that is returned are the caller's to change.
+    Only ``set_attr`` differs: it sets the attribute on the wrapper or env that has it, not on the outermost wrapper,
+    where the env would not see it. The caller may modify all returned values.
 
     Args:
-        env: Whose envs are stepped.
+        env: The `ParallelEnv` to step.
 
     Attributes:
-        parallel_env: Whose envs are stepped.
+        parallel_env: The `ParallelEnv`.
     """
 
     def __init__(self, env: ParallelEnv) -> None:
@@ -48,7 +48,7 @@ class SB3VecEnv(VecEnv):
         check_alike("observation_space", observation_spaces)
         check_alike("action_space", action_spaces)
         _check_render_modes([facts.render_mode for facts in env.engine.pool.facts])
-        # Its algorithms keep the latest observations while they step: views would be the next ones by then.
+        # Its algorithms keep the latest observations during a step, when views would already show the next ones.
         env.engine.hand_over(
             "to_sb3()", SameStep(), reward_dtype=np.dtype(np.float32), always_copies=True, broadcasts=True
         )
@@ -58,7 +58,7 @@ class SB3VecEnv(VecEnv):
     # ---------------------------------------------------------------- episodes
 
     def reset(self) -> Any:
-        """Begin new episodes with the seeds and options that were set, and return the first observations."""
+        """Begin new episodes with the seeds and options set before, and return the first observations."""
         seeds = None if all(seed is None for seed in self._seeds) else self._seeds
         options = [option or None for option in self._options]
         observations = self.parallel_env.reset(slice(None), seed=seeds, options=options)
@@ -68,7 +68,7 @@ class SB3VecEnv(VecEnv):
         return observations
 
     def step(self, actions: Any) -> tuple[Any, Array, Array, list[dict[str, Any]]]:
-        """Step all envs, and reset those that end. As `step_async` and `step_wait`."""
+        """Step all envs, and reset those that end. See `step_async` and `step_wait`."""
         try:
             result = self.parallel_env.engine.step(actions)
         except EnvBusyError:
@@ -85,8 +85,8 @@ class SB3VecEnv(VecEnv):
             actions: ``(num_envs, *shape)``.
 
         Raises:
-            ActionError: If the actions do not fit.
-            PendingCallError: If a step is under way. In both cases nothing was begun.
+            ActionError: If the actions are invalid.
+            PendingCallError: If a step is in flight. In both cases nothing was begun.
         """
         try:
             self.parallel_env.engine.step_async(actions)
@@ -94,19 +94,19 @@ class SB3VecEnv(VecEnv):
             raise step_under_way() from None
 
     def step_wait(self) -> tuple[Any, Array, Array, list[dict[str, Any]]]:
-        """Return what has come of a step.
+        """Return the result of the step in flight.
 
         Returns:
-            Observations, of envs that ended the first of their next episode; rewards ``(num_envs,)`` float32, dones
-            ``(num_envs,)`` bool, and an info per env. All of these have ``"TimeLimit.truncated"``, those of envs that
-            ended ``"terminal_observation"``, unless the env had to be restarted: then nobody knows it, and nothing is
-            to be bootstrapped from.
+            Observations (for envs that ended, the first of the next episode), rewards ``(num_envs,)`` float32, dones
+            ``(num_envs,)`` bool, and one info per env. Each info has ``"TimeLimit.truncated"``; those of ended envs
+            also ``"terminal_observation"``, unless the env was restarted after a failure: then it is unknown, and there
+            is nothing to bootstrap from.
 
         Raises:
             NoPendingCallError: If no step was begun.
-            EnvContractError: If an env's reward is no number, or a finite one that is infinite in float32.
-            BaseException: What an env raised. ``error.partial`` is what this would have returned, with rows of the
-                others alone, whose ids are its ``env_ids``.
+            EnvContractError: If a reward is not a number, or is finite but overflows float32.
+            BaseException: What an env raised. ``error.partial`` is the return value with only the rows of the other
+                envs, whose ids are its ``env_ids``.
         """
         try:
             result = self.parallel_env.engine.step_wait(None)
@@ -132,7 +132,7 @@ class SB3VecEnv(VecEnv):
         return states, rewards.astype(np.float32), dones, listed
 
     def close(self) -> None:
-        """Close the `ParallelEnv`. Harmless when repeated."""
+        """Close the `ParallelEnv`. Can be called more than once."""
         self.parallel_env.close()
 
     # ---------------------------------------------------------------- attributes and methods
@@ -141,7 +141,7 @@ class SB3VecEnv(VecEnv):
         """Return an attribute of envs, looked up through wrappers.
 
         Raises:
-            AttributeError: If an env has none of that name.
+            AttributeError: If an env does not have it.
         """
         ids = self._ids(indices)
         asked = list(dict.fromkeys(ids))
@@ -149,35 +149,35 @@ class SB3VecEnv(VecEnv):
         return [values[env_id] for env_id in ids]
 
     def has_attr(self, attr_name: str) -> bool:
-        """Say if every env has an attribute; it need not be one that can be copied."""
+        """Return whether every env has an attribute, even one that cannot be copied."""
         arguments.check_name("attr_name", attr_name)
         return all(self._asked("has", None, attr_name, None))
 
     def set_attr(self, attr_name: str, value: Any, indices: Indices = None) -> None:
-        """Set an attribute of envs, on the wrapper that has it, else on the innermost env."""
+        """Set an attribute of envs, on the outermost wrapper that has it, or else on the innermost env."""
         ids = list(dict.fromkeys(self._ids(indices)))
         self.parallel_env.set_env_attr(attr_name, values=[value] * len(ids), id=ids)
 
     def env_method(
         self, method_name: str, *method_args: Any, indices: Indices = None, **method_kwargs: Any
     ) -> list[Any]:
-        """Call a method of envs, looked up through wrappers, and return what it returns.
+        """Call a method of envs, looked up through wrappers, and return the results.
 
         Raises:
-            AttributeError: If an env has none of that name.
+            AttributeError: If an env does not have it.
             BaseException: What a method raised.
         """
         arguments.check_name("method_name", method_name)
         return self._asked("use", (method_args, method_kwargs), (method_name, True), indices)
 
     def env_is_wrapped(self, wrapper_class: type, indices: Indices = None) -> list[bool]:
-        """Say of envs if a wrapper of this class is around them."""
+        """Return for each env whether a wrapper of this class is around it."""
         if not isinstance(wrapper_class, type):
             raise ArgumentError(f"wrapper_class={show(wrapper_class)} is no class. Give the class of a wrapper.")
         return self._asked("is_wrapped", wrapper_class, None, indices)
 
     def get_images(self) -> Sequence[Any]:
-        """Return a frame per env; ``None`` if the render mode is not ``"rgb_array"``."""
+        """Return one frame per env; ``None`` if the render mode is not ``"rgb_array"``."""
         if self.render_mode != "rgb_array":
             warn_user(f"The render mode is {self.render_mode!r}; images need 'rgb_array'.")
             return [None] * self.num_envs
@@ -187,10 +187,10 @@ class SB3VecEnv(VecEnv):
     @property
     @short_tracebacks
     def envs(self) -> tuple[Any, ...]:
-        """The envs themselves, if they live in this process.
+        """The env objects, if they are in this process.
 
         Raises:
-            AbsentAttributeError: If they do not.
+            AbsentAttributeError: If they are not.
         """
         return self.parallel_env.engine.envs("envs", "get_attr(), set_attr() or env_method()")
 
@@ -199,7 +199,7 @@ class SB3VecEnv(VecEnv):
 
     def _asked(self, operation: str, argument: Any, common: Any, indices: Indices) -> list[Any]:
         ids = self._ids(indices)
-        if len(set(ids)) < len(ids):  # an index given twice is asked twice
+        if len(set(ids)) < len(ids):  # call duplicates twice
             return [answer for one in ids for answer in self._asked(operation, argument, common, one)]
         request = self.parallel_env.engine.call_async(operation, argument, common, ids)
         return self.parallel_env.engine.call_wait(request, None)

@@ -1,4 +1,4 @@
-"""What an adapter wants of the envs' spaces."""
+"""Spaces of the envs as adapters need them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ ObservationMode = Literal["same", "different"] | tuple[gymnasium.Space[Any], gym
 
 
 def declared_spaces(name: str, env: ParallelEnv) -> list[gymnasium.Space[Any]]:
-    """Return one space of each env. ``name``: ``"observation_space"`` or ``"action_space"``.
+    """Return each env's space. ``name`` is ``"observation_space"`` or ``"action_space"``.
 
     Raises:
-        SpacesError: If an env declares none.
+        SpacesError: If an env does not declare one.
     """
     spaces = [getattr(facts, name) for facts in env.engine.pool.facts]
     for env_id, space in enumerate(spaces):
@@ -35,10 +35,10 @@ def declared_spaces(name: str, env: ParallelEnv) -> list[gymnasium.Space[Any]]:
 
 
 def check_alike(name: str, spaces: Sequence[gymnasium.Space[Any]], way_out: str = "Make them equal.") -> None:
-    """Refuse spaces of envs that differ.
+    """Check that the spaces of all envs are equal.
 
     Raises:
-        SpacesError: If there are such.
+        SpacesError: If they differ.
     """
     for env_id, space in enumerate(spaces):
         if space != spaces[0]:
@@ -49,8 +49,8 @@ def vector_spaces(env: ParallelEnv, mode: ObservationMode) -> tuple[gymnasium.Sp
     """Return the batched and the single observation space of a vector env.
 
     Raises:
-        SpacesError: If those of the envs are not as the mode says.
-        ArgumentError: If there is no such mode.
+        SpacesError: If the envs' spaces do not fit the mode.
+        ArgumentError: If the mode is unknown.
     """
     spaces = declared_spaces("observation_space", env)
     if mode == "same":

@@ -1,4 +1,4 @@
-"""A `ParallelEnv` as Tianshou's collectors know vector envs. Needs nothing of Tianshou: they go by the methods."""
+"""A `ParallelEnv` with the methods that Tianshou's collectors call. Does not import Tianshou."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ TianshouStep = tuple[Array, Array, Array, Array, Array]
 
 
 class Worker(NamedTuple):
-    """What `TianshouVectorEnv.workers` has of an env."""
+    """An env in `TianshouVectorEnv.workers`."""
 
     env: Any
 
 
 @raises_first
 class TianshouVectorEnv:
-    """What `ParallelEnv.to_tianshou` returns. Its methods take and return what those of `BaseVectorEnv` do.
+    """A vector env for Tianshou, returned by `ParallelEnv.to_tianshou`. Its methods match those of `BaseVectorEnv`.
 
     Args:
-        env: Whose envs are stepped.
-        wait_num: As in `ParallelEnv.to_tianshou`.
-        timeout: As in `ParallelEnv.to_tianshou`.
+        env: The `ParallelEnv` to step.
+        wait_num: See `ParallelEnv.to_tianshou`.
+        timeout: See `ParallelEnv.to_tianshou`.
 
     Attributes:
-        parallel_env: Whose envs are stepped.
+        parallel_env: The `ParallelEnv`.
         env_num: Number of envs.
         is_async: Whether a step may return before all envs have finished theirs.
         action_space: One per env.
@@ -81,46 +81,46 @@ class TianshouVectorEnv:
 
     @property
     def is_closed(self) -> bool:
-        """Whether this or the `ParallelEnv` was closed."""
+        """Whether this or the `ParallelEnv` is closed."""
         return self.parallel_env.closed
 
     @property
     @short_tracebacks
     def workers(self) -> tuple[Worker, ...]:
-        """Each with its ``env``, if the envs live in this process.
+        """One `Worker` per env, with its ``env``, if the envs are in this process.
 
         Raises:
-            AbsentAttributeError: If they do not.
+            AbsentAttributeError: If they are not.
         """
         return tuple(map(Worker, self.parallel_env.engine.envs("workers", "get_env_attr() or set_env_attr()")))
 
     @property
     def waiting_id(self) -> list[int]:
-        """Ids of envs with a step under way: begun, late, or interrupted."""
+        """Ids of envs with a step in flight, including late and interrupted ones."""
         return self.parallel_env.engine.under_way
 
     @property
     def ready_id(self) -> list[int]:
-        """Ids of the other envs."""
+        """Ids of all other envs."""
         waiting = set(self.waiting_id)
         return [env_id for env_id in range(self.env_num) if env_id not in waiting]
 
     # ---------------------------------------------------------------- episodes
 
     def reset(self, env_id: Ids = None, *, seed: Any = None, options: Any = None) -> tuple[Array, Array]:
-        """Begin episodes.
+        """Begin new episodes.
 
         Args:
-            env_id: Which envs, by default all; steps of theirs that are under way are then dropped.
-            seed: As Tianshou has it: an int is the same seed for every env. A list: one per env.
-            options: Of each env's ``reset``.
+            env_id: Envs to reset, by default all, which also drops steps in flight.
+            seed: An int is the same seed for every env, as in Tianshou. A list has one per env.
+            options: Passed to each env's ``reset``.
 
         Returns:
-            Observations and infos, in the order of ``env_id``: observations stacked, or an object array if they are
-            dicts or of different shapes, and an object array of dicts.
+            Observations and infos, in the order of ``env_id``: observations stacked, or an object array for dicts and
+            different shapes; infos an object array of dicts.
 
         Raises:
-            EnvBusyError: If a step of one that is named is under way; nothing was reset.
+            EnvBusyError: If a step of a given env is in flight; nothing was reset.
             BaseException: What an env raised.
         """
         env_ids = list(range(self.env_num)) if env_id is None else self._ready(env_id)
@@ -130,23 +130,23 @@ class TianshouVectorEnv:
         return _stacked(states), object_array([infos[one] for one in env_ids])
 
     def step(self, action: Any, id: Ids = None) -> TianshouStep:
-        """Step envs; if ``is_async``, return what has come of the steps of those that are the first to finish.
+        """Step envs; if ``is_async``, return the results of the first to finish.
 
         Args:
-            action: One per env; ``None``: only wait for steps that are under way, if ``is_async`` or after Ctrl-C.
-            id: Which envs, by default all.
+            action: One per env; ``None`` only waits for steps in flight, if ``is_async`` or after Ctrl-C.
+            id: Envs to step, by default all.
 
         Returns:
-            Observations and infos as in `reset`, between them rewards ``(k,)``, terminated and truncated ``(k,)`` bool.
-            ``info["env_id"]`` says whose they are.
+            Observations, rewards ``(k,)``, terminated and truncated ``(k,)`` bool, and infos; observations and infos
+            have the form of `reset`. ``info["env_id"]`` is the env id of the row.
 
         Raises:
-            ActionError: If the actions do not fit.
-            EnvBusyError: If a step of one is under way.
-            ResetNeededError: If one lost its episode with its worker. In all cases nothing was stepped.
+            ActionError: If the actions are invalid.
+            EnvBusyError: If a step of an env is in flight.
+            ResetNeededError: If an env lost its episode with its worker. In all these cases nothing was stepped.
             NothingInFlightError: If there is nothing to wait for.
-            BaseException: What an env raised. ``error.partial`` is what this would have returned, with rows of the
-                others alone, whose ids are its ``env_ids``.
+            BaseException: What an env raised. ``error.partial`` is the return value with only the rows of the other
+                envs, whose ids are its ``env_ids``.
         """
         try:
             batch = self._stepped(action, id)
@@ -171,7 +171,7 @@ class TianshouVectorEnv:
         try:
             return self.parallel_env.recv(wanted, timeout=self.timeout, align="batch")
         except WorkerTimeoutError:
-            if self.timeout is None:  # it is the pool's own, for an env that hangs
+            if self.timeout is None:  # the timeout of the ParallelEnv, for envs that hang
                 raise
         except NothingInFlightError:
             raise NothingInFlightError("No step is under way that could be waited for. Give actions.") from None
@@ -187,10 +187,10 @@ class TianshouVectorEnv:
         """Reset all envs with seeds, and seed their ``action_space``.
 
         Args:
-            seed: Int ``s``: env i gets ``s + i``. A list: one per env. ``None``: random ones.
+            seed: Int ``s`` gives env i the seed ``s + i``. A list has one per env. ``None`` seeds at random.
 
         Returns:
-            A list with its seed per env.
+            One list per env, with its seed.
         """
         everyone = self._ready(None)
         seeds = arguments.spread_seeds(seed, everyone, self.env_num, whole=False)
@@ -216,39 +216,39 @@ class TianshouVectorEnv:
         """Return an attribute of envs, looked up through wrappers.
 
         Raises:
-            AttributeError: If an env has none of that name.
-            EnvBusyError: If a step of one is under way.
+            AttributeError: If an env does not have it.
+            EnvBusyError: If a step of an env is in flight.
         """
         return self.parallel_env.engine.existing_attr(key, self._ready(id))
 
     def set_env_attr(self, key: str, value: Any, id: Ids = None) -> None:
-        """Set an attribute of envs, on the wrapper that has it, else on the innermost env; the same value for all.
+        """Set an attribute of envs to one value, on the outermost wrapper that has it, or else on the innermost env.
 
         Raises:
-            EnvBusyError: If a step of one is under way.
+            EnvBusyError: If a step of an env is in flight.
         """
         env_ids = self._ready(id)
         self.parallel_env.set_env_attr(key, values=[value] * len(env_ids), id=env_ids)
 
     def render(self, **kwargs: Any) -> list[Any]:
-        """Return what each env's ``render`` returns for these arguments.
+        """Return the result of each env's ``render`` with these arguments.
 
         Raises:
-            EnvBusyError: If a step is under way.
+            EnvBusyError: If a step is in flight.
         """
         self._ready(None)
         request = self.parallel_env.engine.call_async("use", ((), kwargs), ("render", True))
         return self.parallel_env.engine.call_wait(request, None)
 
     def close(self) -> None:
-        """Close the `ParallelEnv`. Harmless when repeated."""
+        """Close the `ParallelEnv`. Can be called more than once."""
         self.parallel_env.close()
 
     def _ready(self, id: Ids) -> list[int]:
-        """Return the env ids that an argument names.
+        """Return the env ids of an argument.
 
         Raises:
-            EnvBusyError: If one has a step under way.
+            EnvBusyError: If an env has a step in flight.
         """
         env_ids = list(range(self.env_num)) if id is None else positions(id, self.env_num, "id")
         waiting = self.waiting_id
@@ -270,7 +270,7 @@ def _check_wait_num(wait_num: Any, num_envs: int) -> int:
 
 
 def _warn_of_shared_workers(env: ParallelEnv) -> None:
-    """Say that an env may be waited for since it shares a worker; a loop in this thread has one whatever is given."""
+    """Warn if an env may wait for others on its worker; a loop in this thread always has one worker."""
     if env.engine.pool.lone_host is None and env.num_hosts < len(env):
         warn_user(
             f"to_tianshou() with wait_num or timeout: {len(env)} envs share {env.num_hosts} workers, and of one worker "
@@ -280,7 +280,7 @@ def _warn_of_shared_workers(env: ParallelEnv) -> None:
 
 
 def _stacked(values: Sequence[Any]) -> Array:
-    """Return values as one array, as Tianshou does: dicts, and what has different shapes, as objects."""
+    """Return values as one array like Tianshou: dicts and values of different shapes as objects."""
     try:
         return np.stack(values)
     except ValueError:

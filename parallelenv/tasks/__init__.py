@@ -1,4 +1,4 @@
-"""Samplers of tasks as envs: an episode is a task."""
+"""Task samplers as envs: one episode is one task."""
 
 from parallelenv.tasks.sampler_env import Task, TaskEnv, TaskSampler, TaskStep
 

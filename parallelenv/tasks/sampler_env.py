@@ -1,7 +1,7 @@
-"""Samplers of tasks as envs: an episode is a task.
+"""Task samplers as envs: one episode is one task.
 
-A sampler gives one task after the other, until it has no more. `TaskEnv` makes a real `gymnasium.Env` of it, so that
-nothing else need know of tasks. That there are no more is an `ExhaustedError` of its ``reset``, as of any env's.
+A sampler returns tasks until it has no more. `TaskEnv` makes a `gymnasium.Env` of it, so the rest of the package
+handles tasks like episodes. Without another task, ``reset`` raises `ExhaustedError`, as any env may.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _OF_TASK = ("step", "is_done", "get_observations")
 
 
 class TaskStep(NamedTuple):
-    """What a task's ``step`` may return; anything with these four attributes will do.
+    """A return value of a task's ``step``; any object with these four attributes works.
 
     Attributes:
-        observation: What is seen after the step.
-        reward: Of the step.
-        done: Whether the task is over. It was cut off if ``info`` has a true ``"TimeLimit.truncated"``.
-        info: What else is to be said.
+        observation: The observation after the step.
+        reward: Reward of the step.
+        done: Whether the task has ended. It was truncated if ``info["TimeLimit.truncated"]`` is true.
+        info: Further information.
     """
 
     observation: Any
@@ -36,23 +36,23 @@ class TaskStep(NamedTuple):
 
 
 class Task(Protocol):
-    """One episode. Inherit from it to have `render` and `close`, or have methods of these names; any others too."""
+    """One episode. Subclass it for the default `render` and `close`, or define these methods; others are allowed."""
 
     def step(self, action: Any) -> Any:
-        """Make a step.
+        """Step the task.
 
         Returns:
-            What Gymnasium has: ``(observation, reward, terminated, truncated, info)``; something like `TaskStep`; or
-            the same four as a plain tuple.
+            Gymnasium's ``(observation, reward, terminated, truncated, info)``, an object like `TaskStep`, or its four
+            fields as a tuple.
         """
         ...
 
     def is_done(self) -> bool:
-        """Whether the task is over. If its ``step`` has not said so, it counts as cut off, as by a limit of steps."""
+        """Return whether the task has ended. If its ``step`` did not report that, it counts as truncated."""
         ...
 
     def get_observations(self) -> Any:
-        """Return what is seen now. It does not change the task."""
+        """Return the current observation. Does not change the task."""
         ...
 
     def render(self) -> Any:
@@ -60,29 +60,29 @@ class Task(Protocol):
         return None
 
     def close(self) -> None:
-        """Let go of what belongs to this task alone. Called before the next task is asked for, and at the end."""
+        """Release what only this task uses. Called before the next task is requested, and at the end."""
         return
 
 
 class TaskSampler(Protocol):
-    """Gives tasks. Inherit from it for the defaults, or have the methods; any others too.
+    """Returns tasks. Subclass it for the defaults, or define the methods; others are allowed.
 
     Attributes:
-        observation_space: A Gymnasium space, of all of its tasks; ``None``: not declared.
-        action_space: Likewise.
-        length: Number of tasks in all; ``None`` or ``math.inf``: there is no end. Nobody but users asks for it.
+        observation_space: Gymnasium space of all tasks; ``None`` if not declared.
+        action_space: Likewise for actions.
+        length: Total number of tasks; ``None`` or ``math.inf`` if unlimited. Used only by callers.
     """
 
-    observation_space: Any = None  # Any: a sampler may declare them more narrowly
+    observation_space: Any = None  # Any, so that a sampler may declare a narrower type
     action_space: Any = None
     length: Any = None
 
     def next_task(self, **kwargs: Any) -> Task | None:
-        """Return the next task, ``None`` if there are no more. ``kwargs`` are the options of the reset."""
+        """Return the next task, or ``None`` if there are no more. ``kwargs`` are the options of the reset."""
         ...
 
     def reset(self) -> None:
-        """Go back to the first task. The random generator stays as it is."""
+        """Go back to the first task. Does not change the random generator."""
         ...
 
     def set_seed(self, seed: int) -> None:
@@ -90,25 +90,25 @@ class TaskSampler(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of what the tasks share. Called at the end."""
+        """Release what the tasks share. Called at the end."""
         return
 
 
 class TaskEnv(gymnasium.Env[Any, Any]):
-    """A sampler as an env: ``reset`` begins its next task.
+    """A sampler as an env: ``reset`` begins the next task.
 
-    Names of attributes and methods that it has not are looked up in the task and then in the sampler, when they are
-    asked for by `ParallelEnv.call`, `get_env_attr` and the like.
+    `ParallelEnv.call`, `get_env_attr` and the like look up names that this env does not have in the task and then in
+    the sampler.
 
     Args:
-        sampler: A `TaskSampler`, for this env alone. Its ``render_mode`` and ``metadata``, if any, are the env's.
+        sampler: A `TaskSampler` for this env only. The env takes over its ``render_mode`` and ``metadata``, if any.
 
     Attributes:
-        sampler: As given.
-        task: The latest task; ``None`` before the first and when there are no more.
+        sampler: The sampler.
+        task: The current task; ``None`` before the first and when there are no more.
 
     Raises:
-        InvalidEnvError: If it lacks a method of a `TaskSampler`.
+        InvalidEnvError: If the sampler lacks a method of `TaskSampler`.
     """
 
     def __init__(self, sampler: TaskSampler) -> None:
@@ -122,22 +122,22 @@ class TaskEnv(gymnasium.Env[Any, Any]):
                 setattr(self, name, getattr(sampler, name))
 
     def attribute_owners(self) -> tuple[Any, ...]:
-        """Return the objects in which names that this env does not have are looked up, in this order."""
+        """Return the objects in which to look up names that this env does not have, in order."""
         return self.task, self.sampler
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin the next task.
 
         Args:
-            seed: Goes to ``set_seed`` of the sampler; ``None``: it goes on.
+            seed: Passed to the sampler's ``set_seed``; ``None`` does not seed.
             options: Keyword arguments of its ``next_task``.
 
         Returns:
-            What is seen first, and an empty info.
+            The first observation, and an empty info.
 
         Raises:
-            ExhaustedError: If there is none.
-            InvalidEnvError: If it lacks a method of a `Task`.
+            ExhaustedError: If there are no more tasks.
+            InvalidEnvError: If the task lacks a method of `Task`.
         """
         super().reset(seed=seed)
         if seed is not None:
@@ -155,7 +155,7 @@ class TaskEnv(gymnasium.Env[Any, Any]):
 
         Raises:
             ResetNeededError: If there is no task.
-            EnvContractError: If it returns neither five or four items nor something like `TaskStep`.
+            EnvContractError: If it returns neither five or four items nor an object like `TaskStep`.
         """
         if self.task is None:
             raise ResetNeededError("There is no task to step. Call reset() first.")
@@ -165,12 +165,12 @@ class TaskEnv(gymnasium.Env[Any, Any]):
         return state, reward, terminated, truncated, info
 
     def render(self) -> Any:
-        """Return what the task's ``render()`` does; ``None`` if it has none or there is no task."""
+        """Return the result of the task's ``render()``; ``None`` without that method or a task."""
         render = getattr(self.task, "render", None)
         return render() if callable(render) else None
 
     def close(self) -> None:
-        """Close the task and the sampler, whatever the task's ``close`` raises."""
+        """Close the task and the sampler, even if the task's ``close`` raises."""
         try:
             self._leave()
         finally:
@@ -179,11 +179,11 @@ class TaskEnv(gymnasium.Env[Any, Any]):
     # ---------------------------------------------------------------- what a TaskPool asks for
 
     def _observe(self) -> Any:
-        """Return what is seen of the task now; ``None`` if there is none."""
+        """Return the current observation of the task; ``None`` without a task."""
         return None if self.task is None else self.task.get_observations()
 
     def _rewind(self) -> None:
-        """Leave the task, and let the sampler go back to its first one."""
+        """Leave the task, and reset the sampler to its first one."""
         self._leave()
         self.sampler.reset()
 
@@ -197,10 +197,10 @@ class TaskEnv(gymnasium.Env[Any, Any]):
 
 
 def make_task_env(make_sampler_fn: Callable[..., Any], arguments: Mapping[str, Any]) -> TaskEnv:
-    """Return an env of a new sampler. It gets copies of the arguments: it may change them, and be made again.
+    """Return an env of a new sampler. The sampler gets copies of the arguments, as it may change them and be rebuilt.
 
     Raises:
-        UnpicklableError: If one cannot be copied.
+        UnpicklableError: If an argument cannot be copied.
     """
     try:
         copies = deep_copy(dict(arguments))
@@ -228,7 +228,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _five(task: Task, result: Any) -> tuple[Any, Any, Any, Any, Any]:
-    """Return what a task's ``step`` returned as Gymnasium has it."""
+    """Return the result of a task's ``step`` in Gymnasium's form."""
     if all(hasattr(result, name) for name in TaskStep._fields):
         terminated, truncated = split_done(result.done, result.info)
         return result.observation, result.reward, terminated, truncated, result.info or {}

@@ -1,4 +1,4 @@
-"""A `ParallelEnv` of samplers, with the calls that only tasks have."""
+"""A `ParallelEnv` of samplers, with methods for tasks."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ from parallelenv.tasks.sampler_env import TaskEnv, make_task_env
 
 @short_tracebacks
 class TaskPool(ParallelEnv):
-    """A `ParallelEnv` whose envs are samplers of tasks: an episode of an env is a task of its sampler.
+    """A `ParallelEnv` whose envs are task samplers: one episode is one task. `ParallelEnv.from_samplers` makes one.
 
-    Everything else is as there. `ParallelEnv.from_samplers` makes one.
+    Everything else works as in `ParallelEnv`.
     """
 
     def next_task(self, id: Any = None, **kwargs: Any) -> Any:
-        """Begin the next task of each sampler, whatever has come of the one before: a `reset` under another name.
+        """Begin the next task of each sampler, even if the current one has not ended. Same as `reset`.
 
         Args:
-            id: Which envs.
-            **kwargs: Go to ``next_task`` of each sampler; for others per env there is ``reset(options=[...])``.
+            id: Envs.
+            **kwargs: Passed to ``next_task`` of each sampler; use ``reset(options=[...])`` for different ones per env.
 
         Returns:
-            First states, as `reset`; ``None`` in the place of those whose sampler has no more.
+            First states, as from `reset`; ``None`` for samplers without another task.
 
         Raises:
-            As `reset`.
+            The errors of `reset`.
         """
         return self.reset(id, options=kwargs or None)
 
     def all_done(self) -> bool:
-        """Whether no task is under way: every sampler waits for `next_task`, or has no more.
+        """Return whether no task is in progress: every sampler waits for `next_task`, or has no more tasks.
 
-        If a task that ends is followed by the next one at once, only the latter: ``while not env.all_done()`` then
-        plays all tasks there are, also where all envs end one in the same step.
+        With automatic restarts only the latter counts, so ``while not env.all_done()`` plays all tasks, even if all
+        envs end one in the same step.
         """
         return self.all_exhausted() if self.engine.stepper.goes_on else super().all_done()
 
     @single_threaded
     def reset_all(self) -> None:
-        """Let every sampler go back to its first task, paused or exhausted ones too. All then need a `next_task`.
+        """Reset all samplers to their first task, including paused and exhausted ones. All then need `next_task`.
 
-        Steps under way are dropped. The samplers' random generators stay as they are.
+        Steps in flight are dropped. The samplers' random generators are not changed.
 
         Raises:
             BaseException: What a sampler raised.
@@ -59,13 +59,13 @@ class TaskPool(ParallelEnv):
 
     @single_threaded
     def set_seeds(self, seeds: int | Sequence[int | None]) -> list[int | None]:
-        """Seed every sampler at once, for the tasks that it gives from now on; `seed` waits for the next reset.
+        """Seed every sampler at once, for its next tasks; `seed` takes effect at the next reset.
 
         Args:
-            seeds: Int ``s``: that of env i gets ``s + i``. A list: one per env; ``None``: it goes on as it is.
+            seeds: Int ``s`` gives env i the seed ``s + i``. A list has one per env; ``None`` in it does not seed.
 
         Returns:
-            The seed of each, in env id order.
+            The seed of each sampler, in env id order.
 
         Raises:
             ArgumentError: If it is neither; nothing was seeded.
@@ -79,19 +79,19 @@ class TaskPool(ParallelEnv):
 
     @single_threaded
     def get_observations(self, id: Any = None) -> Any:
-        """Return what is seen of each task now. Nothing is stepped.
+        """Return the current observations of tasks, without a step.
 
         Args:
-            id: Which envs.
+            id: Envs.
 
         Returns:
-            States as `reset` gives them; ``None`` in the place of an env that is exhausted.
+            States in the form of `reset`; ``None`` for exhausted envs.
 
         Raises:
-            ResetNeededError: If an env has no task yet; nothing was asked.
-            EnvBusyError: If a step of one is under way.
-            EnvContractError: If what a task shows does not fit the space.
-            BaseException: What a task raised; ``error.partial`` maps the others' ids to what is seen of theirs.
+            ResetNeededError: If an env has no task yet; no env was called.
+            EnvBusyError: If a step of an env is in flight.
+            EnvContractError: If an observation does not fit the space.
+            BaseException: What a task raised; ``error.partial`` maps the other env ids to their observations.
         """
         env_ids = self.engine.ids(id)
         self.engine.stepper.refuse_unready(env_ids)
@@ -102,10 +102,10 @@ class TaskPool(ParallelEnv):
 
 
 def make_env_fns(make_sampler_fn: Any, sampler_fn_args: Any) -> list[Callable[[], TaskEnv]]:
-    """Return an env fn for each sampler.
+    """Return one env fn per sampler.
 
     Raises:
-        ArgumentError: If the function cannot be called, or the arguments are no sequence of dicts with names in them.
+        ArgumentError: If the function is not callable, or the arguments are not a sequence of dicts with string keys.
     """
     if not callable(make_sampler_fn):
         raise ArgumentError(
