@@ -1,4 +1,4 @@
-"""Rollouts put together: one after the other, or side by side."""
+"""Joining rollouts, in time or side by side."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LeafJoin = Callable[[Sequence[Any]], Any]
 
 
 def are_of_one_kind(one: Rollout, other: Rollout) -> bool:
-    """Whether two rollouts may be joined in time: not if envs or policy were replaced by others in between."""
+    """Return whether two rollouts can be joined in time; not if envs or policy were replaced in between."""
     try:
         _refuse_different(one, other, "")
     except ArgumentError:
@@ -27,10 +27,10 @@ def are_of_one_kind(one: Rollout, other: Rollout) -> bool:
 
 
 def _refuse_different(one: Rollout, other: Rollout, what: str) -> None:
-    """Refuse rollouts that cannot be put together; ``what`` they are, for messages.
+    """Check that rollouts can be joined. ``what`` names them in messages.
 
     Raises:
-        ArgumentError: If states or actions are nested otherwise, or extras differ in shape.
+        ArgumentError: If the nesting of states or actions, or the shapes of extras differ.
     """
     for name in ("states", "actions", "rnn_state"):
         forms = [_form(getattr(part, name)) for part in (one, other)]
@@ -43,7 +43,7 @@ def _refuse_different(one: Rollout, other: Rollout, what: str) -> None:
 
 
 def _form(nest: Any) -> Any:
-    """Return how something is nested, and nothing of what is in it."""
+    """Return the nesting of a value, without its content."""
     if isinstance(nest, dict):
         return {key: _form(nest[key]) for key in sorted(nest, key=str)}
     if isinstance(nest, tuple | list):
@@ -67,10 +67,10 @@ def _forms(part: Rollout) -> dict[str, ExtrasFormat]:
 
 
 def join_in_time(parts: Sequence[Rollout]) -> Rollout:
-    """Return rollouts of the same envs, each after the one before, as one.
+    """Join consecutive rollouts of the same envs.
 
-    Where a part begins an episode and the one before has not ended its own, because the env was lost in between, that
-    counts as cut off: truncated, with the last state that is known.
+    If a part begins an episode while the one before it left the env's episode open, because the env was lost, the open
+    one becomes truncated, with its last known state.
     """
     parts = [part for part in parts if len(part)] or list(parts[-1:])
     if len(parts) == 1:
@@ -101,12 +101,12 @@ def join_in_time(parts: Sequence[Rollout]) -> Rollout:
 
 
 def join_beside(parts: Sequence[Rollout]) -> Rollout:
-    """Return the rollouts of collectors as one: the envs of the first, then those of the second ...
+    """Join the rollouts of collectors side by side: the envs of the first, then those of the second ...
 
-    Envs are numbered anew. Shorter rollouts are filled up with steps that are not valid.
+    Envs are renumbered. Shorter rollouts are padded with steps that are not valid.
 
     Raises:
-        ArgumentError: If they are too different.
+        ArgumentError: If they differ too much.
     """
     for rank, part in enumerate(parts):
         try:
@@ -138,20 +138,20 @@ def join_beside(parts: Sequence[Rollout]) -> Rollout:
 
 
 class _Ends:
-    """Episodes that ended: their steps and columns, and their last states, nested as the space."""
+    """Ends of episodes: steps, columns and last states, the latter nested like the space."""
 
     def __init__(self, steps: Array, columns: Array, states: Any) -> None:
         self.steps, self.columns, self.states = steps, columns, states
 
     @classmethod
     def of(cls, part: Rollout, first: int, column: int = 0) -> _Ends:
-        """Return those of a rollout that begins at a step, and at a column."""
+        """Return the ends in a rollout whose first step and column have these numbers."""
         places = np.argwhere(part.dones)
         return cls(places[:, 0] + first, places[:, 1] + column, part.ended_states)
 
     @classmethod
     def cut_off(cls, part: Rollout, later: Rollout, first: int) -> _Ends:
-        """Return the episodes that a rollout leaves unfinished, and the later one does not go on with."""
+        """Return the episodes that a rollout leaves open and the later one does not continue."""
         last = len(part) - 1 - part.valid[::-1].argmax(axis=0)
         everyone = np.arange(len(part.env_ids))
         is_open = part.valid.any(axis=0) & ~part.dones[last, everyone]
@@ -161,7 +161,7 @@ class _Ends:
 
     @staticmethod
     def joined(form: Any, parts: Sequence[_Ends]) -> Any:
-        """Return the states of all, by their steps and then their columns. ``form``: how they are nested."""
+        """Return all last states, ordered by step, then column. ``form`` gives their nesting."""
         parts = [part for part in parts if len(part.steps)] or list(parts[:1])
         steps, columns = (np.concatenate([getattr(part, name) for part in parts]) for name in ("steps", "columns"))
         order = np.lexsort((columns, steps))
@@ -169,7 +169,7 @@ class _Ends:
 
 
 def _walk(form: Any, nests: Sequence[Any], join: LeafJoin) -> Any:
-    """Join nests leaf by leaf. ``form`` tells the leaves, for a batch of texts or graphs is a tuple, too."""
+    """Join nests leaf by leaf. ``form`` tells the leaves, as a batch of texts or graphs is a tuple as well."""
     if isinstance(form, dict):
         return {key: _walk(form[key], [nest[key] for nest in nests], join) for key in form}
     if isinstance(form, tuple):
@@ -182,12 +182,12 @@ def _joined_leaves(form: Any, nests: Sequence[Any], axis: int) -> Any:
 
 
 def _joined_leaf(leaves: Sequence[Any], axis: int, num_axes: int) -> Any:
-    """Concatenate leaves. Where they are not of one form, because values differ in shape, they become objects.
+    """Concatenate leaves; as objects if shapes or types differ.
 
     Args:
         leaves: Arrays, tensors, or tuples of objects.
-        axis: Along which.
-        num_axes: So many axes come before those of a value.
+        axis: Axis to concatenate along.
+        num_axes: Number of axes before those of a value.
     """
     if all(map(is_tensor, leaves)) and len({leaf.shape[num_axes:] for leaf in leaves}) == 1:
         return tensors().cat(list(leaves), dim=axis)
@@ -221,7 +221,7 @@ def _joined_memory(nests: Sequence[Any]) -> Any:
 
 
 def _joined_extras(parts: Sequence[Rollout], join: LeafJoin) -> dict[str, Array]:
-    """Join what policies said besides; where one has not said it, there are zeros."""
+    """Join the extras of policies, with zeros where a policy returned none."""
     forms: dict[str, ExtrasFormat] = {}
     for part in parts:
         forms = join_forms(forms, _forms(part))
@@ -233,7 +233,7 @@ def _extra(part: Rollout, name: str, form: ExtrasFormat) -> Array:
 
 
 def _shifted(told: Sequence[Mapping[StepIndex, Any]], shifts: Sequence[StepIndex]) -> dict[StepIndex, Any]:
-    """Return infos by their places in the whole, sorted by step."""
+    """Return infos by their place in the joined rollout, sorted by step."""
     moved = {
         (step + first, env_id + column): info
         for infos, (first, column) in zip(told, shifts, strict=False)
@@ -243,13 +243,13 @@ def _shifted(told: Sequence[Mapping[StepIndex, Any]], shifts: Sequence[StepIndex
 
 
 def without_rest(part: Rollout) -> Rollout:
-    """Return a rollout without the steps at its end that nobody made."""
+    """Return a rollout without trailing steps that no env made."""
     num_steps = int(np.flatnonzero(part.valid.any(axis=1)).max(initial=-1)) + 1
     return part if num_steps == len(part) else _changed(part, lambda leaf: leaf[:num_steps])
 
 
 def _lengthened(part: Rollout, num_steps: int) -> Rollout:
-    """Return a rollout with so many steps, those at its end not valid."""
+    """Return a rollout padded to a number of steps; the added ones are not valid."""
     missing = num_steps - len(part)
 
     def longer(leaf: Any) -> Any:
@@ -262,7 +262,7 @@ def _lengthened(part: Rollout, num_steps: int) -> Rollout:
 
 
 def _changed(part: Rollout, change: Callable[[Any], Any]) -> Rollout:
-    """Return a rollout of another length. ``change``: what becomes of each array of it."""
+    """Return a rollout of another length. ``change`` is applied to each of its arrays."""
     changed: dict[str, Any] = {
         name: _walk(getattr(part, name), [getattr(part, name)], lambda leaves: change(leaves[0]))
         for name in ("states", "actions")
@@ -273,7 +273,7 @@ def _changed(part: Rollout, change: Callable[[Any], Any]) -> Rollout:
 
 
 def join_evaluations(parts: Sequence[Evaluation]) -> Evaluation:
-    """Return the episodes of all, those of the first, then those of the second ... Envs are numbered in that order."""
+    """Return the episodes of all, those of the first, then those of the second ... Envs are renumbered in order."""
     names = ("returns", "lengths", "terminated", "truncated", "infos")
     env_ids, offset = [], 0
     for part in parts:

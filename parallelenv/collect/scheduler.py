@@ -1,4 +1,4 @@
-"""The scheduler of a set of collectors: what each works at and for how long, what it was told, and what it has sent."""
+"""The scheduler of a set of collectors: their requests, their settings and their results."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ Received = list[tuple[int, Parcel]]
 
 
 class CollectorHandles:
-    """Collectors, each an env of a `ParallelEnv`. One that is busy is not written to.
+    """Collectors, each an env of a `ParallelEnv`. Nothing is sent to a busy one.
 
     Args:
         env: The collectors.
-        unsent: What they have made and not sent.
-        max_restarts: So often a collector is replaced within ten minutes.
-        seed: Of the set; those of collectors in the place of dead ones follow from it.
+        unsent: Their counts of samples made and not sent.
+        max_restarts: How often one collector is replaced within ten minutes.
+        seed: Seed of the set; replacements get seeds derived from it.
 
     Attributes:
         env: The collectors.
         sizes: Number of envs of each.
-        num_replaced: How often one was replaced.
+        num_replaced: How often a collector was replaced.
     """
 
     def __init__(self, env: ParallelEnv, unsent: Unsent, max_restarts: int, seed: int | None) -> None:
@@ -50,43 +50,43 @@ class CollectorHandles:
         self._seed = seed
         self._budget = Budget(max_restarts)
         self._orders: dict[int, CollectRequest] = {}
-        self._idle: dict[int, None] = dict.fromkeys(range(len(env)))  # a dict for its order: who rests longest
-        self._news: dict[str, Broadcast] = {}  # what all are to know, by subject
+        self._idle: dict[int, None] = dict.fromkeys(range(len(env)))  # a dict for its order: idle longest first
+        self._news: dict[str, Broadcast] = {}  # current settings of all collectors, by subject
         self._known: list[dict[str, Broadcast]] = [{} for _ in self.sizes]
         self._received: Received = []
-        self._new: set[int] = set()  # in the place of others, and not begun
+        self._new: set[int] = set()  # replacements that have not begun
 
     @property
     def idle(self) -> list[int]:
-        """Collectors with nothing to do, and whose parcels were received, who has had it longest first."""
+        """Idle collectors whose parcels were all received, idle longest first."""
         unseen = {rank for rank, _ in self._received}
         return [rank for rank in self._idle if rank not in unseen]
 
     @property
     def busy(self) -> list[int]:
-        """Collectors at work, or whose parcel was not received."""
+        """Collectors with a request in flight, or with a parcel not yet received."""
         return [*self._orders, *(rank for rank, _ in self._received)]
 
     @property
     def is_busy(self) -> bool:
-        """Whether there is anything to receive, or to wait for."""
+        """Whether there is anything to receive or to wait for."""
         return bool(self._orders or self._received)
 
     # ---------------------------------------------------------------- what they are told
 
     def announce(self, subject: str, broadcast: Broadcast, outdates: Sequence[str] = ()) -> None:
-        """Tell all collectors something: those that are busy before their next order, those that come later at first.
+        """Send a setting to all collectors: busy ones get it before their next request, replacements when they begin.
 
         Args:
-            subject: What it is about; later news of the same subject are instead of earlier ones.
-            broadcast: The call.
-            outdates: What the subjects of news begin with that are not true any more.
+            subject: Subject of the setting. It replaces an earlier one of the same subject.
+            broadcast: The call that applies it.
+            outdates: Prefixes of subjects whose settings are no longer valid.
 
         Raises:
-            KeyboardInterrupt: Whether it was announced all the same is told by `is_known`: some may have heard it, and
-                nobody can tell who. Who has not does so before the next order.
-            WorkerTimeoutError: If one takes too long to hear it; likewise.
-            BaseException: What the first collector raised that did. What was true before is then true again.
+            KeyboardInterrupt: `is_known` tells whether it was announced all the same. Some collectors may have it
+                already; the others get it before their next request.
+            WorkerTimeoutError: If a collector takes too long to apply it. As after Ctrl-C.
+            BaseException: What the first failing collector raised. The former settings are valid again.
         """
         kept = {name: news for name, news in self._news.items() if not name.startswith(tuple(outdates))}
         kept.pop(subject, None)
@@ -99,11 +99,11 @@ class CollectorHandles:
             raise
 
     def is_known(self, broadcast: Broadcast) -> bool:
-        """Whether something was announced, to whom also."""
+        """Return whether a setting was announced, even if not to all."""
         return any(one is broadcast for one in self._news.values())
 
     def _catch_up(self, ranks: Sequence[int]) -> None:
-        """Tell collectors what they do not know."""
+        """Send collectors the settings that they do not have yet."""
         while dead := self._dead(ranks):
             self._replace(dead[0])
         self._begin_new()
@@ -120,13 +120,13 @@ class CollectorHandles:
         except WorkerTimeoutError as error:
             late = _late(error)
         for rank in ranks:
-            if rank not in request.failures:  # who is late knows it before what it is told next
+            if rank not in request.failures:  # a late one applies it before anything sent later
                 self._known[rank][subject] = broadcast
         lost = {rank for rank, failure in request.failures.items() if failure.is_of_worker}
         refused = [failure for rank, failure in sorted(request.failures.items()) if rank not in lost]
         if refused:
-            self._news.pop(subject)  # else nobody could ever go on
-        raise_failures(refused[:1], None)  # all were told the same: mostly they say the same
+            self._news.pop(subject)  # otherwise every later request would fail on it
+        raise_failures(refused[:1], None)  # all got the same call, so the errors are mostly the same
         if late is not None:
             raise late
         if lost:
@@ -135,7 +135,7 @@ class CollectorHandles:
     # ---------------------------------------------------------------- what they do
 
     def order(self, orders: Mapping[int, CollectRequest]) -> None:
-        """Let idle collectors work, all at once: the workers of a node begin and answer together."""
+        """Send requests to idle collectors, all at once, so that the workers of a node begin and answer together."""
         ranks = list(orders)
         self._catch_up(ranks)
         self.env.send(list(orders.values()), ranks)
@@ -144,12 +144,12 @@ class CollectorHandles:
             self._idle.pop(rank, None)
 
     def receive(self) -> Received:
-        """Wait until a collector has sent something, and return all that has come, in that order.
+        """Wait until a collector has sent something, and return all parcels received, in order.
 
-        Where one has died, nothing may have.
+        If a collector has died, the list may be empty.
 
         Raises:
-            BaseException: What a collector raised. What others have sent is here, and comes the next time.
+            BaseException: What a collector raised. Parcels of others are kept for the next call.
         """
         while self._orders and (not self._received or self.env.engine.stepper.has_landed):
             if not self._receive_one():
@@ -158,12 +158,12 @@ class CollectorHandles:
         return received
 
     def _receive_one(self) -> bool:
-        """Wait for what comes next; return whether it is a parcel."""
+        """Wait for the next answer; return whether it is a parcel."""
         try:
             batch = self.env.recv(1, 1, align="batch")
         except BaseException as error:
             failed = sorted(set(self._orders).difference(self.env.engine.stepper.under_way))
-            # Not told by the type of the error: what a collector raises may be that an env of its own has died.
+            # The error's type does not tell: a collector may raise because an env of its own has died.
             if dead := self._dead(failed):
                 self._replace(dead[0])
                 return False
@@ -181,7 +181,7 @@ class CollectorHandles:
         return True
 
     def _has_broken_off(self, error: BaseException, ranks: Sequence[int]) -> bool:
-        """Let collectors that have failed go on; return whether it was only an interrupt, of which the user knows."""
+        """Make failed collectors usable again; return whether it was only an interrupt, which the user knows of."""
         is_known = isinstance(error, EnvInterruptedError)
         if is_known:
             self._count_loss(ranks)
@@ -197,14 +197,14 @@ class CollectorHandles:
             self._idle[rank] = None
 
     def ask(self, method: str, orders: Mapping[int, Mapping[str, Any]]) -> list[Any]:
-        """Return what a method of idle collectors returns, in that order. Who dies at it is replaced and asked anew.
+        """Return the results of a method of idle collectors, in order. One that dies is replaced and asked again.
 
         Args:
-            method: Its name.
+            method: Name of the method.
             orders: Keyword arguments, by collector.
 
         Raises:
-            BaseException: What a collector raised, or that one has died too often.
+            BaseException: What a collector raised, or the error of one that died too often.
         """
         answers: dict[int, Any] = {}
         while left := [rank for rank in orders if rank not in answers]:
@@ -224,7 +224,7 @@ class CollectorHandles:
         return list(self.env.engine.pool.death_errors(ranks))
 
     def _replace(self, rank: int) -> None:
-        """Put others in the place of a collector that has died, and of those that died with it.
+        """Replace a dead collector, and those that died with it.
 
         Raises:
             WorkerDiedError: If that has happened too often.
@@ -234,14 +234,14 @@ class CollectorHandles:
         if denied:
             raise _given_up(self.env.engine.pool.death_errors([rank])[rank].exception, rank)
         time.sleep(delay)
-        self._new.update(self._dead(range(len(self.sizes))))  # an interrupt may come before `restart` has said who
+        self._new.update(self._dead(range(len(self.sizes))))  # an interrupt may come before `restart` returns
         replaced = self.env.restart([rank])
         self._new.update(replaced)
         self._count_loss(replaced)
         self._begin_new()
 
     def _begin_new(self) -> None:
-        """Let those begin that came in the place of others: they know nothing yet."""
+        """Reset replacements, which have no settings yet."""
         new = sorted(self._new.difference(self._dead(range(len(self.sizes)))))
         if not new:
             return
@@ -262,7 +262,7 @@ class CollectorHandles:
         self._rest(ranks)
 
     def take_loss(self) -> dict[str, Any]:
-        """Return what an info says of lost samples, of those since this was last asked."""
+        """Return the info entries on samples lost since the last call."""
         loss = {"lost_exactly": self._is_exact, "lost_samples": self._lost}
         self._lost, self._is_exact = 0, True
         return loss
@@ -275,7 +275,7 @@ class CollectorHandles:
 
 
 def _late(error: WorkerTimeoutError) -> WorkerTimeoutError:
-    """Return what to raise if collectors do not answer in time: of envs there is other advice."""
+    """Return the error to raise if collectors do not answer in time, with advice for collectors instead of envs."""
     fact = str(error).partition(". ")[0].replace("env", "collector", 1)
     return WorkerTimeoutError(
         f"{fact}. The next call of the set waits on. Give a longer timeout if it is only slow; stop() ends what hangs.",
@@ -292,50 +292,50 @@ def _given_up(error: BaseException, rank: int) -> BaseException:
 
 
 _SLICE = 0.5
-"""Seconds after which a collector sends what it has, and goes on. What a dead one loses is of that order."""
+"""Seconds after which a collector sends its steps and continues. A dead one loses about as much."""
 _QUICK_SLICE = 0.05
-"""The same where others may have to wait for it to stop."""
+"""The same if others may have to wait for it to stop."""
 _FIRST = 16
-"""Steps of the first slice of a collector: nobody knows how long one takes."""
+"""Steps of a collector's first slice, when its speed is not known yet."""
 
 
 class Scheduler:
-    """Lets the collectors of a set work in slices.
+    """Makes the collectors of a set work in slices.
 
     Args:
         crew: The collectors.
-        parcels: Where what they send is kept.
-        fraction: When so large a share of them is done, the others stop.
+        parcels: Store of received parcels.
+        fraction: Once this fraction of the collectors has finished, the others stop.
 
     Attributes:
-        fraction: As given.
-        enough: So many of them that is.
+        fraction: The same.
+        enough: That fraction as a number of collectors.
     """
 
     def __init__(self, crew: CollectorHandles, parcels: Parcels, fraction: float) -> None:
         self.fraction = fraction
         self._crew, self._parcels = crew, parcels
-        # Not half a collector more because 0.07 * 100 is 7.000000000000001.
+        # Rounded, as 0.07 * 100 is 7.000000000000001 and would need one collector more.
         self.enough = math.ceil(round(fraction * len(crew.sizes), 9))
-        self._paces = [0.0] * len(crew.sizes)  # steps per second of each, when last heard of
+        self._paces = [0.0] * len(crew.sizes)  # latest steps per second of each
 
     def work(
         self, goals: Sequence[int], is_quick: bool, is_over: Callable[[], bool], advance: Callable[[int], object]
     ) -> None:
-        """Let collectors work until they, or enough of them, have reached their goals.
+        """Run collectors until all, or enough of them, have reached their goals.
 
         Args:
-            goals: Steps that each shall have, with those that are waiting.
-            is_quick: Whether they stop soon when they are to.
-            is_over: Asked between slices whether to stop. Who has nothing yet then makes one step.
-            advance: Told of steps as they come.
+            goals: Steps of each, including those already received.
+            is_quick: Whether they must be able to stop soon.
+            is_over: Called between slices; true stops the work. Collectors without any step then make one.
+            advance: Called with the number of steps received.
         """
         crew = self._crew
         seconds = _QUICK_SLICE if is_quick else _SLICE
         while True:
             left = [goal - self._parcels.count(rank) for rank, goal in enumerate(goals)]
             is_enough = sum(one <= 0 for one in left) >= self.enough or is_over()
-            waiting = self._parcels.waiting  # who has nothing yet makes a step in any case: no env may be missing
+            waiting = self._parcels.waiting  # a collector without steps makes at least one: no env may be missing
             chosen = [rank for rank in crew.idle if left[rank] > 0 and not (is_enough and rank in waiting)]
             if chosen:
                 crew.order({rank: self._slice(rank, 1 if is_enough else left[rank], seconds) for rank in chosen})
@@ -347,7 +347,7 @@ class Scheduler:
                 self._paces[rank] = parcel.info["num_steps"] / max(parcel.info["seconds"], 1e-6)
 
     def _slice(self, rank: int, left: int, seconds: float) -> CollectRequest:
-        """Return what a collector should do next: about as much as it has time for, so that little can be lost."""
+        """Return a collector's next request: about the steps that fit in the time, so that little can be lost."""
         pace = self._paces[rank]
         return CollectRequest(max(1, min(left, int(pace * seconds) if pace else _FIRST)), seconds)
 
@@ -356,38 +356,38 @@ RolloutJoin = Callable[[Sequence[Rollout]], Rollout]
 
 
 class Parcels:
-    """Parcels by collector, each after the one before.
+    """Parcels by collector, oldest first.
 
     Args:
-        num_workers: How many collectors there are.
+        num_workers: Number of collectors.
     """
 
     def __init__(self, num_workers: int) -> None:
         self._parts: list[list[Parcel]] = [[] for _ in range(num_workers)]
 
     def add(self, rank: int, parcel: Parcel) -> None:
-        """Keep what has come."""
+        """Add a parcel."""
         self._parts[rank].append(parcel)
 
     @property
     def waiting(self) -> list[int]:
-        """Collectors of which there is something."""
+        """Collectors with parcels."""
         return [rank for rank, parts in enumerate(self._parts) if parts]
 
     def count(self, rank: int) -> int:
-        """Return how many steps there are of a collector."""
+        """Return the number of steps stored of a collector."""
         return sum(map(_num_steps, self._parts[rank]))
 
     def take(self, ranks: Sequence[int], version: int, join: RolloutJoin) -> tuple[Rollout, Info]:
-        """Hand out what there is of collectors. What was made by other envs than the first of it comes the next time.
+        """Remove and return the steps of collectors, up to the point where a collector's envs or policy were replaced.
 
         Args:
             ranks: The collectors.
-            version: Of the weights that were set last.
-            join: Makes one rollout of those of each. If it raises, all stays here.
+            version: Version of the weights that were set last.
+            join: Makes one rollout of one per collector. If it raises, nothing is removed.
 
         Returns:
-            The rollout, and what there is to say of it.
+            The rollout, and its info.
         """
         chosen = {rank: _of_one_kind(self._parts[rank]) for rank in ranks if self._parts[rank]}
         rollouts = [join_in_time([parcel.open() for parcel in parcels]) for parcels in chosen.values()]
@@ -415,13 +415,13 @@ def _num_steps(parcel: Parcel) -> int:
 
 
 def _of_one_kind(parcels: Sequence[Parcel]) -> list[Parcel]:
-    """Return those from the first on that can be joined in time."""
+    """Return the longest run of parcels from the first on that can be joined in time."""
     first = parcels[0].open()
     return list(itertools.takewhile(lambda parcel: are_of_one_kind(first, parcel.open()), parcels))
 
 
 def _episodes(rollouts: Sequence[Rollout], parcels: Sequence[Sequence[Parcel]]) -> Info:
-    """Return returns and lengths in the order of the ends in rollouts that are put side by side."""
+    """Return returns and lengths in the order in which episodes end in rollouts side by side."""
     columns = np.cumsum([0, *(len(rollout.env_ids) for rollout in rollouts)]).tolist()
     places = [np.add(np.argwhere(one.dones), (0, first)) for one, first in zip(rollouts, columns, strict=False)]
     steps, columns = np.concatenate(places).T
@@ -432,7 +432,7 @@ def _episodes(rollouts: Sequence[Rollout], parcels: Sequence[Sequence[Parcel]]) 
 
 
 def _counted(rollout: Rollout, parcels: Sequence[Parcel]) -> tuple[Array, Array]:
-    """Return returns and lengths of the episodes that end in a rollout, also of those cut off between its parts."""
+    """Return returns and lengths of episodes that end in a rollout, including those cut off between its parts."""
     first, counted = 0, []
     for parcel in parcels:
         part = parcel.open()

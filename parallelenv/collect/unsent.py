@@ -1,4 +1,4 @@
-"""What collectors have made and not sent, counted where the caller finds it when they are dead."""
+"""Counts of samples that collectors made and did not send, readable by the caller after their death."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from parallelenv.contract.interrupts import DeferSigint
 
 UNKNOWN = -1
 Way = tuple[str, str]
-"""The path of memory, and what the system says that is there."""
+"""Path of the memory, and the target of that link."""
 
 
 class Unsent:
-    """Samples that each collector has made and the caller has not received, in memory that they share.
+    """Samples that each collector has made and the caller has not received, in shared memory.
 
-    It travels as the way to that memory, so also past Ray. Who does not find it, because he is on another machine or
-    the system knows no files without names, counts in memory of his own, which nobody reads.
+    It is pickled as the path of that memory, so Ray can carry it. A process that does not find it, on another machine
+    or a system without `os.memfd_create`, counts in memory of its own, which is never read.
 
     Args:
-        samples: As below.
-        way: To their memory, ``None`` if nobody shares it.
-        fileno: Descriptor of their memory, where it was made. Owned by this object.
+        samples: See the attribute.
+        way: Path of the memory; ``None`` if it is not shared.
+        fileno: File descriptor of the memory, in the process that made it. Owned by this object.
 
     Attributes:
-        samples: ``(num_workers,)`` int64; `UNKNOWN_PROCESS` of those that do not share it.
+        samples: ``(num_workers,)`` int64; `UNKNOWN` for collectors that do not share it.
     """
 
     def __init__(self, samples: Array, way: Way | None = None, fileno: int | None = None) -> None:
@@ -41,29 +41,29 @@ class Unsent:
 
     @classmethod
     def create(cls, num_workers: int) -> Unsent:
-        """Return one in which nobody counts yet."""
+        """Return one without any counts."""
         samples = np.full(num_workers, UNKNOWN, dtype=np.int64)
         if not hasattr(os, "memfd_create"):  # not Linux
             return cls(samples)
-        name = f"parallelenv-{secrets.token_hex(8)}"  # elsewhere another file may have the same path
-        with DeferSigint():  # else Ctrl-C in between would leave the descriptor open
+        name = f"parallelenv-{secrets.token_hex(8)}"  # unique: elsewhere another file may have the same path
+        with DeferSigint():  # a Ctrl-C in between would leak the descriptor
             fileno = os.memfd_create(name)
             os.write(fileno, samples.tobytes())
             return cls(_mapped(fileno), (f"/proc/{os.getpid()}/fd/{fileno}", f"/memfd:{name} (deleted)"), fileno)
 
     @classmethod
     def find(cls, num_workers: int, way: Way | None) -> Unsent:
-        """Return one that was created in another process."""
+        """Return one created in another process."""
         try:
             if way is not None and os.readlink(way[0]) == way[1]:
                 with open(way[0], "r+b", buffering=0) as file:
                     return cls(_mapped(file.fileno()), way)
-        except OSError:  # it is not there, or not for us
+        except OSError:  # it does not exist, or is not accessible
             pass
         return cls(np.zeros(num_workers, dtype=np.int64))
 
     def close(self) -> None:
-        """Let go of the memory. Harmless when repeated."""
+        """Release the memory. Can be called more than once."""
         with DeferSigint():
             self.samples = self.samples.copy()
             fileno, self._fileno = self._fileno, None
@@ -71,14 +71,14 @@ class Unsent:
                 os.close(fileno)
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not is_finalizing():  # then the globals of this module may be gone, and the descriptor goes with the process
+        if not is_finalizing():  # else this module's globals may be gone; the descriptor is closed with the process
             self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Unsent.find, (len(self.samples), self._way)
 
     def take(self, rank: int) -> int | None:
-        """Return the samples of a collector, 0 from now on; ``None`` if it does not share them."""
+        """Return a collector's count and set it to 0; ``None`` if the collector does not share it."""
         number = int(self.samples[rank])
         if number == UNKNOWN:
             return None

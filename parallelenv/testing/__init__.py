@@ -1,6 +1,6 @@
-"""The contract of a backend as a test suite: what any mode, ours or a third party's, must pass.
+"""A test suite for backends: every mode, built-in or third-party, must pass it.
 
-A third party's tests need no more than this::
+Tests of a third-party backend need only this::
 
     from parallelenv.testing import BackendContract
 
@@ -8,8 +8,8 @@ A third party's tests need no more than this::
         para_mode = MyBackend  # or a word that an entry point adds
         backend_options = {"address": "..."}  # if it has options
 
-The mode ``dummy`` is the oracle: same seeds and actions give the same answers, bit for bit. The
-envs need two workers at the same time; they write files into ``tmp_path``. Needs pytest.
+The mode ``dummy`` is the oracle: with the same seeds and actions, results must be equal bit for
+bit. Needs two concurrent workers and pytest; the envs write files into ``tmp_path``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["BackendContract"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import the suite when it is asked for: workers import the envs from here, and need no pytest (0.15 s)."""
+    """Import the suite on first access: workers import the envs from here and need no pytest (0.15 s)."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from parallelenv.testing.contract import BackendContract

@@ -1,4 +1,4 @@
-"""What the parts of the contract suite have in common."""
+"""Common base of the parts of the suite."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Make(Protocol):
     """Makes a `ParallelEnv` that is closed after the test."""
 
     def __call__(self, envs: Any, asynchronous: Any = None, **kwargs: Any) -> ParallelEnv:
-        """Return it."""
+        """Return the `ParallelEnv`."""
         ...
 
 
@@ -23,9 +23,9 @@ class Contract:
     """Base of the parts of the suite.
 
     Attributes:
-        para_mode: What is tested: a word or a backend class.
-        backend_options: Options given to it.
-        starts_slowly: Whether starting workers takes so long that fewer combinations are tried.
+        para_mode: Mode under test: a word or a backend class.
+        backend_options: Options passed to it.
+        starts_slowly: Whether workers start slowly, so that fewer combinations are tested.
     """
 
     para_mode: Any = None
@@ -34,12 +34,12 @@ class Contract:
 
     @pytest.fixture
     def make(self) -> Iterator[Make]:
-        """Make envs in the mode under test, with two workers unless said otherwise."""
+        """Make envs in the mode under test, with two workers by default."""
         yield from _maker(self.para_mode, self.backend_options)
 
     @pytest.fixture
     def make_oracle(self) -> Iterator[Make]:
-        """Make envs in the mode whose answers are right by definition."""
+        """Make envs in the mode ``dummy``, whose results are correct by definition."""
         yield from _maker("dummy", {})
 
 
@@ -57,5 +57,5 @@ def _maker(para_mode: Any, options: Mapping[str, Any]) -> Iterator[Make]:
 
 
 def all_forms() -> list[Any]:
-    """Return every form of ``id`` once."""
+    """Return each form of ``id`` once."""
     return [form for index, form in enumerate(ID_FORMS) if form is not None or index == 0]

@@ -1,4 +1,4 @@
-"""The contract of attributes and methods, and of who owns what is given and answered."""
+"""Tests of attributes, methods, and ownership of arguments and results."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _wrap(number: int) -> Any:
 
 
 def scribble(value: Any) -> None:
-    """Write over every part of an answer."""
+    """Overwrite every part of a result."""
     if isinstance(value, np.ndarray) and value.dtype != object:
         value.fill(value.dtype.type(1))
         return
@@ -42,11 +42,11 @@ def scribble(value: Any) -> None:
 
 
 class OwnershipContract(Contract):
-    """What is answered is the caller's, what is given stays so, and an env's own is its own."""
+    """Results belong to the caller, arguments are not changed, and envs keep their own data."""
 
     @pytest.mark.parametrize(("kind", "policy"), [("array", "restart"), ("dict", "idle"), ("mixed", "restart")])
     def test_answers_are_the_callers_to_write_on(self, kind: str, policy: Any, make: Make, make_oracle: Make) -> None:
-        """Nothing that comes later is changed by it."""
+        """Writing into results does not change later ones."""
         records = []
         for env, writes in ((make(KINDS[kind](), policy), True), (make_oracle(KINDS[kind](), policy), False)):
             record = AnswerRecord()
@@ -64,7 +64,7 @@ class OwnershipContract(Contract):
         records[0].assert_equals(records[1])
 
     def test_reset_infos_are_the_callers_too(self, make: Make, make_oracle: Make) -> None:
-        """Those that come with a step as well as those that are asked for."""
+        """Both those that come with a step and those requested."""
         env, oracle = make(fleet(Counter), "restart"), make_oracle(fleet(Counter), "restart")
         for one in (env, oracle):
             one.reset(seed=1)
@@ -77,7 +77,7 @@ class OwnershipContract(Contract):
         assert_same(oracle.reset_infos, env.reset_infos)
 
     def test_views_show_the_same(self, make: Make, make_oracle: Make) -> None:
-        """With ``copy=False`` states may not be written on, and are right until the next call."""
+        """With ``copy=False`` states are read-only, and valid until the next call."""
         env, oracle = make(fleet(Counter), "restart", copy=False), make_oracle(fleet(Counter), "restart")
         states = env.reset(seed=1)
         assert not states.flags.writeable
@@ -88,7 +88,7 @@ class OwnershipContract(Contract):
             assert_same(expected.infos, found.infos)
 
     def test_no_two_envs_share_a_part_of_their_answers(self, make: Make) -> None:
-        """Though the envs themselves do."""
+        """Even if the envs themselves share it."""
         env = make(fleet(Toolbox), num_cpus=1)
         env.reset()
         infos = env.step(ONES).infos
@@ -101,7 +101,7 @@ class OwnershipContract(Contract):
         assert [len(answer["list"]) for answer in answers] == [3, 2, 2, 2, 2]
 
     def test_what_is_given_is_not_changed(self, make: Make) -> None:
-        """Envs that write on their arguments write on copies, each on its own."""
+        """Envs that write into arguments write into copies, one per env."""
         env = make(fleet(Toolbox))
         options: dict[str, Any] = {"deep": [1]}
         one: dict[str, Any] = {"items": [0], "array": np.ones(3)}
@@ -116,7 +116,7 @@ class OwnershipContract(Contract):
         assert_same(before, given)
 
     def test_what_an_env_keeps_is_its_own(self, make: Make) -> None:
-        """Whatever the caller then does with what he gave or got."""
+        """Even if the caller later changes arguments or results."""
         env = make(fleet(Toolbox))
         value: list[Any] = [1]
         env.set_env_attr("box", values=[value] * NUM_ENVS)
@@ -130,7 +130,7 @@ class OwnershipContract(Contract):
         assert env.get_env_attr("notes") == [[]] * NUM_ENVS
 
     def test_an_action_that_an_env_keeps_stays_as_it_was(self, make: Make) -> None:
-        """It is no view of what the next step's actions are written into."""
+        """It is not a view of the buffer of the next actions."""
         env = make(fleet(Chain))
         env.reset()
         given = np.linspace(-1, 1, 3 * NUM_ENVS * 2, dtype=np.float32).reshape(3, NUM_ENVS, 2)
@@ -140,7 +140,7 @@ class OwnershipContract(Contract):
             assert_same(given[:, number], np.stack(kept))
 
     def test_earlier_answers_stay_as_they_were(self, make: Make) -> None:
-        """Whatever the envs then do with their buffers."""
+        """Even if envs reuse their buffers."""
         for kind in (Counter, Sheet, Old):
             env = make(fleet(kind), "restart", num_cpus=1)
             record = AnswerRecord()
@@ -160,10 +160,10 @@ def _first_action(space: Any) -> Any:
 
 
 class CallContract(Contract):
-    """Attributes and methods."""
+    """Tests of attributes and methods."""
 
     def test_methods_take_keywords(self, make: Make) -> None:
-        """None, one dict for all, or one dict per env asked."""
+        """None, one dict for all, or one dict per env."""
         env = make(fleet(Toolbox))
         assert env.customized_method("name") == ["env0", "env1", "env2", "env3", "env4"]
         assert env.customized_method("name", {"prefix": "x"}, [4, 1]) == ["x4", "x1"]
@@ -172,14 +172,14 @@ class CallContract(Contract):
         assert env.customized_method("nothing") == [None] * NUM_ENVS
 
     def test_returns_come_in_the_order_asked_not_finished(self, make: Make) -> None:
-        """The first one asked is the last one to finish."""
+        """The first env asked is the last to finish."""
         env = make(fleet(Toolbox))
         data = [{"sleep": 0.2}, {"sleep": 0.0}, {"sleep": 0.1}]
         assert env.customized_method("name", data, [4, 0, 2]) == ["env4", "env0", "env2"]
         assert env.get_env_attr("notes") == [["name"], [], ["name"], [], ["name"]]
 
     def test_large_returns_arrive_whole(self, make: Make) -> None:
-        """And writable."""
+        """And are writeable."""
         env = make(fleet(Toolbox))
         for number, grown in enumerate(env.customized_method("grow", {"size": LARGE})):
             assert_same(np.full(LARGE, float(number)), grown)
@@ -188,7 +188,7 @@ class CallContract(Contract):
         assert env.customized_method("name", {"prefix": text}, [4, 1]) == [f"{text}4", f"{text}1"]
 
     def test_an_absent_method_harms_nobody(self, make: Make) -> None:
-        """The error names the method; those who have it are called, and everybody goes on."""
+        """The error names the method; envs that have it are called, and all envs remain usable."""
         env = make(fleet(OnlySome))
         env.reset()
         with pytest.raises(AbsentMethodError, match="'rare'") as caught:
@@ -201,7 +201,7 @@ class CallContract(Contract):
         assert env.step(ONES).states[:, 1].tolist() == ONES
 
     def test_an_absent_attribute_is_the_default(self, make: Make) -> None:
-        """For the envs that lack it; one that is there and ``None`` is not absent."""
+        """For envs without it; an existing attribute that is ``None`` is not absent."""
         env = make(fleet(OnlySome))
         assert env.get_env_attr("extra") == [None, "extra1", None, "extra3", None]
         assert env.get_env_attr("extra", [3, 2], default="?") == ["extra3", "?"]
@@ -209,7 +209,7 @@ class CallContract(Contract):
         assert env.get_env_attr("number.real.no", default=0) == [0] * NUM_ENVS
 
     def test_wrappers_are_looked_through(self, make: Make) -> None:
-        """The outermost that has a name answers for it and is the one that is set."""
+        """Names are read and set on the outermost wrapper that has them."""
         env = make(_wrapped())
         env.reset()
         env.step(ONES)
@@ -227,7 +227,7 @@ class CallContract(Contract):
         assert [env.get_env_attr(name, 2)[0] for name in names] == ["set", "inner", 9, "of", 7]
 
     def test_attributes_are_set_on_the_envs_asked(self, make: Make) -> None:
-        """One value for all, or one for each in the order asked."""
+        """One value for all, or one per env in order of ``id``."""
         env = make(fleet(Toolbox))
         env.set_env_attr("box", {"a": 1})
         env.set_env_attr("box", None, [1])
@@ -236,7 +236,7 @@ class CallContract(Contract):
         assert env.get_env_attr("box", [4, 1]) == ["four", None]
 
     def test_render_gives_a_frame_of_each(self, make: Make) -> None:
-        """In the order asked, or tiled."""
+        """In order of ``id``, or tiled."""
         env = make(fleet(Toolbox))
         env.reset()
         assert [frame[0, 0, 0] for frame in env.render([3, 1])] == [3, 1]
@@ -255,7 +255,7 @@ class CallContract(Contract):
         assert env.get_env_attr("notes") == [[]] * NUM_ENVS
 
     def test_a_return_that_cannot_be_copied_fails_alone(self, make: Make) -> None:
-        """The others' returns are in ``error.partial``."""
+        """``error.partial`` has the results of the others."""
         env = make(fleet(Toolbox))
         with pytest.raises(UnpicklableError, match="generator") as caught:
             env.customized_method("uncopyable", {"only": 3})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 _PARTS = ("base", "play", "steps", "flights", "traffic", "whereabouts", "calls", "faults")
-pytest.register_assert_rewrite(*(f"parallelenv.testing.{part}" for part in _PARTS))  # before they are imported
+pytest.register_assert_rewrite(*(f"parallelenv.testing.{part}" for part in _PARTS))  # must come before their import
 
 from parallelenv.testing.calls import CallContract, OwnershipContract  # noqa: E402
 from parallelenv.testing.faults import CloseContract, FaultContract  # noqa: E402
@@ -25,10 +25,10 @@ class BackendContract(
     FaultContract,
     CloseContract,
 ):
-    """All that a backend must keep to. Subclass it with a name that pytest collects.
+    """All requirements for a backend. Subclass it with a name that pytest collects.
 
     Attributes:
-        para_mode: What is tested: a word or a backend class.
-        backend_options: Options given to it.
-        starts_slowly: Whether starting workers takes so long that fewer combinations are tried.
+        para_mode: Mode under test: a word or a backend class.
+        backend_options: Options passed to it.
+        starts_slowly: Whether workers start slowly, so that fewer combinations are tested.
     """

@@ -1,7 +1,7 @@
-"""The envs of the contract suite: small, deterministic, and each awkward in a way of its own.
+"""The envs of the suite: small, deterministic, each with one difficulty.
 
-Every env has a ``number``, which appears in its states, so that no answer can pass for another
-env's, and a ``length``, the steps of an episode. Even numbers terminate, odd ones are truncated.
+Every env has a ``number``, which appears in its states, so that results of different envs always differ, and a
+``length``, the steps of an episode. Even numbers terminate, odd ones are truncated.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from gymnasium.spaces import Tuple as TupleSpace
 
 SteppedEnv = tuple[Any, Any, bool, bool, dict[str, Any]]
 LETTERS = "abcdefgh"
-LARGE = 20_000  # float64 that are sent beside a message instead of in it
+LARGE = 20_000  # number of float64 sent beside a message instead of in it
 
 
 class Paced(gymnasium.Env[Any, Any]):
     """Base of envs that count their steps.
 
     Args:
-        number: Which env it is.
+        number: Number of the env.
         length: Steps of an episode.
     """
 
@@ -45,7 +45,7 @@ class Paced(gymnasium.Env[Any, Any]):
 
 
 class Counter(Paced):
-    """Box states. It has one state array and one info dict, which every step overwrites."""
+    """Box states. Every step overwrites its one state array and one info dict."""
 
     observation_space = Box(-1e6, 1e6, (3,), np.float32)
     action_space = Discrete(5)
@@ -61,14 +61,14 @@ class Counter(Paced):
         return self.state
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode; options come back in the info."""
+        """Begin an episode; the info has the options."""
         self._begin(seed)
         self.info["trace"].clear()
         self.info["options"] = options
         return self._show(), self.info
 
     def step(self, action: int) -> SteppedEnv:
-        """Give half of the steps an empty info."""
+        """Return an empty info in every other step."""
         terminated, truncated = self._advance()
         state = self._show()
         reward = float(action) + float(self.np_random.normal())
@@ -76,7 +76,7 @@ class Counter(Paced):
 
 
 class Sheet(Paced):
-    """Dict states, which it overwrites too, with a text among arrays, and Dict actions."""
+    """Dict states with a text among arrays, overwritten in place, and Dict actions."""
 
     observation_space = Dict(
         {
@@ -108,14 +108,14 @@ class Sheet(Paced):
         return self._show(), {"first": self.state["image"]}
 
     def step(self, action: dict[str, Any]) -> SteppedEnv:
-        """Give the reward as a numpy number."""
+        """Return the reward as a numpy number."""
         terminated, truncated = self._advance()
         reward = np.float32(action["force"].sum() + action["move"])
         return self._show(), reward, terminated, truncated, {"state": self.state}
 
 
 class Pair(Paced):
-    """Tuple states, one of them without a dimension, and MultiDiscrete actions."""
+    """Tuple states, one of them 0-dimensional, and MultiDiscrete actions."""
 
     observation_space = TupleSpace(
         (
@@ -135,13 +135,13 @@ class Pair(Paced):
         return self._show(), {}
 
     def step(self, action: Any) -> SteppedEnv:
-        """Give the reward as an array of one number."""
+        """Return the reward as an array of one number."""
         terminated, truncated = self._advance()
         return self._show(), np.array([action[0] - action[1]]), terminated, truncated, {}
 
 
 class Words(Paced):
-    """Text states and text actions: nothing has a fixed size."""
+    """Text states and text actions, without a fixed size."""
 
     observation_space = Text(40, charset=LETTERS + "0123456789 ")
     action_space = Text(5, charset=LETTERS)
@@ -152,14 +152,14 @@ class Words(Paced):
         return f"{self.number} begins", {"letters": list(LETTERS)}
 
     def step(self, action: str) -> SteppedEnv:
-        """Give the reward as an int."""
+        """Return the reward as an int."""
         terminated, truncated = self._advance()
         letter = LETTERS[int(self.np_random.integers(8))]
         return f"{self.number} {self.count} {action} {letter}", len(action), terminated, truncated, {}
 
 
 class Chain(Paced):
-    """States of growing length. It keeps the actions it was given, as they were given."""
+    """States of growing length. Keeps the actions it gets, without copying them."""
 
     observation_space = Sequence(Box(-100, 100, (2,), np.float64))
     action_space = Box(-1, 1, (2,), np.float32)
@@ -178,7 +178,7 @@ class Chain(Paced):
         return self._show(), {}
 
     def step(self, action: Any) -> SteppedEnv:
-        """Say in the state all that was kept."""
+        """Return all kept actions in the state."""
         terminated, truncated = self._advance()
         self.kept.append(action)
         return self._show(), bool(self.np_random.integers(2)), terminated, truncated, {"kept": len(self.kept)}
@@ -206,7 +206,7 @@ class Net(Paced):
 
 
 class Old:
-    """No `gymnasium.Env`: a bare state from ``reset()``, four items from ``step``, ``seed(s)``, no spaces."""
+    """Not a `gymnasium.Env`: bare state from ``reset()``, four items from ``step``, ``seed(s)``, no spaces."""
 
     def __init__(self, number: int = 0, length: int = 4) -> None:
         self.number = number
@@ -220,13 +220,13 @@ class Old:
         self.chance.seed(seed)
 
     def reset(self) -> Any:
-        """Return the state alone."""
+        """Return only the state."""
         self.count = 0
         self.state[:] = self.number, self.chance.random()
         return self.state
 
     def step(self, action: float) -> tuple[Any, float, bool, dict[str, Any]]:
-        """Say in the info whether an odd env was cut off."""
+        """Report in the info whether an odd env was truncated."""
         self.count += 1
         self.state[:] = self.count + action, self.chance.random()
         done = self.count >= self.length
@@ -234,7 +234,7 @@ class Old:
 
 
 class Ragged:
-    """States of another shape at every step, large ones too, and rewards that are arrays; no spaces."""
+    """States of a new shape at every step, also large ones, and array rewards; no spaces."""
 
     def __init__(self, number: int = 0, length: int = 4) -> None:
         self.number = number
@@ -253,7 +253,7 @@ class Ragged:
         return self._show(), {"seed": seed, "options": options}
 
     def step(self, action: Any) -> SteppedEnv:
-        """Give a reward with two parts."""
+        """Return a reward with two parts."""
         self.count += 1
         ends = self.count >= self.length
         reward = np.array([self.number, float(np.sum(action))])

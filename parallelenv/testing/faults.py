@@ -1,4 +1,4 @@
-"""The contract of what goes wrong, and of the end."""
+"""Tests of failures and of `close`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PATIENCE = 10.0  # seconds
 
 
 def troubled(where: str, numbers: Sequence[int]) -> list[Any]:
-    """Return env fns of envs of which some raise."""
+    """Return env fns, some of whose envs raise."""
     return [partial(Troubled, number, where if number in numbers else "") for number in range(NUM_ENVS)]
 
 
@@ -35,10 +35,10 @@ def _notes(error: BaseException) -> str:
 
 
 class FaultContract(Contract):
-    """What goes wrong in an env keeps its type, names the env and harms nobody else."""
+    """A failure in an env keeps its type, names the env and does not affect other envs."""
 
     def test_a_failed_step_fails_alone(self, make: Make, make_oracle: Make) -> None:
-        """The others' results are in ``error.partial``, and everybody can be stepped again."""
+        """The others' results are in ``error.partial``, and all envs can be stepped again."""
         env, oracle = make(troubled("step", [2])), make_oracle(troubled("", []))
         for one in (env, oracle):
             one.reset(seed=1)
@@ -81,7 +81,7 @@ class FaultContract(Contract):
 
     @pytest.mark.parametrize("kind", ["plain", "keyword", "uncopyable", "exit"])
     def test_a_failed_method_fails_alone(self, kind: str, make: Make) -> None:
-        """Its exception keeps its type; one that cannot be copied is described."""
+        """Its exception keeps its type; one that cannot be copied is described as text."""
         types: dict[str, Any] = {
             "plain": TroubleError,
             "keyword": KeywordTroubleError,
@@ -98,14 +98,14 @@ class FaultContract(Contract):
         assert env.customized_method("method", id=[4, 0]) == [4, 0]
 
     def test_what_returned_nothing_did_not_fail(self, make: Make) -> None:
-        """It is in ``error.partial`` too."""
+        """``error.partial`` has it too."""
         env = make(troubled("quiet", [0]))
         with pytest.raises(TroubleError) as caught:
             env.customized_method("quiet")
         assert caught.value.partial == {1: None, 2: None, 3: None, 4: None}  # type: ignore[attr-defined]
 
     def test_a_failed_constructor_leaves_nothing(self, make: Make, tmp_path: Path) -> None:
-        """The envs that were made are closed."""
+        """Envs already made are closed."""
         env_fns = [partial(Witness, 0, str(tmp_path)), *troubled("init", [1])[1:4], partial(Witness, 4, str(tmp_path))]
         with pytest.raises(TroubleError) as caught:
             make(env_fns)
@@ -115,7 +115,7 @@ class FaultContract(Contract):
 
     @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no signals between processes here")
     def test_a_dead_worker_is_an_error(self, make: Make) -> None:
-        """The other workers' envs go on; `restart` brings it back."""
+        """Envs of other workers remain usable; `restart` rebuilds the dead one's."""
         env = make(fleet(Sleeper))
         env.reset()
         first, last = env.customized_method("process", id=[0, 4])
@@ -136,10 +136,10 @@ class FaultContract(Contract):
 
 
 class CloseContract(Contract):
-    """The end."""
+    """Tests of `close`."""
 
     def test_close_closes_each_env_once(self, make: Make, tmp_path: Path) -> None:
-        """It says nothing of what goes wrong there, and may be repeated."""
+        """Errors in closing are not reported, and `close` may be repeated."""
         env = make(fleet(Witness, str(tmp_path)))
         assert not env.closed
         env.close()
@@ -148,7 +148,7 @@ class CloseContract(Contract):
         assert [_told(tmp_path / str(number)) for number in range(NUM_ENVS)] == [["made", "closed"]] * NUM_ENVS
 
     def test_every_call_after_close_is_refused(self, make: Make) -> None:
-        """At once."""
+        """Immediately."""
         env = make(fleet(Counter))
         with env:
             env.reset()
@@ -171,7 +171,7 @@ class CloseContract(Contract):
                 getattr(env, name)(*arguments)
 
     def test_close_does_not_wait_for_a_step(self, make: Make, tmp_path: Path) -> None:
-        """Not for long; the envs are closed after it."""
+        """Not for long; the envs are closed afterwards."""
         env = make([*fleet(Sleeper)[:4], partial(Witness, 4, str(tmp_path))], num_cpus=2)
         env.reset()
         env.send([20, 0, 0, 0, 1])
@@ -181,7 +181,7 @@ class CloseContract(Contract):
         assert _told(tmp_path / "4")[-1] == "closed"
 
     def test_what_nobody_holds_is_closed(self, tmp_path: Path) -> None:
-        """Without being asked."""
+        """Without a call of `close`."""
         options = {"num_cpus": 2, **self.backend_options}
         env = ParallelEnv(fleet(Witness, str(tmp_path)), self.para_mode, **options)
         env.reset()

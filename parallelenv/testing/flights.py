@@ -1,4 +1,4 @@
-"""The contract of steps under way: send, recv, pause, and answers that come late."""
+"""Tests of steps in flight: send, recv, pause, and late results."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ ONES = [1] * NUM_ENVS
 
 
 class FlightContract(Contract):
-    """Steps that were begun and not yet delivered."""
+    """Steps that were begun and not yet received."""
 
     def test_what_was_sent_is_received_once(self, make: Make, make_oracle: Make) -> None:
-        """Each env's own answer, whoever is first; then nothing is left."""
+        """Each env's own result, whichever is first; then nothing is left."""
         env, oracle = make(fleet(Counter)), make_oracle(fleet(Counter))
         env.reset(seed=1)
         oracle.reset(seed=1)
@@ -47,7 +47,7 @@ class FlightContract(Contract):
             env.recv()
 
     def test_recv_keeps_to_its_bounds(self, make: Make) -> None:
-        """At least so many if they are under way, at most so many."""
+        """At least and at most the given numbers, if enough steps are in flight."""
         env = make(fleet(Counter))
         env.reset()
         env.send(ONES)
@@ -56,7 +56,7 @@ class FlightContract(Contract):
         assert 1 <= len(rest.env_ids) <= 2
 
     def test_a_busy_env_is_refused(self, make: Make) -> None:
-        """Until its step was received; nothing is stepped meanwhile, others go on."""
+        """Until its step was received; nothing is stepped meanwhile, and other envs are not affected."""
         env = make(fleet(Counter))
         env.reset()
         env.send([1, 1], [1, 2])
@@ -69,7 +69,7 @@ class FlightContract(Contract):
         assert env.get_env_attr("count") == [1, 1, 1, 1, 0]
 
     def test_other_calls_may_come_in_between(self, make: Make) -> None:
-        """They see the env after its step, and no answer is taken for another's."""
+        """They see the env after its step, and results are not mixed up."""
         env = make(fleet(Sleeper))
         env.reset()
         env.send([10, 0, 0, 0, 10])
@@ -87,7 +87,7 @@ class FlightContract(Contract):
         assert env.step(ONES).states[:, 1].tolist() == [1, 2, 2, 1, 2]
 
     def test_large_messages_do_not_block_each_other(self, make: Make) -> None:
-        """Two commands under way to one worker, with more in them than a pipe holds, and answers alike."""
+        """Two commands in flight to one worker, larger than a pipe's buffer, with results as large."""
         env = make(fleet(Ragged), num_cpus=1)
         env.reset(seed=1)
         large = [np.full(50_000, float(number)) for number in range(NUM_ENVS)]
@@ -98,7 +98,7 @@ class FlightContract(Contract):
             assert_same(large[number], landed[number][3]["action"])
 
     def test_absent_envs_answer_at_once(self, make: Make) -> None:
-        """Envs whose episode is over are not sent to, and are received as absent."""
+        """Nothing is sent to ended envs, and they are received as absent."""
         env = make(fleet(Counter), "idle")
         env.reset()
         for _ in range(3):
@@ -111,7 +111,7 @@ class FlightContract(Contract):
         assert env.recv(min_envs=2).rewards.tolist() == [None, None]
 
     def test_paused_envs_are_left_out(self, make: Make) -> None:
-        """Of calls without ``id``; named they may not step. Ids do not shift."""
+        """By calls without ``id``; stepping them by ``id`` is an error. Env ids do not shift."""
         env = make(fleet(Counter))
         env.reset()
         env.pause([0, 3])
@@ -126,7 +126,7 @@ class FlightContract(Contract):
         assert env.step(ONES).env_ids.tolist() == [0, 1, 2, 3, 4]
 
     def test_a_late_step_is_received_later(self, make: Make) -> None:
-        """The time limit loses nothing."""
+        """A timeout loses nothing."""
         env = make(fleet(Sleeper))
         env.reset()
         env.send([0, 60, 0, 0, 0])
@@ -144,7 +144,7 @@ class FlightContract(Contract):
         assert env.step([0] * NUM_ENVS).states[:, 1].tolist() == [2] * NUM_ENVS
 
     def test_a_late_answer_is_never_given_to_a_later_call(self, make: Make) -> None:
-        """It is dropped when it comes."""
+        """It is dropped on arrival."""
         env = make(fleet(Sleeper), timeout=0.8)
         naps = [{"sleep": 1.2 if number == 1 else 0.0, "answer": "late"} for number in range(NUM_ENVS)]
         late: tuple[int, ...] = (1,)
@@ -164,7 +164,7 @@ class FlightContract(Contract):
 
     @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="no signals between processes here")
     def test_an_interrupt_leaves_it_usable(self, make: Make, make_oracle: Make) -> None:
-        """``step()`` says that one is under way, ``recv()`` gives it, ``reset()`` begins afresh."""
+        """``step()`` reports the step in flight, ``recv()`` returns it, ``reset()`` drops it."""
         if threading.current_thread() is not threading.main_thread():
             pytest.skip("interrupts come to the main thread only")
         env, oracle = make(fleet(Interrupter)), make_oracle(fleet(Interrupter))

@@ -1,4 +1,4 @@
-"""Envs of the contract suite that have methods, share objects, raise, sleep or keep a record."""
+"""Envs of the suite with methods, shared objects, exceptions, sleeps or records."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from gymnasium.spaces import Discrete
 from parallelenv.testing.envs import Counter, SteppedEnv
 
 SHARED_INFO: dict[str, Any] = {"list": [1, 2], "array": np.zeros(2)}
-"""What all envs of one process put into their infos. A reset makes it new, whatever was written into it."""
+"""In the infos of all envs of one process. A reset makes a new one, in case it was overwritten."""
 
 
 class Toolbox(Counter):
-    """Methods of every kind."""
+    """Methods of all kinds."""
 
     def __init__(self, number: int = 0, length: int = 4) -> None:
         super().__init__(number, length)
@@ -34,12 +34,12 @@ class Toolbox(Counter):
         return super().reset(seed=seed, options=options)
 
     def step(self, action: int) -> SteppedEnv:
-        """Give the info that all envs share."""
+        """Return the info shared by all envs."""
         state, reward, terminated, truncated, _ = super().step(action)
         return state, reward, terminated, truncated, SHARED_INFO
 
     def name(self, sleep: float = 0.0, prefix: str = "env") -> str:
-        """Return the env's name after some time."""
+        """Return the env's name after ``sleep`` seconds."""
         time.sleep(sleep)
         self.notes.append("name")
         return f"{prefix}{self.number}"
@@ -48,14 +48,14 @@ class Toolbox(Counter):
         """Return nothing."""
 
     def spoil(self, items: list[Any], array: Any) -> int:
-        """Change what was given, and keep it."""
+        """Change the arguments, and keep them."""
         items.append(self.number)
         array[:] = self.number
         self.box = items
         return len(items)
 
     def shared(self) -> dict[str, Any]:
-        """Return an object that other envs return too."""
+        """Return an object that other envs also return."""
         return SHARED_INFO
 
     def own_notes(self) -> list[Any]:
@@ -76,7 +76,7 @@ class Toolbox(Counter):
 
 
 class Spaceless(Toolbox):
-    """Declares no spaces: its states and actions travel as objects."""
+    """Declares no spaces: its states and actions are sent as objects."""
 
     observation_space: Any = None
     action_space: Any = None
@@ -110,7 +110,7 @@ class Part:
 
 
 class Wrapped(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """A wrapper that has an attribute and a method of its own and changes the reward."""
+    """A wrapper with an attribute and a method of its own that changes the reward."""
 
     def __init__(self, env: Any, label: str = "outer") -> None:
         super().__init__(env)
@@ -129,7 +129,7 @@ class Wrapped(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class TroubleError(Exception):
-    """An exception of a user, whose constructor wants two arguments."""
+    """A user's exception whose constructor takes two arguments."""
 
     def __init__(self, number: int, where: str) -> None:
         super().__init__(f"{where} of {number}")
@@ -137,7 +137,7 @@ class TroubleError(Exception):
 
 
 class KeywordTroubleError(Exception):
-    """An exception of a user, whose constructor wants keywords."""
+    """A user's exception whose constructor takes keywords."""
 
     def __init__(self, *, number: int) -> None:
         super().__init__("keywords")
@@ -145,7 +145,7 @@ class KeywordTroubleError(Exception):
 
 
 class UncopyableError(Exception):
-    """An exception that does not pickle."""
+    """An exception that cannot be pickled."""
 
     def __init__(self) -> None:
         super().__init__("cannot be copied")
@@ -153,10 +153,10 @@ class UncopyableError(Exception):
 
 
 class Troubled(Counter):
-    """Raises where it is told to.
+    """Raises in the given place.
 
     Args:
-        number: Which env it is.
+        number: Number of the env.
         where: ``"init"``, ``"reset"``, ``"step"`` (the second), ``"method"`` or ``"quiet"``.
     """
 
@@ -180,7 +180,7 @@ class Troubled(Counter):
         return super().step(action)
 
     def method(self, kind: str = "plain") -> int:
-        """Return the number, or raise an exception of some kind."""
+        """Return the number, or raise an exception of the given kind."""
         if self.where == "method":
             kinds: dict[str, BaseException] = {
                 "plain": TroubleError(self.number, "method"),
@@ -201,8 +201,8 @@ class Witness(Counter):
     """Writes a line into a file whenever it is made, reset, stepped or closed.
 
     Args:
-        number: Which env it is.
-        folder: Where its file ``<number>`` lies.
+        number: Number of the env.
+        folder: Folder of its file ``<number>``.
         length: Steps of an episode.
     """
 
@@ -226,15 +226,15 @@ class Witness(Counter):
         return super().step(action)
 
     def close(self) -> None:
-        """Close, which can fail without anybody minding."""
+        """Close, and fail, which must not matter."""
         self._write("closed")
         raise RuntimeError("close() fails")
 
 
 class Sleeper(Counter):
-    """Sleeps during a step or method as long as it is told to.
+    """Sleeps during a step or method as long as requested.
 
-    The action is in hundredths of seconds.
+    The action is in hundredths of a second.
     """
 
     action_space = Discrete(1000)
@@ -250,18 +250,18 @@ class Sleeper(Counter):
         return f"{answer}{self.number}"
 
     def process(self) -> int:
-        """Return the id of the process that it lives in."""
+        """Return the id of its process."""
         return os.getpid()
 
 
 class Interrupter(Counter):
-    """Interrupts the process whose id is its action, and sleeps for a while."""
+    """Interrupts the process whose id is its action, and then sleeps."""
 
     action_space = Discrete(2**31)
 
     def step(self, action: int) -> SteppedEnv:
-        """Step, and do as Ctrl-C would if the action is not 0."""
-        if action == os.getpid():  # a thread or the caller itself
+        """Step; if the action is not 0, interrupt as Ctrl-C does."""
+        if action == os.getpid():  # a thread, or the caller itself
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         elif action:
             os.kill(int(action), signal.SIGINT)

@@ -1,4 +1,4 @@
-"""Plays a fixed course of calls and records every answer, so that two modes can be compared."""
+"""Plays a fixed sequence of calls and records every result, to compare two modes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TURNS = 13
 
 
 def fleet(kind: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """Return an env fn for each of five envs of a kind, whose episodes differ in length."""
+    """Return five env fns of one kind, with episodes of different lengths."""
     return [partial(kind, number, *arguments, length=length) for number, length in enumerate(LENGTHS)]
 
 
@@ -56,7 +56,7 @@ KINDS: dict[str, Callable[[], list[Any]]] = {
     "instances": _instances,
     "registered": lambda: ["CartPole-v1"] * NUM_ENVS,
 }
-"""Lists of envs, by what is special about them."""
+"""Lists of envs, by their special feature."""
 
 ID_FORMS: tuple[Any, ...] = (
     None,
@@ -73,15 +73,15 @@ ID_FORMS: tuple[Any, ...] = (
     [],
     None,
 )
-"""Every form of ``id``, in an order in which all envs get on."""
+"""Every form of ``id``, in an order in which all envs make progress."""
 
 
 class Actions:
     """Deterministic actions for any envs.
 
     Args:
-        env: What they are for.
-        seed: Where they begin.
+        env: The `ParallelEnv`.
+        seed: Seed of the actions.
     """
 
     def __init__(self, env: ParallelEnv, seed: int) -> None:
@@ -93,7 +93,7 @@ class Actions:
                 space.seed(int(self._chance.integers(1000)))
 
     def draw(self, env_ids: Sequence[int], *, batched: bool = False) -> Any:
-        """Return one action per env: as a list, or batched as Gymnasium does if they have one space."""
+        """Return one action per env, as a list, or batched as Gymnasium does if they share a space."""
         drawn = [self._one(self._spaces[env_id]) for env_id in env_ids]
         space = self._common
         if batched and drawn and space is not None and not isinstance(space, gymnasium.spaces.Text):
@@ -106,29 +106,29 @@ class Actions:
 
 
 class AnswerRecord:
-    """Answers as they were given, and copies made at once."""
+    """The results, and copies made at once."""
 
     def __init__(self) -> None:
         self._answers: dict[str, Any] = {}
         self.copies: dict[str, Any] = {}
 
     def add(self, label: str, answer: Any) -> None:
-        """Note an answer under a label that says what was asked."""
+        """Add a result under a label that names the call."""
         label = f"{len(self._answers)}: {label}"
         self._answers[label] = items(answer)
         self.copies[label] = copy.deepcopy(self._answers[label])
 
     def check_unchanged(self, context: str = "") -> None:
-        """Fail if an answer has changed since it was given."""
+        """Fail if a result has changed since it was returned."""
         assert_same(self.copies, self._answers, f"{context}an answer given earlier, ")
 
     def assert_equals(self, expected: AnswerRecord, context: str = "") -> None:
-        """Fail if the answers differ from those expected."""
+        """Fail if the results differ from those expected."""
         assert_same(expected.copies, self.copies, f"{context}answer ")
 
 
 def items(answer: Any) -> Any:
-    """Return an answer with everything it carries as plain values."""
+    """Return a result with all its fields as plain values."""
     if isinstance(answer, StepResult):
         return {"states": answer.states, "rewards": answer.rewards, "infos": answer.infos, **_flags(answer)}
     if isinstance(answer, StepBatch):
@@ -145,14 +145,14 @@ def _flags(answer: Any) -> dict[str, Any]:
 
 
 def assert_same(expected: Any, found: Any, where: str = "") -> None:
-    """Fail, saying where two values first differ, unless they are the same bit for bit."""
+    """Fail unless two values are equal bit for bit, and say where they first differ."""
     first = difference(expected, found, where)
     if first is not None:
         raise AssertionError(f"{first} (expected against found)")
 
 
 def asked(env: ParallelEnv, form: Any) -> list[int]:
-    """Return the env ids that a form of ``id`` stands for while nobody is paused."""
+    """Return the env ids of a form of ``id`` if no env is paused."""
     if form is None:
         return list(range(len(env)))
     if isinstance(form, slice):
@@ -162,11 +162,11 @@ def asked(env: ParallelEnv, form: Any) -> list[int]:
 
 
 def play(env: ParallelEnv, seed: int = 3) -> AnswerRecord:
-    """Play the course and return what was answered."""
+    """Play the sequence and return the results."""
     record = AnswerRecord()
     actions = Actions(env, seed)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Gymnasium's own envs warn when they are stepped after their end
+        warnings.simplefilter("ignore")  # Gymnasium's own envs warn about steps after their end
         record.add("reset", env.reset(seed=seed))
         record.add("reset_infos", env.reset_infos)
         for turn in range(_TURNS):

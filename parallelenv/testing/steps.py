@@ -1,4 +1,4 @@
-"""The contract of reset and step: whose answer it is, what it looks like, when an episode ends."""
+"""Tests of reset and step: order, form and end of episodes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ABSENT: Any = (None, None, True, {})
 
 
 def _alone(number: int, seed: int, steps: int = 0) -> Any:
-    """Return the state of a `Counter` that is used without any of this."""
+    """Return the state of a `Counter` stepped without the package."""
     env = Counter(number, LENGTHS[number])
     state, _ = env.reset(seed=seed)
     for _ in range(steps):
@@ -28,17 +28,17 @@ def _alone(number: int, seed: int, steps: int = 0) -> Any:
 
 
 def _counting(states: Any, rnn_state: Any, done: Any) -> Any:
-    """Act by the number of steps of the episode, and say it."""
+    """Use the step of the episode as action, and return it as an extra."""
     count = np.where(done, 0, 0 if rnn_state is None else rnn_state)
     return (count + states[:, 0].astype(np.int64)) % 5, count + 1, {"count": count}
 
 
 class StepContract(Contract):
-    """Reset and step."""
+    """Tests of reset and step."""
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_answers_are_those_of_the_oracle(self, kind: str, make: Make, make_oracle: Make) -> None:
-        """Bit for bit, for all kinds of envs, policies, forms of ``id`` and numbers of workers."""
+        """Bit for bit, for all kinds of envs, done policies, forms of ``id`` and numbers of workers."""
         if kind == "tensor":
             pytest.importorskip("torch")
         for policy, num_cpus in self._combinations(kind):
@@ -49,7 +49,7 @@ class StepContract(Contract):
             found.assert_equals(play(make_oracle(KINDS[kind](), policy)), context)
 
     def _combinations(self, kind: str) -> list[tuple[Any, int]]:
-        """Return policies and numbers of workers to try; five envs are uneven for two and for three."""
+        """Return done policies and numbers of workers to test; five envs divide unevenly by two and by three."""
         if kind == "tensor":  # every worker imports torch
             return [("restart", 2)]
         row = list(KINDS).index(kind)
@@ -58,7 +58,7 @@ class StepContract(Contract):
         return [(policy, 1 + (row + column) % 3) for column, policy in enumerate(POLICIES)]
 
     def test_a_rollout_is_that_of_the_oracle(self, make: Make, make_oracle: Make) -> None:
-        """Bit for bit, for a policy that remembers, and what follows too."""
+        """Bit for bit, for a recurrent policy, including later calls."""
         env, oracle = make(fleet(Counter), "restart"), make_oracle(fleet(Counter), "restart")
         for each in (env, oracle):
             each.reset(seed=2)
@@ -68,7 +68,7 @@ class StepContract(Contract):
             assert_same(list(oracle.step(ONES)), list(env.step(ONES)))
 
     def test_rows_come_in_the_order_asked(self, make: Make) -> None:
-        """The first number of each state says whose it is."""
+        """The first number of each state identifies its env."""
         env = make(fleet(Counter), "continue")
         assert env.reset()[:, 0].tolist() == [0, 1, 2, 3, 4]
         for form in all_forms():
@@ -81,7 +81,7 @@ class StepContract(Contract):
             assert env.reset(form)[:, 0].tolist() == env_ids, f"reset, id={form}"
 
     def test_each_env_gets_its_own_action(self, make: Make) -> None:
-        """In the order of ``id``, whatever an env did not get before."""
+        """In order of ``id``, whatever an env did not get before."""
         env = make(fleet(Counter), "continue")
         env.reset(seed=1)
         plain = env.step([0, 0, 0], [4, 0, 2]).rewards
@@ -89,7 +89,7 @@ class StepContract(Contract):
         assert np.allclose(env.step([3, 1, 2], [4, 0, 2]).rewards - plain, [3, 1, 2])
 
     def test_types_are_as_promised(self, make: Make) -> None:
-        """Float64 rewards, bool flags, int64 ids, dicts in an object array, states as their space says."""
+        """Float64 rewards, bool flags, int64 ids, an object array of dicts, states as in their space."""
         env = make(fleet(Sheet))
         states = env.reset(seed=1)
         result = env.step(env.action_space.sample())  # type: ignore[union-attr]
@@ -115,7 +115,7 @@ class StepContract(Contract):
         assert words == [["made", "reset", *more] for more in expected]
 
     def test_an_env_must_be_reset_before_it_is_stepped(self, make: Make) -> None:
-        """Else nothing is stepped at all."""
+        """Otherwise nothing is stepped."""
         env = make(fleet(Counter))
         env.reset([0, 1, 2, 4])
         with pytest.raises(ResetNeededError, match="3"):
@@ -123,7 +123,7 @@ class StepContract(Contract):
         assert env.get_env_attr("count") == [0] * NUM_ENVS
 
     def test_spaces_are_those_of_the_envs(self, make: Make) -> None:
-        """Each env has one of its own: seeding it does not change what another's gives."""
+        """Each env has its own: seeding it does not affect samples of another's."""
         env = make(fleet(Counter))
         assert env.observation_spaces == [Counter.observation_space] * NUM_ENVS
         alone = [copy.deepcopy(Counter.action_space) for _ in range(NUM_ENVS)]
@@ -137,7 +137,7 @@ class StepContract(Contract):
     # ---------------------------------------------------------------- seeds
 
     def test_seeds_are_spread(self, make: Make) -> None:
-        """Int ``s`` gives env i the seed ``s + i``, wherever it lives and whoever else is reset."""
+        """Int ``s`` gives env i the seed ``s + i``, wherever it runs and whichever others are reset."""
         env = make(fleet(Counter))
         expected = [_alone(number, 7 + number) for number in range(NUM_ENVS)]
         assert_same(np.stack(expected), env.reset(seed=7))
@@ -145,7 +145,7 @@ class StepContract(Contract):
         assert_same(np.stack([_alone(2, 40), _alone(0, 50)]), env.reset([2, 0], seed=[40, 50]))
 
     def test_seeds_set_beforehand_are_used_once(self, make: Make) -> None:
-        """By the next reset of each env."""
+        """Used by the next reset of each env."""
         env = make(fleet(Counter))
         env.seed(7)
         first = env.reset([4, 2])
@@ -155,7 +155,7 @@ class StepContract(Contract):
         assert rest[4, 2] != first[0, 2]
 
     def test_options_reach_the_envs(self, make: Make) -> None:
-        """One dict for all, or a list with one per env asked."""
+        """One dict for all, or a list with one per env."""
         env = make(fleet(Counter))
         env.reset(options={"level": 3})
         assert [info["options"] for info in env.reset_infos] == [{"level": 3}] * NUM_ENVS
@@ -165,7 +165,7 @@ class StepContract(Contract):
     # ---------------------------------------------------------------- policies
 
     def test_policy_none_stops_all(self, make: Make) -> None:
-        """The step that ends one env is given as it was; then everybody is absent and nobody is stepped."""
+        """The step that ends one env is returned unchanged; then all envs are absent and none is stepped."""
         env = make(fleet(Counter))  # env 2 ends first, after three steps
         env.reset()
         for _ in range(3):
@@ -180,7 +180,7 @@ class StepContract(Contract):
         assert [reward is None for reward in env.step(ONES).rewards] == [True, False, True, True, True]
 
     def test_policy_idle_leaves_ended_envs_out(self, make: Make) -> None:
-        """The others go on."""
+        """The others continue."""
         env = make(fleet(Counter), "idle")
         env.reset()
         for _ in range(5):
@@ -193,7 +193,7 @@ class StepContract(Contract):
         assert env.step([1], 2).states[0, 1] == 1
 
     def test_policy_restart_begins_the_next_episode(self, make: Make) -> None:
-        """Within the step; the last state is that of the ended episode although the env overwrites it."""
+        """Within the step; the last state is that of the ended episode, even if the env overwrites it."""
         env = make(fleet(Counter), "restart")
         env.reset(seed=7)
         for _ in range(3):
@@ -209,7 +209,7 @@ class StepContract(Contract):
         assert env.done.tolist() == [True, False, False, False, True]
 
     def test_policy_restart_keeps_last_states_of_any_kind(self, make: Make) -> None:
-        """Also of envs that declare no space, and overwrite what they returned."""
+        """Also of envs that declare no spaces and overwrite what they returned."""
         env = make(fleet(Old), "restart")
         env.reset(seed=7)
         for _ in range(3):
@@ -222,7 +222,7 @@ class StepContract(Contract):
         assert_same(alone.reset(), result.states[2])
 
     def test_policy_continue_steps_on(self, make: Make) -> None:
-        """Whoever has ended too."""
+        """Even after the end of an episode."""
         env = make(fleet(Counter), "continue")
         env.reset()
         for _ in range(6):
@@ -232,7 +232,7 @@ class StepContract(Contract):
         assert result.truncated.tolist() == [False, False, False, True, False]
 
     def test_actions_of_absent_envs_are_not_looked_at(self, make: Make) -> None:
-        """But they count."""
+        """But they must be given."""
         env = make(fleet(Counter), "idle")
         env.reset()
         actions = Actions(env, 0)

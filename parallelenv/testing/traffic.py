@@ -1,4 +1,4 @@
-"""The contract of resets that are sent, of pauses in between, and of policies that act for whoever is ready."""
+"""Tests of resets in flight, of pauses in between, and of policies that act for the envs that are ready."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ policies = pytest.mark.parametrize("policy", POLICIES)
 
 
 class TrafficContract(Contract):
-    """What is sent now and received later, beside plain steps."""
+    """Requests sent now and received later, mixed with plain steps."""
 
     # ---------------------------------------------------------------- resets that are sent
 
     @pytest.mark.parametrize("kind", ["array", "dict", "mixed"])
     @policies
     def test_a_reset_that_was_sent_is_received(self, kind: str, policy: Any, make: Make, make_oracle: Make) -> None:
-        """First state, reward 0, not done, and the info of the reset; then all is as after a reset."""
+        """First state, reward 0, not done, and the info of the reset; then everything as after a reset."""
         env, oracle = make(KINDS[kind](), policy), make_oracle(KINDS[kind](), policy)
-        options = [None if number == 1 else {"try": number} for number in range(NUM_ENVS)]  # an old env takes none
+        options = [None if number == 1 else {"try": number} for number in range(NUM_ENVS)]  # `Old` has none
         first, actions = oracle.reset(seed=5, options=options), Actions(oracle, 1).draw(range(NUM_ENVS))
         env.send_reset(seed=5, options=options)
         landed = drain(env)
@@ -46,7 +46,7 @@ class TrafficContract(Contract):
 
     @policies
     def test_steps_and_resets_fly_beside_each_other(self, policy: Any, make: Make, make_oracle: Make) -> None:
-        """Each delays only its own env, and who was reset is at its first state."""
+        """Each delays only its own env, and a reset env is at its first state."""
         env, oracle = make(fleet(Counter), policy), make_oracle(fleet(Counter), policy)
         for one in (env, oracle):
             one.reset(seed=1)
@@ -65,7 +65,7 @@ class TrafficContract(Contract):
         assert_same(oracle.step(ONES, align="batch"), env.step(ONES, align="batch"))
 
     def test_a_reset_that_is_sent_drops_a_step(self, make: Make) -> None:
-        """Of its own env; until it is received, that env is busy."""
+        """Of its own env; that env is busy until the reset is received."""
         env = make(fleet(Counter))
         env.reset()
         env.send(ONES)
@@ -77,7 +77,7 @@ class TrafficContract(Contract):
         assert env.step(ONES).states[:, 1].tolist() == [2, 1, 2, 1, 2]
 
     def test_a_reset_ends_a_reset_that_was_sent(self, make: Make) -> None:
-        """It is the later one that counts, and there is no second answer."""
+        """Only the later one counts, and there is no second result."""
         env = make(fleet(Counter))
         env.send_reset(seed=1)
         states = env.reset([0, 2], seed=7)
@@ -86,7 +86,7 @@ class TrafficContract(Contract):
         assert_same(make(fleet(Counter)).reset(seed=7)[[0, 2]], states)
 
     def test_seeds_that_were_set_are_used(self, make: Make, make_oracle: Make) -> None:
-        """Once, by the next reset, sent or not."""
+        """Once, by the next reset, also one in flight."""
         env, oracle = make(fleet(Counter)), make_oracle(fleet(Counter))
         for one in (env, oracle):
             one.seed(11)
@@ -97,7 +97,7 @@ class TrafficContract(Contract):
         assert_same(oracle.reset(), env.reset())
 
     def test_a_reset_that_fails_is_told_once(self, make: Make) -> None:
-        """As by any other failure, the others are in ``error.partial``; that env needs a reset."""
+        """The others are in ``error.partial``, as after any failure; the failed env needs a reset."""
         env = make([lambda number=number: Troubled(number, "reset" if number == 1 else "") for number in range(3)])
         env.send_reset([0, 1])
         with pytest.raises(TroubleError, match="reset of 1") as caught:
@@ -113,7 +113,7 @@ class TrafficContract(Contract):
 
     @policies
     def test_an_env_is_paused_when_its_answer_is_in(self, policy: Any, make: Make, make_oracle: Make) -> None:
-        """What is under way goes on and is received; then it is left out, until it is resumed."""
+        """Requests in flight continue and are received; then it is left out until it is resumed."""
         env, oracle = make(fleet(Counter), policy), make_oracle(fleet(Counter), policy)
         for one in (env, oracle):
             one.reset(seed=2)
@@ -137,7 +137,7 @@ class TrafficContract(Contract):
         assert_same(oracle.step(ONES, align="batch"), env.step(ONES, align="batch"))
 
     def test_all_may_be_paused(self, make: Make) -> None:
-        """Then nothing is stepped, sent or reset without ``id``."""
+        """Then calls without ``id`` step, send and reset nothing."""
         env = make(fleet(Counter))
         env.reset()
         env.pause(slice(None))
@@ -153,12 +153,12 @@ class TrafficContract(Contract):
     # ---------------------------------------------------------------- whoever is first
 
     def test_no_env_starves(self, make: Make) -> None:
-        """Whoever is sent to again at once does not keep the others from being received."""
+        """An env that gets a new action at once does not keep others from being received."""
         env = make(fleet(Counter), "restart", num_cpus=NUM_ENVS)
         env.reset()
         env.send(ONES)
         counts = np.zeros(NUM_ENVS, np.int64)
-        while counts.min() < 3 and counts.sum() < 5000:  # it is the system that gives workers their cores
+        while counts.min() < 3 and counts.sum() < 5000:  # the OS decides which workers get a core
             (env_id,) = env.recv(1, 1).env_ids
             counts[env_id] += 1
             env.send([1], env_id)
@@ -166,7 +166,7 @@ class TrafficContract(Contract):
 
     @policies
     def test_a_policy_acts_for_whoever_is_ready(self, policy: Any, make: Make, make_oracle: Make) -> None:
-        """Each env goes its own way, and that is the same in every mode; the number of steps is as asked."""
+        """The sequence of each env is the same in every mode; the number of steps is as requested."""
         kinds = [partial(Counter, number, 99 if policy is None else length) for number, length in enumerate(LENGTHS)]
         played = [_streamed(one(kinds, policy)) for one in (make_oracle, make)]
         for env_id in range(NUM_ENVS):
@@ -177,7 +177,7 @@ class TrafficContract(Contract):
         assert total == (sum(LENGTHS) if policy == "idle" else 60)
 
     def test_a_stream_goes_on_where_it_was_left(self, make: Make) -> None:
-        """Nothing is lost of what was under way, and the loop body may pause, resume and reset."""
+        """Nothing in flight is lost, and the loop body may pause, resume and reset."""
         env = make([partial(Counter, number, 99) for number in range(NUM_ENVS)], "restart")
         env.send_reset(seed=1)
         for env_ids, _ in env.stream(_repeat, 7):
@@ -200,12 +200,12 @@ class TrafficContract(Contract):
 
     @policies
     def test_one_at_a_time(self, policy: Any, make: Make) -> None:
-        """Until every env has been left out: it ended twice, or, where it goes on by itself, made ten steps."""
+        """Until every env has been left out: it ended twice or, with automatic restarts, made ten steps."""
         env = make(fleet(Counter), policy)
         env.send_reset()
         ends: Tally[int] = Tally()
         steps: Tally[int] = Tally()
-        for _ in range(40 * NUM_ENVS):  # many more than it takes
+        for _ in range(40 * NUM_ENVS):  # many more than needed
             if not env.num_unpaused:
                 break
             found = env.get_state()
@@ -228,7 +228,7 @@ class TrafficContract(Contract):
             assert [steps[env_id] for env_id in range(NUM_ENVS)] == [min(2 * length, 10) for length in LENGTHS]
 
     def test_get_state_gives_nothing_when_nobody_is_in_time(self, make: Make) -> None:
-        """And loses nothing. Where the caller works itself, nobody looks at the clock."""
+        """And loses nothing. If the caller itself does the work, there is no timeout."""
         env = make(fleet(Sleeper), timeout=60)
         env.send_reset(3)
         assert env.get_state() is not None
@@ -240,7 +240,7 @@ class TrafficContract(Contract):
     # ---------------------------------------------------------------- awaited
 
     def test_answers_can_be_awaited(self, make: Make) -> None:
-        """Others go on meanwhile, and who is cancelled takes nothing along."""
+        """Other tasks run meanwhile, and cancelling one loses no result."""
         env = make(fleet(Sleeper), num_cpus=NUM_ENVS)
         env.send_reset()
 
@@ -250,7 +250,7 @@ class TrafficContract(Contract):
             waiting = asyncio.ensure_future(env.arecv(NUM_ENVS))
             await asyncio.sleep(0)
             waiting.cancel()
-            with contextlib.suppress(asyncio.CancelledError):  # it is through already where the caller does the work
+            with contextlib.suppress(asyncio.CancelledError):  # already finished if the caller does the work
                 received += (await waiting).env_ids.tolist()
             while len(received) < 2 * NUM_ENVS:
                 received += (await env.arecv(max_envs=1)).env_ids.tolist()
@@ -281,7 +281,7 @@ class TrafficContract(Contract):
 
 
 def _row(states: Any) -> Any:
-    """Return what picks the state of one env out of a batch of arrays, dicts of them, or objects."""
+    """Return a function that picks one env's state from a batch of arrays, dicts of arrays, or objects."""
 
     def pick(env_id: int) -> Any:
         if not isinstance(states, dict):
@@ -292,12 +292,12 @@ def _row(states: Any) -> Any:
 
 
 def _repeat(states: Any) -> Any:
-    """Act by the count of steps in the state."""
+    """Use the step count in the state as action."""
     return (states[:, 1] % 5).astype(np.int64)
 
 
 def _streamed(env: Any) -> dict[int, list[Any]]:
-    """Return what each env answered to its steps."""
+    """Return each env's results of its steps."""
     env.send_reset(seed=3)
     steps: dict[int, list[Any]] = {env_id: [] for env_id in range(NUM_ENVS)}
     for env_ids, result in env.stream(_repeat, 60, max_envs=3):

@@ -1,4 +1,4 @@
-"""The contract of what an env is told of where it is, and of arrays that all envs share."""
+"""Tests of `get_worker_info` in envs, and of shared arrays."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NAMES = ("env_id", "num_envs", "worker_id", "num_workers", "seed")
 
 
 class Placed(Counter):
-    """Asks where it is whenever it is called; ``told`` is what it heard, by the call."""
+    """Calls `get_worker_info` in each method; ``told`` has the results by method."""
 
     def __init__(self, folder: str = "", seed: int | None = None, rank: int = -1, world_size: int = -1) -> None:
         self.told = {"made": _ask()}
@@ -34,13 +34,13 @@ class Placed(Counter):
         return super().reset(seed=seed, options=options)
 
     def step(self, action: int) -> SteppedEnv:
-        """Step, and try to write into what is shared, if anything is."""
+        """Step, and try to write into shared arrays, if there are any."""
         self.told["step"] = _ask()
         result = super().step(action)
         return (*result[:4], {"shared": _look()})
 
     def ask(self) -> dict[str, Any]:
-        """Return what it heard, also in this call, and in a thread of its own."""
+        """Return the results, including those of this call and of a thread of its own."""
         heard: list[Any] = []
         thread = threading.Thread(target=lambda: heard.append(get_worker_info()))
         thread.start()
@@ -48,7 +48,7 @@ class Placed(Counter):
         return {**self.told, "asked": _ask(), "in a thread": heard[0], "given": self.given}
 
     def close(self) -> None:
-        """Write down where it was closed."""
+        """Write the worker info on close into a file."""
         if self.folder:
             Path(self.folder, "_".join(map(str, _ask()))).touch()
 
@@ -59,7 +59,7 @@ def _ask() -> tuple[Any, ...]:
 
 
 def _look() -> dict[str, Any]:
-    """Return what is shared, as far as it can be told without a copy, and whether it could be written."""
+    """Return what is shared, as far as visible without a copy, and whether it is writeable."""
     info = get_worker_info()
     seen: dict[str, Any] = {}
     for name, array in (info.shared if info is not None else {}).items():
@@ -77,10 +77,10 @@ def _look() -> dict[str, Any]:
 
 
 class WhereaboutsContract(Contract):
-    """What `get_worker_info` says inside of envs."""
+    """Tests of `get_worker_info` in envs."""
 
     def test_an_env_can_ask_where_it_is(self, make: Make, tmp_path: Path) -> None:
-        """While it is made, reset, stepped, called and closed; envs of one worker are told apart."""
+        """In its constructor, reset, step, other calls and close; envs of one worker get different infos."""
         env = make([functools.partial(Placed, str(tmp_path))] * NUM_ENVS, "restart", seed=20)
         assert get_worker_info() is None
         env.reset()
@@ -99,7 +99,7 @@ class WhereaboutsContract(Contract):
         assert sorted(path.name.split("_")[0] for path in tmp_path.iterdir()) == list("01234")
 
     def test_its_seed_is_that_of_its_latest_reset(self, make: Make) -> None:
-        """If that had one; an env that is built anew is as at first."""
+        """If that had one; a rebuilt env has that of its constructor."""
         env = make([Placed] * NUM_ENVS, num_cpus=3)
         env.send_reset(seed=7)
         env.recv(NUM_ENVS)
@@ -110,7 +110,7 @@ class WhereaboutsContract(Contract):
         assert env.customized_method("ask", id=1)[0]["made"][4] is None
 
     def test_a_policy_beside_envs_is_none_of_them(self, make: Make) -> None:
-        """Nor is it told that it were."""
+        """And gets no worker info of an env."""
         env = make([Placed] * NUM_ENVS, "restart")
         env.reset(seed=1)
         rollout = env.rollout(_inquisitive, 5, progress=False)
@@ -118,7 +118,7 @@ class WhereaboutsContract(Contract):
         assert [one["step"][0] for one in env.customized_method("ask")] == list(range(NUM_ENVS))
 
     def test_copies_of_an_env_are_told_apart(self) -> None:
-        """By what they ask for when they are made."""
+        """By the arguments that they ask for, and by their worker info."""
         copies = ParallelEnv.replicate(
             functools.partial(Placed, rank=9), 3, self.para_mode, num_cpus=2, seed=5, **self.backend_options
         )
@@ -130,7 +130,7 @@ class WhereaboutsContract(Contract):
             assert [one["reset"][4] for one in copies.customized_method("ask")] == [5, 6, 7]
 
     def test_arrays_are_shared(self, make: Make) -> None:
-        """As they were when they were given, read-only, also by envs that are built anew."""
+        """With their original values, read-only, also in rebuilt envs."""
         arrays: dict[str, Any] = {
             "table": np.arange(12, dtype=np.int16).reshape(3, 4)[:, ::-1],
             "nothing": np.zeros((0, 2)),
