@@ -1,9 +1,8 @@
-"""Measures every mode on an env, and checks that all of them give the same results.
+"""Measures every mode on an env, and checks that all modes give the same results.
 
-What makes the numbers fair: each mode is timed in turns with the plain loop, in several short
-rounds, so that a slow moment of the machine meets both; the ratio is taken within a round, and
-the median over the rounds; actions are drawn beforehand. Modes are opened one after the other:
-two that reserve the same cores of a Ray cluster could not be open at the same time.
+For fair numbers, each mode is timed in turns with the plain loop, in several short rounds, so that a slow moment of the
+machine affects both; the ratio is taken per round, then the median over rounds; actions are drawn beforehand. Modes are
+opened one after the other: two that reserve the same cores of a Ray cluster could not be open at the same time.
 """
 
 from __future__ import annotations
@@ -27,26 +26,26 @@ from parallelenv.env import ParallelEnv
 from parallelenv.errors import InvalidEnvError, MissingDependencyError
 from parallelenv.registry import known_modes
 
-ORACLE = "dummy"  # the mode whose results are right by definition
+ORACLE = "dummy"  # the mode whose results are correct by definition
 ROUNDS = 5
 _CALLER_STEPS = "subproc+caller_steps"
 _ESTIMATED = ("thread", "subproc", _CALLER_STEPS)
-"""Words that `recommend` chooses from, with its number of workers: they are measured with as many."""
+"""Words that `recommend` chooses from, measured with its number of workers."""
 _BUSY = 0.8
-"""Other programs disturb if they leave less than this share of the usable cores."""
+"""If less than this share of the usable cores is free, other programs disturb the measurement."""
 _LEAST = 0.5
-"""Seconds below which nothing is said of them: the system counts in steps of 10 ms."""
+"""Minimum seconds for a statement on this, as the system counts in steps of 10 ms."""
 
 
 def comparable_words() -> tuple[str, ...]:
-    """Return what can be measured: every mode, and after ``subproc`` the same with its option ``caller_steps``."""
+    """Return the words that can be measured: every mode, and after ``subproc`` the same with ``caller_steps``."""
     modes = known_modes()
     place = modes.index("subproc") + 1
     return (*modes[:place], _CALLER_STEPS, *modes[place:])
 
 
 def arguments_of(word: str, num_cpus: int | None = None) -> dict[str, Any]:
-    """Return the arguments of `ParallelEnv` that a word of `comparable_words` stands for."""
+    """Return the arguments of `ParallelEnv` for a word of `comparable_words`."""
     mode, *options = word.split("+") if word == _CALLER_STEPS else [word]
     cores = {} if num_cpus is None else {"num_cpus": num_cpus}
     return {"para_mode": mode, **cores, **dict.fromkeys(options, True)}
@@ -54,14 +53,14 @@ def arguments_of(word: str, num_cpus: int | None = None) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is measured.
+    """What to measure.
 
     Attributes:
         num_envs: Envs per mode.
-        modes: Of `comparable_words`, in the order of the table; the oracle first.
+        modes: Words of `comparable_words`, in the order of the table; the oracle first.
         num_cpus: Cores the envs may use; ``None`` means all usable ones.
-        steps: Steps whose results are compared bit for bit.
-        seconds: Time for which each mode is timed, all rounds together.
+        steps: Number of steps whose results are compared bit for bit.
+        seconds: Timing per mode in seconds, over all rounds.
         seed: Seed of the envs and of the actions.
     """
 
@@ -75,18 +74,18 @@ class Plan:
 
 @dataclass(slots=True)
 class ComparisonRow:
-    """What was found for one mode.
+    """The results of one mode.
 
     Attributes:
         mode: Its word, of `comparable_words`.
         workers: Number of hosts.
-        num_cpus: As it was given to `ParallelEnv`.
-        startup: Seconds from nothing to the first states, with whatever had to be started.
-        rates: Steps of single envs per second, one number per round.
-        ratios: How many times as fast as the oracle in the same round.
+        num_cpus: The argument of `ParallelEnv`.
+        startup: Seconds until the first states, including the start of workers.
+        rates: Env steps per second, one number per round.
+        ratios: Speed relative to the oracle in the same round.
         deviation: Where its results first differ from the oracle's; ``None`` if nowhere.
-        failure: Why there are no numbers, one line; ``None`` if there are.
-        is_missing: Whether the failure is only that a package is not installed.
+        failure: Why there are no numbers, in one line; ``None`` if there are.
+        is_missing: Whether it failed only because a package is not installed.
     """
 
     mode: str
@@ -110,7 +109,7 @@ class ComparisonRow:
         return median(self.ratios) if self.ratios else 1.0
 
     def as_dict(self) -> dict[str, Any]:
-        """Return everything as plain data; there are no figures if it failed."""
+        """Return everything as plain data; without figures if the mode failed."""
         has_run = self.failure is None
         return {
             "arguments": arguments_of(self.mode, self.num_cpus),
@@ -125,13 +124,13 @@ class ComparisonRow:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """All modes on one env.
+    """The results of all modes on one env.
 
     Attributes:
         name: Registered id of the env.
         rows: One per mode, the oracle first.
-        estimated: The word of the mode that `recommend` chooses.
-        others: Cores that other programs have kept busy meanwhile; ``None`` if that is not known.
+        estimated: The mode that `recommend` chooses.
+        others: Cores that other programs used in the meantime; ``None`` if unknown.
     """
 
     name: str
@@ -141,26 +140,26 @@ class Comparison:
 
     @property
     def is_reproducible(self) -> bool:
-        """Whether the env itself gives the same results twice; if not, no mode can."""
+        """Whether the env itself gives the same results twice; otherwise no mode can."""
         return self.rows[0].deviation is None
 
     @property
     def is_sound(self) -> bool:
-        """Whether no mode failed, and none differs though the env is reproducible."""
+        """Whether no mode failed, and, if the env is reproducible, none differs."""
         differs = any(row.deviation for row in self.rows) and self.is_reproducible
         return not differs and all(row.failure is None or row.is_missing for row in self.rows)
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether other programs have kept cores busy that the envs could have used."""
+        """Whether other programs used cores that the envs could have used."""
         cores = describe_cores()
         return self.others is not None and cores.affinity - self.others < _BUSY * cores.usable
 
     def recommended(self) -> ComparisonRow:
         """Return one of the modes that are about as fast as the fastest correct one.
 
-        It is the one that `recommend` chooses, if that is among them, so that the two agree unless a measurement tells
-        them apart; else the first.
+        This is the mode that `recommend` chooses, if it is among them, so that the two agree unless measurements
+        differ; otherwise the first.
         """
         ran = [row for row in self.rows if row.failure is None]
         correct = [row for row in ran if row.deviation is None] if self.is_reproducible else ran
@@ -169,7 +168,7 @@ class Comparison:
         return next((row for row in good if row.mode == self.estimated), good[0])
 
     def as_dict(self) -> dict[str, Any]:
-        """Return everything as plain data, for ``--json``; ``docs/api/command_line.md`` says what the keys mean."""
+        """Return everything as plain data, for ``--json``; see ``docs/api/command_line.md`` for the keys."""
         best = self.recommended()
         return {
             "env": self.name,
@@ -183,10 +182,10 @@ class Comparison:
 
 
 def check_env(name: str) -> None:
-    """Make an env once and close it, so that a wrong id shows before anything is measured.
+    """Make an env once and close it, so that an invalid id is reported before the measurement.
 
     Raises:
-        InvalidEnvError: If it cannot be made, whatever the reason.
+        InvalidEnvError: If it cannot be made, for any reason.
     """
     try:
         gymnasium.make(name).close()
@@ -195,10 +194,10 @@ def check_env(name: str) -> None:
 
 
 def amount_of_work(plan: Plan) -> int:
-    """Return how far `compare` moves its progress bar, by 1 each for several parts.
+    """Return the total by which `compare` advances its progress bar, 1 per part.
 
-    They are the recording; start, comparison and timing of each mode, without a timing of the
-    oracle if others are timed in turns with it.
+    Parts are the recording, and the start, comparison and timing of each mode; the oracle is timed
+    separately only if there is no other mode.
     """
     return max(4, 3 * len(plan.modes))
 
@@ -207,7 +206,7 @@ def compare(name: str, plan: Plan, progress: Bar) -> Comparison:
     """Measure one env in every mode.
 
     Raises:
-        InvalidEnvError: If the env fails in the oracle's mode: it is the env that is broken.
+        InvalidEnvError: If the env fails in the oracle's mode, which means that the env itself is broken.
     """
     try:
         record = _record(name, plan, progress)
@@ -221,7 +220,7 @@ def compare(name: str, plan: Plan, progress: Bar) -> Comparison:
             is_estimated = mode in _ESTIMATED and chosen.mode != ORACLE
             num_cpus = chosen.num_cpus if is_estimated else plan.num_cpus
             rows.append(_measure(mode, num_cpus, oracle, record))
-        if not oracle.row.rates:  # there was nothing to take turns with
+        if not oracle.row.rates:  # no other mode was timed in turns with it
             _take_turns([oracle], record.actions)
     if oracle.row.failure:
         raise InvalidEnvError(_broken(name, oracle.row.failure))
@@ -234,11 +233,11 @@ def _broken(name: str, failure: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """Random actions, and what they led to in the oracle's mode.
+    """Random actions, and their results in the oracle's mode.
 
     Attributes:
         actions: One batch per step.
-        results: Of the reset, then of each step.
+        results: Result of the reset, then of each step.
     """
 
     actions: list[Any]
@@ -265,19 +264,19 @@ def _make(name: str, word: str, num_cpus: int | None, plan: Plan) -> ParallelEnv
 
 
 def _reset(env: ParallelEnv, seed: int) -> dict[str, Any]:
-    """Return everything a reset answers."""
+    """Return all results of a reset."""
     return {"states": env.reset(seed=seed), "infos": env.reset_infos}
 
 
 def _step(env: ParallelEnv, action: Any) -> dict[str, Any]:
-    """Return everything a step answers."""
+    """Return all results of a step."""
     result = env.step(action)
     names = ("states", "rewards", "terminated", "truncated", "infos")
     return {name: getattr(result, name) for name in names}
 
 
 class _Run:
-    """One mode, open until `close`; after a failure nothing more is asked of it."""
+    """One mode, open until `close`; not used any more after a failure."""
 
     def __init__(self, mode: str, name: str, plan: Plan, progress: Bar, num_cpus: int | None = None) -> None:
         self.row = ComparisonRow(mode, num_cpus=num_cpus)
@@ -289,7 +288,7 @@ class _Run:
         self.attempt("starting", self.start)
 
     def attempt(self, phase: str, action: Callable[..., None], *arguments: Any) -> None:
-        """Do something unless the mode has failed; a failure ends the mode, not the comparison."""
+        """Run an action unless the mode has failed; a failure ends the mode, not the comparison."""
         if self.row.failure:
             return
         self.progress.set_description_str(f"{self.name}: {phase} {self.row.mode}")
@@ -300,7 +299,7 @@ class _Run:
             self.row.is_missing = isinstance(error, MissingDependencyError)
 
     def start(self) -> None:
-        """Open the mode and take the time until it shows its first states."""
+        """Open the mode and time it until its first states."""
         begin = time.perf_counter()
         self._env = _make(self.name, self.row.mode, self.row.num_cpus, self.plan)
         self._env.reset(seed=self.plan.seed)
@@ -309,7 +308,7 @@ class _Run:
         self.progress.update()
 
     def check(self, record: _Record) -> None:
-        """Repeat what was recorded and note where the results first differ."""
+        """Repeat the recorded actions and note where the results first differ."""
         self._note(record.results[0], _reset(self._env, self.plan.seed), "reset")
         for number, action in enumerate(record.actions, start=1):
             self._note(record.results[number], _step(self._env, action), f"step {number}")
@@ -321,7 +320,7 @@ class _Run:
 
     def time(self, actions: Sequence[Any]) -> None:
         """Step for one round's share of the time and note the speed."""
-        self._env.step(actions[0])  # not timed: wakes workers that slept meanwhile
+        self._env.step(actions[0])  # not timed: wakes sleeping workers
         count = 0
         busy, own = cpu_seconds(), time.process_time()
         begin = now = time.perf_counter()
@@ -335,12 +334,12 @@ class _Run:
         self._wall += now - begin
 
     def others(self) -> float | None:
-        """Return how many cores other programs kept busy while this mode was timed, if it steps in this process."""
+        """Return how many cores other programs used while this mode was timed, if it steps in this process."""
         is_known = cpu_seconds() is not None and self._wall >= _LEAST
         return max(0.0, (self._all - self._own) / self._wall) if is_known else None
 
     def close(self) -> None:
-        """Close the mode's envs, if there are any."""
+        """Close the mode's envs, if they were made."""
         if self._env is not None:
             self._env.close()
 
@@ -355,7 +354,7 @@ def _measure(mode: str, num_cpus: int | None, oracle: _Run, record: _Record) -> 
 
 
 def _take_turns(runs: Sequence[_Run], actions: Sequence[Any]) -> None:
-    """Time modes in turns; the ratio of the first to the last is noted by round."""
+    """Time modes in turns; notes the ratio of the first to the last per round."""
     first, last = runs[0].row, runs[-1].row
     for turn in range(ROUNDS):
         for run in runs if turn % 2 else reversed(runs):

@@ -1,10 +1,10 @@
-"""How long one step of all envs takes in each mode, and which mode is to be had quickest.
+"""Estimates the time of one step of all envs in each mode, and picks the fastest mode.
 
-The only place with figures about modes. All were measured on a virtual machine with 2 cores (Xeon,
-2.6 GHz, Python 3.11), by rounds of `ParallelEnv.step` with 1 to 256 envs that do nothing, keep a core
-busy for 10 to 1000 us, sleep, or are CartPole or LunarLander. Of 99 such measurements the estimates are
-0.77 to 1.22 times what was measured, but much the same in all modes, and it is modes that are compared: in
-all 33 cases the choice had at least 0.94 of the best speed. ``make bench-auto`` shows whether it still has.
+Contains all measured constants of the modes. They were measured on a virtual machine with 2 cores (Xeon, 2.6 GHz,
+Python 3.11), by rounds of `ParallelEnv.step` with 1 to 256 envs that do nothing, compute for 10 to 1000 us, sleep, or
+are CartPole or LunarLander. In 99 such measurements the estimates are 0.77 to 1.22 times the measured time, but with
+similar errors in all modes, and modes are what is compared: in all 33 cases the choice had at least 0.94 of the best
+speed. ``make bench-auto`` shows whether it still has.
 """
 
 from __future__ import annotations
@@ -14,46 +14,46 @@ from dataclasses import dataclass
 from typing import Any
 
 MOST_WORKERS = 32
-"""More threads than that, each handed its command, take longer than the shortest wait worth it: 1 ms."""
+"""With more threads, sending commands takes longer than the shortest wait worth it: 1 ms."""
 CLOSE_ENOUGH = 1.05
-"""A mode must be quicker than a simpler one by more than this to be chosen."""
+"""A mode is chosen over a simpler one only if it is faster by more than this factor."""
 
-# Seconds of one call of `step`, whatever its envs do: 14 us in the loop, and for each worker what it takes to
-# send for it and to hear from it. Of 2, 4, 8, 16 workers threads take 112, 175, 310, 570 us; processes 53, 72,
-# 135, 255 us; and if the caller is one of the workers 31, 79, 125, 251 us.
+# Seconds of one call of `step`, whatever its envs do: 14 us in the loop, plus the messages to and from each worker.
+# With 2, 4, 8, 16 workers: threads 112, 175, 310, 570 us; processes 53, 72, 135, 255 us; and with the caller as one of
+# the workers 31, 79, 125, 251 us.
 _LOOP_ROUND = 14e-6
 _THREADS_ROUND, _PER_THREAD = 50e-6, 31e-6
 _PROCESSES_ROUND, _PER_PROCESS = 20e-6, 16e-6
 _CALLER_ROUND = 15e-6
-_HERE_ENV, _AWAY_ENV = 0.33e-6, 0.24e-6  # seconds per env, for its rows and its info
+_HERE_ENV, _AWAY_ENV = 0.33e-6, 0.24e-6  # seconds per env, for its row and its info
 _COLD = 1.15
-"""Envs that take turns find colder caches than one by itself: CartPole takes 5.8 us instead of 4.7."""
+"""Envs that take turns find colder caches than a single one: CartPole takes 5.8 us instead of 4.7."""
 _AWAY = 1.08
-"""So do those that another process steps: an env of 10 us takes 11.6 us there, of 100 us 109 us."""
+"""The same for envs stepped by another process: one of 10 us takes 11.6 us there, one of 100 us 109 us."""
 _AWAKE, _SLEEPY = 200e-6, 60e-6
-"""After the first the caller sleeps, and is the second late to wake: 16 envs of 30 us in 2 processes, 360 us."""
+"""After the first time the caller sleeps, and wakes late by the second: 16 envs of 30 us in 2 processes, 360 us."""
 
-# Seconds per byte of the states: written into the batch, and from there into the result. 16 states of 84x84x4
-# and 210x160x3 bytes add 36 and 290 us in the loop, 43 and 378 us with two workers.
+# Seconds per byte of the states, copied into the batch and from there into the result. 16 states of 84x84x4 and
+# 210x160x3 bytes add 36 and 290 us in the loop, 43 and 378 us with two workers.
 _HERE_BYTE, _AWAY_BYTE = 0.12e-9, 0.17e-9
-# Seconds per env and pickled byte of what has no row in the batch: infos, texts. An info of two numbers (47 bytes)
-# adds 2.7 us in this process, which copies it, and 2.9 us by way of another, which pickles it; one of eight numbers
-# in two dicts (181 bytes) 6.5 and 8.0 us; one with an array and a list (42 kB) 49 and 78 us.
+# Seconds per env and pickled byte of values without a row in the batch: infos, texts. An info of two numbers (47 bytes)
+# adds 2.7 us in this process, which copies it, and 2.9 us from another, which pickles it; one of eight numbers in two
+# dicts (181 bytes) 6.5 and 8.0 us; one with an array and a list (42 kB) 49 and 78 us.
 _HERE_EXTRA, _HERE_EXTRA_BYTE = 3e-6, 1.1e-9
 _AWAY_EXTRA, _AWAY_EXTRA_BYTE = 3.5e-6, 2e-9
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What an env is like.
+    """Measurements of an env.
 
     Attributes:
-        step_cost: Seconds of a step, with its share of the resets.
-        compute: The part of them in which it keeps a core busy.
-        lock_free: Share of the step, 0 to 1, in which another thread may run Python code; ``None``
-            if it was not measured.
+        step_cost: Seconds per step, including its share of resets.
+        compute: The part of them in which it uses a core.
+        lock_free: Share of the step, 0 to 1, in which another thread can run Python code; ``None``
+            if not measured.
         state_nbytes: Bytes of a state.
-        extra_nbytes: Pickled bytes of what a step answers besides numbers and arrays of fixed form.
+        extra_nbytes: Pickled bytes of a step's results, without numbers and arrays of fixed shape.
     """
 
     step_cost: float
@@ -64,12 +64,12 @@ class Figures:
 
     @property
     def waits(self) -> bool:
-        """Whether most of a step is waiting, so that more workers than cores have something to do."""
+        """Whether most of a step is waiting, so that more workers than cores can be used."""
         return self.compute < self.step_cost / 2
 
     @property
     def releases_gil(self) -> bool | None:
-        """Whether threads can step such envs side by side; ``None`` if it was not measured."""
+        """Whether threads can step such envs in parallel; ``None`` if not measured."""
         return None if self.lock_free is None else self.lock_free >= 0.5
 
 
@@ -81,8 +81,8 @@ class Candidate:
         mode: Its word.
         workers: Number of hosts.
         seconds: Estimated time of a step of all envs.
-        leaves: Whether envs leave this process.
-        caller_steps: Whether some of them stay, for the caller to step.
+        leaves: Whether envs run in other processes.
+        caller_steps: Whether the caller steps some of them.
     """
 
     mode: str
@@ -102,9 +102,9 @@ class Room:
     """Where envs may run.
 
     Attributes:
-        num_envs: How many envs there are.
-        cores: How many cores they may use.
-        workers: How many workers there must be, if that is not ours to choose.
+        num_envs: Number of envs.
+        cores: Number of cores they may use.
+        workers: Number of workers, if the user gave it.
         may_leave: Whether the envs can be stepped in another process.
     """
 
@@ -115,9 +115,9 @@ class Room:
 
 
 def candidates(figures: Figures, room: Room) -> list[Candidate]:
-    """Return the modes that come into question, each with its best number of workers, simplest first.
+    """Return the possible modes, each with its best number of workers, simplest first.
 
-    Ray is none of them: who has a cluster knows it, and on one machine a message by Ray takes longest.
+    Ray is not among them: users with a cluster choose it, and on one machine its messages are the slowest.
     """
     found = [Candidate("dummy", 1, _in_a_loop(figures, room))]
     groups = []
@@ -132,16 +132,16 @@ def candidates(figures: Figures, room: Room) -> list[Candidate]:
 
 
 def pick(found: list[Candidate]) -> Candidate:
-    """Return the simplest of the candidates that are about as quick as the quickest."""
+    """Return the simplest candidate that is about as fast as the fastest."""
     quickest = min(candidate.seconds for candidate in found)
     return next(candidate for candidate in found if candidate.seconds <= quickest * CLOSE_ENOUGH)
 
 
 def _counts(figures: Figures, room: Room, beyond_cores: bool = True) -> Iterator[int]:
-    """Return the numbers of workers to consider: powers of 2 and the most that make sense.
+    """Return the numbers of workers to consider: powers of 2, and the largest useful number.
 
-    A process more than there are cores costs some 40 MB, a thread next to nothing: where
-    both would do, only threads wait side by side in greater number.
+    A process beyond the number of cores costs some 40 MB, a thread almost nothing: for envs that
+    wait, only threads are considered in larger numbers.
     """
     most = min(room.num_envs, room.cores)
     if figures.waits and beyond_cores:
@@ -152,7 +152,7 @@ def _counts(figures: Figures, room: Room, beyond_cores: bool = True) -> Iterator
     while count < most:
         yield count
         count *= 2
-    if most >= 2:  # a single worker only adds the way to it
+    if most >= 2:  # a single worker only adds messages
         yield most
 
 
@@ -179,18 +179,18 @@ def _with_the_caller(figures: Figures, room: Room, workers: int) -> float:
 
 
 def _work(figures: Figures, room: Room, workers: int) -> float:
-    """Return the seconds for which the longest share keeps its worker, or all of them the cores, busy."""
+    """Return the seconds for which the longest share keeps its worker, or all shares the cores, busy."""
     share = -(-room.num_envs // workers)
     return max(share * figures.step_cost, room.num_envs * figures.compute / min(workers, room.cores))
 
 
 def _here(figures: Figures) -> float:
-    """Return the seconds per env that its answer takes in the caller's process."""
+    """Return the seconds per env for its results in the caller's process."""
     extra = _HERE_EXTRA + figures.extra_nbytes * _HERE_EXTRA_BYTE if figures.extra_nbytes else 0.0
     return _HERE_ENV + figures.state_nbytes * _HERE_BYTE + extra
 
 
 def _away(figures: Figures) -> float:
-    """Return the seconds per env that its answer takes from another process."""
+    """Return the seconds per env for its results from another process."""
     extra = _AWAY_EXTRA + figures.extra_nbytes * _AWAY_EXTRA_BYTE if figures.extra_nbytes else 0.0
     return _AWAY_ENV + figures.state_nbytes * _AWAY_BYTE + extra

@@ -1,4 +1,4 @@
-"""What this machine offers to `ParallelEnv`, for a look or for a bug report. Starts nothing."""
+"""A description of this machine for `ParallelEnv`, to read or to put into a bug report. Starts nothing."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _PACKAGES = ("gymnasium", "numpy", "cloudpickle", "threadpoolctl", "tqdm", "ray"
 _OPTIONAL = ("matplotlib", "pillow", "torch", "ipykernel")
 
 Lines = Iterator[tuple[str, Any, str]]
-"""Name, value as plain data, and the value as a text for people."""
+"""Name, value as plain data, and value as text."""
 
 
 def describe() -> str:
-    """Return everything as one text with a paragraph per subject."""
+    """Return everything as one text with one paragraph per subject."""
     paragraphs = [
         "\n".join([title, *(f"  {name:<18}{text}" for name, _, text in lines)]) for title, lines in _subjects().items()
     ]
@@ -96,7 +96,7 @@ def _memory() -> Lines:
 
 
 def _available_memory() -> int | None:
-    """Return bytes that new allocations may use, or ``None`` where the system does not say."""
+    """Return the bytes available for new allocations, or ``None`` if the system does not report it."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:
@@ -122,7 +122,7 @@ def _ray() -> Lines:
     address, source = _ray_address()
     if address is None:
         yield "running", None, "no; a Ray mode starts it by itself"
-    elif ":" not in address:  # "auto" and "local", which Ray itself resolves
+    elif ":" not in address:  # "auto" and "local" are resolved by Ray itself
         yield "running", address, f"{address} ({source})"
     else:
         state = "answers" if _answers(address) else "does not answer"
@@ -130,10 +130,10 @@ def _ray() -> Lines:
 
 
 def _ray_address() -> tuple[str | None, str]:
-    """Return the cluster that a Ray mode would join, and who says so. Ray is not imported."""
+    """Return the address of the cluster that a Ray mode would join, and its source. Does not import Ray."""
     if os.environ.get("RAY_ADDRESS"):
         return os.environ["RAY_ADDRESS"], "from RAY_ADDRESS"
-    # Ray looks in /tmp on macOS, whatever TMPDIR says.
+    # Ray uses /tmp on macOS, whatever TMPDIR is.
     folder = os.environ.get("RAY_TMPDIR") or ("/tmp" if sys.platform == "darwin" else tempfile.gettempdir())
     file = Path(folder, "ray", "ray_current_cluster")
     try:

@@ -1,8 +1,7 @@
-"""What an env costs, found by stepping one with random actions for a moment.
+"""Measures the costs of an env by stepping one with random actions for a moment.
 
-The trial env is one more, made from what the user gave and closed afterwards. A live instance is never
-stepped: a copy is, in a process of its own, for a copy may still hold the number of a simulator or of a
-connection that the original uses.
+The trial env is an additional one, made from the user's env fn and closed afterwards. A live instance is never
+stepped; its copy is, in a separate process, as a copy may hold the same handle of a simulator or connection.
 """
 
 from __future__ import annotations
@@ -37,21 +36,21 @@ except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
 SECONDS = 0.2
-"""For which envs are stepped, all of them together; a step that takes longer is done three times."""
+"""Seconds for stepping, over all trial envs; a longer step is done three times."""
 _PATIENCE = 20.0
-"""Seconds that a copy gets to be built and tried, in its own process, before it is held to hang."""
+"""Seconds for a copy to be built and tried in its own process, before it counts as hanging."""
 _MOST = 3
-"""Env fns that are tried, if they are many: each takes its time to build."""
+"""Maximum number of env fns to try, as each takes time to build."""
 _SLOW_BUILD = 1.0
-"""Seconds after which no further env is built for a trial."""
+"""Seconds of a build after which no further env is built for a trial."""
 _QUICK_BUILD = 0.01
-"""Seconds below which an env fn may have given an env that was there before."""
+"""Builds faster than this (in seconds) may have returned an existing env."""
 _WORTH_THREADS = 1e-4
-"""Seconds of a step below which threads are no help: to wake one takes 30 us."""
+"""Seconds of a step below which threads do not help: waking one takes 30 us."""
 _SWITCH = 2e-4
-"""Seconds after which a thread is made to give up the interpreter lock while it is tried who holds it. With
-the usual 5 ms an env that lets go of it once a step would mostly wait to get it back. The shorter, the more
-CPU time goes into asking for it, which looks like work: a sixth of it with this, a fifth with 0.1 ms."""
+"""Thread switch interval in seconds while it is measured whether the env releases the GIL. With the default 5 ms an env
+that releases it once per step would mostly wait to get it back. Shorter intervals cost more CPU time for the switches,
+which looks like work: a sixth of it with this, a fifth with 0.1 ms."""
 
 
 def measure(
@@ -60,16 +59,16 @@ def measure(
     seed: int | None = None,
     shared: Mapping[str, Array] | None = None,
 ) -> Figures:
-    """Return what the envs are like, on average.
+    """Return the average measurements of the envs.
 
     Args:
-        factories: Of all of them. Some are tried, evenly spread, if they are of many kinds.
-        spaces: Theirs, of observations and of actions; ``None``: those that they declare.
-        seed: As for `ParallelEnv`; envs may ask for it when they are made.
-        shared: Likewise.
+        factories: Those of all envs. Some are tried, evenly spread, if there are many kinds.
+        spaces: Observation and action space; ``None`` means those that the envs declare.
+        seed: Seed of `ParallelEnv`; envs may ask for it when they are made.
+        shared: Shared arrays of `ParallelEnv`, likewise.
 
     Raises:
-        Exception: Whatever an env raised, or why it cannot be tried.
+        Exception: What an env raised, or why it cannot be tried.
     """
     chosen = _some(factories)
     weights = [sum(factory.source is one.source for factory in factories) for one in chosen]
@@ -96,7 +95,7 @@ def _average(found: Sequence[Figures], weights: Sequence[int]) -> Figures:
     return Figures(
         mean([one.step_cost for one in found]),
         mean([one.compute for one in found]),
-        # Where one kind of env takes too little time to be looked at, the others decide.
+        # If one kind of env is too fast for this measurement, the others decide.
         min((share for share in shares if share is not None), default=None),
         round(mean([one.state_nbytes for one in found])),
         round(mean([one.extra_nbytes for one in found])),
@@ -127,13 +126,13 @@ def _try_here(
 
 
 def _try_new(factory: EnvFactory, seconds: float, spaces: Spaces | None) -> Figures | None:
-    """Try a new env, or return ``None`` if there is no new one to be had."""
+    """Try a new env, or return ``None`` if its env fn makes none."""
     env = _build_new(factory)
     return None if env is None else _try_and_close(env, seconds, spaces)
 
 
 def _build_new(factory: EnvFactory) -> Any:
-    """Build an env, or return ``None`` if its env fn gives one and the same to everybody: ``lambda: env``."""
+    """Build an env, or return ``None`` if its env fn always returns the same one: ``lambda: env``."""
     begin = time.perf_counter()
     env = factory.build()
     if isinstance(factory.source, (EnvSpec, type)) or time.perf_counter() - begin > _QUICK_BUILD:
@@ -141,7 +140,7 @@ def _build_new(factory: EnvFactory) -> Any:
     try:
         other = factory.build()
     except BaseException:
-        _close(env)  # it is ours, for nothing fails where nothing is made
+        _close(env)  # the env is new: an env fn that returns an old one does not fail
         raise
     if other is env:
         return None
@@ -156,7 +155,7 @@ def _try_copies(
     seed: int | None,
     shared: Mapping[str, Array] | None,
 ) -> list[Figures]:
-    """Try copies of live envs in another process, where they can do no harm."""
+    """Try copies of live envs in another process, where they cannot affect the originals."""
     from parallelenv.env import ParallelEnv  # not in the workers, which import this module for `Probe`
 
     probes = [functools.partial(Probe, factory) for factory in factories]
@@ -165,7 +164,7 @@ def _try_copies(
 
 
 class Probe:
-    """Stands where an env would live and tries it there; it is itself never stepped."""
+    """Takes the place of an env in a worker and measures the env there; never stepped itself."""
 
     def __init__(self, factory: EnvFactory) -> None:
         self._factory = factory
@@ -175,11 +174,11 @@ class Probe:
         return 0
 
     def step(self, action: Any) -> tuple[int, float, bool, dict[str, Any]]:
-        """Return what an env returns."""
+        """Return a step result, as an env does."""
         return 0, 0.0, False, {}
 
     def measure(self, seconds: float, spaces: Spaces | None) -> Figures:
-        """Try the env out."""
+        """Measure the env."""
         return _try_and_close(self._factory.build(), seconds, spaces)
 
 
@@ -191,14 +190,14 @@ def _try_and_close(env: Any, seconds: float, spaces: Spaces | None) -> Figures:
 
 
 def _close(env: Any) -> None:
-    with contextlib.suppress(Exception):  # as a host does: the end of an env is nobody's failure
+    with contextlib.suppress(Exception):  # as in a host: errors in closing are ignored
         if callable(getattr(env, "close", None)):
             env.close()
 
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Leave the generators that a whole process shares as they were, and keep warnings for the envs themselves."""
+    """Preserve the global random generators, and suppress warnings, which the real envs will show."""
     plain, numpys = random.getstate(), np.random.get_state()
     try:
         with warnings.catch_warnings():
@@ -213,11 +212,11 @@ class _Trial:
     """Steps one env.
 
     Args:
-        env: How to reach it.
-        spaces: As in `measure`.
+        env: The env.
+        spaces: See `measure`.
 
     Raises:
-        EnvContractError: If it declares no action space, and none is given.
+        EnvContractError: If the env declares no action space, and none is given.
     """
 
     def __init__(self, env: Resettable, spaces: Spaces | None) -> None:
@@ -225,7 +224,7 @@ class _Trial:
         self._observation_space, space = declared
         if space is None:
             raise EnvContractError("it declares no action space to draw random actions from")
-        space = copy.deepcopy(space)  # the env's own, which its class may share among all, keeps its seed
+        space = copy.deepcopy(space)  # a copy, so that the env's own space, maybe shared in its class, keeps its seed
         space.seed(0)
         self._env = env
         self._actions = [space.sample() for _ in range(64)]
@@ -234,15 +233,15 @@ class _Trial:
         self._info: Any = None
 
     def measure(self, seconds: float) -> Figures:
-        """Return what the env is like."""
+        """Return the measurements of the env."""
         self._state, self._info = self._env.reset(0, None)
-        self._turn()  # not counted: whatever it does only once
+        self._turn()  # not counted, as it may include one-time work
         cost, compute = self._costs(seconds * 2 / 3)
         lock_free = self._lock_free(seconds / 3, cost, compute) if cost >= _WORTH_THREADS else None
         return Figures(cost, compute, lock_free, *self._sizes())
 
     def _turn(self) -> None:
-        """Step once, and begin the next episode if that ended one."""
+        """Step once, and reset if that ended the episode."""
         result = self._env.step(self._actions[self._turns % 64])
         self._state, _, terminated, truncated, self._info = self._env.five(result)
         if terminated or truncated:
@@ -250,7 +249,7 @@ class _Trial:
         self._turns += 1
 
     def _step_for(self, seconds: float) -> tuple[int, float]:
-        """Step for some time, at least once; return how often, and the seconds that it took."""
+        """Step for some time, at least once; return the number of steps and the seconds they took."""
         first, begin = self._turns, time.perf_counter()
         now = begin
         while now - begin < seconds or self._turns == first:
@@ -259,10 +258,10 @@ class _Trial:
         return self._turns - first, now - begin
 
     def _costs(self, seconds: float) -> tuple[float, float]:
-        """Return the seconds of a step, and those of them in which it computes.
+        """Return the seconds per step, and the part of them spent computing.
 
-        What passes while the env wants to go on but another process has the core belongs to
-        neither: it counts for nothing, as far as the system tells it from waiting.
+        Time in which the env is ready to run but another process has the core counts for neither, as
+        far as the system distinguishes it from waiting.
         """
         busy, (waits, losses) = time.process_time(), _switches()
         turns, wall = self._step_for(seconds)
@@ -274,15 +273,15 @@ class _Trial:
     def _lock_free(self, seconds: float, cost: float, compute: float) -> float:
         """Return the share of a step in which another thread can run Python code.
 
-        Another thread does so all the time. As far as both together get more done than there was
-        time for, they did it side by side. What counts as done is what a step takes by itself: one
-        that lets go of the lock often but briefly, as small products of matrices do, spends as much
-        again on getting it back (highway-v0: 0.30 s of CPU time instead of 0.16 s).
+        A second thread runs Python code all the time. The work that both do beyond the elapsed time was done in
+        parallel. Work is counted by the cost of a step by itself: an env that releases the GIL often but briefly, like
+        small matrix products, spends as much again on getting it back (highway-v0: 0.30 s of CPU time instead of 0.16
+        s).
 
         Args:
-            seconds: For how long.
+            seconds: Duration of the measurement.
             cost: Seconds of a step by itself.
-            compute: The part of them in which it computes.
+            compute: The part of them spent computing.
         """
         with _busy_neighbour() as neighbour:
             own = time.thread_time()
@@ -292,7 +291,7 @@ class _Trial:
         return min(1.0, max(0.0, done + neighbour.seconds - wall) / done) if done else 0.0
 
     def _sizes(self) -> tuple[int, int]:
-        """Return the bytes of a state, and the pickled bytes of what has no fixed form."""
+        """Return the bytes of a state, and the pickled bytes of values without a fixed shape."""
         structure = Structure(self._observation_space)
         leaves = structure.split(self._state)
         extras = [leaf for index, leaf in enumerate(leaves) if not structure.is_fixed(index)]
@@ -308,14 +307,14 @@ class _Trial:
 
 
 def _declared(env: Any) -> tuple[Any, Any]:
-    """Return the spaces that an env declares, ``None`` for one that it does not."""
+    """Return the spaces that an env declares, ``None`` for missing ones."""
     return getattr(env, "observation_space", None), getattr(env, "action_space", None)
 
 
 def _switches() -> tuple[int, int]:
-    """Return how often this thread gave up its core to wait for something, and how often it was taken away.
+    """Return how often this thread gave up its core to wait, and how often it was preempted.
 
-    Where the system does not tell, all that is not computing is taken for waiting.
+    If the system does not report it, all time not spent computing counts as waiting.
     """
     if resource is None or not hasattr(resource, "RUSAGE_THREAD"):  # not Linux
         return time.perf_counter_ns(), 0
@@ -324,10 +323,10 @@ def _switches() -> tuple[int, int]:
 
 
 class _Neighbour(threading.Thread):
-    """Runs Python code until told to stop.
+    """Runs Python code until stopped.
 
     Attributes:
-        seconds: CPU time that it got, known when it has ended.
+        seconds: CPU time that it got, known after its end.
     """
 
     def __init__(self) -> None:
@@ -345,7 +344,7 @@ class _Neighbour(threading.Thread):
 
 @contextlib.contextmanager
 def _busy_neighbour() -> Iterator[_Neighbour]:
-    """Let a thread run beside this one; while it does, neither waits long for the interpreter lock."""
+    """Run a thread beside this one, with a short switch interval so that neither waits long for the GIL."""
     usual = sys.getswitchinterval()
     neighbour = _Neighbour()
     sys.setswitchinterval(_SWITCH)

@@ -1,4 +1,4 @@
-"""Which mode suits some envs, and why: what ``para_mode="auto"`` goes by."""
+"""Recommends a mode for given envs; used by ``para_mode="auto"``."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from parallelenv.contract.messages import count, duration, one_line
 from parallelenv.contract.spaces import Spaces
 from parallelenv.errors import UnpicklableError
 
-_SAFE = "dummy"  # right for every env, and never far from the quickest by more than the number of cores
+_SAFE = "dummy"  # correct for every env, and slower than the fastest by at most the number of cores
 
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """A mode for some envs, and what speaks for it. As a text it is one line.
+    """A recommended mode and the reason. ``str()`` gives one line.
 
     Attributes:
         mode: The word for ``para_mode``.
         num_cpus: Number of workers.
         options: Options of the mode's backend.
-        reason: Why, one line.
-        step_cost: Seconds of a step of one env; ``None`` if no env could be tried.
+        reason: The reason, in one line.
+        step_cost: Seconds per step of one env; ``None`` if no env could be tried.
         state_nbytes: Bytes of a state; ``None`` likewise.
-        releases_gil: Whether threads can step the envs side by side; ``None`` likewise, and where
-            a step is too short to tell.
+        releases_gil: Whether threads can step the envs in parallel; ``None`` likewise, and if steps
+            are too short to tell.
     """
 
     mode: str
@@ -51,7 +51,7 @@ class Recommendation:
 
     @property
     def label(self) -> str:
-        """Mode and options, as short as can be."""
+        """Mode and options, in short form."""
         return ", ".join([self.mode, *self.options])
 
     def __str__(self) -> str:
@@ -62,23 +62,23 @@ class Recommendation:
 def recommend(envs: Sequence[Any], *, num_cpus: int | None = None, spaces: Spaces | None = None) -> Recommendation:
     """Try envs for a moment and return the mode that is estimated to step them fastest.
 
-    One more env is made for it in this process, stepped some 0.2 s with random actions (three times
-    if a step takes longer) and closed; where the list has different env fns it is up to three. Of
-    live instances copies are tried, in a process of their own; they themselves are not touched.
+    One additional env is made in this process, stepped for some 0.2 s with random actions (three times if a step takes
+    longer) and closed; if the list has different env fns, up to three. Live instances are copied and the copies tried
+    in a separate process; the instances are not touched.
 
     Args:
-        envs: As for `ParallelEnv`.
-        num_cpus: How many workers there shall be if more than one is of use. Default: as many as
-            give the shortest time: up to the usable cores, more if the envs mostly wait.
-        spaces: As for `ParallelEnv`.
+        envs: See `ParallelEnv`.
+        num_cpus: Number of workers if more than one is useful. By default the number with the shortest
+            estimated time: up to the usable cores, more if the envs mostly wait.
+        spaces: See `ParallelEnv`.
 
     Returns:
-        Mode, number of workers and options, with the reason. Where no env can be tried it is
-        ``"dummy"``. It is never a Ray mode.
+        Mode, number of workers and options, with the reason. ``"dummy"`` if no env can be tried; never
+        a Ray mode.
 
     Raises:
-        ArgumentError: If ``num_cpus`` or ``spaces`` has no usable value.
-        InvalidEnvError: If an item of ``envs`` is no env, or comes twice.
+        ArgumentError: If ``num_cpus`` or ``spaces`` has an invalid value.
+        InvalidEnvError: If an item of ``envs`` is not an env, or appears twice.
     """
     num_cpus = arguments.check_counts(num_cpus, 0)
     return choose(env_specs.make_factories(envs), num_cpus, arguments.check_spaces(spaces))
@@ -91,7 +91,7 @@ def choose(
     seed: int | None = None,
     shared: Mapping[str, Array] | None = None,
 ) -> Recommendation:
-    """Return what `recommend` returns, for envs that may ask for a seed and for shared arrays when they are made."""
+    """Return the result of `recommend`, for envs that may ask for a seed and shared arrays when they are made."""
     has_instances = any(factory.is_live for factory in env_factories)
     if has_instances and (obstacle := _obstacle(env_factories)):
         return _unknown(f"Instances are not stepped for a trial, and copies of them are not to be had: {obstacle}")
@@ -121,7 +121,7 @@ def _unknown(why: str) -> Recommendation:
 
 
 def _best(figures: Figures, room: Room, env_factories: Sequence[EnvFactory]) -> tuple[Candidate, str]:
-    """Return the best candidate; and if a better one was out of the question, why."""
+    """Return the best candidate; and, if a better one was not possible, why."""
     best = pick(candidates(figures, room))
     if best.leaves and (obstacle := _obstacle(env_factories)):
         return pick(candidates(figures, replace(room, may_leave=False))), obstacle
@@ -129,12 +129,12 @@ def _best(figures: Figures, room: Room, env_factories: Sequence[EnvFactory]) -> 
 
 
 def _obstacle(env_factories: Sequence[EnvFactory]) -> str:
-    """Return why envs cannot be stepped in other processes, or nothing if they can."""
+    """Return why envs cannot be stepped in other processes; empty if they can."""
     if multiprocessing.current_process().daemon:
         return "this process is a daemonic one of multiprocessing, which may not start processes"
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # whoever moves them warns of what gets lost
+            warnings.simplefilter("ignore")  # the actual transfer warns of what gets lost
             env_specs.pack_factories(env_factories)
     except UnpicklableError as error:
         return f"they do not pickle ({one_line(error.__cause__ or error)})"

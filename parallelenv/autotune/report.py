@@ -1,4 +1,4 @@
-"""A comparison as a table, as advice in one line, and as a picture."""
+"""A comparison as a table, a one-line recommendation, and a plot."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from parallelenv.errors import ArgumentError, MissingDependencyError
 
 _HEADER = ("mode", "workers", "start-up s", "steps/s", "ratio", "identical", "note")
 _RATIO = f"ratio: times as fast as {ORACLE} in the same round"
-_CHOSEN, _CORRECT, _WRONG = "#0072b2", "#a9b8c4", "#d55e00"  # told apart with any colour vision
+_CHOSEN, _CORRECT, _WRONG = "#0072b2", "#a9b8c4", "#d55e00"  # distinct with any colour vision
 
 
 def describe_comparison(comparison: Comparison) -> str:
-    """Return the table of one env and, below it, which mode to use."""
+    """Return the table of one env and, below it, the recommended mode."""
     rows = [_cells(row) for row in comparison.rows]
     return f"{format_table(_HEADER, rows, left=('mode', 'identical', 'note'))}\n{_RATIO}\n{_advice(comparison)}"
 
@@ -60,16 +60,16 @@ def _advice(comparison: Comparison) -> str:
 
 
 def _as_written(word: str, num_cpus: int | None = None) -> str:
-    """Return the arguments of `ParallelEnv` as a user writes them."""
+    """Return the arguments of `ParallelEnv` in the user's notation."""
     return ", ".join(f"{name}={value!r}" for name, value in arguments_of(word, num_cpus).items())
 
 
 def check_plot(path: Path) -> None:
-    """Refuse a picture that could not be written, before anything is measured.
+    """Check, before anything is measured, that a plot can be written.
 
     Raises:
         MissingDependencyError: If matplotlib is not installed.
-        ArgumentError: If the folder does not exist or the ending is no picture format.
+        ArgumentError: If the folder does not exist or the suffix is not a picture format.
     """
     if find_spec("matplotlib") is None:
         raise MissingDependencyError(
@@ -84,7 +84,7 @@ def check_plot(path: Path) -> None:
 
 
 def plot(comparisons: Sequence[Comparison], path: Path) -> None:
-    """Draw how fast each mode is against the oracle, one panel per env, into a file."""
+    """Plot the speed of each mode relative to the oracle, one panel per env, into a file."""
     figure = _figure(len(comparisons), max(len(comparison.rows) for comparison in comparisons))
     panels = figure.subplots(len(comparisons), 1, squeeze=False)[:, 0]
     for panel, comparison in zip(panels, comparisons, strict=True):
@@ -105,7 +105,7 @@ def _draw(panel: Any, comparison: Comparison) -> None:
     bars = panel.barh(
         [row.mode for row in comparison.rows], ratios, color=[_colour(row, best) for row in comparison.rows]
     )
-    behind = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # the dotted line does not strike texts through
+    behind = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # keeps the dotted line from crossing the texts
     panel.bar_label(bars, [_label(row) for row in comparison.rows], padding=4, fontsize=9, bbox=behind)
     panel.axvline(1, color="black", linewidth=0.8, linestyle=":", zorder=0)
     panel.invert_yaxis()  # the first mode on top, as in the table

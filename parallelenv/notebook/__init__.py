@@ -1,1 +1,1 @@
-"""What a notebook shows: pictures and films of envs, profiles, the portrait of a `ParallelEnv`."""
+"""Notebook display: pictures and films of envs, profiles, and the display of a `ParallelEnv`."""

@@ -1,4 +1,4 @@
-"""Films: what Pillow can write, and MP4 where imageio-ffmpeg is installed."""
+"""Encoding of films: formats that Pillow writes, and MP4 with imageio-ffmpeg."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from parallelenv.contract.messages import show
 from parallelenv.errors import ArgumentError, MissingDependencyError
 
 FORMATS = ("webp", "gif", "png", "mp4")
-"""Of 60 frames of 8 tiled envs WebP makes 13 kB in 0.4 s, GIF 155 kB in 1.5 s, PNG 179 kB in 0.8 s."""
+"""60 frames of 8 tiled envs: WebP 13 kB in 0.4 s, GIF 155 kB in 1.5 s, PNG 179 kB in 0.8 s."""
 
 
 _FEWEST = 0.02
-"""Frames a second: an animated PNG knows of no frame that is longer than 65 s."""
+"""Frames per second: a frame of an animated PNG lasts at most 65 s."""
 _FPS = 30.0
-"""Frames a second of envs that do not say it."""
+"""Frames per second of envs that do not declare it."""
 _SHORTEST = {"gif": 20, "webp": 11, "png": 11}
-"""Milliseconds of a frame; browsers show one that is shorter for 100 of them."""
+"""Milliseconds per frame; browsers show shorter frames for 100 ms."""
 _WIDEST = {"gif": 65_535, "webp": 16_383}
-"""Pixels, each way."""
+"""Maximum width and height in pixels."""
 
 
 def has_ffmpeg() -> bool:
-    """Whether MP4 can be written."""
+    """Return whether MP4 can be written."""
     return importlib.util.find_spec("imageio_ffmpeg") is not None
 
 
 def check_format(video_format: str) -> None:
-    """Refuse what cannot be written here.
+    """Check that a format can be written here.
 
     Raises:
-        ArgumentError: If the format is not known.
-        MissingDependencyError: If what writes it is not installed, or Pillow was made without the format.
+        ArgumentError: If the format is unknown.
+        MissingDependencyError: If the package for it is not installed, or Pillow was built without the format.
     """
     if video_format not in FORMATS:
         raise ArgumentError(f"video_format={show(video_format)} is not known; expected one of {FORMATS}.")
@@ -59,13 +59,13 @@ def check_format(video_format: str) -> None:
 
 
 def require_pillow(what: str) -> None:
-    """Refuse what needs Pillow.
+    """Check that Pillow is installed.
 
     Args:
         what: What needs it, in the plural, as the beginning of the message.
 
     Raises:
-        MissingDependencyError: If Pillow is not installed.
+        MissingDependencyError: If it is not.
     """
     if importlib.util.find_spec("PIL") is None:
         raise MissingDependencyError(
@@ -74,11 +74,11 @@ def require_pillow(what: str) -> None:
 
 
 def format_of(path: str | os.PathLike[str]) -> str:
-    """Return the format that the suffix of a name says.
+    """Return the format of a file name's suffix.
 
     Raises:
-        ArgumentError: If it says none.
-        MissingDependencyError: As in `check_format`.
+        ArgumentError: If the suffix is not that of a format.
+        MissingDependencyError: See `check_format`.
     """
     suffix = Path(path).suffix[1:].lower()
     if suffix not in FORMATS:
@@ -88,14 +88,14 @@ def format_of(path: str | os.PathLike[str]) -> str:
 
 
 def check_fps(fps: Any, metadata: Any = None) -> float:
-    """Return frames a second.
+    """Return frames per second.
 
     Args:
-        fps: So many, or ``None``: as many as an env says, else 30.
-        metadata: Of the env.
+        fps: The number; ``None`` takes that of the env, or else 30.
+        metadata: Metadata of the env.
 
     Raises:
-        ArgumentError: If they are no number, or fewer than one in 50 s.
+        ArgumentError: If it is not a number, or less than one in 50 s.
     """
     if fps is not None:
         return _checked_fps("fps", fps)
@@ -112,15 +112,15 @@ def _checked_fps(name: str, fps: Any) -> float:
 
 
 def playing_fps(fps: float, video_format: str) -> float:
-    """Return at how many frames a second a film plays: browsers play pictures that are quicker at 10 only."""
+    """Return the frames per second at which a film plays: browsers play pictures with shorter frames at 10."""
     return min(fps, 1000 / _SHORTEST[video_format]) if video_format in _SHORTEST else fps
 
 
 def check_size(picture: Array, video_format: str) -> None:
-    """Refuse a picture, ``(height, width, 3)``, that a format has no room for.
+    """Check that a picture, ``(height, width, 3)``, is not too large for a format.
 
     Raises:
-        ArgumentError: If it has not.
+        ArgumentError: If it is.
     """
     height, width = picture.shape[:2]
     most = _WIDEST.get(video_format, math.inf)
@@ -132,16 +132,16 @@ def check_size(picture: Array, video_format: str) -> None:
 
 
 def save_animation(path: str | Path, frames: Sequence[Array], fps: float = 30.0) -> None:
-    """Write frames as a film, in the format that the name's suffix says. But for MP4 it begins anew for ever.
+    """Write frames as a film in the format of the file name's suffix. Films other than MP4 loop forever.
 
     Args:
-        path: Where to; a file that is there is replaced.
-        frames: As in `encode_animation`.
-        fps: Frames a second.
+        path: File; an existing one is replaced.
+        frames: See `encode_animation`.
+        fps: Frames per second.
 
     Raises:
-        ArgumentError: If there are no frames, or they are too large, ``fps`` is too small, or the suffix is another.
-        MissingDependencyError: As in `check_format`.
+        ArgumentError: If there are no frames, they are too large, ``fps`` is too small, or the suffix is unknown.
+        MissingDependencyError: See `check_format`.
         OSError: If it cannot be written.
     """
     Path(path).write_bytes(encode_animation(frames, format_of(path), fps))
@@ -153,7 +153,7 @@ def encode_animation(frames: Sequence[Array], video_format: str, fps: float) -> 
     Args:
         frames: ``(height, width, 3)`` uint8 each. Smaller ones are padded with black, to the right and below.
         video_format: One of `FORMATS` that can be written here.
-        fps: Frames a second; a picture has at most as many as browsers play.
+        fps: Frames per second, limited for pictures to what browsers play.
 
     Raises:
         ArgumentError: If there are no frames, they are too large, or ``fps`` is too small.
@@ -177,7 +177,7 @@ def encode_animation(frames: Sequence[Array], video_format: str, fps: float) -> 
 def _encode_mp4(frames: Sequence[Array], fps: float) -> bytes:
     import imageio_ffmpeg
 
-    whole = _of_one_size(frames, 2)  # the only sizes that its usual colours have
+    whole = _of_one_size(frames, 2)  # its usual colour format needs even sizes
     height, width = whole[0].shape[:2]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "film.mp4")
@@ -195,19 +195,19 @@ def encode_picture(picture: Array) -> bytes:
     from PIL import Image
 
     file = io.BytesIO()
-    Image.fromarray(picture).save(file, "png", compress_level=1)  # for 400 x 600 4 ms, 13 ms at the usual level
+    Image.fromarray(picture).save(file, "png", compress_level=1)  # 400 x 600 takes 4 ms, 13 ms at the default level
     return file.getvalue()
 
 
 def resize(picture: Array, width: int, height: int) -> Array:
-    """Return a picture, ``(h, w, 3)`` uint8, made smaller; each pixel is the mean of those that it stands for."""
+    """Return a smaller picture, ``(h, w, 3)`` uint8; each pixel is the mean of those it replaces."""
     from PIL import Image
 
     return np.asarray(Image.fromarray(picture).resize((width, height), Image.Resampling.BOX))
 
 
 def _of_one_size(frames: Sequence[Array], multiple: int = 1) -> list[Array]:
-    """Return frames padded to the size of the largest, or to the next multiple of a number."""
+    """Return frames padded to the size of the largest, rounded up to a multiple of ``multiple``."""
     height = -(-max(frame.shape[0] for frame in frames) // multiple) * multiple
     width = -(-max(frame.shape[1] for frame in frames) // multiple) * multiple
     return [

@@ -1,4 +1,4 @@
-"""Films that a notebook plays."""
+"""Films for notebooks."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from parallelenv.notebook.animation import format_of
 from parallelenv.rollouts.evaluation import Evaluation
 
 _LARGEST = 2**25
-"""Bytes of a film beyond which a notebook would only grow, and not play it."""
+"""Maximum number of bytes embedded: larger films would bloat the notebook and not play."""
 _STYLE = "max-width:100%"
 
 
 class Film:
-    """A film of envs. A notebook plays it, also without a network, and in a page that nbconvert has made.
+    """A film of envs. A notebook plays it, even without a network, and so does a page made by nbconvert.
 
     Attributes:
-        data: The film itself.
+        data: The encoded film.
         video_format: ``"webp"``, ``"gif"``, ``"png"`` or ``"mp4"``.
-        path: Where it was written; ``None`` if it was not.
+        path: File of the film; ``None`` if it was not written.
         num_frames: Number of frames.
-        fps: Frames a second.
-        episodes: An `Evaluation`: those that have ended in it.
+        fps: Frames per second.
+        episodes: An `Evaluation` of the episodes that ended in it.
     """
 
     def __init__(
@@ -40,10 +40,10 @@ class Film:
         self.episodes = episodes
 
     def save(self, path: str | Path) -> Path:
-        """Write the film, and return where to; a file that is there is replaced.
+        """Write the film, and return the path; an existing file is replaced.
 
         Raises:
-            ArgumentError: If the name does not end in the film's format.
+            ArgumentError: If the suffix is not that of the film's format.
             OSError: If it cannot be written.
         """
         if format_of(path) != self.video_format:
@@ -65,7 +65,7 @@ class Film:
         )
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        """Return a player, and text."""
+        """Return a player, and a text."""
         if len(self.data) > _LARGEST:
             return {"text/plain": f"{self!r} is too large to be played here."}
         data = base64.b64encode(self.data).decode()

@@ -1,4 +1,4 @@
-"""Where the time went: what `ParallelEnv.profile` has recorded, as a table, a picture and a trace."""
+"""The result of `ParallelEnv.profile`: a table, a timeline and a trace of where the time goes."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from parallelenv.notebook.trace import write_trace
 
 
 class Profile:
-    """What was recorded within ``with env.profile() as p``. It can be asked when that is over."""
+    """The recording of a ``with env.profile() as p`` block. Available once the block has ended."""
 
     _recording: Recording | None = None
 
     def keep(self, recording: Recording) -> None:
-        """Take what was recorded."""
+        """Store the recording."""
         self._recording = recording
 
     @property
     def recording(self) -> Recording:
-        """What was recorded.
+        """The recording.
 
         Raises:
-            NotRecordedError: If it is not over.
+            NotRecordedError: If the block has not ended.
         """
         if self._recording is None:
             raise NotRecordedError("Nothing is recorded yet: ask when the block `with env.profile() as p` has ended.")
         return self._recording
 
     def summary(self) -> Summary:
-        """Return where the time went, and what to do about it. It shows as a table.
+        """Return where the time went, with advice. It displays as a table.
 
         Raises:
             NotRecordedError: If the block has not ended.
@@ -41,19 +41,19 @@ class Profile:
         return summarise(self.recording)
 
     def plot(self, begin: float | None = None, end: float | None = None, path: str | Path | None = None) -> Any:
-        """Return a timeline, which a notebook shows: who worked when, and below it some steps as large as life.
+        """Return a timeline that a notebook displays: which worker ran when, and below it a few steps in detail.
 
         Args:
-            begin: Seconds since the recording began: from then on. ``None``: from the first one.
-            end: Likewise, until then.
-            path: Where to write it, too: a name that ends in ``.svg``.
+            begin: Start in seconds from the beginning of the recording; ``None`` means the beginning.
+            end: End, likewise; ``None`` means the end of the recording.
+            path: File to write it to as well: a name that ends in ``.svg``.
 
         Returns:
             A `Timeline`.
 
         Raises:
             NotRecordedError: If the block has not ended.
-            ArgumentError: If there is nothing between ``begin`` and ``end``, or ``path`` ends otherwise.
+            ArgumentError: If nothing was recorded between ``begin`` and ``end``, or ``path`` has another suffix.
             OSError: If it cannot be written.
         """
         timeline = Timeline.of(self.recording, begin, end)
@@ -62,14 +62,14 @@ class Profile:
         return timeline
 
     def save(self, path: str | Path) -> Path:
-        """Write a trace for Perfetto (ui.perfetto.dev) or ``chrome://tracing``, and return where to.
+        """Write a trace for Perfetto (ui.perfetto.dev) or ``chrome://tracing``, and return the path.
 
         Args:
-            path: A name that ends in ``.json``; a file that is there is replaced.
+            path: A name that ends in ``.json``; an existing file is replaced.
 
         Raises:
             NotRecordedError: If the block has not ended.
-            ArgumentError: If ``path`` ends otherwise.
+            ArgumentError: If ``path`` has another suffix.
             OSError: If it cannot be written.
         """
         target = checked_path(path, ".json")
@@ -77,5 +77,5 @@ class Profile:
         return target
 
     def __repr__(self) -> str:
-        """Return the table, if there is one."""
+        """Return the table, if the block has ended."""
         return "<Profile, still recording>" if self._recording is None else repr(self.summary())

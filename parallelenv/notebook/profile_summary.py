@@ -1,4 +1,4 @@
-"""What to do about where the time went, in one line."""
+"""The summary of a profile, with advice in one line."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     pass
 
 _MUCH = 0.2
-"""Share of the time from which on it is worth while to do something about it."""
+"""Minimum share of the time for which advice is given."""
 
 
 def advise(recording: Recording, shares: Mapping[str, float], straggler_loss: float, envs: Sequence[EnvTime]) -> str:
-    """Say what to do, by what takes most of the time, and else by what takes much of it."""
+    """Return advice on what takes most of the time, or else on what takes much of it."""
     unknown = sorted({*recording.missing, *recording.rebuilt})
     if unknown:
         return (
@@ -50,7 +50,7 @@ def advise(recording: Recording, shares: Mapping[str, float], straggler_loss: fl
 
 
 def _are_rollouts(recording: Recording) -> bool:
-    """Whether workers worked at rollouts for most of the time for which they worked."""
+    """Return whether workers spent most of their busy time in rollouts."""
     whole = in_rollouts = 0.0
     for worker in recording.workers:
         is_rollout = np.array([name == "rollout" for name in worker.operations], bool)
@@ -60,7 +60,7 @@ def _are_rollouts(recording: Recording) -> bool:
 
 
 def _of_rollouts(recording: Recording, shares: Mapping[str, float]) -> str:
-    """Say what helps where there are messages for each rollout."""
+    """Return advice if there are messages per rollout."""
     ways = ["more steps in each rollout()", "envs with smaller states"]
     if len(recording.workers) > 1:
         ways.insert(1, "fewer workers (num_cpus)")
@@ -71,7 +71,7 @@ def _of_rollouts(recording: Recording, shares: Mapping[str, float]) -> str:
 
 
 def _of_steps(recording: Recording, shares: Mapping[str, float]) -> str:
-    """Say what helps where there are messages for each step."""
+    """Return advice if there are messages per step."""
     is_away = [worker.seat.pid != this_process().pid for worker in recording.workers]
     ways = ["rollout(), which makes many steps with one call", "more envs in each step"]
     if len(is_away) > 1:
@@ -87,7 +87,7 @@ def _of_steps(recording: Recording, shares: Mapping[str, float]) -> str:
 
 
 def _of_stragglers(shares: Mapping[str, float], straggler_loss: float, envs: Sequence[EnvTime]) -> str:
-    """Say what helps where workers wait while others work."""
+    """Return advice if workers wait for others."""
     numbers = [env.steps for env in envs]
     if max(numbers) > 1.5 * min(numbers):
         return (
@@ -106,13 +106,13 @@ _MOST_WORKERS = 16
 
 @dataclass(frozen=True, slots=True)
 class EnvTime:
-    """The steps of an env.
+    """Durations of an env's steps.
 
     Attributes:
         env_id: Its id.
-        steps: Number of them that were noted.
-        mean: Seconds of one on average, with a reset that followed within it.
-        longest: Seconds of the longest.
+        steps: Number of steps recorded.
+        mean: Mean seconds per step, including a reset within the step.
+        longest: Seconds of the longest step.
     """
 
     env_id: int
@@ -123,24 +123,24 @@ class EnvTime:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Where the time went. Shares are of ``seconds``, 0 to 1; those of caller, transport and envs add up to 1.
+    """Where the time went. Shares are fractions of ``seconds``; those of caller, transport and envs add up to 1.
 
     Attributes:
-        seconds: How long was recorded.
-        caller_share: The caller's own code ran, outside of the `ParallelEnv`, and no worker did.
+        seconds: Duration of the recording.
+        caller_share: The caller's own code ran, outside the `ParallelEnv`, and no worker did.
         transport_share: The caller was in a call of the `ParallelEnv`, and no worker ran.
         env_share: At least one worker ran.
-        straggler_loss: Part of ``env_share`` for which a worker waited for others, on average over workers.
-        policy_share: Part of ``env_share`` for which a worker ran the policy of a rollout, on average over workers.
-        busy: Share for which each worker ran, in the order of ``workers``.
-        workers: Env ids of each.
-        envs: Of each env that was stepped.
-        sampled: Share of the time in which all was noted: 1, or less where calls were so quick that some were left out.
-            Then everything else here is an estimate, in which those that were noted stand for the others.
-        missing: Ids of envs whose worker has told nothing: it died, or was still busy.
-        rebuilt: Ids of envs whose worker was built anew; what the one before did is not known.
-        is_full: Whether there was more than could be kept.
-        advice: What to do about it, in one line.
+        straggler_loss: Part of ``env_share`` in which a worker waited for others, averaged over workers.
+        policy_share: Part of ``env_share`` in which a worker ran the policy of a rollout, averaged over workers.
+        busy: Share in which each worker ran, in the order of ``workers``.
+        workers: Env ids of each worker.
+        envs: An `EnvTime` for each env that was stepped.
+        sampled: Share of the time that was recorded completely: 1, or less if calls were so fast that some were
+            skipped. Everything else is then an estimate, extrapolated from the recorded ones.
+        missing: Ids of envs whose worker sent no record: it died, or was still busy.
+        rebuilt: Ids of envs whose worker was rebuilt; the record of the former one is lost.
+        is_full: Whether the recording exceeded its maximum size.
+        advice: Advice, in one line.
     """
 
     seconds: float
@@ -160,7 +160,7 @@ class Summary:
 
     @property
     def slowest(self) -> EnvTime | None:
-        """The env whose steps take longest on average; ``None`` if none was stepped."""
+        """The env with the longest mean step; ``None`` if none was stepped."""
         return max(self.envs, key=lambda env: env.mean, default=None)
 
     def __repr__(self) -> str:
@@ -189,7 +189,7 @@ class Summary:
         return "\n".join([*lines, f"advice: {self.advice}"])
 
     def _tables(self) -> list[str]:
-        """Return where the time went, and how busy the workers were. Rows of parts are indented under their whole."""
+        """Return the tables of shares and of busy workers. Parts are indented under their total."""
         rows = [
             ("your code", self.caller_share, "your program ran outside of the ParallelEnv, and no worker ran"),
             ("transport", self.transport_share, "a call ran or waited, and no worker ran"),
@@ -240,14 +240,14 @@ def summarise(recording: Recording) -> Summary:
 
 
 def _sampled(recording: Recording) -> float:
-    """Return the share of the time in which all was noted; a rollout counts as far as its steps were."""
+    """Return the share of the time recorded completely; rollouts count by their share of recorded steps."""
     noted = total_length(recording.windows) / (recording.end - recording.begin)
     left_out = [_left_out(worker) for worker in recording.workers]
     return noted if max(left_out, default=0.0) == 0 else noted * (1 - float(np.mean(left_out)))
 
 
 def _left_out(worker: WorkerRecord) -> float:
-    """Return the share of steps in rollouts that a worker has not noted."""
+    """Return the share of steps in rollouts that a worker did not record."""
     return 1 - len(worker.stands_for) / max(1, int(worker.stands_for.sum()))
 
 
@@ -266,13 +266,13 @@ def _env_times(recording: Recording, worker: WorkerRecord) -> list[EnvTime]:
 
 
 def _weights(recording: Recording, worker: WorkerRecord) -> Array:
-    """Return for how many commands each that a worker has noted stands: ``(m,)`` float64."""
+    """Return how many commands each recorded command of a worker represents: ``(m,)`` float64."""
     weights: Array = recording.weights[recording.window_of(worker.spans[:, 0])] * worker.stands_for
     return weights
 
 
 def _beside(recording: Recording, worker: WorkerRecord) -> float:
-    """Return for which share of the time a worker made rollouts and stepped no env."""
+    """Return the share of the time in which a worker was in rollouts and stepped no env."""
     is_rollout = np.array([name == "rollout" for name in worker.operations], bool)
     rollouts = merge(worker.spans[is_rollout])
     if not len(rollouts):

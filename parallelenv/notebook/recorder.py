@@ -1,9 +1,9 @@
-"""Records where the time goes: `with env.profile() as p`.
+"""Records where the time goes: ``with env.profile() as p``.
 
-All steps are noted as long as that takes 2 % of their time at most. Quick ones are noted in windows of some steps each,
-at irregular distances, so that it takes 1 %. A window opens and closes at certain numbers of commands, which come from
-an iterator in C that now and then asks here: in between the caller pays nothing, and hosts see by the number whether to
-note a command.
+All steps are recorded as long as that takes at most 2 % of their time. Fast steps are recorded in windows of a few
+steps, at irregular intervals, so that recording takes 1 %. Windows open and close at certain command numbers. These
+come from a C iterator that calls this module only now and then, so the caller pays nothing in between, and hosts see by
+the number whether to record a command.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ if TYPE_CHECKING:
     from parallelenv.env import ParallelEnv
 
 COLLECT_TIMEOUT = 5.0
-"""Seconds that workers get to tell what they have noted."""
+"""Seconds for workers to send their records."""
 INTERRUPTED_TIMEOUT = 0.2
-"""Likewise, after Ctrl-C."""
+"""The same after Ctrl-C."""
 _MOMENT = 1e-3
-"""Seconds after which it is looked again whether another thread's call is over."""
+"""Seconds between checks whether another thread's call has ended."""
 _recorded: weakref.WeakSet[Engine] = weakref.WeakSet()
-"""Engines of those that are being recorded."""
+"""Engines that are being recorded."""
 
 
 class Recorder:
-    """A context manager within which a `ParallelEnv` is recorded.
+    """A context manager that records a `ParallelEnv`.
 
     Args:
-        env: It.
+        env: The `ParallelEnv`.
     """
 
     def __init__(self, env: ParallelEnv) -> None:
@@ -57,7 +57,7 @@ class Recorder:
         self._profile = Profile()
 
     def __enter__(self) -> Profile:
-        """Begin to record, and return what can be asked afterwards."""
+        """Begin to record, and return the profile, which is filled at the end."""
         self._answers = self._watch()
         self._begun = perf_counter()
         self._sampling.begin(self._begun)
@@ -66,7 +66,7 @@ class Recorder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
     ) -> None:
-        """Collect what was noted. A worker that is dead, or does not answer in time, has noted nothing."""
+        """Collect the records. A worker that is dead or does not answer in time has none."""
         ended = perf_counter()
         is_interrupt = kind is not None and issubclass(kind, KeyboardInterrupt)
         self._sampling.end(ended)
@@ -87,7 +87,7 @@ class Recorder:
 
     @single_threaded_in("profile")
     def _watch(self) -> dict[int, tuple[str, float, tuple[float, float]]]:
-        """Let hosts begin to note; return by first env their clock and time, and when they were asked and answered."""
+        """Start recording in hosts; return by first env their clock and time, and when the request began and ended."""
         engine, pool = self._engine, self._engine.pool
         if engine in _recorded:
             raise EnvBusyError("This ParallelEnv is recorded already. End that block before you profile again.")
@@ -102,11 +102,11 @@ class Recorder:
 
     @single_threaded_in("profile")
     def _ask_what_was_seen(self, timeout: float, goes_on: bool) -> list[tuple[HostRecord, tuple[float, float]]]:
-        """Let hosts note no more; return what those have noted that answer in time, and when they were asked.
+        """Stop recording in hosts; return the records received in time, with begin and end of the request.
 
         Args:
-            timeout: Seconds.
-            goes_on: Whether what was interrupted in the caller's thread may go on for that.
+            timeout: In seconds.
+            goes_on: Whether an interrupted in-process command may resume in this wait.
         """
         pool = self._engine.pool
         pool.is_watched = False
@@ -115,13 +115,13 @@ class Recorder:
         asked = perf_counter()
         request = pool.post("unwatch", living)
         if not is_held_up:
-            with contextlib.suppress(ParallelEnvError):  # too late: what the others have noted is there
+            with contextlib.suppress(ParallelEnvError):  # too late: the records of the others are there
                 pool.wait(request, timeout)
         answered = perf_counter()
         return [(record, (asked, answered)) for record in request.values.values() if isinstance(record, HostRecord)]
 
     def _unwatch(self, timeout: float, goes_on: bool) -> list[tuple[HostRecord, tuple[float, float]]]:
-        """Let workers note no more, after the call of another thread; return what each has noted that can tell."""
+        """Stop recording in workers, once the call of another thread has ended; return the records received."""
         _recorded.discard(self._engine)
         self._engine.pool.is_watched = False
         deadline = time.monotonic() + timeout
@@ -133,16 +133,16 @@ class Recorder:
                 if not left:
                     return []
                 time.sleep(_MOMENT)
-            except ParallelEnvError:  # closed meanwhile, say
+            except ParallelEnvError:  # for example closed in the meantime
                 return []
 
     def _aligned(self, record: HostRecord, asked: tuple[float, float]) -> WorkerRecord:
-        """Return what a host has noted by the caller's clock; of another machine it is some 0.1 ms wrong, or more."""
+        """Return a host's record in the caller's time; from another machine it is off by 0.1 ms or more."""
         offset = 0.0
         if record.clock != clock_id():
             offset = sum(asked) / 2 - record.now
             clock, now, first = self._answers.get(record.env_ids[0], ("", 0.0, asked))
-            # One that was built anew may be on another machine than its predecessor, which was asked first.
+            # A rebuilt host may be on another machine than its predecessor, which got the first request.
             if clock == record.clock and first[1] - first[0] < asked[1] - asked[0]:
                 offset = sum(first) / 2 - now
         return WorkerRecord.of(record, offset)
@@ -151,58 +151,58 @@ class Recorder:
 _IN_WINDOW = 8
 """Steps of a window; the timeline shows as many."""
 _MOST_TRIES = 8
-"""So many steps are noted in vain, at most, until hosts have done what was not to be noted."""
+"""Maximum number of unused recorded steps until hosts have finished all unrecorded ones."""
 _MOST_MARKS = 2_000_000
 
 
 class Calls:
-    """Stands for who is using a `ParallelEnv`, and notes when a call begins and ends.
+    """Replaces the guard's ``users`` and records when a call begins and ends.
 
     Args:
-        user: What stands for that at other times. It goes on to be used, so either may take over at any moment.
+        user: The guard's own ``users``. It stays in use, so either may take over at any moment.
 
     Attributes:
-        windows: Beginning and end of those that are closed.
+        windows: Begin and end of the closed windows.
     """
 
     __slots__ = ("_known", "_marks", "_opened", "_user", "windows")
 
     def __init__(self, user: dict[str, Use]) -> None:
         self._user = user
-        self._marks = array("d")  # beginnings; ends, less than zero; zero where a window ends
-        self._known = 0  # so many of them are of windows that are closed
+        self._marks = array("d")  # begins; negative ends; zero at the end of a window
+        self._known = 0  # number of marks in closed windows
         self._opened: float | None = None
         self.windows: list[tuple[float, float]] = []
 
     def setdefault(self, key: str, default: Use) -> Use:
-        """Note that a call begins, unless it is within another one."""
+        """Record the begin of a call, unless it is within another one."""
         user = self._user.setdefault(key, default)
         if user is default:
             self._marks.append(perf_counter())
         return user
 
     def get(self, key: str) -> Use | None:
-        """Return the call that is under way."""
+        """Return the call in progress."""
         return self._user.get(key)
 
     def clear(self) -> None:
-        """Note that it ends."""
+        """Record the end of the call."""
         self._user.clear()
         self._marks.append(-perf_counter())
 
     def __len__(self) -> int:
-        """Return how many beginnings and ends there are."""
+        """Return the number of marks."""
         return len(self._marks)
 
     def open(self, now: float, *, is_in_call: bool) -> None:
-        """Open a window. Calls that ended before are forgotten, and of one that goes on the time before it is."""
+        """Open a window. Drops calls that ended before, and cuts one in progress at its start."""
         del self._marks[self._known :]
         self._opened = now
         if is_in_call:
             self._marks.append(now)
 
     def close(self, now: float) -> None:
-        """Close the window, if one is open. Of a call that goes on what comes later is not known."""
+        """Close the window, if one is open. Cuts a call in progress at its end."""
         if self._opened is None:
             return
         if self._marks and self._marks[-1] > 0:
@@ -214,10 +214,10 @@ class Calls:
         self._opened = None
 
     def spans(self, begin: float, end: float) -> Array:
-        """Return when there were calls between two moments, and in windows: ``(m, 2)`` float64, in order."""
+        """Return the calls between two moments that are in windows, in order: ``(m, 2)`` float64."""
         marks = np.array(self._marks[: self._known])
-        # A call within a call begins after that and ends before it: of beginnings in a row it is the first that counts,
-        # of ends the last one.
+        # A nested call begins later and ends earlier than the outer one: of consecutive begins the first counts, of
+        # consecutive ends the last.
         kinds = np.sign(marks)
         begins = np.flatnonzero((kinds > 0) & (np.append(0, kinds)[:-1] <= 0))
         ends = np.flatnonzero((kinds < 0) & (np.append(kinds, 0)[1:] >= 0))
@@ -227,14 +227,14 @@ class Calls:
 
 
 class Sampling:
-    """Lets the steps and calls of a `ParallelEnv` be noted, or some of them.
+    """Decides which steps and calls of a `ParallelEnv` are recorded.
 
     Args:
-        engine: Of it.
+        engine: Its engine.
     """
 
     def __init__(self, engine: Engine) -> None:
-        self._guard = weakref.ref(engine.guard)  # else the pool would keep it alive, by way of the numbers
+        self._guard = weakref.ref(engine.guard)  # weak: the pool, which holds the numbers, would keep it alive
         self._user = engine.guard.users
         self._pool = pool = engine.pool
         self._num_links, self._num_envs = pool.num_handles, -(-len(pool.env_ids) // pool.num_handles)
@@ -242,13 +242,13 @@ class Sampling:
         self.calls = Calls(self._user)
 
     def begin(self, now: float) -> None:
-        """Note everything from now on, and later what does not take too long. No call is under way."""
+        """Record everything at first, then as much as does not take too long. No call may be in progress."""
         self.calls.open(now, is_in_call=False)
         self._become(self.calls)
         self._pool.number_by(self._numbers)
 
     def end(self, now: float) -> None:
-        """Note nothing any more."""
+        """Stop recording."""
         self.calls.close(now)
         self._pool.number_by(None)
         self._become(self._user)
@@ -259,11 +259,11 @@ class Sampling:
             guard.users = user
 
     def _numbers(self, plain: Iterator[int]) -> Iterator[int]:
-        """Return numbers of commands. Should an interrupt end the choice, those that are left are plain."""
+        """Return numbers of commands. If an interrupt ends the sampling, the remaining ones are plain."""
         return chain(chain.from_iterable(self._choose(plain)), plain)
 
     def _choose(self, plain: Iterator[int]) -> Iterator[Iterator[int]]:
-        """Yield numbers of steps: of some that are noted, and of some that are not."""
+        """Yield command numbers, alternately for recorded and for skipped steps."""
         noted = map(NOTED.__or__, plain)
         num_steps = NUM_FIRST
         try:
@@ -282,7 +282,7 @@ class Sampling:
             self._become(self._user)
 
     def _note(self, noted: Iterator[int], num_steps: int) -> Generator[Iterator[int], None, int]:
-        """Note steps; return how many are to be left out after them."""
+        """Record steps; return how many steps to skip after them."""
         since, before = perf_counter(), len(self.calls)
         yield islice(noted, num_steps * self._num_links)
         num_noted = max(num_steps, (len(self.calls) - before) // 2)
@@ -290,15 +290,15 @@ class Sampling:
         return self._thinning.left_out(num_noted, seconds, self._num_envs, self._num_resets())
 
     def _num_resets(self) -> float:
-        """Return how many resets each host has made within the latest step, or had made if the policy has them do so.
+        """Return the number of resets per host in the latest step, or that automatic restarts would have made.
 
-        One step says little, but many windows, each with another one, say it all.
+        A single step is not representative, but the average over many windows is.
         """
         of_each: float = self._pool.batch.flags.tobytes().count(1) / self._num_links
         return of_each
 
     def _clear_the_way(self, noted: Iterator[int]) -> Iterator[Iterator[int]]:
-        """Let steps be noted in vain until hosts have answered all that were not to be noted."""
+        """Record steps without using them, until hosts have answered all unrecorded ones."""
         for _ in range(_MOST_TRIES):
             yield islice(noted, self._num_links)
             if all(number >= NOTED for number in self._pool.under_way):

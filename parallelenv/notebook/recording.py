@@ -1,4 +1,4 @@
-"""What was recorded of a `ParallelEnv`: when the caller was in it, and what each worker did."""
+"""A recording of a `ParallelEnv`: the caller's calls, and what each worker did."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from parallelenv.worker.tracer import HostRecord
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WorkerRecord:
-    """What a worker did. All moments are seconds of the caller's `time.perf_counter`.
+    """The record of a worker. All times are in seconds of the caller's `time.perf_counter`.
 
     Attributes:
         env_ids: Its envs.
-        seat: Where it is.
-        operations: As in `HostRecord`.
-        spans: As in `HostRecord`.
-        turns: ``(k, 2)`` float64: when each env began and ended to do what it was asked.
+        seat: Its process.
+        operations: See `HostRecord`.
+        spans: See `HostRecord`.
+        turns: ``(k, 2)`` float64: begin and end of each env's part of a command.
         owners: ``(k,)`` int64: env ids of the turns.
-        is_step: ``(k,)`` bool: whether that was a step.
-        span_of: ``(k,)`` int64: the span that each turn is a part of.
-        stands_for: As in `HostRecord`.
-        resets: As in `HostRecord`.
-        is_full: As in `HostRecord`.
-        since: As in `HostRecord`.
+        is_step: ``(k,)`` bool: whether the turn was a step.
+        span_of: ``(k,)`` int64: index of the span that each turn is part of.
+        stands_for: See `HostRecord`.
+        resets: See `HostRecord`.
+        is_full: See `HostRecord`.
+        since: See `HostRecord`.
     """
 
     env_ids: tuple[int, ...]
@@ -50,7 +50,7 @@ class WorkerRecord:
 
     @classmethod
     def of(cls, record: HostRecord, offset: float) -> WorkerRecord:
-        """Return what a host has noted. ``offset``: the caller's clock less the host's."""
+        """Return a host's record in the caller's time. ``offset`` is the caller's clock minus the host's."""
         span_of = np.repeat(np.arange(len(record.counts)), record.counts)
         ends = np.append(record.moments[1:], 0.0)
         is_last = np.append(span_of[1:] != span_of[:-1], True) if len(span_of) else np.zeros(0, bool)
@@ -76,22 +76,22 @@ class WorkerRecord:
         )
 
     def busy(self) -> Array:
-        """Return when it worked: ``(m, 2)``, one after the other."""
+        """Return the times in which it worked: ``(m, 2)``, in order."""
         return merge(self.spans)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recording:
-    """What was recorded.
+    """The complete recording.
 
     Attributes:
-        begin: Moment, of the caller's `time.perf_counter`.
+        begin: Time of the caller's `time.perf_counter`.
         end: Likewise.
-        windows: ``(w, 2)`` float64: when all was noted that happened, one after the other. Only one, from begin to end,
-            unless steps were so quick that some were left out.
+        windows: ``(w, 2)`` float64: intervals that were recorded completely, in order. Only one, from begin to end,
+            unless steps were so fast that some were skipped.
         calls: ``(m, 2)`` float64: when the caller was in a call of the `ParallelEnv`.
-        workers: What each did.
-        missing: Ids of envs whose worker has told nothing.
+        workers: Record of each worker.
+        missing: Ids of envs whose worker sent no record.
     """
 
     begin: float
@@ -103,28 +103,28 @@ class Recording:
 
     @property
     def rebuilt(self) -> tuple[int, ...]:
-        """Ids of envs whose worker was built anew meanwhile: what the one before did is not known."""
+        """Ids of envs whose worker was rebuilt during the recording; the record of the former one is lost."""
         return tuple(env_id for worker in self.workers if worker.since > self.begin for env_id in worker.env_ids)
 
     @property
     def weights(self) -> Array:
-        """``(w,)`` float64: by how much longer the time is for which each window stands: since the one before."""
+        """``(w,)`` float64: the time since the previous window's end, relative to the length of the window."""
         ends = self.windows[:, 1].copy()
         ends[-1] = self.end
         weights: Array = np.diff(ends, prepend=self.begin) / (self.windows[:, 1] - self.windows[:, 0])
         return weights
 
     def window_of(self, moments: Array) -> Array:
-        """Return which window each of some moments is in, or else comes after."""
+        """Return the index of the window that each time is in or after."""
         return np.maximum(np.searchsorted(self.windows[:, 0], moments, side="right") - 1, 0)
 
     def share(self, spans: Array) -> float:
-        """Return the share of the time, 0 to 1, that spans, ``(m, 2)``, take. What was left out is made up for."""
+        """Return the share of the time, 0 to 1, that spans, ``(m, 2)``, take, extrapolated to skipped parts."""
         taken = np.diff(cover(merge(spans), self.windows), axis=1)[:, 0]
         return float(self.weights @ taken) / (self.end - self.begin)
 
     def outside(self, spans: Array) -> Array:
-        """Return when, within the windows, none of some spans was: ``(m, 2)``."""
+        """Return the times within the windows that no span covers: ``(m, 2)``."""
         edges = [self.begin], self.windows.ravel(), [self.end]
         taken = merge(np.concatenate([spans, np.concatenate(edges).reshape(-1, 2)]))
         free = np.column_stack([taken[:-1, 1], taken[1:, 0]])
@@ -132,7 +132,7 @@ class Recording:
 
 
 def merge(spans: Array) -> Array:
-    """Return spans, ``(m, 2)``, in order and without those that overlap: these are made one."""
+    """Return spans, ``(m, 2)``, in order, with overlapping ones merged."""
     if not len(spans):
         return np.zeros((0, 2))
     spans = spans[np.argsort(spans[:, 0], kind="stable")]
@@ -148,10 +148,10 @@ def total_length(spans: Array) -> float:
 
 
 def cover(spans: Array, moments: Array) -> Array:
-    """Return, for each of some moments, for how many seconds before it spans were. These are as `merge` gives them."""
+    """Return, for each time, how many seconds before it are covered by spans, which must come from `merge`."""
     if not len(spans):
         return np.zeros(moments.shape)
-    # What lies whole before it, and what of a span reaches over it.
+    # All spans that began before it, minus what reaches beyond it.
     lengths = np.append(0.0, np.cumsum(spans[:, 1] - spans[:, 0]))
     number = np.searchsorted(spans[:, 0], moments, side="right")
     over = np.where(number > 0, np.maximum(0.0, spans[number - 1, 1] - moments), 0.0)
@@ -160,10 +160,10 @@ def cover(spans: Array, moments: Array) -> Array:
 
 
 def checked_path(path: Any, suffix: str) -> Path:
-    """Return a path that ends as it should.
+    """Return a path after checking its suffix.
 
     Raises:
-        ArgumentError: If it does not.
+        ArgumentError: If it has another suffix.
     """
     target = Path(path) if isinstance(path, (str, Path)) else None
     if target is None or target.suffix.lower() != suffix or "\0" in str(target):

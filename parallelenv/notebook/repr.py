@@ -1,4 +1,4 @@
-"""What a `ParallelEnv` shows of itself: gathered without asking, or waiting for, a worker."""
+"""The display of a `ParallelEnv`, made without sending anything to a worker or waiting for one."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """How a state of envs is shown.
+    """How a state of envs is displayed.
 
     Attributes:
-        colour: Of its squares: told apart with any colour vision, on white and on black.
-        sign: In its squares, for readers and printers without colours.
-        meaning: What it means, for the tooltip.
-        one: What is said of one env after its number; empty: the state itself.
-        more: Likewise, of several envs.
+        colour: Colour of its squares, distinct with any colour vision, on white and on black.
+        sign: Character in its squares, for readers and printers without colours.
+        meaning: Its meaning, for the tooltip.
+        one: Text after the number of one env; empty means the state itself.
+        more: Likewise for several envs.
     """
 
     colour: str
@@ -65,9 +65,9 @@ class WorkerRow:
 
     Attributes:
         env_ids: Its envs.
-        seat: Where it lives.
-        memory: Bytes that its process takes; ``None`` if that is not known.
-        waiting: Share of the time for which it had nothing to do, 0 to 1; ``None`` if nothing was asked yet.
+        seat: Its process.
+        memory: Memory of its process in bytes; ``None`` if unknown.
+        waiting: Share of the time in which it was idle, 0 to 1; ``None`` before the first request.
     """
 
     env_ids: tuple[int, ...]
@@ -82,10 +82,10 @@ class Portrait:
 
     Attributes:
         title: Its ``repr``, or that of a wrapper around it.
-        states: Of each env, one of `LOOKS`.
-        standing: Episodes, and how they went.
-        rate: Steps of single envs per second, without pauses of more than 10 s; ``None`` if there are none.
-        workers: Those that live.
+        states: State of each env, a key of `LOOKS`.
+        standing: Episodes and their results.
+        rate: Env steps per second, without pauses of more than 10 s; ``None`` without steps.
+        workers: The workers that are alive.
     """
 
     title: str
@@ -95,7 +95,7 @@ class Portrait:
     workers: list[WorkerRow]
 
     def counts(self) -> dict[str, str]:
-        """Return how many envs are in each state that occurs, in words, by state."""
+        """Return the number of envs in each state that occurs, as text, by state."""
         counts = {}
         for state, envs in Counter(self.states).items():
             look = LOOKS[state]
@@ -103,7 +103,7 @@ class Portrait:
         return {state: counts[state] for state in LOOKS if state in counts}
 
     def facts(self) -> dict[str, str]:
-        """Return what is known of steps and episodes, line by line."""
+        """Return facts about steps and episodes, by label."""
         facts = {}
         standing = self.standing
         if self.rate is not None:
@@ -131,17 +131,17 @@ class Portrait:
 
     @property
     def rest(self) -> str:
-        """What the table leaves out."""
+        """Text on rows that the table omits."""
         left = len(self.workers) - _MOST_WORKERS
         return f"... and {count(left, 'more worker')}" if left > 0 else ""
 
     @property
     def has_waiting(self) -> bool:
-        """Whether the table says how long workers waited."""
+        """Whether the table has the column of waiting times."""
         return any(worker.waiting is not None for worker in self.workers[:_MOST_WORKERS])
 
     def text(self) -> str:
-        """Return it as plain text."""
+        """Return the display as plain text."""
         facts = {"envs": ", ".join(self.counts().values()), **self.facts()}
         lines = [self.title, *(f"  {name:<9} {said}" for name, said in facts.items())]
         if self.workers:
@@ -154,7 +154,7 @@ class Portrait:
         return "\n".join(lines)
 
     def html(self) -> str:
-        """Return it as HTML, which needs nothing else: no style sheet, script or network, and fits light and dark."""
+        """Return the display as HTML without style sheet, script or network, for light and dark backgrounds."""
         facts = "".join(
             f'<tr><td style="{_CELL}left;opacity:0.7">{name}</td><td style="{_CELL}left">{html.escape(said)}</td></tr>'
             for name, said in self.facts().items()
@@ -197,7 +197,7 @@ def _html_row(row: Sequence[str]) -> str:
 
 
 def portray(env: ParallelEnv, title: str) -> Portrait:
-    """Return what is known of a `ParallelEnv`, open or closed, whatever it or another thread is doing."""
+    """Return what is known of a `ParallelEnv`, open or closed, even while it or another thread is busy."""
     pool, stepper = env.engine.pool, env.engine.stepper
     standing = stepper.episodes.score.look()
     seconds = pool.hours.elapsed()
@@ -206,9 +206,9 @@ def portray(env: ParallelEnv, title: str) -> Portrait:
 
 
 def mime_bundle(env: Any) -> dict[str, str]:
-    """Return what `portray` finds of a `ParallelEnv` or what a wrapper is around, by MIME type."""
+    """Return the display of a `ParallelEnv` or of a wrapper around one, by MIME type."""
     whole = env.unwrapped
-    if not hasattr(whole, "_engine"):  # its constructor has failed
+    if not hasattr(whole, "_engine"):  # the constructor failed
         return {"text/plain": repr(env)}
     portrait = portray(whole, repr(env))
     return {"text/plain": portrait.text(), "text/html": portrait.html()}
@@ -236,7 +236,7 @@ def _states(env: ParallelEnv) -> list[str]:
 def _workers(
     seats: dict[int, ProcessInfo], workload: Sequence[tuple[tuple[int, ...], float | None]]
 ) -> list[WorkerRow]:
-    """Return the workers: hosts, or the processes behind a host if there are several."""
+    """Return the workers: hosts, or the processes behind a host if it has several."""
     found: list[WorkerRow] = []
     memory: dict[ProcessInfo, int | None] = {}
     for env_ids, waiting in workload:

@@ -1,4 +1,4 @@
-"""A picture below a cell that is replaced by the next one."""
+"""A picture below a notebook cell that is updated in place."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from parallelenv.notebook.animation import encode_picture
 
 
 class Screen:
-    """A place below the cell that is running. Another cell, or another run of it, gets another one."""
+    """An output area below the running cell. Each cell, and each run of it, gets a new one."""
 
     def __init__(self) -> None:
         self._run: cells.CellRun | None = None
         self._handle: Any = None
 
     def show(self, picture: Array) -> None:
-        """Show a picture in the place of the one before.
+        """Show a picture in place of the previous one.
 
         Raises:
-            NotebookNeededError: If there is no notebook.
+            NotebookNeededError: Outside a notebook.
         """
         refuse_no_notebook("show")
         from IPython.display import Image, display
@@ -37,10 +37,10 @@ class Screen:
 
 
 def refuse_no_notebook(call: str) -> None:
-    """Refuse to show something where there is no notebook.
+    """Check that code runs in a notebook.
 
     Raises:
-        NotebookNeededError: If there is none.
+        NotebookNeededError: If it does not.
     """
     if kernel_of_notebook() is None:
         raise NotebookNeededError(
@@ -50,10 +50,10 @@ def refuse_no_notebook(call: str) -> None:
 
 
 class Pace:
-    """Keeps frames from coming faster than they are to be seen.
+    """Limits the frame rate.
 
     Args:
-        fps: Frames a second.
+        fps: Frames per second.
     """
 
     def __init__(self, fps: float) -> None:
@@ -61,7 +61,7 @@ class Pace:
         self._next = 0.0
 
     def wait(self) -> None:
-        """Wait until it is time for the next frame; one that comes late is not made up for."""
+        """Wait until the next frame is due; late frames are not caught up on."""
         now = time.monotonic()
         if now < self._next:
             time.sleep(self._next - now)

@@ -1,4 +1,4 @@
-"""Pictures and films of envs below a notebook cell: `ParallelEnv.show`, `play` and `record`."""
+"""Pictures and films of envs in notebooks: `ParallelEnv.show`, `play` and `record`."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from parallelenv.env import ParallelEnv
 
 _screens: weakref.WeakKeyDictionary[Engine, Screen] = weakref.WeakKeyDictionary()
-"""Where the pictures of each `ParallelEnv` are shown: another one in the same cell replaces the first."""
+"""Output area of each `ParallelEnv`: within a cell, a new picture replaces the previous one."""
 
 
 def show_envs(env: ParallelEnv, id: Any, width: int) -> None:
-    """Show what envs look like now. Arguments and errors as of `ParallelEnv.show`."""
+    """Show envs as they are now. See `ParallelEnv.show` for arguments and errors."""
     refuse_no_notebook("show")
     check_format("png")
     engine = env.engine
@@ -61,7 +61,7 @@ def play_envs(
     width: int,
     shows_progress: bool,
 ) -> Evaluation:
-    """Let a policy act while the user looks on. Arguments and errors as of `ParallelEnv.play`."""
+    """Run a policy and show the envs live. See `ParallelEnv.play` for arguments and errors."""
     refuse_no_notebook("play")
     check_format("png")
     env_ids, fps = _cast(env.engine, id, steps, fps, width)
@@ -86,7 +86,7 @@ def record_envs(
     width: int,
     shows_progress: bool,
 ) -> Film:
-    """Let a policy act, and return a film of it. Arguments and errors as of `ParallelEnv.record`."""
+    """Run a policy and return a film of it. See `ParallelEnv.record` for arguments and errors."""
     video_format = _check_path(path)
     env_ids, fps = _cast(env.engine, id, steps, fps, width)
     frames: list[Array] = []
@@ -103,7 +103,7 @@ def record_envs(
         try:
             film.save(path)
         except OSError as error:
-            put(error, "partial", film)  # it is made, and can be saved elsewhere
+            put(error, "partial", film)  # the film is made, and can be saved elsewhere
             raise
     return film
 
@@ -119,7 +119,7 @@ def _sight(engine: Engine, env_ids: Sequence[int], width: int) -> Array:
     """Return a picture of envs as they are now, at most ``width`` pixels wide.
 
     Raises:
-        BaseException: What `ParallelEnv.render` raises, one error for all envs if they need a reset.
+        BaseException: What `ParallelEnv.render` raises; a single error for all envs if they need a reset.
     """
     try:
         return picture_of(engine, env_ids, width)
@@ -128,13 +128,13 @@ def _sight(engine: Engine, env_ids: Sequence[int], width: int) -> Array:
         if error is caught:
             raise
     try:
-        raise error  # not where the other one was caught, which says no more, but at length
+        raise error  # outside the except block, to leave out the longer first error
     finally:
-        del error  # it leads here
+        del error  # its traceback refers to this frame
 
 
 def _clearer(engine: Engine, error: Exception, env_ids: Sequence[int]) -> BaseException:
-    """Return what to raise where envs could not be seen: if some have no episode, that is said."""
+    """Return the error to raise if envs cannot be shown; it names envs without an episode."""
     episodes = set(engine.stepper.episodes.without())
     fresh = [env_id for env_id in env_ids if env_id in episodes]
     is_of_drawing = isinstance(error, ArgumentError) or not isinstance(error, ParallelEnvError)
@@ -142,14 +142,14 @@ def _clearer(engine: Engine, error: Exception, env_ids: Sequence[int]) -> BaseEx
         return error
     call = "reset()" if len(fresh) == engine.num_envs else f"reset({list_ids(fresh)})"
     said = f"{name_envs(fresh)} {'has' if len(fresh) == 1 else 'have'} no episode yet. Call {call} before show()."
-    if isinstance(error, ResetNeeded | ArgumentError):  # the latter for ``None``, say, instead of a frame
+    if isinstance(error, ResetNeeded | ArgumentError):  # the latter if an env returned ``None``, for example
         return ResetNeededError(said)
     add_note(error, said)
     return error
 
 
 def _cast(engine: Engine, id: Any, steps: Any, fps: Any, width: Any) -> tuple[tuple[int, ...], float]:
-    """Return which envs are to be seen and how many frames a second, when all arguments fit."""
+    """Check all arguments; return the envs to show and the frames per second."""
     env_ids = _seen_ids(engine, id)
     check_positive("steps", steps)
     check_positive("width", width)
@@ -168,7 +168,7 @@ def _perform(
     width: int,
     advance: Callable[[int], Any],
 ) -> Evaluation:
-    """Let a policy act for so many steps; call ``see`` with each picture, and ``advance`` after each step."""
+    """Run a policy for a number of steps; call ``see`` with each picture, and ``advance`` after each step."""
     left = steps
 
     def look() -> bool:
@@ -183,12 +183,12 @@ def _perform(
 
 
 def _check_path(path: Any) -> str:
-    """Return the format of a film that is to be written there, before there is one.
+    """Return the format of a film to write, after checking beforehand that it can be written.
 
     Raises:
-        ArgumentError: If it is no path of a film.
-        MissingDependencyError: If it cannot be written.
-        OSError: If there is no such folder, or nothing may be written there.
+        ArgumentError: If it is not a path of a film.
+        MissingDependencyError: If the format cannot be written.
+        OSError: If the folder does not exist or is not writeable.
     """
     if path is None:
         video_format = "mp4" if has_ffmpeg() else "webp"

@@ -16,11 +16,11 @@ from parallelenv.errors import ArgumentError
 from parallelenv.notebook.animation import require_pillow, resize
 
 _DARK = (None, "human", "ansi", "rgb_array_list")
-"""Render modes of which `render` returns no single picture."""
+"""Render modes whose `render` does not return a single picture."""
 _GREY = 128
-"""Of gaps and of places without an env: it differs from the white of CartPole and the black of Atari."""
+"""Colour of gaps and empty places, distinct from the white of CartPole and the black of Atari."""
 _LEAST_LABELLED = 32
-"""Pixels each way of the smallest frame that has room for an env id."""
+"""Smallest frame, in pixels each way, that has room for an env id."""
 
 
 def tile_frames(
@@ -29,20 +29,20 @@ def tile_frames(
     """Return an RGB picture with the frames in a near-square grid, row by row.
 
     Args:
-        frames: uint8 arrays ``(height, width, 3)``, ``(height, width)`` grey, or ``(height, width, 4)``, of which the
-            alpha is left out; their sizes may differ. Smaller ones are padded with black, to the right and below.
-        env_ids: Ids of their envs, for labels and messages. ``None``: 0, 1, 2, ...
-        width: Pixels that the picture is wide at most: frames are made smaller, all by the same factor. ``None``:
-            frames keep their size.
+        frames: uint8 arrays ``(height, width, 3)``, ``(height, width)`` grey, or ``(height, width, 4)`` with ignored
+            alpha; sizes may differ. Smaller ones are padded with black, to the right and below.
+        env_ids: Env ids for labels and messages; ``None`` means 0, 1, 2, ...
+        width: Maximum width of the picture in pixels: all frames are scaled down by the same factor. ``None`` keeps
+            their size.
         labels: Leave a grey gap between frames and draw the env id into the upper left corner of each. A single frame
-            gets neither, and frames of less than 32 pixels each way get no id. Needs Pillow.
+            gets neither, and frames below 32 pixels each way get no id. Needs Pillow.
 
     Returns:
-        ``(rows * max_height, columns * max_width, 3)`` uint8, and the gaps.
+        ``(rows * max_height, columns * max_width, 3)`` uint8, plus the gaps.
 
     Raises:
-        ArgumentError: If a frame is no such array, as with a render mode that draws a window, or of another dtype:
-            nothing says which of its numbers is white.
+        ArgumentError: If a frame is not such an array, for instance with a render mode that opens a window, or has
+            another dtype, whose value of white would be unknown.
     """
     ids = range(len(frames)) if env_ids is None else env_ids
     pictures = [_as_rgb(frame, env_id) for frame, env_id in zip(frames, ids, strict=True)]
@@ -70,7 +70,7 @@ def tile_frames(
 
 
 def _made_smaller(pictures: Sequence[Array], width: int) -> list[Array]:
-    """Return pictures of which the widest has at most so many pixels, all made smaller by the same factor."""
+    """Return pictures scaled down by one factor, so that the widest has at most ``width`` pixels."""
     factor = width / max((picture.shape[1] for picture in pictures), default=width)
     if factor >= 1:
         return list(pictures)
@@ -82,7 +82,7 @@ def _made_smaller(pictures: Sequence[Array], width: int) -> list[Array]:
 
 @functools.lru_cache(maxsize=1024)
 def _label(env_id: int, size: int) -> Array:
-    """Return an env id in white on black, ``(height, width, 3)`` uint8, in letters of so many pixels."""
+    """Return an env id in white on black, ``(height, width, 3)`` uint8, in letters of ``size`` pixels."""
     require_pillow("Env ids on frames")
     from PIL import Image, ImageDraw, ImageFont
 
@@ -95,14 +95,14 @@ def _label(env_id: int, size: int) -> Array:
 
 
 def refuse_dark(env_ids: Sequence[int], modes: Sequence[Any]) -> None:
-    """Refuse envs that answer no single picture.
+    """Check that envs render single pictures.
 
     Args:
         env_ids: The envs.
-        modes: What each has as ``render_mode``; ``"rgb_array"`` for what has none at all, and may do as it likes.
+        modes: The ``render_mode`` of each; ``"rgb_array"`` for envs without one, which may render anything.
 
     Raises:
-        ArgumentError: If there is one.
+        ArgumentError: If one does not.
     """
     for env_id, mode in zip(env_ids, modes, strict=True):
         if mode in _DARK:
@@ -129,15 +129,15 @@ def _as_rgb(frame: Any, env_id: int) -> np.ndarray[Any, Any]:
 
 
 def picture_of(engine: Engine, env_ids: Sequence[int], width: int | None = None, labels: bool = True) -> Array:
-    """Return the frames of envs as one picture. ``width`` and ``labels``: as in `tile_frames`."""
+    """Return the frames of envs as one picture. See `tile_frames` for ``width`` and ``labels``."""
     return tile_frames(engine.ask_each("render", env_ids), env_ids, width, labels)
 
 
 def refuse_dark_envs(engine: Engine, env_ids: Sequence[int]) -> None:
-    """Refuse envs that answer no single picture.
+    """Check that envs render single pictures.
 
     Raises:
-        ArgumentError: If there are any.
+        ArgumentError: If one does not.
     """
     env_ids = [env_id for env_id in env_ids if engine.pool.facts[env_id].render_mode != "rgb_array"]
     modes = engine.pool.ask("get", env_ids, None, "render_mode").values

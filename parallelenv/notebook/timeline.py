@@ -1,4 +1,4 @@
-"""A recording as a picture: who worked when."""
+"""A recording as a picture: which worker ran when."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from parallelenv.notebook.recording import Recording, WorkerRecord, checked_path
 _WIDTH, _LEFT, _RIGHT, _ROW, _GAP = 900, 130, 40, 22, 6
 _MOST_ROWS = 24
 _MOST_BLOCKS = 2500
-"""Of a stretch: more would make the picture large, and be too narrow to be seen. Then it is shaded, not drawn."""
+"""Maximum number of blocks drawn: more would be too narrow to see and make the file large. Then shades are drawn."""
 _BINS = 300
 _STEPS_IN_DETAIL = 8
 _CALLER, _CALL, _WORK, _RESET = "#e69f00", "#999999", ("#0072b2", "#56b4e9"), "#d55e00"  # for any colour vision
@@ -33,13 +33,13 @@ _LEGEND = (
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A stretch of time that is drawn.
+    """An interval that is drawn.
 
     Attributes:
         begin: Seconds since the beginning of the recording.
         end: Likewise.
-        colour: Of the block.
-        said: What is said of it where the pointer is over it.
+        colour: Colour of the block.
+        said: Tooltip text.
         opacity: 0 to 1.
     """
 
@@ -54,10 +54,10 @@ TimelineRow = tuple[str, list[Block]]
 
 
 class Timeline:
-    """A picture of a recording. A notebook shows it.
+    """A picture of a recording. A notebook displays it.
 
     Attributes:
-        svg: It, as SVG. It needs nothing else, and fits light and dark.
+        svg: The picture as SVG, self-contained, for light and dark backgrounds.
     """
 
     def __init__(self, svg: str) -> None:
@@ -65,7 +65,7 @@ class Timeline:
 
     @classmethod
     def of(cls, recording: Recording, begin: float | None, end: float | None) -> Timeline:
-        """Draw a recording. Arguments and errors: as in `Profile.plot`."""
+        """Draw a recording. See `Profile.plot` for arguments and errors."""
         seconds = recording.end - recording.begin
         first, last = 0.0 if begin is None else begin, seconds if end is None else end
         if not (is_number(first) and is_number(last)) or not 0 <= first < last or first >= seconds:
@@ -85,10 +85,10 @@ class Timeline:
         return cls(_page("".join(panels), top, "waiting" if is_whole else "waiting or not sampled"))
 
     def save(self, path: str | Path) -> Path:
-        """Write it to a file whose name ends in ``.svg``, and return that.
+        """Write the picture to a file whose name ends in ``.svg``, and return the path.
 
         Raises:
-            ArgumentError: If it ends otherwise.
+            ArgumentError: If it has another suffix.
             OSError: If it cannot be written.
         """
         target = checked_path(path, ".svg")
@@ -100,7 +100,7 @@ class Timeline:
         return f"<Timeline, {len(self.svg):,} bytes of SVG>"
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        """Return the picture within a page, where it takes the colours of its surroundings."""
+        """Return the picture as HTML that takes the colours of its surroundings."""
         return {"text/plain": repr(self), "text/html": self.svg}
 
 
@@ -110,7 +110,7 @@ def _num_blocks(recording: Recording, begin: float, end: float) -> int:
 
 
 def _some_steps(recording: Recording) -> tuple[float, float]:
-    """Return a stretch of some calls within a window, that is neither slow nor quick among such."""
+    """Return an interval of some calls within a window, of median length among such intervals."""
     calls = merge(recording.calls)
     if not len(calls):
         return 0.0, recording.end - recording.begin
@@ -125,7 +125,7 @@ def _some_steps(recording: Recording) -> tuple[float, float]:
 
 
 def _rows(recording: Recording, begin: float, end: float) -> list[TimelineRow]:
-    """Return what is to be drawn of a stretch: a row for the caller, and one for each worker."""
+    """Return the rows of an interval: one for the caller, and one for each worker."""
     is_detailed = _num_blocks(recording, begin, end) <= _MOST_BLOCKS
     offset = recording.begin
     noted = recording.windows - offset
@@ -160,7 +160,7 @@ def _plain(spans: Array, colour: str, said: str) -> list[Block]:
 
 
 def _turns(worker: WorkerRecord, offset: float, begin: float, end: float) -> Iterator[Block]:
-    """Return what each env did, and under it that the worker worked at all."""
+    """Return blocks of each env's turns, above those of the worker's busy times."""
     for first, last in _within(worker.busy() - offset, begin, end).tolist():
         yield Block(first, last, _CALL, f"the worker works, {duration(last - first)}", 0.5)
     turns = worker.turns - offset
@@ -176,7 +176,7 @@ def _turns(worker: WorkerRecord, offset: float, begin: float, end: float) -> Ite
 
 
 def _shaded(spans: Array, noted: Array, stretch: tuple[float, float], colour: str, said: str) -> list[Block]:
-    """Return blocks of equal length, the darker the more of it, as far as it was noted, is taken by spans."""
+    """Return blocks of equal length, darker where spans take more of the recorded part of the block."""
     begin, end = stretch
     width = (end - begin) / _BINS
     edges = np.linspace(begin, end, _BINS + 1)
@@ -191,7 +191,7 @@ def _shaded(spans: Array, noted: Array, stretch: tuple[float, float], colour: st
 
 
 def _draw(rows: Sequence[TimelineRow], begin: float, end: float, top: int) -> tuple[str, int]:
-    """Return a panel and its height."""
+    """Return a panel, and its height."""
     scale = (_WIDTH - _LEFT - _RIGHT) / (end - begin)
     parts = []
     y = top + 30
@@ -214,7 +214,7 @@ def _rect(block: Block, x: float, y: int, scale: float) -> str:
 
 
 def _axis(begin: float, end: float, top: int, bottom: int, scale: float) -> list[str]:
-    """Return lines with the time at them, five to ten of them at round numbers."""
+    """Return five to ten lines at round times, with labels."""
     rough = (end - begin) / 6
     size = 10.0 ** np.floor(np.log10(rough))
     step = next(size * factor for factor in (1, 2, 5, 10) if size * factor >= rough)
@@ -227,7 +227,7 @@ def _axis(begin: float, end: float, top: int, bottom: int, scale: float) -> list
 
 
 def _moment(seconds: float, step: float) -> str:
-    """Return a moment in the unit in which the lines are apart."""
+    """Return a time in the unit of the distance between the lines."""
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if step >= size * 0.1:
             return f"{_separated(seconds / size)} {unit}"
@@ -235,12 +235,12 @@ def _moment(seconds: float, step: float) -> str:
 
 
 def _separated(moment: float) -> str:
-    """Return a round number without zeros at its end, with separators: ``0.25``, ``12,500``."""
+    """Return a round number without trailing zeros, with separators: ``0.25``, ``12,500``."""
     return f"{moment:,.6f}".rstrip("0").rstrip(".")
 
 
 def _page(panels: str, height: int, empty: str) -> str:
-    """Return panels above a legend. ``empty``: what it says of stretches without a block."""
+    """Return panels above a legend. ``empty`` is its text for intervals without a block."""
     legend = []
     x = _LEFT
     for colours, name in (*_LEGEND, (("#8882",), empty)):

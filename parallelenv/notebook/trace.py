@@ -12,12 +12,12 @@ from parallelenv.notebook.recording import Recording, WorkerRecord, merge
 
 _PROCESS = 1
 _CALLER = 1
-"""Its thread; workers have the numbers after it. Perfetto takes thread 0 for the one that has the process's number, and
-would lay its events over that one's."""
+"""Thread number of the caller; workers have the following ones. Perfetto takes thread 0 for the one with the process's
+number, and would draw its events over that."""
 
 
 def write_trace(recording: Recording, path: Path) -> None:
-    """Write a trace, an event a line.
+    """Write a trace, one event per line.
 
     Raises:
         OSError: If it cannot be written.
@@ -54,7 +54,7 @@ def _worker_events(worker: WorkerRecord, number: int, begin: float) -> Iterator[
 
 
 def _event(name: str, category: str, thread: int, begin: float, seconds: float) -> dict[str, Any]:
-    """Return an event; moments are in microseconds."""
+    """Return an event; times are in microseconds."""
     return {
         "name": name,
         "cat": category,
@@ -68,7 +68,7 @@ def _event(name: str, category: str, thread: int, begin: float, seconds: float) 
 
 def _named(thread: int, name: str) -> Iterator[dict[str, Any]]:
     yield _said("thread_name", thread, name=name)
-    yield _said("thread_sort_index", thread, sort_index=thread)  # else "envs 10-11" stands before "envs 2-3"
+    yield _said("thread_sort_index", thread, sort_index=thread)  # otherwise "envs 10-11" comes before "envs 2-3"
 
 
 def _said(what: str, thread: int, **arguments: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What `ParallelEnv` hands over to for everything that is looked at: pictures, films, profiles and its own portrait."""
+"""Everything of `ParallelEnv` that is viewed: pictures, films, profiles and its notebook display."""
 
 from parallelenv.notebook.recorder import Recorder
 from parallelenv.notebook.repr import mime_bundle
