@@ -275,8 +275,7 @@ class _Trial:
 
         A second thread runs Python code all the time. The work that both do beyond the elapsed time was done in
         parallel. Work is counted by the cost of a step by itself: an env that releases the GIL often but briefly, like
-        small matrix products, spends as much again on getting it back (highway-v0: 0.30 s of CPU time instead of 0.16
-        s).
+        small matrix products, spends as much again on getting it back (highway-v0: 0.30 s of CPU time, not 0.16).
 
         Args:
             seconds: Duration of the measurement.

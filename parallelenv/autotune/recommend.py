@@ -18,7 +18,7 @@ from parallelenv.contract.messages import count, duration, one_line
 from parallelenv.contract.spaces import Spaces
 from parallelenv.errors import UnpicklableError
 
-_SAFE = "dummy"  # correct for every env, and slower than the fastest by at most the number of cores
+_SAFE = "dummy"  # correct for every env; at most num_cores times slower than the fastest
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ class CollectorSet(Stoppable):
         fraction_samples: Once this fraction of the collectors has finished, the others stop at their next step (within
             0.05 s if a step takes less), and `collect` returns what they have.
         compress_data: Whether to compress collections for transfer over a slow network (needs ``zstandard``).
-        worker_resources: Resources of each collector's Ray actor, as ``actor.options`` takes them:
+        worker_resources: Resources of each collector's Ray actor, as ``actor.options`` takes them, for example
             ``{"num_cpus": 1, "num_gpus": 0.5, "memory": 2**30}``. Only for Ray modes.
         timeout: Seconds that a collector may take for one slice of its work (about 0.5 s of collecting; in `stream` a
             whole collection) before `WorkerTimeoutError` is raised.
@@ -286,7 +286,7 @@ class CollectorSet(Stoppable):
     def set_weights(self, weights: Any, version: int | None = None) -> None:
         """Set the weights of all policies. Busy collectors take them before their next collection.
 
-        The weights are pickled once. With Ray, they go through the object store, one copy per node.
+        The weights are pickled once. With Ray, collectors elsewhere fetch them from the object store, one copy per node.
 
         Args:
             weights: Passed to each policy as a copy. See `Collector.set_weights`.
