@@ -332,7 +332,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         """The envs' seeds, as a tuple."""
         return self.get_attr("np_random_seed")
 
-    # ---------------------------------------------------------------- the end
+    # ---------------------------------------------------------------- close
 
     @property
     def closed(self) -> bool:  # type: ignore[override]
@@ -360,7 +360,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
     def __del__(self) -> None:
         """Leave the `ParallelEnv` open, as others may use it. The base class closes it before Gymnasium 1.3."""
 
-    # ---------------------------------------------------------------- what is under way
+    # ---------------------------------------------------------------- calls in flight
 
     def _await(self, begun: _Begun) -> None:
         self._begun, self._is_awaited = begun, True

@@ -214,7 +214,7 @@ class Collector(Stoppable):
         self.history.note(evaluation.returns, self.version, is_test=True)
         return evaluation
 
-    # ---------------------------------------------------------------- what is given to it
+    # ---------------------------------------------------------------- weights and components
 
     @single_threaded
     def set_weights(self, weights: Any, version: int | None = None) -> None:
@@ -277,7 +277,7 @@ class Collector(Stoppable):
         self._seed = seed
         self._begin()
 
-    # ---------------------------------------------------------------- the rest
+    # ---------------------------------------------------------------- other
 
     @property
     def policy(self) -> Callable[..., Any]:

@@ -132,7 +132,7 @@ class CollectorSet(Stoppable):
         given: dict[str, Any] = {"num_workers": num_workers, "make_policy": make_policy, "make_envs": make_envs}
         return functools.partial(cls, **given, **options)
 
-    # ---------------------------------------------------------------- all together
+    # ---------------------------------------------------------------- synchronous
 
     @single_threaded
     def collect(
@@ -186,7 +186,7 @@ class CollectorSet(Stoppable):
     def _steps_of(self, rank: int) -> int:
         return self._start_steps if rank in self._fresh else self._num_steps
 
-    # ---------------------------------------------------------------- whoever is ready
+    # ---------------------------------------------------------------- first come
 
     def stream(
         self, num_steps: int | None = None, *, max_in_flight: int | None = None, num_collections: int | None = None
@@ -262,7 +262,7 @@ class CollectorSet(Stoppable):
             self._crew.order({rank: CollectRequest(num_steps or self._steps_of(rank)) for rank in chosen})
             self._fresh.difference_update(chosen)
 
-    # ---------------------------------------------------------------- what comes of it
+    # ---------------------------------------------------------------- results
 
     def _deliver_all(self) -> tuple[Rollout, Info]:
         data, info = self._parcels.take(range(len(self)), self.version, join_beside)
@@ -280,13 +280,13 @@ class CollectorSet(Stoppable):
         self.history.note(info["episode_returns"], int(np.min(info["version"])), info["num_samples"], seconds)
         return {**info, "seconds": seconds, **self._crew.take_loss()}
 
-    # ---------------------------------------------------------------- what is given to them
+    # ---------------------------------------------------------------- weights and components
 
     @single_threaded
     def set_weights(self, weights: Any, version: int | None = None) -> None:
         """Set the weights of all policies. Busy collectors take them before their next collection.
 
-        The weights are pickled once. With Ray, collectors elsewhere fetch them from the object store, one copy per node.
+        The weights are pickled once. With Ray, collectors elsewhere fetch them from the object store, one per node.
 
         Args:
             weights: Passed to each policy as a copy. See `Collector.set_weights`.
@@ -328,7 +328,7 @@ class CollectorSet(Stoppable):
         outdates = ("weights", "setting ") if component == "policy" else ()
         self._crew.announce(component, Broadcast("collector.replace", component, make), outdates)
 
-    # ---------------------------------------------------------------- how good they are
+    # ---------------------------------------------------------------- evaluation
 
     @single_threaded
     def evaluate(self, num_episodes: int = 10, *, seed: int | None = None) -> Evaluation:
@@ -365,7 +365,7 @@ class CollectorSet(Stoppable):
         self.history.note(evaluation.returns, self.version, is_test=True)
         return evaluation
 
-    # ---------------------------------------------------------------- the rest
+    # ---------------------------------------------------------------- other
 
     def __len__(self) -> int:
         """Return the number of collectors."""

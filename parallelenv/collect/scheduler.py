@@ -72,7 +72,7 @@ class CollectorHandles:
         """Whether there is anything to receive or to wait for."""
         return bool(self._orders or self._received)
 
-    # ---------------------------------------------------------------- what they are told
+    # ---------------------------------------------------------------- settings
 
     def announce(self, subject: str, broadcast: Broadcast, outdates: Sequence[str] = ()) -> None:
         """Send a setting to all collectors: busy ones get it before their next request, replacements when they begin.
@@ -132,7 +132,7 @@ class CollectorHandles:
         if lost:
             self._catch_up(ranks)
 
-    # ---------------------------------------------------------------- what they do
+    # ---------------------------------------------------------------- requests
 
     def order(self, orders: Mapping[int, CollectRequest]) -> None:
         """Send requests to idle collectors, all at once, so that the workers of a node begin and answer together."""
@@ -218,7 +218,7 @@ class CollectorHandles:
             raise_failures(failed, None)
         return [answers[rank] for rank in orders]
 
-    # ---------------------------------------------------------------- who is new
+    # ---------------------------------------------------------------- replacements
 
     def _dead(self, ranks: Sequence[int]) -> list[int]:
         return list(self.env.engine.pool.death_errors(ranks))

@@ -176,7 +176,7 @@ class TaskEnv(gymnasium.Env[Any, Any]):
         finally:
             _close(self.sampler)
 
-    # ---------------------------------------------------------------- what a TaskPool asks for
+    # ---------------------------------------------------------------- called by TaskPool
 
     def _observe(self) -> Any:
         """Return the current observation of the task; ``None`` without a task."""

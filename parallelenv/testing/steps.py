@@ -162,7 +162,7 @@ class StepContract(Contract):
         env.reset([2, 0], options=[{"level": 2}, None])
         assert [info["options"] for info in env.reset_infos] == [None, {"level": 3}, {"level": 2}] + [{"level": 3}] * 2
 
-    # ---------------------------------------------------------------- policies
+    # ---------------------------------------------------------------- done policies
 
     def test_policy_none_stops_all(self, make: Make) -> None:
         """The step that ends one env is returned unchanged; then all envs are absent and none is stepped."""

@@ -25,7 +25,7 @@ policies = pytest.mark.parametrize("policy", POLICIES)
 class TrafficContract(Contract):
     """Requests sent now and received later, mixed with plain steps."""
 
-    # ---------------------------------------------------------------- resets that are sent
+    # ---------------------------------------------------------------- resets in flight
 
     @pytest.mark.parametrize("kind", ["array", "dict", "mixed"])
     @policies
@@ -150,7 +150,7 @@ class TrafficContract(Contract):
         env.resume([4])
         assert env.step([1]).env_ids.tolist() == [4]
 
-    # ---------------------------------------------------------------- whoever is first
+    # ---------------------------------------------------------------- first come
 
     def test_no_env_starves(self, make: Make) -> None:
         """An env that gets a new action at once does not keep others from being received."""
@@ -237,7 +237,7 @@ class TrafficContract(Contract):
         assert found is not None
         assert found[0][:2].tolist() == [3, 1]
 
-    # ---------------------------------------------------------------- awaited
+    # ---------------------------------------------------------------- asyncio
 
     def test_answers_can_be_awaited(self, make: Make) -> None:
         """Other tasks run meanwhile, and cancelling one loses no result."""
