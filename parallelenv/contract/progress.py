@@ -48,8 +48,6 @@ def open_bar(is_wanted: bool, **look: Any) -> Iterator[Bar]:
         **look: Arguments of tqdm.
     """
     if is_wanted and kernel_of_notebook() is not None:
-        pass
-
         with CellBar(leave=False, **look) as bar:
             yield bar
     elif is_wanted and _is_terminal(sys.stderr):
