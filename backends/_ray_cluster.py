@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from parallelenv.contract.interrupts import DeferSigint
-from parallelenv.contract.messages import show
+from parallelenv.contract.message_text import show
 from parallelenv.errors import ArgumentError, SchedulingError
 
 ActorOptions = dict[str, Any]

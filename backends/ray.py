@@ -28,7 +28,7 @@ from parallelenv.contract.arguments import check_flags
 from parallelenv.contract.batch import Array, Batch, Layout
 from parallelenv.contract.env_specs import registered_by_user
 from parallelenv.contract.interrupts import DeferSigint
-from parallelenv.contract.messages import count, show
+from parallelenv.contract.message_text import count, show
 from parallelenv.contract.progress import announced
 from parallelenv.contract.protocol import Channel, Placement, Printed, WorkerSpec
 from parallelenv.errors import ArgumentError, SchedulingError, WorkerStartError

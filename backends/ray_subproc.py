@@ -17,10 +17,10 @@ from parallelenv.backends._worker_process import PackedSpec, answer, await_messa
 from parallelenv.backends.ray import RayBackend
 from parallelenv.backends.subproc import SubprocBackend, check_preload
 from parallelenv.contract.batch import Batch, Layout
-from parallelenv.contract.messages import show
+from parallelenv.contract.message_text import show
 from parallelenv.contract.protocol import Command, Placement, Printed, Reply, WorkerSpec
-from parallelenv.engine.pool import Pool
 from parallelenv.engine.tickets import Request, apportion, branches_of
+from parallelenv.engine.worker_pool import Pool
 from parallelenv.errors import ArgumentError
 from parallelenv.worker.worker_log import WorkerLog
 

@@ -31,7 +31,7 @@ from parallelenv.contract.batch import Array, Batch, Layout
 from parallelenv.contract.copying import deep_copy
 from parallelenv.contract.cpu_cores import usable_cores
 from parallelenv.contract.env_specs import EnvFactory, modules_of, registered_by_user
-from parallelenv.contract.messages import show
+from parallelenv.contract.message_text import show
 from parallelenv.contract.protocol import Channel, Placement, Printed, WorkerSpec
 from parallelenv.errors import ArgumentError, WorkerStartError
 from parallelenv.worker.worker_log import WorkerLog

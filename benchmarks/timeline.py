@@ -20,8 +20,8 @@ from parallelenv import ParallelEnv
 from parallelenv.backends._pipe import PipeChannel
 from parallelenv.backends.subproc import SubprocBackend
 from parallelenv.engine.assemble import Assembler
-from parallelenv.engine.pool import Pool
 from parallelenv.engine.stepper import Stepper
+from parallelenv.engine.worker_pool import Pool
 from parallelenv.worker.host import Host
 
 _STEPS = 4000

@@ -23,18 +23,18 @@ from parallelenv.contract import arguments, env_specs, migration_hints
 from parallelenv.contract.arguments import MISSING
 from parallelenv.contract.batch import Array, has_true
 from parallelenv.contract.copying import deep_copy
-from parallelenv.contract.messages import count, show
+from parallelenv.contract.message_text import count, show
 from parallelenv.contract.shared_arrays import check_shared
 from parallelenv.contract.spaces import batched
 from parallelenv.contract.tracebacks import short_tracebacks, warn_user
-from parallelenv.engine import cells
+from parallelenv.engine import notebook_cells
 from parallelenv.engine.assemble import Align
 from parallelenv.engine.checkpoint import SavedState, check_saved
 from parallelenv.engine.done_policies import make_done_policy
 from parallelenv.engine.engine import Engine
-from parallelenv.engine.guard import refuse_copy, single_threaded
-from parallelenv.engine.output import make_listener
-from parallelenv.engine.pool import CLOSE_TIMEOUT
+from parallelenv.engine.thread_guard import refuse_copy, single_threaded
+from parallelenv.engine.worker_output import make_listener
+from parallelenv.engine.worker_pool import CLOSE_TIMEOUT
 from parallelenv.errors import (
     AbsentAttributeWarning,
     ArgumentError,
@@ -47,8 +47,8 @@ from parallelenv.errors import (
 from parallelenv.registry import ParaMode
 from parallelenv.results import StepBatch, StepResult, refuse_pair
 from parallelenv.rollouts.evaluation import Evaluation, evaluate
-from parallelenv.rollouts.length import RolloutLength
 from parallelenv.rollouts.rollout import RolloutRunner, run_batch_episodes
+from parallelenv.rollouts.rollout_length import RolloutLength
 from parallelenv.rollouts.stream import CLOSE, RESET, TERMINATED, Signal, StreamPolicy, streamed
 from parallelenv.rollouts.trajectory import Rollout
 
@@ -169,7 +169,7 @@ class ParallelEnv:
             env_specs.refuse_live(env_factories)
         self._para_mode = registry.word_of(chosen.mode if chosen else para_mode)
         self._recommendation = chosen
-        cells.close_earlier()
+        notebook_cells.close_earlier()
         self._engine = Engine(
             backend,
             env_factories,
@@ -190,7 +190,7 @@ class ParallelEnv:
         self._awaited: Sequence[int] = ()  # envs of the latest `step_async`
         self._live.add(self)
         if not keep:
-            cells.note(self)
+            notebook_cells.note(self)
 
     @property
     def engine(self) -> Engine:

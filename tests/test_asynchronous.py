@@ -37,8 +37,8 @@ from parallelenv.errors import (
 )
 from parallelenv.results import StepBatch, StepResult
 from parallelenv.testing.envs import Counter, Ragged
-from parallelenv.testing.oddities import Sleeper
-from parallelenv.testing.play import assert_same, drain, fleet
+from parallelenv.testing.odd_envs import Sleeper
+from parallelenv.testing.scenario import assert_same, drain, fleet
 
 nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
 in_workers = pytest.mark.parametrize("mode", ["thread", "subproc"], indirect=True)

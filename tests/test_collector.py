@@ -26,7 +26,7 @@ from parallelenv.errors import (
     WorkerDiedError,
     WorkerTimeoutError,
 )
-from parallelenv.testing.play import KINDS, assert_same
+from parallelenv.testing.scenario import KINDS, assert_same
 
 MakeCollector = Callable[..., Collector]
 

@@ -24,7 +24,7 @@ from test_rollout import POLICIES, Count, counts, part, zeros
 
 from parallelenv import Collector, CollectorSet, ParallelEnv, get_worker_info
 from parallelenv.collect.scheduler import Parcels, Scheduler
-from parallelenv.collect.unsent import Unsent
+from parallelenv.collect.unsent_samples import Unsent
 from parallelenv.errors import (
     AbsentAttributeError,
     ArgumentError,
@@ -36,7 +36,7 @@ from parallelenv.errors import (
     WorkerDiedError,
     WorkerTimeoutError,
 )
-from parallelenv.testing.play import KINDS, assert_same
+from parallelenv.testing.scenario import KINDS, assert_same
 
 MakeSet = Callable[..., CollectorSet]
 

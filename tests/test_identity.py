@@ -9,7 +9,7 @@ import cloudpickle
 import numpy as np
 import pytest
 
-from parallelenv.contract.identity import difference
+from parallelenv.contract.difference import difference
 
 
 class Opaque:

@@ -16,8 +16,8 @@ from samplers import Walks
 
 from parallelenv import Evaluation, ParallelEnv, TaskPool, registry
 from parallelenv.errors import ParallelEnvError
-from parallelenv.testing.oddities import Spaceless, Toolbox
-from parallelenv.testing.play import LENGTHS, NUM_ENVS, POLICIES, assert_same, drain, fleet, items
+from parallelenv.testing.odd_envs import Spaceless, Toolbox
+from parallelenv.testing.scenario import LENGTHS, NUM_ENVS, POLICIES, assert_same, drain, fleet, items
 
 env_ids = st.lists(st.integers(0, NUM_ENVS - 1), min_size=1, max_size=NUM_ENVS, unique=True)
 seeds = st.none() | st.integers(0, 99)

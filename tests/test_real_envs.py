@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from parallelenv import ParallelEnv
-from parallelenv.testing.play import NUM_ENVS, play
+from parallelenv.testing.scenario import NUM_ENVS, play
 
 IDS = ("LunarLander-v3", "Blackjack-v1", "FrozenLake-v1", "MiniGrid-Empty-5x5-v0", "Pendulum-v1")
 

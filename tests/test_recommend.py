@@ -16,7 +16,7 @@ from parallelenv.autotune import measure
 from parallelenv.autotune import recommend as recommending
 from parallelenv.autotune.costs import MOST_WORKERS, Candidate, Figures, Room, candidates, pick
 from parallelenv.cli import main
-from parallelenv.contract.identity import difference
+from parallelenv.contract.difference import difference
 from parallelenv.errors import ArgumentError, InvalidEnvError, UnknownModeError, UnknownOptionError
 
 US, MS = 1e-6, 1e-3

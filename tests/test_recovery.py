@@ -19,7 +19,7 @@ from fragile import two_hosts
 
 from parallelenv import ParallelEnv, errors
 from parallelenv.engine import recovery
-from parallelenv.testing.play import drain
+from parallelenv.testing.scenario import drain
 
 GO, RAISE, EXIT, HANG = range(4)
 NUM_ENVS = 4

@@ -39,10 +39,10 @@ from parallelenv.errors import (
     WorkerDiedError,
     WorkerTimeoutError,
 )
-from parallelenv.rollouts import length
 from parallelenv.rollouts import rollout as rollouts
+from parallelenv.rollouts import rollout_length
 from parallelenv.testing import envs as zoo
-from parallelenv.testing.play import KINDS, LENGTHS, NUM_ENVS, assert_same
+from parallelenv.testing.scenario import KINDS, LENGTHS, NUM_ENVS, assert_same
 
 Policy = Callable[[Any], Any]
 
@@ -1220,7 +1220,7 @@ class Bar(tqdm.tqdm):  # type: ignore[type-arg]
 def test_a_bar_shows_on_a_terminal(
     make_env: MakeEnv, monkeypatch: pytest.MonkeyPatch, arguments: Any, total: int
 ) -> None:
-    monkeypatch.setattr(length, "_BAR_DELAY", 0.0)
+    monkeypatch.setattr(rollout_length, "_BAR_DELAY", 0.0)
     screen = Terminal()
     monkeypatch.setattr("sys.stderr", screen)
     monkeypatch.setattr(tqdm, "tqdm", Bar)
@@ -1243,7 +1243,7 @@ class OnlyWrites:
 
 
 def test_no_bar_shows_where_nobody_can_tell_what_it_is(make_env: MakeEnv, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(length, "_BAR_DELAY", 0.0)
+    monkeypatch.setattr(rollout_length, "_BAR_DELAY", 0.0)
     env = make_env(counts(2, 5), asynchronous="restart")
     env.reset()
     closed = io.StringIO()
@@ -1254,7 +1254,7 @@ def test_no_bar_shows_where_nobody_can_tell_what_it_is(make_env: MakeEnv, monkey
 
 
 def test_no_bar_shows_elsewhere(make_env: MakeEnv, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(length, "_BAR_DELAY", 0.0)
+    monkeypatch.setattr(rollout_length, "_BAR_DELAY", 0.0)
     screen = io.StringIO()
     monkeypatch.setattr("sys.stderr", screen)
     env = make_env(counts(2, 5), asynchronous="restart")

@@ -16,7 +16,7 @@ from gymnasium.wrappers import TimeLimit
 from samplers import PLAIN, Walks
 
 from parallelenv import ParallelEnv, ParallelWrapper
-from parallelenv.contract.identity import difference
+from parallelenv.contract.difference import difference
 from parallelenv.errors import (
     AbsentMethodError,
     ArgumentError,

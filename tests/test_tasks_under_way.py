@@ -11,8 +11,8 @@ from samplers import Walks
 from test_exhausted import TOTALS, env_fns, walks
 
 from parallelenv import CLOSE, TERMINATED, ParallelEnv
-from parallelenv.contract.identity import difference
-from parallelenv.testing.play import POLICIES, drain
+from parallelenv.contract.difference import difference
+from parallelenv.testing.scenario import POLICIES, drain
 
 RESTS = (None, None, True, {"exhausted": True})
 

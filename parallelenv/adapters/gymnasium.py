@@ -11,12 +11,12 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from parallelenv.adapters.infos import gather_infos
-from parallelenv.adapters.partial import raises_first, retell
-from parallelenv.adapters.pending import nothing_begun, step_under_way
+from parallelenv.adapters.partial_results import raises_first, retell
+from parallelenv.adapters.pending_calls import nothing_begun, step_under_way
 from parallelenv.adapters.spaces import ObservationMode, check_alike, declared_spaces, vector_spaces
 from parallelenv.contract import arguments
 from parallelenv.contract.batch import Array
-from parallelenv.contract.messages import show
+from parallelenv.contract.message_text import show
 from parallelenv.contract.tracebacks import short_tracebacks, warn_user
 from parallelenv.engine.done_policies import ByHand, DonePolicy, Ending, NextStep, SameStep
 from parallelenv.engine.stepper import ResetTicket

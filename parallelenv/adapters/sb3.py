@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from stable_baselines3.common.vec_env.base_vec_env import VecEnv
 
-from parallelenv.adapters.partial import raises_first, retell
-from parallelenv.adapters.pending import nothing_begun, step_under_way
-from parallelenv.adapters.positions import positions
+from parallelenv.adapters.indices import positions
+from parallelenv.adapters.partial_results import raises_first, retell
+from parallelenv.adapters.pending_calls import nothing_begun, step_under_way
 from parallelenv.adapters.spaces import check_alike, declared_spaces
 from parallelenv.contract import arguments
 from parallelenv.contract.batch import Array
-from parallelenv.contract.messages import show
+from parallelenv.contract.message_text import show
 from parallelenv.contract.tracebacks import short_tracebacks, warn_user
 from parallelenv.engine.done_policies import Ending, SameStep
 from parallelenv.errors import ArgumentError, EnvBusyError, NothingInFlightError

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import gymnasium
 import numpy as np
 
-from parallelenv.adapters.partial import raises_first, retell
-from parallelenv.adapters.positions import positions
+from parallelenv.adapters.indices import positions
+from parallelenv.adapters.partial_results import raises_first, retell
 from parallelenv.contract import arguments
 from parallelenv.contract.batch import Array
 from parallelenv.contract.spaces import object_array

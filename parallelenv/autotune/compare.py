@@ -19,8 +19,8 @@ import gymnasium
 from parallelenv.autotune.costs import CLOSE_ENOUGH
 from parallelenv.autotune.recommend import recommend
 from parallelenv.contract.cpu_cores import cpu_seconds, describe_cores
-from parallelenv.contract.identity import difference
-from parallelenv.contract.messages import one_line
+from parallelenv.contract.difference import difference
+from parallelenv.contract.message_text import one_line
 from parallelenv.contract.progress import Bar
 from parallelenv.env import ParallelEnv
 from parallelenv.errors import InvalidEnvError, MissingDependencyError

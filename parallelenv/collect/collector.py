@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from parallelenv.collect.checks import (
+from parallelenv.collect.argument_checks import (
     check_component,
     check_policy_maker,
     check_rank,
@@ -26,8 +26,8 @@ from parallelenv.contract.arguments import check_name, check_policy
 from parallelenv.contract.batch import Array
 from parallelenv.contract.copying import deep_copy
 from parallelenv.contract.env_specs import told
-from parallelenv.contract.messages import count, show
-from parallelenv.engine.guard import single_threaded
+from parallelenv.contract.message_text import count, show
+from parallelenv.engine.thread_guard import single_threaded
 from parallelenv.env import ParallelEnv
 from parallelenv.errors import AbsentAttributeError, ArgumentError, WorkerDiedError, WorkerTimeoutError
 from parallelenv.rollouts.evaluation import Evaluation

@@ -12,7 +12,7 @@ import cloudpickle
 
 from parallelenv.collect.collector import Collector
 from parallelenv.collect.concat import without_rest
-from parallelenv.collect.unsent import Unsent
+from parallelenv.collect.unsent_samples import Unsent
 from parallelenv.contract.copying import loads
 from parallelenv.contract.failures import put
 from parallelenv.errors import MissingDependencyError

@@ -13,23 +13,29 @@ import cloudpickle
 import numpy as np
 
 from parallelenv import registry
-from parallelenv.collect.checks import check_component, check_env_maker, check_policy_maker, check_version, listening
+from parallelenv.collect.argument_checks import (
+    check_component,
+    check_env_maker,
+    check_policy_maker,
+    check_version,
+    listening,
+)
 from parallelenv.collect.collector import Info
 from parallelenv.collect.collector_env import CollectorEnv, CollectRequest, require_compression
 from parallelenv.collect.concat import join_beside, join_evaluations
 from parallelenv.collect.history import History
 from parallelenv.collect.scheduler import CollectorHandles, Parcels, Scheduler
 from parallelenv.collect.stopping import Stoppable
-from parallelenv.collect.unsent import Unsent
+from parallelenv.collect.unsent_samples import Unsent
 from parallelenv.contract import arguments
 from parallelenv.contract.broadcast import Broadcast
-from parallelenv.contract.messages import count, show
-from parallelenv.engine.guard import single_threaded
+from parallelenv.contract.message_text import count, show
+from parallelenv.engine.thread_guard import single_threaded
 from parallelenv.env import ParallelEnv
 from parallelenv.errors import ArgumentError, ClosedError, UnknownOptionError, UnpicklableError
 from parallelenv.registry import ParaMode
 from parallelenv.rollouts.evaluation import Evaluation
-from parallelenv.rollouts.length import RolloutLength, progress_bar
+from parallelenv.rollouts.rollout_length import RolloutLength, progress_bar
 from parallelenv.rollouts.trajectory import Rollout
 
 

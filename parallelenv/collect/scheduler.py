@@ -13,7 +13,7 @@ import numpy as np
 from parallelenv.collect.collector import Info
 from parallelenv.collect.collector_env import CollectRequest, Parcel
 from parallelenv.collect.concat import are_of_one_kind, join_in_time
-from parallelenv.collect.unsent import UNKNOWN, Unsent
+from parallelenv.collect.unsent_samples import UNKNOWN, Unsent
 from parallelenv.contract.batch import Array
 from parallelenv.contract.broadcast import Broadcast
 from parallelenv.contract.failures import raise_failures

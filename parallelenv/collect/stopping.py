@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from parallelenv.collect.history import History
 from parallelenv.contract.tracebacks import ShortTracebacks
-from parallelenv.engine.guard import Guard
+from parallelenv.engine.thread_guard import Guard
 
 
 class Stoppable(ShortTracebacks):

@@ -11,7 +11,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from parallelenv.contract.messages import count, show, were
+from parallelenv.contract.message_text import count, show, were
 from parallelenv.contract.spaces import describe_value
 from parallelenv.errors import ArgumentError, IdRangeError, IdTypeError, InvalidIdError
 

@@ -18,11 +18,11 @@ from parallelenv.contract.env_specs import EnvFactory
 from parallelenv.contract.protocol import Backend
 from parallelenv.engine.assemble import Align
 from parallelenv.engine.done_policies import DonePolicy
-from parallelenv.engine.guard import Guard, single_threaded, single_threaded_in
-from parallelenv.engine.pool import Pool
 from parallelenv.engine.recovery import Recovery
 from parallelenv.engine.stepper import ResetArgumentsOfEach, ResetTicket, Stepper
+from parallelenv.engine.thread_guard import Guard, single_threaded, single_threaded_in
 from parallelenv.engine.tickets import Request, name_envs
+from parallelenv.engine.worker_pool import Pool
 from parallelenv.errors import AbsentAttributeError, HandedOverError
 from parallelenv.results import StepResult
 

@@ -16,7 +16,7 @@ from parallelenv.contract.failures import NO_FAILURES, Failure
 from parallelenv.contract.protocol import NOTHING, Extra
 
 if TYPE_CHECKING:
-    from parallelenv.engine.pool import Pool
+    from parallelenv.engine.worker_pool import Pool
 
 PERIOD = 600.0
 """Seconds within which an env is restarted at most ``max_restarts`` times."""

@@ -14,17 +14,17 @@ from parallelenv.contract.actions import ActionReader
 from parallelenv.contract.batch import Array, Layout, gather_states
 from parallelenv.contract.copying import deep_copy
 from parallelenv.contract.failures import NO_FAILURES, Failure, noted, raise_failures
-from parallelenv.contract.messages import list_ids
+from parallelenv.contract.message_text import list_ids
 from parallelenv.contract.protocol import NOTHING, Extra
 from parallelenv.contract.spaces import pick_rows
 from parallelenv.engine.assemble import Align, Assembler, first_states
 from parallelenv.engine.checkpoint import Progress
 from parallelenv.engine.done_policies import DonePolicy
 from parallelenv.engine.env_table import EnvTable
-from parallelenv.engine.pool import Pool
 from parallelenv.engine.recovery import Recovery
 from parallelenv.engine.rewards import refuse_other_rewards
 from parallelenv.engine.tickets import InFlight, Outcome, Request
+from parallelenv.engine.worker_pool import Pool
 from parallelenv.errors import EnvBusyError, EnvContractError, NothingInFlightError, WorkerTimeoutError
 from parallelenv.results import StepBatch, StepResult
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from parallelenv.contract.batch import Array
 from parallelenv.contract.env_specs import EnvFactory
 from parallelenv.contract.failures import Failure, raise_failures
-from parallelenv.contract.messages import list_ids
+from parallelenv.contract.message_text import list_ids
 from parallelenv.contract.protocol import Channel, Death, Extra, Placement, PoolPosition, WorkerSettings, WorkerSpec
 from parallelenv.engine.utilisation import BusyTime
 from parallelenv.errors import WorkerDiedError

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from parallelenv.engine.cells import current_run
+from parallelenv.engine.notebook_cells import current_run
 
 PAUSE = 10.0
 """Seconds: a longer pause of the caller does not count as waiting time of hosts."""

@@ -24,7 +24,7 @@ from parallelenv.contract.batch import Array
 from parallelenv.contract.process_info import clock_id
 from parallelenv.contract.protocol import NOTED
 from parallelenv.engine.engine import Engine
-from parallelenv.engine.guard import Use, single_threaded_in
+from parallelenv.engine.thread_guard import Use, single_threaded_in
 from parallelenv.errors import ConcurrentUseError, EnvBusyError, ParallelEnvError
 from parallelenv.notebook.profile import Profile
 from parallelenv.notebook.recording import Recording, WorkerRecord

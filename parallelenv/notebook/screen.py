@@ -7,7 +7,7 @@ from typing import Any
 
 from parallelenv.contract.batch import Array
 from parallelenv.contract.progress import kernel_of_notebook
-from parallelenv.engine import cells
+from parallelenv.engine import notebook_cells
 from parallelenv.errors import NotebookNeededError
 from parallelenv.notebook.animation import encode_picture
 
@@ -16,7 +16,7 @@ class Screen:
     """An output area below the running cell. Each cell, and each run of it, gets a new one."""
 
     def __init__(self) -> None:
-        self._run: cells.CellRun | None = None
+        self._run: notebook_cells.CellRun | None = None
         self._handle: Any = None
 
     def show(self, picture: Array) -> None:
@@ -29,7 +29,7 @@ class Screen:
         from IPython.display import Image, display
 
         image = Image(encode_picture(picture), format="png")  # type: ignore[no-untyped-call]
-        run = cells.current_run()
+        run = notebook_cells.current_run()
         if self._handle is None or run is None or run != self._run:
             self._run, self._handle = run, display(image, display_id=True)  # type: ignore[no-untyped-call]
         else:

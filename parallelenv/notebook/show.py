@@ -13,7 +13,7 @@ from gymnasium.error import ResetNeeded
 from parallelenv.contract.arguments import check_positive
 from parallelenv.contract.batch import Array
 from parallelenv.contract.failures import add_note, put
-from parallelenv.contract.messages import list_ids, show
+from parallelenv.contract.message_text import list_ids, show
 from parallelenv.engine.engine import Engine
 from parallelenv.engine.tickets import name_envs
 from parallelenv.errors import ArgumentError, ParallelEnvError, ResetNeededError
@@ -30,7 +30,7 @@ from parallelenv.notebook.film import Film
 from parallelenv.notebook.screen import Pace, Screen, refuse_no_notebook
 from parallelenv.notebook.tiles import picture_of, refuse_dark_envs
 from parallelenv.rollouts.evaluation import Evaluation, perform
-from parallelenv.rollouts.length import RolloutLength, progress_bar
+from parallelenv.rollouts.rollout_length import RolloutLength, progress_bar
 
 if TYPE_CHECKING:
     from parallelenv.env import ParallelEnv

@@ -12,12 +12,12 @@ import numpy as np
 from parallelenv.contract.arguments import check_policy
 from parallelenv.contract.batch import Array
 from parallelenv.contract.failures import put
-from parallelenv.contract.messages import count, number, show
+from parallelenv.contract.message_text import count, number, show
 from parallelenv.contract.spaces import object_array
 from parallelenv.engine.stepper import ResetArgumentsOfEach, Stepper
 from parallelenv.errors import EnvContractError, WorkerTimeoutError
 from parallelenv.results import StepResult
-from parallelenv.rollouts.length import RolloutLength, progress_bar
+from parallelenv.rollouts.rollout_length import RolloutLength, progress_bar
 from parallelenv.worker.policy_runner import PolicyRunner
 
 

@@ -11,10 +11,10 @@ from parallelenv.contract.failures import NO_FAILURES
 from parallelenv.contract.protocol import Command, Reply
 from parallelenv.contract.rollout_data import RolloutChunk
 from parallelenv.engine.engine import Engine
-from parallelenv.engine.guard import single_threaded_in
+from parallelenv.engine.thread_guard import single_threaded_in
 from parallelenv.engine.tickets import Request
-from parallelenv.rollouts.length import RolloutLength, progress_bar
 from parallelenv.rollouts.rollout import RolloutRunner, RunningRollout
+from parallelenv.rollouts.rollout_length import RolloutLength, progress_bar
 from parallelenv.rollouts.trajectory import Rollout
 from parallelenv.worker.policy_runner import PolicyRunner
 from parallelenv.worker.rollout_recorder import HostRollout, RowSource, StepSource

@@ -13,7 +13,7 @@ from parallelenv.contract.arguments import check_policy
 from parallelenv.contract.batch import Array, Batch
 from parallelenv.contract.broadcast import pickled
 from parallelenv.contract.failures import NO_FAILURES, Failure, noted, raise_failures, raise_of_policy
-from parallelenv.contract.messages import list_ids
+from parallelenv.contract.message_text import list_ids
 from parallelenv.contract.protocol import Extra
 from parallelenv.contract.rollout_data import (
     Ended,
@@ -29,7 +29,7 @@ from parallelenv.engine.env_table import EnvTable
 from parallelenv.engine.stepper import Stepper
 from parallelenv.engine.tickets import Request
 from parallelenv.errors import ArgumentError, ParallelEnvError, ResetNeededError, WorkerTimeoutError
-from parallelenv.rollouts.length import RolloutLength, progress_bar
+from parallelenv.rollouts.rollout_length import RolloutLength, progress_bar
 from parallelenv.rollouts.trajectory import Rollout, RolloutBuilder
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from parallelenv.contract.batch import Array
 from parallelenv.contract.failures import put
 from parallelenv.contract.tracebacks import short_tracebacks
 from parallelenv.engine.engine import Engine
-from parallelenv.engine.guard import single_threaded_in
+from parallelenv.engine.thread_guard import single_threaded_in
 from parallelenv.errors import ArgumentError
 from parallelenv.results import StepResult
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from parallelenv.contract import arguments
-from parallelenv.contract.messages import show
+from parallelenv.contract.message_text import show
 from parallelenv.contract.tracebacks import short_tracebacks
 from parallelenv.engine.assemble import batch_states
-from parallelenv.engine.guard import single_threaded
+from parallelenv.engine.thread_guard import single_threaded
 from parallelenv.env import ParallelEnv
 from parallelenv.errors import ArgumentError
 from parallelenv.tasks.sampler_env import TaskEnv, make_task_env

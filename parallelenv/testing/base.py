@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import pytest
 
 from parallelenv.env import ParallelEnv
-from parallelenv.testing.play import ID_FORMS
+from parallelenv.testing.scenario import ID_FORMS
 
 
 class Make(Protocol):

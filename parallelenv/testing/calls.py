@@ -12,8 +12,8 @@ import pytest
 from parallelenv.errors import AbsentMethodError, UnpicklableError
 from parallelenv.testing.base import Contract, Make
 from parallelenv.testing.envs import LARGE, Chain, Counter, Old, Sheet
-from parallelenv.testing.oddities import OnlySome, Toolbox, Wrapped
-from parallelenv.testing.play import KINDS, NUM_ENVS, AnswerRecord, assert_same, fleet, items
+from parallelenv.testing.odd_envs import OnlySome, Toolbox, Wrapped
+from parallelenv.testing.scenario import KINDS, NUM_ENVS, AnswerRecord, assert_same, fleet, items
 
 ONES = [1] * NUM_ENVS
 

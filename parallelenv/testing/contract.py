@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-_PARTS = ("base", "play", "steps", "flights", "traffic", "whereabouts", "calls", "faults")
+_PARTS = ("base", "scenario", "steps", "in_flight", "asynchronous", "worker_info", "calls", "faults")
 pytest.register_assert_rewrite(*(f"parallelenv.testing.{part}" for part in _PARTS))  # must come before their import
 
+from parallelenv.testing.asynchronous import TrafficContract  # noqa: E402
 from parallelenv.testing.calls import CallContract, OwnershipContract  # noqa: E402
 from parallelenv.testing.faults import CloseContract, FaultContract  # noqa: E402
-from parallelenv.testing.flights import FlightContract  # noqa: E402
+from parallelenv.testing.in_flight import FlightContract  # noqa: E402
 from parallelenv.testing.steps import StepContract  # noqa: E402
-from parallelenv.testing.traffic import TrafficContract  # noqa: E402
-from parallelenv.testing.whereabouts import WhereaboutsContract  # noqa: E402
+from parallelenv.testing.worker_info import WhereaboutsContract  # noqa: E402
 
 
 class BackendContract(

@@ -18,8 +18,8 @@ from parallelenv.env import ParallelEnv
 from parallelenv.errors import ClosedError, EnvError, WorkerDiedError
 from parallelenv.testing.base import Contract, Make
 from parallelenv.testing.envs import Counter
-from parallelenv.testing.oddities import KeywordTroubleError, Sleeper, Troubled, TroubleError, UncopyableError, Witness
-from parallelenv.testing.play import NUM_ENVS, assert_same, fleet
+from parallelenv.testing.odd_envs import KeywordTroubleError, Sleeper, Troubled, TroubleError, UncopyableError, Witness
+from parallelenv.testing.scenario import NUM_ENVS, assert_same, fleet
 
 ONES = [1] * NUM_ENVS
 _PATIENCE = 10.0  # seconds

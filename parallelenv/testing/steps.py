@@ -11,8 +11,8 @@ import pytest
 from parallelenv.errors import ResetNeededError
 from parallelenv.testing.base import Contract, Make, all_forms
 from parallelenv.testing.envs import Counter, Old, Sheet
-from parallelenv.testing.oddities import Witness
-from parallelenv.testing.play import KINDS, LENGTHS, NUM_ENVS, POLICIES, Actions, asked, assert_same, fleet, play
+from parallelenv.testing.odd_envs import Witness
+from parallelenv.testing.scenario import KINDS, LENGTHS, NUM_ENVS, POLICIES, Actions, asked, assert_same, fleet, play
 
 ONES = [1] * NUM_ENVS
 ABSENT: Any = (None, None, True, {})

@@ -18,7 +18,7 @@ from parallelenv.contract.copying import deep_copy, deep_copy_but_graph
 from parallelenv.contract.env_specs import is_env
 from parallelenv.contract.failures import Failure
 from parallelenv.contract.interrupts import DeferSigint
-from parallelenv.contract.messages import show
+from parallelenv.contract.message_text import show
 from parallelenv.contract.process_info import clock_id, this_process
 from parallelenv.contract.protocol import EXHAUSTED, NOTED, Command, EnvFacts, Extra, Remark, Reply, WorkerSpec
 from parallelenv.contract.rollout_data import RolloutRequest

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from parallelenv.contract import arguments, migration_hints
 from parallelenv.contract.copying import deep_copy
-from parallelenv.contract.messages import show
+from parallelenv.contract.message_text import show
 from parallelenv.contract.tracebacks import ShortTracebacks
 from parallelenv.engine.checkpoint import WrappedState
 from parallelenv.errors import ArgumentError, InvalidStateError, ParallelEnvError, WrappedError
 from parallelenv.notebook.repr import mime_bundle
-from parallelenv.wrappers.answers import Space
+from parallelenv.wrappers.answer_rows import Space
 
 if TYPE_CHECKING:
     from parallelenv.engine.assemble import Align

@@ -12,17 +12,17 @@ from gymnasium import spaces
 from parallelenv.contract import arguments, migration_hints
 from parallelenv.contract.arguments import is_number
 from parallelenv.contract.batch import Array
-from parallelenv.contract.messages import show
+from parallelenv.contract.message_text import show
 from parallelenv.contract.spaces import Structure
 from parallelenv.errors import ArgumentError, NotFiniteError, SpacesError
 from parallelenv.results import StepResult
-from parallelenv.wrappers.answers import Acting, with_leaves
+from parallelenv.wrappers.answer_rows import Acting, with_leaves
+from parallelenv.wrappers.answer_wrapper import AnswerWrapper
 from parallelenv.wrappers.base import space_of
-from parallelenv.wrappers.finite import Found, describe_places, env_ids_of
-from parallelenv.wrappers.refused import WHERE_THEY_ARE, no_number_error
-from parallelenv.wrappers.seeing import AnswerWrapper
-from parallelenv.wrappers.states import StateWrapper
-from parallelenv.wrappers.statistics import RunningStatistics
+from parallelenv.wrappers.check_finite import Found, describe_places, env_ids_of
+from parallelenv.wrappers.refused_answers import WHERE_THEY_ARE, no_number_error
+from parallelenv.wrappers.running_statistics import RunningStatistics
+from parallelenv.wrappers.state_wrapper import StateWrapper
 
 
 @dataclass(frozen=True)

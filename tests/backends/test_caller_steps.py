@@ -18,8 +18,8 @@ from parallelenv.errors import ArgumentError, EnvBusyError, EnvInterruptedError,
 from parallelenv.testing import BackendContract
 from parallelenv.testing.base import Make
 from parallelenv.testing.envs import Counter, SteppedEnv
-from parallelenv.testing.oddities import Interrupter, Sleeper
-from parallelenv.testing.play import KINDS, NUM_ENVS, POLICIES, assert_same, drain, fleet, play
+from parallelenv.testing.odd_envs import Interrupter, Sleeper
+from parallelenv.testing.scenario import KINDS, NUM_ENVS, POLICIES, assert_same, drain, fleet, play
 
 HERE = os.getpid()
 INTERRUPT = 4  # an action

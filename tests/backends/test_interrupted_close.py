@@ -20,7 +20,7 @@ import pytest
 from interrupting import interrupt_at
 
 from parallelenv import ParallelEnv, get_worker_info
-from parallelenv.engine.pool import Pool
+from parallelenv.engine.worker_pool import Pool
 from parallelenv.errors import WorkerDiedError, WorkerTimeoutError
 
 # Mode, its options, workers, and every how many lines it is interrupted: as many as some seconds allow.
@@ -110,7 +110,7 @@ def test_an_interrupt_anywhere_in_the_making_is_told_and_leaves_nothing(way: str
     assert number > stride
 
 
-RESTARTERS = ("parallelenv/engine/pool.py", *OPENERS)
+RESTARTERS = ("parallelenv/engine/worker_pool.py", *OPENERS)
 
 
 def test_an_interrupted_restart_leaves_no_worker_beside_the_next() -> None:

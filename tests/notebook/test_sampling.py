@@ -18,7 +18,7 @@ from conftest import MakeEnv
 from parallelenv import ParallelEnv
 from parallelenv.contract.process_info import this_process
 from parallelenv.contract.protocol import NOTED
-from parallelenv.engine.guard import Use
+from parallelenv.engine.thread_guard import Use
 from parallelenv.errors import EnvBusyError
 from parallelenv.notebook.profile import Profile
 from parallelenv.notebook.profile_summary import summarise

@@ -10,9 +10,9 @@ import pytest
 from conftest import MakeEnv
 
 from parallelenv import ParallelEnv
-from parallelenv.contract.identity import difference
+from parallelenv.contract.difference import difference
 from parallelenv.testing.envs import Counter
-from parallelenv.testing.play import POLICIES, Actions, fleet
+from parallelenv.testing.scenario import POLICIES, Actions, fleet
 from parallelenv.wrappers import CheckFinite, NormalizeRewards, NormalizeStates, RecordEpisodeStatistics, StackStates
 
 

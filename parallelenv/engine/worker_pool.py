@@ -20,7 +20,7 @@ from parallelenv.contract.cpu_cores import usable_cores
 from parallelenv.contract.env_specs import EnvFactory, refuse_live, refuse_shared
 from parallelenv.contract.failures import NO_FAILURES, Failure
 from parallelenv.contract.interrupts import DeferSigint
-from parallelenv.contract.messages import list_ids
+from parallelenv.contract.message_text import list_ids
 from parallelenv.contract.process_info import ProcessInfo
 from parallelenv.contract.protocol import (
     NOTED,
@@ -40,9 +40,9 @@ from parallelenv.contract.protocol import (
 )
 from parallelenv.contract.shared_arrays import NOTHING_SHARED, share
 from parallelenv.contract.spaces import Spaces, common_space, with_spaces
-from parallelenv.engine.output import show_printed
 from parallelenv.engine.tickets import Request, Shard, WorkerHandle, name_envs, split_further, spread
 from parallelenv.engine.utilisation import Utilisation
+from parallelenv.engine.worker_output import show_printed
 from parallelenv.errors import ArgumentError, ClosedError, UnpicklableError, WorkerDiedError, WorkerTimeoutError
 
 PrintedListener = Callable[[Sequence[Printed]], None]

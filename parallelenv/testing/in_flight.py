@@ -19,8 +19,8 @@ from parallelenv.errors import (
 )
 from parallelenv.testing.base import Contract, Make
 from parallelenv.testing.envs import Counter, Ragged
-from parallelenv.testing.oddities import Interrupter, Sleeper
-from parallelenv.testing.play import NUM_ENVS, assert_same, drain, fleet
+from parallelenv.testing.odd_envs import Interrupter, Sleeper
+from parallelenv.testing.scenario import NUM_ENVS, assert_same, drain, fleet
 
 ONES = [1] * NUM_ENVS
 

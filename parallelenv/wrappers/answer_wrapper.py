@@ -11,9 +11,9 @@ from parallelenv.contract.arguments import check_align, parse_ids
 from parallelenv.contract.spaces import Structure, object_array
 from parallelenv.errors import HandedOverError, ResetNeededError
 from parallelenv.results import StepBatch, StepResult
-from parallelenv.wrappers.answers import aligned, batch_of, row_of, rows_of, unstacked
+from parallelenv.wrappers.answer_rows import aligned, batch_of, row_of, rows_of, unstacked
 from parallelenv.wrappers.base import ParallelWrapper
-from parallelenv.wrappers.refused import Refused, carry, is_unanswered, parted, refused_in
+from parallelenv.wrappers.refused_answers import Refused, carry, is_unanswered, parted, refused_in
 
 if TYPE_CHECKING:
     from parallelenv.engine.assemble import Align

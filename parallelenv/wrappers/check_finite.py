@@ -12,9 +12,9 @@ from parallelenv.contract.spaces import Structure, as_array, is_tensor
 from parallelenv.engine.assemble import Align
 from parallelenv.errors import NotFiniteError
 from parallelenv.results import StepResult
-from parallelenv.wrappers.answers import Acting
-from parallelenv.wrappers.refused import WHERE_THEY_ARE
-from parallelenv.wrappers.seeing import AnswerWrapper
+from parallelenv.wrappers.answer_rows import Acting
+from parallelenv.wrappers.answer_wrapper import AnswerWrapper
+from parallelenv.wrappers.refused_answers import WHERE_THEY_ARE
 
 _FLOATS = "fc"
 _LOOK = f"{WHERE_THEY_ARE} Look into these envs with get_env_attr(), or reset() them."

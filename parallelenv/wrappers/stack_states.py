@@ -9,13 +9,13 @@ from gymnasium.vector.utils import batch_space
 
 from parallelenv.contract.arguments import check_positive
 from parallelenv.contract.batch import Array
-from parallelenv.contract.messages import show
+from parallelenv.contract.message_text import show
 from parallelenv.contract.spaces import Structure, as_array
 from parallelenv.errors import ArgumentError, SpacesError
 from parallelenv.results import StepResult
-from parallelenv.wrappers.answers import Acting
+from parallelenv.wrappers.answer_rows import Acting
 from parallelenv.wrappers.base import space_of
-from parallelenv.wrappers.states import StateWrapper
+from parallelenv.wrappers.state_wrapper import StateWrapper
 
 
 class StackStates(StateWrapper):

@@ -12,9 +12,9 @@ from parallelenv.contract.arguments import check_positive
 from parallelenv.contract.batch import Array
 from parallelenv.errors import EnvContractError
 from parallelenv.results import StepResult
-from parallelenv.wrappers.answers import Acting
-from parallelenv.wrappers.refused import WHERE_THEY_ARE, no_number_error
-from parallelenv.wrappers.seeing import AnswerWrapper
+from parallelenv.wrappers.answer_rows import Acting
+from parallelenv.wrappers.answer_wrapper import AnswerWrapper
+from parallelenv.wrappers.refused_answers import WHERE_THEY_ARE, no_number_error
 
 
 class RecordEpisodeStatistics(AnswerWrapper):

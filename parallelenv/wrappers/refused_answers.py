@@ -11,7 +11,7 @@ from parallelenv.contract.failures import put
 from parallelenv.contract.spaces import Structure, describe_value
 from parallelenv.errors import EnvContractError
 from parallelenv.results import StepResult
-from parallelenv.wrappers.answers import is_mended, rows_of, unstacked
+from parallelenv.wrappers.answer_rows import is_mended, rows_of, unstacked
 
 WHERE_THEY_ARE = "What they answered is in error.refused, what the others did in error.partial."
 

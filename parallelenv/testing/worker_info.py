@@ -13,7 +13,7 @@ from parallelenv.contract.worker_info import get_worker_info
 from parallelenv.env import ParallelEnv
 from parallelenv.testing.base import Contract, Make
 from parallelenv.testing.envs import Counter, SteppedEnv
-from parallelenv.testing.play import NUM_ENVS, assert_same
+from parallelenv.testing.scenario import NUM_ENVS, assert_same
 
 ONES = [1] * NUM_ENVS
 _NAMES = ("env_id", "num_envs", "worker_id", "num_workers", "seed")

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from parallelenv.contract.batch import Array
 from parallelenv.contract.failures import add_note, put
-from parallelenv.contract.messages import one_line
+from parallelenv.contract.message_text import one_line
 from parallelenv.contract.tracebacks import short_tracebacks
 from parallelenv.results import StepBatch, StepResult
 

@@ -11,9 +11,9 @@ from parallelenv.contract.copying import deep_copy
 from parallelenv.contract.spaces import Structure, batched
 from parallelenv.errors import MissingMethodError
 from parallelenv.results import StepResult
-from parallelenv.wrappers.answers import Acting, Space, batch_of, check_states, row_of
+from parallelenv.wrappers.answer_rows import Acting, Space, batch_of, check_states, row_of
+from parallelenv.wrappers.answer_wrapper import AnswerWrapper
 from parallelenv.wrappers.base import ParallelWrapper
-from parallelenv.wrappers.seeing import AnswerWrapper
 
 if TYPE_CHECKING:
     from parallelenv.env import ParallelEnv

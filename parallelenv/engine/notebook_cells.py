@@ -9,9 +9,9 @@ from __future__ import annotations
 import weakref
 from typing import Any, NamedTuple, Protocol
 
-from parallelenv.contract.messages import count
+from parallelenv.contract.message_text import count
 from parallelenv.contract.progress import kernel_of_notebook
-from parallelenv.engine.output import say
+from parallelenv.engine.worker_output import say
 
 
 class Closable(Protocol):

@@ -12,12 +12,12 @@ from typing import Any, Never
 from parallelenv.contract import migration_hints
 from parallelenv.contract.arguments import check_positive, parse_ids
 from parallelenv.contract.batch import Array
-from parallelenv.contract.messages import show
+from parallelenv.contract.message_text import show
 from parallelenv.errors import ArgumentError
 from parallelenv.notebook.animation import check_format, check_fps, check_size, save_animation
 from parallelenv.notebook.tiles import refuse_dark_envs
 from parallelenv.results import StepResult
-from parallelenv.wrappers.seeing import AnswerWrapper
+from parallelenv.wrappers.answer_wrapper import AnswerWrapper
 
 
 class RecordVideo(AnswerWrapper):

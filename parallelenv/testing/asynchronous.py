@@ -15,8 +15,8 @@ from parallelenv.errors import EnvBusyError, EnvPausedError, NothingInFlightErro
 from parallelenv.rollouts.stream import CLOSE, RESET, TERMINATED
 from parallelenv.testing.base import Contract, Make
 from parallelenv.testing.envs import Counter
-from parallelenv.testing.oddities import Sleeper, Troubled, TroubleError
-from parallelenv.testing.play import KINDS, LENGTHS, NUM_ENVS, POLICIES, Actions, assert_same, drain, fleet
+from parallelenv.testing.odd_envs import Sleeper, Troubled, TroubleError
+from parallelenv.testing.scenario import KINDS, LENGTHS, NUM_ENVS, POLICIES, Actions, assert_same, drain, fleet
 
 ONES = [1] * NUM_ENVS
 policies = pytest.mark.parametrize("policy", POLICIES)
