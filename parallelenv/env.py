@@ -326,9 +326,8 @@ class ParallelEnv:
             options: A dict for all, or a list with one per env asked.
 
         Returns:
-            States as in `step`, in the order of ``id``. The infos are in `reset_infos`. (With two envs
-            ``states, info = env.reset()`` would give the state of each; the ``reset`` of `to_gymnasium` returns a
-            pair.) The state is ``None`` for an env without a further episode, one whose own ``reset`` raised
+            States as in `step`, in the order of ``id``. The infos are in `reset_infos`; the ``reset`` of `to_gymnasium`
+            returns a pair. The state is ``None`` for an env without a further episode, one whose own ``reset`` raised
             `ExhaustedError`. That env is `exhausted`: until a reset finds an episode it returns
             ``(None, None, True, {"exhausted": True})``, whatever ``asynchronous``.
 
