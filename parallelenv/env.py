@@ -579,7 +579,7 @@ class ParallelEnv:
                 raise
             return None
         (state, _, is_done, _), env_id = batch[0], int(batch.env_ids[0])
-        has_begun = self._engine.stepper.goes_on and env_id not in self._engine.stepper.episodes.exhausted
+        has_begun = self._engine.stepper.begins_next_episodes and env_id not in self._engine.stepper.episodes.exhausted
         return (state if has_begun or not is_done else TERMINATED), env_id
 
     def send_action(self, action: Any, env_id: int) -> None:
@@ -1017,7 +1017,7 @@ class ParallelEnv:
         state = check_saved(state, self._engine.num_envs, self.asynchronous)
         saved = [env_id for env_id in self._engine.env_ids if state.envs[env_id] is not None]
         request = self._engine.pool.try_asking("load", saved, [state.envs[env_id] for env_id in saved])
-        lost = self._engine.stepper.go_on_from(state.progress, {*state.unsaved, *request.failures})
+        lost = self._engine.stepper.restore(state.progress, {*state.unsaved, *request.failures})
         self._engine.seeds = dict(state.seeds)
         request.raise_failures(partial=lost)
         return lost

@@ -289,9 +289,9 @@ def test_the_slower_share_stops_and_nothing_is_thrown_away(make_set: MakeSet) ->
 
 
 def test_a_share_is_not_rounded_up_because_it_is_a_binary_number() -> None:
-    crew: Any = SimpleNamespace(sizes=[1] * 25)
+    handles: Any = SimpleNamespace(sizes=[1] * 25)
     shares = [0.56, 0.28, 0.04, 0.5, 1.0, 0.001]
-    assert [Scheduler(crew, Parcels(25), share).enough for share in shares] == [14, 7, 1, 13, 25, 1]
+    assert [Scheduler(handles, Parcels(25), share).enough for share in shares] == [14, 7, 1, 13, 25, 1]
 
 
 def test_all_stop_when_a_signal_says_so(make_set: MakeSet, tmp_path: Path) -> None:
@@ -410,7 +410,7 @@ def test_a_stream_gives_each_as_it_is_ready_and_newer_weights_to_the_next(make_s
         versions = [version for rank, version in seen if rank == one]
         assert versions == sorted(versions)
         assert lengths[one] == [20, *[12] * (len(lengths[one]) - 1)]
-    assert not collectors._crew.busy
+    assert not collectors._handles.busy
 
 
 def test_with_one_less_in_flight_the_latest_weights_are_used(make_set: MakeSet) -> None:
@@ -429,7 +429,7 @@ def test_who_is_faster_than_the_loop_waits_for_it(make_set: MakeSet) -> None:
     stream = collectors.stream()
     for _ in range(3):
         next(stream)
-        assert len(collectors._crew.busy) + len(collectors._parcels.waiting) <= 2
+        assert len(collectors._handles.busy) + len(collectors._parcels.waiting) <= 2
     stream.close()  # type: ignore[attr-defined]
     data, info = collectors.collect(10)
     assert (info["num_steps"] >= 10).all()

@@ -109,7 +109,7 @@ class CollectorSet(Stoppable):
         self._unsent = Unsent.create(num_workers)
         try:
             self._env = start(num_workers, given, compress_data, self._unsent, para_mode, worker_resources, options)
-            self._crew = CollectorHandles(self._env, self._unsent, max_restarts, seed)
+            self._handles = CollectorHandles(self._env, self._unsent, max_restarts, seed)
             if weights is not None:
                 self._announce_weights(weights)
         except BaseException:
@@ -117,7 +117,7 @@ class CollectorSet(Stoppable):
             raise
         self._fresh = set(range(num_workers))  # ranks that have not made their first collection
         self._parcels = Parcels(num_workers)
-        self._foreman = Scheduler(self._crew, self._parcels, fraction_samples)
+        self._scheduler = Scheduler(self._handles, self._parcels, fraction_samples)
         self._told = time.perf_counter()
 
     @classmethod
@@ -181,11 +181,11 @@ class CollectorSet(Stoppable):
         is_over = listening(listen_to)
         if num_steps is not None:
             arguments.check_positive("num_steps", num_steps)
-        is_quick = self._foreman.fraction < 1 or bool(listen_to)
+        is_quick = self._scheduler.fraction < 1 or bool(listen_to)
         goals = [num_steps or self._steps_of(rank) for rank in range(len(self))]
         self._told = time.perf_counter()
         with progress_bar(RolloutLength(sum(goals), None), progress, "collect") as advance:
-            self._foreman.work(goals, is_quick, is_over, advance)
+            self._scheduler.work(goals, is_quick, is_over, advance)
         self._fresh.clear()
         return self._deliver_all()
 
@@ -249,23 +249,23 @@ class CollectorSet(Stoppable):
     @single_threaded
     def _stream(self, num_steps: int | None, most: int, left: float) -> tuple[Rollout, Info] | None:
         """Return a collection that is ready; or wait until one may be, and return ``None``."""
-        ready = [rank for rank in self._parcels.waiting if rank not in self._crew.busy]
+        ready = [rank for rank in self._parcels.waiting if rank not in self._handles.busy]
         if ready:
             answer = self._deliver_one(ready[0])
             self._order_more(num_steps, most, left - 1)
             return answer
         self._order_more(num_steps, most, left)
-        for rank, parcel in self._crew.receive():
+        for rank, parcel in self._handles.receive():
             self._parcels.add(rank, parcel)
         return None
 
     def _order_more(self, num_steps: int | None, most: int, left: float) -> None:
         """Start idle collectors up to the limit in flight."""
         waiting = self._parcels.waiting
-        room = int(min(most, left)) - len({*waiting, *self._crew.busy})
-        chosen = [rank for rank in self._crew.idle if rank not in waiting][: max(0, room)]
+        room = int(min(most, left)) - len({*waiting, *self._handles.busy})
+        chosen = [rank for rank in self._handles.idle if rank not in waiting][: max(0, room)]
         if chosen:
-            self._crew.order({rank: CollectRequest(num_steps or self._steps_of(rank)) for rank in chosen})
+            self._handles.order({rank: CollectRequest(num_steps or self._steps_of(rank)) for rank in chosen})
             self._fresh.difference_update(chosen)
 
     # ---------------------------------------------------------------- results
@@ -284,7 +284,7 @@ class CollectorSet(Stoppable):
         now = time.perf_counter()
         seconds, self._told = now - self._told, now
         self.history.note(info["episode_returns"], int(np.min(info["version"])), info["num_samples"], seconds)
-        return {**info, "seconds": seconds, **self._crew.take_loss()}
+        return {**info, "seconds": seconds, **self._handles.take_loss()}
 
     # ---------------------------------------------------------------- weights and components
 
@@ -312,9 +312,9 @@ class CollectorSet(Stoppable):
         broadcast = Broadcast("collector.set_weights", weights, version)
         before, self.version = self.version, version
         try:
-            self._crew.announce("weights", broadcast)
+            self._handles.announce("weights", broadcast)
         except BaseException:
-            if not self._crew.is_known(broadcast):
+            if not self._handles.is_known(broadcast):
                 self.version = before
             raise
 
@@ -322,7 +322,7 @@ class CollectorSet(Stoppable):
     def update_policy(self, name: str, value: Any) -> None:
         """Set an attribute of all policies, see `Collector.update_policy`; for busy collectors, when they are done."""
         arguments.check_name("name", name)
-        self._crew.announce(f"setting {name}", Broadcast("collector.update_policy", name, value))
+        self._handles.announce(f"setting {name}", Broadcast("collector.update_policy", name, value))
 
     @single_threaded
     def replace(self, component: str, make: Callable[..., Any]) -> None:
@@ -332,7 +332,7 @@ class CollectorSet(Stoppable):
         """
         check_component(component)
         outdates = ("weights", "setting ") if component == "policy" else ()
-        self._crew.announce(component, Broadcast("collector.replace", component, make), outdates)
+        self._handles.announce(component, Broadcast("collector.replace", component, make), outdates)
 
     # ---------------------------------------------------------------- evaluation
 
@@ -358,7 +358,7 @@ class CollectorSet(Stoppable):
         """
         arguments.check_positive("num_episodes", num_episodes)
         seed = arguments.check_base_seed(seed)
-        self._foreman.work([0] * len(self), False, lambda: True, lambda _: None)
+        self._scheduler.work([0] * len(self), False, lambda: True, lambda _: None)
         shares = {
             rank: share for rank, share in RolloutLength(None, num_episodes).shares(range(len(self))).items() if share
         }
@@ -366,7 +366,7 @@ class CollectorSet(Stoppable):
             rank: {"num_episodes": share, "seed": None if seed is None else seed + rank}
             for rank, share in shares.items()
         }
-        found: list[Evaluation] = self._crew.ask("evaluate", orders)
+        found: list[Evaluation] = self._handles.ask("evaluate", orders)
         evaluation = join_evaluations(found)
         self.history.note(evaluation.returns, self.version, is_test=True)
         return evaluation
@@ -380,12 +380,12 @@ class CollectorSet(Stoppable):
     @property
     def num_envs(self) -> int:
         """Number of envs to collect from, over all collectors."""
-        return sum(self._crew.sizes)
+        return sum(self._handles.sizes)
 
     @property
     def num_replaced(self) -> int:
         """Number of times a collector died and was replaced."""
-        return self._crew.num_replaced
+        return self._handles.num_replaced
 
     def _close_envs(self) -> None:
         if hasattr(self, "_env"):  # missing if the constructor failed
@@ -463,12 +463,12 @@ def start(
         if name == "make_envs" or given[name] is not None:
             check_env_maker(given[name], name)
     given = {**given, "world_size": num_workers}
-    seats = [
+    collector_envs = [
         functools.partial(CollectorEnv, {**given, "rank": rank}, compresses, unsent) for rank in range(num_workers)
     ]
     options = {"num_cpus": num_workers, **options}
     try:
-        return _with_resources(seats, para_mode, worker_resources, options)
+        return _with_resources(collector_envs, para_mode, worker_resources, options)
     except UnpicklableError:
         _refuse_unpicklable(given)
         raise
@@ -487,15 +487,17 @@ def _refuse_unpicklable(given: dict[str, Any]) -> None:
             ) from error
 
 
-def _with_resources(seats: Sequence[Any], para_mode: Any, resources: Any, options: dict[str, Any]) -> ParallelEnv:
+def _with_resources(
+    collector_envs: Sequence[Any], para_mode: Any, resources: Any, options: dict[str, Any]
+) -> ParallelEnv:
     if resources is None:
-        return ParallelEnv(seats, para_mode, "continue", **options)
+        return ParallelEnv(collector_envs, para_mode, "continue", **options)
     if not isinstance(resources, dict) or "ray_options" in options:
         raise ArgumentError(
             f"worker_resources={show(resources)} must be a dict, as {{'num_cpus': 1}}, and instead of ray_options."
         )
     try:
-        return ParallelEnv(seats, para_mode, "continue", ray_options=dict(resources), **options)
+        return ParallelEnv(collector_envs, para_mode, "continue", ray_options=dict(resources), **options)
     except UnknownOptionError as error:
         if "ray_options" not in str(error):
             raise

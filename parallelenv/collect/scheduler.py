@@ -312,12 +312,12 @@ class Scheduler:
         enough: That fraction as a number of collectors.
     """
 
-    def __init__(self, crew: CollectorHandles, parcels: Parcels, fraction: float) -> None:
+    def __init__(self, handles: CollectorHandles, parcels: Parcels, fraction: float) -> None:
         self.fraction = fraction
-        self._crew, self._parcels = crew, parcels
+        self._handles, self._parcels = handles, parcels
         # Rounded, as 0.07 * 100 is 7.000000000000001 and would need one collector more.
-        self.enough = math.ceil(round(fraction * len(crew.sizes), 9))
-        self._paces = [0.0] * len(crew.sizes)  # latest steps per second of each
+        self.enough = math.ceil(round(fraction * len(handles.sizes), 9))
+        self._paces = [0.0] * len(handles.sizes)  # latest steps per second of each
 
     def work(
         self, goals: Sequence[int], is_quick: bool, is_over: Callable[[], bool], advance: Callable[[int], object]
@@ -330,18 +330,18 @@ class Scheduler:
             is_over: Called between slices; true stops the work. Collectors without any step then make one.
             advance: Called with the number of steps received.
         """
-        crew = self._crew
+        handles = self._handles
         seconds = _QUICK_SLICE if is_quick else _SLICE
         while True:
             left = [goal - self._parcels.count(rank) for rank, goal in enumerate(goals)]
             is_enough = sum(one <= 0 for one in left) >= self.enough or is_over()
             waiting = self._parcels.waiting  # a collector without steps makes at least one: no env may be missing
-            chosen = [rank for rank in crew.idle if left[rank] > 0 and not (is_enough and rank in waiting)]
+            chosen = [rank for rank in handles.idle if left[rank] > 0 and not (is_enough and rank in waiting)]
             if chosen:
-                crew.order({rank: self._slice(rank, 1 if is_enough else left[rank], seconds) for rank in chosen})
-            if not crew.is_busy:
+                handles.order({rank: self._slice(rank, 1 if is_enough else left[rank], seconds) for rank in chosen})
+            if not handles.is_busy:
                 return
-            for rank, parcel in crew.receive():
+            for rank, parcel in handles.receive():
                 self._parcels.add(rank, parcel)
                 advance(parcel.info["num_steps"])
                 self._paces[rank] = parcel.info["num_steps"] / max(parcel.info["seconds"], 1e-6)

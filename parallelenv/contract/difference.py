@@ -32,7 +32,7 @@ def difference(left: Any, right: Any, where: str = "") -> str | None:
         return _difference_of_sequences(left, right, where)
     if _is_same(left, right):
         return None
-    return f"{where}: {_show(left)} against {_show(right)}"
+    return f"{where}: {_shown(left)} against {_shown(right)}"
 
 
 def _difference_of_arrays(left: Any, right: Any, where: str) -> str | None:
@@ -45,7 +45,7 @@ def _difference_of_arrays(left: Any, right: Any, where: str) -> str | None:
     if left.tobytes() == right.tobytes():
         return None
     if left.ndim == 0:
-        return f"{where}: {_show(left[()])} against {_show(right[()])}"
+        return f"{where}: {_shown(left[()])} against {_shown(right[()])}"
     return _first(difference(left[row], right[row], f"{where}[{row}]") for row in range(len(left)))
 
 
@@ -91,9 +91,9 @@ def _pickles_alike(left: Any, right: Any) -> bool:
 
 
 def _kind(value: Any) -> str:
-    return f"{_show(value)} ({type(value).__name__})"
+    return f"{_shown(value)} ({type(value).__name__})"
 
 
-def _show(value: Any) -> str:
+def _shown(value: Any) -> str:
     text = " ".join(repr(value).split())
     return text if len(text) <= 40 else f"{text[:37]}..."

@@ -262,7 +262,7 @@ def refuse_shared(facts: Mapping[int, EnvFacts]) -> None:
     """
     seen: dict[tuple[ProcessInfo, int], int] = {}
     for env_id, one in sorted(facts.items()):
-        first = seen.setdefault((one.seat, one.instance), env_id)
+        first = seen.setdefault((one.process, one.instance), env_id)
         if first != env_id:
             raise DuplicateEnvError(
                 f"The env fns of envs {first} and {env_id} have returned the same instance. Two ids cannot share one "

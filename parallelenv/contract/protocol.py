@@ -215,7 +215,7 @@ class EnvFacts:
         action_space: ``None`` if the env declares none.
         metadata: The env's ``metadata``.
         render_mode: The env's ``render_mode``.
-        seat: The process that it runs in.
+        process: The process that it runs in.
         instance: Its `id` there, to tell it from other objects.
         has_steps: Whether it has ``reset`` and ``step``; if not, it serves only calls and attributes.
     """
@@ -224,7 +224,7 @@ class EnvFacts:
     action_space: Any
     metadata: dict[str, Any]
     render_mode: str | None
-    seat: ProcessInfo = UNKNOWN_PROCESS
+    process: ProcessInfo = UNKNOWN_PROCESS
     instance: int = 0
     has_steps: bool = True
 

@@ -35,7 +35,7 @@ class Assembler:
         self._episodes = episodes
         self._copy = copy
 
-    def tell(self, batch: Batch, landed: Outcome, align: Align) -> StepResult | StepBatch:
+    def assemble(self, batch: Batch, landed: Outcome, align: Align) -> StepResult | StepBatch:
         """Return the result of a step in the form of ``align``.
 
         Args:

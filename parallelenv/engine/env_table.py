@@ -291,7 +291,7 @@ class EnvTable:
         fresh, exhausted = tuple(sorted(self._fresh)), tuple(sorted(self.exhausted))
         return Progress(*flags, fresh, tuple(map(deep_copy, self.reset_infos)), exhausted)
 
-    def go_on_from(self, progress: Progress, lost: Collection[int]) -> tuple[int, ...]:
+    def restore(self, progress: Progress, lost: Collection[int]) -> tuple[int, ...]:
         """Load a record; ``lost`` envs have no episode.
 
         Returns:

@@ -76,7 +76,7 @@ class Recovery:
         self._counts: dict[int, int] = {}  # restarts since then
         # Envs that were rebuilt but not reset, and why. Most only shared a worker with one that failed: the user may
         # not have received their last step yet, and a reset would overwrite its rows.
-        self._bereft: dict[int, Failure] = {}
+        self._rebuilt: dict[int, Failure] = {}
         # Envs with a new episode that was not reported to the user yet: why the old one ended, and the reset's result.
         self._begun: dict[int, tuple[Failure, Extra]] = {}
 
@@ -90,15 +90,15 @@ class Recovery:
         """Drop the records of envs of which the user begins new episodes."""
         for env_id in env_ids:
             self._begun.pop(env_id, None)
-            self._bereft.pop(env_id, None)
+            self._rebuilt.pop(env_id, None)
 
-    def ailing(self, env_ids: Sequence[int]) -> Mapping[int, Failure]:
+    def failures_before(self, env_ids: Sequence[int]) -> Mapping[int, Failure]:
         """Return the envs that cannot continue the episode that the user knows of, and why not."""
-        if not (self._begun or self._bereft or self._pool.has_dead):  # called at every step
+        if not (self._begun or self._rebuilt or self._pool.has_dead):  # called at every step
             return NO_FAILURES
-        bereft = {env_id: self._bereft[env_id] for env_id in env_ids if env_id in self._bereft}
+        rebuilt = {env_id: self._rebuilt[env_id] for env_id in env_ids if env_id in self._rebuilt}
         unseen = {env_id: self._begun[env_id][0] for env_id in env_ids if env_id in self._begun}
-        return {**self._pool.death_errors(env_ids), **bereft, **unseen}
+        return {**self._pool.death_errors(env_ids), **rebuilt, **unseen}
 
     def restart_failed(
         self, failures: Mapping[int, Failure]
@@ -125,7 +125,7 @@ class Recovery:
     def _broken(self, ill: Mapping[int, Failure]) -> list[int]:
         """Return the envs that have to be rebuilt: those not rebuilt since they failed, or dead again."""
         dead = self._pool.death_errors(tuple(ill))
-        return sorted(env_id for env_id in ill if env_id not in self._bereft or env_id in dead)
+        return sorted(env_id for env_id in ill if env_id not in self._rebuilt or env_id in dead)
 
     def _rebuild(self, ill: dict[int, Failure], reasons: Mapping[int, Failure]) -> dict[int, Failure]:
         """Rebuild envs where needed; remove and return those that cannot be rebuilt."""
@@ -135,7 +135,7 @@ class Recovery:
         request = self._pool.rebuild(broken, lambda env_ids: self._note_rebuilt(env_ids, reasons))
         failures = {env_id: request.failures[env_id] for env_id in ill if env_id in request.failures}
         for env_id in failures:
-            del self._bereft[env_id], ill[env_id]
+            del self._rebuilt[env_id], ill[env_id]
         return failures
 
     def _note_rebuilt(self, env_ids: Sequence[int], reasons: Mapping[int, Failure]) -> None:
@@ -143,7 +143,7 @@ class Recovery:
         known = {**self._pool.death_errors(env_ids), **reasons}
         cause = max(reasons.values(), key=lambda failure: failure.is_of_worker)
         for env_id in env_ids:
-            self._bereft[env_id] = known.get(env_id) or Failure(cause.exception, env_id, cause.operation)
+            self._rebuilt[env_id] = known.get(env_id) or Failure(cause.exception, env_id, cause.operation)
 
     def _reset(self, ill: Mapping[int, Failure], reasons: Mapping[int, Failure]) -> dict[int, Failure]:
         """Reset envs that were rebuilt; return the failures."""
@@ -153,7 +153,7 @@ class Recovery:
         request = self._pool.post("reset", env_ids, seeds, failed=self._pool.death_errors(env_ids))
         self._pool.wait_or_give_up(request)
         for env_id in env_ids:
-            self._bereft.pop(env_id, None)
+            self._rebuilt.pop(env_id, None)
             if env_id not in request.failures:
                 self._begun[env_id] = reasons[env_id], request.values.get(env_id, NOTHING)
         return request.failures

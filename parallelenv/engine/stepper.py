@@ -78,7 +78,7 @@ class Stepper:
         self.policy = policy
         stepless = (env_id for env_id, one in zip(pool.env_ids, pool.facts, strict=True) if not one.has_steps)
         self.episodes = EnvTable(pool.env_ids, policy, frozenset(stepless))
-        self._teller = Assembler(policy, self.episodes, copy)
+        self._assembler = Assembler(policy, self.episodes, copy)
         self.copies = copy
         self.timeout = timeout
         self.recovery = recovery
@@ -263,14 +263,14 @@ class Stepper:
         self._refuse_busy(self.pool.env_ids)
         return self.episodes.progress()
 
-    def go_on_from(self, progress: Progress, lost: Collection[int]) -> tuple[int, ...]:
+    def restore(self, progress: Progress, lost: Collection[int]) -> tuple[int, ...]:
         """Load the state of the episodes, see `EnvTable.go_on_from`. Undelivered steps are dropped."""
         self._settle()
         everyone = self.pool.env_ids
         self._flights.forget(everyone)
         if self.recovery is not None:
             self.recovery.forget(everyone)
-        return self.episodes.go_on_from(progress, lost)
+        return self.episodes.restore(progress, lost)
 
     # ---------------------------------------------------------------- steps
 
@@ -317,7 +317,7 @@ class Stepper:
         def announce(request: Request) -> None:
             self._unsettled = (env_ids, request)
 
-        failed = self.recovery.ailing(stepped) if self.recovery is not None else NO_FAILURES
+        failed = self.recovery.failures_before(stepped) if self.recovery is not None else NO_FAILURES
         # `False` instead of an empty tuple: the step then fits a shorter message.
         who_begins = self.episodes.ended(stepped) or False if self.policy.resets_next else self.policy.autoreset
         return stepped, self.pool.post("step", stepped, each, who_begins, announce, failed, flies=flies)
@@ -379,9 +379,9 @@ class Stepper:
         failures = whole.failures
         landed = whole.without_failures() if failures else whole
         try:
-            result = self._teller.tell(self.pool.batch, landed, align)
+            result = self._assembler.assemble(self.pool.batch, landed, align)
             if unpaid:  # they have stepped: their episodes are recorded, the result is dropped
-                self._teller.tell(self.pool.batch, whole.without_failure_of(unpaid), "batch")
+                self._assembler.assemble(self.pool.batch, whole.without_failure_of(unpaid), "batch")
         except (ValueError, TypeError) as error:  # for example from a user's own space
             self._settle()
             self._flights.forget([*landed.env_ids, *failures])
@@ -424,17 +424,17 @@ class Stepper:
         """Restart failed envs: their episodes count as truncated, and their states are the first of the next ones."""
         raised = {env_id: failure for env_id, failure in landed.failures.items() if env_id in landed.begun}
         others = {env_id: failure for env_id, failure in landed.failures.items() if env_id not in raised}
-        mended, left = recovery.restart_failed(others)
+        restarted, left = recovery.restart_failed(others)
         batch, extras = self.pool.batch, dict(landed.extras)
-        for env_id, (failure, begun) in mended.items():
+        for env_id, (failure, begun) in restarted.items():
             row = env_id - batch.layout.first
             batch.rewards[row] = 0.0
             batch.flags[row] = False, True
             info = {**(begun.info or {} if begun.is_exhausted else {}), "failure": noted(failure)}
             extras[env_id] = Extra(info, begun.loose, reset_info=begun.info, is_exhausted=begun.is_exhausted)
             self.episodes.reset_infos[env_id] = begun.info or {}
-        self.episodes.keep(mended)
-        return Outcome(landed.env_ids, landed.stepped, extras, {**raised, **left}, mended.keys(), landed.begun)
+        self.episodes.keep(restarted)
+        return Outcome(landed.env_ids, landed.stepped, extras, {**raised, **left}, restarted.keys(), landed.begun)
 
     # ---------------------------------------------------------------- waiting for all envs
 
@@ -596,7 +596,7 @@ class Stepper:
         return self.pool.late(env_ids, self.timeout, "run_episodes")
 
     @property
-    def goes_on(self) -> bool:
+    def begins_next_episodes(self) -> bool:
         """Whether an ended env begins its next episode by itself."""
         return self.policy.autoreset
 

@@ -78,7 +78,7 @@ class Pool:
 
     Attributes:
         facts: Facts about each env from its first build, in env id order.
-        seats: Where each env lives now.
+        processes: Where each env lives now.
         env_ids: All env ids, ascending.
         layout: Layout of the batch.
         batch: The arrays that all hosts read and write.
@@ -86,7 +86,7 @@ class Pool:
     """
 
     facts: list[EnvFacts]
-    seats: dict[int, ProcessInfo]
+    processes: dict[int, ProcessInfo]
     layout: Layout
     batch: Batch
 
@@ -110,7 +110,7 @@ class Pool:
         self._call_timeout = timeout
         self._plain_numbers = itertools.count(1)
         self._numbers: Iterator[int] = self._plain_numbers
-        self.seats = {}
+        self.processes = {}
         self.is_watched = False
         self.waits_by: str | None = None
         plan = backend.plan(len(factories), num_cpus, num_gpus)
@@ -166,7 +166,7 @@ class Pool:
             raise
         self._timeout = self._call_timeout
         self._note_built(self._workers)
-        self.seats.update({env_id: one.seat for env_id, one in facts.items()})
+        self.processes.update({env_id: one.process for env_id, one in facts.items()})
         self.hours = Utilisation()
 
     def _note_built(self, workers: Iterable[WorkerHandle]) -> None:
@@ -390,7 +390,7 @@ class Pool:
         self.wait(request, None)
         note(request.values.keys() - rebuilt)
         self._note_built(workers)
-        self.seats.update({env_id: one.seat for env_id, one in request.values.items()})
+        self.processes.update({env_id: one.process for env_id, one in request.values.items()})
         if self.is_watched:
             self._watch(broken)
         return request
@@ -457,7 +457,7 @@ class Pool:
                 try:
                     worker.channel.send(message)
                 except HostDied:
-                    self._bury(worker)
+                    self._mark_dead(worker)
 
     def give_up(self, request: Request, error: Exception) -> None:
         """Fail the envs that have not replied to a request, and all other requests to their hosts."""
@@ -503,7 +503,7 @@ class Pool:
         try:
             reply = worker.channel.receive()
         except HostDied:
-            self._bury(worker)
+            self._mark_dead(worker)
             return
         except UnreadableError as error:
             reply = Reply(error.number, {}, self._not_read(worker, error))
@@ -581,7 +581,7 @@ class Pool:
         if lost:
             raise self._lost[lost[0]].about(lost)
 
-    def _bury(self, worker: WorkerHandle) -> None:
+    def _mark_dead(self, worker: WorkerHandle) -> None:
         """Record that a host is dead and fail its requests.
 
         Raises:

@@ -72,7 +72,7 @@ def _of_rollouts(recording: Recording, shares: Mapping[str, float]) -> str:
 
 def _of_steps(recording: Recording, shares: Mapping[str, float]) -> str:
     """Return advice if there are messages per step."""
-    is_away = [worker.seat.pid != this_process().pid for worker in recording.workers]
+    is_away = [worker.process.pid != this_process().pid for worker in recording.workers]
     ways = ["rollout(), which makes many steps with one call", "more envs in each step"]
     if len(is_away) > 1:
         ways.append("fewer workers (num_cpus)")

@@ -22,7 +22,7 @@ class WorkerRecord:
 
     Attributes:
         env_ids: Its envs.
-        seat: Its process.
+        process: Its process.
         operations: See `HostRecord`.
         spans: See `HostRecord`.
         turns: ``(k, 2)`` float64: begin and end of each env's part of a command.
@@ -36,7 +36,7 @@ class WorkerRecord:
     """
 
     env_ids: tuple[int, ...]
-    seat: ProcessInfo
+    process: ProcessInfo
     operations: Sequence[str]
     spans: Array
     turns: Array
@@ -62,7 +62,7 @@ class WorkerRecord:
         resets[:, :2] += offset
         return cls(
             record.env_ids,
-            record.seat,
+            record.process,
             record.operations,
             record.spans + offset,
             turns,

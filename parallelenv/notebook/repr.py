@@ -65,13 +65,13 @@ class WorkerRow:
 
     Attributes:
         env_ids: Its envs.
-        seat: Its process.
+        process: Its process.
         memory: Memory of its process in bytes; ``None`` if unknown.
         waiting: Share of the time in which it was idle, 0 to 1; ``None`` before the first request.
     """
 
     env_ids: tuple[int, ...]
-    seat: ProcessInfo
+    process: ProcessInfo
     memory: int | None
     waiting: float | None
 
@@ -122,7 +122,7 @@ class Portrait:
         return [
             (
                 name_range(worker.env_ids),
-                _name_seat(worker.seat),
+                _name_process(worker.process),
                 "" if worker.memory is None else f"{worker.memory / 1e6:,.0f} MB",
                 "" if worker.waiting is None else f"{worker.waiting:.0%}",
             )
@@ -202,7 +202,7 @@ def portray(env: ParallelEnv, title: str) -> Portrait:
     standing = stepper.episodes.score.look()
     seconds = pool.hours.elapsed()
     rate = standing.num_steps / seconds if seconds > 0 and standing.num_steps else None
-    return Portrait(title, _states(env), standing, rate, _workers(pool.seats, pool.workload()))
+    return Portrait(title, _states(env), standing, rate, _workers(pool.processes, pool.workload()))
 
 
 def mime_bundle(env: Any) -> dict[str, str]:
@@ -234,7 +234,7 @@ def _states(env: ParallelEnv) -> list[str]:
 
 
 def _workers(
-    seats: dict[int, ProcessInfo], workload: Sequence[tuple[tuple[int, ...], float | None]]
+    processes: dict[int, ProcessInfo], workload: Sequence[tuple[tuple[int, ...], float | None]]
 ) -> list[WorkerRow]:
     """Return the workers: hosts, or the processes behind a host if it has several."""
     found: list[WorkerRow] = []
@@ -242,15 +242,15 @@ def _workers(
     for env_ids, waiting in workload:
         parts: dict[ProcessInfo, list[int]] = {}
         for env_id in env_ids:
-            parts.setdefault(seats.get(env_id, UNKNOWN_PROCESS), []).append(env_id)
-        for seat, owned in parts.items():
-            if seat not in memory:
-                memory[seat] = seat.memory() if len(found) < _MOST_WORKERS else None
-            found.append(WorkerRow(tuple(owned), seat, memory[seat], waiting))
+            parts.setdefault(processes.get(env_id, UNKNOWN_PROCESS), []).append(env_id)
+        for process, owned in parts.items():
+            if process not in memory:
+                memory[process] = process.memory() if len(found) < _MOST_WORKERS else None
+            found.append(WorkerRow(tuple(owned), process, memory[process], waiting))
     return found
 
 
-def _name_seat(seat: ProcessInfo) -> str:
-    if not seat.pid:
+def _name_process(process: ProcessInfo) -> str:
+    if not process.pid:
         return ""
-    return str(seat.pid) if seat.is_near else f"{seat.pid} on {seat.machine}"
+    return str(process.pid) if process.is_near else f"{process.pid} on {process.machine}"

@@ -38,7 +38,7 @@ def _events(recording: Recording) -> Iterator[dict[str, Any]]:
     for start, end in recording.outside(calls).tolist():
         yield _event("own code", "caller", _CALLER, start - begin, end - start)
     for number, worker in enumerate(recording.workers, start=_CALLER + 1):
-        yield from _named(number, f"worker of envs {name_range(worker.env_ids)} ({worker.seat.pid})")
+        yield from _named(number, f"worker of envs {name_range(worker.env_ids)} ({worker.process.pid})")
         yield from _worker_events(worker, number, begin)
 
 

@@ -148,7 +148,7 @@ class _LocalSteps:
 
     def run_step(self, env_ids: tuple[int, ...], each: Sequence[Any] | None, autoreset: bool) -> Reply:
         """Step envs, wherever they live; an env that is late or lost counts as failed."""
-        failed = NO_FAILURES if self._recovery is None else self._recovery.ailing(env_ids)
+        failed = NO_FAILURES if self._recovery is None else self._recovery.failures_before(env_ids)
         request = self._pool.post("step", env_ids, each, autoreset, failed=failed)
         self._pool.wait_or_give_up(request)
         for env_id, extra in request.values.items():

@@ -40,7 +40,7 @@ CHUNK = 0.2
 _GROWTH = 16
 """Factor by which the size of a chunk may grow: one chunk is a poor measure, and the first also warms up."""
 _numbers = itertools.count(1)
-Mended = tuple[Failure, Extra]
+Restarted = tuple[Failure, Extra]
 """Why an env was restarted, and the result of its reset."""
 
 
@@ -198,16 +198,16 @@ class RunningRollout:
         """Let hosts unpickle the policy, without a time limit: it may import a library, and is not a step."""
         pool, recovery = self._roller.pool, self._roller.recovery
         was_known, self._is_known = self._is_known, True
-        ailing: Collection[int] = recovery.ailing(asked) if recovery is not None else ()
-        well = [env_id for env_id in asked if env_id not in ailing]
+        failures_before: Collection[int] = recovery.failures_before(asked) if recovery is not None else ()
+        well = [env_id for env_id in asked if env_id not in failures_before]
         failed = NO_FAILURES if was_known else self._reach(well)
         if recovery is not None:
             failed = {**failed, **pool.death_errors(well)}
         request = pool.post("rollout", well, None, self._order(0), failed=failed)
         pool.wait(request, None)
         if recovery is not None:  # envs of a dead worker fail in the next step, as without this call
-            ailing = {*ailing, *pool.death_errors(well)}
-        places = [place for place, env_id in enumerate(asked) if env_id not in ailing]
+            failures_before = {*failures_before, *pool.death_errors(well)}
+        places = [place for place, env_id in enumerate(asked) if env_id not in failures_before]
         _, has_lost = self._land(request, [asked[place] for place in places], [leaf[:, places] for leaf in before])
         self._count += has_lost
 
@@ -241,7 +241,7 @@ class RunningRollout:
         left = [self._left[env_id] for env_id in asked]
         each = None if all(share is None for share in left) else left
         lent = [env_id for env_id, share in zip(asked, left, strict=True) if share != 0]
-        failed = roller.recovery.ailing(asked) if roller.recovery is not None else NO_FAILURES
+        failed = roller.recovery.failures_before(asked) if roller.recovery is not None else NO_FAILURES
         order = self._order(self._size)
         request = roller.pool.post("rollout", asked, each, order, lambda _: episodes.lend(lent), failed)
         self._is_late = not roller.pool.wait_or_give_up(request)
@@ -263,38 +263,38 @@ class RunningRollout:
         chunks: list[RolloutChunk] = [request.values[env_id] for env_id in sorted(request.values)]  # not by arrival
         failed = {env_id: failure for chunk in chunks for env_id, (_, failure) in chunk.failed.items()}
         lost = _find_lost(request, asked, chunks)
-        mended, left = self._restart_failed({**failed, **lost})
-        if lost.keys() & mended.keys():
-            stand_ins = {env_id: failure for env_id, failure in lost.items() if env_id in mended}
+        restarted, left = self._restart_failed({**failed, **lost})
+        if lost.keys() & restarted.keys():
+            stand_ins = {env_id: failure for env_id, failure in lost.items() if env_id in restarted}
             chunks.append(_stand_in(asked, before, stand_ins, roller.pool.batch))
         for chunk in chunks:
-            self._cut_off(chunk, mended, lost)
+            self._cut_off(chunk, restarted, lost)
             self._assembly.add(self._count, chunk)
             episodes.note_chunk(chunk)
-        for env_id, (_, begun) in mended.items():
+        for env_id, (_, begun) in restarted.items():
             episodes.reset_infos[env_id] = begun.info or {}
-        episodes.note_exhausted(env_id for env_id, (_, begun) in mended.items() if begun.is_exhausted)
+        episodes.note_exhausted(env_id for env_id, (_, begun) in restarted.items() if begun.is_exhausted)
         self._note_failures(left, chunks, any(env_id in lost for env_id in left))
         num_ended = self._spend(chunks)
-        self.sent = self._packed if mended else None
+        self.sent = self._packed if restarted else None
         episodes.keep(env_id for env_id in asked if env_id not in left or left[env_id].operation == "step")
         if roller.recovery is not None:
-            roller.recovery.forget(mended)
+            roller.recovery.forget(restarted)
         return num_ended, bool(lost)
 
-    def _restart_failed(self, failures: Mapping[int, Failure]) -> tuple[dict[int, Mended], Mapping[int, Failure]]:
+    def _restart_failed(self, failures: Mapping[int, Failure]) -> tuple[dict[int, Restarted], Mapping[int, Failure]]:
         """Restart failed envs, if there is a recovery; return those restarted and the failures that remain."""
         if not failures or self._roller.recovery is None:
             return {}, failures
         return self._roller.recovery.restart_failed(failures)
 
-    def _cut_off(self, chunk: RolloutChunk, mended: Mapping[int, Mended], lost: Collection[int]) -> None:
+    def _cut_off(self, chunk: RolloutChunk, restarted: Mapping[int, Restarted], lost: Collection[int]) -> None:
         """Mark the steps in which restarted envs failed as `step` does."""
         ends = [chunk.ended]
         for env_id, (step, _) in chunk.failed.items():
-            if env_id not in mended:
+            if env_id not in restarted:
                 continue
-            failure, begun = mended[env_id]
+            failure, begun = restarted[env_id]
             column = chunk.env_ids.index(env_id)
             chunk.flags[step, column] = False, True
             chunk.valid[step, column] = env_id not in lost

@@ -44,7 +44,7 @@ class TaskPool(ParallelEnv):
         With automatic restarts only the latter counts, so ``while not env.all_done()`` plays all tasks, even if all
         envs end one in the same step.
         """
-        return self.all_exhausted() if self.engine.stepper.goes_on else super().all_done()
+        return self.all_exhausted() if self.engine.stepper.begins_next_episodes else super().all_done()
 
     @single_threaded
     def reset_all(self) -> None:

@@ -71,7 +71,7 @@ class HostRecord:
 
     Attributes:
         env_ids: Its envs.
-        seat: Its process.
+        process: Its process.
         clock: Id of its clock.
         since: When recording began.
         now: When this record was made.
@@ -87,7 +87,7 @@ class HostRecord:
     """
 
     env_ids: tuple[int, ...]
-    seat: ProcessInfo
+    process: ProcessInfo
     clock: str
     since: float
     now: float

@@ -17,13 +17,13 @@ FEWER, CALLER, DUMMY = "fewer workers (num_cpus)", "caller_steps=True", "para_mo
 WAYS = {ROLLOUT, MANY_STEPS, MORE_ENVS, FEWER, CALLER, DUMMY}
 
 
-def worker(number: int, seat: ProcessInfo, operations: Sequence[str], seconds: float) -> WorkerRecord:
+def worker(number: int, process: ProcessInfo, operations: Sequence[str], seconds: float) -> WorkerRecord:
     """Return a worker that has begun to do all of these things at once; each is over when the last one is."""
     spans = np.tile([0.0, seconds], (len(operations), 1))
     count = len(operations)
     return WorkerRecord(
         (number,),
-        seat,
+        process,
         operations,
         spans,
         spans,
@@ -41,7 +41,8 @@ def advice(
     seats: Sequence[ProcessInfo], transport: float, operations: Sequence[str] = ("step",), waits: float = 0.0
 ) -> str:
     workers = [
-        worker(number, seat, operations, 1 - transport - waits * 2 * (number > 0)) for number, seat in enumerate(seats)
+        worker(number, process, operations, 1 - transport - waits * 2 * (number > 0))
+        for number, process in enumerate(seats)
     ]
     whole = np.array([[0.0, 1.0]])
     return summarise(Recording(0.0, 1.0, whole, whole, workers, ())).advice

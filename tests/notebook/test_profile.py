@@ -499,7 +499,7 @@ def test_a_trace_is_what_perfetto_reads(recorded: Profile, tmp_path: Path) -> No
     assert said["process_name", 1] == {"name": "ParallelEnv"}
     assert said["thread_name", 1] == {"name": "caller"}  # thread 0 would be laid over another one by Perfetto
     for number, worker in enumerate(recorded.recording.workers, start=2):
-        name = f"worker of envs {2 * number - 4}-{2 * number - 3} ({worker.seat.pid})"
+        name = f"worker of envs {2 * number - 4}-{2 * number - 3} ({worker.process.pid})"
         assert said["thread_name", number] == {"name": name}
         assert said["thread_sort_index", number] == {"sort_index": number}
     threads = {event["name"]: event["tid"] for event in events if event["ph"] == "X"}

@@ -94,11 +94,11 @@ def test_it_says_what_there_is_to_say(make_env: MakeEnv, mode: str) -> None:
     pids = env.customized_method("where") if hasattr(Counter, "where") else None
     assert pids is None
     assert sum((worker.env_ids for worker in portrait.workers), ()) == (0, 1, 2, 3)
-    assert all(worker.seat.is_near and worker.memory and worker.memory > 2**20 for worker in portrait.workers)
+    assert all(worker.process.is_near and worker.memory and worker.memory > 2**20 for worker in portrait.workers)
     assert all(worker.waiting is not None and 0 <= worker.waiting <= 1 for worker in portrait.workers)
     assert len(portrait.workers) == (1 if mode == "dummy" else 2)
     is_here = mode in ("dummy", "thread")
-    assert all((worker.seat == this_process()) == is_here for worker in portrait.workers)
+    assert all((worker.process == this_process()) == is_here for worker in portrait.workers)
 
 
 class Placed(Counter):
@@ -110,7 +110,7 @@ def test_the_process_ids_are_those_of_the_workers_also_after_a_restart(make_env:
     env = make_env([lambda number=number: Placed(number) for number in range(4)], num_cpus=2)
     for _ in range(2):
         found = portray(env, "").workers
-        told = {env_id: worker.seat.pid for worker in found for env_id in worker.env_ids}
+        told = {env_id: worker.process.pid for worker in found for env_id in worker.env_ids}
         assert [told[env_id] for env_id in range(4)] == env.customized_method("where")
         env.restart()
 
