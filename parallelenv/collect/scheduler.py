@@ -303,7 +303,7 @@ class Scheduler:
     """Makes the collectors of a set work in slices.
 
     Args:
-        crew: The collectors.
+        handles: The collectors.
         parcels: Store of received parcels.
         fraction: Once this fraction of the collectors has finished, the others stop.
 

@@ -41,8 +41,8 @@ class Listener:
         show: Called with what envs have printed.
     """
 
-    def __init__(self, show_printed: Callable[[Sequence[Printed]], None]) -> None:
-        self._show = show_printed
+    def __init__(self, show: Callable[[Sequence[Printed]], None]) -> None:
+        self._show = show
         self._has_warned = False
 
     def __call__(self, printed: Sequence[Printed]) -> None:
