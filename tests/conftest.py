@@ -88,7 +88,7 @@ _IN_RAY_MODES = {
     "test_a_step_that_takes_too_long_is_a_failure[ray-subproc]",
     "test_a_worker_killed_between_two_calls_is_restarted_by_the_next[ray-subproc]",
     "test_an_exception_ends_the_episode_and_begins_the_next[ray-subproc-restart]",
-    "test_what_fails_is_mended_without_harm_to_a_neighbour_that_is_busy[ray-subproc]",
+    "test_failed_env_is_rebuilt_without_disturbing_a_busy_neighbour[ray-subproc]",
 }
 
 

@@ -27,7 +27,7 @@ def test_as_many_as_all_weights_are_these(weights: list[int]) -> None:
 
 
 @given(WEIGHTS, st.integers(0, 500))
-def test_nobody_is_left_out_and_nobody_could_take_from_the_most_loaded(weights: list[int], more: int) -> None:
+def test_every_share_is_at_least_one_and_loads_are_balanced(weights: list[int], more: int) -> None:
     total = len(weights) + more
     shares = apportion(total, weights)
     assert sum(shares) == total

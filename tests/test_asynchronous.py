@@ -198,7 +198,7 @@ def test_anything_that_may_be_an_env_can_be_replicated(mode: str) -> None:
             assert_same(copies.reset(), copies.reset(seed=3))
 
 
-def test_parameters_that_nobody_asked_for_are_not_given() -> None:
+def test_replicate_does_not_pass_unrequested_arguments() -> None:
     class Own(Counter):
         def __init__(self, seed: int = 1337, world_size: int = 0, **rest: Any) -> None:
             super().__init__()
@@ -210,7 +210,7 @@ def test_parameters_that_nobody_asked_for_are_not_given() -> None:
         assert copies.get_env_attr("given") == [(5, 2, {})] * 2
 
 
-def test_what_stands_for_states_and_actions_may_be_written_as_text(env: ParallelEnv) -> None:
+def test_sentinel_states_and_actions_equal_their_string_forms(env: ParallelEnv) -> None:
     ended: Any = TERMINATED
     assert ended == "terminated"
     assert repr(ended) == "TERMINATED"
@@ -245,7 +245,7 @@ def test_a_policy_that_raises_in_a_stream_loses_nothing(env: ParallelEnv) -> Non
 
 
 @nearby
-def test_a_policy_is_told_whose_states_it_sees(env: ParallelEnv) -> None:
+def test_stream_passes_matching_env_ids_to_the_policy(env: ParallelEnv) -> None:
     seen: list[Any] = []
 
     def act(states: Any, env_ids: Any) -> Any:
@@ -381,7 +381,7 @@ def test_to_be_cancelled_while_envs_step_in_it_loses_nothing() -> None:
         assert env.recv(2).states[:, 1].tolist() == [1, 1]
 
 
-def test_others_have_their_turn_where_nobody_need_wait(make_env: MakeEnv) -> None:
+def test_arecv_yields_to_other_tasks_when_results_are_ready(make_env: MakeEnv) -> None:
     env = make_env([Counter])
     env.reset()
     log: list[str] = []
@@ -414,7 +414,7 @@ def test_bad_arguments_of_arecv(env: ParallelEnv) -> None:
 
 
 @in_workers
-def test_who_is_late_in_an_evaluation_has_nothing_to_be_received(make_env: MakeEnv) -> None:
+def test_evaluation_timeout_leaves_no_steps_in_flight(make_env: MakeEnv) -> None:
     env = make_env(fleet(Sleeper), num_cpus=5, timeout=0.5)
     with pytest.raises(WorkerTimeoutError, match=r"env 2 did not .*All that played need a reset\..*restart\(\[2\]\)"):
         env.run_episodes(lambda states: [0, 0, 200, 0, 0], 5, progress=False)
@@ -516,7 +516,7 @@ def test_rewards_that_cannot_be_summed_are_named(make_env: MakeEnv) -> None:
 
 
 @nearby
-def test_a_policy_remembers_each_env_and_is_told_of_beginnings(env: ParallelEnv) -> None:
+def test_recurrent_policy_gets_per_env_state_and_episode_starts(env: ParallelEnv) -> None:
     begun: list[int] = []
 
     def act(states: Any, rnn_state: Any, done: Any) -> Any:
@@ -530,7 +530,7 @@ def test_a_policy_remembers_each_env_and_is_told_of_beginnings(env: ParallelEnv)
 
 
 @in_workers
-def test_evaluation_tells_of_episodes_that_were_cut_off(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
+def test_evaluation_reports_episodes_truncated_by_failures(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
     env = make_env(fragile(tmp_path)[:2], on_failure="restart", num_cpus=2)
     action = EXIT if mode == "subproc" else RAISE
 
@@ -570,7 +570,7 @@ class Asking(Counter):
 
 
 @nearby
-def test_envs_within_envs_are_told_apart(make_env: MakeEnv) -> None:
+def test_nested_envs_have_distinct_worker_infos(make_env: MakeEnv) -> None:
     env = make_env([Nested] * 3)
     env.reset()
     infos = env.step([1, 1, 1]).infos
@@ -616,7 +616,7 @@ class Meddling(Counter):
         return [*refused, f"sum {info.shared['table'].sum()}"]
 
 
-def test_nobody_can_make_shared_arrays_writable(make_env: MakeEnv) -> None:
+def test_envs_cannot_make_shared_arrays_writable(make_env: MakeEnv) -> None:
     env = make_env([Meddling] * 2, num_cpus=2, shared={"table": np.ones(4)})
     _nobody_has_written(env)
 

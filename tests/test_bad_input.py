@@ -279,7 +279,7 @@ def test_the_result_of_a_step_can_be_used_as_any_tuple() -> None:
     assert found == items
 
 
-def test_a_seed_in_the_place_of_an_id_is_told_its_place(env: ParallelEnv) -> None:
+def test_seed_passed_as_reset_id_raises_with_a_hint(env: ParallelEnv) -> None:
     with pytest.raises(IdRangeError, match=r"id=42 names env 42, .* For a seed write reset\(seed=42\)\."):
         env.reset(42)
     for call in (lambda: env.reset([42]), lambda: env.reset(-1), lambda: env.step([0], 42)):
@@ -455,7 +455,7 @@ def test_what_is_no_plain_name_is_never_evaluated(env: ParallelEnv, name: Any) -
     assert_untouched(env)
 
 
-def test_an_absent_method_names_the_env_and_harms_nobody(env: ParallelEnv) -> None:
+def test_missing_method_error_names_the_env_and_changes_no_state(env: ParallelEnv) -> None:
     with pytest.raises(AbsentMethodError, match=r"Counter has no method 'gret'.*Did you mean 'greet'\?") as caught:
         env.customized_method("gret", {"name": "x"}, id=2)
     assert "Raised by env 2" in "".join(caught.value.__notes__)

@@ -200,7 +200,7 @@ def test_what_does_not_fit_is_refused_and_nothing_is_called(env: Any) -> None:
 
 
 @nearby
-def test_who_takes_no_commands_says_so(make_env: MakeEnv) -> None:
+def test_command_raises_for_envs_without_a_command_method(make_env: MakeEnv) -> None:
     env: Any = make_env(["CartPole-v1"])
     with pytest.raises(AbsentMethodError, match="CartPoleEnv has no method 'command'"):
         env.command("go")

@@ -161,7 +161,7 @@ def test_a_mode_that_differs_is_found_and_never_recommended(
     assert "para_mode='dummy'" in output
 
 
-def test_an_irreproducible_env_is_told_apart_from_a_wrong_mode(
+def test_compare_distinguishes_irreproducible_envs_from_incorrect_modes(
     registered: Callable[[str], str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["compare", registered("irreproducible"), "--modes", OTHER, *QUICK]) == 0

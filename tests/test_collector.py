@@ -150,7 +150,7 @@ def test_seeds_follow_from_rank_and_number_of_envs() -> None:
         assert second.collect()[0].states.tolist() == both.collect()[0].states[:, 2:].tolist()
 
 
-def test_what_makes_the_policy_is_told_what_it_asks_for() -> None:
+def test_policy_factory_receives_requested_rank_and_seed() -> None:
     make_envs = partial(ParallelEnv, counts(9), "dummy", "restart")
     with Collector(Net, make_envs, num_steps=1, seed=5, rank=2, world_size=3) as collector:
         assert (collector.policy.rank, collector.policy.seed) == (2, 7)  # type: ignore[attr-defined]
@@ -415,7 +415,9 @@ class Breaking:
         return zeros(states)
 
 
-def test_a_dead_worker_is_told_or_replaced_as_the_envs_say(mode: str, make_collector: MakeCollector) -> None:
+def test_collector_raises_or_replaces_dead_worker_according_to_on_failure(
+    mode: str, make_collector: MakeCollector
+) -> None:
     if mode not in CAN_DIE:
         pytest.skip("its workers are threads")
     envs = [partial(Fragile, number) for number in range(2)]
@@ -434,7 +436,7 @@ def test_a_dead_worker_is_told_or_replaced_as_the_envs_say(mode: str, make_colle
     assert told.collect()[0].valid.all()
 
 
-def test_a_dead_worker_of_test_envs_is_told_with_the_way_out(mode: str, make_collector: MakeCollector) -> None:
+def test_dead_test_env_worker_error_suggests_replacing_test_envs(mode: str, make_collector: MakeCollector) -> None:
     if mode not in CAN_DIE:
         pytest.skip("its workers are threads")
     tests = ParallelEnv([partial(Fragile, number) for number in range(2)], mode, num_cpus=2, **two_hosts(mode))
@@ -445,7 +447,7 @@ def test_a_dead_worker_of_test_envs_is_told_with_the_way_out(mode: str, make_col
     assert "replace('test_envs', make_test_envs) gives it new ones" in caught.value.__notes__[-1]
 
 
-def test_a_step_that_takes_too_long_is_told(mode: str, make_collector: MakeCollector, tmp_path: Any) -> None:
+def test_collector_raises_timeout_error_on_a_slow_step(mode: str, make_collector: MakeCollector, tmp_path: Any) -> None:
     if mode == "dummy":
         pytest.skip("nobody is there to look at the clock")
     envs = [partial(Fragile, number, str(tmp_path)) for number in range(2)]

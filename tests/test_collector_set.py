@@ -247,7 +247,7 @@ def test_each_has_a_worker_of_its_own(mode: str, make_set: MakeSet) -> None:
     assert len(pids) == (2 if mode in CAN_DIE else 1)
 
 
-def test_policies_are_told_who_they_are(make_set: MakeSet) -> None:
+def test_collector_policies_receive_their_rank_and_seed(make_set: MakeSet) -> None:
     collectors = make_set(Net, few, 4, seed=5)
     assert collectors._env.get_env_attr("collector.policy.rank") == [0, 1]
     assert collectors._env.get_env_attr("collector.policy.seed") == [5, 6]
@@ -424,7 +424,7 @@ def test_with_one_less_in_flight_the_latest_weights_are_used(make_set: MakeSet) 
     assert versions[-1] >= 4
 
 
-def test_who_is_faster_than_the_loop_waits_for_it(make_set: MakeSet) -> None:
+def test_collectors_wait_when_the_stream_consumer_is_slower(make_set: MakeSet) -> None:
     collectors = make_set(Net, few, 4)
     stream = collectors.stream()
     for _ in range(3):
@@ -596,7 +596,7 @@ def test_a_stream_goes_on_when_one_has_died(mode: str, make_set: MakeSet, tmp_pa
     assert collectors.num_replaced == 1
 
 
-def test_who_dies_at_rest_loses_nothing(mode: str, make_set: MakeSet) -> None:
+def test_death_of_an_idle_collector_loses_no_samples(mode: str, make_set: MakeSet) -> None:
     needs_processes(mode)
     collectors = make_set(Net, few, 20, weights=3, seed=1)
     data, _ = collectors.collect()
@@ -609,7 +609,7 @@ def test_who_dies_at_rest_loses_nothing(mode: str, make_set: MakeSet) -> None:
     assert collectors.num_replaced == 1
 
 
-def test_another_seed_for_who_comes_in_its_place(mode: str, make_set: MakeSet, tmp_path: Path) -> None:
+def test_replacement_collector_gets_a_different_seed(mode: str, make_set: MakeSet, tmp_path: Path) -> None:
     needs_processes(mode)
 
     def make_envs() -> ParallelEnv:
@@ -622,7 +622,7 @@ def test_another_seed_for_who_comes_in_its_place(mode: str, make_set: MakeSet, t
     assert second.states[0, 1, 2] not in first.states[:, 1, 2]
 
 
-def test_who_dies_too_often_is_not_replaced(mode: str, make_set: MakeSet, tmp_path: Path) -> None:
+def test_collector_is_not_replaced_beyond_max_restarts(mode: str, make_set: MakeSet, tmp_path: Path) -> None:
     needs_processes(mode)
     collectors = make_set(partial(Mortal, tmp_path, 5, again=True), few, 20, max_restarts=2)
     with pytest.raises(WorkerDiedError, match="is dead. It was killed by SIGKILL|is dead. Ray says") as caught:
@@ -645,7 +645,7 @@ class Examined(Net):
         return super().__call__(states)
 
 
-def test_who_dies_while_it_is_evaluated_is_replaced_and_plays_the_same_anew(
+def test_collector_death_during_evaluation_does_not_change_the_returns(
     mode: str, make_set: MakeSet, tmp_path: Path
 ) -> None:
     needs_processes(mode)
@@ -695,7 +695,7 @@ class Doomed(Count):
         return super().step(action)
 
 
-def test_who_has_lost_a_worker_of_its_own_envs_is_not_dead(make_set: MakeSet, tmp_path: Path) -> None:
+def test_collector_survives_death_of_one_of_its_env_workers(make_set: MakeSet, tmp_path: Path) -> None:
     def make_envs() -> ParallelEnv:
         last = partial(Doomed, tmp_path, 5) if rank() else partial(Count, 1000)
         return ParallelEnv([*counts(1000, 1000), last], "subproc", "restart", num_cpus=3)
@@ -756,7 +756,9 @@ def test_an_interrupted_collection_is_a_part_of_the_next(mode: str, make_set: Ma
         assert data.states[:, 1, 1].tolist() == list(range(40))
 
 
-def test_who_takes_too_long_is_told_and_waited_for_later(mode: str, make_set: MakeSet, tmp_path: Path) -> None:
+def test_collector_timeout_is_raised_and_next_collect_keeps_waiting(
+    mode: str, make_set: MakeSet, tmp_path: Path
+) -> None:
     if mode == "dummy":
         pytest.skip("nobody is there to look at the clock")
     collectors = make_set(partial(Waiting, tmp_path), partial(few, (1000,)), 40, timeout=1.0)
@@ -783,7 +785,7 @@ def test_a_set_with_one_that_hangs_goes_on_without_it_and_stops_in_time(
     assert time.monotonic() - begin < 20
 
 
-def test_news_reach_who_is_at_work_before_the_next_order(mode: str, make_set: MakeSet, tmp_path: Path) -> None:
+def test_busy_collector_gets_new_weights_before_its_next_batch(mode: str, make_set: MakeSet, tmp_path: Path) -> None:
     if mode == "dummy":
         pytest.skip("its collectors answer together")
     collectors = make_set(partial(Waiting, tmp_path), partial(few, (1000,)), 10)
@@ -899,7 +901,7 @@ def test_what_cannot_be_called_is_refused_before_any_worker_starts(monkeypatch: 
 
 
 @pytest.mark.parametrize("name", ["make_policy", "make_envs", "make_test_envs"])
-def test_who_cannot_move_to_the_workers_is_named(name: str) -> None:
+def test_unpicklable_collector_set_argument_is_named_in_the_error(name: str) -> None:
     lock = threading.Lock()
     arguments: dict[str, Any] = {"make_policy": Net, "make_envs": few, "num_steps": 4}
     with pytest.raises(UnpicklableError, match=f"^{name}=.* does not pickle .*_thread.lock.* Let it make such things"):

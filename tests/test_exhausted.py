@@ -100,7 +100,7 @@ def test_a_reset_that_finds_nothing_answers_none_and_the_env_rests(make_env: Mak
 
 
 @nearby
-def test_the_step_that_ends_the_last_task_is_told_in_full(make_pool: MakePool) -> None:
+def test_final_step_of_the_last_task_returns_full_results(make_pool: MakePool) -> None:
     env = make_pool(Walks, walks(totals=(1, 9)))
     env.next_task(length=2)
     env.step([1, 1])
@@ -119,7 +119,7 @@ def test_the_step_that_ends_the_last_task_is_told_in_full(make_pool: MakePool) -
 
 
 @nearby
-def test_what_no_array_has_is_told_of_the_last_step_too_and_is_the_users_own(make_pool: MakePool) -> None:
+def test_final_states_without_declared_space_are_independent_copies(make_pool: MakePool) -> None:
     env = make_pool(Walks, walks("bare", totals=(1,)))
     env.next_task(length=1)
     state, reward, done, info = env.step([2], align="batch")[0]
@@ -194,7 +194,7 @@ def test_paused_or_unasked_it_says_nothing(make_pool: MakePool) -> None:
 
 
 @nearby
-def test_recv_never_waits_for_who_rests(make_pool: MakePool) -> None:
+def test_recv_does_not_wait_for_exhausted_envs(make_pool: MakePool) -> None:
     env = make_pool(Walks, walks(totals=(0, 0)), timeout=20)
     env.next_task()
     env.send([1, 1])
@@ -401,7 +401,7 @@ class Doubled(StateWrapper):
 
 
 @nearby
-def test_wrappers_see_only_who_has_a_state(make_pool: MakePool) -> None:
+def test_wrappers_process_only_envs_that_have_a_state(make_pool: MakePool) -> None:
     doubled = Doubled(RecordEpisodeStatistics(make_pool(Walks, walks())))
     states = doubled.next_task(length=2)
     assert [None if state is None else state[0] for state in states] == [2, 2, None, 2]
@@ -419,7 +419,7 @@ def test_wrappers_see_only_who_has_a_state(make_pool: MakePool) -> None:
 
 
 @nearby
-def test_what_is_left_when_a_wrapper_refuses_has_none_for_who_is_exhausted(make_pool: MakePool) -> None:
+def test_partial_after_wrapper_refusal_has_none_for_exhausted_envs(make_pool: MakePool) -> None:
     class Choosy(StateWrapper):
         def began(self, states: Any, env_ids: tuple[int, ...]) -> Any:
             if 1 in env_ids:

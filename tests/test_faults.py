@@ -135,7 +135,7 @@ def test_awkward_exceptions_keep_their_type(
     assert steps_of(env) == [0, 0, 0, 0]
 
 
-def test_an_exception_that_cannot_travel_is_told(env: ParallelEnv, mode: str) -> None:
+def test_unpicklable_exception_is_raised_with_its_traceback(env: ParallelEnv, mode: str) -> None:
     with pytest.raises(EnvError if mode in CAN_DIE else Holding, match="held") as caught:
         env.customized_method("raise_this", {"kind": "holding"}, id=2)
     assert "raise errors[kind]" in "".join(traceback.format_exception(caught.value))
@@ -224,7 +224,7 @@ def test_an_argument_that_does_not_unpickle_concerns_its_call_alone(sealed: Para
     assert sealed.step([GO_ON] * 4).states[:, 1].tolist() == [1, 1, 1, 1]
 
 
-def test_a_state_that_contradicts_its_space_is_told(make_env: MakeEnv) -> None:
+def test_state_contradicting_its_space_raises_contract_error(make_env: MakeEnv) -> None:
     class Liar(Fragile):
         def step(self, action: Any) -> Any:
             state = np.zeros(3) if action == GO_ON else np.zeros(2, complex)
@@ -244,7 +244,7 @@ def test_a_state_that_contradicts_its_space_is_told(make_env: MakeEnv) -> None:
         env.step([GO_ON], 1)
 
 
-def test_an_old_env_that_returns_nothing_is_told(make_env: MakeEnv) -> None:
+def test_legacy_env_returning_none_from_step_raises_contract_error(make_env: MakeEnv) -> None:
     class Silent:
         def reset(self) -> Any:
             return 0
@@ -367,7 +367,7 @@ def test_a_killed_worker_is_an_error_and_can_be_rebuilt(env: ParallelEnv, folder
     assert env.step([GO_ON] * 4)[0].tolist() == [[0, 1], [1, 1], [2, 3], [3, 3]]
 
 
-def test_a_worker_that_ends_itself_is_told(env: ParallelEnv, mode: str) -> None:
+def test_worker_that_exits_raises_worker_died_error(env: ParallelEnv, mode: str) -> None:
     if mode not in CAN_DIE:
         pytest.skip("its workers are not processes")
     with pytest.raises(WorkerDiedError, match="The worker of envs 2, 3 .* is dead"):
@@ -397,7 +397,7 @@ def test_restart_of_a_healthy_env_rebuilds_it_alone(env: ParallelEnv) -> None:
     assert env.step([GO_ON] * 4)[0][:, 1].tolist() == [6, 1, 6, 1]
 
 
-def test_an_env_that_cannot_be_rebuilt_is_told_and_can_be_tried_again(make_env: MakeEnv, tmp_path: Path) -> None:
+def test_failed_env_rebuild_is_raised_and_can_be_retried(make_env: MakeEnv, tmp_path: Path) -> None:
     broken = tmp_path / "broken"
 
     def make(number: int) -> Fragile:
@@ -437,7 +437,7 @@ def test_a_reset_that_fails_in_one_env_begins_the_others(make_env: MakeEnv) -> N
     assert env.step([GO_ON] * 2, [0, 2])[0].tolist() == [[0, 1], [2, 1]]
 
 
-def test_an_info_that_is_no_dict_is_told(make_env: MakeEnv) -> None:
+def test_non_dict_info_raises_contract_error(make_env: MakeEnv) -> None:
     class Chatty(Fragile):
         def step(self, action: Any) -> Any:
             return self._state(), 0.0, action == RAISE, False, "all is well"
@@ -518,7 +518,7 @@ def test_exceptions_that_refuse_attributes_or_are_shared(make_env: MakeEnv) -> N
     assert shared.value.env_ids == (0, 1)  # type: ignore[attr-defined]
 
 
-def test_an_env_that_fails_to_close_hinders_nobody(make_env: MakeEnv) -> None:
+def test_env_failing_to_close_does_not_block_restart_or_close(make_env: MakeEnv) -> None:
     class Stuck(Fragile):
         def close(self) -> None:
             raise SystemExit("not today")
@@ -529,7 +529,7 @@ def test_an_env_that_fails_to_close_hinders_nobody(make_env: MakeEnv) -> None:
     env.close()
 
 
-def test_close_under_a_running_step_is_told(env: ParallelEnv, folder: Path) -> None:
+def test_close_during_a_running_step_raises_closed_error(env: ParallelEnv, folder: Path) -> None:
     def close() -> None:
         (folder / "go").touch()
         env.close()
@@ -544,7 +544,7 @@ def test_close_under_a_running_step_is_told(env: ParallelEnv, folder: Path) -> N
     assert env.closed
 
 
-def test_close_under_a_running_rollout_is_told(make_env: MakeEnv, folder: Path) -> None:
+def test_close_during_a_running_rollout_raises_closed_error(make_env: MakeEnv, folder: Path) -> None:
     env = make_env(fragile(folder), num_cpus=2, asynchronous="restart")
     env.reset()
     raised: list[BaseException] = []
@@ -653,7 +653,7 @@ def test_a_call_within_a_call_keeps_other_threads_out_to_the_end_of_the_outer_on
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")  # newer Pythons, of fork
-def test_a_forked_child_is_refused_and_harms_nobody(env: ParallelEnv) -> None:
+def test_use_in_forked_child_raises_without_affecting_the_parent(env: ParallelEnv) -> None:
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:

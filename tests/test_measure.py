@@ -238,7 +238,7 @@ class Sleepy(Witness):
         return super().step(action)
 
 
-def test_computing_and_waiting_are_told_apart() -> None:
+def test_measure_distinguishes_computing_envs_from_waiting_envs() -> None:
     busy, sleepy = measure.measure(make_factories([Busy])), measure.measure(make_factories([Sleepy]))
     assert not busy.waits
     assert busy.releases_gil is False

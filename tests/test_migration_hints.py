@@ -75,7 +75,7 @@ def test_an_argument_of_others_is_translated(name: str, hint: str, para_mode: st
     assert made == []
 
 
-def test_a_word_of_nobody_has_no_translation() -> None:
+def test_unknown_arguments_get_no_migration_hint() -> None:
     with pytest.raises(UnknownOptionError, match=r"it accepts no further options\.$"):
         ParallelEnv([Noted], nonsense=5)
     with pytest.raises(UnknownModeError, match=r"'auto'\)\.$"):

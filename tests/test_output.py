@@ -108,7 +108,7 @@ def started(request: pytest.FixtureRequest) -> Iterator[ParallelEnv]:
         yield env
 
 
-def test_a_step_shows_who_prints(env: ParallelEnv, capsys: pytest.CaptureFixture[str]) -> None:
+def test_printed_lines_are_prefixed_with_the_env_id(env: ParallelEnv, capsys: pytest.CaptureFixture[str]) -> None:
     env.step([PRINT, QUIET, PRINT, PRINT])
     assert sorted(capsys.readouterr().out.splitlines()) == [f"[env {n}] I am {n}" for n in (0, 2, 3)]
     env.step([QUIET] * NUM_ENVS)

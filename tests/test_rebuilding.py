@@ -76,9 +76,7 @@ def test_a_step_of_a_neighbour_is_waited_for(make_env: MakeEnv, folder: Path) ->
     assert lives(env) == [2, 1, 1, 1]
 
 
-def test_what_fails_is_mended_without_harm_to_a_neighbour_that_is_busy(
-    make_env: MakeEnv, folder: Path, mode: str
-) -> None:
+def test_failed_env_is_rebuilt_without_disturbing_a_busy_neighbour(make_env: MakeEnv, folder: Path, mode: str) -> None:
     env = make_env(slow(folder), num_cpus=1, **RECOVERING)
     env.reset()
     env.send([RAISE], [0])
@@ -119,7 +117,7 @@ def test_a_death_names_the_envs_of_the_call_and_no_others(make_env: MakeEnv, fol
     assert named == [(0,), (1,)]
 
 
-def test_what_a_mended_env_is_told_names_it_alone(make_env: MakeEnv, folder: Path, mode: str) -> None:
+def test_failure_info_of_a_rebuilt_env_names_only_that_env(make_env: MakeEnv, folder: Path, mode: str) -> None:
     if mode not in CAN_DIE:
         pytest.skip("its workers are not processes")
     env = make_env(slow(folder), num_cpus=2, **RECOVERING, **two_hosts(mode))
@@ -197,7 +195,7 @@ def test_after_ctrl_c_in_the_restart_of_a_dead_worker_a_reset_is_needed(
     assert lives(env) == [2] * 4
 
 
-def test_ctrl_c_while_an_env_is_mended_leaves_it_to_recv(make_env: MakeEnv, folder: Path, mode: str) -> None:
+def test_results_can_be_received_after_ctrl_c_during_a_rebuild(make_env: MakeEnv, folder: Path, mode: str) -> None:
     env = make_env(slow(folder), num_cpus=1, timeout=5.0, **RECOVERING)
     env.reset()
     env.step([GO_ON] * 4)
@@ -243,7 +241,7 @@ def test_failures_keep_nothing_alive(mode: str, folder: Path, deed: int) -> None
     assert kept() is None
 
 
-def test_a_failure_that_nobody_has_fetched_keeps_nothing_alive(mode: str, folder: Path) -> None:
+def test_unfetched_failure_does_not_keep_the_env_alive(mode: str, folder: Path) -> None:
     if needs_ray(mode):
         pytest.skip("the traceback is rebuilt by the same code as in subproc")
 

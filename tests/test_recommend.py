@@ -230,7 +230,7 @@ def test_make_knows_auto() -> None:
         assert env.reset(seed=0).shape == (2, 4)
 
 
-def test_auto_steps_instances_only_when_told_to() -> None:
+def test_auto_mode_does_not_step_env_instances_during_construction() -> None:
     envs = [Witness(), Witness()]
     with ParallelEnv(envs, "auto") as env:
         assert env.recommendation is not None

@@ -358,7 +358,7 @@ def test_a_step_that_has_arrived_is_not_spoilt_by_the_death_of_its_worker(
     assert env.step([GO], id=[1]).states[0][1] == 1
 
 
-def test_a_restart_while_neighbours_are_under_way_leaves_nobody_waiting(
+def test_restart_with_neighbours_in_flight_still_delivers_every_result(
     make_env: MakeEnv, tmp_path: Path, mode: str
 ) -> None:
     env = make_env(frail(tmp_path), asynchronous="restart", num_cpus=1, on_failure="restart")

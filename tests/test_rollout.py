@@ -283,7 +283,7 @@ def counts(*lengths: int) -> list[Any]:
 # ---------------------------------------------------------------- ids, and going on
 
 
-def test_ids_are_answered_in_the_order_given_and_nobody_else_is_stepped(make_env: MakeEnv) -> None:
+def test_rollout_steps_only_the_given_ids_in_order(make_env: MakeEnv) -> None:
     env = make_env(counts(9, 9, 9, 9), asynchronous="restart", num_cpus=2)
     env.reset()
     rollout = env.rollout(zeros, 3, id=[3, 0, 1])
@@ -1242,7 +1242,9 @@ class OnlyWrites:
     def flush(self) -> None: ...
 
 
-def test_no_bar_shows_where_nobody_can_tell_what_it_is(make_env: MakeEnv, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rollout_works_without_progress_bar_on_unusable_stderr(
+    make_env: MakeEnv, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(rollout_length, "_BAR_DELAY", 0.0)
     env = make_env(counts(2, 5), asynchronous="restart")
     env.reset()

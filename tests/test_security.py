@@ -54,7 +54,7 @@ def processes(request: pytest.FixtureRequest) -> Iterator[list[psutil.Process]]:
         yield [psutil.Process(pid) for pid in pids]
 
 
-def test_nobody_can_connect_to_a_worker(processes: list[psutil.Process]) -> None:
+def test_workers_accept_no_connections(processes: list[psutil.Process]) -> None:
     inherited = {(own.laddr, own.raddr) for own in psutil.Process().net_connections("inet")}  # by a fork, as of Ray's
     for process in processes:
         opened = [one for one in process.net_connections("inet") if (one.laddr, one.raddr) not in inherited]

@@ -364,7 +364,7 @@ def test_what_does_not_fit_is_refused_as_in_a_step(make_pool: MakePool, seen: An
 
 
 @nearby
-def test_of_nobody_they_are_as_states_of_nobody(make_pool: MakePool) -> None:
+def test_observations_of_no_envs_match_states_of_no_envs(make_pool: MakePool) -> None:
     for arguments in ([{"total": 1}], [{"total": 1, "kind": "sheet"}]):
         env = make_pool(Walks, arguments)
         assert difference(env.reset([]), env.get_observations([])) is None
@@ -486,7 +486,7 @@ def test_what_a_maker_raises_or_returns_instead(make_pool: MakePool) -> None:
         make_pool(dict, [{"a": 1}])
 
 
-def test_arguments_that_cannot_be_copied_are_told_in_every_mode(make_pool: MakePool) -> None:
+def test_unpicklable_task_arguments_raise_in_every_mode(make_pool: MakePool) -> None:
     with pytest.raises(UnpicklableError, match="cannot pickle '_thread.lock' object.*(make_sampler_fn|env fn) "):
         make_pool(Walks, [{"log": threading.Lock()}])
 

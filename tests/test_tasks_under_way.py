@@ -41,7 +41,7 @@ def test_a_reset_that_is_sent_may_find_nothing(make_env: MakeEnv, policy: Any, k
     assert difference(expected, found) is None, difference(expected, found)
 
 
-def test_who_has_no_episode_rests_in_the_answer_of_others(make_pool: MakePool) -> None:
+def test_exhausted_env_is_received_as_a_resting_entry(make_pool: MakePool) -> None:
     env = make_pool(Walks, walks())
     env.send_reset()
     result = env.recv(min_envs=len(env))

@@ -96,7 +96,7 @@ class TrafficContract(Contract):
         assert_same(list(first), [landed[env_id][0] for env_id in range(NUM_ENVS)])
         assert_same(oracle.reset(), env.reset())
 
-    def test_a_reset_that_fails_is_told_once(self, make: Make) -> None:
+    def test_failed_reset_is_raised_only_once(self, make: Make) -> None:
         """The others are in ``error.partial``, as after any failure; the failed env needs a reset."""
         env = make([lambda number=number: Troubled(number, "reset" if number == 1 else "") for number in range(3)])
         env.send_reset([0, 1])
@@ -165,7 +165,7 @@ class TrafficContract(Contract):
         assert counts.min() >= 3, counts
 
     @policies
-    def test_a_policy_acts_for_whoever_is_ready(self, policy: Any, make: Make, make_oracle: Make) -> None:
+    def test_stream_steps_envs_as_they_become_ready(self, policy: Any, make: Make, make_oracle: Make) -> None:
         """The sequence of each env is the same in every mode; the number of steps is as requested."""
         kinds = [partial(Counter, number, 99 if policy is None else length) for number, length in enumerate(LENGTHS)]
         played = [_streamed(one(kinds, policy)) for one in (make_oracle, make)]
@@ -227,7 +227,7 @@ class TrafficContract(Contract):
         elif policy is not None:
             assert [steps[env_id] for env_id in range(NUM_ENVS)] == [min(2 * length, 10) for length in LENGTHS]
 
-    def test_get_state_gives_nothing_when_nobody_is_in_time(self, make: Make) -> None:
+    def test_get_state_timeout_returns_none_and_loses_no_result(self, make: Make) -> None:
         """And loses nothing. If the caller itself does the work, there is no timeout."""
         env = make(fleet(Sleeper), timeout=60)
         env.send_reset(3)

@@ -187,7 +187,7 @@ class CallContract(Contract):
         text = "x" * 300_000
         assert env.customized_method("name", {"prefix": text}, [4, 1]) == [f"{text}4", f"{text}1"]
 
-    def test_an_absent_method_harms_nobody(self, make: Make) -> None:
+    def test_missing_method_raises_and_leaves_all_envs_usable(self, make: Make) -> None:
         """The error names the method; envs that have it are called, and all envs remain usable."""
         env = make(fleet(OnlySome))
         env.reset()

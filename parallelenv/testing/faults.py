@@ -180,7 +180,7 @@ class CloseContract(Contract):
         assert time.monotonic() - began < _PATIENCE
         assert _told(tmp_path / "4")[-1] == "closed"
 
-    def test_what_nobody_holds_is_closed(self, tmp_path: Path) -> None:
+    def test_unreferenced_env_is_closed_by_garbage_collection(self, tmp_path: Path) -> None:
         """Without a call of `close`."""
         options = {"num_cpus": 2, **self.backend_options}
         env = ParallelEnv(fleet(Witness, str(tmp_path)), self.para_mode, **options)

@@ -117,7 +117,7 @@ class WhereaboutsContract(Contract):
         assert not rollout.extras["is_told"].any()
         assert [one["step"][0] for one in env.customized_method("ask")] == list(range(NUM_ENVS))
 
-    def test_copies_of_an_env_are_told_apart(self) -> None:
+    def test_replicated_envs_differ_in_seed_and_worker_info(self) -> None:
         """By the arguments that they ask for, and by their worker info."""
         copies = ParallelEnv.replicate(
             functools.partial(Placed, rank=9), 3, self.para_mode, num_cpus=2, seed=5, **self.backend_options

@@ -70,7 +70,7 @@ def test_it_steps_the_envs_of_its_parallel_env(make_env: MakeEnv) -> None:
 
 
 @nearby
-def test_resets_that_come_with_a_step_are_told_of(make: Any) -> None:
+def test_autoreset_infos_match_reset_infos_of_the_parallel_env(make: Any) -> None:
     env = make([partial(Varied, mean=2.0)] * 3)
     env.reset(seed=1)
     while not (ended := env.parallel_env.done).any():
@@ -152,7 +152,7 @@ def test_statistics_are_kept_where_a_mask_leaves_envs_out(make: Any) -> None:
 
 
 @pytest.mark.parametrize("mode", ["dummy", "subproc", "thread"], indirect=True)
-def test_an_ended_env_is_not_stepped_if_nobody_resets_it(make: Any) -> None:
+def test_stepping_an_ended_env_without_reset_raises(make: Any) -> None:
     env = make([Looped, partial(Looped, 9), Looped], "Disabled")
     env.reset()
     env.step(ZEROS)
@@ -396,7 +396,7 @@ def test_frames_are_drawn_one_after_the_other(make: Any) -> None:
 
 
 @nearby
-def test_an_env_that_raises_harms_nobody_else(make: Any) -> None:
+def test_exception_in_one_env_leaves_others_usable(make: Any) -> None:
     env = make([partial(Fragile, 9)] * 3)
     env.reset()
     with pytest.raises(KeyError, match="one is too much") as caught:

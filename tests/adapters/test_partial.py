@@ -82,7 +82,7 @@ def test_tianshou_has_its_five_arrays(make_env: MakeEnv) -> None:
 
 
 @nearby
-def test_nobody_may_be_left(make_env: MakeEnv) -> None:
+def test_tianshou_partial_result_is_empty_when_every_env_fails(make_env: MakeEnv) -> None:
     env: Any = make_env([Fragile]).to_tianshou()
     env.reset()
     with pytest.raises(KeyError) as caught:

@@ -124,7 +124,7 @@ def test_a_step_that_is_late_can_be_had(make_env: MakeEnv) -> None:
 
 
 @pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
-def test_nobody_may_step(make_env: MakeEnv) -> None:
+def test_tianshou_step_with_no_envs_returns_empty_arrays(make_env: MakeEnv) -> None:
     env: Any = make_env([Looped] * 2, copy=False).to_tianshou()
     env.reset()
     assert [len(part) for part in env.step([], [])] == [0] * 5

@@ -136,7 +136,9 @@ def test_ctrl_c_while_a_worker_is_moved_does_not_pin_it(
     assert [os.sched_getaffinity(pid) for pid in pids] == [USABLE] * 2
 
 
-def test_nobody_is_moved_while_others_want_to_run(start: Start, moves: Moves, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_balancer_moves_no_process_while_other_processes_are_runnable(
+    start: Start, moves: Moves, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pids = [start(SPIN), start(SPIN)]
     look_until(moves, pids)  # else this test would prove nothing
     del moves[:]
@@ -208,7 +210,7 @@ def test_where_nothing_can_be_moved_nothing_is_done(what: str, monkeypatch: pyte
     spreader.look([os.getpid()])
 
 
-def test_the_system_says_who_wants_to_run(start: Start) -> None:
+def test_runnable_processes_and_their_cores_are_detected(start: Start) -> None:
     pid = start(SPIN)
     core = max(USABLE)
     set_affinity(pid, {core})

@@ -161,7 +161,7 @@ def test_preload_imports_what_envs_import_later(make_package: MakePackage) -> No
     assert len(late.imported_in()) == 1
 
 
-def test_a_module_that_cannot_be_preloaded_is_told(make_package: MakePackage) -> None:
+def test_unsuitable_preload_modules_raise_or_warn(make_package: MakePackage) -> None:
     package, unfit = (
         make_package(),
         make_package("import threading, time\nthreading.Thread(target=time.sleep, args=(9,)).start()"),

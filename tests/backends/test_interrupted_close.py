@@ -50,7 +50,7 @@ class Plain(gym.Env[Any, Any]):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_an_interrupt_anywhere_in_close_is_told_and_leaves_nothing(way: str) -> None:
+def test_interrupt_during_close_is_raised_and_leaks_nothing(way: str) -> None:
     mode, options, workers, stride = WAYS[way]
     for number in itertools.count(1, stride):
         env = ParallelEnv([Plain] * 2, mode, num_cpus=workers, **options)
@@ -99,7 +99,7 @@ OPENERS += ("multiprocessing/connection.py",)
 
 
 @pytest.mark.parametrize(("way", "stride"), [("fork", 2), ("forkserver", 29)])
-def test_an_interrupt_anywhere_in_the_making_is_told_and_leaves_nothing(way: str, stride: int) -> None:
+def test_interrupt_during_construction_is_raised_and_leaks_nothing(way: str, stride: int) -> None:
     mode, options, _, _ = WAYS[way]
     for number in itertools.count(1, stride):
         outcome = interrupt_at(number, lambda: ParallelEnv([Plain] * 2, mode, num_cpus=1, **options), OPENERS)

@@ -18,7 +18,7 @@ def is_cut(fileno: int, patience: float = 0.0) -> bool:
     return bool(select.select([fileno], [], [], patience)[0])
 
 
-def test_it_is_cut_by_the_one_who_holds_it() -> None:
+def test_owner_can_cut_the_parent_death_pipe() -> None:
     lifeline = ParentDeathPipe()
     fileno: Any = take_hold(lifeline.address)
     lifeline.keep(is_held=True)
@@ -67,7 +67,7 @@ def test_waiting_for_the_other_end_to_go_is_bounded_and_no_longer_than_needed() 
     os.close(fileno)
 
 
-def test_who_comes_too_late_is_told() -> None:
+def test_attaching_to_a_cut_pipe_raises_cut_error() -> None:
     lifeline = ParentDeathPipe()
     address = lifeline.address
     lifeline.cut()

@@ -370,7 +370,7 @@ def test_large_arguments_and_results_both_ways_at_once() -> None:
             info["echo"][0] = 1  # writable
 
 
-def test_a_worker_is_dead_whose_end_somebody_else_was_told_of() -> None:
+def test_worker_reaped_elsewhere_is_reported_as_dead() -> None:
     children: Any = multiprocessing.process
     process = multiprocessing.get_context("fork").Process(target=int)
     process.start()

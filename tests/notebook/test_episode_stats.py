@@ -101,7 +101,7 @@ def look_and_compare(score: EpisodeStats, plain: Plain) -> None:
         assert standing.mean_length == pytest.approx(np.mean([length for _, length in latest]))
 
 
-def test_infinite_rewards_warn_nobody_and_spoil_only_their_episode() -> None:
+def test_infinite_rewards_cause_no_warning_and_affect_only_their_episode() -> None:
     noting = Noting(1)
     score = noting.score
     score.follow(True)

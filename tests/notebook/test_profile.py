@@ -257,7 +257,9 @@ def test_a_pool_that_is_closed_in_the_block_has_calls_only(make_env: MakeEnv) ->
 
 
 @pytest.mark.parametrize("mode", ["thread", "subproc"], indirect=True)
-def test_who_does_not_answer_in_time_is_left_out(make_env: MakeEnv, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_profile_omits_workers_that_exceed_the_collect_timeout(
+    make_env: MakeEnv, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("parallelenv.notebook.recorder.COLLECT_TIMEOUT", 0.2)
     env = sleepers(make_env, 2)
     with env.profile() as profile:
@@ -450,7 +452,7 @@ def test_advice_names_what_takes_the_time(
     assert re.search(advice, profile.summary().advice)
 
 
-def test_who_goes_on_without_the_slowest_is_not_told_to() -> None:
+def test_asynchronous_stepping_is_not_advised_when_already_used() -> None:
     with ParallelEnv([Sleepy, Sleepy], "thread", "restart", 2) as env:
         env.reset(seed=0)
         with env.profile() as profile:
@@ -463,7 +465,7 @@ def test_who_goes_on_without_the_slowest_is_not_told_to() -> None:
     assert "and go on without each other; workers have nothing to do for" in found.advice
 
 
-def test_a_loop_on_a_machine_with_cores_left_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_profile_of_dummy_mode_advises_subproc_on_idle_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("parallelenv.notebook.profile_summary.usable_cores", lambda: 4)
     with ParallelEnv([Sleepy, Sleepy], "dummy", "restart") as env:
         env.reset(seed=0)

@@ -156,7 +156,7 @@ def test_envs_whose_worker_died_have_failed(make_env: MakeEnv) -> None:
     assert states_of(env) == ["needs reset", "needs reset", "running", "running"]
 
 
-def test_with_restart_nobody_is_done(make_env: MakeEnv) -> None:
+def test_repr_shows_ended_envs_as_running_with_restart(make_env: MakeEnv) -> None:
     env = make_env(counters(0, 1, length=1), asynchronous="restart")
     env.reset(seed=0)
     env.step([1, 1])
@@ -301,7 +301,7 @@ class Sleepy(Counter):
         return super().step(action)
 
 
-def test_who_works_less_waits_more(make_env: MakeEnv, mode: str) -> None:
+def test_less_loaded_worker_shows_more_waiting_time(make_env: MakeEnv, mode: str) -> None:
     env = make_env([Sleepy, Sleepy], num_cpus=2)
     env.reset(seed=0)
     for _ in range(10):
@@ -317,7 +317,7 @@ def test_who_works_less_waits_more(make_env: MakeEnv, mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["thread", "subproc"], indirect=True)
-def test_who_always_has_something_under_way_does_not_wait(make_env: MakeEnv) -> None:
+def test_constantly_busy_workers_show_little_waiting_time(make_env: MakeEnv) -> None:
     env = make_env([Sleepy, Sleepy], num_cpus=2, asynchronous="restart")
     env.reset(seed=0)
     for _ in env.stream(lambda states: [2] * len(states), 40):

@@ -227,7 +227,7 @@ class Sleepy(Counter):
 
 
 @pytest.mark.parametrize("mode", ["dummy", "thread", "subproc"], indirect=True)
-def test_a_sample_tells_the_same_as_everything(make_env: MakeEnv, leave_out: Callable[[int], None]) -> None:
+def test_sampled_profile_estimates_match_measured_times(make_env: MakeEnv, leave_out: Callable[[int], None]) -> None:
     leave_out(GAP)
     env = make_env([lambda: Sleepy(0, 1000)] * 2, num_cpus=2, asynchronous="restart")
     env.reset(seed=0)
@@ -269,7 +269,7 @@ def made_up() -> Recording:
     return Recording(0.0, 10.0, np.array([[0, 1], [8, 9.0]]), np.array([[0, 0.5], [8.0, 9.0]]), [worker], ())
 
 
-def test_a_window_stands_for_the_time_since_the_one_before_and_the_last_one_to_the_end() -> None:
+def test_sampling_windows_are_weighted_by_the_time_they_represent() -> None:
     recording = made_up()
     assert recording.weights.tolist() == [1, 9]
     assert recording.window_of(np.array([-1, 0.5, 5, 8.5, 9.5])).tolist() == [0, 0, 0, 1, 1]
@@ -327,7 +327,7 @@ def test_a_call_within_a_call_is_a_part_of_it() -> None:
     assert len(calls.windows) == 1
 
 
-def test_of_calls_that_began_before_a_window_it_is_told_what_is_in_it() -> None:
+def test_calls_are_clipped_to_the_sampling_window() -> None:
     calls = Calls({})
     calls.open(1.0, is_in_call=False)
     calls.close(2.0)
@@ -346,7 +346,7 @@ def test_of_calls_that_began_before_a_window_it_is_told_what_is_in_it() -> None:
     assert opened == spans[0, 0] < spans[0, 1] <= ended
 
 
-def test_no_call_is_told_outside_of_windows(make_env: MakeEnv, leave_out: Callable[[int], None]) -> None:
+def test_recorded_calls_fall_within_sampling_windows(make_env: MakeEnv, leave_out: Callable[[int], None]) -> None:
     leave_out(GAP)
     env = counters(make_env)
     with env.profile() as profile:
@@ -402,7 +402,7 @@ def test_an_interrupt_in_the_choice_costs_that_call_and_the_rest_of_the_recordin
     env.step([1] * 4)
 
 
-def test_a_recording_that_nobody_ends_keeps_nothing_alive() -> None:
+def test_unfinished_recording_does_not_keep_the_env_alive() -> None:
     env = ParallelEnv([Counter], asynchronous="restart")
     env.reset(seed=0)
     env.profile().__enter__()

@@ -245,7 +245,7 @@ def test_a_browser_plays_a_film_as_it_says(tmp_path: Path, video_format: str, fp
         assert written.info["duration"] == milliseconds
 
 
-def test_an_env_that_says_nonsense_of_its_frames_is_told_so() -> None:
+def test_invalid_render_fps_metadata_raises_argument_error() -> None:
     class Odd(Lamp):
         metadata = {"render_fps": "fast"}  # noqa: RUF012
 
@@ -414,7 +414,7 @@ def test_what_envs_raise_of_themselves_before_a_reset_is_one_error(make_env: Mak
 
 
 @in_modes
-def test_what_envs_raise_when_they_were_reset_is_told_as_in_other_calls(make_env: MakeEnv, shown: list[Any]) -> None:
+def test_show_raises_render_errors_with_reset_hint_only_before_reset(make_env: MakeEnv, shown: list[Any]) -> None:
     class Broken(Lamp):
         def render(self) -> Any:
             raise ValueError("no paint" if self.number else "no brush")

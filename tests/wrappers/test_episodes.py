@@ -59,7 +59,7 @@ def play(env: Any) -> list[Any]:
 
 @nearby
 @pytest.mark.parametrize("asynchronous", [None, "idle", "restart"])
-def test_it_tells_what_a_wrapper_around_each_env_does(asynchronous: Any, make_env: MakeEnv) -> None:
+def test_statistics_match_those_of_a_wrapper_around_each_env(asynchronous: Any, make_env: MakeEnv) -> None:
     theirs = make_env([partial(around_one, number) for number in range(3)], asynchronous=asynchronous)
     env_fns = [partial(Plain, number, LENGTHS[number]) for number in range(3)]
     ours = RecordEpisodeStatistics(make_env(env_fns, asynchronous=asynchronous))
@@ -167,7 +167,7 @@ def test_rewards_of_other_types_of_numbers_count(reward: Any, make_env: MakeEnv)
 
 @nearby
 @pytest.mark.parametrize("reward", ["x", 1j, np.complex128(1), 10**400, None, np.zeros(2)])
-def test_an_end_is_told_though_another_env_is_refused(reward: Any, make_env: MakeEnv) -> None:
+def test_episode_end_is_reported_when_another_env_is_refused(reward: Any, make_env: MakeEnv) -> None:
     env = RecordEpisodeStatistics(make_env([partial(Says, 3), partial(Says, 3, reward)], asynchronous="restart"))
     env.reset()
     env.step([0, 0])

@@ -145,7 +145,7 @@ def test_answers_name_the_env_and_the_place(align: Any, make_env: MakeEnv) -> No
 
 
 @nearby
-def test_all_that_is_not_finite_is_told_and_the_others_are_answered(make_env: MakeEnv) -> None:
+def test_all_non_finite_values_are_reported_with_partial_results(make_env: MakeEnv) -> None:
     kinds = [partial(Echo, state=INF), partial(Echo, reward=NAN, state=NAN), partial(Echo, reward=2.0)]
     env = CheckFinite(make_env(kinds))
     env.reset()

@@ -532,7 +532,7 @@ def test_a_stack_begins_anew_after_an_end_that_was_refused_inside(make_env: Make
 
 
 @nearby
-def test_returns_begin_anew_with_a_reset_and_not_with_what_failed(make_env: MakeEnv) -> None:
+def test_running_returns_restart_on_reset_and_ignore_failed_steps(make_env: MakeEnv) -> None:
     env = NormalizeRewards(make_env([partial(Fragile, number) for number in range(2)], on_failure="restart"))
     env.reset()
     env.step([GO_ON, GO_ON])

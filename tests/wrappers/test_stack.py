@@ -97,7 +97,7 @@ def test_an_env_that_fails_leaves_the_stacks_of_others_right(make_env: MakeEnv) 
 
 @nearby
 @pytest.mark.parametrize("asynchronous", ["idle", "restart", "continue"])
-def test_an_env_that_is_mended_begins_a_stack(asynchronous: Any, make_env: MakeEnv) -> None:
+def test_rebuilt_env_starts_a_new_frame_stack(asynchronous: Any, make_env: MakeEnv) -> None:
     env_fns = [partial(Fragile, number) for number in range(2)]
     env = StackStates(make_env(env_fns, asynchronous=asynchronous, on_failure="restart"), 2)
     env.reset()
