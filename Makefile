@@ -98,7 +98,7 @@ wheel-check: $(VENV)/.test ## Build the wheel, use it from a folder that holds a
 	BUILD_PYTHON=$(abspath $(BIN)/python) .ci/wheel-check
 
 clean: ## Remove the virtual environment and everything that was built.
-	rm -rf $(VENV) build dist parallelenv.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist parallelenv.egg-info .pytest_cache .mypy_cache .ruff_cache .grimp_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps: one per set of packages, made again when the requirements change. The install is
