@@ -59,7 +59,7 @@ class StreamPolicy:
             names = {}.keys()
         if not names.isdisjoint(("rnn_state", "done")):
             raise ArgumentError(
-                "stream() asks the policy for whoever is ready, so it cannot hand it an rnn_state. Let the policy take "
+                "stream() asks the policy for the envs that are ready, so it cannot hand it an rnn_state. Let it take "
                 "env_ids, and keep by these what it remembers, or use rollout() or run_episodes()."
             )
         self._takes_ids = "env_ids" in names

@@ -47,7 +47,7 @@ class Plain:
 
 
 class Noting:
-    """A `EpisodeStats`, and a batch to write what it is told."""
+    """An `EpisodeStats`, and a batch to write results into."""
 
     def __init__(self, num_envs: int) -> None:
         self.score = EpisodeStats(num_envs)
