@@ -50,7 +50,7 @@ _UNSEEDED: list[np.random.Generator] = []  # in a server: those that imports hav
 # -------------------------------------------------------------------- the servers' end
 
 
-class Loaded(NamedTuple):
+class ImportResult(NamedTuple):
     """The result of an import in a server.
 
     Attributes:
@@ -79,7 +79,7 @@ def serve_forks(requests: Connection) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked while this process started
     caller: Any = multiprocessing.parent_process()
     server = _Server(requests, caller.sentinel)
-    _PRISTINE[:] = _PRISTINE or _words()
+    _PRISTINE[:] = _PRISTINE or _generator_state()
     try:
         requests.send(frozenset(sys.modules))
         server.await_request()
@@ -160,7 +160,7 @@ class _Server:
                 os.environ.update(settings["environment"])
                 forget_launcher()
             else:
-                _part_generators(numbers)
+                _reseed_generators(numbers)
             spawn.prepare(settings)
             # Private, but called in a new process by all start methods of `multiprocessing`: nothing public makes a
             # process object from here that is not a child of this process and has the caller's sentinel.
@@ -179,7 +179,7 @@ class _Server:
         for fileno in (self._news, self._wake, self._sentinel, report):
             os.close(fileno)
 
-    def load(self, module: str, silence: bool, output: int) -> Loaded:
+    def load(self, module: str, silence: bool, output: int) -> ImportResult:
         """Import a module and find its side effects.
 
         Args:
@@ -190,7 +190,7 @@ class _Server:
         log = WorkerLog(os.dup(output))
         redirect_descriptors(log)
         redirect_streams(log, lambda: None, (1, 2))
-        known, before, error = set(sys.modules), _traces(), ""
+        known, before, error = set(sys.modules), _unforkable_resources(), ""
         files: set[str] = set()
         begin, start = time.time_ns(), time.perf_counter()
         try:
@@ -204,13 +204,13 @@ class _Server:
         seconds = time.perf_counter() - start
         modules = sys.modules.keys() - known
         files |= {file for name in modules if (file := getattr(sys.modules[name], "__file__", None))}
-        obstacle = ", ".join(sorted({what for what, _ in _traces() - before}))
+        obstacle = ", ".join(sorted({what for what, _ in _unforkable_resources() - before}))
         if error and modules:
             obstacle = f"raises {error}"  # partly imported
         gc.collect()
         _UNSEEDED.extend(one for one in gc.get_objects() if type(one) is np.random.Generator and _is_unseeded(one))
         gc.freeze()  # else garbage collection in workers would copy the shared pages
-        return Loaded(seconds, frozenset(modules), {file: _stamp(file, begin) for file in files}, error, obstacle)
+        return ImportResult(seconds, frozenset(modules), {file: _stamp(file, begin) for file in files}, error, obstacle)
 
 
 @contextlib.contextmanager
@@ -228,13 +228,13 @@ def _ignoring_warnings() -> Iterator[None]:
             pass  # its end announces the changed filters
 
 
-def _words() -> list[Any]:
+def _generator_state() -> list[Any]:
     """Return the part of both global generators' state that seeding changes and drawing a few numbers does not."""
     state: Any = np.random.get_state(legacy=True)
     return [random.getstate()[1][:-1], state[1].tobytes()]
 
 
-def _part_generators(numbers: Any) -> None:
+def _reseed_generators(numbers: Any) -> None:
     """Make random generators differ from those of other workers, unless imports have seeded them.
 
     Args:
@@ -242,7 +242,7 @@ def _part_generators(numbers: Any) -> None:
     """
     if numbers[1][:-1] != _PRISTINE[0]:
         random.setstate(numbers)
-    if _words()[1] == _PRISTINE[1]:
+    if _generator_state()[1] == _PRISTINE[1]:
         np.random.seed()
     for generator in _UNSEEDED:
         fresh: Any = type(generator.bit_generator)
@@ -254,7 +254,7 @@ def _is_unseeded(generator: np.random.Generator) -> bool:
     return isinstance(entropy, int) and entropy >= _SEED_SIZE
 
 
-def _traces() -> set[tuple[str, str]]:
+def _unforkable_resources() -> set[tuple[str, str]]:
     """Return the parts of this process that forked processes cannot share: kind and id of each."""
     tasks = Path("/proc/self/task")
     if len(os.listdir(tasks)) > 1:
@@ -302,7 +302,7 @@ def _serve_worker(connection: int, log: int) -> None:
 # -------------------------------------------------------------------- the caller's end
 
 
-class Surroundings(NamedTuple):
+class ImportSettings(NamedTuple):
     """The settings that affect how modules are imported.
 
     Attributes:
@@ -316,7 +316,7 @@ class Surroundings(NamedTuple):
     environment: dict[str, str]
 
     @classmethod
-    def of_caller(cls) -> Surroundings:
+    def of_caller(cls) -> ImportSettings:
         """Return the settings of this process."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith(_VOLATILE)}
         is_absolute = all(os.path.isabs(folder) for folder in sys.path if isinstance(folder, str))
@@ -341,10 +341,10 @@ class ForkServer:
         self,
         process: Any,
         requests: Connection,
-        surroundings: Surroundings | None = None,
+        import_settings: ImportSettings | None = None,
         packages: frozenset[str] = frozenset(),
     ) -> None:
-        self.surroundings = surroundings
+        self.import_settings = import_settings
         self.packages = packages
         self._process = process
         self._requests = requests
@@ -371,18 +371,18 @@ class ForkServer:
             children._children.discard(root)
             return cls(root, ours)
 
-    def fork_server(self, surroundings: Surroundings, packages: frozenset[str]) -> ForkServer:
+    def fork_server(self, import_settings: ImportSettings, packages: frozenset[str]) -> ForkServer:
         """Return a server forked from this one. Arguments: see `ForkServer`.
 
         Raises:
             OSError: If it cannot be started, for lack of resources or because this server has ended.
         """
-        settings = {**_settings("parallelenv-fork-server"), "environment": surroundings.environment}
+        settings = {**_settings("parallelenv-fork-server"), "environment": import_settings.environment}
         with DeferSigint():
             ours, theirs = multiprocessing.Pipe()
             with theirs:
                 forked = self._fork(_serve_forks, settings, theirs.fileno())
-            server = ForkServer(forked, ours, surroundings, packages)
+            server = ForkServer(forked, ours, import_settings, packages)
             server.loaded, server.files = dict(self.loaded), dict(self.files)
             return server
 
@@ -402,7 +402,7 @@ class ForkServer:
             pid = self._ask("fork", (target, settings), sentinel.fileno(), report.fileno(), *ends)
         return ForkedProcess(pid, status, lifeline, self)
 
-    def load(self, module: str, log: WorkerLog, *, silence: bool) -> Loaded:
+    def load(self, module: str, log: WorkerLog, *, silence: bool) -> ImportResult:
         """Import a module in the server. An interrupt ends the server.
 
         Args:
@@ -413,7 +413,7 @@ class ForkServer:
         Raises:
             ConnectionError: If the server has ended.
         """
-        loaded: Loaded = self._ask("load", (module, silence), log.fileno)
+        loaded: ImportResult = self._ask("load", (module, silence), log.fileno)
         self._known |= loaded.modules
         self.files.update(loaded.files)
         if not loaded.error:
@@ -480,7 +480,7 @@ class Refusal(NamedTuple):
 
     reason: str
     files: dict[str, Any]
-    surroundings: Surroundings
+    import_settings: ImportSettings
 
 
 class ForkServers:
@@ -522,34 +522,34 @@ class ForkServers:
             wanted = [module for module in modules if not root.knows(module)]
             if not wanted:
                 return root, {}
-            surroundings = Surroundings.of_caller()
+            import_settings = ImportSettings.of_caller()
             self.servers = [one for one in self.servers if one.is_alive() and not _have_changed(one.files)]
             self.refused = {
                 module: refusal
                 for module, refusal in self.refused.items()
-                if refusal.surroundings == surroundings and not _have_changed(refusal.files)
+                if refusal.import_settings == import_settings and not _have_changed(refusal.files)
             }
             while True:
-                server = self._server(root, surroundings, frozenset(module.partition(".")[0] for module in wanted))
+                server = self._server(root, import_settings, frozenset(module.partition(".")[0] for module in wanted))
                 try:
-                    missing = self._load(server, surroundings, wanted, log, silence)
+                    missing = self._load(server, import_settings, wanted, log, silence)
                 except BaseException:  # an interrupt: the import's side effects are unknown
                     server.end()
                     raise
                 if server in self.servers:
                     return server, missing
 
-    def _server(self, root: ForkServer, surroundings: Surroundings, packages: frozenset[str]) -> ForkServer:
+    def _server(self, root: ForkServer, import_settings: ImportSettings, packages: frozenset[str]) -> ForkServer:
         """Return the server for these packages; a new one is forked from the one that has most of them."""
-        fitting = [one for one in self.servers if one.surroundings == surroundings and one.packages <= packages]
+        fitting = [one for one in self.servers if one.import_settings == import_settings and one.packages <= packages]
         server = max(fitting, key=lambda one: len(one.packages), default=root)
         if server.packages != packages:
-            server = server.fork_server(surroundings, packages)
+            server = server.fork_server(import_settings, packages)
         self.servers = [*(one for one in self.servers if one is not server), server][-_MOST_SERVERS:]
         return server
 
     def _load(
-        self, server: ForkServer, surroundings: Surroundings, wanted: Sequence[str], log: WorkerLog, silence: bool
+        self, server: ForkServer, import_settings: ImportSettings, wanted: Sequence[str], log: WorkerLog, silence: bool
     ) -> dict[str, str]:
         """Let a server import missing modules; return why others are missing. Drop a server that became unfit."""
         missing: dict[str, str] = {}
@@ -562,9 +562,9 @@ class ForkServers:
             try:
                 loaded = server.load(module, log, silence=silence)
             except ConnectionError:  # requested again for the next pool: the import may not be the cause
-                loaded = Loaded(0.0, frozenset(), {"": None}, "", "ends the process")
+                loaded = ImportResult(0.0, frozenset(), {"": None}, "", "ends the process")
             if loaded.obstacle:
-                self.refused[module] = Refusal(loaded.obstacle, loaded.files, surroundings)
+                self.refused[module] = Refusal(loaded.obstacle, loaded.files, import_settings)
                 self.servers.remove(server)
                 break
             if loaded.error:
@@ -589,7 +589,7 @@ def starting(method: str) -> Iterator[None]:
     Args:
         method: The start method.
     """
-    with _STARTING, DeferSigint(), _hidden_main(), _sleepy_blas(), _deaf_to_interrupts(method):
+    with _STARTING, DeferSigint(), _hidden_main(), _sleeping_blas_threads(), _blocking_sigint(method):
         yield
 
 
@@ -600,7 +600,7 @@ def _settings(name: str) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _deaf_to_interrupts(method: str) -> Iterator[None]:
+def _blocking_sigint(method: str) -> Iterator[None]:
     """Block Ctrl-C in processes started in the block, until they have set their own handling.
 
     It reaches the whole process group, and would end a worker or fork server that does not ignore it yet.
@@ -621,7 +621,7 @@ def _deaf_to_interrupts(method: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _sleepy_blas() -> Iterator[None]:
+def _sleeping_blas_threads() -> Iterator[None]:
     """Make idle threads of OpenBLAS sleep at once in processes started in the block.
 
     They exist as soon as `threadpoolctl` limits them, and spin for 100 ms before they sleep. During that time a step of
@@ -658,7 +658,7 @@ def _show_main() -> None:
     _HIDDEN.clear()
 
 
-def _begin_anew() -> None:
+def _reset_after_fork() -> None:
     """Let a forked child start workers itself, even if it was forked while its parent was starting one."""
     global _STARTING  # noqa: PLW0603 (the parent's lock, locked by a thread that is not here, cannot be had)
     _STARTING = threading.Lock()
@@ -667,4 +667,4 @@ def _begin_anew() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_anew)
+    os.register_at_fork(after_in_child=_reset_after_fork)

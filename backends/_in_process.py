@@ -32,7 +32,7 @@ class CallerChannel:
         return self._host
 
     def pack(self, command: Command) -> Command:
-        return command if command.each is None else take_over(command)
+        return command if command.each is None else copy_arguments(command)
 
     def send(self, packed: Command) -> None:
         self._queue.append(Execution(self._host, packed))
@@ -44,7 +44,7 @@ class CallerChannel:
         """
         if not self._replies and self._queue:
             reply = self._queue[0].run()
-            self._replies.append(detach(reply) if reply.values else reply)
+            self._replies.append(copy_values(reply) if reply.values else reply)
             self._queue.popleft()  # last: an interrupt in between may repeat a reply, but not lose one
         return bool(self._replies)
 
@@ -64,7 +64,7 @@ class CallerChannel:
             vars(self._host).pop("_writer", None)  # frees its memory now, not when the user drops the closed object
 
 
-def take_over(command: Command) -> Command:
+def copy_arguments(command: Command) -> Command:
     """Replace a command's arguments by copies, which later changes by the user do not affect.
 
     Raises:
@@ -81,7 +81,7 @@ def take_over(command: Command) -> Command:
     return command
 
 
-def detach(reply: Reply) -> Reply:
+def copy_values(reply: Reply) -> Reply:
     """Replace a reply's values by copies, which later changes by the envs do not affect.
 
     A value that cannot be copied becomes a failure of its env, as between processes.

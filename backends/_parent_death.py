@@ -80,11 +80,11 @@ class ParentDeathPipe:
             self.cut()
 
 
-class CutError(Exception):
+class CallerGoneError(Exception):
     """The caller has died, or no longer wants this process."""
 
 
-def take_hold(address: Address | None) -> int | None:
+def death_descriptor(address: Address | None) -> int | None:
     """Return a descriptor that becomes readable when the caller dies; ``None`` if that cannot be watched from here.
 
     Raises:
@@ -97,11 +97,11 @@ def take_hold(address: Address | None) -> int | None:
     except PermissionError:  # another user's
         return None
     except OSError as error:
-        raise CutError("the caller is gone") from error
+        raise CallerGoneError("the caller is gone") from error
     if os.readlink(f"/proc/self/fd/{fileno}") == address.pipe:
         return fileno
     os.close(fileno)
-    raise CutError("the caller has let go")
+    raise CallerGoneError("the caller has let go")
 
 
 def _place() -> str:

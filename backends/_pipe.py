@@ -15,7 +15,7 @@ from typing import Any
 
 from parallelenv.backends._codec import decode_reply, encode, encode_command, unmark_printed
 from parallelenv.backends._cpu_balancer import CpuBalancer
-from parallelenv.backends._process import UNKNOWN, exists
+from parallelenv.backends._process import UNKNOWN, process_exists
 from parallelenv.backends._shared_memory import SharedMemory
 from parallelenv.backends._wire import Message, Wire, spin
 from parallelenv.backends._worker_process import Attach
@@ -186,7 +186,7 @@ class PipeChannel:
                 return False
         except ValueError:  # another thread has closed it meanwhile
             return True
-        self.found_dead = self.process.exitcode != UNKNOWN or not exists(self.process.pid)
+        self.found_dead = self.process.exitcode != UNKNOWN or not process_exists(self.process.pid)
         return self.found_dead
 
     def join(self, timeout: float) -> None:

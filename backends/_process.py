@@ -50,7 +50,7 @@ class WorkerProcess:
         """Whether it has not ended."""
         with DeferSigint():
             # Another part of this process may have reaped it; then `multiprocessing` never learns of its end.
-            return self._process.is_alive() and (not _IS_POSIX or exists(self.pid))
+            return self._process.is_alive() and (not _IS_POSIX or process_exists(self.pid))
 
     def join(self, timeout: float | None = None) -> None:
         """Wait for its end, at most ``timeout`` seconds; ``None``: no limit."""
@@ -150,7 +150,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_cut_in_child)
 
 
-def exists(pid: int) -> bool:
+def process_exists(pid: int) -> bool:
     """Whether such a process exists. ``False`` on Windows, where the check would send it Ctrl-C."""
     if not _IS_POSIX:
         return False

@@ -58,7 +58,7 @@ def _connection() -> tuple[str, str] | None:
     return context.get_job_id(), context.get_node_id()
 
 
-class Beginning(NamedTuple):
+class ConnectionSettings(NamedTuple):
     """How Ray was connected.
 
     Attributes:
@@ -83,7 +83,7 @@ class Cluster:
     _lock: ClassVar[threading.Lock] = threading.Lock()
     _session: ClassVar[Session | None] = None
     _members: ClassVar[int] = 0
-    _begun: ClassVar[Beginning | None] = None
+    _begun: ClassVar[ConnectionSettings | None] = None
     """How this class has connected to Ray; ``None`` if the user has connected."""
 
     def __init__(self, num_cpus: int, session: Session) -> None:
@@ -132,7 +132,7 @@ class Cluster:
             self._is_member = False
 
     @classmethod
-    def _end(cls, begun: Beginning) -> None:
+    def _end(cls, begun: ConnectionSettings) -> None:
         import ray
 
         session, cls._session, cls._begun = cls._session, None, None
@@ -141,7 +141,7 @@ class Cluster:
             _take_away(begun.variables)
 
 
-def _begin_if_needed(arguments: dict[str, Any]) -> Beginning | None:
+def _begin_if_needed(arguments: dict[str, Any]) -> ConnectionSettings | None:
     """Connect to Ray unless the user has."""
     before = set(os.environ)  # importing Ray changes it
     _import_quietly()
@@ -164,7 +164,7 @@ def _begin_if_needed(arguments: dict[str, Any]) -> Beginning | None:
             "beside one that runs on this machine, add 'address': 'local'."
         ) from error
     variables = {name: os.environ[name] for name in set(os.environ) - before}
-    return Beginning(_has_started_head(), variables, dict(arguments))
+    return ConnectionSettings(_has_started_head(), variables, dict(arguments))
 
 
 def _import_quietly() -> None:

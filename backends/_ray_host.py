@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from parallelenv.backends._codec import decode, decode_command, encode_not_read, encode_reply
-from parallelenv.backends._parent_death import Address, take_hold
-from parallelenv.backends._ray_local import go_in
+from parallelenv.backends._parent_death import Address, death_descriptor
+from parallelenv.backends._ray_local import connect_to_caller
 from parallelenv.backends._wire import Message, Wire
 from parallelenv.backends._worker_process import PackedSpec, die_with_caller, obey, prepare_worker
 from parallelenv.contract.batch import Array, Batch, Layout
@@ -31,7 +31,7 @@ class RayHost:
 
     def __init__(self, message: tuple[Any, ...], caller: tuple[Any, ...] | None, shared: Mapping[str, Array]) -> None:
         # Raises if the caller has died or given up meanwhile: Ray may start the actor nevertheless.
-        self._lifeline = take_hold(None if caller is None else Address(*caller))
+        self._lifeline = death_descriptor(None if caller is None else Address(*caller))
         if self._lifeline is not None:
             die_with_caller(self._lifeline)
         self._packed: PackedSpec = decode(Message(*message))
@@ -64,7 +64,7 @@ class RayHost:
         Raises:
             OSError: If the socket cannot be reached; this host can still be called.
         """
-        connection, log = go_in(path)
+        connection, log = connect_to_caller(path)
         redirect_streams(log, lambda: self._host.current, (log.fileno, log.fileno))
         with contextlib.suppress(EOFError, OSError):  # the caller closed it or died
             self._obey(Wire(connection), log)

@@ -197,7 +197,7 @@ def hand_over_log(connection: Connection, pid: int) -> WorkerLog | None:
         return log
 
 
-def go_in(path: str) -> tuple[Connection, WorkerLog]:
+def connect_to_caller(path: str) -> tuple[Connection, WorkerLog]:
     """Connect an actor to the caller's socket; return the connection and the log.
 
     Raises:

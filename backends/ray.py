@@ -29,7 +29,7 @@ from parallelenv.contract.batch import Array, Batch, Layout
 from parallelenv.contract.env_specs import registered_by_user
 from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.contract.message_text import count, show
-from parallelenv.contract.progress import announced
+from parallelenv.contract.progress import announce_if_slow
 from parallelenv.contract.protocol import Channel, Placement, Printed, WorkerSpec
 from parallelenv.errors import ArgumentError, SchedulingError, WorkerStartError
 
@@ -77,7 +77,7 @@ class RayBackend:
         self._shared: Any = {}  # arrays, or Ray's reference to them
 
     def plan(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> Placement:  # noqa: D102 (see Backend)
-        with announced("Waiting for Ray to start ..."):
+        with announce_if_slow("Waiting for Ray to start ..."):
             self._cluster = Cluster.join(self._init)
         plan = self.place(num_envs, num_cpus or self._cluster.num_cpus)
         self._gpus_per_host = num_gpus / len(plan.cpus)
@@ -123,7 +123,7 @@ class RayBackend:
         except (TypeError, ValueError) as error:
             raise ArgumentError(f"ray_options={show(self._options)} are not what Ray accepts: {error}.") from error
         self._started = [actor for actor in self._started if not actor.is_ended]
-        with announced(f"Waiting for Ray to start {count(len(specs), 'worker')} ..."):
+        with announce_if_slow(f"Waiting for Ray to start {count(len(specs), 'worker')} ..."):
             try:
                 return self._launch(kinds, packed, specs, options)
             except WorkerStartError:  # Ray had not noticed that a node was lost; now it has

@@ -25,21 +25,21 @@ from parallelenv.errors import ArgumentError
 from parallelenv.worker.worker_log import WorkerLog
 
 
-class Caller(NamedTuple):
+class CallerConnection(NamedTuple):
     """The connection over which a host receives its commands."""
 
     wire: Wire
 
 
-class Reception(SubprocBackend):
+class ReplyWaiter(SubprocBackend):
     """Worker processes whose replies can be awaited together with the caller's next command."""
 
     def __init__(self, preload: Sequence[str]) -> None:
         super().__init__(preload=preload)
-        self._caller: Caller | None = None
+        self._caller: CallerConnection | None = None
         self._has_news = False
 
-    def await_answer_or_news(self, pool: Pool, caller: Caller) -> bool:
+    def await_answer_or_news(self, pool: Pool, caller: CallerConnection) -> bool:
         """Wait until a worker of a pool replies, the caller sends a command, or the caller closes the connection.
 
         Returns:
@@ -74,7 +74,7 @@ class PoolHost:
         self.current: int | None = None  # no env runs in this process
         self._printed: list[Printed] = []
         self._under_way: dict[int, Request] = {}
-        self._backend = Reception(preload)
+        self._backend = ReplyWaiter(preload)
         self._pool = Pool(
             self._backend,
             spec.envs,
@@ -109,7 +109,7 @@ class PoolHost:
         """Begin to execute a command, while others may be in progress."""
         self._under_way[command.number] = self._pool.begin(command)
 
-    def await_command(self, caller: Caller) -> bool:
+    def await_command(self, caller: CallerConnection) -> bool:
         """Wait until a command can be read or a worker has replied; return whether a command can be read.
 
         If no command is in progress, return True without waiting.
@@ -164,7 +164,7 @@ def obey_side_by_side(wire: Wire, host: PoolHost, packed: PackedSpec, log: Worke
     Raises:
         EOFError, OSError: At the end, always.
     """
-    caller = Caller(wire)
+    caller = CallerConnection(wire)
     try:
         while True:
             if host.await_command(caller):

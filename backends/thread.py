@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from parallelenv.backends._in_process import detach, take_over
+from parallelenv.backends._in_process import copy_arguments, copy_values
 from parallelenv.contract.batch import Array, Batch, Layout
 from parallelenv.contract.cpu_cores import usable_cores
 from parallelenv.contract.protocol import Channel, Command, Death, Placement, Printed, Reply, WorkerSpec
@@ -47,7 +47,7 @@ class ThreadChannel:
 
     def _serve(self) -> None:
         while (command := self._commands.get()) is not None:
-            self._replies.append(detach(self._host.execute(command)))
+            self._replies.append(copy_values(self._host.execute(command)))
             self._answered.put(self)
         self._host.close()
 
@@ -57,7 +57,7 @@ class ThreadChannel:
         return self._host
 
     def pack(self, command: Command) -> Command:  # noqa: D102 (see Channel)
-        return command if command.each is None else take_over(command)
+        return command if command.each is None else copy_arguments(command)
 
     def send(self, packed: Command) -> None:  # noqa: D102 (see Channel)
         self._commands.put(packed)

@@ -100,7 +100,7 @@ def _recommend(arguments: argparse.Namespace) -> int:
 
 
 def _compare(arguments: argparse.Namespace) -> int:
-    plan = compare.Plan(
+    plan = compare.ComparisonSettings(
         num_envs=arguments.num_envs,
         modes=_modes(arguments.modes),
         num_cpus=arguments.num_cpus,
@@ -123,7 +123,7 @@ def _compare(arguments: argparse.Namespace) -> int:
     return 0 if all(comparison.is_sound for comparison in comparisons) else 1
 
 
-def _compare_one(name: str, plan: compare.Plan, shows_progress: bool) -> compare.Comparison:
+def _compare_one(name: str, plan: compare.ComparisonSettings, shows_progress: bool) -> compare.Comparison:
     style = "{desc} {percentage:3.0f}%|{bar}| {elapsed}"
     # The progress adds up fractions: a rounding error above the total would make tqdm warn.
     total = compare.amount_of_work(plan) * (1 + 1e-9)

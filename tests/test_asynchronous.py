@@ -38,7 +38,7 @@ from parallelenv.errors import (
 from parallelenv.results import StepBatch, StepResult
 from parallelenv.testing.envs import Counter, Ragged
 from parallelenv.testing.odd_envs import Sleeper
-from parallelenv.testing.scenario import assert_same, drain, fleet
+from parallelenv.testing.scenario import assert_same, drain, five_env_fns
 
 nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
 in_workers = pytest.mark.parametrize("mode", ["thread", "subproc"], indirect=True)
@@ -277,7 +277,7 @@ def test_views_outlive_the_turn_of_a_stream(make_env: MakeEnv) -> None:
 
 @nearby
 def test_states_of_no_fixed_form_are_streamed_one_by_one(make_env: MakeEnv) -> None:
-    env = make_env(fleet(Ragged), asynchronous="restart", num_cpus=2)
+    env = make_env(five_env_fns(Ragged), asynchronous="restart", num_cpus=2)
     env.send_reset(seed=1)
     steps = 0
     for _, result in env.stream(lambda states: [1.0] * len(states), 23, max_envs=2):
@@ -320,7 +320,7 @@ def test_what_a_method_cannot_be_given_is_named_by_the_method(env: ParallelEnv) 
 
 @in_workers
 def test_what_is_awaited_leaves_the_loop_to_others(make_env: MakeEnv) -> None:
-    env = make_env(fleet(Sleeper), num_cpus=5)
+    env = make_env(five_env_fns(Sleeper), num_cpus=5)
     env.reset()
 
     ticks = 0
@@ -345,7 +345,7 @@ def test_what_is_awaited_leaves_the_loop_to_others(make_env: MakeEnv) -> None:
 
 @in_workers
 def test_what_is_awaited_too_long_is_late_and_not_lost(make_env: MakeEnv) -> None:
-    env = make_env(fleet(Sleeper), num_cpus=5)
+    env = make_env(five_env_fns(Sleeper), num_cpus=5)
     env.reset()
     env.send([60, 0], [2, 4])
 
@@ -415,7 +415,7 @@ def test_bad_arguments_of_arecv(env: ParallelEnv) -> None:
 
 @in_workers
 def test_evaluation_timeout_leaves_no_steps_in_flight(make_env: MakeEnv) -> None:
-    env = make_env(fleet(Sleeper), num_cpus=5, timeout=0.5)
+    env = make_env(five_env_fns(Sleeper), num_cpus=5, timeout=0.5)
     with pytest.raises(WorkerTimeoutError, match=r"env 2 did not .*All that played need a reset\..*restart\(\[2\]\)"):
         env.run_episodes(lambda states: [0, 0, 200, 0, 0], 5, progress=False)
     with pytest.raises(NothingInFlightError):
@@ -484,7 +484,7 @@ def test_what_is_said_of_episodes(env: ParallelEnv) -> None:
 
 @nearby
 def test_rewards_of_several_parts_are_summed(make_env: MakeEnv) -> None:
-    env = make_env(fleet(Ragged))
+    env = make_env(five_env_fns(Ragged))
     found = env.run_episodes(lambda states: [1.0] * len(states), 5, progress=False)
     assert [total.tolist() for total in found.returns] == [[0, 4], [7, 7], [6, 3], [18, 6], [16, 4]]
     assert repr(found) == "<Evaluation of 5 episodes>"

@@ -24,7 +24,7 @@ from gymnasium.spaces import Discrete
 import parallelenv
 from parallelenv import Recommendation, cli, registry
 from parallelenv.autotune import compare, report
-from parallelenv.autotune.compare import Comparison, ComparisonRow, Plan
+from parallelenv.autotune.compare import Comparison, ComparisonRow, ComparisonSettings
 from parallelenv.backends.dummy import DummyBackend
 from parallelenv.cli import main
 from parallelenv.contract.cpu_cores import Cores, usable_cores
@@ -35,7 +35,7 @@ from parallelenv.registry import known_modes
 
 QUICK = ["--num-envs", "3", "--steps", "40", "--seconds", "0.05"]
 OTHER, THIRD = known_modes()[1:3]
-PLAN = Plan(num_envs=2, modes=("dummy",), num_cpus=None, steps=5, seconds=0.01, seed=0)
+PLAN = ComparisonSettings(num_envs=2, modes=("dummy",), num_cpus=None, steps=5, seconds=0.01, seed=0)
 
 
 class Env(gymnasium.Env[Any, Any]):
@@ -285,7 +285,7 @@ def test_a_progress_bar_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None
     assert not terminal.getvalue()
 
 
-class Timed(compare._Run):
+class Timed(compare._ModeRun):
     """A mode that is so fast in each round."""
 
     def __init__(self, mode: str, rates: Sequence[float], order: list[str]) -> None:
@@ -311,15 +311,15 @@ def test_a_mode_is_timed_in_turns_with_the_oracle_and_compared_within_rounds() -
 def test_modes_are_open_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
 
-    def noting(sign: str, method: Callable[[compare._Run], None]) -> Callable[[compare._Run], None]:
-        def noted(run: compare._Run) -> None:
+    def noting(sign: str, method: Callable[[compare._ModeRun], None]) -> Callable[[compare._ModeRun], None]:
+        def noted(run: compare._ModeRun) -> None:
             events.append(f"{sign}{run.row.mode}")
             method(run)
 
         return noted
 
-    monkeypatch.setattr(compare._Run, "start", noting("+", compare._Run.start))
-    monkeypatch.setattr(compare._Run, "close", noting("-", compare._Run.close))
+    monkeypatch.setattr(compare._ModeRun, "start", noting("+", compare._ModeRun.start))
+    monkeypatch.setattr(compare._ModeRun, "close", noting("-", compare._ModeRun.close))
     compare.compare("CartPole-v1", replace(PLAN, modes=("dummy", OTHER, THIRD)), Steps())
     assert events == ["+dummy", f"+{OTHER}", f"-{OTHER}", f"+{THIRD}", f"-{THIRD}", "-dummy"]
 
@@ -389,7 +389,7 @@ def test_other_programs_are_named_if_they_keep_cores_busy(
 
 def test_only_what_other_programs_use_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     now = itertools.count()
-    run = compare._Run("dummy", "CartPole-v1", replace(PLAN, seconds=50.0), Steps())  # rounds of 10 s
+    run = compare._ModeRun("dummy", "CartPole-v1", replace(PLAN, seconds=50.0), Steps())  # rounds of 10 s
     monkeypatch.setattr(time, "perf_counter", lambda: float(next(now)))
     monkeypatch.setattr(time, "process_time", lambda: float(next(now)))
     monkeypatch.setattr(compare, "cpu_seconds", lambda: 3.0 * next(now))

@@ -23,8 +23,8 @@ from fragile import CAN_DIE, interrupt, two_hosts
 from test_rollout import POLICIES, Count, counts, part, zeros
 
 from parallelenv import Collector, CollectorSet, ParallelEnv, get_worker_info
-from parallelenv.collect.scheduler import Parcels, Scheduler
-from parallelenv.collect.unsent_samples import Unsent
+from parallelenv.collect.scheduler import ReceivedCollections, Scheduler
+from parallelenv.collect.unsent_samples import UnsentSamples
 from parallelenv.errors import (
     AbsentAttributeError,
     ArgumentError,
@@ -291,7 +291,7 @@ def test_the_slower_share_stops_and_nothing_is_thrown_away(make_set: MakeSet) ->
 def test_a_share_is_not_rounded_up_because_it_is_a_binary_number() -> None:
     handles: Any = SimpleNamespace(sizes=[1] * 25)
     shares = [0.56, 0.28, 0.04, 0.5, 1.0, 0.001]
-    assert [Scheduler(handles, Parcels(25), share).enough for share in shares] == [14, 7, 1, 13, 25, 1]
+    assert [Scheduler(handles, ReceivedCollections(25), share).enough for share in shares] == [14, 7, 1, 13, 25, 1]
 
 
 def test_all_stop_when_a_signal_says_so(make_set: MakeSet, tmp_path: Path) -> None:
@@ -429,7 +429,7 @@ def test_collectors_wait_when_the_stream_consumer_is_slower(make_set: MakeSet) -
     stream = collectors.stream()
     for _ in range(3):
         next(stream)
-        assert len(collectors._handles.busy) + len(collectors._parcels.waiting) <= 2
+        assert len(collectors._handles.busy) + len(collectors._collections.waiting) <= 2
     stream.close()  # type: ignore[attr-defined]
     data, info = collectors.collect(10)
     assert (info["num_steps"] >= 10).all()
@@ -553,12 +553,12 @@ def test_what_is_not_known_of_a_loss_is_said_to_be_so(
 
 
 def test_counts_of_another_machine_are_not_taken_for_ours() -> None:
-    unsent = Unsent.create(2)
+    unsent = UnsentSamples.create(2)
     cloudpickle.loads(cloudpickle.dumps(unsent)).samples[1] = 3
     assert (unsent.take(0), unsent.take(1), unsent.take(1)) == (None, 3, 0)
     path, _ = unsent._way or ("", "")
     for way in ((path, "/memfd:parallelenv-0 (deleted)"), ("/proc/0/fd/0", ""), None):
-        Unsent.find(2, way).samples[1] = 5
+        UnsentSamples.find(2, way).samples[1] = 5
     assert unsent.samples.tolist() == [-1, 0]
 
 

@@ -17,7 +17,7 @@ from samplers import Walks
 from parallelenv import Evaluation, ParallelEnv, TaskPool, registry
 from parallelenv.errors import ParallelEnvError
 from parallelenv.testing.odd_envs import Spaceless, Toolbox
-from parallelenv.testing.scenario import LENGTHS, NUM_ENVS, POLICIES, assert_same, drain, fleet, items
+from parallelenv.testing.scenario import LENGTHS, NUM_ENVS, POLICIES, assert_same, drain, five_env_fns, items
 
 env_ids = st.lists(st.integers(0, NUM_ENVS - 1), min_size=1, max_size=NUM_ENVS, unique=True)
 seeds = st.none() | st.integers(0, 99)
@@ -257,7 +257,7 @@ def test_any_sequence_of_calls_gives_what_the_oracle_gives(
     kind, num_cpus = (Toolbox, Spaceless)[(row + column) % 2], 2 + column // 2
 
     def make(word: str) -> ParallelEnv:
-        return ParallelEnv(fleet(kind), word, policy, num_cpus=num_cpus)
+        return ParallelEnv(five_env_fns(kind), word, policy, num_cpus=num_cpus)
 
     run(ToolboxMachine, Twins(make, prepare_toolboxes, mode), mode, row * len(POLICIES) + column)
 

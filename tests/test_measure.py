@@ -17,7 +17,7 @@ from gymnasium.spaces import Box, Dict, Discrete, Text
 
 from parallelenv import ParallelEnv, recommend
 from parallelenv.autotune import measure
-from parallelenv.autotune.costs import Figures
+from parallelenv.autotune.costs import EnvMeasurements
 from parallelenv.contract.env_specs import make_factories
 
 MS = 1e-3
@@ -88,9 +88,11 @@ def test_of_many_kinds_a_few_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_kinds_count_as_often_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "_try_here", lambda *_: [Figures(1.0, 1.0, None, 0), Figures(5.0, 3.0, 0.25, 40)])
+    monkeypatch.setattr(
+        measure, "_measure_here", lambda *_: [EnvMeasurements(1.0, 1.0, None, 0), EnvMeasurements(5.0, 3.0, 0.25, 40)]
+    )
     found = measure.measure(make_factories([*["CartPole-v1"] * 3, Witness]))
-    assert found == Figures(2.0, 1.5, 0.25, 10)
+    assert found == EnvMeasurements(2.0, 1.5, 0.25, 10)
 
 
 @pytest.mark.parametrize("is_hidden", [False, True])

@@ -14,17 +14,24 @@ import parallelenv
 from parallelenv import ParallelEnv, recommend, registry
 from parallelenv.autotune import measure
 from parallelenv.autotune import recommend as recommending
-from parallelenv.autotune.costs import MOST_WORKERS, Candidate, Figures, Room, candidates, pick
+from parallelenv.autotune.costs import (
+    MOST_WORKERS,
+    Candidate,
+    EnvMeasurements,
+    Resources,
+    candidates,
+    simplest_of_fastest,
+)
 from parallelenv.cli import main
 from parallelenv.contract.difference import difference
 from parallelenv.errors import ArgumentError, InvalidEnvError, UnknownModeError, UnknownOptionError
 
 US, MS = 1e-6, 1e-3
-BRIEF = Figures(5 * US, 5 * US)
-LONG = Figures(1 * MS, 1 * MS, lock_free=0.0)
-RELEASING = Figures(1 * MS, 1 * MS, lock_free=1.0)
-WAITING = Figures(5 * MS, 20 * US, lock_free=1.0)
-WAITING_WITH_LOCK = Figures(5 * MS, 20 * US, lock_free=0.0)
+BRIEF = EnvMeasurements(5 * US, 5 * US)
+LONG = EnvMeasurements(1 * MS, 1 * MS, lock_free=0.0)
+RELEASING = EnvMeasurements(1 * MS, 1 * MS, lock_free=1.0)
+WAITING = EnvMeasurements(5 * MS, 20 * US, lock_free=1.0)
+WAITING_WITH_LOCK = EnvMeasurements(5 * MS, 20 * US, lock_free=0.0)
 
 
 # -------------------------------------------------------------------- the estimate
@@ -33,56 +40,56 @@ WAITING_WITH_LOCK = Figures(5 * MS, 20 * US, lock_free=0.0)
 @pytest.mark.parametrize(
     ("figures", "room", "label"),
     [
-        (BRIEF, Room(1, 2), "dummy 1"),
-        (BRIEF, Room(4, 2), "dummy 1"),
-        (BRIEF, Room(16, 2), "subproc 2 caller_steps"),
-        (BRIEF, Room(256, 2), "subproc 2 caller_steps"),
-        (LONG, Room(1, 2), "dummy 1"),
-        (LONG, Room(16, 2), "subproc 2"),
-        (LONG, Room(16, 4), "subproc 4"),
-        (LONG, Room(64, 16), "subproc 16"),
-        (LONG, Room(16, 1), "dummy 1"),
-        (LONG, Room(16, 8, workers=3), "subproc 3"),
-        (LONG, Room(2, 8, workers=3), "subproc 2 caller_steps"),
-        (LONG, Room(16, 2, workers=1), "dummy 1"),
-        (LONG, Room(16, 2, may_leave=False), "dummy 1"),
-        (RELEASING, Room(16, 4), "thread 4"),
-        (RELEASING, Room(16, 4, may_leave=False), "thread 4"),
-        (WAITING, Room(16, 2), "thread 16"),
-        (WAITING, Room(16, 1), "thread 16"),
-        (WAITING, Room(1000, 2), f"thread {MOST_WORKERS}"),
-        (WAITING, Room(16, 2, workers=4), "thread 4"),
-        (WAITING_WITH_LOCK, Room(16, 2), "subproc 16"),
-        (WAITING_WITH_LOCK, Room(16, 2, may_leave=False), "dummy 1"),
+        (BRIEF, Resources(1, 2), "dummy 1"),
+        (BRIEF, Resources(4, 2), "dummy 1"),
+        (BRIEF, Resources(16, 2), "subproc 2 caller_steps"),
+        (BRIEF, Resources(256, 2), "subproc 2 caller_steps"),
+        (LONG, Resources(1, 2), "dummy 1"),
+        (LONG, Resources(16, 2), "subproc 2"),
+        (LONG, Resources(16, 4), "subproc 4"),
+        (LONG, Resources(64, 16), "subproc 16"),
+        (LONG, Resources(16, 1), "dummy 1"),
+        (LONG, Resources(16, 8, workers=3), "subproc 3"),
+        (LONG, Resources(2, 8, workers=3), "subproc 2 caller_steps"),
+        (LONG, Resources(16, 2, workers=1), "dummy 1"),
+        (LONG, Resources(16, 2, may_leave=False), "dummy 1"),
+        (RELEASING, Resources(16, 4), "thread 4"),
+        (RELEASING, Resources(16, 4, may_leave=False), "thread 4"),
+        (WAITING, Resources(16, 2), "thread 16"),
+        (WAITING, Resources(16, 1), "thread 16"),
+        (WAITING, Resources(1000, 2), f"thread {MOST_WORKERS}"),
+        (WAITING, Resources(16, 2, workers=4), "thread 4"),
+        (WAITING_WITH_LOCK, Resources(16, 2), "subproc 16"),
+        (WAITING_WITH_LOCK, Resources(16, 2, may_leave=False), "dummy 1"),
     ],
 )
-def test_the_estimate_decides(figures: Figures, room: Room, label: str) -> None:
-    best = pick(candidates(figures, room))
+def test_the_estimate_decides(figures: EnvMeasurements, resources: Resources, label: str) -> None:
+    best = simplest_of_fastest(candidates(figures, resources))
     assert " ".join([best.mode, str(best.workers), *best.options]) == label
 
 
 def test_infos_and_texts_make_other_processes_dearer() -> None:
-    silent, talkative = Figures(6 * US, 6 * US), Figures(6 * US, 6 * US, extra_nbytes=4000)
-    assert pick(candidates(silent, Room(8, 2))).leaves
-    assert not pick(candidates(talkative, Room(8, 2))).leaves
+    silent, talkative = EnvMeasurements(6 * US, 6 * US), EnvMeasurements(6 * US, 6 * US, extra_nbytes=4000)
+    assert simplest_of_fastest(candidates(silent, Resources(8, 2))).leaves
+    assert not simplest_of_fastest(candidates(talkative, Resources(8, 2))).leaves
 
 
 def test_large_states_take_longer_in_every_mode() -> None:
-    small, large = Figures(5 * US, 5 * US, 1.0), Figures(5 * US, 5 * US, 1.0, state_nbytes=100_000)
-    pairs = list(zip(candidates(small, Room(16, 2)), candidates(large, Room(16, 2)), strict=True))
+    small, large = EnvMeasurements(5 * US, 5 * US, 1.0), EnvMeasurements(5 * US, 5 * US, 1.0, state_nbytes=100_000)
+    pairs = list(zip(candidates(small, Resources(16, 2)), candidates(large, Resources(16, 2)), strict=True))
     assert len(pairs) == 4
     assert all(before.seconds < after.seconds for before, after in pairs)
 
 
 def test_a_mode_must_be_clearly_quicker_than_a_simpler_one() -> None:
     simple = Candidate("simple", 1, 1.04)
-    assert pick([simple, Candidate("quick", 2, 1.0)]) is simple
-    assert pick([simple, Candidate("quick", 2, 0.9)]).mode == "quick"
+    assert simplest_of_fastest([simple, Candidate("quick", 2, 1.0)]) is simple
+    assert simplest_of_fastest([simple, Candidate("quick", 2, 0.9)]).mode == "quick"
 
 
 @pytest.mark.parametrize("figures", [BRIEF, LONG, RELEASING, WAITING, WAITING_WITH_LOCK])
-def test_every_candidate_is_a_mode_that_knows_its_options_and_ray_is_none(figures: Figures) -> None:
-    for candidate in candidates(figures, Room(16, 2)):
+def test_every_candidate_is_a_mode_that_knows_its_options_and_ray_is_none(figures: EnvMeasurements) -> None:
+    for candidate in candidates(figures, Resources(16, 2)):
         assert candidate.mode in registry.known_modes()
         assert "ray" not in candidate.mode
         registry.make_backend(candidate.mode, candidate.options)
@@ -91,7 +98,7 @@ def test_every_candidate_is_a_mode_that_knows_its_options_and_ray_is_none(figure
 # -------------------------------------------------------------------- the recommendation
 
 
-def pretend(monkeypatch: pytest.MonkeyPatch, figures: Figures, cores: int = 2) -> None:
+def pretend(monkeypatch: pytest.MonkeyPatch, figures: EnvMeasurements, cores: int = 2) -> None:
     """Let trials find certain figures, on a machine with so many cores."""
     monkeypatch.setattr(measure, "measure", lambda *_: figures)
     monkeypatch.setattr(recommending, "usable_cores", lambda: cores)
@@ -113,14 +120,14 @@ def pretend(monkeypatch: pytest.MonkeyPatch, figures: Figures, cores: int = 2) -
             r"A step takes 5 ms, mostly waiting, and releases the GIL; .*\. 16 workers are .* times as fast as .*",
         ),
         (
-            Figures(1 * US, 1 * US),
+            EnvMeasurements(1 * US, 1 * US),
             {"para_mode": "dummy", "num_cpus": 1},
             r".* With 16 envs on 2 cores no mode open to them is clearly faster than a plain loop\.",
         ),
     ],
 )
 def test_a_recommendation_is_one_line_and_can_be_used(
-    figures: Figures, arguments: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
+    figures: EnvMeasurements, arguments: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pretend(monkeypatch, figures)
     found = recommend(["CartPole-v1"] * 16)
@@ -155,7 +162,7 @@ def test_what_is_no_env_is_refused() -> None:
 
 
 @pytest.mark.parametrize("figures", [LONG, RELEASING])
-def test_envs_that_do_not_pickle_stay_in_the_process(figures: Figures, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_envs_that_do_not_pickle_stay_in_the_process(figures: EnvMeasurements, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, figures)
     lock = threading.Lock()
 
@@ -198,7 +205,7 @@ def play(env: ParallelEnv) -> list[Any]:
     ("figures", "label"),
     [
         (None, None),  # whatever a trial finds
-        (Figures(1 * US, 1 * US), "dummy"),
+        (EnvMeasurements(1 * US, 1 * US), "dummy"),
         (LONG, "subproc"),
         (BRIEF, "subproc, caller_steps"),
         (WAITING, "thread"),
@@ -206,7 +213,7 @@ def play(env: ParallelEnv) -> list[Any]:
 )
 @pytest.mark.parametrize("source", ["CartPole-v1", Witness])
 def test_auto_gives_what_the_loop_gives(
-    figures: Figures | None, label: str | None, source: Any, monkeypatch: pytest.MonkeyPatch
+    figures: EnvMeasurements | None, label: str | None, source: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ParallelEnv([source] * 16, "dummy", "restart") as loop:
         assert loop.recommendation is None

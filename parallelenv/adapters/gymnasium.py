@@ -11,14 +11,14 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from parallelenv.adapters.infos import gather_infos
-from parallelenv.adapters.partial_results import raises_first, retell
+from parallelenv.adapters.partial_results import convert_partial, raises_first
 from parallelenv.adapters.pending_calls import nothing_begun, step_under_way
 from parallelenv.adapters.spaces import ObservationMode, check_alike, declared_spaces, vector_spaces
 from parallelenv.contract import arguments
 from parallelenv.contract.batch import Array
 from parallelenv.contract.message_text import show
 from parallelenv.contract.tracebacks import short_tracebacks, warn_user
-from parallelenv.engine.done_policies import ByHand, DonePolicy, Ending, NextStep, SameStep
+from parallelenv.engine.done_policies import ByHand, DonePolicy, EndedEpisode, NextStep, SameStep
 from parallelenv.engine.stepper import ResetTicket
 from parallelenv.engine.tickets import Request
 from parallelenv.errors import (
@@ -46,7 +46,7 @@ _POLICIES: dict[AutoresetMode, type[DonePolicy]] = {
 _NOT_BY_CALL = ("reset", "step", "close")
 
 
-class _Begun(NamedTuple):
+class _PendingCall(NamedTuple):
     """The call that an ``..._async`` method began."""
 
     name: str
@@ -91,7 +91,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         self.observation_mode = observation_mode
         self._refuses_ended = mode is AutoresetMode.DISABLED
         self._lends = not env.engine.stepper.copies
-        self._begun: _Begun | None = None
+        self._begun: _PendingCall | None = None
         self._is_awaited = False  # True if only the matching ..._wait may be called next
 
     # ---------------------------------------------------------------- episodes
@@ -136,7 +136,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
             env.engine.refuse_unknown([env_id for env_id in everyone if env_id not in set(chosen)])
         picked = None if seeds is None else [seeds[env_id] for env_id in chosen]
         ids = env.engine.env_ids if len(chosen) == self.num_envs else tuple(chosen)
-        self._await(_Begun("reset", env.engine.reset_async(ids, picked, options), len(chosen) < self.num_envs))
+        self._await(_PendingCall("reset", env.engine.reset_async(ids, picked, options), len(chosen) < self.num_envs))
 
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
         """Return the result of `reset_async`. See `reset`.
@@ -190,7 +190,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         except EnvBusyError:
             raise step_under_way() from None
         except BaseException as error:
-            retell(error, self._gathered)
+            convert_partial(error, self._gathered)
             raise
         return self._gathered(result)
 
@@ -201,7 +201,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
             self.parallel_env.engine.step_async(actions)
         except EnvBusyError:
             raise step_under_way() from None
-        self._await(_Begun("step", None))
+        self._await(_PendingCall("step", None))
 
     def step_wait(self, timeout: float | None = None) -> GymnasiumStep:
         """Return the result of a step that was begun, was interrupted, or exceeded its timeout.
@@ -223,7 +223,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         except NothingInFlightError:
             raise nothing_begun("step") from None
         except BaseException as error:
-            retell(error, self._gathered)
+            convert_partial(error, self._gathered)
             raise
         return self._gathered(result)
 
@@ -265,7 +265,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         if name in _NOT_BY_CALL:
             raise ArgumentError(f"call({name!r}) would bypass this vector env. Use its own {name}().")
         request = self.parallel_env.engine.call_async("use", (args, kwargs), (name, False))
-        self._await(_Begun("call", request))
+        self._await(_PendingCall("call", request))
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
         """Return the result of `call_async`. See `call`.
@@ -362,7 +362,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
 
     # ---------------------------------------------------------------- calls in flight
 
-    def _await(self, begun: _Begun) -> None:
+    def _await(self, begun: _PendingCall) -> None:
         self._begun, self._is_awaited = begun, True
 
     def _refuse_awaited(self, call: str) -> None:
@@ -370,7 +370,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
             name = self._begun.name
             raise PendingCallError(f"{call}() was called while {name}_async() waits for {name}_wait().", name)
 
-    def _take(self, name: str, timeout: Any) -> _Begun:
+    def _take(self, name: str, timeout: Any) -> _PendingCall:
         """Return the call that was begun. Other calls are allowed from now on, even if the wait is interrupted.
 
         ``timeout`` is that of the wait and is checked first.
@@ -415,7 +415,7 @@ def _writeable(states: Any) -> Any:
 
 def _with_final(info: dict[Any, Any]) -> dict[Any, Any]:
     """Return one env's info; after a reset within the step that of the reset, with the last one in ``final_info``."""
-    ending: Ending | None = info.pop(Ending, None)
+    ending: EndedEpisode | None = info.pop(EndedEpisode, None)
     if ending is None:
         return info
     final = {} if ending.state is None else {"final_obs": ending.state}

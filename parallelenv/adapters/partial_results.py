@@ -14,7 +14,7 @@ from parallelenv.results import StepBatch, StepResult
 _Class = TypeVar("_Class", bound=type)
 
 
-class Partial(tuple):  # type: ignore[type-arg]
+class PartialStep(tuple):  # type: ignore[type-arg]
     """The return value of a step, with only the rows of envs that did not fail.
 
     Attributes:
@@ -23,7 +23,7 @@ class Partial(tuple):  # type: ignore[type-arg]
 
     env_ids: Array
 
-    def __new__(cls, items: Sequence[Any], env_ids: Array) -> Partial:
+    def __new__(cls, items: Sequence[Any], env_ids: Array) -> PartialStep:
         """Return the items as a tuple with the ids as an attribute."""
         self = tuple.__new__(cls, items)
         self.env_ids = env_ids
@@ -34,11 +34,11 @@ class Partial(tuple):  # type: ignore[type-arg]
         return tuple(self), self.env_ids
 
 
-def retell(error: BaseException, told: Callable[[Any], Sequence[Any]]) -> None:
-    """Convert ``error.partial``, if it is of a step, with ``told``, the adapter's conversion of results."""
+def convert_partial(error: BaseException, convert: Callable[[Any], Sequence[Any]]) -> None:
+    """Convert ``error.partial``, if it is of a step, with ``convert``, the adapter's conversion of results."""
     partial = getattr(error, "partial", None)
     if isinstance(partial, StepResult | StepBatch):
-        put(error, "partial", Partial(told(partial), partial.env_ids))
+        put(error, "partial", PartialStep(convert(partial), partial.env_ids))
 
 
 def raises_first(adapter: _Class) -> _Class:

@@ -10,14 +10,14 @@ import numpy as np
 from stable_baselines3.common.vec_env.base_vec_env import VecEnv
 
 from parallelenv.adapters.indices import positions
-from parallelenv.adapters.partial_results import raises_first, retell
+from parallelenv.adapters.partial_results import convert_partial, raises_first
 from parallelenv.adapters.pending_calls import nothing_begun, step_under_way
 from parallelenv.adapters.spaces import check_alike, declared_spaces
 from parallelenv.contract import arguments
 from parallelenv.contract.batch import Array
 from parallelenv.contract.message_text import show
 from parallelenv.contract.tracebacks import short_tracebacks, warn_user
-from parallelenv.engine.done_policies import Ending, SameStep
+from parallelenv.engine.done_policies import EndedEpisode, SameStep
 from parallelenv.errors import ArgumentError, EnvBusyError, NothingInFlightError
 from parallelenv.results import StepResult
 
@@ -74,9 +74,9 @@ class SB3VecEnv(VecEnv):
         except EnvBusyError:
             raise step_under_way() from None
         except BaseException as error:
-            retell(error, self._told)
+            convert_partial(error, self._convert)
             raise
-        return self._told(result)
+        return self._convert(result)
 
     def step_async(self, actions: Any) -> None:
         """Begin a step of all envs.
@@ -113,16 +113,16 @@ class SB3VecEnv(VecEnv):
         except NothingInFlightError:
             raise nothing_begun("step") from None
         except BaseException as error:
-            retell(error, self._told)
+            convert_partial(error, self._convert)
             raise
-        return self._told(result)
+        return self._convert(result)
 
-    def _told(self, result: StepResult) -> tuple[Any, Array, Array, list[dict[str, Any]]]:
+    def _convert(self, result: StepResult) -> tuple[Any, Array, Array, list[dict[str, Any]]]:
         states, rewards, dones, infos = result
         listed: list[dict[Any, Any]] = infos.tolist()
         is_cut = (result.truncated & ~result.terminated).tolist()
         for position, (env_id, info) in enumerate(zip(result.env_ids.tolist(), listed, strict=True)):
-            ending: Ending | None = info.pop(Ending, None)
+            ending: EndedEpisode | None = info.pop(EndedEpisode, None)
             is_known = ending is None or ending.state is not None
             info["TimeLimit.truncated"] = is_cut[position] and is_known
             if ending is not None:

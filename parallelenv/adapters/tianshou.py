@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 
 from parallelenv.adapters.indices import positions
-from parallelenv.adapters.partial_results import raises_first, retell
+from parallelenv.adapters.partial_results import convert_partial, raises_first
 from parallelenv.contract import arguments
 from parallelenv.contract.batch import Array
 from parallelenv.contract.spaces import object_array
@@ -151,9 +151,9 @@ class TianshouVectorEnv:
         try:
             batch = self._stepped(action, id)
         except BaseException as error:
-            retell(error, self._told)
+            convert_partial(error, self._convert)
             raise
-        return self._told(batch)
+        return self._convert(batch)
 
     def _stepped(self, action: Any, id: Ids) -> StepBatch:
         if action is None:
@@ -177,7 +177,7 @@ class TianshouVectorEnv:
             raise NothingInFlightError("No step is under way that could be waited for. Give actions.") from None
         return self.parallel_env.recv(1, align="batch")
 
-    def _told(self, batch: StepBatch) -> TianshouStep:
+    def _convert(self, batch: StepBatch) -> TianshouStep:
         states, rewards, _, infos = zip(*batch, strict=True) if batch else ((), (), (), ())
         for env_id, info in zip(batch.env_ids.tolist(), infos, strict=True):
             info["env_id"] = env_id

@@ -52,7 +52,7 @@ def arguments_of(word: str, num_cpus: int | None = None) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ComparisonSettings:
     """What to measure.
 
     Attributes:
@@ -193,32 +193,32 @@ def check_env(name: str) -> None:
         raise InvalidEnvError(f"The env {name!r} cannot be made: {one_line(error)}") from error
 
 
-def amount_of_work(plan: Plan) -> int:
+def amount_of_work(settings: ComparisonSettings) -> int:
     """Return the total by which `compare` advances its progress bar, 1 per part.
 
     Parts are the recording, and the start, comparison and timing of each mode; the oracle is timed
     separately only if there is no other mode.
     """
-    return max(4, 3 * len(plan.modes))
+    return max(4, 3 * len(settings.modes))
 
 
-def compare(name: str, plan: Plan, progress: Bar) -> Comparison:
+def compare(name: str, settings: ComparisonSettings, progress: Bar) -> Comparison:
     """Measure one env in every mode.
 
     Raises:
         InvalidEnvError: If the env fails in the oracle's mode, which means that the env itself is broken.
     """
     try:
-        record = _record(name, plan, progress)
+        record = _record(name, settings, progress)
     except Exception as error:
         raise InvalidEnvError(_broken(name, one_line(error))) from error
-    chosen = recommend([name] * plan.num_envs, num_cpus=plan.num_cpus)
-    with contextlib.closing(_Run(ORACLE, name, plan, progress)) as oracle:
+    chosen = recommend([name] * settings.num_envs, num_cpus=settings.num_cpus)
+    with contextlib.closing(_ModeRun(ORACLE, name, settings, progress)) as oracle:
         oracle.attempt("comparing", oracle.check, record)
         rows = [oracle.row]
-        for mode in plan.modes[1:]:
+        for mode in settings.modes[1:]:
             is_estimated = mode in _ESTIMATED and chosen.mode != ORACLE
-            num_cpus = chosen.num_cpus if is_estimated else plan.num_cpus
+            num_cpus = chosen.num_cpus if is_estimated else settings.num_cpus
             rows.append(_measure(mode, num_cpus, oracle, record))
         if not oracle.row.rates:  # no other mode was timed in turns with it
             _take_turns([oracle], record.actions)
@@ -232,7 +232,7 @@ def _broken(name: str, failure: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Record:
+class _OracleRecord:
     """Random actions, and their results in the oracle's mode.
 
     Attributes:
@@ -244,23 +244,23 @@ class _Record:
     results: list[dict[str, Any]]
 
 
-def _record(name: str, plan: Plan, progress: Bar) -> _Record:
+def _record(name: str, settings: ComparisonSettings, progress: Bar) -> _OracleRecord:
     progress.set_description_str(f"{name}: recording")
-    with contextlib.closing(_make(name, ORACLE, plan.num_cpus, plan)) as env:
+    with contextlib.closing(_make(name, ORACLE, settings.num_cpus, settings)) as env:
         space = env.action_space
         if space is None:
             raise InvalidEnvError("it declares no action space to draw random actions from.")
-        space.seed(plan.seed)
-        actions = [space.sample() for _ in range(plan.steps)]
-        results = [_reset(env, plan.seed)]
+        space.seed(settings.seed)
+        actions = [space.sample() for _ in range(settings.steps)]
+        results = [_reset(env, settings.seed)]
         for action in actions:
             results.append(_step(env, action))
-            progress.update(1 / plan.steps)
-    return _Record(actions, results)
+            progress.update(1 / settings.steps)
+    return _OracleRecord(actions, results)
 
 
-def _make(name: str, word: str, num_cpus: int | None, plan: Plan) -> ParallelEnv:
-    return ParallelEnv([name] * plan.num_envs, asynchronous="restart", **arguments_of(word, num_cpus))
+def _make(name: str, word: str, num_cpus: int | None, settings: ComparisonSettings) -> ParallelEnv:
+    return ParallelEnv([name] * settings.num_envs, asynchronous="restart", **arguments_of(word, num_cpus))
 
 
 def _reset(env: ParallelEnv, seed: int) -> dict[str, Any]:
@@ -275,14 +275,16 @@ def _step(env: ParallelEnv, action: Any) -> dict[str, Any]:
     return {name: getattr(result, name) for name in names}
 
 
-class _Run:
+class _ModeRun:
     """One mode, open until `close`; not used any more after a failure."""
 
-    def __init__(self, mode: str, name: str, plan: Plan, progress: Bar, num_cpus: int | None = None) -> None:
+    def __init__(
+        self, mode: str, name: str, settings: ComparisonSettings, progress: Bar, num_cpus: int | None = None
+    ) -> None:
         self.row = ComparisonRow(mode, num_cpus=num_cpus)
         self._own = self._all = self._wall = 0.0
         self.name = name
-        self.plan = plan
+        self.settings = settings
         self.progress = progress
         self._env: Any = None
         self.attempt("starting", self.start)
@@ -301,15 +303,15 @@ class _Run:
     def start(self) -> None:
         """Open the mode and time it until its first states."""
         begin = time.perf_counter()
-        self._env = _make(self.name, self.row.mode, self.row.num_cpus, self.plan)
-        self._env.reset(seed=self.plan.seed)
+        self._env = _make(self.name, self.row.mode, self.row.num_cpus, self.settings)
+        self._env.reset(seed=self.settings.seed)
         self.row.startup = time.perf_counter() - begin
         self.row.workers = self._env.num_hosts
         self.progress.update()
 
-    def check(self, record: _Record) -> None:
+    def check(self, record: _OracleRecord) -> None:
         """Repeat the recorded actions and note where the results first differ."""
-        self._note(record.results[0], _reset(self._env, self.plan.seed), "reset")
+        self._note(record.results[0], _reset(self._env, self.settings.seed), "reset")
         for number, action in enumerate(record.actions, start=1):
             self._note(record.results[number], _step(self._env, action), f"step {number}")
             self.progress.update(1 / len(record.actions))
@@ -324,11 +326,11 @@ class _Run:
         count = 0
         busy, own = cpu_seconds(), time.process_time()
         begin = now = time.perf_counter()
-        while now - begin < self.plan.seconds / ROUNDS:
+        while now - begin < self.settings.seconds / ROUNDS:
             self._env.step(actions[count % len(actions)])
             count += 1
             now = time.perf_counter()
-        self.row.rates.append(count * self.plan.num_envs / (now - begin))
+        self.row.rates.append(count * self.settings.num_envs / (now - begin))
         self._all += (cpu_seconds() or 0.0) - (busy or 0.0)
         self._own += time.process_time() - own
         self._wall += now - begin
@@ -344,16 +346,16 @@ class _Run:
             self._env.close()
 
 
-def _measure(mode: str, num_cpus: int | None, oracle: _Run, record: _Record) -> ComparisonRow:
+def _measure(mode: str, num_cpus: int | None, oracle: _ModeRun, record: _OracleRecord) -> ComparisonRow:
     """Open another mode, check it, time it in turns with the oracle, and close it."""
-    with contextlib.closing(_Run(mode, oracle.name, oracle.plan, oracle.progress, num_cpus)) as run:
+    with contextlib.closing(_ModeRun(mode, oracle.name, oracle.settings, oracle.progress, num_cpus)) as run:
         run.attempt("comparing", run.check, record)
         if run.row.failure is None:
             _take_turns([run, oracle], record.actions)
     return run.row
 
 
-def _take_turns(runs: Sequence[_Run], actions: Sequence[Any]) -> None:
+def _take_turns(runs: Sequence[_ModeRun], actions: Sequence[Any]) -> None:
     """Time modes in turns; notes the ratio of the first to the last per round."""
     first, last = runs[0].row, runs[-1].row
     for turn in range(ROUNDS):

@@ -44,7 +44,7 @@ _AWAY_EXTRA, _AWAY_EXTRA_BYTE = 3.5e-6, 2e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class EnvMeasurements:
     """Measurements of an env.
 
     Attributes:
@@ -98,7 +98,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class Resources:
     """Where envs may run.
 
     Attributes:
@@ -114,41 +114,41 @@ class Room:
     may_leave: bool = True
 
 
-def candidates(figures: Figures, room: Room) -> list[Candidate]:
+def candidates(figures: EnvMeasurements, resources: Resources) -> list[Candidate]:
     """Return the possible modes, each with its best number of workers, simplest first.
 
     Ray is not among them: users with a cluster choose it, and on one machine its messages are the slowest.
     """
-    found = [Candidate("dummy", 1, _in_a_loop(figures, room))]
+    found = [Candidate("dummy", 1, _in_a_loop(figures, resources))]
     groups = []
     if figures.releases_gil:
-        groups.append([Candidate("thread", n, _in_threads(figures, room, n)) for n in _counts(figures, room)])
-    if room.may_leave:
-        counts = list(_counts(figures, room, beyond_cores=not figures.releases_gil))
-        groups.append([Candidate("subproc", n, _in_processes(figures, room, n), True) for n in counts])
-        groups.append([Candidate("subproc", n, _with_the_caller(figures, room, n), True, True) for n in counts])
+        groups.append([Candidate("thread", n, _in_threads(figures, resources, n)) for n in _counts(figures, resources)])
+    if resources.may_leave:
+        counts = list(_counts(figures, resources, beyond_cores=not figures.releases_gil))
+        groups.append([Candidate("subproc", n, _in_processes(figures, resources, n), True) for n in counts])
+        groups.append([Candidate("subproc", n, _with_the_caller(figures, resources, n), True, True) for n in counts])
     found += [min(group, key=lambda candidate: candidate.seconds) for group in groups if group]
     return found
 
 
-def pick(found: list[Candidate]) -> Candidate:
+def simplest_of_fastest(found: list[Candidate]) -> Candidate:
     """Return the simplest candidate that is about as fast as the fastest."""
     quickest = min(candidate.seconds for candidate in found)
     return next(candidate for candidate in found if candidate.seconds <= quickest * CLOSE_ENOUGH)
 
 
-def _counts(figures: Figures, room: Room, beyond_cores: bool = True) -> Iterator[int]:
+def _counts(figures: EnvMeasurements, resources: Resources, beyond_cores: bool = True) -> Iterator[int]:
     """Return the numbers of workers to consider: powers of 2, and the largest useful number.
 
     A process beyond the number of cores costs some 40 MB, a thread almost nothing: for envs that
     wait, only threads are considered in larger numbers.
     """
-    most = min(room.num_envs, room.cores)
+    most = min(resources.num_envs, resources.cores)
     if figures.waits and beyond_cores:
-        most = min(room.num_envs, max(room.cores, MOST_WORKERS))
-    if room.workers is not None:
-        most = min(room.num_envs, room.workers)
-    count = 2 if room.workers is None else max(2, most)
+        most = min(resources.num_envs, max(resources.cores, MOST_WORKERS))
+    if resources.workers is not None:
+        most = min(resources.num_envs, resources.workers)
+    count = 2 if resources.workers is None else max(2, most)
     while count < most:
         yield count
         count *= 2
@@ -156,41 +156,41 @@ def _counts(figures: Figures, room: Room, beyond_cores: bool = True) -> Iterator
         yield most
 
 
-def _in_a_loop(figures: Figures, room: Room) -> float:
-    return _LOOP_ROUND + room.num_envs * (_COLD * figures.step_cost + _here(figures))
+def _in_a_loop(figures: EnvMeasurements, resources: Resources) -> float:
+    return _LOOP_ROUND + resources.num_envs * (_COLD * figures.step_cost + _transfer_here(figures))
 
 
-def _in_threads(figures: Figures, room: Room, workers: int) -> float:
-    locked = room.num_envs * figures.step_cost * (1 - (figures.lock_free or 0.0))
-    work = _COLD * max(_work(figures, room, workers), locked)
-    return _THREADS_ROUND + workers * _PER_THREAD + work + room.num_envs * _here(figures)
+def _in_threads(figures: EnvMeasurements, resources: Resources, workers: int) -> float:
+    locked = resources.num_envs * figures.step_cost * (1 - (figures.lock_free or 0.0))
+    work = _COLD * max(_work(figures, resources, workers), locked)
+    return _THREADS_ROUND + workers * _PER_THREAD + work + resources.num_envs * _transfer_here(figures)
 
 
-def _in_processes(figures: Figures, room: Room, workers: int) -> float:
-    work = _COLD * _AWAY * _work(figures, room, workers)
+def _in_processes(figures: EnvMeasurements, resources: Resources, workers: int) -> float:
+    work = _COLD * _AWAY * _work(figures, resources, workers)
     late = _SLEEPY if work > _AWAKE else 0.0
-    return _PROCESSES_ROUND + workers * _PER_PROCESS + work + late + room.num_envs * _away(figures)
+    return _PROCESSES_ROUND + workers * _PER_PROCESS + work + late + resources.num_envs * _transfer_away(figures)
 
 
-def _with_the_caller(figures: Figures, room: Room, workers: int) -> float:
-    work = _COLD * _AWAY * _work(figures, room, workers)
-    answers = room.num_envs * ((workers - 1) * _away(figures) + _here(figures)) / workers
+def _with_the_caller(figures: EnvMeasurements, resources: Resources, workers: int) -> float:
+    work = _COLD * _AWAY * _work(figures, resources, workers)
+    answers = resources.num_envs * ((workers - 1) * _transfer_away(figures) + _transfer_here(figures)) / workers
     return _CALLER_ROUND + (workers - 1) * _PER_PROCESS + work + answers
 
 
-def _work(figures: Figures, room: Room, workers: int) -> float:
+def _work(figures: EnvMeasurements, resources: Resources, workers: int) -> float:
     """Return the seconds for which the longest share keeps its worker, or all shares the cores, busy."""
-    share = -(-room.num_envs // workers)
-    return max(share * figures.step_cost, room.num_envs * figures.compute / min(workers, room.cores))
+    share = -(-resources.num_envs // workers)
+    return max(share * figures.step_cost, resources.num_envs * figures.compute / min(workers, resources.cores))
 
 
-def _here(figures: Figures) -> float:
+def _transfer_here(figures: EnvMeasurements) -> float:
     """Return the seconds per env for its results in the caller's process."""
     extra = _HERE_EXTRA + figures.extra_nbytes * _HERE_EXTRA_BYTE if figures.extra_nbytes else 0.0
     return _HERE_ENV + figures.state_nbytes * _HERE_BYTE + extra
 
 
-def _away(figures: Figures) -> float:
+def _transfer_away(figures: EnvMeasurements) -> float:
     """Return the seconds per env for its results from another process."""
     extra = _AWAY_EXTRA + figures.extra_nbytes * _AWAY_EXTRA_BYTE if figures.extra_nbytes else 0.0
     return _AWAY_ENV + figures.state_nbytes * _AWAY_BYTE + extra

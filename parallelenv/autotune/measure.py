@@ -21,12 +21,12 @@ import cloudpickle
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
-from parallelenv.autotune.costs import Figures
+from parallelenv.autotune.costs import EnvMeasurements
 from parallelenv.contract.batch import Array
 from parallelenv.contract.env_specs import EnvFactory
 from parallelenv.contract.shared_arrays import frozen
 from parallelenv.contract.spaces import Spaces, Structure
-from parallelenv.contract.worker_info import Trial, call_for
+from parallelenv.contract.worker_info import TrialInfo, call_for
 from parallelenv.errors import EnvContractError
 from parallelenv.worker.env_adapter import Resettable, adapt
 
@@ -58,7 +58,7 @@ def measure(
     spaces: Spaces | None = None,
     seed: int | None = None,
     shared: Mapping[str, Array] | None = None,
-) -> Figures:
+) -> EnvMeasurements:
     """Return the average measurements of the envs.
 
     Args:
@@ -70,29 +70,29 @@ def measure(
     Raises:
         Exception: What an env raised, or why it cannot be tried.
     """
-    chosen = _some(factories)
+    chosen = _sample_factories(factories)
     weights = [sum(factory.source is one.source for factory in factories) for one in chosen]
     seconds = SECONDS / len(chosen)
     if any(one.is_live for one in chosen):
-        found = _try_copies(chosen, seconds, spaces, seed, shared)
+        found = _measure_copies(chosen, seconds, spaces, seed, shared)
     else:
-        found = _try_here(chosen, seconds, spaces, seed, shared, len(factories))
+        found = _measure_here(chosen, seconds, spaces, seed, shared, len(factories))
     return _average(found, weights[: len(found)])
 
 
-def _some(factories: Sequence[EnvFactory]) -> list[EnvFactory]:
+def _sample_factories(factories: Sequence[EnvFactory]) -> list[EnvFactory]:
     """Return a few factories with different sources."""
     different = list({id(factory.source): factory for factory in factories}.values())
     count = min(len(different), _MOST)
     return [different[index * len(different) // count] for index in range(count)]
 
 
-def _average(found: Sequence[Figures], weights: Sequence[int]) -> Figures:
+def _average(found: Sequence[EnvMeasurements], weights: Sequence[int]) -> EnvMeasurements:
     def mean(values: Sequence[float]) -> float:
         return sum(value * weight for value, weight in zip(values, weights, strict=True)) / sum(weights)
 
     shares = [one.lock_free for one in found]
-    return Figures(
+    return EnvMeasurements(
         mean([one.step_cost for one in found]),
         mean([one.compute for one in found]),
         # If one kind of env is too fast for this measurement, the others decide.
@@ -102,33 +102,33 @@ def _average(found: Sequence[Figures], weights: Sequence[int]) -> Figures:
     )
 
 
-def _try_here(
+def _measure_here(
     factories: Sequence[EnvFactory],
     seconds: float,
     spaces: Spaces | None,
     seed: int | None,
     shared: Mapping[str, Array] | None,
     num_envs: int,
-) -> list[Figures]:
-    found: list[Figures] = []
+) -> list[EnvMeasurements]:
+    found: list[EnvMeasurements] = []
     read_only = frozen(shared or {})
     begin = time.perf_counter()
     for factory in factories:
-        with _undisturbed():
-            host = Trial(factory.env_id, num_envs, seed, read_only)
-            figures = call_for(host, functools.partial(_try_new, factory, seconds, spaces))
+        with _without_side_effects():
+            host = TrialInfo(factory.env_id, num_envs, seed, read_only)
+            figures = call_for(host, functools.partial(_measure_new, factory, seconds, spaces))
         if figures is None:
-            return _try_copies(factories, seconds, spaces, seed, shared)
+            return _measure_copies(factories, seconds, spaces, seed, shared)
         found.append(figures)
         if time.perf_counter() - begin > _SLOW_BUILD:
             break
     return found
 
 
-def _try_new(factory: EnvFactory, seconds: float, spaces: Spaces | None) -> Figures | None:
+def _measure_new(factory: EnvFactory, seconds: float, spaces: Spaces | None) -> EnvMeasurements | None:
     """Try a new env, or return ``None`` if its env fn makes none."""
     env = _build_new(factory)
-    return None if env is None else _try_and_close(env, seconds, spaces)
+    return None if env is None else _measure_and_close(env, seconds, spaces)
 
 
 def _build_new(factory: EnvFactory) -> Any:
@@ -148,13 +148,13 @@ def _build_new(factory: EnvFactory) -> Any:
     return env
 
 
-def _try_copies(
+def _measure_copies(
     factories: Sequence[EnvFactory],
     seconds: float,
     spaces: Spaces | None,
     seed: int | None,
     shared: Mapping[str, Array] | None,
-) -> list[Figures]:
+) -> list[EnvMeasurements]:
     """Try copies of live envs in another process, where they cannot affect the originals."""
     from parallelenv.env import ParallelEnv  # not in the workers, which import this module for `Probe`
 
@@ -177,14 +177,14 @@ class Probe:
         """Return a step result, as an env does."""
         return 0, 0.0, False, {}
 
-    def measure(self, seconds: float, spaces: Spaces | None) -> Figures:
+    def measure(self, seconds: float, spaces: Spaces | None) -> EnvMeasurements:
         """Measure the env."""
-        return _try_and_close(self._factory.build(), seconds, spaces)
+        return _measure_and_close(self._factory.build(), seconds, spaces)
 
 
-def _try_and_close(env: Any, seconds: float, spaces: Spaces | None) -> Figures:
+def _measure_and_close(env: Any, seconds: float, spaces: Spaces | None) -> EnvMeasurements:
     try:
-        return _Trial(adapt(env), spaces).measure(seconds)
+        return _TrialEnv(adapt(env), spaces).measure(seconds)
     finally:
         _close(env)
 
@@ -196,7 +196,7 @@ def _close(env: Any) -> None:
 
 
 @contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
+def _without_side_effects() -> Iterator[None]:
     """Preserve the global random generators, and suppress warnings, which the real envs will show."""
     plain, numpys = random.getstate(), np.random.get_state()
     try:
@@ -208,7 +208,7 @@ def _undisturbed() -> Iterator[None]:
         np.random.set_state(numpys)
 
 
-class _Trial:
+class _TrialEnv:
     """Steps one env.
 
     Args:
@@ -232,13 +232,13 @@ class _Trial:
         self._state: Any = None
         self._info: Any = None
 
-    def measure(self, seconds: float) -> Figures:
+    def measure(self, seconds: float) -> EnvMeasurements:
         """Return the measurements of the env."""
         self._state, self._info = self._env.reset(0, None)
         self._turn()  # not counted, as it may include one-time work
         cost, compute = self._costs(seconds * 2 / 3)
         lock_free = self._lock_free(seconds / 3, cost, compute) if cost >= _WORTH_THREADS else None
-        return Figures(cost, compute, lock_free, *self._sizes())
+        return EnvMeasurements(cost, compute, lock_free, *self._sizes())
 
     def _turn(self) -> None:
         """Step once, and reset if that ended the episode."""
@@ -282,7 +282,7 @@ class _Trial:
             cost: Seconds of a step by itself.
             compute: The part of them spent computing.
         """
-        with _busy_neighbour() as neighbour:
+        with _busy_thread() as neighbour:
             own = time.thread_time()
             turns, wall = self._step_for(seconds)
             own = time.thread_time() - own
@@ -321,7 +321,7 @@ def _switches() -> tuple[int, int]:
     return usage.ru_nvcsw, usage.ru_nivcsw
 
 
-class _Neighbour(threading.Thread):
+class _BusyThread(threading.Thread):
     """Runs Python code until stopped.
 
     Attributes:
@@ -342,10 +342,10 @@ class _Neighbour(threading.Thread):
 
 
 @contextlib.contextmanager
-def _busy_neighbour() -> Iterator[_Neighbour]:
+def _busy_thread() -> Iterator[_BusyThread]:
     """Run a thread beside this one, with a short switch interval so that neither waits long for the GIL."""
     usual = sys.getswitchinterval()
-    neighbour = _Neighbour()
+    neighbour = _BusyThread()
     sys.setswitchinterval(_SWITCH)
     neighbour.start()
     try:

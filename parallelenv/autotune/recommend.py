@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from parallelenv.autotune import measure
-from parallelenv.autotune.costs import Candidate, Figures, Room, candidates, pick
+from parallelenv.autotune.costs import Candidate, EnvMeasurements, Resources, candidates, simplest_of_fastest
 from parallelenv.contract import arguments, env_specs
 from parallelenv.contract.batch import Array
 from parallelenv.contract.cpu_cores import usable_cores
@@ -100,9 +100,9 @@ def choose(
     except Exception as error:  # noqa: BLE001 (envs raise anything; whoever uses them will see it)
         return _unknown(f"No env could be tried: {one_line(error)}")
     cores = usable_cores()
-    room = Room(len(env_factories), min(cores, num_cpus or cores), num_cpus)
-    best, obstacle = _best(figures, room, env_factories)
-    reason = _reason(best, figures, room, obstacle)
+    resources = Resources(len(env_factories), min(cores, num_cpus or cores), num_cpus)
+    best, obstacle = _best(figures, resources, env_factories)
+    reason = _reason(best, figures, resources, obstacle)
     if has_instances:
         reason += " Workers get copies of the instances." if best.leaves else " Copies of the instances were tried."
     return Recommendation(
@@ -120,11 +120,11 @@ def _unknown(why: str) -> Recommendation:
     return Recommendation(_SAFE, 1, reason=f"{why}. Without figures the plain loop is the safe choice.")
 
 
-def _best(figures: Figures, room: Room, env_factories: Sequence[EnvFactory]) -> tuple[Candidate, str]:
+def _best(figures: EnvMeasurements, resources: Resources, env_factories: Sequence[EnvFactory]) -> tuple[Candidate, str]:
     """Return the best candidate; and, if a better one was not possible, why."""
-    best = pick(candidates(figures, room))
+    best = simplest_of_fastest(candidates(figures, resources))
     if best.leaves and (obstacle := _obstacle(env_factories)):
-        return pick(candidates(figures, replace(room, may_leave=False))), obstacle
+        return simplest_of_fastest(candidates(figures, replace(resources, may_leave=False))), obstacle
     return best, ""
 
 
@@ -141,8 +141,8 @@ def _obstacle(env_factories: Sequence[EnvFactory]) -> str:
     return ""
 
 
-def _reason(best: Candidate, figures: Figures, room: Room, obstacle: str) -> str:
-    parts = [_describe(figures), _compare(best, figures, room)]
+def _reason(best: Candidate, figures: EnvMeasurements, resources: Resources, obstacle: str) -> str:
+    parts = [_describe(figures), _compare(best, figures, resources)]
     if obstacle:
         parts.append(f"Other processes are out of the question: {obstacle}.")
     if best.caller_steps:
@@ -150,16 +150,16 @@ def _reason(best: Candidate, figures: Figures, room: Room, obstacle: str) -> str
     return " ".join(parts)
 
 
-def _describe(figures: Figures) -> str:
+def _describe(figures: EnvMeasurements) -> str:
     waits = ", mostly waiting," if figures.waits else ""
     lock = {None: "", True: " and releases the GIL", False: " and holds the GIL"}[figures.releases_gil]
     return f"A step takes {duration(figures.step_cost)}{waits}{lock}; a state has {figures.state_nbytes} bytes."
 
 
-def _compare(best: Candidate, figures: Figures, room: Room) -> str:
-    envs, cores = count(room.num_envs, "env"), count(room.cores, "core")
+def _compare(best: Candidate, figures: EnvMeasurements, resources: Resources) -> str:
+    envs, cores = count(resources.num_envs, "env"), count(resources.cores, "core")
     if best.workers == 1:
         return f"With {envs} on {cores} no mode open to them is clearly faster than a plain loop."
-    alone = candidates(figures, room)[0].seconds
+    alone = candidates(figures, resources)[0].seconds
     times = f"{alone / best.seconds:.1f} times as fast as a plain loop"
     return f"{best.workers} workers are estimated to be {times}, with {envs} on {cores}."

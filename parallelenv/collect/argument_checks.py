@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from parallelenv.contract.arguments import check_positive
-from parallelenv.contract.env_specs import told
+from parallelenv.contract.env_specs import bind_arguments
 from parallelenv.contract.message_text import show
 from parallelenv.env import ParallelEnv
 from parallelenv.errors import ArgumentError
@@ -20,7 +20,7 @@ _taken: weakref.WeakSet[ParallelEnv] = weakref.WeakSet()
 """Envs that collectors of this process use."""
 
 
-def listening(listen_to: Iterable[Any]) -> Callable[[], bool]:
+def any_of(listen_to: Iterable[Any]) -> Callable[[], bool]:
     """Return a function that is true once an event is set or a function returns ``True``.
 
     Raises:
@@ -85,7 +85,7 @@ def check_policy_maker(make: Any) -> None:
     """
     if not callable(make):
         raise ArgumentError(f"make_policy={show(make)} cannot be called. Give a function that returns a policy.")
-    if needed := _needed(told(make, 0, 1, 0)):
+    if needed := _needed(bind_arguments(make, 0, 1, 0)):
         raise ArgumentError(
             f"make_policy={show(make)} needs {', '.join(needed)}, but is given no more than rank, world_size and seed. "
             "Give a function that returns a policy; if this is the policy itself, lambda: policy."

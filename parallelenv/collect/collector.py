@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from parallelenv.collect.argument_checks import (
+    any_of,
     check_component,
     check_policy_maker,
     check_rank,
     check_version,
     checked_env,
-    listening,
 )
 from parallelenv.collect.history import History
 from parallelenv.collect.stopping import Stoppable
@@ -25,7 +25,7 @@ from parallelenv.contract import arguments
 from parallelenv.contract.arguments import check_name, check_policy
 from parallelenv.contract.batch import Array
 from parallelenv.contract.copying import deep_copy
-from parallelenv.contract.env_specs import told
+from parallelenv.contract.env_specs import bind_arguments
 from parallelenv.contract.message_text import count, show
 from parallelenv.engine.thread_guard import single_threaded
 from parallelenv.env import ParallelEnv
@@ -116,7 +116,7 @@ class Collector(Stoppable):
         """Make the next collection begin with new episodes."""
         self._rnn_state: Any = None
         self._needs_reset = True
-        self._tallies = Tallies()
+        self._open_episodes = OpenEpisodes()
         if self._seed is not None:
             self._env.seed(self._seed + self._rank * len(self._env))
 
@@ -150,18 +150,18 @@ class Collector(Stoppable):
             BaseException: What an env or the policy raised, as in `ParallelEnv.rollout`; ``error.partial`` is the
                 `Rollout` so far. The next collection begins new episodes.
         """
-        is_over = listening(listen_to)
+        is_over = any_of(listen_to)
         if num_steps is not None:
             arguments.check_positive("num_steps", num_steps)
         data, seconds = self._gather(num_steps or self._next_steps, lambda _: is_over(), progress)
-        info = self._told(data, seconds)
+        info = self._rollout_info(data, seconds)
         self.history.note(info["episode_returns"], self.version, info["num_samples"], seconds)
         return data, info
 
     def _gather(self, num_steps: int, is_over: Callable[[int], bool], progress: bool) -> tuple[Rollout, float]:
         """Return the next steps as a rollout, and the seconds they took."""
         began = time.perf_counter()
-        with _telling_the_way_out("envs"):
+        with _with_collector_hints("envs"):
             if self._needs_reset:
                 self._env.reset()
                 self._rnn_state = None
@@ -172,9 +172,9 @@ class Collector(Stoppable):
         self._rnn_state = deep_copy(data.rnn_state)
         return data, time.perf_counter() - began
 
-    def _told(self, data: Rollout, seconds: float) -> Info:
+    def _rollout_info(self, data: Rollout, seconds: float) -> Info:
         """Return the info of a rollout, and add the rollout to the episodes in progress."""
-        returns, lengths = self._tallies.count(data)
+        returns, lengths = self._open_episodes.count(data)
         return {
             "episode_returns": returns,
             "episode_lengths": lengths,
@@ -209,7 +209,7 @@ class Collector(Stoppable):
         if seed is None:
             seed = self._test_seed
         policy = as_deterministic(self._policy)
-        with _telling_the_way_out("test_envs"):
+        with _with_collector_hints("test_envs"):
             evaluation = self._test_env.run_episodes(policy, num_episodes, seed=seed, progress=progress)
         self.history.note(evaluation.returns, self.version, is_test=True)
         return evaluation
@@ -301,7 +301,7 @@ class Collector(Stoppable):
 
 
 @contextlib.contextmanager
-def _telling_the_way_out(component: str) -> Iterator[None]:
+def _with_collector_hints(component: str) -> Iterator[None]:
     """Add to errors of dead or late workers, which suggest ``restart``, what to call on a collector instead."""
     try:
         yield
@@ -330,7 +330,7 @@ def make_policy(make: Any, rank: int, world_size: int, seed: int | None) -> Poli
         ArgumentError: If ``make`` or the policy is not callable.
     """
     check_policy_maker(make)
-    policy: Policy = told(make, rank, world_size, seed)()
+    policy: Policy = bind_arguments(make, rank, world_size, seed)()
     check_policy(policy)
     return policy
 
@@ -389,7 +389,7 @@ def as_deterministic(policy: Policy) -> Policy:
     return functools.partial(policy, deterministic=True) if "deterministic" in parameters else policy
 
 
-class Tallies:
+class OpenEpisodes:
     """Return and length so far of the episodes in progress, by env."""
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ import cloudpickle
 
 from parallelenv.collect.collector import Collector
 from parallelenv.collect.concat import without_rest
-from parallelenv.collect.unsent_samples import Unsent
+from parallelenv.collect.unsent_samples import UnsentSamples
 from parallelenv.contract.copying import loads
 from parallelenv.contract.failures import put
 from parallelenv.errors import MissingDependencyError
@@ -42,12 +42,12 @@ class CollectorEnv:
         unsent: Where it counts the samples that it made and has not sent.
     """
 
-    def __init__(self, arguments: dict[str, Any], compresses: bool, unsent: Unsent) -> None:
+    def __init__(self, arguments: dict[str, Any], compresses: bool, unsent: UnsentSamples) -> None:
         self.collector = Collector(**arguments)
         self._compresses = compresses
         self._rank = arguments["rank"]
         self._unsent = unsent
-        self._kept: list[Parcel] = []  # made but not sent yet
+        self._kept: list[PackedCollection] = []  # made but not sent yet
 
     @property
     def num_envs(self) -> int:
@@ -60,7 +60,7 @@ class CollectorEnv:
         if seed is not None:
             self.collector.reseed(seed)
 
-    def step(self, order: CollectRequest) -> tuple[Parcel, float, bool, dict[str, Any]]:
+    def step(self, order: CollectRequest) -> tuple[PackedCollection, float, bool, dict[str, Any]]:
         """Collect."""
         end = math.inf if order.seconds is None else time.perf_counter() + order.seconds
 
@@ -74,9 +74,9 @@ class CollectorEnv:
         except BaseException as error:
             self._keep(error)
             raise
-        parcel = self._parcel(data, seconds)
-        parcel.before, self._kept = self._kept, []
-        return parcel, 0.0, False, {}
+        collection = self._pack(data, seconds)
+        collection.before, self._kept = self._kept, []
+        return collection, 0.0, False, {}
 
     def _keep(self, error: BaseException) -> None:
         """Keep the steps made before an error, to send them with the next ones."""
@@ -85,11 +85,11 @@ class CollectorEnv:
             put(error, "partial", None)  # else the error would carry them as well
             data = without_rest(data)
             if len(data):
-                self._kept.append(self._parcel(data, 0.0))
+                self._kept.append(self._pack(data, 0.0))
 
-    def _parcel(self, data: Rollout, seconds: float) -> Parcel:
-        tallies, info = self.collector._tallies, self.collector._told(data, seconds)
-        return Parcel.of(data, info, tallies.under_way(data), self._compresses)
+    def _pack(self, data: Rollout, seconds: float) -> PackedCollection:
+        open_episodes, info = self.collector._open_episodes, self.collector._rollout_info(data, seconds)
+        return PackedCollection.of(data, info, open_episodes.under_way(data), self._compresses)
 
     def evaluate(self, num_episodes: int, seed: int | None) -> Evaluation:
         """Play whole episodes."""
@@ -103,12 +103,12 @@ class CollectorEnv:
 
 _LEVEL = 1
 """zstd, ratio and speeds: steps of 16 CartPoles 0.47, compress 0.8 GB/s, decompress 1.3 GB/s; decompression counts, as
-the caller opens the parcels of all. LZ4: 0.51, 1.9 and 1.0 GB/s. Drawn frames of 84x84x4: zstd 0.01, 1.8 and 3.3 GB/s;
+the caller opens all collections. LZ4: 0.51, 1.9 and 1.0 GB/s. Drawn frames of 84x84x4: zstd 0.01, 1.8 and 3.3 GB/s;
 LZ4 0.02, 3.5 and 0.5. Higher levels take longer and gain 0.01."""
 
 
 @dataclass(slots=True)
-class Parcel:
+class PackedCollection:
     """A collection, ready to be sent.
 
     Attributes:
@@ -123,11 +123,13 @@ class Parcel:
     info: dict[str, Any]
     num_envs: int
     under_way: list[tuple[Any, int]]
-    before: Sequence[Parcel] = ()
+    before: Sequence[PackedCollection] = ()
 
     @classmethod
-    def of(cls, data: Rollout, info: dict[str, Any], under_way: list[tuple[Any, int]], compresses: bool) -> Parcel:
-        """Return a parcel of a rollout."""
+    def of(
+        cls, data: Rollout, info: dict[str, Any], under_way: list[tuple[Any, int]], compresses: bool
+    ) -> PackedCollection:
+        """Return the packed form of a rollout."""
         if not compresses:
             return cls(data, info, len(data.env_ids), under_way)
         plain = cloudpickle.dumps(data)
@@ -141,7 +143,7 @@ class Parcel:
             self.content = loads(_zstandard().decompress(self.content))
         return self.content  # type: ignore[return-value]
 
-    def __deepcopy__(self, memo: Any) -> Parcel:
+    def __deepcopy__(self, memo: Any) -> PackedCollection:
         """Return itself: the sender never changes it. Within one process this saves a copy of all steps."""
         return self
 

@@ -14,19 +14,19 @@ import numpy as np
 
 from parallelenv import registry
 from parallelenv.collect.argument_checks import (
+    any_of,
     check_component,
     check_env_maker,
     check_policy_maker,
     check_version,
-    listening,
 )
 from parallelenv.collect.collector import Info
 from parallelenv.collect.collector_env import CollectorEnv, CollectRequest, require_compression
 from parallelenv.collect.concat import join_beside, join_evaluations
 from parallelenv.collect.history import History
-from parallelenv.collect.scheduler import CollectorHandles, Parcels, Scheduler
+from parallelenv.collect.scheduler import CollectorHandles, ReceivedCollections, Scheduler
 from parallelenv.collect.stopping import Stoppable
-from parallelenv.collect.unsent_samples import Unsent
+from parallelenv.collect.unsent_samples import UnsentSamples
 from parallelenv.contract import arguments
 from parallelenv.contract.broadcast import Broadcast
 from parallelenv.contract.message_text import count, show
@@ -106,7 +106,7 @@ class CollectorSet(Stoppable):
         given |= {"num_steps": num_steps, "seed": seed}
         options = {"timeout": timeout, **options}
         self.history = History(log_dir)
-        self._unsent = Unsent.create(num_workers)
+        self._unsent = UnsentSamples.create(num_workers)
         try:
             self._env = start(num_workers, given, compress_data, self._unsent, para_mode, worker_resources, options)
             self._handles = CollectorHandles(self._env, self._unsent, max_restarts, seed)
@@ -116,9 +116,9 @@ class CollectorSet(Stoppable):
             self.stop()
             raise
         self._fresh = set(range(num_workers))  # ranks that have not made their first collection
-        self._parcels = Parcels(num_workers)
-        self._scheduler = Scheduler(self._handles, self._parcels, fraction_samples)
-        self._told = time.perf_counter()
+        self._collections = ReceivedCollections(num_workers)
+        self._scheduler = Scheduler(self._handles, self._collections, fraction_samples)
+        self._last_report = time.perf_counter()
 
     @classmethod
     def create(
@@ -178,12 +178,12 @@ class CollectorSet(Stoppable):
                 again; if it hangs, `stop` ends it.
             BaseException: What an env or a policy raised. All steps made until then are in the next collection.
         """
-        is_over = listening(listen_to)
+        is_over = any_of(listen_to)
         if num_steps is not None:
             arguments.check_positive("num_steps", num_steps)
         is_quick = self._scheduler.fraction < 1 or bool(listen_to)
         goals = [num_steps or self._steps_of(rank) for rank in range(len(self))]
-        self._told = time.perf_counter()
+        self._last_report = time.perf_counter()
         with progress_bar(RolloutLength(sum(goals), None), progress, "collect") as advance:
             self._scheduler.work(goals, is_quick, is_over, advance)
         self._fresh.clear()
@@ -234,7 +234,7 @@ class CollectorSet(Stoppable):
         return self._streamed(num_steps, most, math.inf if num_collections is None else num_collections)
 
     def _streamed(self, num_steps: int | None, most: int, left: float) -> Iterator[tuple[Rollout, Info]]:
-        self._told = time.perf_counter()
+        self._last_report = time.perf_counter()
         while left and not self._guard.is_closed:
             try:
                 answer = self._stream(num_steps, most, left)
@@ -249,19 +249,19 @@ class CollectorSet(Stoppable):
     @single_threaded
     def _stream(self, num_steps: int | None, most: int, left: float) -> tuple[Rollout, Info] | None:
         """Return a collection that is ready; or wait until one may be, and return ``None``."""
-        ready = [rank for rank in self._parcels.waiting if rank not in self._handles.busy]
+        ready = [rank for rank in self._collections.waiting if rank not in self._handles.busy]
         if ready:
             answer = self._deliver_one(ready[0])
             self._order_more(num_steps, most, left - 1)
             return answer
         self._order_more(num_steps, most, left)
-        for rank, parcel in self._handles.receive():
-            self._parcels.add(rank, parcel)
+        for rank, collection in self._handles.receive():
+            self._collections.add(rank, collection)
         return None
 
     def _order_more(self, num_steps: int | None, most: int, left: float) -> None:
         """Start idle collectors up to the limit in flight."""
-        waiting = self._parcels.waiting
+        waiting = self._collections.waiting
         room = int(min(most, left)) - len({*waiting, *self._handles.busy})
         chosen = [rank for rank in self._handles.idle if rank not in waiting][: max(0, room)]
         if chosen:
@@ -271,18 +271,18 @@ class CollectorSet(Stoppable):
     # ---------------------------------------------------------------- results
 
     def _deliver_all(self) -> tuple[Rollout, Info]:
-        data, info = self._parcels.take(range(len(self)), self.version, join_beside)
+        data, info = self._collections.take(range(len(self)), self.version, join_beside)
         return data, self._completed(info)
 
     def _deliver_one(self, rank: int) -> tuple[Rollout, Info]:
-        data, info = self._parcels.take([rank], self.version, operator.itemgetter(0))
+        data, info = self._collections.take([rank], self.version, operator.itemgetter(0))
         single = {name: int(info[name][0]) for name in ("num_steps", "version", "staleness")}
         return data, self._completed({**info, **single, "collector": rank})
 
     def _completed(self, info: Info) -> Info:
         """Complete an info with what only the set knows, and add it to the history."""
         now = time.perf_counter()
-        seconds, self._told = now - self._told, now
+        seconds, self._last_report = now - self._last_report, now
         self.history.note(info["episode_returns"], int(np.min(info["version"])), info["num_samples"], seconds)
         return {**info, "seconds": seconds, **self._handles.take_loss()}
 
@@ -427,7 +427,7 @@ def start(
     num_workers: int,
     given: dict[str, Any],
     compresses: bool,
-    unsent: Unsent,
+    unsent: UnsentSamples,
     para_mode: Any,
     worker_resources: Any,
     options: dict[str, Any],

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from parallelenv.contract.batch import Array
-from parallelenv.contract.rollout_data import ExtrasFormat, StepIndex, join_forms, vacant
+from parallelenv.contract.rollout_data import ExtrasFormat, StepIndex, empty_array, join_forms
 from parallelenv.contract.spaces import is_tensor, object_array, tensors
 from parallelenv.errors import ArgumentError
 from parallelenv.rollouts.evaluation import Evaluation
@@ -78,9 +78,9 @@ def join_in_time(parts: Sequence[Rollout]) -> Rollout:
     firsts = np.cumsum([0, *map(len, parts)])
     states = _joined_leaves(parts[0].states, [part.states for part in parts], 0)
     flags = {name: np.concatenate([getattr(part, name) for part in parts]) for name in ("terminated", "truncated")}
-    ended = [_Ends.of(part, int(first)) for part, first in zip(parts, firsts, strict=False)]
+    ended = [_JoinedEnds.of(part, int(first)) for part, first in zip(parts, firsts, strict=False)]
     for part, later, first in zip(parts, parts[1:], firsts, strict=False):
-        cut = _Ends.cut_off(part, later, int(first))
+        cut = _JoinedEnds.cut_off(part, later, int(first))
         flags["truncated"][cut.steps, cut.columns] = True
         ended.append(cut)
     return Rollout(
@@ -91,7 +91,7 @@ def join_in_time(parts: Sequence[Rollout]) -> Rollout:
         valid=np.concatenate([part.valid for part in parts]),
         extras=_joined_extras(parts, np.concatenate),
         final_states=parts[-1].final_states,
-        ended_states=_Ends.joined(states, ended),
+        ended_states=_JoinedEnds.joined(states, ended),
         infos=_shifted([part.infos for part in parts], [(int(first), 0) for first in firsts]),
         reset_infos=_shifted([part.reset_infos for part in parts], [(int(first), 0) for first in firsts]),
         env_ids=parts[0].env_ids,
@@ -119,7 +119,7 @@ def join_beside(parts: Sequence[Rollout]) -> Rollout:
     parts = [_lengthened(part, num_steps) for part in parts]
     states = _joined_leaves(parts[0].states, [part.states for part in parts], 1)
     names = ("rewards", "terminated", "truncated", "valid")
-    ended = [_Ends.of(part, 0, int(column)) for part, column in zip(parts, columns, strict=False)]
+    ended = [_JoinedEnds.of(part, 0, int(column)) for part, column in zip(parts, columns, strict=False)]
     finals = [part.final_states for part in parts]
     memories = [part.rnn_state for part in parts]
     return Rollout(
@@ -128,7 +128,7 @@ def join_beside(parts: Sequence[Rollout]) -> Rollout:
         **{name: np.concatenate([getattr(part, name) for part in parts], axis=1) for name in names},
         extras=_joined_extras(parts, lambda arrays: np.concatenate(arrays, axis=1)),
         final_states=_walk(states, finals, lambda leaves: _joined_leaf(leaves, 0, 1)),
-        ended_states=_Ends.joined(states, ended),
+        ended_states=_JoinedEnds.joined(states, ended),
         infos=_shifted([part.infos for part in parts], shifts),
         reset_infos=_shifted([part.reset_infos for part in parts], shifts),
         env_ids=np.arange(columns[-1], dtype=np.int64),
@@ -137,20 +137,20 @@ def join_beside(parts: Sequence[Rollout]) -> Rollout:
     )
 
 
-class _Ends:
+class _JoinedEnds:
     """Ends of episodes: steps, columns and last states, the latter nested like the space."""
 
     def __init__(self, steps: Array, columns: Array, states: Any) -> None:
         self.steps, self.columns, self.states = steps, columns, states
 
     @classmethod
-    def of(cls, part: Rollout, first: int, column: int = 0) -> _Ends:
+    def of(cls, part: Rollout, first: int, column: int = 0) -> _JoinedEnds:
         """Return the ends in a rollout whose first step and column have these numbers."""
         places = np.argwhere(part.dones)
         return cls(places[:, 0] + first, places[:, 1] + column, part.ended_states)
 
     @classmethod
-    def cut_off(cls, part: Rollout, later: Rollout, first: int) -> _Ends:
+    def cut_off(cls, part: Rollout, later: Rollout, first: int) -> _JoinedEnds:
         """Return the episodes that a rollout leaves open and the later one does not continue."""
         last = len(part) - 1 - part.valid[::-1].argmax(axis=0)
         everyone = np.arange(len(part.env_ids))
@@ -160,7 +160,7 @@ class _Ends:
         return cls(last[columns] + first, columns, states)
 
     @staticmethod
-    def joined(form: Any, parts: Sequence[_Ends]) -> Any:
+    def joined(form: Any, parts: Sequence[_JoinedEnds]) -> Any:
         """Return all last states, ordered by step, then column. ``form`` gives their nesting."""
         parts = [part for part in parts if len(part.steps)] or list(parts[:1])
         steps, columns = (np.concatenate([getattr(part, name) for part in parts]) for name in ("steps", "columns"))
@@ -229,14 +229,14 @@ def _joined_extras(parts: Sequence[Rollout], join: LeafJoin) -> dict[str, Array]
 
 
 def _extra(part: Rollout, name: str, form: ExtrasFormat) -> Array:
-    return part.extras[name] if name in part.extras else vacant((*part.valid.shape, *form.shape), form.dtype)
+    return part.extras[name] if name in part.extras else empty_array((*part.valid.shape, *form.shape), form.dtype)
 
 
-def _shifted(told: Sequence[Mapping[StepIndex, Any]], shifts: Sequence[StepIndex]) -> dict[StepIndex, Any]:
+def _shifted(infos_of: Sequence[Mapping[StepIndex, Any]], shifts: Sequence[StepIndex]) -> dict[StepIndex, Any]:
     """Return infos by their place in the joined rollout, sorted by step."""
     moved = {
         (step + first, env_id + column): info
-        for infos, (first, column) in zip(told, shifts, strict=False)
+        for infos, (first, column) in zip(infos_of, shifts, strict=False)
         for (step, env_id), info in infos.items()
     }
     return {place: moved[place] for place in sorted(moved)}
@@ -256,7 +256,7 @@ def _lengthened(part: Rollout, num_steps: int) -> Rollout:
         shape = (missing, *leaf.shape[1:])
         if is_tensor(leaf):
             return tensors().cat([leaf, leaf.new_zeros(shape)])
-        return np.concatenate([leaf, vacant(shape, leaf.dtype)])
+        return np.concatenate([leaf, empty_array(shape, leaf.dtype)])
 
     return _changed(part, longer) if missing else part
 

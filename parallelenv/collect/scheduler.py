@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from parallelenv.collect.collector import Info
-from parallelenv.collect.collector_env import CollectRequest, Parcel
+from parallelenv.collect.collector_env import CollectRequest, PackedCollection
 from parallelenv.collect.concat import are_of_one_kind, join_in_time
-from parallelenv.collect.unsent_samples import UNKNOWN, Unsent
+from parallelenv.collect.unsent_samples import UNKNOWN, UnsentSamples
 from parallelenv.contract.batch import Array
 from parallelenv.contract.broadcast import Broadcast
 from parallelenv.contract.failures import raise_failures
@@ -22,7 +22,7 @@ from parallelenv.env import ParallelEnv
 from parallelenv.errors import EnvInterruptedError, WorkerTimeoutError
 from parallelenv.rollouts.trajectory import Rollout
 
-Received = list[tuple[int, Parcel]]
+Received = list[tuple[int, PackedCollection]]
 
 
 class CollectorHandles:
@@ -40,7 +40,7 @@ class CollectorHandles:
         num_replaced: How often a collector was replaced.
     """
 
-    def __init__(self, env: ParallelEnv, unsent: Unsent, max_restarts: int, seed: int | None) -> None:
+    def __init__(self, env: ParallelEnv, unsent: UnsentSamples, max_restarts: int, seed: int | None) -> None:
         self.env = env
         self._unsent = unsent
         env.reset()
@@ -58,13 +58,13 @@ class CollectorHandles:
 
     @property
     def idle(self) -> list[int]:
-        """Idle collectors whose parcels were all received, idle longest first."""
+        """Idle collectors whose collections were all received, idle longest first."""
         unseen = {rank for rank, _ in self._received}
         return [rank for rank in self._idle if rank not in unseen]
 
     @property
     def busy(self) -> list[int]:
-        """Collectors with a request in flight, or with a parcel not yet received."""
+        """Collectors with a request in flight, or with a collection not yet received."""
         return [*self._orders, *(rank for rank, _ in self._received)]
 
     @property
@@ -144,12 +144,12 @@ class CollectorHandles:
             self._idle.pop(rank, None)
 
     def receive(self) -> Received:
-        """Wait until a collector has sent something, and return all parcels received, in order.
+        """Wait until a collector has sent something, and return all collections received, in order.
 
         If a collector has died, the list may be empty.
 
         Raises:
-            BaseException: What a collector raised. Parcels of others are kept for the next call.
+            BaseException: What a collector raised. Collections of others are kept for the next call.
         """
         while self._orders and (not self._received or self.env.engine.stepper.has_landed):
             if not self._receive_one():
@@ -158,7 +158,7 @@ class CollectorHandles:
         return received
 
     def _receive_one(self) -> bool:
-        """Wait for the next answer; return whether it is a parcel."""
+        """Wait for the next answer; return whether it is a collection."""
         try:
             batch = self.env.recv(1, 1, align="batch")
         except BaseException as error:
@@ -175,9 +175,9 @@ class CollectorHandles:
         rank = int(batch.env_ids[0])
         self._rest([rank])
         self._unsent.take(rank)
-        parcel: Parcel = batch[0][0]
-        self.sizes[rank] = parcel.num_envs
-        self._received += [(rank, one) for one in (*parcel.before, parcel)]
+        collection: PackedCollection = batch[0][0]
+        self.sizes[rank] = collection.num_envs
+        self._received += [(rank, one) for one in (*collection.before, collection)]
         return True
 
     def _has_broken_off(self, error: BaseException, ranks: Sequence[int]) -> bool:
@@ -304,7 +304,7 @@ class Scheduler:
 
     Args:
         handles: The collectors.
-        parcels: Store of received parcels.
+        collections: Store of received collections.
         fraction: Once this fraction of the collectors has finished, the others stop.
 
     Attributes:
@@ -312,9 +312,9 @@ class Scheduler:
         enough: That fraction as a number of collectors.
     """
 
-    def __init__(self, handles: CollectorHandles, parcels: Parcels, fraction: float) -> None:
+    def __init__(self, handles: CollectorHandles, collections: ReceivedCollections, fraction: float) -> None:
         self.fraction = fraction
-        self._handles, self._parcels = handles, parcels
+        self._handles, self._collections = handles, collections
         # Rounded, as 0.07 * 100 is 7.000000000000001 and would need one collector more.
         self.enough = math.ceil(round(fraction * len(handles.sizes), 9))
         self._paces = [0.0] * len(handles.sizes)  # latest steps per second of each
@@ -333,18 +333,18 @@ class Scheduler:
         handles = self._handles
         seconds = _QUICK_SLICE if is_quick else _SLICE
         while True:
-            left = [goal - self._parcels.count(rank) for rank, goal in enumerate(goals)]
+            left = [goal - self._collections.count(rank) for rank, goal in enumerate(goals)]
             is_enough = sum(one <= 0 for one in left) >= self.enough or is_over()
-            waiting = self._parcels.waiting  # a collector without steps makes at least one: no env may be missing
+            waiting = self._collections.waiting  # a collector without steps makes at least one: no env may be missing
             chosen = [rank for rank in handles.idle if left[rank] > 0 and not (is_enough and rank in waiting)]
             if chosen:
                 handles.order({rank: self._slice(rank, 1 if is_enough else left[rank], seconds) for rank in chosen})
             if not handles.is_busy:
                 return
-            for rank, parcel in handles.receive():
-                self._parcels.add(rank, parcel)
-                advance(parcel.info["num_steps"])
-                self._paces[rank] = parcel.info["num_steps"] / max(parcel.info["seconds"], 1e-6)
+            for rank, collection in handles.receive():
+                self._collections.add(rank, collection)
+                advance(collection.info["num_steps"])
+                self._paces[rank] = collection.info["num_steps"] / max(collection.info["seconds"], 1e-6)
 
     def _slice(self, rank: int, left: int, seconds: float) -> CollectRequest:
         """Return a collector's next request: about the steps that fit in the time, so that little can be lost."""
@@ -355,23 +355,23 @@ class Scheduler:
 RolloutJoin = Callable[[Sequence[Rollout]], Rollout]
 
 
-class Parcels:
-    """Parcels by collector, oldest first.
+class ReceivedCollections:
+    """Collections by collector, oldest first.
 
     Args:
         num_workers: Number of collectors.
     """
 
     def __init__(self, num_workers: int) -> None:
-        self._parts: list[list[Parcel]] = [[] for _ in range(num_workers)]
+        self._parts: list[list[PackedCollection]] = [[] for _ in range(num_workers)]
 
-    def add(self, rank: int, parcel: Parcel) -> None:
-        """Add a parcel."""
-        self._parts[rank].append(parcel)
+    def add(self, rank: int, collection: PackedCollection) -> None:
+        """Add a collection."""
+        self._parts[rank].append(collection)
 
     @property
     def waiting(self) -> list[int]:
-        """Collectors with parcels."""
+        """Collectors with collections."""
         return [rank for rank, parts in enumerate(self._parts) if parts]
 
     def count(self, rank: int) -> int:
@@ -390,11 +390,11 @@ class Parcels:
             The rollout, and its info.
         """
         chosen = {rank: _of_one_kind(self._parts[rank]) for rank in ranks if self._parts[rank]}
-        rollouts = [join_in_time([parcel.open() for parcel in parcels]) for parcels in chosen.values()]
+        rollouts = [join_in_time([collection.open() for collection in collections]) for collections in chosen.values()]
         data = join(rollouts)
-        for rank, parcels in chosen.items():
-            del self._parts[rank][: len(parcels)]
-        infos = [parcel.info for parcels in chosen.values() for parcel in parcels]
+        for rank, collections in chosen.items():
+            del self._parts[rank][: len(collections)]
+        infos = [collection.info for collections in chosen.values() for collection in collections]
         parts = [chosen.get(rank, []) for rank in ranks]
         versions = np.array([min((one.info["version"] for one in part), default=version) for part in parts], np.int64)
         info: Info = {
@@ -410,40 +410,40 @@ class Parcels:
         return data, info
 
 
-def _num_steps(parcel: Parcel) -> int:
-    return int(parcel.info["num_steps"])
+def _num_steps(collection: PackedCollection) -> int:
+    return int(collection.info["num_steps"])
 
 
-def _of_one_kind(parcels: Sequence[Parcel]) -> list[Parcel]:
-    """Return the longest run of parcels from the first on that can be joined in time."""
-    first = parcels[0].open()
-    return list(itertools.takewhile(lambda parcel: are_of_one_kind(first, parcel.open()), parcels))
+def _of_one_kind(collections: Sequence[PackedCollection]) -> list[PackedCollection]:
+    """Return the longest run of collections from the first on that can be joined in time."""
+    first = collections[0].open()
+    return list(itertools.takewhile(lambda collection: are_of_one_kind(first, collection.open()), collections))
 
 
-def _episodes(rollouts: Sequence[Rollout], parcels: Sequence[Sequence[Parcel]]) -> Info:
+def _episodes(rollouts: Sequence[Rollout], collections: Sequence[Sequence[PackedCollection]]) -> Info:
     """Return returns and lengths in the order in which episodes end in rollouts side by side."""
     columns = np.cumsum([0, *(len(rollout.env_ids) for rollout in rollouts)]).tolist()
     places = [np.add(np.argwhere(one.dones), (0, first)) for one, first in zip(rollouts, columns, strict=False)]
     steps, columns = np.concatenate(places).T
     order = np.lexsort((columns, steps))
-    counted = [_counted(*one) for one in zip(rollouts, parcels, strict=True)]
+    counted = [_counted(*one) for one in zip(rollouts, collections, strict=True)]
     names = "episode_returns", "episode_lengths"
     return {name: np.concatenate(part)[order] for name, part in zip(names, zip(*counted, strict=True), strict=True)}
 
 
-def _counted(rollout: Rollout, parcels: Sequence[Parcel]) -> tuple[Array, Array]:
+def _counted(rollout: Rollout, collections: Sequence[PackedCollection]) -> tuple[Array, Array]:
     """Return returns and lengths of episodes that end in a rollout, including those cut off between its parts."""
     first, counted = 0, []
-    for parcel in parcels:
-        part = parcel.open()
+    for collection in collections:
+        part = collection.open()
         ends = np.argwhere(rollout.dones[first : first + len(part)])
         is_cut = ~part.dones[tuple(ends.T)]
         for name, index in (("episode_returns", 0), ("episode_lengths", 1)):
-            told = parcel.info[name]
-            values = np.empty(len(ends), told.dtype)
-            values[~is_cut] = told
+            values_sent = collection.info[name]
+            values = np.empty(len(ends), values_sent.dtype)
+            values[~is_cut] = values_sent
             for place in np.flatnonzero(is_cut).tolist():
-                values[place] = parcel.under_way[int(ends[place, 1])][index]
+                values[place] = collection.under_way[int(ends[place, 1])][index]
             counted.append(values)
         first += len(part)
     return np.concatenate(counted[::2]), np.concatenate(counted[1::2])

@@ -19,7 +19,7 @@ Way = tuple[str, str]
 """Path of the memory, and the target of that link."""
 
 
-class Unsent:
+class UnsentSamples:
     """Samples that each collector has made and the caller has not received, in shared memory.
 
     It is pickled as the path of that memory, so Ray can carry it. A process that does not find it, on another machine
@@ -40,7 +40,7 @@ class Unsent:
         self._fileno = fileno
 
     @classmethod
-    def create(cls, num_workers: int) -> Unsent:
+    def create(cls, num_workers: int) -> UnsentSamples:
         """Return one without any counts."""
         samples = np.full(num_workers, UNKNOWN, dtype=np.int64)
         if not hasattr(os, "memfd_create"):  # not Linux
@@ -52,7 +52,7 @@ class Unsent:
             return cls(_mapped(fileno), (f"/proc/{os.getpid()}/fd/{fileno}", f"/memfd:{name} (deleted)"), fileno)
 
     @classmethod
-    def find(cls, num_workers: int, way: Way | None) -> Unsent:
+    def find(cls, num_workers: int, way: Way | None) -> UnsentSamples:
         """Return one created in another process."""
         try:
             if way is not None and os.readlink(way[0]) == way[1]:
@@ -75,7 +75,7 @@ class Unsent:
             self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Unsent.find, (len(self.samples), self._way)
+        return UnsentSamples.find, (len(self.samples), self._way)
 
     def take(self, rank: int) -> int | None:
         """Return a collector's count and set it to 0; ``None`` if the collector does not share it."""

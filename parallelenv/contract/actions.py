@@ -12,7 +12,7 @@ from gymnasium.vector.utils import batch_space, iterate
 from parallelenv.contract.batch import Batch, Layout, Rows
 from parallelenv.contract.copying import graph_parts
 from parallelenv.contract.message_text import count, show, were
-from parallelenv.contract.spaces import as_array, becomes, describe_value, is_tensor
+from parallelenv.contract.spaces import as_array, casts_to, describe_value, is_tensor
 from parallelenv.errors import ActionError, ActionTypeError
 
 
@@ -178,7 +178,7 @@ class ActionReader:
             return array
         if self._as_given:
             array = _whole_numbers(array, field.dtype)
-        if not becomes(array, field.dtype):
+        if not casts_to(array, field.dtype):
             are_numbers = array.dtype.kind in "biufc"
             way_out = f" Convert them: numpy.asarray(action).astype({str(field.dtype)!r})." if are_numbers else ""
             raise ActionError(

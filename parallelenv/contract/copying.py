@@ -163,7 +163,7 @@ def cannot_be_given(operation: str, env_id: int, argument: Any, error: Exception
 
 def cannot_travel(value: Any, error: Exception) -> UnpicklableError:
     """Return the error for a result that cannot be copied out of its env."""
-    shown = _guilty(value)
+    shown = _unpicklable_part(value)
     failure = UnpicklableError(
         f"The result has a {type(shown).__name__} in it, which cannot be copied to the caller "
         f"({type(error).__name__}: {error}). Return plain data, or ask for a part of it with a dotted name."
@@ -172,12 +172,12 @@ def cannot_travel(value: Any, error: Exception) -> UnpicklableError:
     return failure
 
 
-def _guilty(value: Any) -> Any:
+def _unpicklable_part(value: Any) -> Any:
     """Return the likely culprit in a host's reply: the innermost part that cannot be pickled."""
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, (tuple, list)) else ()
     for part in parts:
         try:
             cloudpickle.dumps(part)
         except Exception:  # noqa: BLE001 (that one)
-            return _guilty(part)
+            return _unpicklable_part(part)
     return value

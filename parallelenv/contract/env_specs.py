@@ -378,13 +378,13 @@ def _pack_source(factory: EnvFactory) -> bytes:
         kind = "instance" if factory.is_live else "env fn"
         raise UnpicklableError(
             f"env {factory.env_id} cannot move to its worker: its {kind} {show(factory.source)} does not pickle "
-            f"({type(error).__name__}: {error}). {_blame(factory.source)}"
+            f"({type(error).__name__}: {error}). {_unpicklable_attributes(factory.source)}"
             "Give an env fn that makes such things where it runs, or use para_mode='dummy' or 'thread'."
         ) from error
     return packed
 
 
-def _blame(source: Any) -> str:
+def _unpicklable_attributes(source: Any) -> str:
     """Return the attributes that cannot be pickled, as one sentence, or an empty string."""
     attributes = getattr(getattr(source, "unwrapped", source), "__dict__", {})
     guilty = [f"{name} ({type(value).__name__})" for name, value in attributes.items() if not pickles(value)]
@@ -445,17 +445,19 @@ def replicate(env: Any, num_envs: int, seed: int | None) -> list[EnvFn]:
         return [functools.partial(loads, pack_factories([factory])[0])] * num_envs
     if isinstance(factory.source, EnvSpec):
         return [functools.partial(gymnasium.make, factory.source)] * num_envs
-    return [told(factory.source, rank, num_envs, seed) for rank in range(num_envs)]
+    return [bind_arguments(factory.source, rank, num_envs, seed) for rank in range(num_envs)]
 
 
-def told(env_fn: Callable[..., Any], rank: int, num_envs: int, seed: int | None) -> EnvFn:
+def bind_arguments(env_fn: Callable[..., Any], rank: int, num_envs: int, seed: int | None) -> EnvFn:
     """Return an env fn with those of ``rank``, ``world_size`` and ``seed`` bound that it has as parameters."""
     known = {"rank": rank, "world_size": num_envs, "seed": None if seed is None else seed + rank}
-    wanted = {name: value for name, value in known.items() if name in _asked(env_fn, keeps_default=value is None)}
+    wanted = {
+        name: value for name, value in known.items() if name in _open_arguments(env_fn, keeps_default=value is None)
+    }
     return functools.partial(env_fn, **wanted) if wanted else env_fn
 
 
-def _asked(env_fn: Callable[..., Any], *, keeps_default: bool) -> set[str]:
+def _open_arguments(env_fn: Callable[..., Any], *, keeps_default: bool) -> set[str]:
     """Return the names of the arguments that an env fn takes and that are not bound yet."""
     try:
         parameters = inspect.signature(env_fn).parameters.values()

@@ -84,7 +84,7 @@ def raise_failures(failures: Sequence[Failure], partial: Any) -> None:
     alike: dict[Any, list[Failure]] = {}
     for failure in failures:
         alike.setdefault(_identity(failure.exception), []).append(failure)
-    errors = [noted(*group) for group in alike.values()]
+    errors = [with_note(*group) for group in alike.values()]
     env_ids = tuple(failure.env_id for failure in failures)
     error = errors[0] if len(errors) == 1 else _grouped(env_ids, errors)
     by_env = {failure.env_id: failure.exception for failure in failures}
@@ -102,7 +102,7 @@ def raise_of_policy(failure: Failure, env_ids: Sequence[int], partial: Any) -> N
     raise failure.exception
 
 
-def noted(*failures: Failure) -> BaseException:
+def with_note(*failures: Failure) -> BaseException:
     """Return the exception of failures that are alike, with a note on where it was raised."""
     first = failures[0]
     if first.is_of_worker and isinstance(first.exception, WorkerDiedError | WorkerTimeoutError):
@@ -161,7 +161,7 @@ def _pack(exception: BaseException, seen: tuple[int, ...]) -> dict[str, Any]:
 
 def _portable_pickle(exception: BaseException) -> bytes | None:
     """Pickle an exception in a form that unpickles; ``None`` if there is none."""
-    for form in (exception, _Parts(exception)):
+    for form in (exception, _ExceptionParts(exception)):
         try:
             pickled: bytes = cloudpickle.dumps(form)
             loads(pickled)
@@ -171,7 +171,7 @@ def _portable_pickle(exception: BaseException) -> bytes | None:
     return None
 
 
-class _Parts:
+class _ExceptionParts:
     """An exception whose constructor does not accept its ``args``, as parts."""
 
     def __init__(self, exception: BaseException) -> None:

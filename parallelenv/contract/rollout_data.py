@@ -52,7 +52,7 @@ class RolloutRequest:
     skips_done: bool
 
 
-class Ended(NamedTuple):
+class EpisodeEnds(NamedTuple):
     """Episodes that ended, ordered by step and then by column.
 
     Attributes:
@@ -94,7 +94,7 @@ class RolloutChunk:
     rewards: Array
     flags: Array
     valid: Array
-    ended: Ended
+    ended: EpisodeEnds
     extras: dict[str, Array] = field(default_factory=dict)
     said: dict[StepIndex, Extra] = field(default_factory=dict)
     loose: dict[int, list[Any]] = field(default_factory=dict)
@@ -149,30 +149,30 @@ def join_forms(known: Mapping[str, ExtrasFormat], found: Mapping[str, ExtrasForm
     return joined
 
 
-def vacant(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+def empty_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """Return an array of zeros, or of ``None`` for an object dtype."""
     return np.full(shape, None, dtype) if dtype.kind == "O" else np.zeros(shape, dtype)
 
 
-def room(shape: tuple[int, ...], like: Array | None) -> Array:
+def empty_rows(shape: tuple[int, ...], like: Array | None) -> Array:
     """Return zeros for rows of an array of the batch; for a loose leaf an object array of ``None``."""
     return np.full(shape, None, dtype=object) if like is None else np.zeros((*shape, *like.shape[1:]), like.dtype)
 
 
-def action_rooms(shape: tuple[int, ...], batch: Batch) -> list[Array]:
-    """Return `room` for each leaf of the actions; one object array if they are not in the batch."""
-    return [room(shape, like) for like in batch.actions] or [room(shape, None)]
+def empty_actions(shape: tuple[int, ...], batch: Batch) -> list[Array]:
+    """Return `empty_rows` for each leaf of the actions; one object array if they are not in the batch."""
+    return [empty_rows(shape, like) for like in batch.actions] or [empty_rows(shape, None)]
 
 
-def join_ends(parts: Sequence[Ended], leaves: Sequence[Array | None]) -> Ended:
+def join_ends(parts: Sequence[EpisodeEnds], leaves: Sequence[Array | None]) -> EpisodeEnds:
     """Return all of these as one, sorted. ``leaves``: the arrays of a batch, for shapes and dtypes."""
     if not parts:
         nothing = np.zeros(0, dtype=np.int64)
-        return Ended(nothing, nothing.copy(), [room((0,), like) for like in leaves])
+        return EpisodeEnds(nothing, nothing.copy(), [empty_rows((0,), like) for like in leaves])
     steps, columns = (np.concatenate([part[index] for part in parts]) for index in (0, 1))
     order = np.lexsort((columns, steps))
     states = [np.concatenate([part.states[index] for part in parts])[order] for index in range(len(leaves))]
-    return Ended(steps[order], columns[order], states)
+    return EpisodeEnds(steps[order], columns[order], states)
 
 
 def map_leaves(nest: Any, change: Callable[[Any], Any]) -> Any:

@@ -218,10 +218,10 @@ def fits(value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
         array = as_array(value)
     except (ValueError, TypeError, RuntimeError):  # ragged lists; tensors of dtypes that numpy lacks
         return False
-    return array.shape == shape and becomes(array, dtype)
+    return array.shape == shape and casts_to(array, dtype)
 
 
-def becomes(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> bool:
+def casts_to(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> bool:
     """Whether an array can be cast to a dtype without loss of meaning."""
     if array.dtype == dtype:
         return True

@@ -35,7 +35,7 @@ class WorkerInfo:
     shared: Mapping[str, Array]
 
 
-class Asked(Protocol):
+class WorkerInfoSource(Protocol):
     """An object that knows which env is running."""
 
     @property
@@ -62,12 +62,12 @@ def get_worker_info() -> WorkerInfo | None:
         frame = frame.f_back
     if frame is None:
         return None
-    host: Asked = frame.f_locals["host"]
+    host: WorkerInfoSource = frame.f_locals["host"]
     env_id = host.current
     return None if env_id is None else host.describe(env_id)
 
 
-def call_for(host: Asked, call: Callable[[], _Value]) -> _Value:
+def call_for(host: WorkerInfoSource, call: Callable[[], _Value]) -> _Value:
     """Call a function. While it runs, `get_worker_info` queries this host.
 
     It finds the host on the call stack. A variable would have to be set and reset, and Ctrl-C between the two would
@@ -76,7 +76,7 @@ def call_for(host: Asked, call: Callable[[], _Value]) -> _Value:
     return call()
 
 
-class Trial:
+class TrialInfo:
     """Answers `get_worker_info` for an env that is tried before it has a host.
 
     Args:

@@ -13,7 +13,7 @@ VERSION = 1
 
 
 @dataclass(frozen=True)
-class Progress:
+class Checkpoint:
     """State of the episodes of all envs.
 
     Attributes:
@@ -48,7 +48,7 @@ class SavedState:
     """
 
     envs: tuple[bytes | None, ...]
-    progress: Progress
+    progress: Checkpoint
     seeds: dict[int, int | None]
     asynchronous: str | None
     version: int = VERSION

@@ -115,7 +115,7 @@ class Restart(DonePolicy):
             info["reset_info"] = reset_info
 
 
-class Ending(NamedTuple):
+class EndedEpisode(NamedTuple):
     """What a reset within a step would hide.
 
     Attributes:
@@ -136,7 +136,7 @@ class SameStep(Restart):
     def describe_end(  # noqa: D102 (see DonePolicy)
         self, info: dict[Any, Any], ended_state: Any, reset_info: dict[str, Any], is_exhausted: bool
     ) -> None:
-        info[Ending] = Ending(ended_state, reset_info)
+        info[EndedEpisode] = EndedEpisode(ended_state, reset_info)
         if is_exhausted:
             info.update(reset_info)
 

@@ -12,7 +12,7 @@ from parallelenv.contract.copying import deep_copy
 from parallelenv.contract.failures import Failure, raise_failures
 from parallelenv.contract.message_text import list_ids
 from parallelenv.contract.protocol import EXHAUSTED, NOTHING
-from parallelenv.engine.checkpoint import Progress
+from parallelenv.engine.checkpoint import Checkpoint
 from parallelenv.engine.done_policies import DonePolicy
 from parallelenv.engine.episode_stats import EpisodeStats
 from parallelenv.errors import AbsentMethodError, EnvPausedError, ExhaustedError, ResetNeededError
@@ -269,11 +269,11 @@ class EnvTable:
         """Record the last step that each env made in a chunk of a rollout."""
         self.score.note_chunk(chunk)
         self.note_exhausted(chunk.exhausted)
-        told = chunk.valid | chunk.flags.any(axis=2)
-        columns = np.flatnonzero(told.any(axis=0))
+        known = chunk.valid | chunk.flags.any(axis=2)
+        columns = np.flatnonzero(known.any(axis=0))
         if not len(columns):
             return
-        last = len(told) - 1 - told[::-1, columns].argmax(axis=0)
+        last = len(known) - 1 - known[::-1, columns].argmax(axis=0)
         terminated, truncated = chunk.flags[last, columns].T
         rows = np.array(chunk.env_ids)[columns]
         self.terminated[rows], self.truncated[rows] = terminated, truncated
@@ -285,13 +285,13 @@ class EnvTable:
 
     # ---------------------------------------------------------------- saving and loading
 
-    def progress(self) -> Progress:
+    def progress(self) -> Checkpoint:
         """Return the record as plain data."""
         flags = self.done.copy(), self.terminated.copy(), self.truncated.copy(), self.paused.copy()
         fresh, exhausted = tuple(sorted(self._fresh)), tuple(sorted(self.exhausted))
-        return Progress(*flags, fresh, tuple(map(deep_copy, self.reset_infos)), exhausted)
+        return Checkpoint(*flags, fresh, tuple(map(deep_copy, self.reset_infos)), exhausted)
 
-    def restore(self, progress: Progress, lost: Collection[int]) -> tuple[int, ...]:
+    def restore(self, progress: Checkpoint, lost: Collection[int]) -> tuple[int, ...]:
         """Load a record; ``lost`` envs have no episode.
 
         Returns:

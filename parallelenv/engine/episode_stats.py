@@ -43,7 +43,7 @@ class EpisodeSummary:
 
 
 @dataclass(slots=True)
-class _Sums:
+class _Totals:
     """Sums up to some step.
 
     Attributes:
@@ -62,8 +62,8 @@ class _Sums:
     num_episodes: int
     latest: deque[tuple[float, int]]
 
-    def copy(self) -> _Sums:
-        return _Sums(
+    def copy(self) -> _Totals:
+        return _Totals(
             self.returns.copy(),
             self.lengths.copy(),
             self.is_open.copy(),
@@ -107,7 +107,7 @@ class EpisodeStats:
     def __init__(self, num_envs: int) -> None:
         self._num_envs = num_envs
         self._goes_on = False
-        self._sums = _Sums(
+        self._sums = _Totals(
             np.zeros(num_envs), np.zeros(num_envs, np.int64), np.zeros(num_envs, bool), 0, 0, deque(maxlen=LATEST)
         )
         self.room = max(32, min(1024, _ROOM // num_envs))
@@ -185,7 +185,7 @@ class EpisodeStats:
 
 
 @dataclass(slots=True)
-class _Stretches:
+class _EpisodeSegments:
     """Steps cut where an episode of an env ends or begins, in order, one env after the other.
 
     Attributes:
@@ -207,7 +207,7 @@ class _Stretches:
     lengths: Array
 
     @classmethod
-    def of(cls, steps: _Steps, goes_on: bool) -> _Stretches:
+    def of(cls, steps: _Steps, goes_on: bool) -> _EpisodeSegments:
         """Cut steps. ``goes_on``: whether the next episode begins where one ends."""
         num_steps = len(steps.rewards)
         before, column = steps.begun[steps.begun[:, 0] < num_steps].T
@@ -229,17 +229,17 @@ class _Stretches:
         return cls(owners, is_later, is_begun[firsts], lasts % num_steps, ended[lasts], returns, lengths)
 
 
-def _add(sums: _Sums, steps: _Steps, goes_on: bool) -> None:
+def _add(sums: _Totals, steps: _Steps, goes_on: bool) -> None:
     """Add steps to sums."""
     num_steps = len(steps.rewards)
     if num_steps:
         sums.num_steps += steps.rewards.size if steps.valid is None else int(steps.valid.sum())
-        _add_stretches(sums, _Stretches.of(steps, goes_on), num_steps, goes_on)
+        _add_segments(sums, _EpisodeSegments.of(steps, goes_on), num_steps, goes_on)
     late = steps.columns[steps.begun[steps.begun[:, 0] >= num_steps, 1]]
     sums.returns[late], sums.lengths[late], sums.is_open[late] = 0.0, 0, True
 
 
-def _add_stretches(sums: _Sums, cut: _Stretches, num_steps: int, goes_on: bool) -> None:
+def _add_segments(sums: _Totals, cut: _EpisodeSegments, num_steps: int, goes_on: bool) -> None:
     """Add stretches to sums: the first of an env may continue an open episode, and the last one leave one open."""
     is_open = cut.is_begun.copy()
     goes_before = ~(cut.is_later | cut.is_begun)

@@ -47,8 +47,8 @@ def refuse_other_rewards(batch: Batch, landed: Outcome, dtype: np.dtype[Any]) ->
     if not wrong:
         return landed, ()
     ids = sorted(wrong)
-    told = ", ".join(f"env {env_id} {describe_value(wrong[env_id])}" for env_id in ids)
-    message = f"A reward is a number that {dtype} holds here, and these are not: {told}. Return such a one from step()."
+    descriptions = ", ".join(f"env {env_id} {describe_value(wrong[env_id])}" for env_id in ids)
+    message = f"A reward must be a number that fits {dtype}, and these do not: {descriptions}. Return one from step()."
     failures = {env_id: Failure(EnvContractError(message), env_id, "step") for env_id in ids}
     return replace(landed, failures={**landed.failures, **failures}), ids
 

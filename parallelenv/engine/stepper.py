@@ -13,12 +13,12 @@ import numpy as np
 from parallelenv.contract.actions import ActionReader
 from parallelenv.contract.batch import Array, Layout, gather_states
 from parallelenv.contract.copying import deep_copy
-from parallelenv.contract.failures import NO_FAILURES, Failure, noted, raise_failures
+from parallelenv.contract.failures import NO_FAILURES, Failure, raise_failures, with_note
 from parallelenv.contract.message_text import list_ids
 from parallelenv.contract.protocol import NOTHING, Extra
 from parallelenv.contract.spaces import pick_rows
 from parallelenv.engine.assemble import Align, Assembler, first_states
-from parallelenv.engine.checkpoint import Progress
+from parallelenv.engine.checkpoint import Checkpoint
 from parallelenv.engine.done_policies import DonePolicy
 from parallelenv.engine.env_table import EnvTable
 from parallelenv.engine.recovery import Recovery
@@ -253,7 +253,7 @@ class Stepper:
 
     # ---------------------------------------------------------------- saving and loading
 
-    def progress(self) -> Progress:
+    def progress(self) -> Checkpoint:
         """Return the state of the episodes.
 
         Raises:
@@ -263,7 +263,7 @@ class Stepper:
         self._refuse_busy(self.pool.env_ids)
         return self.episodes.progress()
 
-    def restore(self, progress: Progress, lost: Collection[int]) -> tuple[int, ...]:
+    def restore(self, progress: Checkpoint, lost: Collection[int]) -> tuple[int, ...]:
         """Load the state of the episodes, see `EnvTable.go_on_from`. Undelivered steps are dropped."""
         self._settle()
         everyone = self.pool.env_ids
@@ -430,7 +430,7 @@ class Stepper:
             row = env_id - batch.layout.first
             batch.rewards[row] = 0.0
             batch.flags[row] = False, True
-            info = {**(begun.info or {} if begun.is_exhausted else {}), "failure": noted(failure)}
+            info = {**(begun.info or {} if begun.is_exhausted else {}), "failure": with_note(failure)}
             extras[env_id] = Extra(info, begun.loose, reset_info=begun.info, is_exhausted=begun.is_exhausted)
             self.episodes.reset_infos[env_id] = begun.info or {}
         self.episodes.keep(restarted)

@@ -28,7 +28,7 @@ from parallelenv.engine.thread_guard import Use, single_threaded_in
 from parallelenv.errors import ConcurrentUseError, EnvBusyError, ParallelEnvError
 from parallelenv.notebook.profile import Profile
 from parallelenv.notebook.recording import Recording, WorkerRecord
-from parallelenv.worker.tracer import NUM_FIRST, HostRecord, Thinning
+from parallelenv.worker.tracer import NUM_FIRST, HostRecord, StepSkipping
 
 if TYPE_CHECKING:
     from parallelenv.env import ParallelEnv
@@ -155,7 +155,7 @@ _MOST_TRIES = 8
 _MOST_MARKS = 2_000_000
 
 
-class Calls:
+class CallRecorder:
     """Replaces the guard's ``users`` and records when a call begins and ends.
 
     Args:
@@ -238,8 +238,8 @@ class Sampling:
         self._user = engine.guard.users
         self._pool = pool = engine.pool
         self._num_links, self._num_envs = pool.num_handles, -(-len(pool.env_ids) // pool.num_handles)
-        self._thinning = Thinning()
-        self.calls = Calls(self._user)
+        self._step_skipping = StepSkipping()
+        self.calls = CallRecorder(self._user)
 
     def begin(self, now: float) -> None:
         """Record everything at first, then as much as does not take too long. No call may be in progress."""
@@ -287,7 +287,7 @@ class Sampling:
         yield islice(noted, num_steps * self._num_links)
         num_noted = max(num_steps, (len(self.calls) - before) // 2)
         seconds = (perf_counter() - since) / num_noted
-        return self._thinning.left_out(num_noted, seconds, self._num_envs, self._num_resets())
+        return self._step_skipping.left_out(num_noted, seconds, self._num_envs, self._num_resets())
 
     def _num_resets(self) -> float:
         """Return the number of resets per host in the latest step, or that automatic restarts would have made.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class StateStyle:
     """How a state of envs is displayed.
 
     Attributes:
@@ -36,14 +36,14 @@ class Mark:
 
 
 LOOKS = {
-    "running": Mark("#009e73", "", "in an episode"),
-    "busy": Mark("#56b4e9", "…", "a step or another call is under way"),
-    "done": Mark("#0072b2", "✓", "its episode has ended"),
-    "needs reset": Mark("#f0e442", "!", "it has no episode: call reset()", "needs reset", "need reset"),
-    "exhausted": Mark("#cc79a7", "∅", "it has no more tasks"),
-    "paused": Mark("#e69f00", "‖", "left out until resume()"),
-    "failed": Mark("#d55e00", "x", "its worker has died: call restart()", *["failed (worker died)"] * 2),
-    "closed": Mark("#999999", "-", "close() was called"),
+    "running": StateStyle("#009e73", "", "in an episode"),
+    "busy": StateStyle("#56b4e9", "…", "a step or another call is under way"),
+    "done": StateStyle("#0072b2", "✓", "its episode has ended"),
+    "needs reset": StateStyle("#f0e442", "!", "it has no episode: call reset()", "needs reset", "need reset"),
+    "exhausted": StateStyle("#cc79a7", "∅", "it has no more tasks"),
+    "paused": StateStyle("#e69f00", "‖", "left out until resume()"),
+    "failed": StateStyle("#d55e00", "x", "its worker has died: call restart()", *["failed (worker died)"] * 2),
+    "closed": StateStyle("#999999", "-", "close() was called"),
 }
 """The states of envs, in the order of the legend."""
 _MOST_SQUARES = 256
@@ -77,7 +77,7 @@ class WorkerRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Portrait:
+class ReprData:
     """What is known of a `ParallelEnv`.
 
     Attributes:
@@ -196,13 +196,13 @@ def _html_row(row: Sequence[str]) -> str:
     return "".join(f'<td style="{_CELL}{side}">{html.escape(cell)}</td>' for cell, side in cells)
 
 
-def portray(env: ParallelEnv, title: str) -> Portrait:
+def repr_data(env: ParallelEnv, title: str) -> ReprData:
     """Return what is known of a `ParallelEnv`, open or closed, even while it or another thread is busy."""
     pool, stepper = env.engine.pool, env.engine.stepper
     standing = stepper.episodes.score.look()
     seconds = pool.hours.elapsed()
     rate = standing.num_steps / seconds if seconds > 0 and standing.num_steps else None
-    return Portrait(title, _states(env), standing, rate, _workers(pool.processes, pool.workload()))
+    return ReprData(title, _states(env), standing, rate, _workers(pool.processes, pool.workload()))
 
 
 def mime_bundle(env: Any) -> dict[str, str]:
@@ -210,7 +210,7 @@ def mime_bundle(env: Any) -> dict[str, str]:
     whole = env.unwrapped
     if not hasattr(whole, "_engine"):  # the constructor failed
         return {"text/plain": repr(env)}
-    portrait = portray(whole, repr(env))
+    portrait = repr_data(whole, repr(env))
     return {"text/plain": portrait.text(), "text/html": portrait.html()}
 
 

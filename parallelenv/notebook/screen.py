@@ -49,7 +49,7 @@ def refuse_no_notebook(call: str) -> None:
         )
 
 
-class Pace:
+class FrameRate:
     """Limits the frame rate.
 
     Args:

@@ -27,7 +27,7 @@ from parallelenv.notebook.animation import (
     playing_fps,
 )
 from parallelenv.notebook.film import Film
-from parallelenv.notebook.screen import Pace, Screen, refuse_no_notebook
+from parallelenv.notebook.screen import FrameRate, Screen, refuse_no_notebook
 from parallelenv.notebook.tiles import picture_of, refuse_dark_envs
 from parallelenv.rollouts.evaluation import Evaluation, perform
 from parallelenv.rollouts.rollout_length import RolloutLength, progress_bar
@@ -44,11 +44,11 @@ def show_envs(env: ParallelEnv, id: Any, width: int) -> None:
     refuse_no_notebook("show")
     check_format("png")
     engine = env.engine
-    env_ids = _seen_ids(engine, id)
+    env_ids = _visible_ids(engine, id)
     check_positive("width", width)
     if any(engine.pool.facts[env_id].render_mode != "rgb_array" for env_id in env_ids):
         refuse_dark_envs(engine, env_ids)
-    _screens.setdefault(engine, Screen()).show(_sight(engine, env_ids, width))
+    _screens.setdefault(engine, Screen()).show(_picture(engine, env_ids, width))
 
 
 def play_envs(
@@ -64,15 +64,15 @@ def play_envs(
     """Run a policy and show the envs live. See `ParallelEnv.play` for arguments and errors."""
     refuse_no_notebook("play")
     check_format("png")
-    env_ids, fps = _cast(env.engine, id, steps, fps, width)
-    pace, screen = Pace(fps), Screen()
+    env_ids, fps = _checked_arguments(env.engine, id, steps, fps, width)
+    pace, screen = FrameRate(fps), Screen()
 
     def see(picture: Array) -> None:
         pace.wait()
         screen.show(picture)
 
     with progress_bar(RolloutLength.of(steps, None), shows_progress, "play") as advance:
-        return _perform(env.engine, policy, steps, env_ids, seed, see, width, advance)
+        return _run_policy(env.engine, policy, steps, env_ids, seed, see, width, advance)
 
 
 def record_envs(
@@ -88,7 +88,7 @@ def record_envs(
 ) -> Film:
     """Run a policy and return a film of it. See `ParallelEnv.record` for arguments and errors."""
     video_format = _check_path(path)
-    env_ids, fps = _cast(env.engine, id, steps, fps, width)
+    env_ids, fps = _checked_arguments(env.engine, id, steps, fps, width)
     frames: list[Array] = []
     with progress_bar(RolloutLength.of(steps, None), shows_progress, "record") as advance:
 
@@ -96,7 +96,7 @@ def record_envs(
             check_size(picture, video_format)
             frames.append(picture)
 
-        episodes = _perform(env.engine, policy, steps, env_ids, seed, see, width, advance)
+        episodes = _run_policy(env.engine, policy, steps, env_ids, seed, see, width, advance)
     data = encode_animation(frames, video_format, fps)
     film = Film(data, video_format, None, len(frames), playing_fps(fps, video_format), episodes)
     if path is not None:
@@ -108,14 +108,14 @@ def record_envs(
     return film
 
 
-def _seen_ids(engine: Engine, id: Any) -> tuple[int, ...]:
+def _visible_ids(engine: Engine, id: Any) -> tuple[int, ...]:
     env_ids = engine.ids(id)
     if not env_ids:
         raise ArgumentError("There are no envs to look at: id is empty, or all are paused.")
     return env_ids
 
 
-def _sight(engine: Engine, env_ids: Sequence[int], width: int) -> Array:
+def _picture(engine: Engine, env_ids: Sequence[int], width: int) -> Array:
     """Return a picture of envs as they are now, at most ``width`` pixels wide.
 
     Raises:
@@ -124,7 +124,7 @@ def _sight(engine: Engine, env_ids: Sequence[int], width: int) -> Array:
     try:
         return picture_of(engine, env_ids, width)
     except Exception as caught:
-        error = _clearer(engine, caught, env_ids)
+        error = _cannot_show(engine, caught, env_ids)
         if error is caught:
             raise
     try:
@@ -133,7 +133,7 @@ def _sight(engine: Engine, env_ids: Sequence[int], width: int) -> Array:
         del error  # its traceback refers to this frame
 
 
-def _clearer(engine: Engine, error: Exception, env_ids: Sequence[int]) -> BaseException:
+def _cannot_show(engine: Engine, error: Exception, env_ids: Sequence[int]) -> BaseException:
     """Return the error to raise if envs cannot be shown; it names envs without an episode."""
     episodes = set(engine.stepper.episodes.without())
     fresh = [env_id for env_id in env_ids if env_id in episodes]
@@ -148,9 +148,9 @@ def _clearer(engine: Engine, error: Exception, env_ids: Sequence[int]) -> BaseEx
     return error
 
 
-def _cast(engine: Engine, id: Any, steps: Any, fps: Any, width: Any) -> tuple[tuple[int, ...], float]:
+def _checked_arguments(engine: Engine, id: Any, steps: Any, fps: Any, width: Any) -> tuple[tuple[int, ...], float]:
     """Check all arguments; return the envs to show and the frames per second."""
-    env_ids = _seen_ids(engine, id)
+    env_ids = _visible_ids(engine, id)
     check_positive("steps", steps)
     check_positive("width", width)
     fps = check_fps(fps, engine.pool.facts[env_ids[0]].metadata)
@@ -158,7 +158,7 @@ def _cast(engine: Engine, id: Any, steps: Any, fps: Any, width: Any) -> tuple[tu
     return env_ids, fps
 
 
-def _perform(
+def _run_policy(
     engine: Engine,
     policy: Callable[..., Any],
     steps: int,

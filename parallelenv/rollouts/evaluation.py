@@ -53,7 +53,7 @@ class Evaluation:
 
 
 @dataclass(slots=True)
-class _Tally:
+class _EnvResults:
     """Results of one env: reward and length of the current episode, and all episodes that have ended."""
 
     reward: Any = 0.0
@@ -135,23 +135,23 @@ def _play(
     advance: Callable[[int], Any],
     look: Callable[[], bool] = lambda: True,
 ) -> Evaluation:
-    tallies = {env_id: _Tally() for env_id in env_ids}
+    results = {env_id: _EnvResults() for env_id in env_ids}
     with stepper.borrowed(env_ids) as own:
-        game = _Game(own, PolicyRunner(player, None, own.layout), shares, tallies, advance, look)
+        game = _EpisodeRunner(own, PolicyRunner(player, None, own.layout), shares, results, advance, look)
         announce(env_ids)
         try:
             game.play(env_ids, each)
         except WorkerTimeoutError as error:
             late = own.late_for_good(error.env_ids)
-            put(late, "partial", _told(tallies))
+            put(late, "partial", _evaluation(results))
             raise late from None
         except BaseException as error:
-            put(error, "partial", _told(tallies))
+            put(error, "partial", _evaluation(results))
             raise
-    return _told(tallies)
+    return _evaluation(results)
 
 
-class _Game:
+class _EpisodeRunner:
     """Plays episodes.
 
     Args:
@@ -168,14 +168,14 @@ class _Game:
         stepper: Stepper,
         player: PolicyRunner,
         shares: dict[int, float],
-        tallies: dict[int, _Tally],
+        results: dict[int, _EnvResults],
         advance: Callable[[int], Any],
         look: Callable[[], bool],
     ) -> None:
         self._stepper = stepper
         self._player = player
         self._shares = shares
-        self._tallies = tallies
+        self._tallies = results
         self._advance = advance
         self._look = look
 
@@ -227,9 +227,9 @@ class _Game:
         return ended
 
 
-def _told(tallies: dict[int, _Tally]) -> Evaluation:
+def _evaluation(results: dict[int, _EnvResults]) -> Evaluation:
     """Return the episodes that have ended."""
-    rows = [(env_id, *episode) for env_id, tally in tallies.items() for episode in tally.ended]
+    rows = [(env_id, *episode) for env_id, tally in results.items() for episode in tally.ended]
     env_ids, returns, lengths, terminated, truncated, infos = zip(*rows, strict=True) if rows else ((),) * 6
     are_numbers = all(isinstance(one, (int, float, np.integer, np.floating)) for one in returns)
     return Evaluation(

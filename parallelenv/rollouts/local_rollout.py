@@ -43,10 +43,10 @@ class LocalRollouts:
         """Make a rollout of all envs that are not paused until ``is_over`` returns True. Arguments: see `roll_here`."""
         goal = RolloutLength.of(num_steps, None)
         roller = RolloutRunner(self._engine.stepper)
-        return roll_here(roller, policy, self._engine.ids(None), goal, rnn_state, shows_progress, is_over)
+        return local_rollout(roller, policy, self._engine.ids(None), goal, rnn_state, shows_progress, is_over)
 
 
-def roll_here(
+def local_rollout(
     roller: RolloutRunner,
     policy: Callable[..., Any],
     env_ids: Sequence[int],

@@ -12,18 +12,18 @@ import numpy as np
 from parallelenv.contract.arguments import check_policy
 from parallelenv.contract.batch import Array, Batch
 from parallelenv.contract.broadcast import pickled
-from parallelenv.contract.failures import NO_FAILURES, Failure, noted, raise_failures, raise_of_policy
+from parallelenv.contract.failures import NO_FAILURES, Failure, raise_failures, raise_of_policy, with_note
 from parallelenv.contract.message_text import list_ids
 from parallelenv.contract.protocol import Extra
 from parallelenv.contract.rollout_data import (
-    Ended,
+    EpisodeEnds,
     RecurrentState,
     RolloutChunk,
     RolloutRequest,
-    action_rooms,
     check_rows,
+    empty_actions,
+    empty_rows,
     join_ends,
-    room,
 )
 from parallelenv.engine.env_table import EnvTable
 from parallelenv.engine.stepper import Stepper
@@ -255,7 +255,7 @@ class RunningRollout:
         """Return copies of states as rows of a chunk of one step."""
         batch = self._roller.pool.batch
         rows = [env_id - batch.layout.first for env_id in env_ids]
-        return [room((1, len(rows)), None) if array is None else array[rows][None] for array in batch.states]
+        return [empty_rows((1, len(rows)), None) if array is None else array[rows][None] for array in batch.states]
 
     def _land(self, request: Request, asked: Sequence[int], before: list[Array]) -> tuple[int, bool]:
         """Record the result of a chunk; return how many episodes have ended, and whether steps were lost."""
@@ -266,7 +266,7 @@ class RunningRollout:
         restarted, left = self._restart_failed({**failed, **lost})
         if lost.keys() & restarted.keys():
             stand_ins = {env_id: failure for env_id, failure in lost.items() if env_id in restarted}
-            chunks.append(_stand_in(asked, before, stand_ins, roller.pool.batch))
+            chunks.append(_invalid_chunk(asked, before, stand_ins, roller.pool.batch))
         for chunk in chunks:
             self._cut_off(chunk, restarted, lost)
             self._assembly.add(self._count, chunk)
@@ -298,11 +298,11 @@ class RunningRollout:
             column = chunk.env_ids.index(env_id)
             chunk.flags[step, column] = False, True
             chunk.valid[step, column] = env_id not in lost
-            chunk.said[step, env_id] = Extra({"failure": noted(failure)}, reset_info=begun.info)
+            chunk.said[step, env_id] = Extra({"failure": with_note(failure)}, reset_info=begun.info)
             if begun.loose is not None:
                 chunk.loose[env_id] = begun.loose
             last = [leaf[step, [column]] for leaf in chunk.states]
-            ends.append(Ended(np.array([step]), np.array([column]), last))
+            ends.append(EpisodeEnds(np.array([step]), np.array([column]), last))
         if len(ends) > 1:
             chunk.ended = join_ends(ends, self._roller.pool.batch.states)
 
@@ -385,14 +385,16 @@ def _find_lost(request: Request, asked: Sequence[int], chunks: Sequence[RolloutC
     return lost
 
 
-def _stand_in(asked: Sequence[int], before: list[Array], lost: Mapping[int, Failure], batch: Batch) -> RolloutChunk:
+def _invalid_chunk(
+    asked: Sequence[int], before: list[Array], lost: Mapping[int, Failure], batch: Batch
+) -> RolloutChunk:
     """Return an invalid chunk of one step, for restarted envs whose steps are lost."""
     places = [place for place, env_id in enumerate(asked) if env_id in lost]
     shape = 1, len(places)
     return RolloutChunk(
         tuple(asked[place] for place in places),
         [array[:, places] for array in before],
-        action_rooms(shape, batch),
+        empty_actions(shape, batch),
         np.zeros(shape),
         np.zeros((*shape, 2), dtype=bool),
         np.zeros(shape, dtype=bool),

@@ -82,7 +82,7 @@ def streamed(
 
     The next steps are sent before a result is yielded: envs step while the caller works.
     """
-    turns = _Turns(engine, actor)
+    turns = _StreamCalls(engine, actor)
     left = math.inf if num_steps is None else num_steps
     left -= turns.act(None, left)
     while not engine.guard.is_closed and turns.is_under_way():
@@ -95,7 +95,7 @@ def streamed(
         yield result.env_ids, result
 
 
-class _Turns:
+class _StreamCalls:
     """The calls of a stream. Between them the caller may use the envs freely.
 
     Args:

@@ -14,16 +14,16 @@ from parallelenv.contract.failures import Failure
 from parallelenv.contract.message_text import count
 from parallelenv.contract.protocol import Extra
 from parallelenv.contract.rollout_data import (
-    Ended,
+    EpisodeEnds,
     ExtrasFormat,
     RecurrentState,
     RolloutChunk,
     StepIndex,
+    empty_array,
+    empty_rows,
     join_ends,
     join_forms,
     join_memories,
-    room,
-    vacant,
 )
 from parallelenv.contract.spaces import object_array, stack_values
 from parallelenv.errors import ArgumentError
@@ -183,8 +183,8 @@ class RolloutBuilder:
             self._extras(shape),
             self._final_states(),
             layout.states.join([_stacked(leaf) for leaf in ended.states]),
-            self._told("info"),
-            self._told("reset_info"),
+            self._step_infos("info"),
+            self._step_infos("reset_info"),
             np.array(self._env_ids, dtype=np.int64),
             starts,
             rnn_state,
@@ -222,7 +222,7 @@ class RolloutBuilder:
     def _leaf(self, shape: tuple[int, int], index: int, name: str) -> Array:
         """Return one array of all states or actions. The chunks' own are freed, so that memory is needed only once."""
         likes: Sequence[Array | None] = getattr(self._batch, name) or [None]
-        array = room(shape, likes[index])
+        array = empty_rows(shape, likes[index])
         for chunk, place in self._places():
             leaves = getattr(chunk, name)
             array[place] = leaves[index]
@@ -240,23 +240,23 @@ class RolloutBuilder:
         return rewards
 
     def _extras(self, shape: tuple[int, int]) -> dict[str, Array]:
-        stacked = {name: vacant((*shape, *form.shape), form.dtype) for name, form in self._forms.items()}
+        stacked = {name: empty_array((*shape, *form.shape), form.dtype) for name, form in self._forms.items()}
         for chunk, place in self._places():
             for name, array in chunk.extras.items():
                 stacked[name][place] = array
         return stacked
 
-    def _moved(self, first: int, chunk: RolloutChunk) -> Ended:
+    def _moved(self, first: int, chunk: RolloutChunk) -> EpisodeEnds:
         """Return the ends in a chunk, with their steps and columns in the rollout."""
         columns = np.array([self._column[env_id] for env_id in chunk.env_ids], dtype=np.int64)
-        return Ended(chunk.ended.steps + first, columns[chunk.ended.columns], chunk.ended.states)
+        return EpisodeEnds(chunk.ended.steps + first, columns[chunk.ended.columns], chunk.ended.states)
 
     def _said(self) -> Iterator[tuple[StepIndex, Extra]]:
         for first, chunk in self._parts:
             for (step, env_id), extra in chunk.said.items():
                 yield (step + first, env_id), extra
 
-    def _told(self, name: str) -> dict[StepIndex, dict[str, Any]]:
+    def _step_infos(self, name: str) -> dict[StepIndex, dict[str, Any]]:
         """Return the infos or reset infos, sorted by step."""
         told = {place: getattr(extra, name) for place, extra in self._said() if getattr(extra, name)}
         return {place: told[place] for place in sorted(told)}

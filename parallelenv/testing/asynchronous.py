@@ -15,14 +15,14 @@ from parallelenv.errors import EnvBusyError, EnvPausedError, NothingInFlightErro
 from parallelenv.rollouts.stream import CLOSE, RESET, TERMINATED
 from parallelenv.testing.base import Contract, Make
 from parallelenv.testing.envs import Counter
-from parallelenv.testing.odd_envs import Sleeper, Troubled, TroubleError
-from parallelenv.testing.scenario import KINDS, LENGTHS, NUM_ENVS, POLICIES, Actions, assert_same, drain, fleet
+from parallelenv.testing.odd_envs import FailingEnv, Sleeper, TroubleError
+from parallelenv.testing.scenario import KINDS, LENGTHS, NUM_ENVS, POLICIES, Actions, assert_same, drain, five_env_fns
 
 ONES = [1] * NUM_ENVS
 policies = pytest.mark.parametrize("policy", POLICIES)
 
 
-class TrafficContract(Contract):
+class AsyncContract(Contract):
     """Requests sent now and received later, mixed with plain steps."""
 
     # ---------------------------------------------------------------- resets in flight
@@ -47,7 +47,7 @@ class TrafficContract(Contract):
     @policies
     def test_steps_and_resets_fly_beside_each_other(self, policy: Any, make: Make, make_oracle: Make) -> None:
         """Each delays only its own env, and a reset env is at its first state."""
-        env, oracle = make(fleet(Counter), policy), make_oracle(fleet(Counter), policy)
+        env, oracle = make(five_env_fns(Counter), policy), make_oracle(five_env_fns(Counter), policy)
         for one in (env, oracle):
             one.reset(seed=1)
             one.step(ONES)
@@ -66,7 +66,7 @@ class TrafficContract(Contract):
 
     def test_a_reset_that_is_sent_drops_a_step(self, make: Make) -> None:
         """Of its own env; that env is busy until the reset is received."""
-        env = make(fleet(Counter))
+        env = make(five_env_fns(Counter))
         env.reset()
         env.send(ONES)
         env.send_reset([1, 3])
@@ -78,16 +78,16 @@ class TrafficContract(Contract):
 
     def test_a_reset_ends_a_reset_that_was_sent(self, make: Make) -> None:
         """Only the later one counts, and there is no second result."""
-        env = make(fleet(Counter))
+        env = make(five_env_fns(Counter))
         env.send_reset(seed=1)
         states = env.reset([0, 2], seed=7)
         landed = drain(env)
         assert sorted(landed) == [1, 3, 4]
-        assert_same(make(fleet(Counter)).reset(seed=7)[[0, 2]], states)
+        assert_same(make(five_env_fns(Counter)).reset(seed=7)[[0, 2]], states)
 
     def test_seeds_that_were_set_are_used(self, make: Make, make_oracle: Make) -> None:
         """Once, by the next reset, also one in flight."""
-        env, oracle = make(fleet(Counter)), make_oracle(fleet(Counter))
+        env, oracle = make(five_env_fns(Counter)), make_oracle(five_env_fns(Counter))
         for one in (env, oracle):
             one.seed(11)
         first = oracle.reset()
@@ -98,7 +98,7 @@ class TrafficContract(Contract):
 
     def test_failed_reset_is_raised_only_once(self, make: Make) -> None:
         """The others are in ``error.partial``, as after any failure; the failed env needs a reset."""
-        env = make([lambda number=number: Troubled(number, "reset" if number == 1 else "") for number in range(3)])
+        env = make([lambda number=number: FailingEnv(number, "reset" if number == 1 else "") for number in range(3)])
         env.send_reset([0, 1])
         with pytest.raises(TroubleError, match="reset of 1") as caught:
             env.recv(min_envs=2)
@@ -114,7 +114,7 @@ class TrafficContract(Contract):
     @policies
     def test_an_env_is_paused_when_its_answer_is_in(self, policy: Any, make: Make, make_oracle: Make) -> None:
         """Requests in flight continue and are received; then it is left out until it is resumed."""
-        env, oracle = make(fleet(Counter), policy), make_oracle(fleet(Counter), policy)
+        env, oracle = make(five_env_fns(Counter), policy), make_oracle(five_env_fns(Counter), policy)
         for one in (env, oracle):
             one.reset(seed=2)
             one.step(ONES)
@@ -138,7 +138,7 @@ class TrafficContract(Contract):
 
     def test_all_may_be_paused(self, make: Make) -> None:
         """Then calls without ``id`` step, send and reset nothing."""
-        env = make(fleet(Counter))
+        env = make(five_env_fns(Counter))
         env.reset()
         env.pause(slice(None))
         assert env.num_unpaused == 0
@@ -154,7 +154,7 @@ class TrafficContract(Contract):
 
     def test_no_env_starves(self, make: Make) -> None:
         """An env that gets a new action at once does not keep others from being received."""
-        env = make(fleet(Counter), "restart", num_cpus=NUM_ENVS)
+        env = make(five_env_fns(Counter), "restart", num_cpus=NUM_ENVS)
         env.reset()
         env.send(ONES)
         counts = np.zeros(NUM_ENVS, np.int64)
@@ -201,7 +201,7 @@ class TrafficContract(Contract):
     @policies
     def test_one_at_a_time(self, policy: Any, make: Make) -> None:
         """Until every env has been left out: it ended twice or, with automatic restarts, made ten steps."""
-        env = make(fleet(Counter), policy)
+        env = make(five_env_fns(Counter), policy)
         env.send_reset()
         ends: Tally[int] = Tally()
         steps: Tally[int] = Tally()
@@ -229,7 +229,7 @@ class TrafficContract(Contract):
 
     def test_get_state_timeout_returns_none_and_loses_no_result(self, make: Make) -> None:
         """And loses nothing. If the caller itself does the work, there is no timeout."""
-        env = make(fleet(Sleeper), timeout=60)
+        env = make(five_env_fns(Sleeper), timeout=60)
         env.send_reset(3)
         assert env.get_state() is not None
         env.send_action(60, 3)
@@ -241,7 +241,7 @@ class TrafficContract(Contract):
 
     def test_answers_can_be_awaited(self, make: Make) -> None:
         """Other tasks run meanwhile, and cancelling one loses no result."""
-        env = make(fleet(Sleeper), num_cpus=NUM_ENVS)
+        env = make(five_env_fns(Sleeper), num_cpus=NUM_ENVS)
         env.send_reset()
 
         async def play() -> list[int]:
@@ -266,7 +266,7 @@ class TrafficContract(Contract):
     def test_whole_episodes_are_the_same_in_every_mode(self, policy: Any, make: Make, make_oracle: Make) -> None:
         """Each env plays its share, whatever its episodes are like; then it needs a reset."""
         played: list[Any] = []
-        for one in (make_oracle(fleet(Counter), policy), make(fleet(Counter), policy)):
+        for one in (make_oracle(five_env_fns(Counter), policy), make(five_env_fns(Counter), policy)):
             one.reset(seed=4)
             one.pause(3)
             found = one.run_episodes(_repeat, 9, seed=6, progress=False)

@@ -13,7 +13,7 @@ from parallelenv.errors import AbsentMethodError, UnpicklableError
 from parallelenv.testing.base import Contract, Make
 from parallelenv.testing.envs import LARGE, Chain, Counter, Old, Sheet
 from parallelenv.testing.odd_envs import OnlySome, Toolbox, Wrapped
-from parallelenv.testing.scenario import KINDS, NUM_ENVS, AnswerRecord, assert_same, fleet, items
+from parallelenv.testing.scenario import KINDS, NUM_ENVS, AnswerRecord, assert_same, five_env_fns, items
 
 ONES = [1] * NUM_ENVS
 
@@ -65,7 +65,7 @@ class OwnershipContract(Contract):
 
     def test_reset_infos_are_the_callers_too(self, make: Make, make_oracle: Make) -> None:
         """Both those that come with a step and those requested."""
-        env, oracle = make(fleet(Counter), "restart"), make_oracle(fleet(Counter), "restart")
+        env, oracle = make(five_env_fns(Counter), "restart"), make_oracle(five_env_fns(Counter), "restart")
         for one in (env, oracle):
             one.reset(seed=1)
         scribble(env.reset_infos)
@@ -78,7 +78,7 @@ class OwnershipContract(Contract):
 
     def test_views_show_the_same(self, make: Make, make_oracle: Make) -> None:
         """With ``copy=False`` states are read-only, and valid until the next call."""
-        env, oracle = make(fleet(Counter), "restart", copy=False), make_oracle(fleet(Counter), "restart")
+        env, oracle = make(five_env_fns(Counter), "restart", copy=False), make_oracle(five_env_fns(Counter), "restart")
         states = env.reset(seed=1)
         assert not states.flags.writeable
         assert (states == oracle.reset(seed=1)).all()
@@ -89,7 +89,7 @@ class OwnershipContract(Contract):
 
     def test_no_two_envs_share_a_part_of_their_answers(self, make: Make) -> None:
         """Even if the envs themselves share it."""
-        env = make(fleet(Toolbox), num_cpus=1)
+        env = make(five_env_fns(Toolbox), num_cpus=1)
         env.reset()
         infos = env.step(ONES).infos
         infos[0]["list"].append(3)
@@ -102,7 +102,7 @@ class OwnershipContract(Contract):
 
     def test_what_is_given_is_not_changed(self, make: Make) -> None:
         """Envs that write into arguments write into copies, one per env."""
-        env = make(fleet(Toolbox))
+        env = make(five_env_fns(Toolbox))
         options: dict[str, Any] = {"deep": [1]}
         one: dict[str, Any] = {"items": [0], "array": np.ones(3)}
         many = [copy.deepcopy(one) for _ in range(NUM_ENVS)]
@@ -117,7 +117,7 @@ class OwnershipContract(Contract):
 
     def test_what_an_env_keeps_is_its_own(self, make: Make) -> None:
         """Even if the caller later changes arguments or results."""
-        env = make(fleet(Toolbox))
+        env = make(five_env_fns(Toolbox))
         value: list[Any] = [1]
         env.set_env_attr("box", values=[value] * NUM_ENVS)
         value.append(2)
@@ -131,7 +131,7 @@ class OwnershipContract(Contract):
 
     def test_an_action_that_an_env_keeps_stays_as_it_was(self, make: Make) -> None:
         """It is not a view of the buffer of the next actions."""
-        env = make(fleet(Chain))
+        env = make(five_env_fns(Chain))
         env.reset()
         given = np.linspace(-1, 1, 3 * NUM_ENVS * 2, dtype=np.float32).reshape(3, NUM_ENVS, 2)
         for actions in given:
@@ -142,7 +142,7 @@ class OwnershipContract(Contract):
     def test_earlier_answers_stay_as_they_were(self, make: Make) -> None:
         """Even if envs reuse their buffers."""
         for kind in (Counter, Sheet, Old):
-            env = make(fleet(kind), "restart", num_cpus=1)
+            env = make(five_env_fns(kind), "restart", num_cpus=1)
             record = AnswerRecord()
             record.add("reset", env.reset(seed=1))
             action = 0.5 if kind is Old else _first_action(env.action_spaces[0])
@@ -164,7 +164,7 @@ class CallContract(Contract):
 
     def test_methods_take_keywords(self, make: Make) -> None:
         """None, one dict for all, or one dict per env."""
-        env = make(fleet(Toolbox))
+        env = make(five_env_fns(Toolbox))
         assert env.customized_method("name") == ["env0", "env1", "env2", "env3", "env4"]
         assert env.customized_method("name", {"prefix": "x"}, [4, 1]) == ["x4", "x1"]
         assert env.customized_method("name", [{"prefix": "x"}, {}], [4, 1]) == ["x4", "env1"]
@@ -173,14 +173,14 @@ class CallContract(Contract):
 
     def test_returns_come_in_the_order_asked_not_finished(self, make: Make) -> None:
         """The first env asked is the last to finish."""
-        env = make(fleet(Toolbox))
+        env = make(five_env_fns(Toolbox))
         data = [{"sleep": 0.2}, {"sleep": 0.0}, {"sleep": 0.1}]
         assert env.customized_method("name", data, [4, 0, 2]) == ["env4", "env0", "env2"]
         assert env.get_env_attr("notes") == [["name"], [], ["name"], [], ["name"]]
 
     def test_large_returns_arrive_whole(self, make: Make) -> None:
         """And are writeable."""
-        env = make(fleet(Toolbox))
+        env = make(five_env_fns(Toolbox))
         for number, grown in enumerate(env.customized_method("grow", {"size": LARGE})):
             assert_same(np.full(LARGE, float(number)), grown)
             grown[0] = 1
@@ -189,7 +189,7 @@ class CallContract(Contract):
 
     def test_missing_method_raises_and_leaves_all_envs_usable(self, make: Make) -> None:
         """The error names the method; envs that have it are called, and all envs remain usable."""
-        env = make(fleet(OnlySome))
+        env = make(five_env_fns(OnlySome))
         env.reset()
         with pytest.raises(AbsentMethodError, match="'rare'") as caught:
             env.customized_method("rare")
@@ -202,7 +202,7 @@ class CallContract(Contract):
 
     def test_an_absent_attribute_is_the_default(self, make: Make) -> None:
         """For envs without it; an existing attribute that is ``None`` is not absent."""
-        env = make(fleet(OnlySome))
+        env = make(five_env_fns(OnlySome))
         assert env.get_env_attr("extra") == [None, "extra1", None, "extra3", None]
         assert env.get_env_attr("extra", [3, 2], default="?") == ["extra3", "?"]
         assert env.get_env_attr("render_mode", default="?") == [None] * NUM_ENVS
@@ -228,7 +228,7 @@ class CallContract(Contract):
 
     def test_attributes_are_set_on_the_envs_asked(self, make: Make) -> None:
         """One value for all, or one per env in order of ``id``."""
-        env = make(fleet(Toolbox))
+        env = make(five_env_fns(Toolbox))
         env.set_env_attr("box", {"a": 1})
         env.set_env_attr("box", None, [1])
         env.set_env_attr("box", values=["four", [2]], id=[4, 2])
@@ -237,14 +237,14 @@ class CallContract(Contract):
 
     def test_render_gives_a_frame_of_each(self, make: Make) -> None:
         """In order of ``id``, or tiled."""
-        env = make(fleet(Toolbox))
+        env = make(five_env_fns(Toolbox))
         env.reset()
         assert [frame[0, 0, 0] for frame in env.render([3, 1])] == [3, 1]
         assert env.render(tile=True).shape == (4, 6, 3)
 
     def test_an_argument_that_cannot_be_copied_is_refused(self, make: Make) -> None:
         """Before anything is sent."""
-        env = make(fleet(Toolbox))
+        env = make(five_env_fns(Toolbox))
         env.set_env_attr("box", "old")
         stream = (item for item in range(1))
         with pytest.raises(UnpicklableError, match=r"env 1.*generator"):
@@ -256,7 +256,7 @@ class CallContract(Contract):
 
     def test_a_return_that_cannot_be_copied_fails_alone(self, make: Make) -> None:
         """``error.partial`` has the results of the others."""
-        env = make(fleet(Toolbox))
+        env = make(five_env_fns(Toolbox))
         with pytest.raises(UnpicklableError, match="generator") as caught:
             env.customized_method("uncopyable", {"only": 3})
         assert "env 3" in "".join(caught.value.__notes__)

@@ -7,19 +7,19 @@ import pytest
 _PARTS = ("base", "scenario", "steps", "in_flight", "asynchronous", "worker_info", "calls", "faults")
 pytest.register_assert_rewrite(*(f"parallelenv.testing.{part}" for part in _PARTS))  # must come before their import
 
-from parallelenv.testing.asynchronous import TrafficContract  # noqa: E402
+from parallelenv.testing.asynchronous import AsyncContract  # noqa: E402
 from parallelenv.testing.calls import CallContract, OwnershipContract  # noqa: E402
 from parallelenv.testing.faults import CloseContract, FaultContract  # noqa: E402
-from parallelenv.testing.in_flight import FlightContract  # noqa: E402
+from parallelenv.testing.in_flight import InFlightContract  # noqa: E402
 from parallelenv.testing.steps import StepContract  # noqa: E402
-from parallelenv.testing.worker_info import WhereaboutsContract  # noqa: E402
+from parallelenv.testing.worker_info import WorkerInfoContract  # noqa: E402
 
 
 class BackendContract(
     StepContract,
-    FlightContract,
-    TrafficContract,
-    WhereaboutsContract,
+    InFlightContract,
+    AsyncContract,
+    WorkerInfoContract,
     OwnershipContract,
     CallContract,
     FaultContract,

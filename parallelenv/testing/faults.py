@@ -18,16 +18,23 @@ from parallelenv.env import ParallelEnv
 from parallelenv.errors import ClosedError, EnvError, WorkerDiedError
 from parallelenv.testing.base import Contract, Make
 from parallelenv.testing.envs import Counter
-from parallelenv.testing.odd_envs import KeywordTroubleError, Sleeper, Troubled, TroubleError, UncopyableError, Witness
-from parallelenv.testing.scenario import NUM_ENVS, assert_same, fleet
+from parallelenv.testing.odd_envs import (
+    FailingEnv,
+    KeywordTroubleError,
+    Sleeper,
+    TroubleError,
+    UncopyableError,
+    Witness,
+)
+from parallelenv.testing.scenario import NUM_ENVS, assert_same, five_env_fns
 
 ONES = [1] * NUM_ENVS
 _PATIENCE = 10.0  # seconds
 
 
-def troubled(where: str, numbers: Sequence[int]) -> list[Any]:
+def failing_env_fns(where: str, numbers: Sequence[int]) -> list[Any]:
     """Return env fns, some of whose envs raise."""
-    return [partial(Troubled, number, where if number in numbers else "") for number in range(NUM_ENVS)]
+    return [partial(FailingEnv, number, where if number in numbers else "") for number in range(NUM_ENVS)]
 
 
 def _notes(error: BaseException) -> str:
@@ -39,7 +46,7 @@ class FaultContract(Contract):
 
     def test_a_failed_step_fails_alone(self, make: Make, make_oracle: Make) -> None:
         """The others' results are in ``error.partial``, and all envs can be stepped again."""
-        env, oracle = make(troubled("step", [2])), make_oracle(troubled("", []))
+        env, oracle = make(failing_env_fns("step", [2])), make_oracle(failing_env_fns("", []))
         for one in (env, oracle):
             one.reset(seed=1)
             one.step(ONES)
@@ -56,7 +63,7 @@ class FaultContract(Contract):
 
     def test_several_failures_come_together(self, make: Make) -> None:
         """In one exception group."""
-        env = make(troubled("step", [0, 3]))
+        env = make(failing_env_fns("step", [0, 3]))
         env.reset()
         env.step(ONES)
         env.send(ONES)
@@ -69,7 +76,7 @@ class FaultContract(Contract):
 
     def test_a_failed_reset_fails_alone(self, make: Make) -> None:
         """The others can be reset and stepped."""
-        env = make(troubled("reset", [1]))
+        env = make(failing_env_fns("reset", [1]))
         with pytest.raises(TroubleError) as caught:
             env.reset()
         assert "env 1 in reset" in _notes(caught.value)
@@ -88,7 +95,7 @@ class FaultContract(Contract):
             "exit": SystemExit,
             "uncopyable": (UncopyableError, EnvError),
         }
-        env = make(troubled("method", [3]))
+        env = make(failing_env_fns("method", [3]))
         with pytest.raises(types[kind]) as caught:
             env.customized_method("method", {"kind": kind})
         assert "env 3 in method()" in _notes(caught.value)
@@ -99,14 +106,18 @@ class FaultContract(Contract):
 
     def test_what_returned_nothing_did_not_fail(self, make: Make) -> None:
         """``error.partial`` has it too."""
-        env = make(troubled("quiet", [0]))
+        env = make(failing_env_fns("quiet", [0]))
         with pytest.raises(TroubleError) as caught:
             env.customized_method("quiet")
         assert caught.value.partial == {1: None, 2: None, 3: None, 4: None}  # type: ignore[attr-defined]
 
     def test_a_failed_constructor_leaves_nothing(self, make: Make, tmp_path: Path) -> None:
         """Envs already made are closed."""
-        env_fns = [partial(Witness, 0, str(tmp_path)), *troubled("init", [1])[1:4], partial(Witness, 4, str(tmp_path))]
+        env_fns = [
+            partial(Witness, 0, str(tmp_path)),
+            *failing_env_fns("init", [1])[1:4],
+            partial(Witness, 4, str(tmp_path)),
+        ]
         with pytest.raises(TroubleError) as caught:
             make(env_fns)
         assert "env 1" in _notes(caught.value)
@@ -116,7 +127,7 @@ class FaultContract(Contract):
     @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no signals between processes here")
     def test_a_dead_worker_is_an_error(self, make: Make) -> None:
         """Envs of other workers remain usable; `restart` rebuilds the dead one's."""
-        env = make(fleet(Sleeper))
+        env = make(five_env_fns(Sleeper))
         env.reset()
         first, last = env.customized_method("process", id=[0, 4])
         if first == os.getpid():
@@ -140,7 +151,7 @@ class CloseContract(Contract):
 
     def test_close_closes_each_env_once(self, make: Make, tmp_path: Path) -> None:
         """Errors in closing are not reported, and `close` may be repeated."""
-        env = make(fleet(Witness, str(tmp_path)))
+        env = make(five_env_fns(Witness, str(tmp_path)))
         assert not env.closed
         env.close()
         assert env.closed
@@ -149,7 +160,7 @@ class CloseContract(Contract):
 
     def test_every_call_after_close_is_refused(self, make: Make) -> None:
         """Immediately."""
-        env = make(fleet(Counter))
+        env = make(five_env_fns(Counter))
         with env:
             env.reset()
         calls: dict[str, tuple[Any, ...]] = {
@@ -172,7 +183,7 @@ class CloseContract(Contract):
 
     def test_close_does_not_wait_for_a_step(self, make: Make, tmp_path: Path) -> None:
         """Not for long; the envs are closed afterwards."""
-        env = make([*fleet(Sleeper)[:4], partial(Witness, 4, str(tmp_path))], num_cpus=2)
+        env = make([*five_env_fns(Sleeper)[:4], partial(Witness, 4, str(tmp_path))], num_cpus=2)
         env.reset()
         env.send([20, 0, 0, 0, 1])
         began = time.monotonic()
@@ -183,7 +194,7 @@ class CloseContract(Contract):
     def test_unreferenced_env_is_closed_by_garbage_collection(self, tmp_path: Path) -> None:
         """Without a call of `close`."""
         options = {"num_cpus": 2, **self.backend_options}
-        env = ParallelEnv(fleet(Witness, str(tmp_path)), self.para_mode, **options)
+        env = ParallelEnv(five_env_fns(Witness, str(tmp_path)), self.para_mode, **options)
         env.reset()
         del env
         gc.collect()

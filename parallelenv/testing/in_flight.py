@@ -20,17 +20,17 @@ from parallelenv.errors import (
 from parallelenv.testing.base import Contract, Make
 from parallelenv.testing.envs import Counter, Ragged
 from parallelenv.testing.odd_envs import Interrupter, Sleeper
-from parallelenv.testing.scenario import NUM_ENVS, assert_same, drain, fleet
+from parallelenv.testing.scenario import NUM_ENVS, assert_same, drain, five_env_fns
 
 ONES = [1] * NUM_ENVS
 
 
-class FlightContract(Contract):
+class InFlightContract(Contract):
     """Steps that were begun and not yet received."""
 
     def test_what_was_sent_is_received_once(self, make: Make, make_oracle: Make) -> None:
         """Each env's own result, whichever is first; then nothing is left."""
-        env, oracle = make(fleet(Counter)), make_oracle(fleet(Counter))
+        env, oracle = make(five_env_fns(Counter)), make_oracle(five_env_fns(Counter))
         env.reset(seed=1)
         oracle.reset(seed=1)
         env.send([4, 3], [2, 0])
@@ -48,7 +48,7 @@ class FlightContract(Contract):
 
     def test_recv_keeps_to_its_bounds(self, make: Make) -> None:
         """At least and at most the given numbers, if enough steps are in flight."""
-        env = make(fleet(Counter))
+        env = make(five_env_fns(Counter))
         env.reset()
         env.send(ONES)
         assert 3 <= len(env.recv(min_envs=3, max_envs=4).env_ids) <= 4
@@ -57,7 +57,7 @@ class FlightContract(Contract):
 
     def test_a_busy_env_is_refused(self, make: Make) -> None:
         """Until its step was received; nothing is stepped meanwhile, and other envs are not affected."""
-        env = make(fleet(Counter))
+        env = make(five_env_fns(Counter))
         env.reset()
         env.send([1, 1], [1, 2])
         with pytest.raises(EnvBusyError, match=r"\[1, 2\]"):
@@ -70,7 +70,7 @@ class FlightContract(Contract):
 
     def test_other_calls_may_come_in_between(self, make: Make) -> None:
         """They see the env after its step, and results are not mixed up."""
-        env = make(fleet(Sleeper))
+        env = make(five_env_fns(Sleeper))
         env.reset()
         env.send([10, 0, 0, 0, 10])
         assert env.customized_method("nap", {"sleep": 0.0, "answer": "a"}, [4, 3]) == ["a4", "a3"]
@@ -79,7 +79,7 @@ class FlightContract(Contract):
 
     def test_reset_drops_what_is_under_way(self, make: Make) -> None:
         """Of the envs that are reset."""
-        env = make(fleet(Counter))
+        env = make(five_env_fns(Counter))
         env.reset()
         env.send(ONES)
         assert env.reset([0, 3])[:, 1].tolist() == [0, 0]
@@ -88,7 +88,7 @@ class FlightContract(Contract):
 
     def test_large_messages_do_not_block_each_other(self, make: Make) -> None:
         """Two commands in flight to one worker, larger than a pipe's buffer, with results as large."""
-        env = make(fleet(Ragged), num_cpus=1)
+        env = make(five_env_fns(Ragged), num_cpus=1)
         env.reset(seed=1)
         large = [np.full(50_000, float(number)) for number in range(NUM_ENVS)]
         for number in range(NUM_ENVS):
@@ -99,7 +99,7 @@ class FlightContract(Contract):
 
     def test_absent_envs_answer_at_once(self, make: Make) -> None:
         """Nothing is sent to ended envs, and they are received as absent."""
-        env = make(fleet(Counter), "idle")
+        env = make(five_env_fns(Counter), "idle")
         env.reset()
         for _ in range(3):
             env.step(ONES)
@@ -112,7 +112,7 @@ class FlightContract(Contract):
 
     def test_paused_envs_are_left_out(self, make: Make) -> None:
         """By calls without ``id``; stepping them by ``id`` is an error. Env ids do not shift."""
-        env = make(fleet(Counter))
+        env = make(five_env_fns(Counter))
         env.reset()
         env.pause([0, 3])
         assert env.step([1, 1, 1]).env_ids.tolist() == [1, 2, 4]
@@ -127,7 +127,7 @@ class FlightContract(Contract):
 
     def test_a_late_step_is_received_later(self, make: Make) -> None:
         """A timeout loses nothing."""
-        env = make(fleet(Sleeper))
+        env = make(five_env_fns(Sleeper))
         env.reset()
         env.send([0, 60, 0, 0, 0])
         landed: dict[int, Any] = {}
@@ -145,7 +145,7 @@ class FlightContract(Contract):
 
     def test_a_late_answer_is_never_given_to_a_later_call(self, make: Make) -> None:
         """It is dropped on arrival."""
-        env = make(fleet(Sleeper), timeout=0.8)
+        env = make(five_env_fns(Sleeper), timeout=0.8)
         naps = [{"sleep": 1.2 if number == 1 else 0.0, "answer": "late"} for number in range(NUM_ENVS)]
         late: tuple[int, ...] = (1,)
         try:
@@ -167,7 +167,7 @@ class FlightContract(Contract):
         """``step()`` reports the step in flight, ``recv()`` returns it, ``reset()`` drops it."""
         if threading.current_thread() is not threading.main_thread():
             pytest.skip("interrupts come to the main thread only")
-        env, oracle = make(fleet(Interrupter)), make_oracle(fleet(Interrupter))
+        env, oracle = make(five_env_fns(Interrupter)), make_oracle(five_env_fns(Interrupter))
         env.reset()
         with pytest.raises(KeyboardInterrupt):
             env.step([0, os.getpid(), 0, 0, 0])

@@ -24,7 +24,7 @@ class Toolbox(Counter):
 
     def __init__(self, number: int = 0, length: int = 4) -> None:
         super().__init__(number, length)
-        self.part = Part(number)
+        self.part = Component(number)
         self.notes: list[Any] = []
         self.box: Any = None
 
@@ -97,7 +97,7 @@ class OnlySome(Counter):
         return self.number
 
 
-class Part:
+class Component:
     """An object inside an env."""
 
     def __init__(self, number: int) -> None:
@@ -152,7 +152,7 @@ class UncopyableError(Exception):
         self.guilty = (item for item in range(1))
 
 
-class Troubled(Counter):
+class FailingEnv(Counter):
     """Raises in the given place.
 
     Args:

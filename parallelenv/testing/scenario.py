@@ -24,13 +24,13 @@ LENGTHS = (4, 7, 3, 6, 4)  # two end at the same time
 _TURNS = 13
 
 
-def fleet(kind: Callable[..., Any], *arguments: Any) -> list[Any]:
+def five_env_fns(kind: Callable[..., Any], *arguments: Any) -> list[Any]:
     """Return five env fns of one kind, with episodes of different lengths."""
     return [partial(kind, number, *arguments, length=length) for number, length in enumerate(LENGTHS)]
 
 
 def _instances() -> list[Any]:
-    return [gymnasium.wrappers.TransformReward(env_fn(), _half) for env_fn in fleet(zoo.Counter)]
+    return [gymnasium.wrappers.TransformReward(env_fn(), _half) for env_fn in five_env_fns(zoo.Counter)]
 
 
 def _half(reward: Any) -> Any:
@@ -39,19 +39,19 @@ def _half(reward: Any) -> Any:
 
 def _mixed() -> list[Any]:
     kinds = (zoo.Counter, zoo.Old, zoo.Words, zoo.Sheet, zoo.Ragged)
-    return [fleet(kind)[number] for number, kind in enumerate(kinds)]
+    return [five_env_fns(kind)[number] for number, kind in enumerate(kinds)]
 
 
 KINDS: dict[str, Callable[[], list[Any]]] = {
-    "array": partial(fleet, zoo.Counter),
-    "dict": partial(fleet, zoo.Sheet),
-    "tuple": partial(fleet, zoo.Pair),
-    "text": partial(fleet, zoo.Words),
-    "sequence": partial(fleet, zoo.Chain),
-    "graph": partial(fleet, zoo.Net),
-    "old": partial(fleet, zoo.Old),
-    "ragged": partial(fleet, zoo.Ragged),
-    "tensor": partial(fleet, zoo.Tensors),
+    "array": partial(five_env_fns, zoo.Counter),
+    "dict": partial(five_env_fns, zoo.Sheet),
+    "tuple": partial(five_env_fns, zoo.Pair),
+    "text": partial(five_env_fns, zoo.Words),
+    "sequence": partial(five_env_fns, zoo.Chain),
+    "graph": partial(five_env_fns, zoo.Net),
+    "old": partial(five_env_fns, zoo.Old),
+    "ragged": partial(five_env_fns, zoo.Ragged),
+    "tensor": partial(five_env_fns, zoo.Tensors),
     "mixed": _mixed,
     "instances": _instances,
     "registered": lambda: ["CartPole-v1"] * NUM_ENVS,

@@ -12,13 +12,23 @@ from parallelenv.errors import ResetNeededError
 from parallelenv.testing.base import Contract, Make, all_forms
 from parallelenv.testing.envs import Counter, Old, Sheet
 from parallelenv.testing.odd_envs import Witness
-from parallelenv.testing.scenario import KINDS, LENGTHS, NUM_ENVS, POLICIES, Actions, asked, assert_same, fleet, play
+from parallelenv.testing.scenario import (
+    KINDS,
+    LENGTHS,
+    NUM_ENVS,
+    POLICIES,
+    Actions,
+    asked,
+    assert_same,
+    five_env_fns,
+    play,
+)
 
 ONES = [1] * NUM_ENVS
 ABSENT: Any = (None, None, True, {})
 
 
-def _alone(number: int, seed: int, steps: int = 0) -> Any:
+def _expected_states(number: int, seed: int, steps: int = 0) -> Any:
     """Return the state of a `Counter` stepped without the package."""
     env = Counter(number, LENGTHS[number])
     state, _ = env.reset(seed=seed)
@@ -59,7 +69,7 @@ class StepContract(Contract):
 
     def test_a_rollout_is_that_of_the_oracle(self, make: Make, make_oracle: Make) -> None:
         """Bit for bit, for a recurrent policy, including later calls."""
-        env, oracle = make(fleet(Counter), "restart"), make_oracle(fleet(Counter), "restart")
+        env, oracle = make(five_env_fns(Counter), "restart"), make_oracle(five_env_fns(Counter), "restart")
         for each in (env, oracle):
             each.reset(seed=2)
         arguments: Any
@@ -69,7 +79,7 @@ class StepContract(Contract):
 
     def test_rows_come_in_the_order_asked(self, make: Make) -> None:
         """The first number of each state identifies its env."""
-        env = make(fleet(Counter), "continue")
+        env = make(five_env_fns(Counter), "continue")
         assert env.reset()[:, 0].tolist() == [0, 1, 2, 3, 4]
         for form in all_forms():
             env_ids = asked(env, form)
@@ -82,7 +92,7 @@ class StepContract(Contract):
 
     def test_each_env_gets_its_own_action(self, make: Make) -> None:
         """In order of ``id``, whatever an env did not get before."""
-        env = make(fleet(Counter), "continue")
+        env = make(five_env_fns(Counter), "continue")
         env.reset(seed=1)
         plain = env.step([0, 0, 0], [4, 0, 2]).rewards
         env.reset(seed=1)
@@ -90,7 +100,7 @@ class StepContract(Contract):
 
     def test_types_are_as_promised(self, make: Make) -> None:
         """Float64 rewards, bool flags, int64 ids, an object array of dicts, states as in their space."""
-        env = make(fleet(Sheet))
+        env = make(five_env_fns(Sheet))
         states = env.reset(seed=1)
         result = env.step(env.action_space.sample())  # type: ignore[union-attr]
         for found in (states, result.states):
@@ -106,7 +116,7 @@ class StepContract(Contract):
 
     def test_only_the_envs_asked_are_touched(self, make: Make, tmp_path: Any) -> None:
         """And each of them once."""
-        env = make(fleet(Witness, str(tmp_path)))
+        env = make(five_env_fns(Witness, str(tmp_path)))
         env.reset()
         env.reset([3, 0])
         env.step([1, 1], [1, 3])
@@ -116,7 +126,7 @@ class StepContract(Contract):
 
     def test_an_env_must_be_reset_before_it_is_stepped(self, make: Make) -> None:
         """Otherwise nothing is stepped."""
-        env = make(fleet(Counter))
+        env = make(five_env_fns(Counter))
         env.reset([0, 1, 2, 4])
         with pytest.raises(ResetNeededError, match="3"):
             env.step(ONES)
@@ -124,7 +134,7 @@ class StepContract(Contract):
 
     def test_spaces_are_those_of_the_envs(self, make: Make) -> None:
         """Each env has its own: seeding it does not affect samples of another's."""
-        env = make(fleet(Counter))
+        env = make(five_env_fns(Counter))
         assert env.observation_spaces == [Counter.observation_space] * NUM_ENVS
         alone = [copy.deepcopy(Counter.action_space) for _ in range(NUM_ENVS)]
         for number, space in enumerate(env.action_spaces):
@@ -138,25 +148,25 @@ class StepContract(Contract):
 
     def test_seeds_are_spread(self, make: Make) -> None:
         """Int ``s`` gives env i the seed ``s + i``, wherever it runs and whichever others are reset."""
-        env = make(fleet(Counter))
-        expected = [_alone(number, 7 + number) for number in range(NUM_ENVS)]
+        env = make(five_env_fns(Counter))
+        expected = [_expected_states(number, 7 + number) for number in range(NUM_ENVS)]
         assert_same(np.stack(expected), env.reset(seed=7))
         assert_same(np.stack([expected[3], expected[1]]), env.reset([3, 1], seed=7))
-        assert_same(np.stack([_alone(2, 40), _alone(0, 50)]), env.reset([2, 0], seed=[40, 50]))
+        assert_same(np.stack([_expected_states(2, 40), _expected_states(0, 50)]), env.reset([2, 0], seed=[40, 50]))
 
     def test_seeds_set_beforehand_are_used_once(self, make: Make) -> None:
         """Used by the next reset of each env."""
-        env = make(fleet(Counter))
+        env = make(five_env_fns(Counter))
         env.seed(7)
         first = env.reset([4, 2])
         rest = env.reset()
-        assert_same(np.stack([_alone(4, 11), _alone(2, 9)]), first)
-        assert_same(np.stack([_alone(number, 7 + number) for number in (0, 1, 3)]), rest[[0, 1, 3]])
+        assert_same(np.stack([_expected_states(4, 11), _expected_states(2, 9)]), first)
+        assert_same(np.stack([_expected_states(number, 7 + number) for number in (0, 1, 3)]), rest[[0, 1, 3]])
         assert rest[4, 2] != first[0, 2]
 
     def test_options_reach_the_envs(self, make: Make) -> None:
         """One dict for all, or a list with one per env."""
-        env = make(fleet(Counter))
+        env = make(five_env_fns(Counter))
         env.reset(options={"level": 3})
         assert [info["options"] for info in env.reset_infos] == [{"level": 3}] * NUM_ENVS
         env.reset([2, 0], options=[{"level": 2}, None])
@@ -166,7 +176,7 @@ class StepContract(Contract):
 
     def test_policy_none_stops_all(self, make: Make) -> None:
         """The step that ends one env is returned unchanged; then all envs are absent and none is stepped."""
-        env = make(fleet(Counter))  # env 2 ends first, after three steps
+        env = make(five_env_fns(Counter))  # env 2 ends first, after three steps
         env.reset()
         for _ in range(3):
             last = env.step(ONES)
@@ -181,7 +191,7 @@ class StepContract(Contract):
 
     def test_policy_idle_leaves_ended_envs_out(self, make: Make) -> None:
         """The others continue."""
-        env = make(fleet(Counter), "idle")
+        env = make(five_env_fns(Counter), "idle")
         env.reset()
         for _ in range(5):
             last = env.step(ONES, align="batch")
@@ -194,12 +204,12 @@ class StepContract(Contract):
 
     def test_policy_restart_begins_the_next_episode(self, make: Make) -> None:
         """Within the step; the last state is that of the ended episode, even if the env overwrites it."""
-        env = make(fleet(Counter), "restart")
+        env = make(five_env_fns(Counter), "restart")
         env.reset(seed=7)
         for _ in range(3):
             result = env.step(ONES)
         info = result.infos[2]
-        assert_same(_alone(2, 9, steps=3), info["ended_state"])
+        assert_same(_expected_states(2, 9, steps=3), info["ended_state"])
         assert result.states[2, 1] == 0
         assert result.dones.tolist() == [number == 2 for number in range(NUM_ENVS)]
         assert result.terminated[2]
@@ -210,7 +220,7 @@ class StepContract(Contract):
 
     def test_policy_restart_keeps_last_states_of_any_kind(self, make: Make) -> None:
         """Also of envs that declare no spaces and overwrite what they returned."""
-        env = make(fleet(Old), "restart")
+        env = make(five_env_fns(Old), "restart")
         env.reset(seed=7)
         for _ in range(3):
             result = env.step([0.5] * NUM_ENVS)
@@ -223,7 +233,7 @@ class StepContract(Contract):
 
     def test_policy_continue_steps_on(self, make: Make) -> None:
         """Even after the end of an episode."""
-        env = make(fleet(Counter), "continue")
+        env = make(five_env_fns(Counter), "continue")
         env.reset()
         for _ in range(6):
             result = env.step(ONES)
@@ -233,7 +243,7 @@ class StepContract(Contract):
 
     def test_actions_of_absent_envs_are_not_looked_at(self, make: Make) -> None:
         """But they must be given."""
-        env = make(fleet(Counter), "idle")
+        env = make(five_env_fns(Counter), "idle")
         env.reset()
         actions = Actions(env, 0)
         for _ in range(3):

@@ -19,7 +19,7 @@ ONES = [1] * NUM_ENVS
 _NAMES = ("env_id", "num_envs", "worker_id", "num_workers", "seed")
 
 
-class Placed(Counter):
+class InfoEnv(Counter):
     """Calls `get_worker_info` in each method; ``told`` has the results by method."""
 
     def __init__(self, folder: str = "", seed: int | None = None, rank: int = -1, world_size: int = -1) -> None:
@@ -76,12 +76,12 @@ def _look() -> dict[str, Any]:
     return seen
 
 
-class WhereaboutsContract(Contract):
+class WorkerInfoContract(Contract):
     """Tests of `get_worker_info` in envs."""
 
     def test_an_env_can_ask_where_it_is(self, make: Make, tmp_path: Path) -> None:
         """In its constructor, reset, step, other calls and close; envs of one worker get different infos."""
-        env = make([functools.partial(Placed, str(tmp_path))] * NUM_ENVS, "restart", seed=20)
+        env = make([functools.partial(InfoEnv, str(tmp_path))] * NUM_ENVS, "restart", seed=20)
         assert get_worker_info() is None
         env.reset()
         for _ in range(5):
@@ -100,7 +100,7 @@ class WhereaboutsContract(Contract):
 
     def test_its_seed_is_that_of_its_latest_reset(self, make: Make) -> None:
         """If that had one; a rebuilt env has that of its constructor."""
-        env = make([Placed] * NUM_ENVS, num_cpus=3)
+        env = make([InfoEnv] * NUM_ENVS, num_cpus=3)
         env.send_reset(seed=7)
         env.recv(NUM_ENVS)
         env.reset([0, 4])
@@ -111,16 +111,16 @@ class WhereaboutsContract(Contract):
 
     def test_a_policy_beside_envs_is_none_of_them(self, make: Make) -> None:
         """And gets no worker info of an env."""
-        env = make([Placed] * NUM_ENVS, "restart")
+        env = make([InfoEnv] * NUM_ENVS, "restart")
         env.reset(seed=1)
-        rollout = env.rollout(_inquisitive, 5, progress=False)
+        rollout = env.rollout(_policy_with_info, 5, progress=False)
         assert not rollout.extras["is_told"].any()
         assert [one["step"][0] for one in env.customized_method("ask")] == list(range(NUM_ENVS))
 
     def test_replicated_envs_differ_in_seed_and_worker_info(self) -> None:
         """By the arguments that they ask for, and by their worker info."""
         copies = ParallelEnv.replicate(
-            functools.partial(Placed, rank=9), 3, self.para_mode, num_cpus=2, seed=5, **self.backend_options
+            functools.partial(InfoEnv, rank=9), 3, self.para_mode, num_cpus=2, seed=5, **self.backend_options
         )
         with copies:
             told = copies.customized_method("ask")
@@ -138,7 +138,7 @@ class WhereaboutsContract(Contract):
             "words": np.array(["some", "thing"]),
         }
         before = {name: array.copy() for name, array in arrays.items()}
-        env = make([Placed] * NUM_ENVS, shared=arrays)
+        env = make([InfoEnv] * NUM_ENVS, shared=arrays)
         assert_same(before, arrays)
         arrays["table"][:] = 0
         expected = {
@@ -154,6 +154,6 @@ class WhereaboutsContract(Contract):
         assert [info["shared"] for info in env.step(ONES).infos] == [expected] * NUM_ENVS
 
 
-def _inquisitive(states: Any) -> Any:
+def _policy_with_info(states: Any) -> Any:
     told = np.full(len(states), get_worker_info() is not None)
     return np.ones(len(states), np.int64), None, {"is_told": told}

@@ -518,7 +518,7 @@ class Execution:
         self._reply = Reply(command.number, {}, {})
         self._walk, self._rest, self._turns = host.begin(command)
         if host.notes is not None and not 0 < command.number < NOTED:  # 0: a step within a rollout
-            self._walk, self._rest = host.notes.noted(host, command, self._walk, self._rest)
+            self._walk, self._rest = host.notes.recorded(host, command, self._walk, self._rest)
 
     def run(self) -> Reply:
         """Execute the rest of the command and return its reply."""

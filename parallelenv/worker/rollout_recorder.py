@@ -18,16 +18,16 @@ from parallelenv.contract.copying import cannot_travel, deep_copy, loads
 from parallelenv.contract.failures import Failure
 from parallelenv.contract.protocol import NOTHING, Command, Extra, Reply
 from parallelenv.contract.rollout_data import (
-    Ended,
+    EpisodeEnds,
     ExtrasFormat,
     RecurrentState,
     RolloutChunk,
     RolloutRequest,
     StepIndex,
-    action_rooms,
+    empty_actions,
+    empty_array,
+    empty_rows,
     join_ends,
-    room,
-    vacant,
 )
 from parallelenv.contract.spaces import object_array
 from parallelenv.errors import ActionError
@@ -226,14 +226,14 @@ class StepRecorder:
         self._has_loose = any(array is None for array in self._batch.states)
         self._autoreset = order.autoreset
         shape = order.num_steps, len(all_ids)
-        self._states = [room(shape, array) for array in self._batch.states]
-        self._actions = action_rooms(shape, self._batch)
+        self._states = [empty_rows(shape, array) for array in self._batch.states]
+        self._actions = empty_actions(shape, self._batch)
         self._rewards = np.zeros(shape)
         self._flags = np.zeros((*shape, 2), dtype=bool)
         self._valid = np.zeros(shape, dtype=bool)
         self._extras: list[tuple[Any, Extras]] = []
         self._said: dict[StepIndex, Extra] = {}
-        self._ended: list[Ended] = []
+        self._ended: list[EpisodeEnds] = []
         self._columns: Any = slice(None)
         self._rows: Any = slice(0, 0)
 
@@ -313,7 +313,7 @@ class StepRecorder:
         rows = np.array(env_ids, dtype=np.intp) - self._writer.first
         arrays = self._batch.ended_states if self._autoreset else self._batch.states
         states = [object_array(deep_copy(next(leaves))) if array is None else array[rows] for array in arrays]
-        self._ended.append(Ended(np.full(len(columns), step), columns, states))
+        self._ended.append(EpisodeEnds(np.full(len(columns), step), columns, states))
         return columns.tolist()
 
     def chunk(self, memory: RecurrentState | None, forms: Mapping[str, ExtrasFormat]) -> RolloutChunk:
@@ -343,7 +343,7 @@ class StepRecorder:
         if not said:
             return {}
         shape = self.count, len(self.all_ids)
-        stacked = {name: vacant((*shape, *form.shape), form.dtype) for name, form in forms.items()}
+        stacked = {name: empty_array((*shape, *form.shape), form.dtype) for name, form in forms.items()}
         for step, (columns, extras) in enumerate(said):
             for name, array in extras.items():
                 stacked[name][step, columns] = array

@@ -45,7 +45,7 @@ Span = tuple[float, float, str, tuple[int, ...], int, int, int]
 record, and number of commands that it represents. Everything that can be computed later is."""
 
 
-class Thinning:
+class StepSkipping:
     """Computes how many steps to skip, at irregular intervals, because envs and caller may be periodic."""
 
     def __init__(self) -> None:
@@ -114,14 +114,14 @@ class HostTracer:
         self._resets: list[Reset] = []
         self._spans: list[Span] = []
         self._moments = array("d")
-        self._thinning = Thinning()
+        self._step_skipping = StepSkipping()
         self._in_rollout = False
         self._num_inner = 0  # recorded steps within rollouts
         self._left_out = 0  # number of steps still to skip
         # Evaluated for each env, in C: `append` returns None, which is made true.
         self.clock = map(operator.not_, map(self._moments.append, starmap(perf_counter, repeat(()))))
 
-    def noted(self, host: Host, command: Command, walk: Walk, rest: Iterator[Any]) -> tuple[Walk, Iterator[Any]]:
+    def recorded(self, host: Host, command: Command, walk: Walk, rest: Iterator[Any]) -> tuple[Walk, Iterator[Any]]:
         """Return the walk and its items such that the walk is recorded; unchanged if it is skipped."""
         if (not command.number and self._leaves_out()) or self.is_full or command.name in ("watch", "unwatch"):
             return walk, rest
@@ -160,7 +160,7 @@ class HostTracer:
         """Return how many steps a step within a rollout represents: itself and those skipped after it."""
         self._num_inner += 1
         if self._num_inner >= NUM_FIRST:
-            self._left_out = self._thinning.left_out(1, seconds, num_envs, num_resets)
+            self._left_out = self._step_skipping.left_out(1, seconds, num_envs, num_resets)
         return 1 + self._left_out
 
     def record(self, env_ids: tuple[int, ...]) -> HostRecord:

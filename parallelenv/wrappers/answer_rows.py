@@ -20,7 +20,7 @@ from parallelenv.results import StepBatch, StepResult
 Space: TypeAlias = "gymnasium.Space[Any] | None"
 
 
-class Acting:
+class SteppedRows:
     """The envs of a result that were stepped. Resting envs have neither a state nor a reward.
 
     Args:
@@ -42,12 +42,12 @@ class Acting:
         resting = _resting(result)
         self._is_whole = not resting
         # A slice, of which numpy makes views, saves 5 us per step.
-        acting = [place for place in range(count) if place not in resting] if resting else slice(None)
-        self.positions: Array = np.arange(count)[acting]
-        self.env_ids: Array = result.env_ids[acting]
-        self.dones: Array = result.dones[acting]
-        self.infos: Array = result.infos[acting]
-        self.states = result.states if self._is_whole else batch_of(space, result.states[acting].tolist())
+        stepped = [place for place in range(count) if place not in resting] if resting else slice(None)
+        self.positions: Array = np.arange(count)[stepped]
+        self.env_ids: Array = result.env_ids[stepped]
+        self.dones: Array = result.dones[stepped]
+        self.infos: Array = result.infos[stepped]
+        self.states = result.states if self._is_whole else batch_of(space, result.states[stepped].tolist())
 
     @property
     def is_nobody(self) -> bool:
@@ -55,11 +55,11 @@ class Acting:
         return not self._is_whole and not len(self.positions)
 
     @property
-    def mended(self) -> Array:
+    def restarted(self) -> Array:
         """``(k,)`` bool: env failed and was rebuilt. Its state is a first state, its reward not its own."""
         if not has_true(self.dones):  # a rebuilt env ends its episode
             return np.zeros(len(self.dones), dtype=bool)
-        return np.array([is_mended(info) for info in self.infos], dtype=bool)
+        return np.array([was_restarted(info) for info in self.infos], dtype=bool)
 
     def rewards(self) -> tuple[Array, dict[int, Any]]:
         """Return rewards, ``(k,)`` float64 with 0 for those that are not numbers, and the latter by env id."""
@@ -112,7 +112,7 @@ def _replaced(result: StepResult, states: Any, rewards: Array) -> StepResult:
     return StepResult(states, rewards, result.dones, result.infos, result.terminated, result.truncated, result.env_ids)
 
 
-def is_mended(info: dict[str, Any]) -> bool:
+def was_restarted(info: dict[str, Any]) -> bool:
     """Return whether an info says that its env failed and was rebuilt."""
     return isinstance(info.get("failure"), BaseException)
 

@@ -13,7 +13,13 @@ from parallelenv.errors import HandedOverError, ResetNeededError
 from parallelenv.results import StepBatch, StepResult
 from parallelenv.wrappers.answer_rows import aligned, batch_of, row_of, rows_of, unstacked
 from parallelenv.wrappers.base import ParallelWrapper
-from parallelenv.wrappers.refused_answers import Refused, carry, is_unanswered, parted, refused_in
+from parallelenv.wrappers.refused_answers import (
+    RefusedResults,
+    attach_partial,
+    is_unanswered,
+    partition_results,
+    refused_in,
+)
 
 if TYPE_CHECKING:
     from parallelenv.engine.assemble import Align
@@ -70,9 +76,9 @@ class AnswerWrapper(ParallelWrapper):
             env_ids: The envs to refuse.
         """
         structure = self._raw_structure()
-        others, theirs = parted(result, env_ids, structure)
-        refused = Refused.of(theirs, structure)
-        carry(error, others, refused)
+        others, theirs = partition_results(result, env_ids, structure)
+        refused = RefusedResults.of(theirs, structure)
+        attach_partial(error, others, refused)
         self._miss(refused)
         if len(others.env_ids):
             self._answer_rest(error, lambda: self._answer_step(others, "item"))
@@ -86,7 +92,7 @@ class AnswerWrapper(ParallelWrapper):
             error: The error, to be raised by `began` or `answered`.
             answer: What they would have returned.
         """
-        carry(error, answer, Refused())
+        attach_partial(error, answer, RefusedResults())
         self._refusing = error
 
     def refuse_begun(
@@ -103,7 +109,7 @@ class AnswerWrapper(ParallelWrapper):
         structure = self._raw_structure()
         left = [row for row, env_id in enumerate(env_ids) if env_id not in refused_ids]
         others, other_ids = rows_of(structure, states, left), tuple(env_ids[row] for row in left)
-        carry(error, others, _first_states(structure, states, env_ids, refused_ids))
+        attach_partial(error, others, _first_states(structure, states, env_ids, refused_ids))
         self.missed(tuple(refused_ids), True)
         if left:
             self._answer_rest(error, lambda: self._answer_reset(others, other_ids))
@@ -134,7 +140,7 @@ class AnswerWrapper(ParallelWrapper):
         try:
             return self._of_living(states, env_ids, self._see_first)
         except BaseException as error:
-            refused = refused_in(error) or Refused()
+            refused = refused_in(error) or RefusedResults()
             self._set_beside_exhausted(error, tuple(env_id for env_id in env_ids if env_id not in refused))
             raise
 
@@ -162,21 +168,21 @@ class AnswerWrapper(ParallelWrapper):
     def _set_beside_exhausted(self, error: BaseException, env_ids: Sequence[int]) -> None:
         """Add ``None`` for exhausted envs to an error's ``partial``."""
         if hasattr(error, "partial") and 0 < len(self._living(env_ids)) < len(env_ids):
-            carry(error, self._beside_exhausted(error.partial, env_ids))
+            attach_partial(error, self._beside_exhausted(error.partial, env_ids))
 
     def _see_first(self, states: Any, env_ids: tuple[int, ...]) -> Any:
         try:
             return self.began(states, env_ids)
         except BaseException as error:
             if self._refusing is not error:  # raised by user code
-                carry(error, states, _first_states(self._raw_structure(), states, env_ids, env_ids))
+                attach_partial(error, states, _first_states(self._raw_structure(), states, env_ids, env_ids))
                 self.missed(env_ids, True)
             self._refusing = None
             raise
 
     def _see_begun(self, error: BaseException, env_ids: Sequence[int]) -> None:
         """Process the first states in ``error.partial`` after some envs failed in a reset."""
-        refused: Refused = refused_in(error) or Refused()
+        refused: RefusedResults = refused_in(error) or RefusedResults()
         self.missed(tuple(refused), True)
         left = tuple(env_id for env_id in env_ids if env_id not in refused and self.have_begun((env_id,)))
         if left or not refused:
@@ -222,7 +228,7 @@ class AnswerWrapper(ParallelWrapper):
 
     def _see_partial(self, error: BaseException, partial: StepResult, align: Align) -> None:
         """Process ``error.partial``, the results of the other envs."""
-        refused: Refused = refused_in(error) or Refused()
+        refused: RefusedResults = refused_in(error) or RefusedResults()
         self._miss(refused)
         if is_unanswered(partial, refused):
             self._shape_partial(error, align)
@@ -235,8 +241,8 @@ class AnswerWrapper(ParallelWrapper):
             return aligned(self.answered(result), align, self.single_observation_space)
         except BaseException as error:
             if self._refusing is not error:  # raised by user code
-                refused = Refused.of(result, self._raw_structure())
-                carry(error, result, refused)
+                refused = RefusedResults.of(result, self._raw_structure())
+                attach_partial(error, result, refused)
                 self._miss(refused)
             self._refusing = None
             self._shape_partial(error, align)
@@ -245,26 +251,26 @@ class AnswerWrapper(ParallelWrapper):
     def _shape_partial(self, error: BaseException, align: Align) -> None:
         """Align ``error.partial``, except results that this wrapper did not process."""
         partial: Any = getattr(error, "partial", None)
-        if not len(partial.env_ids) or not is_unanswered(partial, refused_in(error) or Refused()):
-            carry(error, aligned(partial, align, self.single_observation_space))
+        if not len(partial.env_ids) or not is_unanswered(partial, refused_in(error) or RefusedResults()):
+            attach_partial(error, aligned(partial, align, self.single_observation_space))
 
     def _answer_rest(self, error: BaseException, answer: Callable[[], Any]) -> None:
         """Replace ``error.partial`` by the processed results. If processing raises too, add a note."""
-        refused = refused_in(error) or Refused()
+        refused = refused_in(error) or RefusedResults()
         try:
             partial = answer()
         except Exception as another:  # noqa: BLE001 (of users' functions too: the first error may not be lost)
             error.add_note(f"And of what is left: {another}")
             partial = getattr(another, "partial", getattr(error, "partial", None))
-            refused = Refused({**refused, **(refused_in(another) or {})})
-        carry(error, partial, refused if refused else None)
+            refused = RefusedResults({**refused, **(refused_in(another) or {})})
+        attach_partial(error, partial, refused if refused else None)
 
-    def _miss(self, refused: Refused) -> None:
+    def _miss(self, refused: RefusedResults) -> None:
         """Call `missed` for episodes that ended in a refused step."""
-        mended = tuple(env_id for env_id, is_mended in refused.ended.items() if self.restarts or is_mended)
-        over = tuple(env_id for env_id in refused.ended if env_id not in mended)
-        if mended:
-            self.missed(mended, True)
+        restarted = tuple(env_id for env_id, was_restarted in refused.ended.items() if self.restarts or was_restarted)
+        over = tuple(env_id for env_id in refused.ended if env_id not in restarted)
+        if restarted:
+            self.missed(restarted, True)
         if over:
             self.missed(over, False)
 
@@ -296,7 +302,9 @@ class AnswerWrapper(ParallelWrapper):
             )
 
 
-def _first_states(structure: Structure, states: Any, env_ids: Sequence[int], refused_ids: Collection[int]) -> Refused:
-    return Refused(
+def _first_states(
+    structure: Structure, states: Any, env_ids: Sequence[int], refused_ids: Collection[int]
+) -> RefusedResults:
+    return RefusedResults(
         {env_id: row_of(structure, states, row) for row, env_id in enumerate(env_ids) if env_id in refused_ids}
     )

@@ -12,7 +12,7 @@ from parallelenv.contract.spaces import Structure, as_array, is_tensor
 from parallelenv.engine.assemble import Align
 from parallelenv.errors import NotFiniteError
 from parallelenv.results import StepResult
-from parallelenv.wrappers.answer_rows import Acting
+from parallelenv.wrappers.answer_rows import SteppedRows
 from parallelenv.wrappers.answer_wrapper import AnswerWrapper
 from parallelenv.wrappers.refused_answers import WHERE_THEY_ARE
 
@@ -89,14 +89,14 @@ class CheckFinite(AnswerWrapper):
         Raises:
             NotFiniteError: If some of it is not. The other envs keep their results.
         """
-        acting = Acting(result, self.single_observation_space)
-        if acting.is_nobody:
+        stepped = SteppedRows(result, self.single_observation_space)
+        if stepped.is_nobody:
             return result
-        found = self._find_in_states(acting.states, acting.env_ids.tolist())
-        rewards = result.rewards[acting.positions]
-        found += [(int(acting.env_ids[row]), "reward") for row in _bad_rows(rewards, self.check_inf)]
+        found = self._find_in_states(stepped.states, stepped.env_ids.tolist())
+        rewards = result.rewards[stepped.positions]
+        found += [(int(stepped.env_ids[row]), "reward") for row in _bad_rows(rewards, self.check_inf)]
         if self.restarts:
-            found += self._find_in_ended(acting)
+            found += self._find_in_ended(stepped)
         if found:
             error = _error(found, self.check_inf, _LOOK)
             self.refuse(error, result, error.env_ids)
@@ -109,10 +109,10 @@ class CheckFinite(AnswerWrapper):
             for row in _bad_rows(leaf, self.check_inf)
         ]
 
-    def _find_in_ended(self, acting: Acting) -> list[Found]:
+    def _find_in_ended(self, stepped: SteppedRows) -> list[Found]:
         return [
             (env_id, "last state")
-            for env_id, info in zip(acting.env_ids[acting.dones].tolist(), acting.infos[acting.dones], strict=True)
+            for env_id, info in zip(stepped.env_ids[stepped.dones].tolist(), stepped.infos[stepped.dones], strict=True)
             if _is_bad(info.get("ended_state"), self.check_inf)
         ]
 

@@ -16,7 +16,7 @@ from parallelenv.contract.message_text import show
 from parallelenv.contract.spaces import Structure
 from parallelenv.errors import ArgumentError, NotFiniteError, SpacesError
 from parallelenv.results import StepResult
-from parallelenv.wrappers.answer_rows import Acting, with_leaves
+from parallelenv.wrappers.answer_rows import SteppedRows, with_leaves
 from parallelenv.wrappers.answer_wrapper import AnswerWrapper
 from parallelenv.wrappers.base import space_of
 from parallelenv.wrappers.check_finite import Found, describe_places, env_ids_of
@@ -125,18 +125,18 @@ class NormalizeStates(StateWrapper):
         """Count first states, and return them normalised."""
         found = self._count(states, env_ids)
         if found:
-            error = _spoilt(found)
+            error = _not_finite(found)
             self.refuse_begun(error, states, env_ids, error.env_ids)
         return super().began(states, env_ids)
 
     def answered(self, result: StepResult) -> StepResult:
         """Count the states of envs that acted, and return the result with normalised states."""
-        acting = Acting(result, self.raw_space)
-        found = [] if acting.is_nobody else self._count(acting.states, acting.env_ids.tolist())
+        stepped = SteppedRows(result, self.raw_space)
+        found = [] if stepped.is_nobody else self._count(stepped.states, stepped.env_ids.tolist())
         if found:
-            error = _spoilt(found)
+            error = _not_finite(found)
             self.refuse(error, result, error.env_ids)
-        return self.processed(acting)
+        return self.processed(stepped)
 
     def _count(self, states: Any, env_ids: Sequence[int]) -> list[Found]:
         """Count states. If some would make mean or variance nan or infinite, count nothing and return those."""
@@ -208,31 +208,31 @@ class NormalizeRewards(AnswerWrapper):
 
     def answered(self, result: StepResult) -> StepResult:
         """Count the returns of envs that acted, and return the result with their rewards scaled."""
-        acting = Acting(result, self.single_observation_space)
-        rewards, no_numbers = acting.rewards()
+        stepped = SteppedRows(result, self.single_observation_space)
+        rewards, no_numbers = stepped.rewards()
         if no_numbers:
             self.refuse(no_number_error(no_numbers, type(self).__name__), result, no_numbers)
         if not self.is_frozen:
-            self._count(acting, rewards)
-        self.returns[acting.env_ids[acting.dones]] = 0.0
+            self._count(stepped, rewards)
+        self.returns[stepped.env_ids[stepped.dones]] = 0.0
         _, variance = self.statistics.leaves[""].guess()
         scaled = np.clip(rewards / np.sqrt(variance + self.epsilon), -self.clip, self.clip)
-        return acting.with_rewards(scaled)
+        return stepped.with_rewards(scaled)
 
-    def _count(self, acting: Acting, rewards: Array) -> None:
+    def _count(self, stepped: SteppedRows, rewards: Array) -> None:
         """Count returns.
 
         Raises:
             NotFiniteError: If some would make the variance nan or infinite; those are not counted.
         """
-        given = ~acting.mended
-        env_ids = acting.env_ids[given]
+        given = ~stepped.restarted
+        env_ids = stepped.env_ids[given]
         with np.errstate(all="ignore"):  # overflows are detected below
             returns = self.returns[env_ids] * self.gamma + rewards[given]
         found = self.statistics.spoilers({"": returns})
         if found:
-            error = _spoilt([(int(env_ids[row]), "reward") for row in found[""]])
-            self.refuse(error, acting.result, error.env_ids)
+            error = _not_finite([(int(env_ids[row]), "reward") for row in found[""]])
+            self.refuse(error, stepped.result, error.env_ids)
         self.returns[env_ids] = returns
 
     def missed(self, env_ids: tuple[int, ...], has_begun: bool) -> None:
@@ -288,7 +288,7 @@ def _fitting(statistics: Any, shapes: Mapping[str, tuple[int, ...]]) -> RunningS
     return statistics
 
 
-def _spoilt(found: Sequence[Found]) -> NotFiniteError:
+def _not_finite(found: Sequence[Found]) -> NotFiniteError:
     return NotFiniteError(
         f"Mean or variance would become nan or infinite for ever by: {describe_places(found)}. That was not counted. "
         f"{WHERE_THEY_ARE} Find out why with get_env_attr(), or set frozen=True.",

@@ -12,7 +12,7 @@ from parallelenv.contract.arguments import check_positive
 from parallelenv.contract.batch import Array
 from parallelenv.errors import EnvContractError
 from parallelenv.results import StepResult
-from parallelenv.wrappers.answer_rows import Acting
+from parallelenv.wrappers.answer_rows import SteppedRows
 from parallelenv.wrappers.answer_wrapper import AnswerWrapper
 from parallelenv.wrappers.refused_answers import WHERE_THEY_ARE, no_number_error
 
@@ -71,32 +71,32 @@ class RecordEpisodeStatistics(AnswerWrapper):
             EnvContractError: If a reward is not a number, or an info already has the key. The other envs keep their
                 results.
         """
-        acting = Acting(result, self.single_observation_space)
-        rewards, no_numbers = acting.rewards()
+        stepped = SteppedRows(result, self.single_observation_space)
+        rewards, no_numbers = stepped.rewards()
         if no_numbers:
             self.refuse(no_number_error(no_numbers, type(self).__name__), result, no_numbers)
-        runs, mended = ~self._is_over[acting.env_ids], acting.mended
-        ends = acting.dones & runs
-        self._refuse_other(acting, ends)
-        counted = runs & ~mended
-        self._returns[acting.env_ids[counted]] += rewards[counted]
-        self._lengths[acting.env_ids[counted]] += 1
-        for env_id, info in zip(acting.env_ids[ends].tolist(), acting.infos[ends], strict=True):
+        runs, restarted = ~self._is_over[stepped.env_ids], stepped.restarted
+        ends = stepped.dones & runs
+        self._refuse_other(stepped, ends)
+        counted = runs & ~restarted
+        self._returns[stepped.env_ids[counted]] += rewards[counted]
+        self._lengths[stepped.env_ids[counted]] += 1
+        for env_id, info in zip(stepped.env_ids[ends].tolist(), stepped.infos[ends], strict=True):
             info[self._key] = self._tell(env_id)
-        begun = mended | (acting.dones & self.restarts)
-        self._begin(acting.env_ids[begun])
-        self._is_over[acting.env_ids[acting.dones & ~begun]] = True
+        begun = restarted | (stepped.dones & self.restarts)
+        self._begin(stepped.env_ids[begun])
+        self._is_over[stepped.env_ids[stepped.dones & ~begun]] = True
         return result
 
-    def _refuse_other(self, acting: Acting, ends: Array) -> None:
-        ended = zip(acting.env_ids[ends].tolist(), acting.infos[ends], strict=True)
+    def _refuse_other(self, stepped: SteppedRows, ends: Array) -> None:
+        ended = zip(stepped.env_ids[ends].tolist(), stepped.infos[ends], strict=True)
         clashes = [env_id for env_id, info in ended if self._key in info]
         if clashes:
             error = EnvContractError(
                 f"The info of envs {clashes} has {self._key!r} already, perhaps of a wrapper around the env itself. "
                 f"Drop one of the two, or give another stats_key. {WHERE_THEY_ARE}"
             )
-            self.refuse(error, acting.result, clashes)
+            self.refuse(error, stepped.result, clashes)
 
     def _tell(self, env_id: int) -> dict[str, Any]:
         total, length = float(self._returns[env_id]), int(self._lengths[env_id])

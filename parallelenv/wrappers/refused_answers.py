@@ -11,12 +11,12 @@ from parallelenv.contract.failures import put
 from parallelenv.contract.spaces import Structure, describe_value
 from parallelenv.errors import EnvContractError
 from parallelenv.results import StepResult
-from parallelenv.wrappers.answer_rows import is_mended, rows_of, unstacked
+from parallelenv.wrappers.answer_rows import rows_of, unstacked, was_restarted
 
 WHERE_THEY_ARE = "What they answered is in error.refused, what the others did in error.partial."
 
 
-class Refused(dict[int, Any]):
+class RefusedResults(dict[int, Any]):
     """Results that a wrapper refused, by env id, as it received them.
 
     Each is ``(state, reward, done, info)``, or after a reset a state.
@@ -28,7 +28,7 @@ class Refused(dict[int, Any]):
     beside: Any = None
 
     @classmethod
-    def of(cls, result: StepResult, structure: Structure) -> Refused:
+    def of(cls, result: StepResult, structure: Structure) -> RefusedResults:
         """Return a step's whole result as refused. ``structure`` is that of its states."""
         rows = unstacked(result.states, structure, len(result.env_ids))
         answers = zip(rows, result.rewards.tolist(), result.dones.tolist(), result.infos.tolist(), strict=True)
@@ -37,17 +37,17 @@ class Refused(dict[int, Any]):
     @property
     def ended(self) -> dict[int, bool]:
         """After a step: env ids of ended episodes, with whether the env was rebuilt."""
-        return {env_id: is_mended(info) for env_id, (_, _, done, info) in self.items() if done}
+        return {env_id: was_restarted(info) for env_id, (_, _, done, info) in self.items() if done}
 
 
-def refused_in(error: BaseException) -> Refused | None:
+def refused_in(error: BaseException) -> RefusedResults | None:
     """Return what wrappers have refused; ``None`` if the error did not come from one."""
     refused = getattr(error, "refused", None)
-    is_of_now = isinstance(refused, Refused) and refused.beside is getattr(error, "partial", None)
+    is_of_now = isinstance(refused, RefusedResults) and refused.beside is getattr(error, "partial", None)
     return refused if is_of_now else None
 
 
-def carry(error: BaseException, partial: Any, refused: Refused | None = None) -> None:
+def attach_partial(error: BaseException, partial: Any, refused: RefusedResults | None = None) -> None:
     """Set an error's ``partial`` and ``refused``; without ``refused`` it keeps its current one."""
     if refused is None:
         refused = refused_in(error)
@@ -55,16 +55,18 @@ def carry(error: BaseException, partial: Any, refused: Refused | None = None) ->
     if refused is not None:
         refused.beside = partial
         put(error, "refused", refused)
-    elif isinstance(getattr(error, "refused", None), Refused):  # left from an earlier raise
+    elif isinstance(getattr(error, "refused", None), RefusedResults):  # left from an earlier raise
         object.__delattr__(error, "refused")
 
 
-def is_unanswered(partial: StepResult, refused: Refused) -> bool:
+def is_unanswered(partial: StepResult, refused: RefusedResults) -> bool:
     """Return whether all results in ``partial`` were refused by an inner wrapper."""
     return bool(refused) and refused.keys() >= set(partial.env_ids.tolist())
 
 
-def parted(result: StepResult, env_ids: Collection[int], structure: Structure) -> tuple[StepResult, StepResult]:
+def partition_results(
+    result: StepResult, env_ids: Collection[int], structure: Structure
+) -> tuple[StepResult, StepResult]:
     """Return the results of all other envs, and those of these envs."""
     is_theirs = np.isin(result.env_ids, list(env_ids))
     others, theirs = (

@@ -13,7 +13,7 @@ from parallelenv.contract.message_text import show
 from parallelenv.contract.spaces import Structure, as_array
 from parallelenv.errors import ArgumentError, SpacesError
 from parallelenv.results import StepResult
-from parallelenv.wrappers.answer_rows import Acting
+from parallelenv.wrappers.answer_rows import SteppedRows
 from parallelenv.wrappers.base import space_of
 from parallelenv.wrappers.state_wrapper import StateWrapper
 
@@ -73,28 +73,28 @@ class StackStates(StateWrapper):
 
     def answered(self, result: StepResult) -> StepResult:
         """Push the states, and return the result with stacks as states."""
-        acting = Acting(result, self.raw_space)
-        if acting.is_nobody:
+        stepped = SteppedRows(result, self.raw_space)
+        if stepped.is_nobody:
             return result
-        leaves = [as_array(leaf) for leaf in self._structure.split(acting.states)]
-        begins = acting.mended | ~self._is_known[acting.env_ids]
+        leaves = [as_array(leaf) for leaf in self._structure.split(stepped.states)]
+        begins = stepped.restarted | ~self._is_known[stepped.env_ids]
         if self.restarts:
-            begins |= acting.dones
-            self._stack_ended(acting)
-        goes_on = acting.env_ids[~begins]
+            begins |= stepped.dones
+            self._stack_ended(stepped)
+        goes_on = stepped.env_ids[~begins]
         for stack, leaf in zip(self._stacks, leaves, strict=True):
             stack[goes_on] = np.concatenate([stack[goes_on, 1:], leaf[~begins][:, None]], axis=1)
-        self._fill(acting.env_ids[begins], [leaf[begins] for leaf in leaves])
-        return acting.with_states(self._shown(acting.env_ids), self.single_observation_space)
+        self._fill(stepped.env_ids[begins], [leaf[begins] for leaf in leaves])
+        return stepped.with_states(self._shown(stepped.env_ids), self.single_observation_space)
 
     def missed(self, env_ids: tuple[int, ...], has_begun: bool) -> None:
         """Mark the stacks of episodes whose first state was not seen."""
         if has_begun:
             self._is_known[list(env_ids)] = False
 
-    def _stack_ended(self, acting: Acting) -> None:
+    def _stack_ended(self, stepped: SteppedRows) -> None:
         """Replace ``ended_state`` in the infos of ended episodes by the last stack."""
-        for env_id, info in zip(acting.env_ids.tolist(), acting.infos, strict=True):
+        for env_id, info in zip(stepped.env_ids.tolist(), stepped.infos, strict=True):
             if info.get("ended_state") is not None and self._is_known[env_id]:
                 ended = self._structure.split(info["ended_state"])
                 info["ended_state"] = self._structure.join(

@@ -11,7 +11,7 @@ from parallelenv.contract.copying import deep_copy
 from parallelenv.contract.spaces import Structure, batched
 from parallelenv.errors import MissingMethodError
 from parallelenv.results import StepResult
-from parallelenv.wrappers.answer_rows import Acting, Space, batch_of, check_states, row_of
+from parallelenv.wrappers.answer_rows import Space, SteppedRows, batch_of, check_states, row_of
 from parallelenv.wrappers.answer_wrapper import AnswerWrapper
 from parallelenv.wrappers.base import ParallelWrapper
 
@@ -66,7 +66,7 @@ class StateWrapper(AnswerWrapper):
 
     def answered(self, result: StepResult) -> StepResult:
         """Return the result with its states processed, including last states of episodes."""
-        return self.processed(Acting(result, self.raw_space))
+        return self.processed(SteppedRows(result, self.raw_space))
 
     def get_observations(self, id: Any = None) -> Any:
         """Return the processed current observations of tasks. See `TaskPool.get_observations`."""
@@ -75,18 +75,18 @@ class StateWrapper(AnswerWrapper):
             env.get_observations(id), self.chosen(id), lambda states, env_ids: self._processed(states, len(env_ids))
         )
 
-    def processed(self, acting: Acting) -> StepResult:
+    def processed(self, stepped: SteppedRows) -> StepResult:
         """Return the result with its states processed, including last states of episodes.
 
         Raises:
             SpacesError: If `process` returns something other than a batch of states of the space.
         """
-        ended = [info for info in acting.infos[acting.dones] if info.get("ended_state") is not None]
+        ended = [info for info in stepped.infos[stepped.dones] if info.get("ended_state") is not None]
         last_states = self._last_states(ended) if ended and self.restarts else None
-        result = acting.result
-        if not acting.is_nobody:
-            states = self._processed(acting.states, len(acting.env_ids))
-            result = acting.with_states(states, self.single_observation_space)
+        result = stepped.result
+        if not stepped.is_nobody:
+            states = self._processed(stepped.states, len(stepped.env_ids))
+            result = stepped.with_states(states, self.single_observation_space)
         if last_states is not None:  # last, so that infos are unchanged if process() raises
             structure = Structure(self.single_observation_space)
             for row, info in enumerate(ended):

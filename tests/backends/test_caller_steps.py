@@ -19,7 +19,7 @@ from parallelenv.testing import BackendContract
 from parallelenv.testing.base import Make
 from parallelenv.testing.envs import Counter, SteppedEnv
 from parallelenv.testing.odd_envs import Interrupter, Sleeper
-from parallelenv.testing.scenario import KINDS, NUM_ENVS, POLICIES, assert_same, drain, fleet, play
+from parallelenv.testing.scenario import KINDS, NUM_ENVS, POLICIES, assert_same, drain, five_env_fns, play
 
 HERE = os.getpid()
 INTERRUPT = 4  # an action
@@ -33,7 +33,7 @@ class TestCallerSteps(BackendContract):
 
     def test_a_dead_worker_is_an_error(self, make: Make) -> None:
         """The suite kills the worker of env 4, which would be this process."""
-        env = make(fleet(Sleeper))
+        env = make(five_env_fns(Sleeper))
         env.reset()
         os.kill(env.customized_method("process", id=0)[0], signal.SIGKILL)
         with pytest.raises(WorkerDiedError, match="env") as caught:
@@ -48,7 +48,7 @@ class TestCallerSteps(BackendContract):
         """The suite takes the env that interrupts, here one of the worker's, for the one that is interrupted."""
         if threading.current_thread() is not threading.main_thread():
             pytest.skip("interrupts come to the main thread only")
-        env, oracle = make(fleet(Interrupter)), make_oracle(fleet(Interrupter))
+        env, oracle = make(five_env_fns(Interrupter)), make_oracle(five_env_fns(Interrupter))
         env.reset()
         with pytest.raises(KeyboardInterrupt):
             env.step([0, HERE, 0, 0, 0])

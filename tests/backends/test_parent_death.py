@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from parallelenv.backends._parent_death import CutError, ParentDeathPipe, take_hold
+from parallelenv.backends._parent_death import CallerGoneError, ParentDeathPipe, death_descriptor
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there is none")
 
@@ -20,7 +20,7 @@ def is_cut(fileno: int, patience: float = 0.0) -> bool:
 
 def test_owner_can_cut_the_parent_death_pipe() -> None:
     lifeline = ParentDeathPipe()
-    fileno: Any = take_hold(lifeline.address)
+    fileno: Any = death_descriptor(lifeline.address)
     lifeline.keep(is_held=True)
     assert not is_cut(fileno)
     lifeline.cut()
@@ -30,7 +30,7 @@ def test_owner_can_cut_the_parent_death_pipe() -> None:
 
 def test_it_is_cut_with_the_object() -> None:
     lifeline = ParentDeathPipe()
-    fileno: Any = take_hold(lifeline.address)
+    fileno: Any = death_descriptor(lifeline.address)
     del lifeline
     assert is_cut(fileno)
     os.close(fileno)
@@ -38,7 +38,7 @@ def test_it_is_cut_with_the_object() -> None:
 
 def test_a_forked_child_does_not_hold_it() -> None:
     lifeline = ParentDeathPipe()
-    fileno: Any = take_hold(lifeline.address)
+    fileno: Any = death_descriptor(lifeline.address)
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -55,12 +55,12 @@ def test_a_forked_child_does_not_hold_it() -> None:
 
 def test_waiting_for_the_other_end_to_go_is_bounded_and_no_longer_than_needed() -> None:
     lifeline = ParentDeathPipe()
-    fileno: Any = take_hold(lifeline.address)
+    fileno: Any = death_descriptor(lifeline.address)
     lifeline.keep(is_held=True)
     os.close(fileno)
     lifeline.cut_when_free(60.0)
     other = ParentDeathPipe()
-    fileno = take_hold(other.address)
+    fileno = death_descriptor(other.address)
     other.keep(is_held=True)
     other.cut_when_free(0.01)
     assert is_cut(fileno)
@@ -71,14 +71,14 @@ def test_attaching_to_a_cut_pipe_raises_cut_error() -> None:
     lifeline = ParentDeathPipe()
     address = lifeline.address
     lifeline.cut()
-    with pytest.raises(CutError):
-        take_hold(address)
-    with pytest.raises(CutError), open(os.devnull) as file:
-        take_hold(address._replace(fileno=file.fileno()))
+    with pytest.raises(CallerGoneError):
+        death_descriptor(address)
+    with pytest.raises(CallerGoneError), open(os.devnull) as file:
+        death_descriptor(address._replace(fileno=file.fileno()))
 
 
 def test_another_machine_is_out_of_reach() -> None:
     lifeline = ParentDeathPipe()
-    assert take_hold(None) is None
-    assert take_hold(lifeline.address._replace(place="elsewhere")) is None
+    assert death_descriptor(None) is None
+    assert death_descriptor(lifeline.address._replace(place="elsewhere")) is None
     lifeline.cut()

@@ -64,7 +64,7 @@ def test_a_line_says_what_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
         terminal = Terminal()
         monkeypatch.setattr(sys, "stderr", terminal)
         threads = threading.active_count()
-        with progress.announced("Waiting for Ray ..."):
+        with progress.announce_if_slow("Waiting for Ray ..."):
             while is_shown and "Waiting for Ray ..." not in terminal.getvalue():
                 time.sleep(0.01)
         assert threading.active_count() <= threads + 1  # tqdm has one of its own

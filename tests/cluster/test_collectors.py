@@ -41,7 +41,7 @@ class Steady(gym.Env[Any, Any]):
         return self._state(), float(action), self.steps == 50, False, {}
 
 
-class Placed:
+class InfoEnv:
     """Says in extras on which node it is."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ def on_both(direct: bool, num_workers: int = 2, **options: Any) -> CollectorSet:
     """Make collectors of which only one fits on a node; or two, if there are four."""
     resources = {"num_cpus": 4 // num_workers}
     arguments = {"num_steps": 60, "para_mode": "ray", "seed": 1, "direct": direct, **options}
-    return CollectorSet.create(num_workers, Placed, make_envs, worker_resources=resources, **arguments)
+    return CollectorSet.create(num_workers, InfoEnv, make_envs, worker_resources=resources, **arguments)
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def puts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_data_of_two_nodes_are_those_of_one_process(nodes: Any, direct: bool) -> None:
     with (
         on_both(direct) as collectors,
-        Collector(Placed, partial(ParallelEnv, [Steady] * 4, "dummy", "restart"), num_steps=60, seed=1) as single,
+        Collector(InfoEnv, partial(ParallelEnv, [Steady] * 4, "dummy", "restart"), num_steps=60, seed=1) as single,
     ):
         for _ in range(2):
             (found, info), (expected, _) = collectors.collect(), single.collect()

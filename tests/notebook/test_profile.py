@@ -28,7 +28,7 @@ from parallelenv.notebook.recording import merge, total_length
 from parallelenv.notebook.timeline import _moment
 from parallelenv.testing.envs import Counter
 from parallelenv.worker.host import Host
-from parallelenv.worker.tracer import HostRecord, HostTracer, Thinning, begin_tracing, end_tracing
+from parallelenv.worker.tracer import HostRecord, HostTracer, StepSkipping, begin_tracing, end_tracing
 
 
 class Sleepy(Counter):
@@ -584,7 +584,7 @@ def test_a_part_of_a_timeline_can_be_asked_for(recorded: Profile) -> None:
 
 
 def test_a_long_recording_is_shaded_with_some_steps_below(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Thinning, "left_out", lambda *_: 0)  # else how long it is depends on the machine
+    monkeypatch.setattr(StepSkipping, "left_out", lambda *_: 0)  # else how long it is depends on the machine
     with ParallelEnv([Counter] * 8, asynchronous="restart") as env:
         env.reset(seed=0)
         with env.profile() as profile:

@@ -19,7 +19,7 @@ from parallelenv import ParallelEnv
 from parallelenv.contract.process_info import ProcessInfo, this_process
 from parallelenv.engine.episode_stats import EpisodeSummary
 from parallelenv.errors import WorkerDiedError
-from parallelenv.notebook.repr import LOOKS, Portrait, WorkerRow, portray
+from parallelenv.notebook.repr import LOOKS, ReprData, WorkerRow, repr_data
 from parallelenv.testing.envs import Counter
 from parallelenv.wrappers import CheckFinite
 
@@ -42,7 +42,7 @@ def bundle(env: Any) -> dict[str, str]:
 
 
 def states_of(env: ParallelEnv) -> list[str]:
-    return portray(env, "").states
+    return repr_data(env, "").states
 
 
 class Tags(html.parser.HTMLParser):
@@ -90,7 +90,7 @@ def test_it_says_what_there_is_to_say(make_env: MakeEnv, mode: str) -> None:
     tags = parsed(page)
     assert set(tags.seen) <= {"div", "span", "code", "table", "thead", "tbody", "tr", "td", "th"}
     assert page.count('title="env ') == 4
-    portrait = portray(env, "")
+    portrait = repr_data(env, "")
     pids = env.customized_method("where") if hasattr(Counter, "where") else None
     assert pids is None
     assert sum((worker.env_ids for worker in portrait.workers), ()) == (0, 1, 2, 3)
@@ -101,15 +101,15 @@ def test_it_says_what_there_is_to_say(make_env: MakeEnv, mode: str) -> None:
     assert all((worker.process == this_process()) == is_here for worker in portrait.workers)
 
 
-class Placed(Counter):
+class InfoEnv(Counter):
     def where(self) -> int:
         return os.getpid()
 
 
 def test_the_process_ids_are_those_of_the_workers_also_after_a_restart(make_env: MakeEnv) -> None:
-    env = make_env([lambda number=number: Placed(number) for number in range(4)], num_cpus=2)
+    env = make_env([lambda number=number: InfoEnv(number) for number in range(4)], num_cpus=2)
     for _ in range(2):
-        found = portray(env, "").workers
+        found = repr_data(env, "").workers
         told = {env_id: worker.process.pid for worker in found for env_id in worker.env_ids}
         assert [told[env_id] for env_id in range(4)] == env.customized_method("where")
         env.restart()
@@ -151,7 +151,7 @@ def test_envs_whose_worker_died_have_failed(make_env: MakeEnv) -> None:
         env.step([4, 1, 1, 1])
     assert states_of(env) == ["failed", "failed", "running", "running"]
     assert "2 running, 2 failed (worker died)" in bundle(env)["text/plain"]
-    assert [worker.env_ids for worker in portray(env, "").workers] == [(2, 3)]
+    assert [worker.env_ids for worker in repr_data(env, "").workers] == [(2, 3)]
     env.restart([0])
     assert states_of(env) == ["needs reset", "needs reset", "running", "running"]
 
@@ -173,7 +173,7 @@ def test_a_wrapper_shows_what_it_is_around(make_env: MakeEnv) -> None:
 
 
 def test_what_could_be_markup_is_text() -> None:
-    portrait = Portrait("<script>alert('&')</script>", ["running"], EpisodeSummary(0, 0, None, None), None, [])
+    portrait = ReprData("<script>alert('&')</script>", ["running"], EpisodeSummary(0, 0, None, None), None, [])
     tags = parsed(portrait.html())
     assert "script" not in tags.seen
     assert "<script>alert('&')</script>" in "".join(tags.texts)
@@ -181,7 +181,7 @@ def test_what_could_be_markup_is_text() -> None:
 
 def test_thousands_of_envs_stay_small_on_the_page() -> None:
     workers = [WorkerRow((index,), ProcessInfo(1, "elsewhere"), None, 0.5) for index in range(500)]
-    portrait = Portrait("many", ["running"] * 5000, EpisodeSummary(1, 0, None, None), 1.0, workers)
+    portrait = ReprData("many", ["running"] * 5000, EpisodeSummary(1, 0, None, None), 1.0, workers)
     assert len(portrait.html()) < 60_000
     assert "... and 4,744 more" in portrait.html()
     assert "... and 484 more workers" in portrait.text()
@@ -190,11 +190,11 @@ def test_thousands_of_envs_stay_small_on_the_page() -> None:
 
 
 def test_numbers_of_one_and_of_many_read_well() -> None:
-    one = Portrait("", ["needs reset"], EpisodeSummary(1, 1, -1.5, 1.0), 155.4, [])
+    one = ReprData("", ["needs reset"], EpisodeSummary(1, 1, -1.5, 1.0), 155.4, [])
     assert "envs      1 needs reset\n" in one.text()
     assert "so far    1 step (155/s)\n" in one.text()
     assert one.text().endswith("episodes  1 ended: return -1.5, length 1")
-    many = Portrait("", ["running"] * 2, EpisodeSummary(1234567, 4321, 123456.7, 2048.5), 98765.4, [])
+    many = ReprData("", ["running"] * 2, EpisodeSummary(1234567, 4321, 123456.7, 2048.5), 98765.4, [])
     assert "so far    1,234,567 steps (98,765/s) of all envs together" in many.text()
     assert "episodes  4,321 ended; mean of the last 100: return 123,457, length 2,048" in many.text()
 
@@ -306,7 +306,7 @@ def test_less_loaded_worker_shows_more_waiting_time(make_env: MakeEnv, mode: str
     env.reset(seed=0)
     for _ in range(10):
         env.step([1, 4] if mode != "dummy" else [2, 2])
-    portrait = portray(env, "")
+    portrait = repr_data(env, "")
     assert portrait.rate is not None
     assert 2 <= portrait.rate <= 60  # two steps in 40 ms, but the machine may be busy with others
     waiting = [worker.waiting or 0.0 for worker in portrait.workers]
@@ -322,7 +322,7 @@ def test_constantly_busy_workers_show_little_waiting_time(make_env: MakeEnv) -> 
     env.reset(seed=0)
     for _ in env.stream(lambda states: [2] * len(states), 40):
         pass
-    assert max(worker.waiting or 0.0 for worker in portray(env, "").workers) < 0.3
+    assert max(worker.waiting or 0.0 for worker in repr_data(env, "").workers) < 0.3
 
 
 @pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)

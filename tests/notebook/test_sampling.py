@@ -22,10 +22,18 @@ from parallelenv.engine.thread_guard import Use
 from parallelenv.errors import EnvBusyError
 from parallelenv.notebook.profile import Profile
 from parallelenv.notebook.profile_summary import summarise
-from parallelenv.notebook.recorder import Calls, Sampling
+from parallelenv.notebook.recorder import CallRecorder, Sampling
 from parallelenv.notebook.recording import Recording, WorkerRecord, cover
 from parallelenv.testing.envs import Counter
-from parallelenv.worker.tracer import ALLOWED, COST_OF_COMMAND, COST_OF_ENV, COST_OF_RESET, NUM_FIRST, WANTED, Thinning
+from parallelenv.worker.tracer import (
+    ALLOWED,
+    COST_OF_COMMAND,
+    COST_OF_ENV,
+    COST_OF_RESET,
+    NUM_FIRST,
+    WANTED,
+    StepSkipping,
+)
 
 GAP = 5
 IN_WINDOW = 8
@@ -39,7 +47,7 @@ def leave_out(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Return what lets so many steps be left out after those that were noted, however quick they are."""
 
     def force(number: int) -> None:
-        monkeypatch.setattr(Thinning, "left_out", lambda *_: number)
+        monkeypatch.setattr(StepSkipping, "left_out", lambda *_: number)
 
     return force
 
@@ -100,7 +108,7 @@ def test_most_quick_steps_are_left_out() -> None:
 
 
 def test_it_takes_so_much_of_the_time_as_is_wanted() -> None:
-    thinning = Thinning()
+    thinning = StepSkipping()
     assert thinning.left_out(8, 1.01 * COST_OF_COMMAND / ALLOWED, 0, 0) == 0
     for num_envs, num_resets in ((0, 0), (4, 0), (4, 2)):
         cost = COST_OF_COMMAND + COST_OF_ENV * num_envs + COST_OF_RESET * num_resets
@@ -194,11 +202,11 @@ def test_a_reset_within_a_rollout_is_noted_with_its_step(leave_out: Callable[[in
 def test_what_it_costs_to_note_resets_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
-    def note(_: Thinning, num_noted: int, seconds: float, *numbers: float) -> int:
+    def note(_: StepSkipping, num_noted: int, seconds: float, *numbers: float) -> int:
         asked.append(numbers)
         return 0
 
-    monkeypatch.setattr(Thinning, "left_out", note)
+    monkeypatch.setattr(StepSkipping, "left_out", note)
     for last, per_host in ((1, 2.0), (10**6, 0.0)):
         with ParallelEnv([lambda last=last: Counter(0, last)] * 4, "thread", "restart", 2) as env:
             env.reset(seed=0)
@@ -302,14 +310,14 @@ USE: Use = (5, "step")
 
 
 def test_a_call_of_another_thread_that_is_refused_is_not_noted() -> None:
-    calls = Calls({"": USE})
+    calls = CallRecorder({"": USE})
     assert calls.setdefault("", (6, "step")) is USE
     assert len(calls) == 0
 
 
 def test_a_call_within_a_call_is_a_part_of_it() -> None:
     user: dict[str, Use] = {}
-    calls = Calls(user)
+    calls = CallRecorder(user)
     begin = time.perf_counter()
     calls.open(begin, is_in_call=False)
     calls.setdefault("", USE)
@@ -328,7 +336,7 @@ def test_a_call_within_a_call_is_a_part_of_it() -> None:
 
 
 def test_calls_are_clipped_to_the_sampling_window() -> None:
-    calls = Calls({})
+    calls = CallRecorder({})
     calls.open(1.0, is_in_call=False)
     calls.close(2.0)
     for _ in range(3):  # noted in vain; the last one goes on when the window opens
@@ -387,7 +395,7 @@ def test_an_interrupt_in_the_choice_costs_that_call_and_the_rest_of_the_recordin
     def interrupt(*_: Any) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Thinning, "left_out", interrupt)
+    monkeypatch.setattr(StepSkipping, "left_out", interrupt)
     env = counters(make_env)
     with env.profile() as profile:
         for _ in range(NUM_FIRST):

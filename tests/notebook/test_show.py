@@ -25,7 +25,7 @@ from parallelenv.errors import (
 )
 from parallelenv.notebook import film as films
 from parallelenv.notebook.animation import encode_picture, has_ffmpeg
-from parallelenv.notebook.screen import Pace, Screen
+from parallelenv.notebook.screen import FrameRate, Screen
 from parallelenv.notebook.tiles import tile_frames
 from parallelenv.testing.envs import Counter
 from parallelenv.wrappers import CheckFinite
@@ -513,7 +513,7 @@ def test_frames_keep_their_pace(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("parallelenv.notebook.screen.time.monotonic", lambda: now[0])
     monkeypatch.setattr("parallelenv.notebook.screen.time.sleep", sleep)
-    pace = Pace(10)
+    pace = FrameRate(10)
     for takes in (0.0, 0.0, 0.04, 0.5, 0.0):
         pace.wait()
         now[0] += takes

@@ -12,7 +12,7 @@ from conftest import MakeEnv
 from parallelenv import ParallelEnv
 from parallelenv.contract.difference import difference
 from parallelenv.testing.envs import Counter
-from parallelenv.testing.scenario import POLICIES, Actions, fleet
+from parallelenv.testing.scenario import POLICIES, Actions, five_env_fns
 from parallelenv.wrappers import CheckFinite, NormalizeRewards, NormalizeStates, RecordEpisodeStatistics, StackStates
 
 
@@ -45,7 +45,7 @@ def told(answer: Any) -> Any:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_stack_of_wrappers_is_the_same_in_every_mode(make_env: MakeEnv, policy: Any, tmp_path: Path) -> None:
-    with ParallelEnv(fleet(Counter), asynchronous=policy) as oracle:
+    with ParallelEnv(five_env_fns(Counter), asynchronous=policy) as oracle:
         expected = play(oracle, tmp_path)
-    found = play(make_env(fleet(Counter), asynchronous=policy, num_cpus=2), tmp_path)
+    found = play(make_env(five_env_fns(Counter), asynchronous=policy, num_cpus=2), tmp_path)
     assert difference(expected, found) is None, difference(expected, found)
