@@ -10,7 +10,7 @@ from typing import Any
 from parallelenv.backends._parent_death import Address, death_descriptor
 from parallelenv.backends._ray_local import connect_to_caller
 from parallelenv.backends._wire import Wire
-from parallelenv.backends._worker_process import PipeHost
+from parallelenv.backends._worker_process import SPIN, PipeHost
 from parallelenv.contract.batch import Array
 from parallelenv.contract.codec import Message, decode
 from parallelenv.contract.packed_spec import PackedSpec
@@ -64,7 +64,8 @@ class RayHost(MessageHost):
         connection, log = connect_to_caller(path)
         redirect_streams(log, lambda: self.host.current, (log.fileno, log.fileno))
         with contextlib.suppress(EOFError, OSError):  # the caller closed it or died
-            self._make_pipe_host(Wire(connection), log).obey()
+            wire = Wire(connection, SPIN)
+            self._make_pipe_host(wire, log).obey(wire.receive, wire.send)
 
     def execute(self, message: Message, content: Array | None = None) -> Message | None:
         """Execute the command in a message; return the reply, or ``None`` if it was no command.

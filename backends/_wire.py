@@ -53,12 +53,14 @@ class Wire:
 
     Args:
         connection: This end.
+        spin_time: Seconds that `receive` spins for a message before it sleeps.
     """
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, spin_time: float = 0.0) -> None:
         self.connection = connection
         self.fileno = connection.fileno()
         self._poll = select.poll() if hasattr(select, "poll") else None
+        self._spin_time = 0.0 if self._poll is None else spin_time
         if self._poll is not None:
             self._poll.register(self.fileno, select.POLLIN)
             self._glance = functools.partial(self._poll.poll, 0)
@@ -82,16 +84,13 @@ class Wire:
         Raises:
             EOFError, OSError: If the other end is closed.
         """
+        if self._spin_time:
+            spin(self._glance, self._spin_time)
         tag, number, nbytes = HEADER.unpack(self._read(_HEADER_SIZE))
         if not nbytes:
             return Message(tag, number)
         head, sizes = split_body(memoryview(self._read(nbytes)))
         return Message(tag, number, [head, *map(self._read_into_new, sizes)])
-
-    def await_message(self, limit: float) -> None:
-        """Spin until there is something to read, at most ``limit`` seconds."""
-        if self._poll is not None:
-            spin(self._glance, limit)
 
     def close(self) -> None:
         """Close this end."""

@@ -51,22 +51,6 @@ class PipeHost(MessageHost):
             return message
         return message._replace(tag=message.tag | PRINTED)
 
-    def obey(self) -> None:
-        """Execute commands until the other end is closed; then close the envs.
-
-        Raises:
-            EOFError, OSError: At the end, always.
-        """
-        wire = self.wire
-        try:
-            while True:
-                wire.await_message(SPIN)
-                reply = self.execute(wire.receive())
-                if reply is not None:
-                    wire.send(reply)
-        finally:
-            self.host.close()
-
 
 def serve(connection: Connection, log: WorkerLog | None, foreign: Sequence[Connection] = ()) -> None:
     """Run a host until the caller closes the pipe or dies.
@@ -85,7 +69,7 @@ def serve(connection: Connection, log: WorkerLog | None, foreign: Sequence[Conne
     if log is not None:
         redirect_descriptors(log)
     with contextlib.suppress(EOFError, OSError):  # the caller closed the pipe or died
-        _serve(Wire(connection), log)
+        _serve(Wire(connection, SPIN), log)
 
 
 def _serve(wire: Wire, log: WorkerLog | None) -> None:
@@ -105,4 +89,4 @@ def _serve(wire: Wire, log: WorkerLog | None) -> None:
     if log is not None:
         redirect_streams(log, lambda: host.current, (1, 2))
     prepare_worker(packed)
-    PipeHost(host, packed, wire, log).obey()
+    PipeHost(host, packed, wire, log).obey(wire.receive, wire.send)

@@ -7,13 +7,13 @@ the node has.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from parallelenv.backends._ray_cluster import cores_of_nodes
 from parallelenv.backends._ray_host import RayHost
 from parallelenv.backends._wire import Wire
-from parallelenv.backends._worker_process import SPIN, PipeHost
+from parallelenv.backends._worker_process import PipeHost
 from parallelenv.backends.ray import RayBackend
 from parallelenv.backends.subproc import SubprocBackend, check_preload
 from parallelenv.contract.batch import Batch, Layout
@@ -158,22 +158,21 @@ class PipePoolHost(PipeHost):
 
     host: PoolHost
 
-    def obey(self) -> None:
-        """Execute commands like `PipeHost`, but in parallel if they concern different envs."""
+    def obey(self, receive: Callable[[], Message], send: Callable[[Message], None]) -> None:
+        """Execute commands like `MessageHost.obey`, but in parallel if they concern different envs."""
         caller = CallerConnection(self.wire)
         try:
             while True:
                 if self.host.await_command(caller):
-                    self.wire.await_message(SPIN)
-                    command = self.decode(self.wire.receive())
+                    command = self.decode(receive())
                     if isinstance(command, Message):  # the reply to a command that cannot be read
-                        self.wire.send(command)
+                        send(command)
                     elif command is not None and command.name == "build":
-                        self.wire.send(self.encode(self.host.execute(command)))
+                        send(self.encode(self.host.execute(command)))
                     elif command is not None:
                         self.host.begin(command)
                 for reply in self.host.take_replies():
-                    self.wire.send(self.encode(reply))
+                    send(self.encode(reply))
         finally:
             self.host.close()
 

@@ -52,12 +52,7 @@ def serve(receive: Callable[[], Message], send: Callable[[Message], None], paren
     with contextlib.suppress(EOFError, OSError):
         packed: PackedSpec = decode(receive())
         prepare_worker(packed)
-        with contextlib.closing(Host(packed.unpack(frozen(packed.shared)))) as host:
-            worker = MessageHost(host, packed)
-            while True:
-                reply = worker.execute(receive())
-                if reply is not None:
-                    send(reply)
+        MessageHost(Host(packed.unpack(frozen(packed.shared))), packed).obey(receive, send)
 
 
 class MessageHost:
@@ -73,6 +68,20 @@ class MessageHost:
         self.packed = packed
         self._batch: Batch | None = None  # if its rows travel
         self._limits: Any = None
+
+    def obey(self, receive: Callable[[], Message], send: Callable[[Message], None]) -> None:
+        """Execute commands until the connection is closed; then close the envs. Arguments: see `serve`.
+
+        Raises:
+            EOFError, OSError: At the end, always.
+        """
+        try:
+            while True:
+                reply = self.execute(receive())
+                if reply is not None:
+                    send(reply)
+        finally:
+            self.host.close()
 
     def execute(self, message: Message) -> Message | None:
         """Execute the command in a message; return the reply, or ``None`` if it was no command."""
