@@ -49,6 +49,7 @@ class Poller:
         self._channels: dict[int, Any] = {}
         self.pids: list[int] = []
         self._poll: Any = select.poll() if hasattr(select, "poll") else None
+        self._epoll: Any = None
         self.is_quick = True
         self.awaits_first = False
         self._glance: Any = functools.partial(self._poll.poll, 0) if self._poll is not None else None
@@ -63,17 +64,38 @@ class Poller:
         self._channels[guest.wire.fileno] = guest
         if self._poll is not None:
             self._poll.register(guest.wire.fileno, select.POLLIN)
+        if self._epoll is not None:
+            self._epoll.register(guest.wire.fileno, select.EPOLLIN)
 
     def ignore(self, guest: Any) -> None:
         """Stop watching it. Must be called before its pipe is closed."""
-        if self._channels.pop(guest.wire.fileno, None) is not None and self._poll is not None:
+        if self._channels.pop(guest.wire.fileno, None) is None:
+            return
+        if self._poll is not None:
             self._poll.unregister(guest.wire.fileno)
+        if self._epoll is not None:
+            self._epoll.unregister(guest.wire.fileno)
 
     def remove(self, channel: PipeChannel) -> None:
         """Stop watching a channel. Must be called before its pipe is closed."""
         if channel.wire.fileno in self._channels:
             self.pids.remove(channel.process.pid)
             self.ignore(channel)
+
+    def fileno(self) -> int | None:
+        """Return a descriptor that is readable while a pipe is, ``None`` where there is none. See `Backend`."""
+        if self._epoll is None and hasattr(select, "epoll"):
+            epoll = select.epoll()
+            for fileno in self._channels:
+                epoll.register(fileno, select.EPOLLIN)
+            self._epoll = epoll
+        return None if self._epoll is None else int(self._epoll.fileno())
+
+    def close(self) -> None:
+        """Close the descriptor of `fileno`."""
+        epoll, self._epoll = self._epoll, None
+        if epoll is not None:
+            epoll.close()
 
     def wait(self, timeout: float) -> list[PipeChannel]:
         """Return the channels with something to read or a closed pipe; none after ``timeout`` seconds."""
@@ -253,4 +275,5 @@ class Switchboard:
         printed = [piece for channel in workers for piece in channel.take_output(is_idle=True)]
         for channel in workers:
             channel.kill()
+        self.poller.close()
         return printed

@@ -11,15 +11,14 @@ from typing import Any
 
 from parallelenv.backends._in_process import CallerChannel
 from parallelenv.contract.batch import Array, Batch, Layout
-from parallelenv.contract.protocol import Channel, Placement, Printed, WorkerSpec
+from parallelenv.contract.protocol import Backend, Channel, Placement, Printed, WorkerSpec
 from parallelenv.contract.shared_arrays import copied
 
 
-class DummyBackend:
+class DummyBackend(Backend):
     """One host, in the caller's thread, however many cores there are."""
 
     uses_live_envs = True
-    placement = ""
 
     def plan(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> Placement:  # noqa: D102 (see Backend)
         return Placement((1,))

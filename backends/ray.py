@@ -256,6 +256,12 @@ class RayBackend:
                 break
         return ready
 
+    def fileno(self) -> int | None:
+        """Return a descriptor, see `Backend`, if no actor is reached by Ray's calls, which have none."""
+        if any(not (actor.comes_in or actor.is_ended) for actor in self._started):
+            return None
+        return self._switchboard.poller.fileno()
+
     def close(self, channels: Sequence[Any], timeout: float) -> Sequence[Printed]:  # noqa: D102 (see Backend)
         if "_cluster" not in vars(self):  # Ray did not start
             return ()

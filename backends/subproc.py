@@ -191,6 +191,9 @@ class SubprocBackend:
     def wait(self, channels: Sequence[Any], timeout: float | None) -> Sequence[Any]:  # noqa: D102 (see Backend)
         return self._switchboard.wait(channels, timeout)
 
+    def fileno(self) -> int | None:  # noqa: D102 (see Backend)
+        return self._switchboard.poller.fileno()
+
     def close(self, channels: Sequence[Any], timeout: float) -> Sequence[Printed]:  # noqa: D102 (see Backend)
         self._switchboard.hang_up()
         for channel in channels:

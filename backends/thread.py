@@ -6,7 +6,9 @@ Useful if ``step`` releases the GIL: simulators in C, sockets, sleeping.
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
+import socket
 import threading
 import time
 import weakref
@@ -26,6 +28,41 @@ _SLICE = 0.1
 """Seconds per wait: an interrupt just before a wait is handled at its end."""
 
 
+class Bell:
+    """A descriptor that threads make readable; `silence` makes it unreadable again."""
+
+    def __init__(self) -> None:
+        self._reader, self._writer = socket.socketpair()  # not a pipe: a thread may ring it after it was closed
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+        self.fileno = self._reader.fileno()
+
+    def ring(self) -> None:
+        """Make it readable."""
+        with contextlib.suppress(OSError):  # it is full, or was closed
+            self._writer.send(b"\0")
+
+    def silence(self) -> None:
+        """Make it unreadable. To be called before replies are looked for, so that none is missed."""
+        with contextlib.suppress(OSError):
+            self._reader.recv(4096)
+
+    def close(self) -> None:
+        """Close it."""
+        self._reader.close()
+        self._writer.close()
+
+
+class ReplyQueue(queue.SimpleQueue["ThreadChannel"]):
+    """The channels that have a reply.
+
+    Attributes:
+        bell: To be rung at each reply, if an event loop has ever waited for one.
+    """
+
+    bell: Bell | None = None
+
+
 class ThreadChannel:
     """A host in a thread of its own.
 
@@ -36,7 +73,7 @@ class ThreadChannel:
 
     in_caller = False
 
-    def __init__(self, spec: WorkerSpec, answered: queue.SimpleQueue[ThreadChannel]) -> None:
+    def __init__(self, spec: WorkerSpec, answered: ReplyQueue) -> None:
         self._host = Host(spec)
         self._answered = answered
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
@@ -49,6 +86,8 @@ class ThreadChannel:
         while (command := self._commands.get()) is not None:
             self._replies.append(copy_values(self._host.execute(command)))
             self._answered.put(self)
+            if (bell := self._answered.bell) is not None:
+                bell.ring()
         self._host.close()
 
     @property
@@ -95,7 +134,7 @@ class ThreadBackend:
     channel_class: type[ThreadChannel] = ThreadChannel
 
     def __init__(self) -> None:
-        self._answered: queue.SimpleQueue[ThreadChannel] = queue.SimpleQueue()
+        self._answered = ReplyQueue()
         self._started: weakref.WeakSet[ThreadChannel] = weakref.WeakSet()
 
     def plan(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> Placement:  # noqa: D102 (see Backend)
@@ -124,6 +163,8 @@ class ThreadBackend:
 
     def wait(self, channels: Sequence[Any], timeout: float | None) -> Sequence[Any]:  # noqa: D102 (see Backend)
         deadline = None if timeout is None else time.monotonic() + timeout
+        if self._answered.bell is not None:
+            self._answered.bell.silence()
         # The queue only wakes the caller; `has_reply` decides, so that no interrupt can lose a reply.
         while not (ready := [channel for channel in channels if channel.has_reply]):
             left = _SLICE if deadline is None else min(_SLICE, deadline - time.monotonic())
@@ -133,6 +174,14 @@ class ThreadBackend:
                 self._answered.get(timeout=left)
         return ready
 
+    def fileno(self) -> int | None:  # noqa: D102 (see Backend)
+        if os.name != "posix":
+            return None
+        if self._answered.bell is None:
+            self._answered.bell = Bell()
+            self._answered.bell.ring()  # for replies that came just before
+        return self._answered.bell.fileno
+
     def close(self, channels: Sequence[Any], timeout: float) -> Sequence[Printed]:  # noqa: D102 (see Backend)
         deadline = time.monotonic() + timeout
         started = list(self._started)
@@ -141,4 +190,7 @@ class ThreadBackend:
         for channel in started:
             if channel.thread.ident is not None:
                 channel.thread.join(max(0.0, deadline - time.monotonic()))
+        bell, self._answered.bell = self._answered.bell, None
+        if bell is not None:
+            bell.close()
         return ()

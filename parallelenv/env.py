@@ -63,8 +63,8 @@ if TYPE_CHECKING:
 
 OnFailure = Literal["raise", "restart"]
 
-_LONGEST_NAP = 0.2
-"""Seconds between two looks for a result, at most."""
+_HEARTBEAT = 0.25
+"""Seconds between two looks for results, output and deaths, at most."""
 _SHORTEST_NAP = 5e-4
 _NAP = 1 / 8
 """Fraction of the time waited so far that may pass until the next look. It bounds how late a result is found."""
@@ -533,8 +533,9 @@ class ParallelEnv:
     ) -> StepResult | StepBatch:
         """Await the result of `recv`, so that other tasks of the event loop run meanwhile. Cancelling it loses nothing.
 
-        It polls for results, less often the longer it waits, but at least every 0.2 s: a result is found when at most
-        an eighth more time has passed. No thread waits. In mode ``"dummy"`` the envs step inside it.
+        The event loop watches a descriptor that is readable when a worker replies. Where there is none (on Windows, and
+        for actors reached by Ray's calls) it polls: a result is found when at most an eighth more time has passed, and
+        at most 0.25 s. No thread waits. In mode ``"dummy"`` the envs step inside it.
 
         Raises:
             NothingInFlightError: If nothing is in flight, also because another task has received it.
@@ -553,8 +554,8 @@ class ParallelEnv:
                 if result is not None:
                     return result
             waited = time.monotonic() - begin
-            nap = min(_LONGEST_NAP, max(_SHORTEST_NAP, waited * _NAP))
-            await asyncio.sleep(nap if limit is None else max(0.0, min(nap, limit - waited)))
+            nap = min(_HEARTBEAT, max(_SHORTEST_NAP, waited * _NAP))
+            await self._engine.sleep_until_reply(limit, begin, _HEARTBEAT, nap)
 
     def get_state(self, timeout: float | None = None) -> tuple[Any, int] | None:
         """Return the state of the env that has waited longest for an action, and its id.

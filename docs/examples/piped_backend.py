@@ -15,7 +15,7 @@ from parallelenv.contract.codec import Message
 from parallelenv.contract.cpu_cores import usable_cores
 from parallelenv.contract.message_channel import MessageChannel
 from parallelenv.contract.packed_spec import PackedSpec
-from parallelenv.contract.protocol import Channel, Death, Placement, Printed, WorkerSpec
+from parallelenv.contract.protocol import Backend, Channel, Death, Placement, Printed, WorkerSpec
 from parallelenv.contract.shared_arrays import copied
 from parallelenv.worker.worker_loop import serve
 
@@ -54,11 +54,8 @@ class PipedChannel(MessageChannel):
                 self.process.kill()
 
 
-class PipedBackend:
+class PipedBackend(Backend):
     """One process per usable core, several envs each."""
-
-    uses_live_envs = False
-    placement = ""
 
     def __init__(self) -> None:
         self._started: list[PipedChannel] = []

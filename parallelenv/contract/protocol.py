@@ -335,7 +335,8 @@ class Branching(Channel, Protocol):
 class Backend(Protocol):
     """Places hosts and waits for them. It does not interpret commands.
 
-    The keyword-only arguments of its constructor are its options in ``ParallelEnv(...)``.
+    The keyword-only arguments of its constructor are its options in ``ParallelEnv(...)``. A backend may derive from
+    this class, for the defaults.
 
     Attributes:
         uses_live_envs: Whether all envs run in this process: live instances are used themselves, not copied, and
@@ -343,8 +344,8 @@ class Backend(Protocol):
         placement: What ``repr`` shows about how hosts are reached; may be empty.
     """
 
-    uses_live_envs: bool
-    placement: str
+    uses_live_envs: bool = False
+    placement: str = ""
 
     def plan(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> Placement:
         """Return how many hosts to use for ``num_envs`` envs.
@@ -379,6 +380,17 @@ class Backend(Protocol):
             The channels whose `Channel.receive` will not block; empty after ``timeout``.
         """
         ...
+
+    def fileno(self) -> int | None:
+        """Return a descriptor by which an event loop can wait for replies.
+
+        It becomes readable when a host replies or dies, and stays so until `wait` has returned that host's channel. It
+        may be readable without need.
+
+        Returns:
+            A descriptor that the backend owns, or ``None``: `wait` is then called again and again.
+        """
+        return None
 
     def close(self, channels: Sequence[Channel], timeout: float) -> Sequence[Printed]:
         """Close all envs and end all hosts: ask, then terminate, then kill. May be called again.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import _thread
+import math
 import signal
 import threading
+import time
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -18,6 +20,7 @@ from parallelenv.contract.env_specs import EnvFactory
 from parallelenv.contract.protocol import Backend
 from parallelenv.engine.assemble import Align
 from parallelenv.engine.done_policies import DonePolicy
+from parallelenv.engine.event_loop import sleep_until_woken
 from parallelenv.engine.recovery import Recovery
 from parallelenv.engine.stepper import ResetArgumentsOfEach, ResetTicket, Stepper
 from parallelenv.engine.thread_guard import Guard, single_threaded, single_threaded_in
@@ -310,6 +313,19 @@ class Engine:
     def look(self, min_envs: int, timeout: float | None, begin: float) -> bool:
         """Return at once whether `take` has something to return. See `Stepper.look`."""
         return self.stepper.look(min_envs, timeout, begin)
+
+    async def sleep_until_reply(self, timeout: float | None, begin: float, heartbeat: float, nap: float) -> None:
+        """Let the event loop run until `look` may find a reply, or its timeout.
+
+        Args:
+            timeout: See `look`.
+            begin: See `look`.
+            heartbeat: Seconds after which to look anyway, for deaths and output that no reply reports.
+            nap: The same where nothing wakes an event loop at a reply.
+        """
+        deadline = self.stepper.deadline(timeout, begin)
+        left = math.inf if deadline is None else max(0.0, deadline - time.monotonic())
+        await sleep_until_woken(self.pool.fileno(), self.pool.wakers, min(heartbeat, left), min(nap, left))
 
     @single_threaded_in("arecv")
     def take(self, min_envs: int, max_envs: int | None, align: Align) -> Any:

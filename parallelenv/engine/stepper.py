@@ -507,7 +507,7 @@ class Stepper:
             pass
         if flights.num_landed >= wanted:
             return not self._retry_resets()
-        deadline = self._deadline(timeout, begin)
+        deadline = self.deadline(timeout, begin)
         if deadline is not None and time.monotonic() >= deadline:
             self._be_late(timeout)
         return False
@@ -533,10 +533,10 @@ class Stepper:
     def _await_landing(self, wanted: int, timeout: float | None, begin: float) -> None:
         """Wait until that many results have arrived. Timeout and errors: see `_await`; it counts from ``begin``."""
         while self._flights.num_landed < wanted or self._retry_resets():
-            if not self.pool.pump(self._deadline(timeout, begin)):
+            if not self.pool.pump(self.deadline(timeout, begin)):
                 self._be_late(timeout)
 
-    def _deadline(self, timeout: float | None, begin: float) -> float | None:
+    def deadline(self, timeout: float | None, begin: float) -> float | None:
         """Return until when to wait. Repeated resets have the full time again."""
         limit = self.timeout if timeout is None else timeout
         return None if limit is None else max(begin, self._retried) + limit

@@ -131,6 +131,7 @@ class Pool:
         self._pid = os.getpid()
         self._shield = DeferSigint()
         self.hours = Utilisation()
+        self.wakers: set[Callable[[], None]] = set()  # of tasks that wait for replies in event loops
         self._rest: tuple[int, Sequence[Channel]] | None = None  # the closing thread, and the channels it closes
         self._lost: dict[int, WorkerDiedError] = {}  # envs whose worker is dead, also one behind a host
         try:
@@ -472,6 +473,10 @@ class Pool:
 
     # ---------------------------------------------------------------- replies
 
+    def fileno(self) -> int | None:
+        """Return a descriptor that is readable while `pump` may find a reply, see `Backend.fileno`."""
+        return self._backend.fileno()
+
     def pump(self, deadline: float | None) -> bool:
         """Wait for replies of hosts, and record them.
 
@@ -490,6 +495,9 @@ class Pool:
         with self._shield:
             for channel in ready:
                 self._receive(self._worker_of_channel[channel])
+        if ready and self.wakers:
+            for wake in tuple(self.wakers):
+                wake()
         if self._printed:
             printed, self._printed = self._printed, []
             self._listener(printed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import os
 import random
@@ -89,6 +90,18 @@ def test_what_ray_hands_out_is_writable(mode: str) -> None:
         for array in (states, rewards, dones):
             array[0] = 0
             assert array.flags.owndata
+
+
+@in_ray_modes
+def test_replies_to_rays_calls_can_be_awaited(mode: str) -> None:
+    async def play() -> Any:
+        env.send([1] * 3)
+        return await env.arecv(3)
+
+    with ParallelEnv([Small] * 3, mode, direct=False) as env:
+        env.reset()
+        assert env.engine.pool.fileno() is None
+        assert asyncio.run(play()).states.tolist() == [[1, 1]] * 3
 
 
 @in_ray_modes

@@ -1,0 +1,413 @@
+"""`arecv` in an event loop: what wakes it, what it leaves behind, and several that wait at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+from conftest import MakeEnv
+from fragile import EXIT, GO_ON, WAIT, Fragile, fragile
+
+import parallelenv.env
+from parallelenv import ParallelEnv
+from parallelenv.backends._process import process_exists
+from parallelenv.errors import ClosedError, WorkerDiedError, WorkerTimeoutError
+
+in_workers = pytest.mark.parametrize("mode", ["thread", "subproc", "ray", "ray-subproc"], indirect=True)
+in_processes = pytest.mark.parametrize("mode", ["subproc", "ray", "ray-subproc"], indirect=True)
+in_subproc = pytest.mark.parametrize("mode", ["subproc"], indirect=True)
+
+LIMIT = 20.0
+"""Seconds after which a test fails: nothing has woken the loop."""
+
+
+@pytest.fixture
+def without_timer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let only replies wake whatever waits."""
+    for name in ("_HEARTBEAT", "_SHORTEST_NAP"):
+        monkeypatch.setattr(parallelenv.env, name, 3600.0)
+
+
+@pytest.fixture
+def readers(monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    """The descriptors that are watched by a loop."""
+    watched: set[int] = set()
+    add, remove = asyncio.SelectorEventLoop.add_reader, asyncio.SelectorEventLoop.remove_reader
+
+    def add_reader(loop: Any, fileno: int, *arguments: Any) -> None:
+        assert fileno not in watched
+        watched.add(fileno)
+        add(loop, fileno, *arguments)
+
+    def remove_reader(loop: Any, fileno: int) -> bool:
+        watched.remove(fileno)
+        return remove(loop, fileno)
+
+    monkeypatch.setattr(asyncio.SelectorEventLoop, "add_reader", add_reader)
+    monkeypatch.setattr(asyncio.SelectorEventLoop, "remove_reader", remove_reader)
+    return watched
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + LIMIT
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.002)
+
+
+async def begun(env: ParallelEnv, folder: Path, num_waiting: int = 1) -> None:
+    """Return when env 0 waits in its step, and so many tasks wait for it."""
+    await until(lambda: (folder / "began-0").exists() and len(env.engine.pool.wakers) == num_waiting)
+
+
+def run(play: Any) -> Any:
+    return asyncio.run(asyncio.wait_for(play, LIMIT))
+
+
+# -------------------------------------------------------------------- what wakes it
+
+
+@in_workers
+@pytest.mark.usefixtures("without_timer")
+def test_a_reply_wakes_the_loop(make_env: MakeEnv, tmp_path: Path, readers: set[int]) -> None:
+    env = make_env(fragile(tmp_path), num_cpus=4)
+    env.reset()
+    env.send([WAIT, GO_ON, GO_ON, GO_ON])
+
+    async def play() -> None:
+        assert sorted((await env.arecv(3)).env_ids) == [1, 2, 3]
+        waiting = asyncio.ensure_future(env.arecv())
+        await begun(env, tmp_path)
+        assert len(readers) == 1
+        (tmp_path / "go").touch()
+        assert (await waiting).states.tolist() == [[0, 1]]
+
+    run(play())
+    assert not readers
+    assert not env.engine.pool.wakers
+
+
+@in_workers
+@pytest.mark.usefixtures("without_timer")
+def test_no_reply_is_missed(make_env: MakeEnv, tmp_path: Path) -> None:
+    env = make_env(fragile(tmp_path), num_cpus=2)
+    env.reset()
+
+    async def serve() -> None:
+        for _ in range(50):
+            env.send([GO_ON], (await env.arecv(1, 1)).env_ids)
+
+    async def play() -> int:
+        env.send([GO_ON] * 4)
+        await asyncio.gather(*(serve() for _ in range(4)))
+        return int((await env.arecv(4)).states[:, 1].sum())
+
+    assert run(play()) == 204
+
+
+@in_workers
+@pytest.mark.usefixtures("without_timer")
+def test_a_reply_that_comes_just_before_the_wait_is_not_missed(make_env: MakeEnv, tmp_path: Path) -> None:
+    env = make_env(fragile(tmp_path)[:1])
+    env.reset()
+    env.send([WAIT])
+    pool, fileno = env.engine.pool, env.engine.pool.fileno
+
+    def reply_first() -> int | None:
+        (tmp_path / "go").touch()
+        time.sleep(0.2)
+        return fileno()
+
+    vars(pool)["fileno"] = reply_first
+    run(env.arecv())
+    del vars(pool)["fileno"]
+
+
+@in_workers
+@pytest.mark.usefixtures("without_timer")
+def test_a_wait_is_idle_after_other_replies(make_env: MakeEnv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    env = make_env(fragile(tmp_path), num_cpus=4)
+    env.reset()
+    looks: list[int] = []
+    look = type(env.engine).look
+
+    def count(engine: Any, min_envs: int, *arguments: Any) -> bool:
+        looks.append(min_envs)
+        return look(engine, min_envs, *arguments)
+
+    monkeypatch.setattr(type(env.engine), "look", count)
+    env.send([WAIT, GO_ON, GO_ON, GO_ON])
+
+    async def play() -> None:
+        waiting = asyncio.ensure_future(env.arecv(4))
+        await begun(env, tmp_path)
+        await until(lambda: env.engine.stepper.has_landed)
+        looks_before = len(looks)
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert len(looks) <= looks_before + 3  # one per reply that came meanwhile
+        (tmp_path / "go").touch()
+        await waiting
+
+    run(play())
+
+
+@in_processes
+@pytest.mark.usefixtures("without_timer")
+def test_the_end_of_a_worker_wakes_the_loop(make_env: MakeEnv, tmp_path: Path, readers: set[int]) -> None:
+    env = make_env(fragile(tmp_path), num_cpus=4)
+    env.reset()
+    env.send([EXIT, GO_ON, GO_ON, GO_ON])
+
+    async def play() -> None:
+        await env.arecv(4)
+
+    with pytest.raises(WorkerDiedError, match="env 0"):
+        run(play())
+    assert not readers
+
+
+@in_processes
+@pytest.mark.usefixtures("without_timer")
+def test_a_restarted_worker_wakes_the_loop(make_env: MakeEnv, tmp_path: Path) -> None:
+    env = make_env(fragile(tmp_path)[:1])
+    env.reset()
+    env.send([EXIT])
+
+    async def die() -> None:
+        with pytest.raises(WorkerDiedError):
+            await env.arecv()
+
+    async def play() -> None:
+        waiting = asyncio.ensure_future(env.arecv())
+        await begun(env, tmp_path)
+        (tmp_path / "go").touch()
+        await waiting
+
+    run(die())
+    env.restart(0)
+    env.reset()
+    env.send([WAIT])
+    run(play())
+
+
+class Parent(Fragile):
+    """Prints within a step, and can have a child that keeps the worker's pipe open."""
+
+    def wait(self) -> None:
+        super().wait()
+        print(f"env {self.number} goes on")
+        deadline = time.monotonic() + 30
+        while not Path(self.folder, "end").exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    def fork(self) -> int:
+        child = os.fork()
+        if not child:
+            while not Path(self.folder, "go").exists():
+                time.sleep(0.01)
+            os._exit(0)
+        return child
+
+
+@in_subproc
+def test_output_is_shown_during_a_step(make_env: MakeEnv, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    env = make_env([partial(Parent, 0, str(tmp_path))])
+    env.reset()
+    env.send([WAIT])
+
+    async def play() -> None:
+        waiting = asyncio.ensure_future(env.arecv())
+        await begun(env, tmp_path)
+        (tmp_path / "go").touch()
+        await until(lambda: "[env 0] env 0 goes on" in capsys.readouterr().out)
+        assert not waiting.done()
+        (tmp_path / "end").touch()
+        await waiting
+
+    run(play())
+
+
+@in_subproc
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")  # newer Pythons, of fork
+def test_a_dead_worker_is_found_whose_pipe_is_still_open(make_env: MakeEnv, tmp_path: Path) -> None:
+    env = make_env([partial(Parent, 0, str(tmp_path))])
+    env.reset()
+    (child,), (worker,) = env.customized_method("fork"), env.customized_method("pid")
+    env.send([WAIT])
+
+    async def play() -> None:
+        waiting = asyncio.ensure_future(env.arecv())
+        await begun(env, tmp_path)
+        os.kill(worker, signal.SIGKILL)
+        began = time.monotonic()
+        with pytest.raises(WorkerDiedError):
+            await waiting
+        assert time.monotonic() - began < 5.0
+        assert process_exists(child)
+        (tmp_path / "go").touch()
+        await until(lambda: not process_exists(child))
+
+    run(play())
+
+
+@in_workers
+def test_a_loop_that_is_closed_to_descriptors_is_polled(
+    make_env: MakeEnv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(error: type[Exception], *_: Any) -> NoReturn:
+        raise error
+
+    env = make_env(fragile(tmp_path), num_cpus=2)
+    env.reset()
+    for error in (NotImplementedError, OSError):
+        monkeypatch.setattr(asyncio.SelectorEventLoop, "add_reader", partial(refuse, error))
+        if error is NotImplementedError:
+            monkeypatch.setattr(asyncio.SelectorEventLoop, "remove_reader", partial(refuse, error))
+        env.send([WAIT, GO_ON, GO_ON, GO_ON])
+
+        async def play() -> None:
+            waiting = asyncio.ensure_future(env.arecv(4))
+            await begun(env, tmp_path)
+            descriptors = len(os.listdir("/proc/self/fd"))
+            (tmp_path / "go").touch()
+            await waiting
+            assert len(os.listdir("/proc/self/fd")) < descriptors
+
+        run(play())
+        for name in ("go", "began-0"):
+            (tmp_path / name).unlink()
+
+
+# -------------------------------------------------------------------- what ends it
+
+
+@in_workers
+@pytest.mark.usefixtures("without_timer")
+def test_a_wait_that_is_cancelled_or_late_leaves_nothing_and_loses_nothing(
+    make_env: MakeEnv, tmp_path: Path, readers: set[int]
+) -> None:
+    env = make_env(fragile(tmp_path), num_cpus=4)
+    env.reset()
+    env.send([WAIT, GO_ON, GO_ON, GO_ON])
+
+    async def play() -> None:
+        await env.arecv(3)
+        await begun(env, tmp_path, 0)
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(env.arecv(), 0.02)
+        descriptors = len(os.listdir("/proc/self/fd"))
+        with pytest.raises(WorkerTimeoutError, match="env 0 did not answer within 0.02 s"):
+            await env.arecv(timeout=0.02)
+        waiting = asyncio.ensure_future(env.arecv())
+        await begun(env, tmp_path, 1)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert not readers
+        assert not env.engine.pool.wakers
+        if env.para_mode in ("thread", "subproc"):  # Ray opens connections when it likes
+            assert len(os.listdir("/proc/self/fd")) == descriptors
+        (tmp_path / "go").touch()
+
+    async def play_on() -> None:
+        assert (await env.arecv()).env_ids.tolist() == [0]
+
+    run(play())
+    run(play_on())  # in another loop
+    assert not readers
+
+
+@in_workers
+@pytest.mark.usefixtures("without_timer")
+def test_the_time_limit_of_the_pool_ends_a_wait(make_env: MakeEnv, tmp_path: Path) -> None:
+    env = make_env(fragile(tmp_path), num_cpus=4, timeout=1.0)
+    env.reset()
+    env.send([WAIT], [0])
+
+    async def play() -> None:
+        with pytest.raises(WorkerTimeoutError, match="env 0 did not answer within 1"):
+            await env.arecv()
+        (tmp_path / "go").touch()
+        await env.arecv()
+
+    run(play())
+
+
+@in_subproc
+def test_close_ends_a_wait(make_env: MakeEnv, tmp_path: Path, readers: set[int]) -> None:
+    env = make_env(fragile(tmp_path), num_cpus=4)
+    env.reset()
+    env.send([WAIT, GO_ON, GO_ON, GO_ON])
+
+    async def play() -> None:
+        waiting = asyncio.ensure_future(env.arecv(4))
+        await begun(env, tmp_path)
+        (tmp_path / "go").touch()
+        env.close()
+        with pytest.raises(ClosedError):
+            await waiting
+
+    run(play())
+    assert not readers
+
+
+def test_a_loop_that_was_closed_during_a_wait_does_no_harm(tmp_path: Path) -> None:
+    with ParallelEnv(fragile(tmp_path), "thread", num_cpus=4) as env:
+        env.reset()
+        env.send([WAIT], [0])
+        loop = asyncio.new_event_loop()
+        waiting = loop.create_task(env.arecv())
+        loop.run_until_complete(begun(env, tmp_path))
+        loop.close()
+        (tmp_path / "go").touch()
+        assert env.recv().env_ids.tolist() == [0]
+        vars(loop)["call_exception_handler"] = lambda context: None  # of the task that is dropped
+        del waiting
+
+
+# -------------------------------------------------------------------- several at the same time
+
+
+@in_workers
+@pytest.mark.usefixtures("without_timer")
+def test_several_tasks_wait_for_replies_that_come_together(
+    make_env: MakeEnv, tmp_path: Path, readers: set[int]
+) -> None:
+    env = make_env(fragile(tmp_path), num_cpus=1)
+    env.reset()
+    env.send([WAIT, GO_ON, GO_ON, GO_ON])
+
+    async def play() -> list[int]:
+        waiting = [asyncio.ensure_future(env.arecv(1, 1)) for _ in range(4)]
+        await begun(env, tmp_path, 4)
+        assert len(readers) == 4
+        (tmp_path / "go").touch()
+        return [int((await one).env_ids[0]) for one in waiting]
+
+    assert sorted(run(play())) == [0, 1, 2, 3]
+    assert not readers
+
+
+@in_workers
+@pytest.mark.usefixtures("without_timer")
+def test_a_reply_that_another_call_has_read_wakes_the_task_that_waits(make_env: MakeEnv, tmp_path: Path) -> None:
+    env = make_env(fragile(tmp_path), num_cpus=1)
+    env.reset()
+    env.send([WAIT, GO_ON, GO_ON, GO_ON])
+
+    async def play() -> list[int]:
+        waiting = asyncio.ensure_future(env.arecv(3, 3))
+        await begun(env, tmp_path)
+        (tmp_path / "go").touch()
+        taken = env.recv(1, 1)  # reads all that came
+        return [*taken.env_ids, *(await waiting).env_ids]
+
+    assert sorted(run(play())) == [0, 1, 2, 3]
