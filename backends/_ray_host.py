@@ -31,6 +31,8 @@ class RayHost(MessageHost):
         shared: Read-only arrays for the envs, in Ray's object store.
     """
 
+    pipe_host_class = PipeHost
+
     def __init__(self, message: tuple[Any, ...], caller: tuple[Any, ...] | None, shared: Mapping[str, Array]) -> None:
         # Raises if the caller has died or given up meanwhile: Ray may start the actor nevertheless.
         self._lifeline = death_descriptor(None if caller is None else Address(*caller))
@@ -48,9 +50,6 @@ class RayHost(MessageHost):
     def _make_host(self, spec: WorkerSpec) -> Any:
         return Host(spec)
 
-    def _make_pipe_host(self, wire: Wire, log: WorkerLog) -> PipeHost:
-        return PipeHost(self.host, self.packed, wire, log)
-
     def introduce(self) -> tuple[int, bool]:
         """Return the id of the actor's process, and whether it can detect the caller's death."""
         return os.getpid(), self._lifeline is not None
@@ -65,7 +64,7 @@ class RayHost(MessageHost):
         redirect_streams(log, lambda: self.host.current, (log.fileno, log.fileno))
         with contextlib.suppress(EOFError, OSError):  # the caller closed it or died
             wire = Wire(connection, SPIN)
-            self._make_pipe_host(wire, log).obey(wire.receive, wire.send)
+            self.pipe_host_class(self.host, self.packed, wire, log).obey(wire.receive, wire.send)
 
     def execute(self, message: Message, content: Array | None = None) -> Message | None:
         """Execute the command in a message; return the reply, or ``None`` if it was no command.

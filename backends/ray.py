@@ -113,7 +113,7 @@ class RayBackend:
         if name and len(specs) > 1:
             raise ArgumentError(f"ray_options has the name {name!r}, which {len(specs)} actors cannot share. Drop it.")
         caller = PackageVersion(package_version().version, "")  # the folder may differ by node or `working_dir`
-        packed = [encode(PackedSpec.of(spec, caller, environment={}, shared=())) for spec in specs]
+        packed = [encode(spec) for spec in PackedSpec.pack(specs, caller, environment={}, shared=())]
         options = [self._options_of(spec) for spec in specs]
         try:
             kinds = [ray.remote(**one)(self.host_class) for one in options]

@@ -23,7 +23,6 @@ from parallelenv.contract.protocol import Command, Placement, Printed, Reply, Wo
 from parallelenv.engine.tickets import Request, apportion, branches_of
 from parallelenv.engine.worker_pool import Pool
 from parallelenv.errors import ArgumentError
-from parallelenv.worker.worker_log import WorkerLog
 
 
 class CallerConnection(NamedTuple):
@@ -130,29 +129,6 @@ class PoolHost:
             sys.stdout.write(text)
 
 
-class RaySubprocHost(RayHost):
-    """A Ray actor that owns worker processes.
-
-    Args:
-        preload: See `SubprocBackend`.
-        *arguments: See `RayHost`.
-    """
-
-    def __init__(self, preload: Sequence[str], *arguments: Any) -> None:
-        self._preload = preload
-        super().__init__(*arguments)
-
-    def _make_host(self, spec: WorkerSpec) -> Any:
-        return PoolHost(spec, self._preload)
-
-    def _make_pipe_host(self, wire: Wire, log: WorkerLog) -> PipeHost:
-        return PipePoolHost(self.host, self.packed, wire, log)
-
-    def attach(self, layout: Layout) -> None:
-        """Give the pool a batch; the rows travel in the messages."""
-        self._batch = self.host.allocate(layout)
-
-
 class PipePoolHost(PipeHost):
     """A pool at the other end of a `PipeChannel`."""
 
@@ -175,6 +151,28 @@ class PipePoolHost(PipeHost):
                     send(self.encode(reply))
         finally:
             self.host.close()
+
+
+class RaySubprocHost(RayHost):
+    """A Ray actor that owns worker processes.
+
+    Args:
+        preload: See `SubprocBackend`.
+        *arguments: See `RayHost`.
+    """
+
+    pipe_host_class = PipePoolHost
+
+    def __init__(self, preload: Sequence[str], *arguments: Any) -> None:
+        self._preload = preload
+        super().__init__(*arguments)
+
+    def _make_host(self, spec: WorkerSpec) -> Any:
+        return PoolHost(spec, self._preload)
+
+    def attach(self, layout: Layout) -> None:
+        """Give the pool a batch; the rows travel in the messages."""
+        self._batch = self.host.allocate(layout)
 
 
 class RaySubprocBackend(RayBackend):

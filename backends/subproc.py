@@ -86,7 +86,7 @@ class SubprocBackend:
     def launch(self, specs: Sequence[WorkerSpec]) -> list[Channel]:  # noqa: D102 (see Backend)
         shared = specs[0].shared
         headers = shared.forms if isinstance(shared, SharedArrays) else ()
-        packed = [PackedSpec.of(spec, shared=headers) for spec in specs]
+        packed = PackedSpec.pack(specs, shared=headers)
         if self._caller_steps and not self._callers_share:
             self._callers_share = packed[-1].env_ids  # the smallest share, as the caller has other work
         ours = [spec for spec in specs if spec.env_ids == self._callers_share]

@@ -41,7 +41,7 @@ class Direct(MessageChannel):
 
     def __init__(self) -> None:
         spec = WorkerSpec((0,), make_factories([Counter]), 1, WorkerSettings(True, 1))
-        packed = PackedSpec.of(spec)
+        (packed,) = PackedSpec.pack([spec])
         super().__init__(packed.env_ids)
         self.host = MessageHost(Host(packed.unpack({})), packed)
         self.sent: deque[Message] = deque()
@@ -142,6 +142,6 @@ def test_replies_that_were_read_outlive_their_host(channel: Direct) -> None:
 def test_a_spec_has_the_callers_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PARALLELENV_SEEN", "yes")
     spec = WorkerSpec((0,), make_factories([Counter]), 1, WorkerSettings(True, 1), shared={"table": np.arange(3)})
-    packed = PackedSpec.of(spec)
+    (packed,) = PackedSpec.pack([spec])
     assert packed.environment == dict(os.environ)
     assert decode(encode(packed)).shared["table"].tolist() == [0, 1, 2]

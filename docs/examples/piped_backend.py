@@ -67,7 +67,7 @@ class PipedBackend(Backend):
         return copied(arrays)
 
     def launch(self, specs: Sequence[WorkerSpec]) -> list[Channel]:
-        packed = [PackedSpec.of(spec) for spec in specs]  # before any is started
+        packed = PackedSpec.pack(specs)  # before any is started
         for spec in specs:
             self._started.append(PipedChannel(spec.env_ids))
         channels = self._started[-len(specs) :]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -53,38 +53,41 @@ class PackedSpec:
     shared: Any = ()
 
     @classmethod
-    def of(
+    def pack(
         cls,
-        spec: WorkerSpec,
+        specs: Sequence[WorkerSpec],
         caller: PackageVersion | None = None,
         environment: Mapping[str, str] = os.environ,
         shared: Any = None,
-    ) -> PackedSpec:
-        """Return a spec in the form to send.
+    ) -> list[PackedSpec]:
+        """Return specs in the form to send.
 
         Args:
-            spec: The spec.
+            specs: The specs.
             caller: Default: version and folder of the copy that runs here.
             environment: See `PackedSpec`.
-            shared: See `PackedSpec`; by default the arrays of the spec.
+            shared: See `PackedSpec`; by default the arrays of the specs.
 
         Raises:
             UnpicklableError: If an env cannot be pickled.
         """
-        live = tuple(env.is_live for env in spec.envs)
-        return cls(
-            spec.env_ids,
-            tuple(pack_factories(spec.envs)),
-            live,
-            spec.settings,
-            spec.num_cpus,
-            dict(environment),
-            tuple(sys.path),
-            registered_by_user(),
-            caller or package_version(),
-            spec.place,
-            dict(spec.shared) if shared is None else shared,
-        )
+        registered = registered_by_user()
+        return [
+            cls(
+                spec.env_ids,
+                tuple(pack_factories(spec.envs)),
+                tuple(env.is_live for env in spec.envs),
+                spec.settings,
+                spec.num_cpus,
+                dict(environment),
+                tuple(sys.path),
+                registered,
+                caller or package_version(),
+                spec.place,
+                dict(spec.shared) if shared is None else shared,
+            )
+            for spec in specs
+        ]
 
     def unpack(self, shared: Mapping[str, Array]) -> WorkerSpec:
         """Return the spec, with the shared arrays of this process; each env is unpickled whenever it is built."""
