@@ -30,7 +30,7 @@ class Component:
         return 2 * number
 
 
-class WorkerInfoSource(gym.Env[Any, Any]):
+class Asked(gym.Env[Any, Any]):
     observation_space = gym.spaces.Discrete(2)
     action_space = gym.spaces.Discrete(2)
 
@@ -64,7 +64,7 @@ class WorkerInfoSource(gym.Env[Any, Any]):
 
 @pytest.fixture
 def env(make_env: MakeEnv) -> Any:
-    return make_env([partial(WorkerInfoSource, number) for number in range(4)], num_cpus=2)
+    return make_env([partial(Asked, number) for number in range(4)], num_cpus=2)
 
 
 def test_one_name_for_all_or_one_each(env: Any) -> None:
@@ -170,7 +170,7 @@ def test_a_failure_keeps_what_the_others_returned(env: Any) -> None:
 
 @nearby
 def test_names_go_through_wrappers(make_env: MakeEnv) -> None:
-    env: Any = make_env([lambda: TimeLimit(WorkerInfoSource(7), 3)])
+    env: Any = make_env([lambda: TimeLimit(Asked(7), 3)])
     assert env.call("add", [[1]]) == [8]
     assert env.attr("_max_episode_steps") == [3]
     assert env.command("go", 1) == [("go 7", 1)]
@@ -277,7 +277,7 @@ def test_what_the_own_lookup_of_an_env_raises_reaches_the_user(make_env: MakeEnv
 
 @nearby
 def test_an_env_of_parts_is_asked_through_wrappers(make_env: MakeEnv) -> None:
-    class Parts(WorkerInfoSource):
+    class Parts(Asked):
         def get_env_attr(self, key: str) -> Any:
             return "found" if key == "inside" else None
 
@@ -322,7 +322,7 @@ class Unit:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.inner = WorkerInfoSource(number)
+        self.inner = Asked(number)
 
     def run_batch_episode(self) -> dict[str, int]:
         return {"number": self.number}
@@ -345,7 +345,7 @@ def test_an_object_without_steps_is_there_for_calls_and_attributes(make_env: Mak
 
 @nearby
 def test_an_object_without_steps_cannot_be_stepped(make_env: MakeEnv) -> None:
-    env = make_env([Worker(), partial(WorkerInfoSource, 1), Worker], asynchronous="restart")
+    env = make_env([Worker(), partial(Asked, 1), Worker], asynchronous="restart")
     calls: dict[str, Any] = {
         "reset": env.reset,
         "step": lambda: env.step([0, 0, 0]),

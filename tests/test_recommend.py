@@ -38,7 +38,7 @@ WAITING_WITH_LOCK = EnvMeasurements(5 * MS, 20 * US, lock_free=0.0)
 
 
 @pytest.mark.parametrize(
-    ("figures", "room", "label"),
+    ("figures", "resources", "label"),
     [
         (BRIEF, Resources(1, 2), "dummy 1"),
         (BRIEF, Resources(4, 2), "dummy 1"),

@@ -394,7 +394,7 @@ def test_nothing_is_left_of_a_worker_whose_end_the_fork_server_is_late_to_report
     os.kill(server, signal.SIGSTOP)
     wake = threading.Timer(0.2, os.kill, (server, signal.SIGCONT))
     wake.start()
-    monkeypatch.setattr("parallelenv.backends._process.exists", lambda pid: False)
+    monkeypatch.setattr("parallelenv.backends._process.process_exists", lambda pid: False)
     env.close()
     wake.join()
     assert len(os.listdir("/proc/self/fd")) == descriptors
