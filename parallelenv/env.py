@@ -344,7 +344,7 @@ class ParallelEnv:
             raise IdRangeError(f"{error}{hint}") from None
         refuse_pair(len(env_ids) if self._engine.pool.layout.states.is_single else None)
         each = self._engine.beginnings(env_ids, seed, options)
-        return self._engine.end_reset(self._engine.stepper.begin_reset(env_ids, each), None)
+        return self._engine.collect_reset(self._engine.submit_reset(env_ids, each), None)
 
     @single_threaded
     def seed(self, seed: int | Sequence[int | None]) -> list[int | None]:
@@ -396,8 +396,8 @@ class ParallelEnv:
             WorkerTimeoutError: If the pool's timeout passed; `recv` continues the wait.
         """
         arguments.check_align(align)
-        env_ids = self._engine.stepper.episodes.unpaused if id is None else self._engine.ids(id)
-        return self._engine.stepper.step(action, env_ids, align)
+        env_ids = self._engine.table.unpaused if id is None else self._engine.ids(id)
+        return self._engine.step(action, env_ids, align)
 
     # ---------------------------------------------------------------- asynchronous stepping
 
@@ -409,7 +409,7 @@ class ParallelEnv:
             The errors of `ParallelEnv.step`, before anything was sent.
         """
         env_ids = self._engine.ids(id)
-        self._engine.stepper.send(action, env_ids)
+        self._engine.send(action, env_ids)
         self._awaited = env_ids
 
     @overload
@@ -438,7 +438,7 @@ class ParallelEnv:
         limit = arguments.check_timeout(timeout)
         if not self._awaited:
             raise NothingInFlightError("step_wait() was called, but no step is in flight. Call step_async() first.")
-        result = self._engine.stepper.finish(self._awaited, limit, align)
+        result = self._engine.step_wait(self._awaited, limit, align)
         self._awaited = ()
         return result
 
@@ -449,7 +449,7 @@ class ParallelEnv:
         Raises:
             The errors of `step`, before anything was sent.
         """
-        self._engine.stepper.send(action, self._engine.ids(id))
+        self._engine.send(action, self._engine.ids(id))
 
     @single_threaded
     def send_reset(self, id: Any = None, *, seed: Any = None, options: Any = None) -> None:
@@ -469,7 +469,7 @@ class ParallelEnv:
             WorkerDiedError: If the worker of an env has died; nothing was sent.
         """
         env_ids = self._engine.ids(id)
-        self._engine.stepper.send_reset(env_ids, self._engine.beginnings(env_ids, seed, options))
+        self._engine.send_reset(env_ids, self._engine.beginnings(env_ids, seed, options))
         self._engine.forget_seeds(env_ids)
 
     @overload
@@ -510,7 +510,7 @@ class ParallelEnv:
         """
         arguments.check_align(align)
         arguments.check_window(min_envs, max_envs)
-        return self._engine.stepper.receive(min_envs, max_envs, arguments.check_timeout(timeout), align)
+        return self._engine.receive(min_envs, max_envs, arguments.check_timeout(timeout), align)
 
     @overload
     async def arecv(
@@ -579,7 +579,7 @@ class ParallelEnv:
                 raise
             return None
         (state, _, is_done, _), env_id = batch[0], int(batch.env_ids[0])
-        has_begun = self._engine.stepper.begins_next_episodes and env_id not in self._engine.stepper.episodes.exhausted
+        has_begun = self._engine.begins_next_episodes and env_id not in self._engine.table.exhausted
         return (state if has_begun or not is_done else TERMINATED), env_id
 
     def send_action(self, action: Any, env_id: int) -> None:
@@ -665,12 +665,12 @@ class ParallelEnv:
         """
         if id is MISSING:
             raise ArgumentError("pause() was called without id. Give which envs to leave out: pause(3), pause([0, 2]).")
-        self._engine.stepper.pause(self._engine.ids(id, everyone=True))
+        self._engine.table.pause(self._engine.ids(id, everyone=True))
 
     @single_threaded
     def resume(self, id: Any = None) -> None:
         """Take paused envs in again; without ``id`` all of them."""
-        self._engine.stepper.episodes.resume(self._engine.ids(id, everyone=True))
+        self._engine.table.resume(self._engine.ids(id, everyone=True))
 
     # ---------------------------------------------------------------- attributes, methods, frames
 
@@ -896,7 +896,7 @@ class ParallelEnv:
             raise ArgumentError("run_episodes() has no envs to play with: id is empty, or all are paused.")
         each = self._engine.beginnings(env_ids, seed, options)
         goal = RolloutLength.of(None, num_episodes)
-        return evaluate(self._engine.stepper, policy, goal, env_ids, each, self._engine.forget_seeds, bool(progress))
+        return evaluate(self._engine, policy, goal, env_ids, each, self._engine.forget_seeds, bool(progress))
 
     @overload
     def rollout(self, *, id: Any = None) -> list[Any]: ...
@@ -963,7 +963,7 @@ class ParallelEnv:
         if policy is None:
             return run_batch_episodes(self._engine, env_ids, num_steps, num_episodes, rnn_state)
         goal = RolloutLength.of(num_steps, num_episodes)
-        return RolloutRunner(self._engine.stepper).run(policy, env_ids, goal, rnn_state, bool(progress))
+        return RolloutRunner(self._engine).run(policy, env_ids, goal, rnn_state, bool(progress))
 
     @single_threaded
     def restart(self, id: Any = None) -> tuple[int, ...]:
@@ -982,7 +982,7 @@ class ParallelEnv:
             InvalidEnvError: If an env was given as a live instance and lives in this process.
             BaseException: What an env's constructor raised.
         """
-        return self._engine.stepper.restart(self._engine.ids(id, everyone=True))
+        return self._engine.restart(self._engine.ids(id, everyone=True))
 
     @single_threaded
     def save_state(self) -> SavedState:
@@ -995,10 +995,10 @@ class ParallelEnv:
             EnvBusyError: If a step is in flight.
             BaseException: What a ``get_state`` raised.
         """
-        progress = self._engine.stepper.progress()
+        checkpoint = self._engine.checkpoint()
         values = self._engine.pool.ask("save", self._engine.env_ids).values
         envs = tuple(values.get(env_id) for env_id in self._engine.env_ids)
-        return SavedState(envs, progress, dict(self._engine.seeds), self.asynchronous)
+        return SavedState(envs, checkpoint, dict(self._engine.seeds), self.asynchronous)
 
     @single_threaded
     def load_state(self, state: SavedState) -> tuple[int, ...]:
@@ -1016,10 +1016,10 @@ class ParallelEnv:
         """
         state = check_saved(state, self._engine.num_envs, self.asynchronous)
         saved = [env_id for env_id in self._engine.env_ids if state.envs[env_id] is not None]
-        request = self._engine.pool.try_asking("load", saved, [state.envs[env_id] for env_id in saved])
-        lost = self._engine.stepper.restore(state.progress, {*state.unsaved, *request.failures})
+        ticket = self._engine.pool.try_asking("load", saved, [state.envs[env_id] for env_id in saved])
+        lost = self._engine.restore(state.checkpoint, {*state.unsaved, *ticket.failures})
         self._engine.seeds = dict(state.seeds)
-        request.raise_failures(partial=lost)
+        ticket.raise_failures(partial=lost)
         return lost
 
     # ---------------------------------------------------------------- properties that ask no worker
@@ -1027,41 +1027,41 @@ class ParallelEnv:
     @property
     def done(self) -> Array:
         """``(n,)`` bool: whether the env's last step ended its episode, or ``asynchronous=None`` ended it."""
-        return self._engine.stepper.episodes.done.copy()
+        return self._engine.table.done.copy()
 
     def has_done(self) -> bool:
         """Whether any env is done."""
-        return has_true(self._engine.stepper.episodes.done)
+        return has_true(self._engine.table.done)
 
     def all_done(self) -> bool:
         """Whether all envs are done."""
-        return bool(self._engine.stepper.episodes.done.all())
+        return bool(self._engine.table.done.all())
 
     @property
     def exhausted(self) -> Array:
         """``(n,)`` bool: whether the env has no further episode, so that it rests. Such envs are done, too."""
         flags: Array = np.zeros(self._engine.num_envs, dtype=bool)
-        flags[list(self._engine.stepper.episodes.exhausted)] = True
+        flags[list(self._engine.table.exhausted)] = True
         return flags
 
     def all_exhausted(self) -> bool:
         """Whether no env has a further episode."""
-        return len(self._engine.stepper.episodes.exhausted) == self._engine.num_envs
+        return len(self._engine.table.exhausted) == self._engine.num_envs
 
     @property
     def paused(self) -> Array:
         """``(n,)`` bool: whether the env is paused."""
-        return self._engine.stepper.episodes.paused.copy()
+        return self._engine.table.paused.copy()
 
     @property
     def num_unpaused(self) -> int:
         """Number of envs that are not paused."""
-        return len(self._engine.stepper.episodes.unpaused)
+        return len(self._engine.table.unpaused)
 
     @property
     def reset_infos(self) -> list[dict[str, Any]]:
         """The info of each env's latest reset, in env id order."""
-        return [deep_copy(info) for info in self._engine.stepper.episodes.reset_infos]
+        return [deep_copy(info) for info in self._engine.table.reset_infos]
 
     @property
     def closed(self) -> bool:

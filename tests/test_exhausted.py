@@ -309,7 +309,7 @@ def test_a_state_saved_before_there_were_exhausted_envs_is_read() -> None:
     with ParallelEnv(env_fns(totals=(3, 3)), asynchronous="restart") as env:
         env.reset()
         state = env.save_state()
-        del vars(state.progress)["exhausted"]
+        del vars(state.checkpoint)["exhausted"]
         assert env.load_state(pickle.loads(pickle.dumps(state))) == ()
         assert not env.exhausted.any()
 

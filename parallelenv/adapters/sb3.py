@@ -70,7 +70,7 @@ class SB3VecEnv(VecEnv):
     def step(self, actions: Any) -> tuple[Any, Array, Array, list[dict[str, Any]]]:
         """Step all envs, and reset those that end. See `step_async` and `step_wait`."""
         try:
-            result = self.parallel_env.engine.step(actions)
+            result = self.parallel_env.engine.step_all(actions)
         except EnvBusyError:
             raise step_under_way() from None
         except BaseException as error:
@@ -89,7 +89,7 @@ class SB3VecEnv(VecEnv):
             PendingCallError: If a step is in flight. In both cases nothing was begun.
         """
         try:
-            self.parallel_env.engine.step_async(actions)
+            self.parallel_env.engine.step_all_async(actions)
         except EnvBusyError:
             raise step_under_way() from None
 
@@ -109,7 +109,7 @@ class SB3VecEnv(VecEnv):
                 envs, whose ids are its ``env_ids``.
         """
         try:
-            result = self.parallel_env.engine.step_wait(None)
+            result = self.parallel_env.engine.step_all_wait(None)
         except NothingInFlightError:
             raise nothing_begun("step") from None
         except BaseException as error:
@@ -201,8 +201,8 @@ class SB3VecEnv(VecEnv):
         ids = self._ids(indices)
         if len(set(ids)) < len(ids):  # call duplicates twice
             return [answer for one in ids for answer in self._asked(operation, argument, common, one)]
-        request = self.parallel_env.engine.call_async(operation, argument, common, ids)
-        return self.parallel_env.engine.call_wait(request, None)
+        ticket = self.parallel_env.engine.call_async(operation, argument, common, ids)
+        return self.parallel_env.engine.call_wait(ticket, None)
 
 
 def _check_render_modes(modes: Sequence[str | None]) -> None:

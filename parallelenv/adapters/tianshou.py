@@ -237,8 +237,8 @@ class TianshouVectorEnv:
             EnvBusyError: If a step is in flight.
         """
         self._ready(None)
-        request = self.parallel_env.engine.call_async("use", ((), kwargs), ("render", True))
-        return self.parallel_env.engine.call_wait(request, None)
+        ticket = self.parallel_env.engine.call_async("use", ((), kwargs), ("render", True))
+        return self.parallel_env.engine.call_wait(ticket, None)
 
     def close(self) -> None:
         """Close the `ParallelEnv`. Can be called more than once."""

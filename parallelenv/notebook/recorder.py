@@ -113,12 +113,12 @@ class Recorder:
         living = [env_id for env_id in pool.env_ids if env_id not in pool.lost]
         is_held_up = not goes_on and pool.is_held_up
         asked = perf_counter()
-        request = pool.post("unwatch", living)
+        ticket = pool.submit("unwatch", living)
         if not is_held_up:
             with contextlib.suppress(ParallelEnvError):  # too late: the records of the others are there
-                pool.wait(request, timeout)
+                pool.wait(ticket, timeout)
         answered = perf_counter()
-        return [(record, (asked, answered)) for record in request.values.values() if isinstance(record, HostRecord)]
+        return [(record, (asked, answered)) for record in ticket.values.values() if isinstance(record, HostRecord)]
 
     def _unwatch(self, timeout: float, goes_on: bool) -> list[tuple[HostRecord, tuple[float, float]]]:
         """Stop recording in workers, once the call of another thread has ended; return the records received."""

@@ -117,7 +117,7 @@ def test_infinite_rewards_cause_no_warning_and_affect_only_their_episode() -> No
 
 
 def standing_of(env: ParallelEnv) -> Any:
-    return env.engine.stepper.episodes.score.look()
+    return env.engine.table.score.look()
 
 
 def expected(statistics: Any) -> tuple[int, float, float]:

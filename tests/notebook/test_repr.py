@@ -206,7 +206,7 @@ def test_states_differ_in_more_than_colour() -> None:
 def test_envs_without_tasks_are_exhausted() -> None:
     with ParallelEnv([Counter] * 2, asynchronous="restart") as env:
         env.reset(seed=0)
-        env.engine.stepper.episodes.exhausted.add(1)
+        env.engine.table.exhausted.add(1)
         assert states_of(env) == ["running", "exhausted"]
 
 
