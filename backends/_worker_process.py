@@ -187,7 +187,7 @@ def obey(wire: Wire, host: Any, packed: PackedSpec, log: WorkerLog | None) -> No
             command = take_command(wire, host, packed)
             if command is not None:
                 reply = host.execute(command)
-                if command.name == "build":  # not before: only loaded libraries can be limited
+                if command.operation == "build":  # not before: only loaded libraries can be limited
                     limits = limits or _limit_threads(packed.settings.threads)
                 answer(wire, reply, log)
     finally:

@@ -171,7 +171,7 @@ def obey_side_by_side(wire: Wire, host: PoolHost, packed: PackedSpec, log: Worke
             if host.await_command(caller):
                 await_message(wire)
                 command = take_command(wire, host, packed)
-                if command is not None and command.name == "build":
+                if command is not None and command.operation == "build":
                     answer(wire, host.execute(command), log)
                 elif command is not None:
                     host.begin(command)

@@ -24,6 +24,7 @@ from parallelenv.contract.arguments import MISSING
 from parallelenv.contract.batch import Array, has_true
 from parallelenv.contract.copying import deep_copy
 from parallelenv.contract.message_text import count, show
+from parallelenv.contract.protocol import Lookup, MethodCall
 from parallelenv.contract.shared_arrays import check_shared
 from parallelenv.contract.spaces import batched
 from parallelenv.contract.tracebacks import short_tracebacks, warn_user
@@ -699,7 +700,7 @@ class ParallelEnv:
         """
         env_ids = self._engine.ids(id)
         arguments.check_name("key", key)
-        values = self._engine.pool.ask("get", env_ids, None, key).values
+        values = self._engine.pool.ask("get", env_ids, None, Lookup(key)).values
         if default is MISSING:
             default = None
             if not values and env_ids and (hint := self._engine.attribute_hint(key, env_ids[0])):
@@ -758,8 +759,10 @@ class ParallelEnv:
         """
         env_ids = self._engine.ids(id)
         arguments.check_name("env_method", env_method)
-        values = self._engine.pool.ask("call", env_ids, arguments.spread_data(data, env_ids), env_method).values
-        return [values.get(env_id) for env_id in env_ids]
+        each = arguments.spread_data(data, env_ids)
+        if each is None:
+            return self._engine.pool.ask("call", env_ids, None, MethodCall(env_method)).listed()
+        return self._engine.call_each(env_ids, [MethodCall(env_method, (), named) for named in each])
 
     @single_threaded
     def call(self, function_names: str | Sequence[str], function_args_list: Any = None, id: Any = None) -> list[Any]:
@@ -782,7 +785,7 @@ class ParallelEnv:
         env_ids = self._engine.ids(id)
         names = arguments.spread_names("function_names", function_names, env_ids)
         given = arguments.spread_arguments(function_args_list, env_ids)
-        return self._engine.ask_each("invoke", env_ids, [(name, *one) for name, one in zip(names, given, strict=True)])
+        return self._engine.call_each(env_ids, [MethodCall(name, *one) for name, one in zip(names, given, strict=True)])
 
     @single_threaded
     def attr(self, names: str | Sequence[str], id: Any = None) -> list[Any]:
@@ -801,7 +804,9 @@ class ParallelEnv:
                 values.
         """
         env_ids = self._engine.ids(id)
-        return self._engine.ask_each("read", env_ids, arguments.spread_names("names", names, env_ids))
+        return self._engine.pool.ask(
+            "get", env_ids, arguments.spread_names("names", names, env_ids), Lookup(how="required")
+        ).listed()
 
     @single_threaded
     def command(self, name: str, data: Any = None, id: Any = None) -> list[Any]:
@@ -823,7 +828,7 @@ class ParallelEnv:
         env_ids = self._engine.ids(id)
         if not isinstance(name, str):
             raise ArgumentError(f"name={name!r} is no name of a command. Give a text that the envs understand.")
-        return self._engine.ask_each("invoke", env_ids, [("command", (name, data), {})] * len(env_ids))
+        return self._engine.call_each(env_ids, [MethodCall("command", (name, data))] * len(env_ids))
 
     @single_threaded
     def render(self, id: Any = None, tile: bool = False, labels: bool = False) -> Any:
@@ -846,7 +851,7 @@ class ParallelEnv:
         if labels and not tile:
             raise ArgumentError("labels=True draws env ids on the tiles of one picture. Add tile=True.")
         if not tile:
-            return self._engine.ask_each("render", env_ids)
+            return self._engine.call_each(env_ids, [MethodCall("render")] * len(env_ids))
         return _notebook().picture_of(self._engine, env_ids, labels=labels)
 
     def get_images(self, id: Any = None) -> list[Any]:
@@ -996,7 +1001,7 @@ class ParallelEnv:
             BaseException: What a ``get_state`` raised.
         """
         checkpoint = self._engine.checkpoint()
-        values = self._engine.pool.ask("save", self._engine.env_ids).values
+        values = self._engine.pool.ask("state", self._engine.env_ids, None, "save").values
         envs = tuple(values.get(env_id) for env_id in self._engine.env_ids)
         return SavedState(envs, checkpoint, dict(self._engine.seeds), self.asynchronous)
 
@@ -1016,7 +1021,7 @@ class ParallelEnv:
         """
         state = check_saved(state, self._engine.num_envs, self.asynchronous)
         saved = [env_id for env_id in self._engine.env_ids if state.envs[env_id] is not None]
-        ticket = self._engine.pool.try_asking("load", saved, [state.envs[env_id] for env_id in saved])
+        ticket = self._engine.pool.try_asking("state", saved, [state.envs[env_id] for env_id in saved], "load")
         lost = self._engine.restore(state.checkpoint, {*state.unsaved, *ticket.failures})
         self._engine.seeds = dict(state.seeds)
         ticket.raise_failures(partial=lost)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,9 +13,9 @@ from parallelenv.backends.dummy import DummyBackend
 from parallelenv.backends.thread import ThreadBackend, ThreadChannel
 from parallelenv.contract.batch import Batch, Layout
 from parallelenv.contract.failures import Failure
-from parallelenv.contract.protocol import Command, Reply, WorkerSpec
+from parallelenv.contract.protocol import Command, Lookup, Reply, WorkerSpec
 from parallelenv.testing import BackendContract
-from parallelenv.worker.host import Execution, Host
+from parallelenv.worker.host import Host
 from parallelenv.worker.row_writer import RowWriter
 
 # -------------------------------------------------------------------- faults
@@ -84,7 +85,7 @@ class MixesRows(Channel):
 class SharesMemory(Channel):
     def work(self) -> bool:
         while self._queue:
-            self._replies.append(self._queue.popleft().run())  # not detached
+            self._replies.append(self._host.execute(self._queue.popleft()))  # not detached
         return bool(self._replies)
 
 
@@ -108,7 +109,7 @@ class AnswersLate(Channel):
         self.earlier: dict[str, Reply] = {}
 
     def send(self, packed: Command) -> None:
-        self.names.append(packed.name)
+        self.names.append(packed.operation)
         super().send(packed)
 
     def alter_reply(self, reply: Reply) -> Reply:
@@ -141,8 +142,8 @@ class ClosesTwice(Channel):
 
 class ResetsTwice(Channel):
     def send(self, packed: Command) -> None:
-        if packed.name == "reset":
-            Execution(self._host, packed).run()
+        if packed.operation == "reset":
+            self._host.execute(replace(packed))
         super().send(packed)
 
 
@@ -157,14 +158,14 @@ class ForgetsSeeds(Channel):
     """Gives all envs the seed of the first."""
 
     def alter_command(self, command: Command) -> Command:
-        if command.name == "reset" and command.each is not None:
+        if command.operation == "reset" and command.each is not None:
             command.each = [(command.each[0][0], options) for _, options in command.each]
         return command
 
 
 class ForgetsOptions(Channel):
     def alter_command(self, command: Command) -> Command:
-        if command.name == "reset" and command.each is not None:
+        if command.operation == "reset" and command.each is not None:
             command.each = [(seed, None) for seed, _ in command.each]
         return command
 
@@ -177,8 +178,8 @@ class SortsIds(Channel):
 
 class NeverRestarts(Channel):
     def alter_command(self, command: Command) -> Command:
-        if command.name == "step":
-            command.common = False
+        if command.operation == "step":
+            command.autoreset = False
         return command
 
 
@@ -208,8 +209,8 @@ class HidesDefaults(Channel):
     """Answers ``None`` where there is no attribute."""
 
     class _Host(Host):
-        def get(self, env_id: int, argument: Any, key: str) -> tuple[Any] | None:
-            return super().get(env_id, argument, key) or (None,)
+        def get(self, env_id: int, argument: Any, lookup: Lookup) -> Any:
+            return super().get(env_id, argument, lookup) or (None,)
 
     host_class = _Host
 

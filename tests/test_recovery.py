@@ -18,6 +18,7 @@ from conftest import MakeEnv, needs_ray
 from fragile import two_hosts
 
 from parallelenv import ParallelEnv, errors
+from parallelenv.contract.protocol import Lookup
 from parallelenv.engine import recovery
 from parallelenv.testing.scenario import drain
 
@@ -229,11 +230,11 @@ def test_a_worker_killed_while_another_one_is_waited_for(
     def wait_and_kill(request: Any, timeout: float | None) -> None:
         """Kill the worker of env 0 after it has answered, and let the pool notice."""
         wait(request, timeout)
-        if request.operation in ("build", "end_rollout"):
+        if request.operation in ("build", "rollout"):
             monkeypatch.undo()
             os.kill(env.customized_method("pid", id=[0])[0], signal.SIGKILL)
             with pytest.raises(errors.WorkerDiedError):
-                env.engine.pool.ask("get", (0,), None, "steps")
+                env.engine.pool.ask("get", (0,), None, Lookup("steps"))
 
     monkeypatch.setattr(pool, "wait", wait_and_kill)
     if call == "step":

@@ -17,6 +17,7 @@ from parallelenv.adapters.spaces import ObservationMode, check_alike, declared_s
 from parallelenv.contract import arguments
 from parallelenv.contract.batch import Array
 from parallelenv.contract.message_text import show
+from parallelenv.contract.protocol import MethodCall
 from parallelenv.contract.tracebacks import short_tracebacks, warn_user
 from parallelenv.engine.done_policies import ByHand, DonePolicy, EndedEpisode, NextStep, SameStep
 from parallelenv.engine.tickets import Ticket
@@ -263,7 +264,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         arguments.check_name("name", name)
         if name in _NOT_BY_CALL:
             raise ArgumentError(f"call({name!r}) would bypass this vector env. Use its own {name}().")
-        ticket = self.parallel_env.engine.call_async("use", (args, kwargs), (name, False))
+        ticket = self.parallel_env.engine.call_async(MethodCall(name, args, kwargs, or_attribute=True))
         self._await(_PendingCall("call", ticket))
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:

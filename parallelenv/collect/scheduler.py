@@ -17,6 +17,7 @@ from parallelenv.collect.unsent_samples import UNKNOWN, UnsentSamples
 from parallelenv.contract.batch import Array
 from parallelenv.contract.broadcast import Broadcast
 from parallelenv.contract.failures import raise_failures
+from parallelenv.contract.protocol import MethodCall
 from parallelenv.engine.recovery import Budget
 from parallelenv.env import ParallelEnv
 from parallelenv.errors import EnvInterruptedError, WorkerTimeoutError
@@ -114,7 +115,7 @@ class CollectorHandles:
 
     def _tell(self, subject: str, broadcast: Broadcast, ranks: Sequence[int]) -> None:
         pool, late = self.env.engine.pool, None
-        ticket = pool.submit("tell", ranks, None, broadcast)
+        ticket = pool.submit("call", ranks, None, broadcast)
         try:
             pool.wait(ticket, self.env.engine.timeout)
         except WorkerTimeoutError as error:
@@ -210,7 +211,9 @@ class CollectorHandles:
         while left := [rank for rank in orders if rank not in answers]:
             self._catch_up(left)
             try:
-                ticket = self.env.engine.pool.try_asking("call", left, [orders[rank] for rank in left], method)
+                ticket = self.env.engine.pool.try_asking(
+                    "call", left, [MethodCall(method, (), orders[rank]) for rank in left]
+                )
             except WorkerTimeoutError as error:
                 raise _late(error) from None
             answers.update(ticket.values)

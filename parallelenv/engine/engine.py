@@ -29,7 +29,7 @@ from parallelenv.contract.copying import deep_copy
 from parallelenv.contract.env_specs import EnvFactory
 from parallelenv.contract.failures import NO_FAILURES, Failure, raise_failures, with_note
 from parallelenv.contract.message_text import list_ids, name_envs
-from parallelenv.contract.protocol import NOTHING, Backend, Extra
+from parallelenv.contract.protocol import NOTHING, Backend, Extra, Lookup, MethodCall
 from parallelenv.contract.spaces import pick_rows
 from parallelenv.engine.assemble import Align, Assembler, first_states
 from parallelenv.engine.checkpoint import Checkpoint
@@ -209,16 +209,15 @@ class Engine:
 
         def announce(ticket: Ticket) -> None:
             table.note_stepped(stepped)
-            table.occupy(env_ids, ticket)
+            table.occupy(env_ids, ticket, separately=separately)
 
         failed = NO_FAILURES if self.recovery is None else self.recovery.failures_before(stepped)
-        # `False` instead of an empty tuple: the step then fits a shorter message.
-        begins = table.ended(stepped) or False if policy.resets_next else policy.autoreset
         return self.pool.submit(
             "step",
             stepped,
             each,
-            begins,
+            autoreset=policy.autoreset,
+            begins=table.ended(stepped) if policy.resets_next else (),
             announce=announce,
             failed=failed,
             separately=separately,
@@ -246,7 +245,7 @@ class Engine:
         def announce(ticket: Ticket) -> None:
             self._lose(env_ids)  # they stay lost if anything goes wrong
             if separately:
-                self.table.occupy(env_ids, ticket)
+                self.table.occupy(env_ids, ticket, separately=True)
 
         failed = NO_FAILURES if self.recovery is None else self.pool.death_errors(env_ids)
         return self.pool.submit("reset", env_ids, each, announce=announce, failed=failed, separately=separately)
@@ -526,7 +525,7 @@ class Engine:
         """
         asked, batch = self.env_ids if env_ids is None else env_ids, self.pool.batch
         has_loose = any(array is None for array in batch.states)
-        extras = self.pool.ask("look", asked).values if has_loose else {}
+        extras = self.pool.ask("state", asked, None, "leaves").values if has_loose else {}
         return gather_states(batch, asked, batch.rows(asked), extras, self.copies)
 
     def states_of(self, env_ids: Sequence[int], result: StepResult | None) -> Any:
@@ -608,13 +607,13 @@ class Engine:
 
     # ---------------------------------------------------------------- other operations
 
-    def ask_each(self, operation: str, env_ids: Sequence[int], each: Sequence[Any] | None = None) -> list[Any]:
-        """Run an operation of the host with an argument for each env, and return the results in this order."""
-        return self.pool.ask(operation, env_ids, each).listed()
+    def call_each(self, env_ids: Sequence[int], calls: Sequence[MethodCall]) -> list[Any]:
+        """Call a method of each env, which may be another one for each, and return the results in this order."""
+        return self.pool.ask("call", env_ids, calls).listed()
 
-    def end_episodes(self, operation: str, env_ids: Sequence[int], each: Sequence[Any], common: Any) -> None:
-        """Run an operation that ends the episodes of envs; they need a reset afterwards."""
-        ticket = self.pool.submit(operation, env_ids, each, common, announce=lambda _: self._lose(env_ids))
+    def end_episodes(self, env_ids: Sequence[int], calls: Sequence[MethodCall]) -> None:
+        """Call a method of each env that ends its episode; the envs need a reset afterwards."""
+        ticket = self.pool.submit("call", env_ids, calls, announce=lambda _: self._lose(env_ids))
         self.pool.wait(ticket, self.timeout)
         ticket.raise_failures()
 
@@ -629,7 +628,7 @@ class Engine:
         The env is asked once per name: a search for similar names takes a millisecond.
         """
         if key not in self._hints:
-            self._hints[key] = self.pool.try_asking("hint", (env_id,), None, key).values.get(env_id, "")
+            self._hints[key] = self.pool.try_asking("get", (env_id,), None, Lookup(key, "hint")).values.get(env_id, "")
         return self._hints[key]
 
     def restart(self, env_ids: Sequence[int]) -> tuple[int, ...]:
@@ -780,10 +779,16 @@ class Engine:
         return envs
 
     @single_threaded_in("call")
-    def call_async(self, operation: str, argument: Any, common: Any, id: Any = None) -> Ticket:
-        """Send an operation of the host, with the same argument for each env; without ``id`` to all envs."""
+    def call_async(self, call: MethodCall, id: Any = None) -> Ticket:
+        """Send a method call, the same for each env; without ``id`` to all envs."""
         env_ids = self.ids(id, everyone=True)
-        return self.pool.submit(operation, env_ids, [argument] * len(env_ids), common)
+        return self.pool.submit("call", env_ids, [call] * len(env_ids))
+
+    @single_threaded_in("call")
+    def look_up(self, lookup: Lookup, argument: Any, id: Any = None) -> list[Any]:
+        """Return the result of a look-up for each env; without ``id`` for all."""
+        env_ids = self.ids(id, everyone=True)
+        return self.pool.ask("get", env_ids, [argument] * len(env_ids), lookup).listed()
 
     @single_threaded
     def call_wait(self, ticket: Ticket, timeout: float | None) -> list[Any]:
@@ -801,7 +806,7 @@ class Engine:
         """
         env_ids = parse_ids(id, self.num_envs)
         arguments.check_name("key", key)
-        values = self.pool.ask("get", env_ids, None, key).values
+        values = self.pool.ask("get", env_ids, None, Lookup(key)).values
         without = [env_id for env_id in env_ids if env_id not in values]
         if without:
             have = "has" if len(without) == 1 else "have"

@@ -103,18 +103,21 @@ class EnvTable:
 
     # ---------------------------------------------------------------- calls under way
 
-    def occupy(self, env_ids: Sequence[int], ticket: Ticket) -> None:
-        """Enter a step or reset that is about to be sent; earlier results of these envs that were not fetched are lost.
+    def occupy(self, env_ids: Sequence[int], ticket: Ticket, *, separately: bool) -> None:
+        """Enter a step or reset that is about to be sent; results of these envs that were not returned are lost.
 
         Args:
             env_ids: The envs of its result.
             ticket: The ticket, with all of its commands.
+            separately: Whether its results are returned in the order of arrival, rather than in that of ``env_ids``.
         """
-        ticket.env_ids, ticket.arrivals = env_ids, self._arrivals
+        ticket.env_ids = env_ids
         self.tickets.update(dict.fromkeys(env_ids, ticket))
-        if ticket.failures or len(ticket.asked) < len(env_ids) or not ticket.pending:  # some have answered already
-            running = set(ticket.running)
-            self._arrivals.append((ticket, [env_id for env_id in env_ids if env_id not in running]))
+        if separately:
+            ticket.arrivals = self._arrivals
+            self._arrivals.append((ticket, ticket.answered))
+        else:
+            self._arrivals.append((ticket, None))
 
     def release(self, env_ids: Iterable[int]) -> None:
         """Remove envs whose result was returned, or is not wanted any more."""
@@ -124,17 +127,22 @@ class EnvTable:
         for env_id in env_ids if tickets else ():
             tickets.pop(env_id, None)
         if tickets:
-            kept = ((ticket, [one for one in ids if tickets.get(one) is ticket]) for ticket, ids in self._arrivals)
-            self._arrivals[:] = [(ticket, ids) for ticket, ids in kept if ids]
+            kept = ((ticket, env_ids, self._undelivered(ticket, env_ids)) for ticket, env_ids in self._arrivals)
+            self._arrivals[:] = [
+                (ticket, env_ids and left) for ticket, env_ids, left in kept if left or env_ids is None
+            ]
         else:
             self._arrivals.clear()
 
+    def _undelivered(self, ticket: Ticket, env_ids: Sequence[int] | None) -> list[int]:
+        """Return those of some envs that have answered, by default all, whose result was not returned."""
+        tickets = self.tickets
+        return [one for one in (ticket.answered if env_ids is None else env_ids) if tickets.get(one) is ticket]
+
     @property
     def arrived(self) -> list[int]:
-        """Ids of envs whose answer has arrived and was not returned, in the order of arrival."""
-        return [
-            env_id for ticket, env_ids in self._arrivals for env_id in env_ids if self.tickets.get(env_id) is ticket
-        ]
+        """Ids of envs whose result has arrived and was not returned, in the order in which they are returned."""
+        return [env_id for ticket, env_ids in self._arrivals for env_id in self._undelivered(ticket, env_ids)]
 
     @property
     def waited_for(self) -> list[int]:

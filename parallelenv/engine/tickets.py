@@ -10,8 +10,8 @@ from typing import Any
 from parallelenv.contract.failures import Failure, raise_failures
 from parallelenv.contract.protocol import Extra
 
-Arrival = tuple["Ticket", Sequence[int]]
-"""A ticket, and the envs of which an answer has arrived."""
+Arrival = tuple["Ticket", Sequence[int] | None]
+"""A ticket, and envs of which a result has arrived; ``None``: all of which one has."""
 
 
 class Ticket:
@@ -27,18 +27,20 @@ class Ticket:
         asked: As given.
         each: As given.
         env_ids: The envs of the result, in its order; those not in ``asked`` rest. ``asked``, unless set otherwise.
+        is_traced: Whether hosts that are traced record it.
         pending: Env ids of the commands without a reply, by number.
         values: Results, by env id; envs with an empty result are left out.
         failures: Failures, by env id.
         arrivals: Where each further reply is announced; ``None``: nowhere.
     """
 
-    __slots__ = ("arrivals", "asked", "each", "env_ids", "failures", "operation", "pending", "values")
+    __slots__ = ("arrivals", "asked", "each", "env_ids", "failures", "is_traced", "operation", "pending", "values")
 
     def __init__(self, operation: str, asked: Sequence[int], each: Sequence[Any] | None = None) -> None:
         self.operation = operation
         self.asked = self.env_ids = asked
         self.each = each
+        self.is_traced = False
         self.pending: dict[int, tuple[int, ...]] = {}
         self.values: dict[int, Any] = {}
         self.failures: dict[int, Failure] = {}
@@ -74,6 +76,12 @@ class Ticket:
         """
         self.raise_failures()
         return [self.values.get(env_id) for env_id in self.asked]
+
+    @property
+    def answered(self) -> list[int]:
+        """Ids of envs of the result that have replied or rest, in its order."""
+        running = set(self.running)
+        return [env_id for env_id in self.env_ids if env_id not in running]
 
     @property
     def running(self) -> tuple[int, ...]:

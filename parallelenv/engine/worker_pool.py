@@ -6,7 +6,6 @@ Only this file handles workers that failed, died or hang.
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import os
 import threading
@@ -23,7 +22,6 @@ from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.contract.message_text import list_ids, name_envs
 from parallelenv.contract.process_info import ProcessInfo
 from parallelenv.contract.protocol import (
-    NOTED,
     Backend,
     Channel,
     Command,
@@ -109,8 +107,8 @@ class Pool:
         self._has_spaces = False  # if False, every env is asked for its own
         self._timeout: float | None = None  # building envs has no time limit
         self._call_timeout = timeout
-        self._plain_numbers = itertools.count(1)
-        self._numbers: Iterator[int] = self._plain_numbers
+        self._numbers = itertools.count(1)
+        self._traced: Iterator[bool] | None = None
         self.processes = {}
         self.is_watched = False
         self.waits_by: str | None = None
@@ -191,9 +189,9 @@ class Pool:
             raise self.late(busy, self._timeout, "attach")
         self.attach(layout)
 
-    def number_by(self, choose: Callable[[Iterator[int]], Iterator[int]] | None) -> None:
-        """Let an iterator over command numbers choose which of them are `NOTED`; ``None``: none is."""
-        self._numbers = self._plain_numbers if choose is None else choose(self._plain_numbers)
+    def trace_by(self, choices: Iterator[bool] | None) -> None:
+        """Let an iterator choose which calls traced hosts record; ``None``: none."""
+        self._traced = choices
 
     @property
     def num_hosts(self) -> int:
@@ -223,11 +221,13 @@ class Pool:
 
     # ---------------------------------------------------------------- commands
 
-    def ask(self, name: str, env_ids: Sequence[int], each: Sequence[Any] | None = None, common: Any = None) -> Ticket:
+    def ask(
+        self, operation: str, env_ids: Sequence[int], each: Sequence[Any] | None = None, common: Any = None
+    ) -> Ticket:
         """Execute an operation on envs, wait for all of them, and raise failures.
 
         Args:
-            name: An operation of `worker.host.Host`.
+            operation: An operation of `worker.host.Host`.
             env_ids: The envs, in any order.
             each: One argument per env, in the order of ``env_ids``, or ``None``.
             common: Further arguments, the same for every env.
@@ -240,34 +240,40 @@ class Pool:
             WorkerDiedError: If a worker is or was found dead.
             WorkerTimeoutError: If not all replied within the pool's timeout; later replies are dropped.
         """
-        ticket = self.try_asking(name, env_ids, each, common)
+        ticket = self.try_asking(operation, env_ids, each, common)
         ticket.raise_failures()
         return ticket
 
-    def try_asking(self, name: str, env_ids: Sequence[int], each: Sequence[Any] | None, common: Any = None) -> Ticket:
+    def try_asking(
+        self, operation: str, env_ids: Sequence[int], each: Sequence[Any] | None, common: Any = None
+    ) -> Ticket:
         """Execute an operation like `ask`, but leave the failures of envs in the ticket."""
-        ticket = self.submit(name, env_ids, each, common)
+        ticket = self.submit(operation, env_ids, each, common)
         self.wait(ticket, self._timeout)
         return ticket
 
     def submit(
         self,
-        name: str,
+        operation: str,
         env_ids: Sequence[int],
         each: Sequence[Any] | None = None,
         common: Any = None,
+        *,
+        autoreset: bool = False,
+        begins: Sequence[int] = (),
         announce: Announcement = lambda _: None,
         failed: Mapping[int, Failure] = NO_FAILURES,
-        *,
         separately: bool = False,
     ) -> Ticket:
         """Send an operation to the hosts and return without waiting.
 
         Args:
-            name: See `ask`.
+            operation: See `ask`.
             env_ids: See `ask`.
             each: See `ask`.
             common: See `ask`.
+            autoreset: See `Command`.
+            begins: Envs that a step resets instead of stepping them.
             announce: Called with the ticket when nothing can fail any more, just before the first command is sent.
             failed: Failures of envs that cannot be asked, used as their replies.
             separately: Whether the caller takes the replies as they arrive, rather than wait for all of them.
@@ -276,19 +282,23 @@ class Pool:
             WorkerDiedError: If a worker is known to be dead, unless its envs are to be built; nothing was sent.
             UnpicklableError: If an argument cannot be copied; nothing was sent.
         """
-        ticket = Ticket(name, tuple(env_ids), each)
+        ticket = Ticket(operation, tuple(env_ids), each)
+        ticket.is_traced = self._traced is not None and next(self._traced)
         if failed:
             ticket.failures.update(failed)
             asked = [position for position, env_id in enumerate(env_ids) if env_id not in failed]
             env_ids = [env_ids[position] for position in asked]
             each = None if each is None else take(each, asked)
-        if self._lost and name != "build":
+        if self._lost and operation != "build":
             self.refuse_dead(env_ids)
         packed = []
         parts = self._split(env_ids)
         for worker, part, positions in split_further(parts) if separately else parts:
             arguments = None if each is None else take(each, positions)
-            command = Command(next(self._numbers), name, part, arguments, common)
+            command = Command(next(self._numbers), operation, part, arguments, common, autoreset)
+            command.is_traced = ticket.is_traced
+            if begins:
+                command.begins = tuple(env_id for env_id in part if env_id in begins)
             packed.append((worker, command, worker.channel.pack(command)))
         self._dispatch(ticket, packed, announce)
         return ticket
@@ -340,7 +350,7 @@ class Pool:
 
     def forward(self, command: Command) -> Ticket:
         """Execute a command like a host: failures of envs are not raised."""
-        if command.name == "build":
+        if command.operation == "build":
             self._has_spaces = bool(command.common)
             return self.rebuild(command.env_ids)
         ticket = self.begin(command)
@@ -349,12 +359,20 @@ class Pool:
 
     def begin(self, command: Command) -> Ticket:
         """Send a command that builds nothing and return without waiting, with failures treated as by `forward`."""
-        if command.name in ("watch", "unwatch"):
-            self.is_watched = command.name == "watch"
-        self.number_by(functools.partial(map, NOTED.__or__) if command.number >= NOTED else None)
+        if command.operation == "state" and command.common in ("trace", "record"):
+            self.is_watched = command.common == "trace"
+        self.trace_by(itertools.repeat(True) if command.is_traced else None)
         dead = [env_id for env_id in command.env_ids if self._worker(env_id).death] if self._lost else ()
         failed = {env_id: Failure(self._worker(env_id).death_error((env_id,)), env_id, "") for env_id in dead}
-        return self.submit(command.name, command.env_ids, command.each, command.common, failed=failed)
+        return self.submit(
+            command.operation,
+            command.env_ids,
+            command.each,
+            command.common,
+            autoreset=command.autoreset,
+            begins=command.begins,
+            failed=failed,
+        )
 
     def rebuild(self, env_ids: Sequence[int], announce: Callable[[Sequence[int]], None] = lambda _: None) -> Ticket:
         """Build envs from their factories.
@@ -400,7 +418,7 @@ class Pool:
         """Let replaced hosts record what their envs do, like the others."""
         env_ids = [env_id for worker in workers for env_id in worker.spec.env_ids if env_id not in self._lost]
         if env_ids:
-            self.wait(self.submit("watch", env_ids), None)
+            self.wait(self.submit("state", env_ids, None, "trace"), None)
 
     def _lost_with(self, env_ids: Sequence[int]) -> Iterable[int]:
         """Return all envs that are known to have lost the same workers, behind a host, as these."""
@@ -546,9 +564,10 @@ class Pool:
         return len(self._workers)
 
     @property
-    def under_way(self) -> set[int]:
-        """Numbers of the commands that hosts have not replied to yet."""
-        return {number for worker in self._workers for number in worker.in_flight}
+    def has_untraced(self) -> bool:
+        """Whether a call is under way that traced hosts do not record."""
+        tickets = (ticket for worker in self._workers for ticket in worker.in_flight.values())
+        return any(ticket is not None and not ticket.is_traced for ticket in tickets)
 
     @property
     def is_held_up(self) -> bool:

@@ -138,18 +138,17 @@ class _LocalSteps:
 
     def __init__(self, roller: RolloutRunner) -> None:
         self.doing = ""
-        self.turns: Any = (iter(()), ())
         self._pool, self._recovery = roller.pool, roller.recovery
         batch = roller.pool.batch
         has_loose = any(array is None for array in batch.states)
-        extras = roller.pool.ask("look", roller.pool.env_ids).values if has_loose else {}
+        extras = roller.pool.ask("state", roller.pool.env_ids, None, "leaves").values if has_loose else {}
         first = batch.layout.first
         self.writer: RowSource = _LocalRows(batch, {env_id - first: extra.loose for env_id, extra in extras.items()})
 
     def run_step(self, env_ids: tuple[int, ...], each: Sequence[Any] | None, autoreset: bool) -> Reply:
         """Step envs, wherever they live; an env that is late or lost counts as failed."""
         failed = NO_FAILURES if self._recovery is None else self._recovery.failures_before(env_ids)
-        ticket = self._pool.submit("step", env_ids, each, autoreset, failed=failed)
+        ticket = self._pool.submit("step", env_ids, each, autoreset=autoreset, failed=failed)
         self._pool.wait_or_give_up(ticket)
         for env_id, extra in ticket.values.items():
             if extra.loose is not None:

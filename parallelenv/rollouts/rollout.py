@@ -14,7 +14,7 @@ from parallelenv.contract.batch import Array, Batch
 from parallelenv.contract.broadcast import pickled
 from parallelenv.contract.failures import NO_FAILURES, Failure, raise_failures, raise_of_policy, with_note
 from parallelenv.contract.message_text import list_ids
-from parallelenv.contract.protocol import Extra
+from parallelenv.contract.protocol import Extra, Lookup, MethodCall
 from parallelenv.contract.rollout_data import (
     EpisodeEnds,
     RecurrentState,
@@ -216,7 +216,7 @@ class RunningRollout:
         Without a recovery late commands stay in flight: no env was lent yet, so no steps are lost.
         """
         roller = self._roller
-        ticket = roller.pool.submit("end_rollout", env_ids)  # cheap: answered after all earlier commands
+        ticket = roller.pool.submit("rollout", env_ids)  # cheap: answered after all earlier commands
         if roller.recovery is not None:
             self._is_late = not roller.pool.wait_or_give_up(ticket)
             return ticket.failures
@@ -345,7 +345,7 @@ class RunningRollout:
                 dead = pool.death_errors(self._env_ids)
                 living = [env_id for env_id in self._env_ids if env_id not in dead]
                 with contextlib.suppress(ParallelEnvError):  # a worker that dies now takes the policy with it
-                    ticket = pool.submit("end_rollout", living)
+                    ticket = pool.submit("rollout", living)
                     if has_ended:
                         pool.wait(ticket, self._roller.timeout)
 
@@ -417,7 +417,7 @@ def run_batch_episodes(engine: Engine, env_ids: Sequence[int], *for_policies: An
     Raises:
         ArgumentError: If one of them is given, or an env has no such method.
     """
-    found = engine.pool.ask("has", env_ids, None, _OWN_ROLLOUT).values
+    found = engine.pool.ask("get", env_ids, None, Lookup(_OWN_ROLLOUT, "exists")).values
     lacking = [env_id for env_id in env_ids if not found.get(env_id)]
     if lacking or any(given is not None for given in for_policies):
         why = f", and envs {list_ids(lacking)} have none" if lacking else ", which takes no arguments"
@@ -425,5 +425,5 @@ def run_batch_episodes(engine: Engine, env_ids: Sequence[int], *for_policies: An
             f"rollout() was called without a policy. Give one: rollout(policy, num_steps=...). Without, it calls "
             f"{_OWN_ROLLOUT}() of each env{why}."
         )
-    values = engine.pool.ask("call", env_ids, None, _OWN_ROLLOUT).values
+    values = engine.pool.ask("call", env_ids, None, MethodCall(_OWN_ROLLOUT)).values
     return [values.get(env_id) for env_id in env_ids]

@@ -8,6 +8,7 @@ from typing import Any
 
 from parallelenv.contract import arguments
 from parallelenv.contract.message_text import show
+from parallelenv.contract.protocol import MethodCall
 from parallelenv.contract.tracebacks import short_tracebacks
 from parallelenv.engine.assemble import batch_states
 from parallelenv.engine.thread_guard import single_threaded
@@ -55,7 +56,7 @@ class TaskPool(ParallelEnv):
         Raises:
             BaseException: What a sampler raised.
         """
-        self.engine.end_episodes("invoke", self.engine.env_ids, [("_rewind", (), {})] * self.num_envs, None)
+        self.engine.end_episodes(self.engine.env_ids, [MethodCall("_rewind")] * self.num_envs)
 
     @single_threaded
     def set_seeds(self, seeds: int | Sequence[int | None]) -> list[int | None]:
@@ -73,7 +74,7 @@ class TaskPool(ParallelEnv):
         """
         spread = arguments.spread_seeds(seeds, self.engine.env_ids, self.num_envs, whole=True)
         seeded = [env_id for env_id in self.engine.env_ids if spread[env_id] is not None]
-        self.engine.pool.ask("invoke", seeded, [("_reseed", (spread[env_id],), {}) for env_id in seeded])
+        self.engine.call_each(seeded, [MethodCall("_reseed", (spread[env_id],)) for env_id in seeded])
         self.engine.note_seeds(self.engine.env_ids, spread)
         return spread
 
@@ -95,7 +96,7 @@ class TaskPool(ParallelEnv):
         """
         env_ids = self.engine.ids(id)
         self.engine.refuse_unready(env_ids)
-        values = self.engine.pool.ask("invoke", env_ids, [("_observe", (), {})] * len(env_ids)).values
+        values = self.engine.pool.ask("call", env_ids, [MethodCall("_observe")] * len(env_ids)).values
         if not env_ids:
             return self.engine.latest_states(())
         return batch_states(self.engine.pool.layout, values, env_ids, self.engine.table.exhausted)

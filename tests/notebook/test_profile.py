@@ -342,7 +342,7 @@ def test_an_interrupted_step_does_not_go_on_to_end_the_block() -> None:
             env.recv(2)
         assert host._envs[1].env.count == 1
         env.reset()
-        assert host.notes is None
+        assert host.tracer is None
 
 
 @pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
@@ -386,10 +386,10 @@ def test_a_host_is_what_it_was_before_and_afterwards() -> None:
         user = type(env.engine.guard.users)
         with env.profile():
             env.step([1])
-            assert host.notes is not None
+            assert host.tracer is not None
             assert host.resets is None  # but within what is noted
             assert type(host) is Host  # an object whose class was changed is slower ever after
-        assert host.notes is None
+        assert host.tracer is None
         assert set(vars(host)) == before
         assert type(env.engine.guard.users) is user
 

@@ -7,7 +7,6 @@ import json
 import time
 import weakref
 from collections.abc import Callable
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from conftest import MakeEnv
 
 from parallelenv import ParallelEnv
 from parallelenv.contract.process_info import this_process
-from parallelenv.contract.protocol import NOTED
 from parallelenv.engine.thread_guard import Use
 from parallelenv.errors import EnvBusyError
 from parallelenv.notebook.profile import Profile
@@ -151,9 +149,9 @@ def test_a_window_does_not_begin_while_something_is_under_way_that_is_not_noted(
         env.reset(seed=0)
         sampling = Sampling(env.engine)
         env.send([100], [0])
-        assert len(list(sampling._clear_the_way(count(NOTED)))) == 8  # and then it does: not for ever
+        assert len(list(sampling._clear_the_way())) == 8  # and then it does: not for ever
         env.recv()
-        assert len(list(sampling._clear_the_way(count(NOTED)))) == 1
+        assert len(list(sampling._clear_the_way())) == 1
 
 
 def num_resets(profile: Profile) -> int:
@@ -380,11 +378,11 @@ def test_in_a_gap_nothing_is_noted_and_it_is_recorded_all_the_same(
         for _ in range(NUM_FIRST + 3):
             env.step([1] * 4)
         assert env.engine.guard.users is user
-        assert next(env.engine.pool._numbers) < NOTED
+        assert not next(env.engine.pool._traced or iter([True]))
         with pytest.raises(EnvBusyError, match="is recorded already"):
             env.profile().__enter__()
     assert env.engine.guard.users is user
-    assert env.engine.pool._numbers is env.engine.pool._plain_numbers
+    assert env.engine.pool._traced is None
     assert noted_steps(profile) == dict.fromkeys(range(4), NUM_FIRST)
     assert len(profile.recording.windows) == 1
 
