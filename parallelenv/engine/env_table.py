@@ -127,10 +127,12 @@ class EnvTable:
         for env_id in env_ids if tickets else ():
             tickets.pop(env_id, None)
         if tickets:
-            kept = ((ticket, env_ids, self._undelivered(ticket, env_ids)) for ticket, env_ids in self._arrivals)
-            self._arrivals[:] = [
-                (ticket, env_ids and left) for ticket, env_ids, left in kept if left or env_ids is None
-            ]
+            kept: list[Arrival] = []
+            for ticket, arrived in self._arrivals:
+                left = [one for one in (ticket.env_ids if arrived is None else arrived) if tickets.get(one) is ticket]
+                if left:
+                    kept.append((ticket, None if arrived is None else left))
+            self._arrivals[:] = kept
         else:
             self._arrivals.clear()
 
