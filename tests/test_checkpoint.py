@@ -75,7 +75,7 @@ def play(env: ParallelEnv, num_steps: int, seed: int) -> list[Any]:
 
 @pytest.mark.parametrize("policy", ["restart", "continue", "idle", None])
 @pytest.mark.parametrize("kind", [Walk, Speaking])
-def test_a_run_goes_on_as_if_nothing_had_been(make_env: MakeEnv, mode: str, kind: Any, policy: Any) -> None:
+def test_run_continues_identically_after_load_state(make_env: MakeEnv, mode: str, kind: Any, policy: Any) -> None:
     if needs_ray(mode) and policy != "restart":
         pytest.skip("seconds each, and policies are the same code in every mode")
     envs = [partial(limited, kind)] * NUM_ENVS
@@ -93,7 +93,7 @@ def test_a_run_goes_on_as_if_nothing_had_been(make_env: MakeEnv, mode: str, kind
     assert play(env, 20, seed=2) == expected
 
 
-def test_a_state_moves_between_modes(make_env: MakeEnv) -> None:
+def test_saved_state_can_be_loaded_in_another_mode(make_env: MakeEnv) -> None:
     envs = [partial(limited, Walk)] * NUM_ENVS
     with ParallelEnv(envs, "dummy", "restart") as env:
         env.reset(seed=5)
@@ -105,7 +105,7 @@ def test_a_state_moves_between_modes(make_env: MakeEnv) -> None:
     assert play(other, 20, seed=2) == expected
 
 
-def test_registered_envs(make_env: MakeEnv) -> None:
+def test_state_of_registered_envs_is_restored(make_env: MakeEnv) -> None:
     env = make_env(["CartPole-v1"] * NUM_ENVS, asynchronous="restart")
     env.reset(seed=5)
     play(env, 30, seed=1)
@@ -116,7 +116,7 @@ def test_registered_envs(make_env: MakeEnv) -> None:
     assert play(env, 60, seed=2) == expected
 
 
-def test_seeds_pauses_and_envs_never_reset_are_kept(make_env: MakeEnv) -> None:
+def test_seeds_and_paused_flags_are_saved(make_env: MakeEnv) -> None:
     env = make_env([Walk] * NUM_ENVS, num_cpus=1)
     env.seed(40)
     env.pause(1)
@@ -130,7 +130,7 @@ def test_seeds_pauses_and_envs_never_reset_are_kept(make_env: MakeEnv) -> None:
     assert states.tolist() == ParallelEnv([Walk]).reset(seed=42).tolist()
 
 
-def test_what_cannot_be_saved_is_named_and_needs_a_reset(make_env: MakeEnv) -> None:
+def test_env_that_cannot_be_saved_is_reported_and_needs_a_reset(make_env: MakeEnv) -> None:
     env = make_env([Walk, Forgetful, Walk])
     env.reset(seed=5)
     state = env.save_state()
@@ -142,7 +142,7 @@ def test_what_cannot_be_saved_is_named_and_needs_a_reset(make_env: MakeEnv) -> N
     env.step([0, 0], id=[0, 2])
 
 
-def test_a_state_is_not_saved_under_a_step(make_env: MakeEnv) -> None:
+def test_save_state_is_refused_while_a_step_is_in_flight(make_env: MakeEnv) -> None:
     env = make_env([Walk] * NUM_ENVS)
     env.reset(seed=5)
     state = env.save_state()
@@ -155,7 +155,7 @@ def test_a_state_is_not_saved_under_a_step(make_env: MakeEnv) -> None:
     env.step([0] * NUM_ENVS)
 
 
-def test_a_state_that_an_env_refuses_concerns_it_alone(make_env: MakeEnv) -> None:
+def test_state_refused_by_one_env_does_not_affect_the_others(make_env: MakeEnv) -> None:
     env = make_env([Speaking] * NUM_ENVS)
     env.reset(seed=5)
     env.set_env_attr("place", 1000, id=[1])
@@ -166,7 +166,7 @@ def test_a_state_that_an_env_refuses_concerns_it_alone(make_env: MakeEnv) -> Non
     env.step([0, 0], id=[0, 2])
 
 
-def test_a_state_of_other_envs_is_refused(make_env: MakeEnv) -> None:
+def test_state_of_different_envs_is_refused(make_env: MakeEnv) -> None:
     env = make_env([partial(limited, Speaking)] * NUM_ENVS, num_cpus=1)
     env.reset(seed=5)
     state = env.save_state()

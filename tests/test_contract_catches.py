@@ -36,9 +36,9 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize("fault", CATCHERS, ids=lambda fault: fault.__name__)
-def test_a_fault_is_caught(fault: type, failed: dict[str, set[str]]) -> None:
+def test_contract_detects_each_faulty_backend(fault: type, failed: dict[str, set[str]]) -> None:
     assert CATCHERS[fault] in failed[fault.__name__]
 
 
-def test_a_sound_backend_passes(failed: dict[str, set[str]]) -> None:
+def test_contract_accepts_a_correct_backend(failed: dict[str, set[str]]) -> None:
     assert failed["Backend"] == set()

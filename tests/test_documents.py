@@ -65,7 +65,7 @@ BLOCKS = {path.relative_to(ROOT).as_posix(): _blocks(path.read_text(encoding="ut
 WITH_CODE = [name for name, blocks in BLOCKS.items() if blocks]
 
 
-def test_there_are_blocks() -> None:
+def test_documents_have_code_blocks() -> None:
     assert len(BLOCKS["README.md"]) > 3
     assert {"README.md", "docs/quickstart.md", "docs/policies.md", "docs/failures.md", "docs/backends.md"} <= {
         *WITH_CODE
@@ -83,7 +83,7 @@ def _without_optional(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", WITH_CODE)
-def test_a_page_prints_what_it_says(name: str, tmp_path: Path) -> None:
+def test_code_blocks_print_the_documented_output(name: str, tmp_path: Path) -> None:
     blocks = BLOCKS[name]
     environment = _without_optional(tmp_path / "absent") if name in PLAIN else None
     done = subprocess.run(

@@ -37,7 +37,7 @@ class TestPipedBackendInFull(BackendContract):
     starts_slowly = True
 
 
-def test_its_answers_are_those_of_the_plain_loop() -> None:
+def test_results_of_example_backend_equal_those_of_dummy_mode() -> None:
     answers = []
     for mode in ("dummy", _backend()):
         with ParallelEnv(["CartPole-v1"] * 3, mode, "restart", num_cpus=2, shared={"table": np.arange(3)}) as env:

@@ -71,7 +71,9 @@ def play(env: ParallelEnv, asynchronous: Any) -> list[Any]:
 
 @pytest.mark.parametrize("asynchronous", [None, "idle", "restart", "continue"])
 @pytest.mark.parametrize("kind", ["plain", "sheet", "bare"])
-def test_every_mode_plays_the_same_to_the_end(make_env: MakeEnv, mode: str, asynchronous: Any, kind: str) -> None:
+def test_every_mode_equals_oracle_until_all_envs_are_exhausted(
+    make_env: MakeEnv, mode: str, asynchronous: Any, kind: str
+) -> None:
     if needs_ray(mode) and kind == "bare":
         pytest.skip("a second each, and what has no space goes the way of texts")
     with ParallelEnv(env_fns(kind), asynchronous=asynchronous) as oracle:
@@ -82,7 +84,7 @@ def test_every_mode_plays_the_same_to_the_end(make_env: MakeEnv, mode: str, asyn
 
 @nearby
 @pytest.mark.parametrize("asynchronous", [None, "idle", "restart", "continue"])
-def test_a_reset_that_finds_nothing_answers_none_and_the_env_rests(make_env: MakeEnv, asynchronous: Any) -> None:
+def test_reset_without_further_task_returns_none_and_env_is_skipped(make_env: MakeEnv, asynchronous: Any) -> None:
     env = make_env(env_fns(), asynchronous=asynchronous, num_cpus=2)
     states = env.reset()
     assert [state is None for state in states] == [False, False, True, False]
@@ -130,7 +132,7 @@ def test_final_states_without_declared_space_are_independent_copies(make_pool: M
 
 @nearby
 @pytest.mark.parametrize("asynchronous", [None, "idle", "continue"])
-def test_the_end_of_the_last_task_is_as_any_without_autoreset(make_env: MakeEnv, asynchronous: Any) -> None:
+def test_last_task_without_autoreset_ends_like_any_other(make_env: MakeEnv, asynchronous: Any) -> None:
     env = make_env(env_fns(totals=(1, 9)), asynchronous=asynchronous)
     env.reset(options=[{"length": 1}, {"length": 9}])
     assert "exhausted" not in env.step([1, 1]).infos[0]
@@ -139,7 +141,7 @@ def test_the_end_of_the_last_task_is_as_any_without_autoreset(make_env: MakeEnv,
     assert env.exhausted.tolist() == [True, False]
 
 
-def test_the_end_of_one_is_the_end_of_all_but_exhaustion_is_of_one() -> None:
+def test_done_policy_none_marks_only_the_exhausted_env_as_exhausted() -> None:
     with ParallelEnv(env_fns(totals=(0, 9, 9))) as env:
         env.reset(options={"length": 2})
         assert env.step([1, 1, 1]).dones.tolist() == [True, False, False]
@@ -148,7 +150,7 @@ def test_the_end_of_one_is_the_end_of_all_but_exhaustion_is_of_one() -> None:
 
 
 @nearby
-def test_a_reset_asks_again(make_pool: MakePool) -> None:
+def test_reset_of_an_exhausted_env_asks_for_a_new_task(make_pool: MakePool) -> None:
     env = make_pool(Walks, walks(totals=(0, 0)))
     env.next_task()
     assert env.all_exhausted()
@@ -161,7 +163,7 @@ def test_a_reset_asks_again(make_pool: MakePool) -> None:
 
 
 @nearby
-def test_any_env_may_have_no_further_episode(make_env: MakeEnv) -> None:
+def test_reset_of_any_env_may_raise_exhausted_error(make_env: MakeEnv) -> None:
     env = make_env([partial(Once, 2), Once], asynchronous="restart")
     env.reset()
     env.step([0, 0])
@@ -172,7 +174,7 @@ def test_any_env_may_have_no_further_episode(make_env: MakeEnv) -> None:
 
 
 @nearby
-def test_in_the_middle_of_a_step_it_is_a_failure_as_any(make_env: MakeEnv) -> None:
+def test_exhausted_error_raised_by_step_is_an_ordinary_failure(make_env: MakeEnv) -> None:
     env = make_env([partial(Once, 2), Once], asynchronous="restart")
     env.reset()
     with pytest.raises(ExhaustedError, match="in the middle") as caught:
@@ -182,7 +184,7 @@ def test_in_the_middle_of_a_step_it_is_a_failure_as_any(make_env: MakeEnv) -> No
 
 
 @nearby
-def test_paused_or_unasked_it_says_nothing(make_pool: MakePool) -> None:
+def test_exhausted_env_that_is_paused_or_not_stepped_has_no_result(make_pool: MakePool) -> None:
     env = make_pool(Walks, walks())
     env.next_task(length=9)
     env.pause(2)
@@ -204,7 +206,7 @@ def test_recv_does_not_wait_for_exhausted_envs(make_pool: MakePool) -> None:
 
 
 @nearby
-def test_a_rebuilt_env_needs_a_reset_and_is_not_exhausted(make_pool: MakePool) -> None:
+def test_rebuilt_env_needs_a_reset_and_is_not_exhausted(make_pool: MakePool) -> None:
     env = make_pool(Walks, walks(totals=(1, 0)))
     env.next_task(length=1)
     env.step([1, 1])
@@ -220,7 +222,7 @@ def test_a_rebuilt_env_needs_a_reset_and_is_not_exhausted(make_pool: MakePool) -
 
 
 @pytest.mark.parametrize("kind", ["plain", "sheet"])
-def test_a_rollout_leaves_them_out(make_pool: MakePool, mode: str, kind: str) -> None:
+def test_rollout_skips_exhausted_envs(make_pool: MakePool, mode: str, kind: str) -> None:
     rollouts: list[list[Any]] = []
     for pool in (partial(ParallelEnv.from_samplers, num_cpus=1), make_pool):
         env = pool(Walks, walks(kind))
@@ -247,7 +249,7 @@ def _plain(log: list[Any]) -> list[Any]:
 
 
 @nearby
-def test_a_rollout_makes_the_steps_that_step_makes(make_pool: MakePool) -> None:
+def test_rollout_of_exhausted_envs_equals_steps(make_pool: MakePool) -> None:
     outside, beside = make_pool(Walks, walks()), make_pool(Walks, walks())
     for env in (outside, beside):
         env.reset(seed=3)
@@ -263,7 +265,7 @@ def test_a_rollout_makes_the_steps_that_step_makes(make_pool: MakePool) -> None:
 
 
 @nearby
-def test_episodes_that_there_are_not_end_a_rollout_early(make_pool: MakePool) -> None:
+def test_rollout_ends_early_if_no_episodes_are_left(make_pool: MakePool) -> None:
     env = make_pool(Walks, walks(totals=(1, 4, 0)), timeout=60)
     env.next_task()
     rollout = env.rollout(ones, num_episodes=8)  # four each, of the two that have any
@@ -275,7 +277,7 @@ def test_episodes_that_there_are_not_end_a_rollout_early(make_pool: MakePool) ->
 
 
 @nearby
-def test_with_idle_a_rollout_plays_one_task_each(make_pool: MakePool) -> None:
+def test_rollout_without_autoreset_plays_one_task_per_env(make_pool: MakePool) -> None:
     env = make_pool(Walks, walks(totals=(1, 2, 0)), auto=False)
     played = 0
     for _ in range(3):
@@ -289,7 +291,7 @@ def test_with_idle_a_rollout_plays_one_task_each(make_pool: MakePool) -> None:
 
 
 @pytest.mark.parametrize("asynchronous", ["idle", "restart"])
-def test_a_saved_state_knows_it(make_env: MakeEnv, mode: str, asynchronous: Any) -> None:
+def test_saved_state_includes_exhausted_flags(make_env: MakeEnv, mode: str, asynchronous: Any) -> None:
     env = make_env(env_fns(), asynchronous=asynchronous, num_cpus=2)
     env.reset(seed=5)
     for _ in range(2):
@@ -305,7 +307,7 @@ def test_a_saved_state_knows_it(make_env: MakeEnv, mode: str, asynchronous: Any)
         assert difference(exhausted, other.exhausted) is None
 
 
-def test_a_state_saved_before_there_were_exhausted_envs_is_read() -> None:
+def test_saved_state_without_exhausted_flags_can_be_loaded() -> None:
     with ParallelEnv(env_fns(totals=(3, 3)), asynchronous="restart") as env:
         env.reset()
         state = env.save_state()
@@ -335,7 +337,7 @@ class Fleeting(Walks):
 
 @pytest.mark.parametrize("kind", ["plain", "sheet"])
 @pytest.mark.parametrize("auto", [True, False])
-def test_a_sampler_made_anew_may_have_no_task(
+def test_rebuilt_sampler_may_have_no_task(
     make_pool: MakePool, tmp_path: Any, no_delay: None, kind: str, auto: bool
 ) -> None:
     env = make_pool(Fleeting, [{"folder": str(tmp_path), "kind": kind}], auto, on_failure="restart")
@@ -359,9 +361,7 @@ class Dying(Fleeting):
 
 
 @pytest.mark.parametrize("mode", ["subproc"], indirect=True)
-def test_a_worker_made_anew_knows_no_state_of_an_exhausted_env(
-    make_pool: MakePool, tmp_path: Any, no_delay: None
-) -> None:
+def test_restarted_worker_has_no_state_of_an_exhausted_env(make_pool: MakePool, tmp_path: Any, no_delay: None) -> None:
     env = make_pool(Dying, [{"folder": str(tmp_path), "kind": "sheet"}], on_failure="restart")
     env.next_task()
     result = env.step([1])
@@ -372,7 +372,7 @@ def test_a_worker_made_anew_knows_no_state_of_an_exhausted_env(
 
 
 @nearby
-def test_a_sampler_made_anew_may_have_no_task_in_a_rollout(make_pool: MakePool, tmp_path: Any, no_delay: None) -> None:
+def test_rebuilt_sampler_may_have_no_task_in_a_rollout(make_pool: MakePool, tmp_path: Any, no_delay: None) -> None:
     env = make_pool(Fleeting, [{"folder": str(tmp_path), "kind": "sheet"}], on_failure="restart")
     env.next_task(length=9)
     rollout = env.rollout(ones, 6)
@@ -382,7 +382,7 @@ def test_a_sampler_made_anew_may_have_no_task_in_a_rollout(make_pool: MakePool, 
 
 
 @nearby
-def test_a_sampler_made_anew_begins_with_its_first_task(make_pool: MakePool, no_delay: None) -> None:
+def test_rebuilt_sampler_starts_with_its_first_task(make_pool: MakePool, no_delay: None) -> None:
     env = make_pool(Walks, [{"total": 3, "crash": (2, 1)}, {"total": 3}], on_failure="restart", max_restarts=2)
     env.next_task(length=1)
     env.step([1, 1])
@@ -438,7 +438,7 @@ def test_partial_after_wrapper_refusal_has_none_for_exhausted_envs(make_pool: Ma
 
 
 @nearby
-def test_statistics_and_stacks_do_not_count_them(make_pool: MakePool) -> None:
+def test_normalize_and_stack_wrappers_ignore_exhausted_envs(make_pool: MakePool) -> None:
     normalized = NormalizeStates(CheckFinite(make_pool(Walks, walks(totals=(0, 9)))))
     assert normalized.next_task()[0] is None
     assert normalized.statistics.count == 1
@@ -452,7 +452,7 @@ def test_statistics_and_stacks_do_not_count_them(make_pool: MakePool) -> None:
 # ---------------------------------------------------------------- for oneself
 
 
-def test_a_loop_over_one_env_meets_the_error() -> None:
+def test_task_env_raises_exhausted_error_without_parallel_env() -> None:
     env: gym.Env[Any, Any] = TaskEnv(Walks(1))
     env.reset()
     with pytest.raises(ExhaustedError, match=r"Walks has no further task. Call its reset\(\)"):
@@ -461,7 +461,7 @@ def test_a_loop_over_one_env_meets_the_error() -> None:
         env.step(1)
 
 
-def test_another_policy_is_had_by_hand() -> None:
+def test_task_pool_accepts_another_done_policy() -> None:
     with TaskPool(env_fns(totals=(2,)), asynchronous="continue") as env:
         env.next_task(length=1)
         assert [bool(env.step([1]).dones[0]) for _ in range(2)] == [True, True]

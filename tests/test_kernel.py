@@ -234,7 +234,7 @@ def assert_unharmed(notebook: Notebook, pids: list[int]) -> None:
 
 
 @every_way
-def test_an_interrupted_step_is_given_by_recv(notebook: Notebook, tmp_path: Path, way: str, pids: list[int]) -> None:
+def test_interrupted_step_can_be_received(notebook: Notebook, tmp_path: Path, way: str, pids: list[int]) -> None:
     step = notebook.send(STEP)
     wait_for(tmp_path / "began-0")
     assert_interrupted(notebook, step)
@@ -248,9 +248,7 @@ def test_an_interrupted_step_is_given_by_recv(notebook: Notebook, tmp_path: Path
 
 
 @every_way
-def test_an_interrupted_recv_loses_nothing_either(
-    notebook: Notebook, tmp_path: Path, way: str, pids: list[int]
-) -> None:
+def test_interrupted_recv_loses_no_result(notebook: Notebook, tmp_path: Path, way: str, pids: list[int]) -> None:
     step = notebook.send("env.step([WAIT, WAIT, GO_ON, GO_ON])")
     wait_for(tmp_path / "began-0")
     assert_interrupted(notebook, step)
@@ -270,9 +268,7 @@ def test_an_interrupted_recv_loses_nothing_either(
     [STEP, "env.reset(options={'wait': True})", "env.customized_method('wait')"],
     ids=["step", "reset", "method"],
 )
-def test_after_an_interrupted_call_reset_starts_afresh(
-    notebook: Notebook, tmp_path: Path, call: str, pids: list[int]
-) -> None:
+def test_reset_works_after_an_interrupted_call(notebook: Notebook, tmp_path: Path, call: str, pids: list[int]) -> None:
     request = notebook.send(call)
     wait_for(tmp_path / "began-0")
     assert_interrupted(notebook, request)
@@ -282,7 +278,7 @@ def test_after_an_interrupted_call_reset_starts_afresh(
 
 
 @pytest.mark.parametrize("way", ["thread", "forkserver"])
-def test_an_interrupt_as_soon_as_a_step_begins_is_not_missed(notebook: Notebook, way: str) -> None:
+def test_interrupt_at_the_start_of_a_step_is_not_missed(notebook: Notebook, way: str) -> None:
     notebook.run(f"{constructing(way)}\nstates = env.reset()")
     notebook.run(INTERRUPTED_STEPS)
     assert notebook.evaluate("len(seconds)") == 200
@@ -290,7 +286,7 @@ def test_an_interrupt_as_soon_as_a_step_begins_is_not_missed(notebook: Notebook,
 
 
 @every_way
-def test_an_interrupted_construction_leaves_nothing(notebook: Notebook, tmp_path: Path, way: str) -> None:
+def test_interrupted_construction_leaks_nothing(notebook: Notebook, tmp_path: Path, way: str) -> None:
     before = notebook.processes()
     request = notebook.send(constructing(way, "construction"))
     wait_for(tmp_path / "began-0")
@@ -313,7 +309,7 @@ def treats_interrupts(process: psutil.Process, *ways: str) -> bool:
     [("spawn", ["SigCgt", "SigIgn"]), *((way, ["SigIgn"]) for way in START_METHODS)],
     ids=["spawn-booting", *START_METHODS],
 )
-def test_an_interrupt_while_a_worker_starts_leaves_nothing(
+def test_interrupt_during_worker_start_leaks_nothing(
     notebook: Notebook, tmp_path: Path, way: str, treatments: list[str]
 ) -> None:
     before = notebook.processes()
@@ -329,7 +325,7 @@ def test_an_interrupt_while_a_worker_starts_leaves_nothing(
     assert not notebook.printed
 
 
-def test_an_interrupt_while_a_worker_starts_spares_the_fork_server(notebook: Notebook, tmp_path: Path) -> None:
+def test_interrupt_during_worker_start_does_not_stop_the_fork_server(notebook: Notebook, tmp_path: Path) -> None:
     before = notebook.processes()
     request = notebook.send(HOLD_STARTING + constructing("forkserver"))
     wait_for(tmp_path / "held")
@@ -343,7 +339,7 @@ def test_an_interrupt_while_a_worker_starts_spares_the_fork_server(notebook: Not
 
 
 @every_way
-def test_an_interrupted_close_leaves_nothing(notebook: Notebook, tmp_path: Path, way: str) -> None:
+def test_interrupted_close_leaks_nothing(notebook: Notebook, tmp_path: Path, way: str) -> None:
     before = notebook.processes()
     notebook.run(constructing(way, "close"))
     request = notebook.send("env.close()")
@@ -368,16 +364,16 @@ def run_again_and_again(notebook: Notebook, cell: str, cell_id: str | None) -> N
 
 
 @every_start_method
-def test_a_name_that_is_assigned_again_lets_its_workers_go(notebook: Notebook, way: str) -> None:
+def test_reassigning_a_variable_ends_its_workers(notebook: Notebook, way: str) -> None:
     run_again_and_again(notebook, constructing(way), cell_id=None)
 
 
 @pytest.mark.parametrize("ending", ["env", "env.step([GO_ON])"], ids=["shown", "failed"])
-def test_a_cell_that_is_run_again_replaces_what_the_kernel_keeps(notebook: Notebook, ending: str) -> None:
+def test_rerun_cell_closes_envs_that_the_kernel_keeps(notebook: Notebook, ending: str) -> None:
     run_again_and_again(notebook, f"{constructing('forkserver')}\n{ending}", cell_id="c2")
 
 
-def test_a_line_says_what_is_closed_because_its_cell_is_run_again(notebook: Notebook) -> None:
+def test_rerun_cell_prints_how_many_envs_it_closed(notebook: Notebook) -> None:
     said = []
     for _ in range(3):
         request = notebook.send(constructing("dummy"), "c9")
@@ -387,7 +383,7 @@ def test_a_line_says_what_is_closed_because_its_cell_is_run_again(notebook: Note
     assert said == ["", line, line]
 
 
-def test_what_other_cells_made_or_a_cell_wants_kept_is_spared(notebook: Notebook) -> None:
+def test_rerun_cell_keeps_envs_of_other_cells_and_with_keep_true(notebook: Notebook) -> None:
     notebook.finish(notebook.send(constructing("forkserver", name="other"), "c3"))
     notebook.finish(notebook.send(constructing("forkserver", name="kept", options=", keep=True"), "c2"))
     notebook.finish(notebook.send(constructing("forkserver"), "c2"))
@@ -409,7 +405,7 @@ def begin_step(notebook: Notebook, folder: Path, cell: str) -> None:
     [(False, "forkserver"), *((True, way) for way in START_METHODS)],
     ids=["idle-forkserver", *(f"busy-{way}" for way in START_METHODS)],
 )
-def test_no_worker_outlives_a_killed_kernel(tmp_path: Path, way: str, is_busy: bool) -> None:
+def test_workers_exit_when_the_kernel_is_killed(tmp_path: Path, way: str, is_busy: bool) -> None:
     shared_before = set(os.listdir("/dev/shm"))
     with open_notebook(tmp_path, DEFINITIONS) as notebook:
         notebook.run(f"{constructing(way)}\nstates = env.reset()")
@@ -423,7 +419,7 @@ def test_no_worker_outlives_a_killed_kernel(tmp_path: Path, way: str, is_busy: b
 
 
 @pytest.mark.parametrize(("is_busy", "now"), [(False, False), (True, True)], ids=["idle-graceful", "busy-now"])
-def test_nothing_outlives_a_restart(tmp_path: Path, now: bool, is_busy: bool) -> None:
+def test_kernel_restart_ends_all_processes(tmp_path: Path, now: bool, is_busy: bool) -> None:
     with open_notebook(tmp_path, DEFINITIONS) as notebook:
         for way in START_METHODS:
             notebook.run(f"{constructing(way, name=way)}\nstates = {way}.reset()")

@@ -249,9 +249,7 @@ in_other_modes = pytest.mark.parametrize("word", [word for word in registry.know
 
 @pytest.mark.parametrize("policy", POLICIES)
 @in_other_modes
-def test_any_sequence_of_calls_gives_what_the_oracle_gives(
-    word: str, policy: Any, request: pytest.FixtureRequest
-) -> None:
+def test_any_sequence_of_calls_equals_the_oracle(word: str, policy: Any, request: pytest.FixtureRequest) -> None:
     mode = require_mode(word, request)
     row, column = registry.known_modes().index(word), POLICIES.index(policy)
     kind, num_cpus = (Toolbox, Spaceless)[(row + column) % 2], 2 + column // 2
@@ -264,9 +262,7 @@ def test_any_sequence_of_calls_gives_what_the_oracle_gives(
 
 @pytest.mark.parametrize("auto", [True, False])
 @in_other_modes
-def test_any_sequence_of_calls_of_samplers_gives_what_the_oracle_gives(
-    word: str, auto: bool, request: pytest.FixtureRequest
-) -> None:
+def test_any_sequence_of_sampler_calls_equals_the_oracle(word: str, auto: bool, request: pytest.FixtureRequest) -> None:
     mode = require_mode(word, request)
     kind = "plain" if auto else "sheet"
     arguments = [{"total": total, "kind": kind} for total in (2, 6, 1, 4, 3)]

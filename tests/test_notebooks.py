@@ -119,14 +119,14 @@ def uncaught(book: Any) -> list[str]:
     return [f"{output.ename}: {output.evalue}" for output in outputs if output.output_type == "error"]
 
 
-def test_there_are_notebooks() -> None:
+def test_expected_notebooks_exist() -> None:
     assert {path.stem for path in PATHS} >= set(SHOWN)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @every_notebook
-def test_a_notebook_runs_and_leaves_nothing_behind(path: Path, mark: str, tmp_path: Path) -> None:
+def test_notebook_runs_and_leaks_no_process(path: Path, mark: str, tmp_path: Path) -> None:
     if path.stem == "06_cluster":
         pytest.importorskip("ray")
     client = NotebookClient(read(path), timeout=CELL_TIMEOUT, kernel_name="python3")
@@ -144,7 +144,7 @@ def test_a_notebook_runs_and_leaves_nothing_behind(path: Path, mark: str, tmp_pa
 
 
 @every_notebook
-def test_the_outputs_in_the_file_are_small_and_of_one_clean_run(path: Path) -> None:
+def test_stored_outputs_are_small_and_from_one_clean_run(path: Path) -> None:
     assert path.stat().st_size < LARGEST
     book = read(path)
     assert_shown(path, shown(book))

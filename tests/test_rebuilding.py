@@ -66,7 +66,7 @@ def kill_worker_of(env: ParallelEnv, env_id: int) -> None:
 # ---------------------------------------------------------------- neighbours
 
 
-def test_a_step_of_a_neighbour_is_waited_for(make_env: MakeEnv, folder: Path) -> None:
+def test_restart_waits_for_a_step_of_a_neighbour(make_env: MakeEnv, folder: Path) -> None:
     env = make_env(slow(folder), num_cpus=1)
     env.reset()
     env.send([WAIT], [1])
@@ -91,7 +91,7 @@ def test_failed_env_is_rebuilt_without_disturbing_a_busy_neighbour(make_env: Mak
     assert lives(env) == [2, 1, 1, 1]
 
 
-def test_a_neighbour_that_takes_too_long_is_replaced_as_well(make_env: MakeEnv, folder: Path, mode: str) -> None:
+def test_restart_also_rebuilds_a_neighbour_that_times_out(make_env: MakeEnv, folder: Path, mode: str) -> None:
     if mode in IN_CALLER:
         pytest.skip("a call in the caller's own thread cannot be given up")
     env = make_env(slow(folder), num_cpus=1, timeout=0.5)
@@ -102,7 +102,7 @@ def test_a_neighbour_that_takes_too_long_is_replaced_as_well(make_env: MakeEnv, 
     assert lives(env)[:2] == [2, 2]
 
 
-def test_a_death_names_the_envs_of_the_call_and_no_others(make_env: MakeEnv, folder: Path, mode: str) -> None:
+def test_worker_died_error_names_only_envs_of_the_call(make_env: MakeEnv, folder: Path, mode: str) -> None:
     if mode not in CAN_DIE:
         pytest.skip("its workers are not processes")
     env = make_env(slow(folder), num_cpus=2, **two_hosts(mode))
@@ -130,7 +130,7 @@ def test_failure_info_of_a_rebuilt_env_names_only_that_env(make_env: MakeEnv, fo
     assert failure.env_ids == (3,)
 
 
-def test_an_env_that_raises_such_an_error_itself_is_not_dead(make_env: MakeEnv, folder: Path) -> None:
+def test_env_that_raises_worker_died_error_itself_is_usable(make_env: MakeEnv, folder: Path) -> None:
     env = make_env(slow(folder), num_cpus=1)
     env.reset()
     with pytest.raises(WorkerDiedError, match="of this env's own"):
@@ -138,7 +138,7 @@ def test_an_env_that_raises_such_an_error_itself_is_not_dead(make_env: MakeEnv, 
     assert env.step([GO_ON] * 4).states[:, 1].tolist() == [1] * 4
 
 
-def test_a_reset_that_is_refused_drops_nothing(make_env: MakeEnv, folder: Path, mode: str) -> None:
+def test_refused_reset_drops_no_step_in_flight(make_env: MakeEnv, folder: Path, mode: str) -> None:
     if mode not in CAN_DIE:
         pytest.skip("its workers are not processes")
     env = make_env(slow(folder), num_cpus=2, **two_hosts(mode))
@@ -156,7 +156,7 @@ def test_a_reset_that_is_refused_drops_nothing(make_env: MakeEnv, folder: Path, 
 # ---------------------------------------------------------------- interrupts
 
 
-def test_after_ctrl_c_in_a_restart_a_reset_is_needed(make_env: MakeEnv, folder: Path, mode: str) -> None:
+def test_reset_is_needed_after_ctrl_c_in_restart(make_env: MakeEnv, folder: Path, mode: str) -> None:
     env = make_env(slow(folder), num_cpus=1)
     env.reset()
     (folder / "slow-1").touch()
@@ -174,9 +174,7 @@ def test_after_ctrl_c_in_a_restart_a_reset_is_needed(make_env: MakeEnv, folder: 
     assert env.step([GO_ON] * 4).states[:, 1].tolist() == [1, 1, 2, 2]
 
 
-def test_after_ctrl_c_in_the_restart_of_a_dead_worker_a_reset_is_needed(
-    make_env: MakeEnv, folder: Path, mode: str
-) -> None:
+def test_reset_is_needed_after_ctrl_c_in_restart_of_a_dead_worker(make_env: MakeEnv, folder: Path, mode: str) -> None:
     if mode not in CAN_DIE:
         pytest.skip("its workers are not processes")
     env = make_env(slow(folder), num_cpus=1)
@@ -230,7 +228,7 @@ def let_go(make: Callable[..., ParallelEnv], folder: Path, deed: int) -> weakref
 
 
 @pytest.mark.parametrize("deed", [RAISE, EXIT])
-def test_failures_keep_nothing_alive(mode: str, folder: Path, deed: int) -> None:
+def test_failures_do_not_keep_the_env_alive(mode: str, folder: Path, deed: int) -> None:
     """An exception in an info holds frames, and numpy's arrays of objects hide it from garbage collection."""
     if deed == EXIT and mode not in CAN_DIE:
         pytest.skip("its workers are not processes")

@@ -118,7 +118,7 @@ def births(folder: Path) -> list[int]:
     return [len(Path(folder, f"births-{env_id}").read_text()) for env_id in range(NUM_ENVS)]
 
 
-def test_an_exception_ends_the_episode_and_begins_the_next(
+def test_exception_truncates_the_episode_and_starts_the_next(
     make_env: MakeEnv, tmp_path: Path, mode: str, policy: Any
 ) -> None:
     env = make(make_env, tmp_path, mode, asynchronous=policy)
@@ -144,7 +144,9 @@ def test_an_exception_ends_the_episode_and_begins_the_next(
     assert env.all_done() if policy is None else env.done.tolist() == [False, True, False, False]
 
 
-def test_what_follows_obeys_the_policy(make_env: MakeEnv, tmp_path: Path, mode: str, policy: Any) -> None:
+def test_steps_after_a_failure_follow_the_done_policy(
+    make_env: MakeEnv, tmp_path: Path, mode: str, policy: Any
+) -> None:
     env = make(make_env, tmp_path, mode, asynchronous=policy)
     env.reset(seed=3)
     env.step(actions(e1=RAISE))
@@ -155,7 +157,7 @@ def test_what_follows_obeys_the_policy(make_env: MakeEnv, tmp_path: Path, mode: 
     assert not any("failure" in info for info in infos)
 
 
-def test_a_dead_worker_takes_its_envs_along_and_nothing_else(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
+def test_death_of_worker_truncates_only_episodes_of_its_envs(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
     if in_process(mode):
         pytest.skip("its workers are not processes")
     env = make(make_env, tmp_path, mode)
@@ -173,7 +175,7 @@ def test_a_dead_worker_takes_its_envs_along_and_nothing_else(make_env: MakeEnv, 
     assert not after.dones.any()
 
 
-def test_envs_that_only_shared_the_worker_say_so_at_their_next_step(
+def test_idle_envs_of_a_dead_worker_are_truncated_at_their_next_step(
     make_env: MakeEnv, tmp_path: Path, mode: str
 ) -> None:
     if in_process(mode):
@@ -188,9 +190,7 @@ def test_envs_that_only_shared_the_worker_say_so_at_their_next_step(
     assert births(tmp_path) == [2, 2, 1, 1]
 
 
-def test_a_worker_killed_between_two_calls_is_restarted_by_the_next(
-    make_env: MakeEnv, tmp_path: Path, mode: str
-) -> None:
+def test_worker_killed_between_two_calls_is_restarted_by_the_next(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
     if in_process(mode):
         pytest.skip("its workers are not processes")
     env = make(make_env, tmp_path, mode)
@@ -203,7 +203,7 @@ def test_a_worker_killed_between_two_calls_is_restarted_by_the_next(
     assert not env.step(actions()).dones.any()
 
 
-def test_a_worker_killed_is_no_hindrance_to_a_reset(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
+def test_reset_restarts_a_killed_worker(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
     if in_process(mode):
         pytest.skip("its workers are not processes")
     env = make(make_env, tmp_path, mode)
@@ -217,7 +217,7 @@ def test_a_worker_killed_is_no_hindrance_to_a_reset(make_env: MakeEnv, tmp_path:
 
 
 @pytest.mark.parametrize("call", ["step", "reset", "rollout"])
-def test_a_worker_killed_while_another_one_is_waited_for(
+def test_worker_killed_while_waiting_for_another_is_restarted(
     make_env: MakeEnv, tmp_path: Path, mode: str, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if in_process(mode):
@@ -248,14 +248,14 @@ def test_a_worker_killed_while_another_one_is_waited_for(
     assert not env.step(actions()).dones.any()
 
 
-def test_an_error_of_the_users_own_reset_is_raised(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
+def test_error_of_the_reset_of_an_env_is_raised(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
     env = make(make_env, tmp_path, mode)
     with pytest.raises(KeyError):
         env.reset(seed=3, options=[None, {"fail": 1}, None, None])
     assert births(tmp_path) == [1] * NUM_ENVS
 
 
-def test_a_step_that_takes_too_long_is_a_failure(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
+def test_step_timeout_is_a_failure(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
     if mode == "dummy":
         pytest.skip("a call in the caller's own thread cannot be given up")
     env = make(make_env, tmp_path, mode, timeout=1.0)
@@ -267,9 +267,7 @@ def test_a_step_that_takes_too_long_is_a_failure(make_env: MakeEnv, tmp_path: Pa
     assert not env.step(actions()).dones.any()
 
 
-def test_a_reset_sent_to_a_worker_that_dies_of_it_is_asked_for_again(
-    make_env: MakeEnv, tmp_path: Path, mode: str
-) -> None:
+def test_sent_reset_is_repeated_if_the_worker_dies(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
     if in_process(mode):
         pytest.skip("workers are no processes here")
     env = make(make_env, tmp_path, mode)
@@ -288,7 +286,7 @@ def test_a_reset_sent_to_a_worker_that_dies_of_it_is_asked_for_again(
     assert result.states[:, 1].tolist() == [0, 1, 1, 1]
 
 
-def test_a_reset_sent_that_takes_too_long_is_asked_for_again(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
+def test_sent_reset_is_repeated_after_timeout(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
     if mode == "dummy":
         pytest.skip("nobody looks at the clock here")
     env = make(make_env, tmp_path, mode, timeout=1.0)
@@ -302,7 +300,7 @@ def test_a_reset_sent_that_takes_too_long_is_asked_for_again(make_env: MakeEnv, 
     assert births(tmp_path) == [1, 1, 2, 2]
 
 
-def test_an_error_of_a_reset_that_was_sent_is_raised(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
+def test_error_of_a_sent_reset_is_raised(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
     env = make(make_env, tmp_path, mode)
     env.reset(seed=3)
     env.send_reset([0, 2], options=[{"fail": True}, None])
@@ -316,7 +314,7 @@ def test_an_error_of_a_reset_that_was_sent_is_raised(make_env: MakeEnv, tmp_path
     assert env.step(actions()).states[:, 1].tolist() == [1, 1, 1, 1]
 
 
-def test_a_step_sent_that_takes_too_long_is_a_failure(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
+def test_timeout_of_a_sent_step_is_a_failure(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
     if mode == "dummy":
         pytest.skip("a call in the caller's own thread cannot be given up")
     env = make(make_env, tmp_path, mode, timeout=1.0)
@@ -328,7 +326,7 @@ def test_a_step_sent_that_takes_too_long_is_a_failure(make_env: MakeEnv, tmp_pat
     assert dict(zip(result.env_ids.tolist(), result.truncated.tolist(), strict=True))[3]
 
 
-def test_a_step_sent_to_a_worker_that_dies(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
+def test_step_sent_to_a_worker_that_dies_is_a_failure(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
     if in_process(mode):
         pytest.skip("its workers are not processes")
     env = make(make_env, tmp_path, mode)
@@ -342,9 +340,7 @@ def test_a_step_sent_to_a_worker_that_dies(make_env: MakeEnv, tmp_path: Path, mo
     assert births(tmp_path) == [2, 2, 1, 1]
 
 
-def test_a_step_that_has_arrived_is_not_spoilt_by_the_death_of_its_worker(
-    make_env: MakeEnv, tmp_path: Path, mode: str
-) -> None:
+def test_received_step_is_kept_if_its_worker_dies_later(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
     if in_process(mode):
         pytest.skip("its workers are not processes")
     env = make(make_env, tmp_path, mode)
@@ -373,7 +369,7 @@ def test_restart_with_neighbours_in_flight_still_delivers_every_result(
     assert not env.step(actions()).dones[:3].any()
 
 
-def test_seeds_of_restarts_follow_from_the_users(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
+def test_seeds_after_restarts_derive_from_the_seed_of_the_user(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
     drawn = []
     for _ in range(2):
         env = make(make_env, tmp_path, mode)
@@ -385,7 +381,7 @@ def test_seeds_of_restarts_follow_from_the_users(make_env: MakeEnv, tmp_path: Pa
     assert once != twice
 
 
-def test_the_budget_ends(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
+def test_failure_is_raised_after_max_restarts(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
     env = make(make_env, tmp_path, mode, max_restarts=2)
     env.reset(seed=3)
     for _ in range(2):
@@ -397,7 +393,7 @@ def test_the_budget_ends(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
     assert env.step(actions()).states[:, 1].tolist() == [4, 1, 4, 4]
 
 
-def test_an_env_that_cannot_be_built_again_uses_up_the_budget(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
+def test_env_that_cannot_be_rebuilt_uses_up_max_restarts(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
     env = make(make_env, tmp_path, mode, max_restarts=3)
     env.reset(seed=3)
     (tmp_path / "barren-1").touch()
@@ -406,7 +402,7 @@ def test_an_env_that_cannot_be_built_again_uses_up_the_budget(make_env: MakeEnv,
     assert births(tmp_path) == [1, 4, 1, 1]
 
 
-def test_pauses_between_restarts_grow_and_the_past_is_forgiven(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_delays_between_restarts_grow_and_old_restarts_expire(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     monkeypatch.setattr(recovery, "_FIRST_DELAY", 0.1)
@@ -418,7 +414,7 @@ def test_pauses_between_restarts_grow_and_the_past_is_forgiven(monkeypatch: pyte
     assert budget.spend([0]) == ([], 0.0)
 
 
-def test_a_live_env_of_this_process_cannot_be_restarted(mode: str) -> None:
+def test_on_failure_restart_refuses_env_instances_in_the_same_process(mode: str) -> None:
     if not in_process(mode):
         pytest.skip("its envs are copies, which can be made again")
     with pytest.raises(errors.InvalidEnvError, match="Give an env fn"):
@@ -426,6 +422,6 @@ def test_a_live_env_of_this_process_cannot_be_restarted(mode: str) -> None:
 
 
 @pytest.mark.parametrize("bad", [{"on_failure": "restrat"}, {"on_failure": None}, {"max_restarts": 0}])
-def test_bad_arguments(bad: dict[str, Any]) -> None:
+def test_bad_arguments_are_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(errors.ArgumentError, match=next(iter(bad))):
         ParallelEnv(["CartPole-v1"], **bad)

@@ -209,7 +209,7 @@ CASES = [(kind, "restart") for kind in POLICIES] + [
 @pytest.mark.parametrize(
     ("kind", "word"), CASES, ids=[f"{kind}-{word}".replace("array", "box") for kind, word in CASES]
 )
-def test_a_rollout_has_the_steps_that_would_have_been_made_outside(make_env: MakeEnv, kind: str, word: Any) -> None:
+def test_rollout_equals_steps_made_outside(make_env: MakeEnv, kind: str, word: Any) -> None:
     if kind == "tensor":
         pytest.importorskip("torch")
     policy = POLICIES[kind]
@@ -296,7 +296,7 @@ def test_rollout_steps_only_the_given_ids_in_order(make_env: MakeEnv) -> None:
     assert env.rollout(zeros, 2, id=2).states[:, 0, 1].tolist() == [1, 2]
 
 
-def test_paused_envs_are_left_out(make_env: MakeEnv) -> None:
+def test_rollout_skips_paused_envs(make_env: MakeEnv) -> None:
     env = make_env(counts(9, 9, 9), asynchronous="restart", num_cpus=2)
     env.reset()
     env.pause(1)
@@ -305,7 +305,7 @@ def test_paused_envs_are_left_out(make_env: MakeEnv) -> None:
         env.rollout(zeros, 1, id=[1])
 
 
-def test_rollouts_and_steps_go_on_from_each_other(make_env: MakeEnv) -> None:
+def test_rollouts_and_steps_continue_each_other(make_env: MakeEnv) -> None:
     env = make_env(counts(4, 5, 100), asynchronous="restart", num_cpus=2)
     env.reset()
     first = env.rollout(zeros, 3)
@@ -323,7 +323,7 @@ def test_rollouts_and_steps_go_on_from_each_other(make_env: MakeEnv) -> None:
     assert env.rollout(zeros, 1).starts.tolist() == [False, True, False]
 
 
-def test_what_ended_is_in_the_order_of_dones(make_env: MakeEnv) -> None:
+def test_ended_states_and_episodes_are_in_order_of_dones(make_env: MakeEnv) -> None:
     env = make_env(counts(2, 3, 2), asynchronous="restart", num_cpus=2)
     env.reset()
     rollout = env.rollout(lambda states: states[:, 0].astype(int) + 1, 7)
@@ -340,7 +340,7 @@ def test_what_ended_is_in_the_order_of_dones(make_env: MakeEnv) -> None:
 # ---------------------------------------------------------------- policies of ended episodes
 
 
-def test_envs_that_rest_are_not_stepped(make_env: MakeEnv) -> None:
+def test_idle_envs_are_not_stepped(make_env: MakeEnv) -> None:
     env = make_env(counts(2, 4, 3), asynchronous="idle", num_cpus=2)
     env.reset()
     env.step([0, 0, 0])
@@ -357,7 +357,7 @@ def test_envs_that_rest_are_not_stepped(make_env: MakeEnv) -> None:
     assert env.rollout(zeros, 4).valid.sum(axis=0).tolist() == [0, 4, 0]
 
 
-def test_envs_that_go_on_after_their_end_are_stepped(make_env: MakeEnv) -> None:
+def test_done_policy_continue_steps_ended_envs_in_a_rollout(make_env: MakeEnv) -> None:
     env = make_env(counts(2, 9), asynchronous="continue", num_cpus=2)
     env.reset()
     rollout = env.rollout(zeros, 4)
@@ -367,7 +367,7 @@ def test_envs_that_go_on_after_their_end_are_stepped(make_env: MakeEnv) -> None:
     assert env.done.tolist() == [True, False]
 
 
-def test_the_end_of_all_is_refused(make_env: MakeEnv) -> None:
+def test_rollout_is_refused_with_done_policy_none(make_env: MakeEnv) -> None:
     env = make_env(counts(2, 9))
     env.reset()
     with pytest.raises(ArgumentError, match="asynchronous='restart'"):
@@ -378,7 +378,7 @@ def test_the_end_of_all_is_refused(make_env: MakeEnv) -> None:
 # ---------------------------------------------------------------- episodes
 
 
-def test_episodes_are_shared_out_evenly(make_env: MakeEnv) -> None:
+def test_num_episodes_are_distributed_evenly(make_env: MakeEnv) -> None:
     env = make_env(counts(2, 7, 3), asynchronous="restart", num_cpus=2)
     env.reset()
     env.step([0, 0, 0])
@@ -392,7 +392,7 @@ def test_episodes_are_shared_out_evenly(make_env: MakeEnv) -> None:
     assert env.step([0, 0, 0]).states[:, 1].tolist() == [1, 1, 1]
 
 
-def test_episodes_of_envs_that_rest_are_one_each(make_env: MakeEnv) -> None:
+def test_done_policy_idle_allows_one_episode_per_env(make_env: MakeEnv) -> None:
     env = make_env(counts(2, 4, 3), asynchronous="idle", num_cpus=2)
     env.reset()
     with pytest.raises(ArgumentError, match="num_episodes=4 is more than 3 envs can play: .*'idle' .* allows for 3"):
@@ -404,7 +404,7 @@ def test_episodes_of_envs_that_rest_are_one_each(make_env: MakeEnv) -> None:
     assert env.rollout(zeros, num_episodes=1, id=[2]).episode_lengths.tolist() == [3]
 
 
-def test_episodes_of_envs_that_go_on_cannot_be_counted(make_env: MakeEnv) -> None:
+def test_num_episodes_is_refused_with_done_policy_continue(make_env: MakeEnv) -> None:
     env = make_env(counts(2, 4), asynchronous="continue")
     env.reset()
     with pytest.raises(ArgumentError, match="'continue' .* allows for 0.*asynchronous='restart'"):
@@ -429,7 +429,9 @@ class Recurrent:
 
 
 @pytest.mark.parametrize("word", ["restart", "idle"])
-def test_a_policy_may_remember(make_env: MakeEnv, word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recurrent_policy_gets_its_state_and_done_flags(
+    make_env: MakeEnv, word: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(rollouts, "_GROWTH", 1)  # chunks of a step each: memory outlasts them
     env = make_env(counts(2, 3, 5, 1), asynchronous=word, num_cpus=2)
     env.reset()
@@ -443,7 +445,7 @@ def test_a_policy_may_remember(make_env: MakeEnv, word: str, monkeypatch: pytest
     assert (rollout.extras["wide"][..., 1, 2] == rollout.extras["count"]).all()
 
 
-def test_memory_goes_on_in_the_next_rollout(make_env: MakeEnv) -> None:
+def test_recurrent_state_continues_in_the_next_rollout(make_env: MakeEnv) -> None:
     env = make_env(counts(4, 30, 5, 2), asynchronous="restart", num_cpus=2)
     env.reset()
     ids = [3, 0, 1, 2]
@@ -470,7 +472,7 @@ class OnlyMemory:
         return np.zeros(len(states), int), [seen + 1], {"seen": seen}
 
 
-def test_a_policy_is_given_what_it_takes(make_env: MakeEnv) -> None:
+def test_policy_gets_only_arguments_that_it_accepts(make_env: MakeEnv) -> None:
     env = make_env(counts(2, 3), asynchronous="restart", num_cpus=1)
     env.reset()
     extras = env.rollout(by_place, 4).extras
@@ -480,7 +482,7 @@ def test_a_policy_is_given_what_it_takes(make_env: MakeEnv) -> None:
     assert env.rollout(lambda *states: (zeros(*states), None, None), 3).extras == {}
 
 
-def test_a_policy_that_is_a_torch_module(make_env: MakeEnv) -> None:
+def test_policy_can_be_a_torch_module(make_env: MakeEnv) -> None:
     torch = pytest.importorskip("torch")
 
     class Net(torch.nn.Module):  # type: ignore[misc, name-defined]
@@ -508,7 +510,7 @@ def test_a_policy_that_is_a_torch_module(make_env: MakeEnv) -> None:
     assert after.extras["memory"].tolist() == after.states[..., 1].tolist()
 
 
-def test_every_worker_has_a_policy_of_its_own(make_env: MakeEnv, mode: str) -> None:
+def test_each_worker_has_its_own_copy_of_the_policy(make_env: MakeEnv, mode: str) -> None:
     env = make_env(counts(9, 9), asynchronous="restart", num_cpus=2, **two_hosts(mode))
     env.reset()
     policy = Scripted([1, 2], [3, 4], [5, 6])
@@ -517,7 +519,7 @@ def test_every_worker_has_a_policy_of_its_own(make_env: MakeEnv, mode: str) -> N
     assert env.rollout(policy, 1).actions.tolist() == [[1, 2]]
 
 
-def test_a_policy_may_keep_and_change_what_it_is_given(make_env: MakeEnv) -> None:
+def test_policy_may_keep_and_modify_its_states(make_env: MakeEnv) -> None:
     def greedy(states: Any) -> Any:
         kept.append(states)
         states[:] = -1
@@ -554,7 +556,7 @@ class Token:
         Witness.alive -= 1
 
 
-def test_the_policy_is_let_go_at_the_end(make_env: MakeEnv, mode: str) -> None:
+def test_policy_is_released_after_the_rollout(make_env: MakeEnv, mode: str) -> None:
     if mode in CAN_DIE:
         pytest.skip("its workers are elsewhere")
     env = make_env(counts(9, 9), asynchronous="restart")
@@ -599,7 +601,7 @@ def partial_of(caught: Any) -> Rollout:
 
 
 @pytest.mark.parametrize("growth", [1, 16])
-def test_an_env_that_fails_harms_no_other(
+def test_failed_env_does_not_affect_other_envs(
     make_env: MakeEnv, folder: Path, growth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rollouts, "_GROWTH", growth)
@@ -616,7 +618,7 @@ def test_an_env_that_fails_harms_no_other(
     assert env.step([GO_ON] * 4).states[[0, 2, 3], 1].tolist() == [9, 9, 9]
 
 
-def test_several_envs_that_fail(make_env: MakeEnv, folder: Path) -> None:
+def test_several_failed_envs_raise_an_exception_group(make_env: MakeEnv, folder: Path) -> None:
     env = make_env(fragile(folder), asynchronous="restart", num_cpus=2)
     env.reset()
     with pytest.raises(ExceptionGroup, match=r"2 envs failed: \(1, 3\)") as caught:
@@ -630,7 +632,9 @@ def _no_delay(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_no_delay")
-def test_an_env_that_fails_is_restarted(make_env: MakeEnv, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_env_is_restarted_with_on_failure_restart(
+    make_env: MakeEnv, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(rollouts, "_GROWTH", 4)  # chunks of 1, 4 and 5 steps
     monkeypatch.setattr(rollouts, "CHUNK", 100.0)
     env = make_env(fragile(folder), asynchronous="restart", on_failure="restart", num_cpus=2)
@@ -649,7 +653,7 @@ def test_an_env_that_fails_is_restarted(make_env: MakeEnv, folder: Path, monkeyp
     assert env.step([GO_ON] * 4).states[:, 1].tolist() == [11, 6, 11, 11]
 
 
-def test_a_worker_that_dies(make_env: MakeEnv, folder: Path, mode: str) -> None:
+def test_death_of_worker_raises_with_other_steps_in_partial(make_env: MakeEnv, folder: Path, mode: str) -> None:
     if mode not in CAN_DIE:
         pytest.skip("its workers are not processes")
     env = make_env(fragile(folder), asynchronous="restart", num_cpus=2, **two_hosts(mode))
@@ -672,7 +676,7 @@ def test_a_worker_that_dies(make_env: MakeEnv, folder: Path, mode: str) -> None:
 
 @pytest.mark.usefixtures("_no_delay")
 @pytest.mark.parametrize("word", ["restart", "idle"])
-def test_a_worker_that_dies_is_replaced(make_env: MakeEnv, folder: Path, mode: str, word: str) -> None:
+def test_dead_worker_is_replaced_with_on_failure_restart(make_env: MakeEnv, folder: Path, mode: str, word: str) -> None:
     if mode not in CAN_DIE:
         pytest.skip("its workers are not processes")
     env = make_env(fragile(folder), asynchronous=word, on_failure="restart", num_cpus=2, **two_hosts(mode))
@@ -694,7 +698,7 @@ def test_a_worker_that_dies_is_replaced(make_env: MakeEnv, folder: Path, mode: s
     assert env.done.tolist() == [word == "idle"] * 2 + [False] * 2
 
 
-def test_a_chunk_that_takes_too_long(make_env: MakeEnv, folder: Path, mode: str) -> None:
+def test_timeout_raises_with_other_steps_in_partial(make_env: MakeEnv, folder: Path, mode: str) -> None:
     if mode in IN_CALLER:
         pytest.skip("a call in the caller's own thread cannot be given up")
     env = make_env(fragile(folder), asynchronous="restart", num_cpus=2, timeout=1.0, **two_hosts(mode))
@@ -710,7 +714,7 @@ def test_a_chunk_that_takes_too_long(make_env: MakeEnv, folder: Path, mode: str)
     assert env.rollout(zeros, 2).states[0, :, 1].tolist() == [0, 0, 1, 1]
 
 
-def test_a_worker_that_is_busy_with_another_env(make_env: MakeEnv, folder: Path, mode: str) -> None:
+def test_rollout_times_out_if_the_worker_is_busy_with_another_env(make_env: MakeEnv, folder: Path, mode: str) -> None:
     if mode in IN_CALLER:
         pytest.skip("a call in the caller's own thread cannot be given up")
     env = make_env(fragile(folder), asynchronous="restart", num_cpus=1, timeout=0.5)
@@ -728,7 +732,7 @@ def test_a_worker_that_is_busy_with_another_env(make_env: MakeEnv, folder: Path,
 
 
 @pytest.mark.usefixtures("_no_delay")
-def test_a_worker_that_is_busy_with_another_env_is_replaced(make_env: MakeEnv, folder: Path, mode: str) -> None:
+def test_busy_worker_is_replaced_with_on_failure_restart(make_env: MakeEnv, folder: Path, mode: str) -> None:
     if mode in IN_CALLER:
         pytest.skip("a call in the caller's own thread cannot be given up")
     env = make_env(fragile(folder), asynchronous="restart", on_failure="restart", num_cpus=1, timeout=0.5)
@@ -742,7 +746,7 @@ def test_a_worker_that_is_busy_with_another_env_is_replaced(make_env: MakeEnv, f
 
 
 @pytest.mark.usefixtures("_no_delay")
-def test_a_worker_that_was_dead_before(make_env: MakeEnv, folder: Path, mode: str) -> None:
+def test_worker_that_died_before_the_rollout_is_replaced(make_env: MakeEnv, folder: Path, mode: str) -> None:
     if mode not in CAN_DIE:
         pytest.skip("its workers are not processes")
     env = make_env(fragile(folder), asynchronous="restart", on_failure="restart", num_cpus=2, **two_hosts(mode))
@@ -779,7 +783,9 @@ def _die_once(folder: str) -> Any:
 
 @pytest.mark.usefixtures("_no_delay")
 @pytest.mark.parametrize("on_failure", ["raise", "restart"])
-def test_a_worker_that_dies_of_the_policy(make_env: MakeEnv, folder: Path, mode: str, on_failure: Any) -> None:
+def test_worker_killed_by_the_policy_raises_or_is_replaced(
+    make_env: MakeEnv, folder: Path, mode: str, on_failure: Any
+) -> None:
     if mode not in CAN_DIE:
         pytest.skip("its workers are not processes")
     env = make_env(fragile(folder), asynchronous="restart", on_failure=on_failure, num_cpus=2, **two_hosts(mode))
@@ -802,7 +808,7 @@ def failing(states: Any) -> Any:
     return zeros(states)
 
 
-def test_a_policy_that_fails(make_env: MakeEnv) -> None:
+def test_error_of_the_policy_has_earlier_steps_in_partial(make_env: MakeEnv) -> None:
     env = make_env(counts(9, 9, 9, 9), asynchronous="restart", num_cpus=2)
     env.reset()
     with pytest.raises(LookupError, match="no such action") as caught:
@@ -827,7 +833,7 @@ def _returns(answer: Any) -> Policy:
     return lambda states: answer(len(states))
 
 
-def test_a_policy_that_cannot_be_used(make_env: MakeEnv) -> None:
+def test_invalid_policies_are_refused(make_env: MakeEnv) -> None:
     env = make_env(counts(9, 9), asynchronous="restart", num_cpus=1)
     env.reset()
     lock = threading.Lock()
@@ -905,7 +911,7 @@ UNFIT = {
 
 @pytest.mark.parametrize("growth", [1, 16])
 @pytest.mark.parametrize("what", UNFIT)
-def test_extras_that_cannot_be_stacked(
+def test_extras_that_cannot_be_stacked_raise(
     make_env: MakeEnv, what: str, growth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rollouts, "_GROWTH", growth)
@@ -924,7 +930,7 @@ def by_env(states: Any) -> Any:
     return zeros(states), None, {"v": np.zeros(len(states), float if states[0, 0] == 0 else "M8[s]")}
 
 
-def test_extras_that_are_unlike_in_another_worker(make_env: MakeEnv, mode: str) -> None:
+def test_extras_that_differ_between_workers_raise(make_env: MakeEnv, mode: str) -> None:
     env = make_env(counts(9, 9), asynchronous="restart", num_cpus=2, **two_hosts(mode))
     env.reset()
     if mode in IN_CALLER:  # one worker
@@ -936,7 +942,7 @@ def test_extras_that_are_unlike_in_another_worker(make_env: MakeEnv, mode: str) 
     assert env.step([0, 0]).states[:, 1].tolist() == [2, 2]
 
 
-def test_memory_that_cannot_be_copied(make_env: MakeEnv) -> None:
+def test_recurrent_state_that_cannot_be_copied_raises(make_env: MakeEnv) -> None:
     env = make_env(counts(9, 9, 9, 9), asynchronous="restart", num_cpus=2)
     env.reset()
     for make in (threading.Lock, lambda: weakref.ref(Count), NotBack):
@@ -958,7 +964,7 @@ def dated_by_worker(states: Any, rnn_state: Any, done: Any) -> Any:
     return zeros(states), np.zeros(len(states), float if states[0, 0] == 0 else "M8[s]"), {}
 
 
-def test_memory_that_is_unlike_in_another_worker(make_env: MakeEnv, mode: str) -> None:
+def test_recurrent_state_that_differs_between_workers_raises(make_env: MakeEnv, mode: str) -> None:
     env = make_env(counts(9, 9), asynchronous="restart", num_cpus=2, **two_hosts(mode))
     env.reset()
     if mode in IN_CALLER:  # one worker
@@ -971,7 +977,7 @@ def test_memory_that_is_unlike_in_another_worker(make_env: MakeEnv, mode: str) -
     assert memory.tolist() == [0, np.datetime64(0, "s")]
 
 
-def test_memory_that_ends_is_none(make_env: MakeEnv) -> None:
+def test_recurrent_state_may_become_none(make_env: MakeEnv) -> None:
     env = make_env(counts(99, 99), asynchronous="restart", num_cpus=2)
     env.reset()
     before = env.rollout(Fickle(*[lambda k: (np.ones(k), {})] * 2), 3).rnn_state
@@ -1002,7 +1008,7 @@ def test_objects_in_extras_are_copied(make_env: MakeEnv) -> None:
     assert extras[3:, 1].tolist() == [None] * 6
 
 
-def test_extras_of_tensors(make_env: MakeEnv) -> None:
+def test_tensor_extras_become_arrays(make_env: MakeEnv) -> None:
     torch = pytest.importorskip("torch")
 
     def policy(states: Any) -> Any:
@@ -1023,7 +1029,7 @@ def test_extras_of_tensors(make_env: MakeEnv) -> None:
 
 @pytest.mark.parametrize("num_envs", [1, 2, 3, 4])
 @pytest.mark.parametrize("kind", [Count, zoo.Old], ids=["box", "no space"])
-def test_a_tuple_is_always_actions_memory_and_extras(make_env: MakeEnv, kind: Any, num_envs: int) -> None:
+def test_policy_result_tuple_must_have_three_items(make_env: MakeEnv, kind: Any, num_envs: int) -> None:
     env = make_env([partial(kind, number) for number in range(num_envs)], asynchronous="restart", num_cpus=1)
     env.reset()
     assert env.rollout(lambda states: [0] * len(states), 2).valid.all()
@@ -1047,7 +1053,7 @@ def parts(states: Any) -> Any:
     return zeros(states), zeros(states), {"u": zeros(states)}
 
 
-def test_actions_of_a_tuple_space_are_in_a_tuple_of_their_own(make_env: MakeEnv) -> None:
+def test_actions_of_a_tuple_space_are_a_nested_tuple(make_env: MakeEnv) -> None:
     env = make_env([partial(OfParts, number) for number in range(3)], asynchronous="restart", num_cpus=1)
     env.reset()
     assert env.rollout(lambda states: (parts(states), None, None), 2).actions[2]["u"].shape == (2, 3)
@@ -1056,7 +1062,7 @@ def test_actions_of_a_tuple_space_are_in_a_tuple_of_their_own(make_env: MakeEnv)
         env.rollout(parts, 2)
 
 
-def test_arguments_that_make_no_rollout(make_env: MakeEnv) -> None:
+def test_invalid_rollout_arguments_are_refused(make_env: MakeEnv) -> None:
     env = make_env(counts(9, 9), asynchronous="restart")
     with pytest.raises(ResetNeededError):
         env.rollout(zeros, 3)
@@ -1075,7 +1081,7 @@ def test_arguments_that_make_no_rollout(make_env: MakeEnv) -> None:
     assert env.rollout(zeros, 1).states[0, :, 1].tolist() == [0, 1]
 
 
-def test_states_are_not_known_after_loading(make_env: MakeEnv) -> None:
+def test_rollout_after_load_state_needs_a_step_or_reset(make_env: MakeEnv) -> None:
     env = make_env(counts(9, 9), asynchronous="restart", num_cpus=1)
     env.reset()
     env.load_state(env.save_state())
@@ -1088,7 +1094,7 @@ def test_states_are_not_known_after_loading(make_env: MakeEnv) -> None:
 # ---------------------------------------------------------------- interrupts
 
 
-def test_ctrl_c(make_env: MakeEnv, folder: Path) -> None:
+def test_reset_works_after_ctrl_c_in_a_rollout(make_env: MakeEnv, folder: Path) -> None:
     env = make_env(fragile(folder), asynchronous="restart", num_cpus=2)
     env.reset()
     with when_begun(folder, 1, interrupt), pytest.raises(KeyboardInterrupt):
@@ -1124,7 +1130,7 @@ def test_ctrl_c_ends_a_long_rollout_soon(make_env: MakeEnv, folder: Path) -> Non
 # ---------------------------------------------------------------- what is answered
 
 
-def test_everything_is_the_callers_own(make_env: MakeEnv) -> None:
+def test_rollout_data_are_copies(make_env: MakeEnv) -> None:
     env = make_env(paced(zoo.Sheet), asynchronous="restart", num_cpus=2)
     env.reset(seed=1)
     rollout = env.rollout(_of_dict, 6)
@@ -1139,7 +1145,7 @@ def test_everything_is_the_callers_own(make_env: MakeEnv) -> None:
     assert env.rollout(_of_dict, 1).states["image"].any()
 
 
-def test_states_are_views_of_nothing_either_without_copies(make_env: MakeEnv) -> None:
+def test_rollout_data_are_copies_even_with_copy_false(make_env: MakeEnv) -> None:
     env = make_env(counts(9, 9), asynchronous="restart", copy=False)
     env.reset()
     rollout = env.rollout(zeros, 2)
@@ -1154,7 +1160,7 @@ class Locked(Count):
         return state, reward, terminated, truncated, {"lock": threading.Lock()} if self.count == 2 else {}
 
 
-def test_an_info_that_cannot_be_copied(make_env: MakeEnv) -> None:
+def test_uncopyable_info_fails_only_its_env(make_env: MakeEnv) -> None:
     env = make_env([*counts(9, 9), partial(Locked, 2), partial(Count, 3)], asynchronous="restart", num_cpus=2)
     env.reset()
     with pytest.raises(UnpicklableError, match="lock") as caught:
@@ -1166,7 +1172,7 @@ def test_an_info_that_cannot_be_copied(make_env: MakeEnv) -> None:
     assert env.rollout(zeros, 1).states[0, :, 1].tolist() == [0] * 4
 
 
-def test_a_single_env(make_env: MakeEnv) -> None:
+def test_rollout_of_a_single_env(make_env: MakeEnv) -> None:
     env = make_env(counts(3), asynchronous="restart")
     env.reset()
     assert env.rollout(zeros, 4).states[:, 0, 1].tolist() == [0, 1, 2, 0]
@@ -1174,7 +1180,7 @@ def test_a_single_env(make_env: MakeEnv) -> None:
 
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_any_course_of_rollouts_and_steps(make_env: MakeEnv, mode: str, data: st.DataObject) -> None:
+def test_any_sequence_of_rollouts_and_steps_equals_steps(make_env: MakeEnv, mode: str, data: st.DataObject) -> None:
     if mode.startswith("ray"):
         pytest.skip("an example takes seconds")
     lengths = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=5))
@@ -1217,7 +1223,7 @@ class Bar(tqdm.tqdm):  # type: ignore[type-arg]
 
 
 @pytest.mark.parametrize(("arguments", "total"), [({"num_steps": 40}, 40), ({"num_episodes": 6}, 6)])
-def test_a_bar_shows_on_a_terminal(
+def test_progress_bar_is_shown_on_a_terminal(
     make_env: MakeEnv, monkeypatch: pytest.MonkeyPatch, arguments: Any, total: int
 ) -> None:
     monkeypatch.setattr(rollout_length, "_BAR_DELAY", 0.0)
@@ -1255,7 +1261,7 @@ def test_rollout_works_without_progress_bar_on_unusable_stderr(
         assert env.rollout(zeros, 3).valid.all()
 
 
-def test_no_bar_shows_elsewhere(make_env: MakeEnv, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_progress_bar_is_shown_without_a_terminal(make_env: MakeEnv, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rollout_length, "_BAR_DELAY", 0.0)
     screen = io.StringIO()
     monkeypatch.setattr("sys.stderr", screen)

@@ -63,7 +63,7 @@ def test_workers_accept_no_connections(processes: list[psutil.Process]) -> None:
             assert not connection.laddr
 
 
-def test_memory_and_output_have_no_name(processes: list[psutil.Process]) -> None:
+def test_shared_memory_and_output_files_are_anonymous(processes: list[psutil.Process]) -> None:
     inherited = set(_open_and_mapped(psutil.Process()))  # a fork has what its parent has
     for process in processes:
         opened = _open_and_mapped(process)
@@ -72,7 +72,7 @@ def test_memory_and_output_have_no_name(processes: list[psutil.Process]) -> None
         assert any("memfd:parallelenv" in path for path in opened) or process.pid in fork_server_pids()
 
 
-def test_nothing_shows_in_arguments_and_environment_variables(processes: list[psutil.Process]) -> None:
+def test_command_lines_and_environments_contain_no_env_data(processes: list[psutil.Process]) -> None:
     for process in processes:
         assert SECRET not in " ".join(process.cmdline())
         assert SECRET not in str(process.environ())
@@ -94,7 +94,7 @@ def _opened(process: psutil.Process) -> list[str]:
 
 
 @pytest.mark.parametrize("mode", ["ray", "ray-subproc"], indirect=True)
-def test_the_door_for_rays_actors_is_shut_once_they_are_in(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_socket_for_ray_actors_is_private_and_removed_after_start(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from parallelenv.backends import _ray_local
 
     modes: list[int] = []

@@ -107,7 +107,7 @@ def played_in_a_loop() -> Any:
         return play(oracle)
 
 
-def test_a_thousand_tasks_come_in_the_same_order_in_every_mode(make_pool: MakePool) -> None:
+def test_tasks_have_the_same_order_in_every_mode(make_pool: MakePool) -> None:
     expected = played_in_a_loop()
     found = play(make_pool(Levels, [{"length": NUM_TASKS}] * NUM_ENVS))
     played, total, (orders, _, seen) = found
@@ -118,7 +118,7 @@ def test_a_thousand_tasks_come_in_the_same_order_in_every_mode(make_pool: MakePo
     assert difference(expected, found) is None, difference(expected, found)
 
 
-def test_rounds_of_all_and_a_rollout_play_the_same_tasks(make_pool: MakePool) -> None:
+def test_rollout_plays_the_same_tasks_as_next_task_rounds(make_pool: MakePool) -> None:
     arguments = [{"length": 12}] * NUM_ENVS
     rounds, beside = make_pool(Levels, arguments, auto=False), make_pool(Levels, arguments)
     rounds.set_seeds(3)

@@ -34,14 +34,14 @@ def told(env: ParallelEnv) -> list[Any]:
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("kind", ["plain", "sheet"])
-def test_a_reset_that_is_sent_may_find_nothing(make_env: MakeEnv, policy: Any, kind: str) -> None:
+def test_send_reset_of_an_exhausted_env_equals_the_oracle(make_env: MakeEnv, policy: Any, kind: str) -> None:
     with ParallelEnv(env_fns(kind), asynchronous=policy) as oracle:
         expected = told(oracle)
     found = told(make_env(env_fns(kind), asynchronous=policy, num_cpus=2))
     assert difference(expected, found) is None, difference(expected, found)
 
 
-def test_exhausted_env_is_received_as_a_resting_entry(make_pool: MakePool) -> None:
+def test_exhausted_env_is_received_without_state_and_reward(make_pool: MakePool) -> None:
     env = make_pool(Walks, walks())
     env.send_reset()
     result = env.recv(min_envs=len(env))
@@ -54,7 +54,7 @@ def test_exhausted_env_is_received_as_a_resting_entry(make_pool: MakePool) -> No
 
 
 @pytest.mark.parametrize("auto", [True, False])
-def test_one_at_a_time_until_there_are_no_more(make_pool: MakePool, auto: bool) -> None:
+def test_get_state_and_send_action_until_all_envs_are_exhausted(make_pool: MakePool, auto: bool) -> None:
     env = make_pool(Walks, walks(), auto)
     ends = dict.fromkeys(range(len(env)), 0)
     env.send_reset()
@@ -71,7 +71,7 @@ def test_one_at_a_time_until_there_are_no_more(make_pool: MakePool, auto: bool) 
     assert auto or tuple(ends.values()) == TOTALS
 
 
-def test_a_stream_ends_when_there_are_no_more_tasks(make_pool: MakePool) -> None:
+def test_stream_ends_when_all_envs_are_exhausted(make_pool: MakePool) -> None:
     env = make_pool(Walks, walks())
     env.next_task(length=2)
     steps = dict.fromkeys(range(len(env)), 0)
@@ -84,7 +84,7 @@ def test_a_stream_ends_when_there_are_no_more_tasks(make_pool: MakePool) -> None
     assert all(count >= TOTALS[env_id] for env_id, count in steps.items())
 
 
-def test_whole_episodes_are_as_many_as_there_are(make_pool: MakePool) -> None:
+def test_run_episodes_stops_when_no_tasks_are_left(make_pool: MakePool) -> None:
     env = make_pool(Walks, walks())
     evaluation = env.run_episodes(ones, 8, progress=False)
     assert evaluation.env_ids.tolist() == [0, 1, 1, 3, 3]  # two each, where there are two
@@ -95,7 +95,7 @@ def test_whole_episodes_are_as_many_as_there_are(make_pool: MakePool) -> None:
 
 
 @pytest.mark.parametrize("auto", [True, False])
-def test_a_loop_until_all_are_done_plays_every_task(make_pool: MakePool, auto: bool) -> None:
+def test_loop_until_all_done_plays_every_task(make_pool: MakePool, auto: bool) -> None:
     env = make_pool(Walks, walks(totals=(3, 3, 3)), auto)
     states, ended = env.next_task(length=2), 0
     while states[0] is not None:

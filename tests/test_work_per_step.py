@@ -189,7 +189,7 @@ def settled(
 
 @pytest.mark.parametrize("ends", [False, True])
 @pytest.mark.parametrize("spaces", SPACES.values(), ids=SPACES)
-def test_a_plain_step_is_one_small_message_each_way(spaces: Any, ends: bool, log: list[Event]) -> None:
+def test_plain_step_sends_one_small_message_each_way(spaces: Any, ends: bool, log: list[Event]) -> None:
     with settled(spaces, ends=ends) as (env, step):
         log.clear()
         for _ in range(NUM_STEPS):
@@ -201,7 +201,7 @@ def test_a_plain_step_is_one_small_message_each_way(spaces: Any, ends: bool, log
 
 @pytest.mark.parametrize("autoreset_mode", ["NextStep", "SameStep", "Disabled"])
 @pytest.mark.parametrize("spaces", SPACES.values(), ids=SPACES)
-def test_a_step_through_an_adapter_is_one_message_each_way(spaces: Any, autoreset_mode: str, log: list[Event]) -> None:
+def test_step_through_an_adapter_sends_one_message_each_way(spaces: Any, autoreset_mode: str, log: list[Event]) -> None:
     with settled(spaces, ends=autoreset_mode != "Disabled") as (env, _):
         vector_env: Any = env.to_gymnasium(autoreset_mode)
         vector_env.reset()
@@ -238,7 +238,7 @@ def test_infos_cost_one_pickle_per_worker(info: dict[str, Any], loads: int, log:
 
 
 @pytest.mark.parametrize(("env_ids", "owners"), [([0, 1], 1), ([6], 1), ([7, 4], 1), ([3, 4], 2)], ids=str)
-def test_a_step_of_some_envs_wakes_their_workers_only(env_ids: list[int], owners: int, log: list[Event]) -> None:
+def test_step_of_some_envs_wakes_only_their_workers(env_ids: list[int], owners: int, log: list[Event]) -> None:
     with settled() as (env, _):
         log.clear()
         env.step([1] * len(env_ids), env_ids)
@@ -322,7 +322,7 @@ CALLS = {("dummy", 1): 85, ("subproc", 1): 57, ("subproc", 2): 75}
 
 @pytest.mark.usefixtures("undisturbed")
 @pytest.mark.parametrize(("mode", "num_cpus"), CALLS)
-def test_a_step_needs_few_python_calls(mode: str, num_cpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_makes_few_python_calls(mode: str, num_cpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def wait_late(*arguments: Any) -> Any:
         time.sleep(0.005)  # so that it finds all answers together
         return wait(*arguments)

@@ -29,7 +29,7 @@ class AsyncContract(Contract):
 
     @pytest.mark.parametrize("kind", ["array", "dict", "mixed"])
     @policies
-    def test_a_reset_that_was_sent_is_received(self, kind: str, policy: Any, make: Make, make_oracle: Make) -> None:
+    def test_send_reset_results_are_received(self, kind: str, policy: Any, make: Make, make_oracle: Make) -> None:
         """First state, reward 0, not done, and the info of the reset; then everything as after a reset."""
         env, oracle = make(KINDS[kind](), policy), make_oracle(KINDS[kind](), policy)
         options = [None if number == 1 else {"try": number} for number in range(NUM_ENVS)]  # `Old` has none
@@ -45,7 +45,7 @@ class AsyncContract(Contract):
             assert_same(oracle.step(actions).rewards, env.step(actions).rewards)
 
     @policies
-    def test_steps_and_resets_fly_beside_each_other(self, policy: Any, make: Make, make_oracle: Make) -> None:
+    def test_steps_and_resets_can_be_in_flight_together(self, policy: Any, make: Make, make_oracle: Make) -> None:
         """Each delays only its own env, and a reset env is at its first state."""
         env, oracle = make(five_env_fns(Counter), policy), make_oracle(five_env_fns(Counter), policy)
         for one in (env, oracle):
@@ -64,7 +64,7 @@ class AsyncContract(Contract):
         assert landed[3][1:3] == (0.0, False)
         assert_same(oracle.step(ONES, align="batch"), env.step(ONES, align="batch"))
 
-    def test_a_reset_that_is_sent_drops_a_step(self, make: Make) -> None:
+    def test_send_reset_drops_step_in_flight(self, make: Make) -> None:
         """Of its own env; that env is busy until the reset is received."""
         env = make(five_env_fns(Counter))
         env.reset()
@@ -76,7 +76,7 @@ class AsyncContract(Contract):
         assert [landed[number][0][1] for number in range(NUM_ENVS)] == [1, 0, 1, 0, 1]
         assert env.step(ONES).states[:, 1].tolist() == [2, 1, 2, 1, 2]
 
-    def test_a_reset_ends_a_reset_that_was_sent(self, make: Make) -> None:
+    def test_reset_replaces_send_reset_in_flight(self, make: Make) -> None:
         """Only the later one counts, and there is no second result."""
         env = make(five_env_fns(Counter))
         env.send_reset(seed=1)
@@ -85,7 +85,7 @@ class AsyncContract(Contract):
         assert sorted(landed) == [1, 3, 4]
         assert_same(make(five_env_fns(Counter)).reset(seed=7)[[0, 2]], states)
 
-    def test_seeds_that_were_set_are_used(self, make: Make, make_oracle: Make) -> None:
+    def test_send_reset_uses_seeds_set_beforehand_once(self, make: Make, make_oracle: Make) -> None:
         """Once, by the next reset, also one in flight."""
         env, oracle = make(five_env_fns(Counter)), make_oracle(five_env_fns(Counter))
         for one in (env, oracle):
@@ -112,7 +112,7 @@ class AsyncContract(Contract):
     # ---------------------------------------------------------------- pauses
 
     @policies
-    def test_an_env_is_paused_when_its_answer_is_in(self, policy: Any, make: Make, make_oracle: Make) -> None:
+    def test_pause_lets_requests_in_flight_finish(self, policy: Any, make: Make, make_oracle: Make) -> None:
         """Requests in flight continue and are received; then it is left out until it is resumed."""
         env, oracle = make(five_env_fns(Counter), policy), make_oracle(five_env_fns(Counter), policy)
         for one in (env, oracle):
@@ -136,7 +136,7 @@ class AsyncContract(Contract):
         env.resume()
         assert_same(oracle.step(ONES, align="batch"), env.step(ONES, align="batch"))
 
-    def test_all_may_be_paused(self, make: Make) -> None:
+    def test_all_envs_can_be_paused(self, make: Make) -> None:
         """Then calls without ``id`` step, send and reset nothing."""
         env = make(five_env_fns(Counter))
         env.reset()
@@ -176,7 +176,7 @@ class AsyncContract(Contract):
         total = sum(map(len, played[1].values()))
         assert total == (sum(LENGTHS) if policy == "idle" else 60)
 
-    def test_a_stream_goes_on_where_it_was_left(self, make: Make) -> None:
+    def test_stream_can_be_continued_after_break(self, make: Make) -> None:
         """Nothing in flight is lost, and the loop body may pause, resume and reset."""
         env = make([partial(Counter, number, 99) for number in range(NUM_ENVS)], "restart")
         env.send_reset(seed=1)
@@ -199,7 +199,7 @@ class AsyncContract(Contract):
     # ---------------------------------------------------------------- one at a time
 
     @policies
-    def test_one_at_a_time(self, policy: Any, make: Make) -> None:
+    def test_get_state_and_send_action_drive_one_env_at_a_time(self, policy: Any, make: Make) -> None:
         """Until every env has been left out: it ended twice or, with automatic restarts, made ten steps."""
         env = make(five_env_fns(Counter), policy)
         env.send_reset()
@@ -239,7 +239,7 @@ class AsyncContract(Contract):
 
     # ---------------------------------------------------------------- asyncio
 
-    def test_answers_can_be_awaited(self, make: Make) -> None:
+    def test_arecv_can_be_awaited_and_cancelled(self, make: Make) -> None:
         """Other tasks run meanwhile, and cancelling one loses no result."""
         env = make(five_env_fns(Sleeper), num_cpus=NUM_ENVS)
         env.send_reset()
@@ -263,7 +263,9 @@ class AsyncContract(Contract):
     # ---------------------------------------------------------------- whole episodes
 
     @policies
-    def test_whole_episodes_are_the_same_in_every_mode(self, policy: Any, make: Make, make_oracle: Make) -> None:
+    def test_run_episodes_gives_the_same_episodes_in_every_mode(
+        self, policy: Any, make: Make, make_oracle: Make
+    ) -> None:
         """Each env plays its share, whatever its episodes are like; then it needs a reset."""
         played: list[Any] = []
         for one in (make_oracle(five_env_fns(Counter), policy), make(five_env_fns(Counter), policy)):

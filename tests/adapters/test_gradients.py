@@ -87,7 +87,7 @@ WITH_GRADIENT: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("kind", WITH_GRADIENT)
 @in_this_process
-def test_what_carries_gradients_reaches_the_env_itself(fake_torch: Any, make_env: MakeEnv, kind: str) -> None:
+def test_action_with_gradients_is_passed_to_env_uncopied(fake_torch: Any, make_env: MakeEnv, kind: str) -> None:
     envs = [Keeps(), Keeps()]
     env = make_env(envs)
     env.reset()
@@ -107,7 +107,7 @@ def _inside(action: Any) -> Any:
 
 
 @in_this_process
-def test_what_carries_none_is_copied(fake_torch: Any, make_env: MakeEnv) -> None:
+def test_action_without_gradients_is_copied(fake_torch: Any, make_env: MakeEnv) -> None:
     envs = [Keeps()]
     env = make_env(envs)
     env.reset()
@@ -124,7 +124,7 @@ def test_what_carries_none_is_copied(fake_torch: Any, make_env: MakeEnv) -> None
 
 @pytest.mark.parametrize("kind", WITH_GRADIENT)
 @in_other_processes
-def test_what_carries_gradients_does_not_travel(fake_torch: Any, make_env: MakeEnv, kind: str) -> None:
+def test_action_with_gradients_is_refused_for_other_processes(fake_torch: Any, make_env: MakeEnv, kind: str) -> None:
     env = make_env([Keeps, Keeps], num_cpus=2)
     env.reset()
     for step in (env.step, env.send, env.step_async):
@@ -134,7 +134,7 @@ def test_what_carries_gradients_does_not_travel(fake_torch: Any, make_env: MakeE
 
 
 @in_other_processes
-def test_nor_does_it_where_the_caller_steps_a_share(fake_torch: Any, make_env: MakeEnv) -> None:
+def test_action_with_gradients_is_refused_with_caller_steps(fake_torch: Any, make_env: MakeEnv) -> None:
     env = make_env([Keeps, Keeps], num_cpus=2, caller_steps=True)
     env.reset()
     with pytest.raises(ActionError, match=TRAVELS):
@@ -162,7 +162,7 @@ def _actions(kind: str, net: Any) -> Any:
 @pytest.mark.parametrize("kind", ["rows", "list", "modules", "dicts"])
 @pytest.mark.parametrize("env_class", [Learns, LearnsDeclared])
 @in_this_process
-def test_gradients_come_back_from_the_states(make_env: MakeEnv, kind: str, env_class: Any) -> None:
+def test_gradients_flow_back_from_states(make_env: MakeEnv, kind: str, env_class: Any) -> None:
     torch = require("torch")
     net = torch.nn.Linear(2, 2)
     env = make_env([env_class, env_class], num_cpus=2)
@@ -178,7 +178,7 @@ def test_gradients_come_back_from_the_states(make_env: MakeEnv, kind: str, env_c
 
 @needs_torch
 @in_this_process
-def test_rows_may_be_changed_in_place(make_env: MakeEnv) -> None:
+def test_env_may_modify_its_action_row_in_place(make_env: MakeEnv) -> None:
     torch = require("torch")
 
     class Doubles(Keeps):
@@ -193,7 +193,7 @@ def test_rows_may_be_changed_in_place(make_env: MakeEnv) -> None:
 
 @needs_torch
 @in_other_processes
-def test_detached_actions_travel(make_env: MakeEnv) -> None:
+def test_detached_actions_are_sent_to_other_processes(make_env: MakeEnv) -> None:
     torch = require("torch")
     net = torch.nn.Linear(2, 2)
     env = make_env([Learns, LearnsDeclared], num_cpus=2)

@@ -19,7 +19,7 @@ class _Nowhere:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
-def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_names_the_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "parallelenv.adapters.sb3", raising=False)
     monkeypatch.setattr(sys, "meta_path", [_Nowhere(), *sys.meta_path])
     for name in [name for name in sys.modules if name.split(".")[0] == "stable_baselines3"]:

@@ -48,7 +48,7 @@ def finish(env: Any, actions: Any) -> list[int]:
 
 
 @pytest.mark.parametrize("mode", ["dummy", "thread", "subproc"], indirect=True)
-def test_an_env_that_raised_waits_no_longer(make_env: MakeEnv) -> None:
+def test_env_that_raised_is_no_longer_waiting(make_env: MakeEnv) -> None:
     env: Any = make_env([partial(Fragile, 9)] * 3, num_cpus=3).to_tianshou(wait_num=1)
     env.reset()
     fail(env, ONE_ONE, KeyError)
@@ -59,7 +59,7 @@ def test_an_env_that_raised_waits_no_longer(make_env: MakeEnv) -> None:
 
 
 @pytest.mark.parametrize("mode", ["subproc"], indirect=True)
-def test_an_env_whose_worker_died_goes_on_after_a_restart(make_env: MakeEnv) -> None:
+def test_env_of_dead_worker_is_usable_after_restart(make_env: MakeEnv) -> None:
     env: Any = make_env([partial(Mortal, 9)] * 3, num_cpus=3).to_tianshou(wait_num=1)
     env.reset()
     fail(env, ONE_ONE, WorkerDiedError)
@@ -80,7 +80,7 @@ DROPS: dict[str, Callable[[Any], Any]] = {
 
 @apart
 @pytest.mark.parametrize("which", DROPS)
-def test_a_reset_drops_what_is_under_way(which: str, make_env: MakeEnv) -> None:
+def test_reset_drops_steps_in_flight(which: str, make_env: MakeEnv) -> None:
     env: Any = make_env([partial(Slow, 9)] * 3, num_cpus=3).to_tianshou(wait_num=2)
     env.reset()
     env.step(ONE_ONE)
@@ -93,7 +93,7 @@ def test_a_reset_drops_what_is_under_way(which: str, make_env: MakeEnv) -> None:
 
 
 @apart
-def test_an_interrupted_step_can_be_had_or_dropped(make_env: MakeEnv) -> None:
+def test_interrupted_step_can_be_received_or_dropped(make_env: MakeEnv) -> None:
     env: Any = make_env([partial(Slow, 9)] * 3, num_cpus=3).to_tianshou()
     env.reset()
     for end in (lambda: env.step(None)[0].tolist() == [[1], [1], [1]], lambda: not env.reset()[0].any()):
@@ -113,7 +113,7 @@ def test_an_interrupted_step_can_be_had_or_dropped(make_env: MakeEnv) -> None:
 
 
 @apart
-def test_a_step_that_is_late_can_be_had(make_env: MakeEnv) -> None:
+def test_late_step_can_be_received_with_action_none(make_env: MakeEnv) -> None:
     env: Any = make_env([partial(Slow, 9)] * 3, num_cpus=3, timeout=0.1).to_tianshou()
     env.reset()
     with pytest.raises(WorkerTimeoutError, match=r"Wait on with step\(None\), give a longer timeout"):

@@ -31,7 +31,7 @@ class TestCallerSteps(BackendContract):
     para_mode = "subproc"
     backend_options = {"caller_steps": True}  # noqa: RUF012 (a `Mapping`, as in the suite)
 
-    def test_a_dead_worker_is_an_error(self, make: Make) -> None:
+    def test_death_of_worker_raises_worker_died_error(self, make: Make) -> None:
         """The suite kills the worker of env 4, which would be this process."""
         env = make(five_env_fns(Sleeper))
         env.reset()
@@ -44,7 +44,7 @@ class TestCallerSteps(BackendContract):
         env.reset()
         assert env.step([0] * NUM_ENVS).states[:, :2].tolist() == [[number, 1] for number in range(NUM_ENVS)]
 
-    def test_an_interrupt_leaves_it_usable(self, make: Make, make_oracle: Make) -> None:
+    def test_envs_are_usable_after_an_interrupt(self, make: Make, make_oracle: Make) -> None:
         """The suite takes the env that interrupts, here one of the worker's, for the one that is interrupted."""
         if threading.current_thread() is not threading.main_thread():
             pytest.skip("interrupts come to the main thread only")
@@ -96,7 +96,7 @@ def make(envs: Any, policy: Any = "continue", num_cpus: int = 2) -> ParallelEnv:
 
 
 @pytest.mark.parametrize(("num_cpus", "ours"), [(1, [0, 1, 2, 3, 4]), (2, [3, 4]), (3, [4]), (5, [4])])
-def test_the_caller_has_the_last_and_smallest_share(num_cpus: int, ours: list[int]) -> None:
+def test_caller_steps_the_last_and_smallest_share(num_cpus: int, ours: list[int]) -> None:
     with make(homes(), num_cpus=num_cpus) as env:
         pids = env.get_env_attr("pid")
         assert [env_id for env_id, pid in enumerate(pids) if pid == HERE] == ours
@@ -106,14 +106,14 @@ def test_the_caller_has_the_last_and_smallest_share(num_cpus: int, ours: list[in
 
 @pytest.mark.parametrize("num_cpus", [2, 3])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_answers_are_those_of_the_plain_loop(policy: Any, num_cpus: int) -> None:
+def test_results_equal_those_of_dummy_mode(policy: Any, num_cpus: int) -> None:
     for kind in ("registered", "mixed"):
         with make(KINDS[kind](), policy, num_cpus) as env, ParallelEnv(KINDS[kind](), "dummy", policy) as oracle:
             play(env).assert_equals(play(oracle), f"{kind}, ")
 
 
 @pytest.mark.parametrize("num_cpus", [1, 2])
-def test_live_instances_are_copied_wherever_they_go(num_cpus: int) -> None:
+def test_env_instances_are_copied_in_caller_and_workers(num_cpus: int) -> None:
     originals = [Home(number) for number in range(NUM_ENVS)]
     for original in originals:
         original.reset(seed=original.number)
@@ -130,7 +130,7 @@ def test_live_instances_are_copied_wherever_they_go(num_cpus: int) -> None:
         assert env.get_env_attr("count", [0, 4]) == [1, 1]
 
 
-def test_the_callers_own_classes_stay_as_they_are() -> None:
+def test_classes_of_the_caller_are_not_modified() -> None:
     class Local(Home):
         seen: ClassVar[list[int]] = []
 
@@ -142,7 +142,7 @@ def test_the_callers_own_classes_stay_as_they_are() -> None:
         assert all(vars(Local)[name] is value for name, value in before.items())
 
 
-def test_close_closes_the_callers_envs_too() -> None:
+def test_close_closes_envs_of_the_caller() -> None:
     Home.closed.clear()
     env = make(homes())
     env.reset()
@@ -153,7 +153,7 @@ def test_close_closes_the_callers_envs_too() -> None:
 
 
 @pytest.mark.parametrize("value", [1, 0, None, "yes"])
-def test_the_option_is_a_bool(value: Any) -> None:
+def test_caller_steps_must_be_a_bool(value: Any) -> None:
     with pytest.raises(ArgumentError, match=f"caller_steps={value!r} must be True or False"):
         ParallelEnv(homes(), "subproc", caller_steps=value)
 
@@ -165,7 +165,7 @@ def step_in_a_daemon(pipe: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")  # newer Pythons, of fork
-def test_a_daemonic_process_may_step_by_itself() -> None:
+def test_caller_steps_works_in_a_daemonic_process() -> None:
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
     process = context.Process(target=step_in_a_daemon, args=(theirs,), daemon=True)
@@ -180,7 +180,7 @@ def test_a_daemonic_process_may_step_by_itself() -> None:
 # ---------------------------------------------------------------- send and recv
 
 
-def test_steps_under_way_are_received_once() -> None:
+def test_steps_in_flight_are_received_once() -> None:
     with make(homes()) as env:
         env.reset()
         env.send([1, 2], [4, 0])
@@ -196,7 +196,7 @@ def test_steps_under_way_are_received_once() -> None:
 # ---------------------------------------------------------------- faults
 
 
-def test_a_killed_worker_leaves_the_callers_share_usable() -> None:
+def test_envs_of_the_caller_survive_death_of_a_worker() -> None:
     with make(homes()) as env:
         env.reset()
         os.kill(env.get_env_attr("pid", 0)[0], signal.SIGKILL)
@@ -213,7 +213,7 @@ def test_a_killed_worker_leaves_the_callers_share_usable() -> None:
 
 
 @pytest.mark.parametrize("env_ids", [[0, 2], [4], [1, 3], [0, 1, 2, 3, 4]], ids=str)
-def test_healthy_envs_are_rebuilt_where_they_were(env_ids: list[int]) -> None:
+def test_restart_rebuilds_envs_in_the_same_process(env_ids: list[int]) -> None:
     with make(homes()) as env:
         pids = env.get_env_attr("pid")
         env.reset()
@@ -225,7 +225,7 @@ def test_healthy_envs_are_rebuilt_where_they_were(env_ids: list[int]) -> None:
         assert env.step([1] * NUM_ENVS).states[:, 1].tolist() == [1] * NUM_ENVS
 
 
-def test_of_a_busy_share_of_the_caller_only_what_is_asked_is_rebuilt() -> None:
+def test_restart_of_busy_env_of_the_caller_rebuilds_only_that_env() -> None:
     Home.closed.clear()
     with make(homes()) as env:
         env.reset()
@@ -238,7 +238,7 @@ def test_of_a_busy_share_of_the_caller_only_what_is_asked_is_rebuilt() -> None:
 
 
 @pytest.mark.parametrize("interrupted", [3, 4])  # the caller's first and last
-def test_ctrl_c_in_the_callers_share_leaves_the_others_to_recv(interrupted: int) -> None:
+def test_recv_returns_other_envs_after_ctrl_c_in_env_of_the_caller(interrupted: int) -> None:
     others = [env_id for env_id in range(NUM_ENVS) if env_id != interrupted]
     with make(homes()) as env:
         env.reset()
@@ -255,7 +255,7 @@ def test_ctrl_c_in_the_callers_share_leaves_the_others_to_recv(interrupted: int)
         assert env.step([1] * NUM_ENVS).states[others, 1].tolist() == [2] * 4
 
 
-def test_ctrl_c_in_a_method_of_the_callers_share_drops_its_answer() -> None:
+def test_ctrl_c_in_method_of_env_of_the_caller_drops_its_result() -> None:
     with make(homes()) as env:
         env.reset()
         with pytest.raises(KeyboardInterrupt):
@@ -278,7 +278,7 @@ class Interrupted(deque[Any]):
 
 @pytest.mark.parametrize("is_left", [False, True])
 @pytest.mark.parametrize("mode", ["dummy", "subproc"])
-def test_ctrl_c_between_a_step_and_its_reply_loses_neither(mode: str, is_left: bool) -> None:
+def test_ctrl_c_between_step_and_reply_loses_neither(mode: str, is_left: bool) -> None:
     with make(homes()) if mode == "subproc" else ParallelEnv(homes(), mode, "continue") as env:
         env.reset()
         channel: Any = env.engine.pool._workers[-1].channel

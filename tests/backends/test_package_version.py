@@ -62,13 +62,13 @@ def run(tmp_path: Path, method: str, first: str = "") -> subprocess.CompletedPro
 
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn", "fork"])
-def test_workers_run_the_callers_copy(method: str, tmp_path: Path) -> None:
+def test_workers_import_the_same_copy_of_the_package_as_the_caller(method: str, tmp_path: Path) -> None:
     ended = run(tmp_path, method)
     assert ended.stderr == ""
     assert ended.stdout.split() == [str(tmp_path / "parallelenv" / "__init__.py"), "True"]
 
 
-def test_the_users_fork_server_is_left_alone(tmp_path: Path) -> None:
+def test_fork_server_of_the_user_is_not_modified(tmp_path: Path) -> None:
     ended = run(tmp_path, "forkserver", SERVER_FIRST)
     assert ended.stderr == ""
     assert ended.stdout.split() == [str(tmp_path / "parallelenv" / "__init__.py"), "True", "['this']"]
@@ -92,7 +92,7 @@ def test_actors_need_the_same_version(make_env: MakeEnv, monkeypatch: pytest.Mon
         make_env([Plain])
 
 
-def test_a_copy_in_the_current_folder_is_not_taken(tmp_path: Path) -> None:
+def test_copy_in_the_current_directory_is_not_imported(tmp_path: Path) -> None:
     sources, script = tmp_path / "sources", tmp_path / "script.py"
     shutil.copytree(HERE, sources / "parallelenv", ignore=shutil.ignore_patterns("__pycache__"))
     script.write_text(SCRIPT.format(first=""))

@@ -146,7 +146,7 @@ def test_notebooks_in_jupyterlab(page: Any, address: str, tmp_path: Path) -> Non
     _keep(page, "uncaught.png", uncaught)
 
 
-def test_a_first_look(page: Any, address: str) -> None:
+def test_pictures_of_the_front_page_in_jupyterlab(page: Any, address: str) -> None:
     """The portrait, tiled frames and a progress bar under way; the first two are the picture of the front page."""
     page.set_viewport_size({"width": 1000, "height": 1000})
     notebook = Notebook(page, address, "first_look.ipynb")

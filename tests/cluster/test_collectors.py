@@ -82,7 +82,7 @@ def puts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @ways
-def test_data_of_two_nodes_are_those_of_one_process(nodes: Any, direct: bool) -> None:
+def test_data_of_two_nodes_equal_those_of_one_process(nodes: Any, direct: bool) -> None:
     with (
         on_both(direct) as collectors,
         Collector(InfoEnv, partial(ParallelEnv, [Steady] * 4, "dummy", "restart"), num_steps=60, seed=1) as single,
@@ -109,7 +109,7 @@ def test_weights_are_put_into_the_object_store_once(nodes: Any, puts: list[int])
 
 @pytest.mark.long
 @pytest.mark.parametrize("direct", [True, False])
-def test_when_a_node_dies_its_collector_goes_on_elsewhere(nodes: Any, direct: bool) -> None:
+def test_collector_of_a_lost_node_is_restarted_on_another_node(nodes: Any, direct: bool) -> None:
     with on_both(direct) as collectors:
         weights = np.full(SIZE, 3.0)
         collectors.set_weights(weights)

@@ -60,7 +60,7 @@ def advice(
         ([this_process()], 0.83, {MANY_STEPS, MORE_ENVS}),
     ],
 )
-def test_much_time_in_messages_is_named_with_what_helps(
+def test_advice_on_transport_time_suggests_suitable_remedies(
     seats: list[ProcessInfo], transport: float, ways: set[str]
 ) -> None:
     said = advice(seats, transport)
@@ -69,16 +69,16 @@ def test_much_time_in_messages_is_named_with_what_helps(
 
 
 @pytest.mark.parametrize(("seats", "ways"), [([AWAY, AWAY], {ROLLOUT, FEWER}), ([this_process()], {ROLLOUT})])
-def test_in_rollouts_something_else_helps(seats: list[ProcessInfo], ways: set[str]) -> None:
+def test_advice_on_transport_time_in_rollouts_suggests_other_remedies(seats: list[ProcessInfo], ways: set[str]) -> None:
     said = advice(seats, 0.3, ("step", "rollout"))
     assert "putting rollouts together, take 30% of the time" in said
     assert {way for way in WAYS if way in said} == ways
 
 
-def test_little_time_in_messages_is_all_right() -> None:
+def test_advice_accepts_little_transport_time() -> None:
     assert "all is well" in advice([AWAY, AWAY], 0.19)
 
 
-def test_the_greater_loss_is_named() -> None:
+def test_advice_names_the_greater_loss() -> None:
     assert "workers wait for the slowest of them 25% of the time" in advice([AWAY, AWAY], 0.24, waits=0.25)
     assert "messages and the answers' forms take 30%" in advice([AWAY, AWAY], 0.3, waits=0.25)

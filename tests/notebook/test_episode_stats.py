@@ -65,7 +65,7 @@ class Noting:
 
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("num_envs", [1, 3, 300])
-def test_sums_are_those_of_a_plain_loop(num_envs: int, seed: int) -> None:
+def test_sums_equal_those_of_a_plain_loop(num_envs: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     noting, plain, goes_on = Noting(num_envs), Plain(num_envs), False
     score = noting.score
@@ -126,7 +126,7 @@ def expected(statistics: Any) -> tuple[int, float, float]:
 
 @pytest.mark.parametrize("policy", [None, "idle", "restart", "continue"])
 @pytest.mark.parametrize("align", ["item", "batch"])
-def test_a_pool_counts_as_the_wrapper_for_episodes_does(make_env: MakeEnv, policy: Any, align: Any) -> None:
+def test_episode_stats_equal_those_of_record_episode_statistics(make_env: MakeEnv, policy: Any, align: Any) -> None:
     env = RecordEpisodeStatistics(
         make_env([lambda number=number: Counter(number, 2 + number) for number in range(3)], asynchronous=policy)
     )
@@ -154,7 +154,7 @@ def test_a_pool_counts_as_the_wrapper_for_episodes_does(make_env: MakeEnv, polic
         assert standing.mean_length == pytest.approx(np.mean(lengths))
 
 
-def test_a_rollout_counts_as_its_steps_do(make_env: MakeEnv) -> None:
+def test_rollout_counts_the_same_as_steps(make_env: MakeEnv) -> None:
     fns = [lambda number=number: Counter(number, 3 + number) for number in range(3)]
     env = make_env(fns, asynchronous="restart")
     env.reset(seed=0)
@@ -174,7 +174,7 @@ def test_a_rollout_counts_as_its_steps_do(make_env: MakeEnv) -> None:
 
 
 @pytest.mark.parametrize("policy", [None, "idle", "restart", "continue"])
-def test_whole_episodes_are_counted_once(make_env: MakeEnv, policy: Any) -> None:
+def test_run_episodes_counts_each_episode_once(make_env: MakeEnv, policy: Any) -> None:
     env = make_env([lambda: Counter(0, 3)] * 2, asynchronous=policy)
     found = env.run_episodes(lambda states: [1] * len(states), 7, seed=0, progress=False)
     standing = standing_of(env)
@@ -188,7 +188,7 @@ def test_whole_episodes_are_counted_once(make_env: MakeEnv, policy: Any) -> None
 
 @pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
 @pytest.mark.parametrize("autoreset_mode", ["NextStep", "SameStep"])
-def test_an_adapter_counts_too(make_env: MakeEnv, autoreset_mode: str) -> None:
+def test_steps_through_an_adapter_are_counted(make_env: MakeEnv, autoreset_mode: str) -> None:
     env = make_env([lambda: Counter(0, 3), lambda: Counter(1, 4)])
     vector_env = env.to_gymnasium(autoreset_mode)
     vector_env.reset(seed=0)
@@ -203,7 +203,7 @@ def test_an_adapter_counts_too(make_env: MakeEnv, autoreset_mode: str) -> None:
     assert standing.mean_return == pytest.approx(np.mean(returns))
 
 
-def test_resets_that_are_sent_begin_episodes(make_env: MakeEnv) -> None:
+def test_send_reset_starts_counted_episodes(make_env: MakeEnv) -> None:
     env = make_env([lambda number=number: Counter(number, 2 + number) for number in range(3)], asynchronous="idle")
     env.send_reset()
     for env_ids, result in env.stream(lambda states: [1] * len(states), 60):
@@ -215,7 +215,7 @@ def test_resets_that_are_sent_begin_episodes(make_env: MakeEnv) -> None:
     assert 2 <= standing.mean_length <= 4
 
 
-def test_an_episode_whose_beginning_was_not_seen_is_not_counted(make_env: MakeEnv) -> None:
+def test_episode_without_a_recorded_start_is_not_counted(make_env: MakeEnv) -> None:
     env = make_env([lambda: Counter(0, 3)], asynchronous="restart")
     env.reset(seed=0)
     env.step([1])
@@ -227,7 +227,7 @@ def test_an_episode_whose_beginning_was_not_seen_is_not_counted(make_env: MakeEn
     assert (standing.num_episodes, standing.mean_length) == (1, 3)
 
 
-def test_an_interrupt_while_steps_are_summed_up_counts_none_twice() -> None:
+def test_interrupt_during_summation_counts_no_step_twice() -> None:
     for number in itertools.count(1):
         noting = Noting(2)
         for _ in range(3):

@@ -63,7 +63,7 @@ def noted_steps(profile: Profile) -> dict[int, int]:
 # ---------------------------------------------------------------- what is left out
 
 
-def test_every_host_notes_the_steps_that_the_caller_says(make_env: MakeEnv, leave_out: Callable[[int], None]) -> None:
+def test_every_host_records_the_steps_chosen_by_the_caller(make_env: MakeEnv, leave_out: Callable[[int], None]) -> None:
     leave_out(GAP)
     env = counters(make_env)
     with env.profile() as profile:
@@ -84,7 +84,7 @@ def test_every_host_notes_the_steps_that_the_caller_says(make_env: MakeEnv, leav
     assert f"of the time and {noted} steps of envs" in repr(found)
 
 
-def test_slow_steps_are_all_noted(make_env: MakeEnv) -> None:
+def test_all_slow_steps_are_recorded(make_env: MakeEnv) -> None:
     env = counters(make_env, 2)
     with env.profile() as profile:
         for _ in range(NUM_FIRST + 20):
@@ -95,7 +95,7 @@ def test_slow_steps_are_all_noted(make_env: MakeEnv) -> None:
     assert noted_steps(profile) == {0: NUM_FIRST + 20, 1: NUM_FIRST + 20}
 
 
-def test_most_quick_steps_are_left_out() -> None:
+def test_most_fast_steps_are_skipped() -> None:
     with ParallelEnv([lambda: Counter(0, 1000)] * 2, asynchronous="restart") as env:
         env.reset(seed=0)
         with env.profile() as profile:
@@ -105,7 +105,7 @@ def test_most_quick_steps_are_left_out() -> None:
     assert noted_steps(profile)[1] < 2700
 
 
-def test_it_takes_so_much_of_the_time_as_is_wanted() -> None:
+def test_step_skipping_keeps_the_recording_cost_at_its_target() -> None:
     thinning = StepSkipping()
     assert thinning.left_out(8, 1.01 * COST_OF_COMMAND / ALLOWED, 0, 0) == 0
     for num_envs, num_resets in ((0, 0), (4, 0), (4, 2)):
@@ -116,7 +116,7 @@ def test_it_takes_so_much_of_the_time_as_is_wanted() -> None:
         assert 8 * cost / ((8 + np.mean(gaps)) * seconds) == pytest.approx(WANTED, rel=0.02)
 
 
-def test_a_host_thins_steps_within_a_rollout_by_itself(leave_out: Callable[[int], None]) -> None:
+def test_host_skips_steps_within_a_rollout(leave_out: Callable[[int], None]) -> None:
     leave_out(4)
     num_steps = NUM_FIRST - 1 + 50  # the last one of the first ones stands for five, and so do nine others
     with ParallelEnv([lambda: Counter(0, 1000)] * 2, asynchronous="restart") as env:
@@ -132,7 +132,7 @@ def test_a_host_thins_steps_within_a_rollout_by_itself(leave_out: Callable[[int]
     assert 0 < found.policy_share < 1
 
 
-def test_what_was_sent_before_a_window_is_waited_for(make_env: MakeEnv, leave_out: Callable[[int], None]) -> None:
+def test_sampling_window_waits_for_steps_sent_before(make_env: MakeEnv, leave_out: Callable[[int], None]) -> None:
     leave_out(GAP)
     env = counters(make_env)
     with env.profile() as profile:
@@ -144,7 +144,7 @@ def test_what_was_sent_before_a_window_is_waited_for(make_env: MakeEnv, leave_ou
     assert 0 < sum(noted_steps(profile).values()) < 600
 
 
-def test_a_window_does_not_begin_while_something_is_under_way_that_is_not_noted() -> None:
+def test_sampling_window_starts_only_without_unrecorded_steps_in_flight() -> None:
     with ParallelEnv([lambda: Sleepy(0, 1000)] * 2, "thread", "restart", num_cpus=2) as env:
         env.reset(seed=0)
         sampling = Sampling(env.engine)
@@ -158,7 +158,7 @@ def num_resets(profile: Profile) -> int:
     return sum(len(worker.resets) for worker in profile.recording.workers)
 
 
-def test_a_reset_is_noted_with_its_step(make_env: MakeEnv, leave_out: Callable[[int], None]) -> None:
+def test_autoreset_is_recorded_with_its_step(make_env: MakeEnv, leave_out: Callable[[int], None]) -> None:
     leave_out(GAP)
     env = make_env([lambda: Counter(0, 1)] * 4, num_cpus=2, asynchronous="restart")
     env.reset(seed=0)
@@ -175,7 +175,7 @@ def test_a_reset_is_noted_with_its_step(make_env: MakeEnv, leave_out: Callable[[
 
 
 @pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
-def test_a_reset_in_the_place_of_a_step_is_noted_with_it(make_env: MakeEnv, leave_out: Callable[[int], None]) -> None:
+def test_next_step_reset_is_recorded(make_env: MakeEnv, leave_out: Callable[[int], None]) -> None:
     leave_out(GAP)
     env = make_env([lambda: Counter(0, 1)] * 2, num_cpus=2)
     vector_env = env.to_gymnasium("NextStep")
@@ -188,7 +188,7 @@ def test_a_reset_in_the_place_of_a_step_is_noted_with_it(make_env: MakeEnv, leav
     assert num_resets(profile) == pytest.approx(steps, abs=2 * (1 + NUM_WINDOWS))  # every other one of two envs
 
 
-def test_a_reset_within_a_rollout_is_noted_with_its_step(leave_out: Callable[[int], None]) -> None:
+def test_autoreset_within_a_rollout_is_recorded_with_its_step(leave_out: Callable[[int], None]) -> None:
     leave_out(4)
     with ParallelEnv([lambda: Counter(0, 1)] * 2, asynchronous="restart") as env:
         env.reset(seed=0)
@@ -197,7 +197,7 @@ def test_a_reset_within_a_rollout_is_noted_with_its_step(leave_out: Callable[[in
     assert num_resets(profile) == 2 * (NUM_FIRST - 1 + 10)
 
 
-def test_what_it_costs_to_note_resets_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_skipping_gets_the_number_of_resets_per_host(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
     def note(_: StepSkipping, num_noted: int, seconds: float, *numbers: float) -> int:
@@ -289,13 +289,13 @@ def test_sampling_windows_are_weighted_by_the_time_they_represent() -> None:
     assert found.envs[0].longest == pytest.approx(0.5)
 
 
-def test_nothing_is_said_of_the_caller_where_nothing_was_noted() -> None:
+def test_time_outside_of_windows_is_not_attributed_to_the_caller() -> None:
     recording = made_up()
     assert recording.outside(recording.calls).tolist() == [[0.5, 1.0]]
     assert recording.outside(np.zeros((0, 2))).tolist() == [[0, 1], [8, 9]]
 
 
-def test_time_up_to_a_moment_is_counted() -> None:
+def test_cover_sums_span_time_up_to_a_moment() -> None:
     spans = np.array([[1.0, 2.0], [4.0, 6.0]])
     assert cover(spans, np.array([0, 1.5, 3, 5, 9])).tolist() == [0, 0.5, 1, 2, 3]
     assert cover(np.zeros((0, 2)), np.array([[1.0, 2.0]])).tolist() == [[0, 0]]
@@ -307,13 +307,13 @@ def test_time_up_to_a_moment_is_counted() -> None:
 USE: Use = (5, "step")
 
 
-def test_a_call_of_another_thread_that_is_refused_is_not_noted() -> None:
+def test_refused_call_of_another_thread_is_not_recorded() -> None:
     calls = CallRecorder({"": USE})
     assert calls.setdefault("", (6, "step")) is USE
     assert len(calls) == 0
 
 
-def test_a_call_within_a_call_is_a_part_of_it() -> None:
+def test_nested_call_is_part_of_the_outer_call() -> None:
     user: dict[str, Use] = {}
     calls = CallRecorder(user)
     begin = time.perf_counter()
@@ -368,7 +368,7 @@ def test_recorded_calls_fall_within_sampling_windows(make_env: MakeEnv, leave_ou
 
 
 @pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
-def test_in_a_gap_nothing_is_noted_and_it_is_recorded_all_the_same(
+def test_nothing_is_recorded_in_a_gap_while_profiling_continues(
     make_env: MakeEnv, leave_out: Callable[[int], None]
 ) -> None:
     leave_out(10**6)
@@ -387,9 +387,7 @@ def test_in_a_gap_nothing_is_noted_and_it_is_recorded_all_the_same(
     assert len(profile.recording.windows) == 1
 
 
-def test_an_interrupt_in_the_choice_costs_that_call_and_the_rest_of_the_recording(
-    make_env: MakeEnv, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupt_in_step_skipping_ends_the_recording(make_env: MakeEnv, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: Any) -> int:
         raise KeyboardInterrupt
 
@@ -422,7 +420,7 @@ def test_unfinished_recording_does_not_keep_the_env_alive() -> None:
 # ---------------------------------------------------------------- pictures
 
 
-def test_a_picture_and_a_trace_of_a_sample_have_gaps(leave_out: Callable[[int], None], tmp_path: Path) -> None:
+def test_timeline_and_trace_of_a_sampled_profile_have_gaps(leave_out: Callable[[int], None], tmp_path: Path) -> None:
     leave_out(200)
     with ParallelEnv([lambda: Counter(0, 1000)] * 8, asynchronous="restart") as env:
         env.reset(seed=0)

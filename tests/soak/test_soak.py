@@ -14,7 +14,7 @@ _SECONDS = 60 / len(MODES)
 
 @pytest.mark.long
 @pytest.mark.parametrize("mode", MODES)
-def test_nothing_is_lost_or_mixed_up(mode: str, request: pytest.FixtureRequest) -> None:
+def test_soak_finds_no_wrong_result_and_no_leak(mode: str, request: pytest.FixtureRequest) -> None:
     require_mode(mode, request)
     tally = Course(mode, seed=1, num_envs=32).run(_SECONDS)
     print(format_tallies([tally]))

@@ -44,7 +44,7 @@ def told(answer: Any) -> Any:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_stack_of_wrappers_is_the_same_in_every_mode(make_env: MakeEnv, policy: Any, tmp_path: Path) -> None:
+def test_stacked_wrappers_give_the_same_results_in_every_mode(make_env: MakeEnv, policy: Any, tmp_path: Path) -> None:
     with ParallelEnv(five_env_fns(Counter), asynchronous=policy) as oracle:
         expected = play(oracle, tmp_path)
     found = play(make_env(five_env_fns(Counter), asynchronous=policy, num_cpus=2), tmp_path)
