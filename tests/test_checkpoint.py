@@ -73,19 +73,19 @@ def play(env: ParallelEnv, num_steps: int, seed: int) -> list[Any]:
     return played
 
 
-@pytest.mark.parametrize("policy", ["restart", "continue", "idle", None])
+@pytest.mark.parametrize("done_policy", ["restart", "continue", "idle", None])
 @pytest.mark.parametrize("kind", [Walk, Speaking])
-def test_run_continues_identically_after_load_state(make_env: MakeEnv, mode: str, kind: Any, policy: Any) -> None:
-    if needs_ray(mode) and policy != "restart":
+def test_run_continues_identically_after_load_state(make_env: MakeEnv, mode: str, kind: Any, done_policy: Any) -> None:
+    if needs_ray(mode) and done_policy != "restart":
         pytest.skip("seconds each, and policies are the same code in every mode")
     envs = [partial(limited, kind)] * NUM_ENVS
-    env = make_env(envs, asynchronous=policy, num_cpus=2)
+    env = make_env(envs, asynchronous=done_policy, num_cpus=2)
     env.reset(seed=5)
     play(env, 5, seed=1)
     state = env.save_state()
     reset_infos = env.reset_infos
     expected = play(env, 20, seed=2)
-    other = make_env(envs, asynchronous=policy, num_cpus=2)
+    other = make_env(envs, asynchronous=done_policy, num_cpus=2)
     assert other.load_state(pickle.loads(pickle.dumps(state))) == ()
     assert other.reset_infos == reset_infos
     assert play(other, 20, seed=2) == expected

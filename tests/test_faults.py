@@ -442,8 +442,8 @@ def test_non_dict_info_raises_contract_error(make_env: MakeEnv) -> None:
         def step(self, action: Any) -> Any:
             return self._state(), 0.0, action == RAISE, False, "all is well"
 
-    for policy in (None, "restart"):
-        env = make_env([partial(Chatty, 0)], asynchronous=policy)
+    for done_policy in (None, "restart"):
+        env = make_env([partial(Chatty, 0)], asynchronous=done_policy)
         env.reset()
         with pytest.raises(EnvContractError, match="returned the info 'all is well'; an info is a dict"):
             env.step([RAISE])

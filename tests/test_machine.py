@@ -17,7 +17,7 @@ from samplers import Walks
 from parallelenv import Evaluation, ParallelEnv, TaskPool, registry
 from parallelenv.errors import ParallelEnvError
 from parallelenv.testing.odd_envs import Spaceless, Toolbox
-from parallelenv.testing.scenario import LENGTHS, NUM_ENVS, POLICIES, assert_same, drain, five_env_fns, items
+from parallelenv.testing.scenario import DONE_POLICIES, LENGTHS, NUM_ENVS, assert_same, drain, five_env_fns, items
 
 env_ids = st.lists(st.integers(0, NUM_ENVS - 1), min_size=1, max_size=NUM_ENVS, unique=True)
 seeds = st.none() | st.integers(0, 99)
@@ -247,17 +247,17 @@ def run(machine_type: type[Machine], twins: Twins, mode: str, number: int) -> No
 in_other_modes = pytest.mark.parametrize("word", [word for word in registry.known_modes() if word != "dummy"])
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("done_policy", DONE_POLICIES)
 @in_other_modes
-def test_any_sequence_of_calls_equals_the_oracle(word: str, policy: Any, request: pytest.FixtureRequest) -> None:
+def test_any_sequence_of_calls_equals_the_oracle(word: str, done_policy: Any, request: pytest.FixtureRequest) -> None:
     mode = require_mode(word, request)
-    row, column = registry.known_modes().index(word), POLICIES.index(policy)
+    row, column = registry.known_modes().index(word), DONE_POLICIES.index(done_policy)
     kind, num_cpus = (Toolbox, Spaceless)[(row + column) % 2], 2 + column // 2
 
     def make(word: str) -> ParallelEnv:
-        return ParallelEnv(five_env_fns(kind), word, policy, num_cpus=num_cpus)
+        return ParallelEnv(five_env_fns(kind), word, done_policy, num_cpus=num_cpus)
 
-    run(ToolboxMachine, Twins(make, prepare_toolboxes, mode), mode, row * len(POLICIES) + column)
+    run(ToolboxMachine, Twins(make, prepare_toolboxes, mode), mode, row * len(DONE_POLICIES) + column)
 
 
 @pytest.mark.parametrize("auto", [True, False])

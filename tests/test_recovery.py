@@ -82,7 +82,7 @@ def frail(folder: Path) -> list[Any]:
 
 
 @pytest.fixture(params=["restart", "continue", "idle", None])
-def policy(request: pytest.FixtureRequest, mode: str) -> Any:
+def done_policy(request: pytest.FixtureRequest, mode: str) -> Any:
     if needs_ray(mode) and request.param != "restart":
         pytest.skip("seconds each, and policies are the same code in every mode")
     return request.param
@@ -119,9 +119,9 @@ def births(folder: Path) -> list[int]:
 
 
 def test_exception_truncates_the_episode_and_starts_the_next(
-    make_env: MakeEnv, tmp_path: Path, mode: str, policy: Any
+    make_env: MakeEnv, tmp_path: Path, mode: str, done_policy: Any
 ) -> None:
-    env = make(make_env, tmp_path, mode, asynchronous=policy)
+    env = make(make_env, tmp_path, mode, asynchronous=done_policy)
     env.reset(seed=3)
     env.step(actions())
     result = env.step(actions(e1=RAISE))
@@ -137,21 +137,23 @@ def test_exception_truncates_the_episode_and_starts_the_next(
     assert not any("failure" in info for info in result.infos[[0, 2, 3]])
     assert births(tmp_path) == [1, 2, 1, 1]
     assert env.reset_infos[1] == {"drawn": result.states[1][2]}
-    if policy == "restart":
+    if done_policy == "restart":
         assert result.infos[1]["reset"] is True
         assert result.infos[1]["ended_state"] is None
         assert result.infos[1]["reset_info"] == {"drawn": result.states[1][2]}
-    assert env.all_done() if policy is None else env.done.tolist() == [False, True, False, False]
+    assert env.all_done() if done_policy is None else env.done.tolist() == [False, True, False, False]
 
 
 def test_steps_after_a_failure_follow_the_done_policy(
-    make_env: MakeEnv, tmp_path: Path, mode: str, policy: Any
+    make_env: MakeEnv, tmp_path: Path, mode: str, done_policy: Any
 ) -> None:
-    env = make(make_env, tmp_path, mode, asynchronous=policy)
+    env = make(make_env, tmp_path, mode, asynchronous=done_policy)
     env.reset(seed=3)
     env.step(actions(e1=RAISE))
     states, _, dones, infos = env.step(actions())
-    stepped = {"restart": [2, 1, 2, 2], "continue": [2, 1, 2, 2], "idle": [2, None, 2, 2], None: [None] * 4}[policy]
+    stepped = {"restart": [2, 1, 2, 2], "continue": [2, 1, 2, 2], "idle": [2, None, 2, 2], None: [None] * 4}[
+        done_policy
+    ]
     assert [None if state is None else state[1] for state in states] == stepped
     assert dones.tolist() == [steps is None for steps in stepped]
     assert not any("failure" in info for info in infos)

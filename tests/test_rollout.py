@@ -202,28 +202,28 @@ def check_same(rollout: Rollout, outside: Outside, autoreset: bool) -> None:
 
 
 CASES = [(kind, "restart") for kind in POLICIES] + [
-    (kind, word) for kind in ("array", "text", "dict") for word in ("idle", "continue")
+    (kind, done_policy) for kind in ("array", "text", "dict") for done_policy in ("idle", "continue")
 ]
 
 
 @pytest.mark.parametrize(
-    ("kind", "word"), CASES, ids=[f"{kind}-{word}".replace("array", "box") for kind, word in CASES]
+    ("kind", "done_policy"), CASES, ids=[f"{kind}-{done_policy}".replace("array", "box") for kind, done_policy in CASES]
 )
-def test_rollout_equals_steps_made_outside(make_env: MakeEnv, kind: str, word: Any) -> None:
+def test_rollout_equals_steps_made_outside(make_env: MakeEnv, kind: str, done_policy: Any) -> None:
     if kind == "tensor":
         pytest.importorskip("torch")
     policy = POLICIES[kind]
-    env = make_env(KINDS[kind](), asynchronous=word, num_cpus=2)
+    env = make_env(KINDS[kind](), asynchronous=done_policy, num_cpus=2)
     states = env.reset(seed=3)
-    with ParallelEnv(KINDS[kind](), asynchronous=word) as twin:
+    with ParallelEnv(KINDS[kind](), asynchronous=done_policy) as twin:
         outside = Outside(twin, policy)
         outside.begin(3)
-        outside.run(11, states, list(range(NUM_ENVS)), word == "idle")
+        outside.run(11, states, list(range(NUM_ENVS)), done_policy == "idle")
         rollout = env.rollout(policy, 11)
-        check_same(rollout, outside, word == "restart")
+        check_same(rollout, outside, done_policy == "restart")
         assert_same(twin.done, env.done)
         assert_same(twin.reset_infos, env.reset_infos)
-        if word == "idle":
+        if done_policy == "idle":
             assert env.all_done()
             return
         states = rollout.final_states
@@ -428,12 +428,12 @@ class Recurrent:
         return np.zeros(len(states), int), memory, extras
 
 
-@pytest.mark.parametrize("word", ["restart", "idle"])
+@pytest.mark.parametrize("done_policy", ["restart", "idle"])
 def test_recurrent_policy_gets_its_state_and_done_flags(
-    make_env: MakeEnv, word: str, monkeypatch: pytest.MonkeyPatch
+    make_env: MakeEnv, done_policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rollouts, "_GROWTH", 1)  # chunks of a step each: memory outlasts them
-    env = make_env(counts(2, 3, 5, 1), asynchronous=word, num_cpus=2)
+    env = make_env(counts(2, 3, 5, 1), asynchronous=done_policy, num_cpus=2)
     env.reset()
     rollout = env.rollout(Recurrent(), 9)
     assert set(rollout.extras) == {"count", "done", "wide"}
@@ -675,11 +675,13 @@ def test_death_of_worker_raises_with_other_steps_in_partial(make_env: MakeEnv, f
 
 
 @pytest.mark.usefixtures("_no_delay")
-@pytest.mark.parametrize("word", ["restart", "idle"])
-def test_dead_worker_is_replaced_with_on_failure_restart(make_env: MakeEnv, folder: Path, mode: str, word: str) -> None:
+@pytest.mark.parametrize("done_policy", ["restart", "idle"])
+def test_dead_worker_is_replaced_with_on_failure_restart(
+    make_env: MakeEnv, folder: Path, mode: str, done_policy: str
+) -> None:
     if mode not in CAN_DIE:
         pytest.skip("its workers are not processes")
-    env = make_env(fragile(folder), asynchronous=word, on_failure="restart", num_cpus=2, **two_hosts(mode))
+    env = make_env(fragile(folder), asynchronous=done_policy, on_failure="restart", num_cpus=2, **two_hosts(mode))
     env.reset()
     rollout = env.rollout(At(4, folder, e1=EXIT), 100)
     assert rollout.valid[:, 2:].all()
@@ -693,9 +695,9 @@ def test_dead_worker_is_replaced_with_on_failure_restart(make_env: MakeEnv, fold
         assert rollout.valid[:step, column].all()
         again = rollout.states[:, column, 1][step:][rollout.valid[step:, column]]
         assert again.tolist() == list(range(len(again)))
-        assert (len(again) > 0) == (word == "restart")
+        assert (len(again) > 0) == (done_policy == "restart")
     assert rollout.ended_states[:, 0].tolist() == [0, 1]
-    assert env.done.tolist() == [word == "idle"] * 2 + [False] * 2
+    assert env.done.tolist() == [done_policy == "idle"] * 2 + [False] * 2
 
 
 def test_timeout_raises_with_other_steps_in_partial(make_env: MakeEnv, folder: Path, mode: str) -> None:
@@ -1184,9 +1186,9 @@ def test_any_sequence_of_rollouts_and_steps_equals_steps(make_env: MakeEnv, mode
     if mode.startswith("ray"):
         pytest.skip("an example takes seconds")
     lengths = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=5))
-    word: Any = data.draw(st.sampled_from(["restart", "continue"]))
-    env = make_env(paced(zoo.Pair, lengths), asynchronous=word, num_cpus=2)
-    with ParallelEnv(paced(zoo.Pair, lengths), asynchronous=word) as twin:
+    done_policy: Any = data.draw(st.sampled_from(["restart", "continue"]))
+    env = make_env(paced(zoo.Pair, lengths), asynchronous=done_policy, num_cpus=2)
+    with ParallelEnv(paced(zoo.Pair, lengths), asynchronous=done_policy) as twin:
         env.reset(seed=5)
         states = twin.reset(seed=5)
         for num_steps in data.draw(st.lists(st.integers(0, 9), max_size=5)):
@@ -1198,7 +1200,7 @@ def test_any_sequence_of_rollouts_and_steps_equals_steps(make_env: MakeEnv, mode
             outside = Outside(twin, _of_tuple)
             outside.run(num_steps, states, list(range(len(lengths))), False)
             rollout = env.rollout(_of_tuple, num_steps)
-            check_same(rollout, outside, word == "restart")
+            check_same(rollout, outside, done_policy == "restart")
             states = rollout.final_states
     env.close()
 

@@ -247,10 +247,10 @@ def test_samplers_are_made_in_workers_and_share_nothing(make_pool: MakePool) -> 
     assert env.attr("sampler.log", id=0) == [[]]
 
 
-@pytest.mark.parametrize(("auto", "policy"), [(True, "restart"), (False, "idle")])
-def test_auto_resample_sets_the_done_policy(make_pool: MakePool, auto: bool, policy: str) -> None:
+@pytest.mark.parametrize(("auto", "done_policy"), [(True, "restart"), (False, "idle")])
+def test_auto_resample_sets_the_done_policy(make_pool: MakePool, auto: bool, done_policy: str) -> None:
     env = make_pool(Walks, [{"total": 9}] * 2, auto)
-    assert f"asynchronous={policy!r}" in repr(env)
+    assert f"asynchronous={done_policy!r}" in repr(env)
     env.reset(options=[{"length": 1}, {"length": 3}])
     env.step([1, 1])
     assert env.attr("number", id=0) == [2 if auto else 1]

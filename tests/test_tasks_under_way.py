@@ -12,7 +12,7 @@ from test_exhausted import TOTALS, env_fns, walks
 
 from parallelenv import CLOSE, TERMINATED, ParallelEnv
 from parallelenv.contract.difference import difference
-from parallelenv.testing.scenario import POLICIES, drain
+from parallelenv.testing.scenario import DONE_POLICIES, drain
 
 RESTS = (None, None, True, {"exhausted": True})
 
@@ -32,12 +32,12 @@ def told(env: ParallelEnv) -> list[Any]:
     return [*log, drain(env)]
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("done_policy", DONE_POLICIES)
 @pytest.mark.parametrize("kind", ["plain", "sheet"])
-def test_send_reset_of_an_exhausted_env_equals_the_oracle(make_env: MakeEnv, policy: Any, kind: str) -> None:
-    with ParallelEnv(env_fns(kind), asynchronous=policy) as oracle:
+def test_send_reset_of_an_exhausted_env_equals_the_oracle(make_env: MakeEnv, done_policy: Any, kind: str) -> None:
+    with ParallelEnv(env_fns(kind), asynchronous=done_policy) as oracle:
         expected = told(oracle)
-    found = told(make_env(env_fns(kind), asynchronous=policy, num_cpus=2))
+    found = told(make_env(env_fns(kind), asynchronous=done_policy, num_cpus=2))
     assert difference(expected, found) is None, difference(expected, found)
 
 

@@ -16,10 +16,19 @@ from parallelenv.rollouts.stream import CLOSE, RESET, TERMINATED
 from parallelenv.testing.base import Contract, Make
 from parallelenv.testing.envs import Counter
 from parallelenv.testing.odd_envs import FailingEnv, Sleeper, TroubleError
-from parallelenv.testing.scenario import KINDS, LENGTHS, NUM_ENVS, POLICIES, Actions, assert_same, drain, five_env_fns
+from parallelenv.testing.scenario import (
+    DONE_POLICIES,
+    KINDS,
+    LENGTHS,
+    NUM_ENVS,
+    Actions,
+    assert_same,
+    drain,
+    five_env_fns,
+)
 
 ONES = [1] * NUM_ENVS
-policies = pytest.mark.parametrize("policy", POLICIES)
+done_policies = pytest.mark.parametrize("done_policy", DONE_POLICIES)
 
 
 class AsyncContract(Contract):
@@ -28,10 +37,10 @@ class AsyncContract(Contract):
     # ---------------------------------------------------------------- resets in flight
 
     @pytest.mark.parametrize("kind", ["array", "dict", "mixed"])
-    @policies
-    def test_send_reset_results_are_received(self, kind: str, policy: Any, make: Make, make_oracle: Make) -> None:
+    @done_policies
+    def test_send_reset_results_are_received(self, kind: str, done_policy: Any, make: Make, make_oracle: Make) -> None:
         """First state, reward 0, not done, and the info of the reset; then everything as after a reset."""
-        env, oracle = make(KINDS[kind](), policy), make_oracle(KINDS[kind](), policy)
+        env, oracle = make(KINDS[kind](), done_policy), make_oracle(KINDS[kind](), done_policy)
         options = [None if number == 1 else {"try": number} for number in range(NUM_ENVS)]  # `Old` has none
         first, actions = oracle.reset(seed=5, options=options), Actions(oracle, 1).draw(range(NUM_ENVS))
         env.send_reset(seed=5, options=options)
@@ -44,10 +53,10 @@ class AsyncContract(Contract):
         for _ in range(4):
             assert_same(oracle.step(actions).rewards, env.step(actions).rewards)
 
-    @policies
-    def test_steps_and_resets_can_be_in_flight_together(self, policy: Any, make: Make, make_oracle: Make) -> None:
+    @done_policies
+    def test_steps_and_resets_can_be_in_flight_together(self, done_policy: Any, make: Make, make_oracle: Make) -> None:
         """Each delays only its own env, and a reset env is at its first state."""
-        env, oracle = make(five_env_fns(Counter), policy), make_oracle(five_env_fns(Counter), policy)
+        env, oracle = make(five_env_fns(Counter), done_policy), make_oracle(five_env_fns(Counter), done_policy)
         for one in (env, oracle):
             one.reset(seed=1)
             one.step(ONES)
@@ -58,7 +67,7 @@ class AsyncContract(Contract):
         for row, env_id in enumerate([4, 0, 2]):
             assert_same(expected.states[row], landed[env_id][0])
             assert landed[env_id][2] == expected.dones[row]
-            assert not landed[env_id][3].get("reset") or policy == "restart"
+            assert not landed[env_id][3].get("reset") or done_policy == "restart"
         again = oracle.reset([3, 1], seed=9)
         assert_same([again[0], again[1]], [landed[3][0], landed[1][0]])
         assert landed[3][1:3] == (0.0, False)
@@ -111,10 +120,10 @@ class AsyncContract(Contract):
 
     # ---------------------------------------------------------------- pauses
 
-    @policies
-    def test_pause_lets_requests_in_flight_finish(self, policy: Any, make: Make, make_oracle: Make) -> None:
+    @done_policies
+    def test_pause_lets_requests_in_flight_finish(self, done_policy: Any, make: Make, make_oracle: Make) -> None:
         """Requests in flight continue and are received; then it is left out until it is resumed."""
-        env, oracle = make(five_env_fns(Counter), policy), make_oracle(five_env_fns(Counter), policy)
+        env, oracle = make(five_env_fns(Counter), done_policy), make_oracle(five_env_fns(Counter), done_policy)
         for one in (env, oracle):
             one.reset(seed=2)
             one.step(ONES)
@@ -164,17 +173,19 @@ class AsyncContract(Contract):
             env.send([1], env_id)
         assert counts.min() >= 3, counts
 
-    @policies
-    def test_stream_steps_envs_as_they_become_ready(self, policy: Any, make: Make, make_oracle: Make) -> None:
+    @done_policies
+    def test_stream_steps_envs_as_they_become_ready(self, done_policy: Any, make: Make, make_oracle: Make) -> None:
         """The sequence of each env is the same in every mode; the number of steps is as requested."""
-        kinds = [partial(Counter, number, 99 if policy is None else length) for number, length in enumerate(LENGTHS)]
-        played = [_streamed(one(kinds, policy)) for one in (make_oracle, make)]
+        kinds = [
+            partial(Counter, number, 99 if done_policy is None else length) for number, length in enumerate(LENGTHS)
+        ]
+        played = [_streamed(one(kinds, done_policy)) for one in (make_oracle, make)]
         for env_id in range(NUM_ENVS):
             expected, found = played[0][env_id], played[1][env_id]
             shared = min(len(expected), len(found))
             assert_same(expected[:shared], found[:shared], f"env {env_id} ")
         total = sum(map(len, played[1].values()))
-        assert total == (sum(LENGTHS) if policy == "idle" else 60)
+        assert total == (sum(LENGTHS) if done_policy == "idle" else 60)
 
     def test_stream_can_be_continued_after_break(self, make: Make) -> None:
         """Nothing in flight is lost, and the loop body may pause, resume and reset."""
@@ -198,10 +209,10 @@ class AsyncContract(Contract):
 
     # ---------------------------------------------------------------- one at a time
 
-    @policies
-    def test_get_state_and_send_action_drive_one_env_at_a_time(self, policy: Any, make: Make) -> None:
+    @done_policies
+    def test_get_state_and_send_action_drive_one_env_at_a_time(self, done_policy: Any, make: Make) -> None:
         """Until every env has been left out: it ended twice or, with automatic restarts, made ten steps."""
-        env = make(five_env_fns(Counter), policy)
+        env = make(five_env_fns(Counter), done_policy)
         env.send_reset()
         ends: Tally[int] = Tally()
         steps: Tally[int] = Tally()
@@ -222,9 +233,9 @@ class AsyncContract(Contract):
                 env.send_action(1, env_id)
         with pytest.raises(NothingInFlightError):
             env.get_state()
-        if policy == "restart":
+        if done_policy == "restart":
             assert not ends.total()
-        elif policy is not None:
+        elif done_policy is not None:
             assert [steps[env_id] for env_id in range(NUM_ENVS)] == [min(2 * length, 10) for length in LENGTHS]
 
     def test_get_state_timeout_returns_none_and_loses_no_result(self, make: Make) -> None:
@@ -262,13 +273,13 @@ class AsyncContract(Contract):
 
     # ---------------------------------------------------------------- whole episodes
 
-    @policies
+    @done_policies
     def test_run_episodes_gives_the_same_episodes_in_every_mode(
-        self, policy: Any, make: Make, make_oracle: Make
+        self, done_policy: Any, make: Make, make_oracle: Make
     ) -> None:
         """Each env plays its share, whatever its episodes are like; then it needs a reset."""
         played: list[Any] = []
-        for one in (make_oracle(five_env_fns(Counter), policy), make(five_env_fns(Counter), policy)):
+        for one in (make_oracle(five_env_fns(Counter), done_policy), make(five_env_fns(Counter), done_policy)):
             one.reset(seed=4)
             one.pause(3)
             found = one.run_episodes(_repeat, 9, seed=6, progress=False)

@@ -44,13 +44,13 @@ def scribble(value: Any) -> None:
 class OwnershipContract(Contract):
     """Results belong to the caller, arguments are not changed, and envs keep their own data."""
 
-    @pytest.mark.parametrize(("kind", "policy"), [("array", "restart"), ("dict", "idle"), ("mixed", "restart")])
+    @pytest.mark.parametrize(("kind", "done_policy"), [("array", "restart"), ("dict", "idle"), ("mixed", "restart")])
     def test_writing_into_results_does_not_change_later_results(
-        self, kind: str, policy: Any, make: Make, make_oracle: Make
+        self, kind: str, done_policy: Any, make: Make, make_oracle: Make
     ) -> None:
         """Writing into results does not change later ones."""
         records = []
-        for env, writes in ((make(KINDS[kind](), policy), True), (make_oracle(KINDS[kind](), policy), False)):
+        for env, writes in ((make(KINDS[kind](), done_policy), True), (make_oracle(KINDS[kind](), done_policy), False)):
             record = AnswerRecord()
             record.add("reset", env.reset(seed=3))
             action = [0.5 if space is None else _first_action(space) for space in env.action_spaces]

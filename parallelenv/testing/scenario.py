@@ -19,7 +19,7 @@ from parallelenv.results import StepBatch, StepResult
 from parallelenv.testing import envs as zoo
 
 NUM_ENVS = 5
-POLICIES = (None, "idle", "restart", "continue")
+DONE_POLICIES = (None, "idle", "restart", "continue")
 LENGTHS = (4, 7, 3, 6, 4)  # two end at the same time
 _TURNS = 13
 

@@ -13,10 +13,10 @@ from parallelenv.testing.base import Contract, Make, all_forms
 from parallelenv.testing.envs import Counter, Old, Sheet
 from parallelenv.testing.odd_envs import Witness
 from parallelenv.testing.scenario import (
+    DONE_POLICIES,
     KINDS,
     LENGTHS,
     NUM_ENVS,
-    POLICIES,
     Actions,
     asked,
     assert_same,
@@ -51,12 +51,12 @@ class StepContract(Contract):
         """Bit for bit, for all kinds of envs, done policies, forms of ``id`` and numbers of workers."""
         if kind == "tensor":
             pytest.importorskip("torch")
-        for policy, num_cpus in self._combinations(kind):
-            with make(KINDS[kind](), policy, num_cpus=num_cpus) as env:
+        for done_policy, num_cpus in self._combinations(kind):
+            with make(KINDS[kind](), done_policy, num_cpus=num_cpus) as env:
                 found = play(env)
-            context = f"asynchronous={policy!r}, num_cpus={num_cpus}, "
+            context = f"asynchronous={done_policy!r}, num_cpus={num_cpus}, "
             found.check_unchanged(context)
-            found.assert_equals(play(make_oracle(KINDS[kind](), policy)), context)
+            found.assert_equals(play(make_oracle(KINDS[kind](), done_policy)), context)
 
     def _combinations(self, kind: str) -> list[tuple[Any, int]]:
         """Return done policies and numbers of workers to test; five envs divide unevenly by two and by three."""
@@ -65,7 +65,7 @@ class StepContract(Contract):
         row = list(KINDS).index(kind)
         if self.starts_slowly:
             return [("restart", 3 if row == 0 else 2), ((None, "idle", "continue")[row % 3], 1)]
-        return [(policy, 1 + (row + column) % 3) for column, policy in enumerate(POLICIES)]
+        return [(done_policy, 1 + (row + column) % 3) for column, done_policy in enumerate(DONE_POLICIES)]
 
     def test_rollout_equals_that_of_the_oracle(self, make: Make, make_oracle: Make) -> None:
         """Bit for bit, for a recurrent policy, including later calls."""

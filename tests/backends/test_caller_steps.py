@@ -19,7 +19,7 @@ from parallelenv.testing import BackendContract
 from parallelenv.testing.base import Make
 from parallelenv.testing.envs import Counter, SteppedEnv
 from parallelenv.testing.odd_envs import Interrupter, Sleeper
-from parallelenv.testing.scenario import KINDS, NUM_ENVS, POLICIES, assert_same, drain, five_env_fns, play
+from parallelenv.testing.scenario import DONE_POLICIES, KINDS, NUM_ENVS, assert_same, drain, five_env_fns, play
 
 HERE = os.getpid()
 INTERRUPT = 4  # an action
@@ -88,8 +88,8 @@ def homes(num_envs: int = NUM_ENVS) -> list[Any]:
     return [partial(Home, number) for number in range(num_envs)]
 
 
-def make(envs: Any, policy: Any = "continue", num_cpus: int = 2) -> ParallelEnv:
-    return ParallelEnv(envs, "subproc", policy, num_cpus, caller_steps=True)
+def make(envs: Any, done_policy: Any = "continue", num_cpus: int = 2) -> ParallelEnv:
+    return ParallelEnv(envs, "subproc", done_policy, num_cpus, caller_steps=True)
 
 
 # ---------------------------------------------------------------- who lives where
@@ -105,10 +105,13 @@ def test_caller_steps_the_last_and_smallest_share(num_cpus: int, ours: list[int]
 
 
 @pytest.mark.parametrize("num_cpus", [2, 3])
-@pytest.mark.parametrize("policy", POLICIES)
-def test_results_equal_those_of_dummy_mode(policy: Any, num_cpus: int) -> None:
+@pytest.mark.parametrize("done_policy", DONE_POLICIES)
+def test_results_equal_those_of_dummy_mode(done_policy: Any, num_cpus: int) -> None:
     for kind in ("registered", "mixed"):
-        with make(KINDS[kind](), policy, num_cpus) as env, ParallelEnv(KINDS[kind](), "dummy", policy) as oracle:
+        with (
+            make(KINDS[kind](), done_policy, num_cpus) as env,
+            ParallelEnv(KINDS[kind](), "dummy", done_policy) as oracle,
+        ):
             play(env).assert_equals(play(oracle), f"{kind}, ")
 
 

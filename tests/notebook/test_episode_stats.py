@@ -124,18 +124,20 @@ def expected(statistics: Any) -> tuple[int, float, float]:
     return len(statistics.returns), float(np.mean(statistics.returns)), float(np.mean(statistics.lengths))
 
 
-@pytest.mark.parametrize("policy", [None, "idle", "restart", "continue"])
+@pytest.mark.parametrize("done_policy", [None, "idle", "restart", "continue"])
 @pytest.mark.parametrize("align", ["item", "batch"])
-def test_episode_stats_equal_those_of_record_episode_statistics(make_env: MakeEnv, policy: Any, align: Any) -> None:
+def test_episode_stats_equal_those_of_record_episode_statistics(
+    make_env: MakeEnv, done_policy: Any, align: Any
+) -> None:
     env = RecordEpisodeStatistics(
-        make_env([lambda number=number: Counter(number, 2 + number) for number in range(3)], asynchronous=policy)
+        make_env([lambda number=number: Counter(number, 2 + number) for number in range(3)], asynchronous=done_policy)
     )
     returns: list[float] = []
     lengths: list[int] = []
     env.reset(seed=0)
     for step in range(30):
-        if policy != "restart" and step % 5 == 4:
-            env.reset([0, 1, 2] if policy is None else [1, 2])
+        if done_policy != "restart" and step % 5 == 4:
+            env.reset([0, 1, 2] if done_policy is None else [1, 2])
         for info in (
             [info for _, _, _, info in env.step([1] * 3, align="batch")]
             if align == "batch"
@@ -146,7 +148,7 @@ def test_episode_stats_equal_those_of_record_episode_statistics(make_env: MakeEn
                 lengths.append(info["episode"]["l"])
     standing = standing_of(env.unwrapped)
     assert len(returns) > 3
-    if policy is None:  # the wrapper tells of those, too, whom the end of another has ended
+    if done_policy is None:  # the wrapper tells of those, too, whom the end of another has ended
         assert standing.num_episodes <= len(returns)
     else:
         assert standing.num_episodes == len(returns)
@@ -173,9 +175,9 @@ def test_rollout_counts_the_same_as_steps(make_env: MakeEnv) -> None:
     assert rolled.mean_length == pytest.approx(stepped.mean_length)
 
 
-@pytest.mark.parametrize("policy", [None, "idle", "restart", "continue"])
-def test_run_episodes_counts_each_episode_once(make_env: MakeEnv, policy: Any) -> None:
-    env = make_env([lambda: Counter(0, 3)] * 2, asynchronous=policy)
+@pytest.mark.parametrize("done_policy", [None, "idle", "restart", "continue"])
+def test_run_episodes_counts_each_episode_once(make_env: MakeEnv, done_policy: Any) -> None:
+    env = make_env([lambda: Counter(0, 3)] * 2, asynchronous=done_policy)
     found = env.run_episodes(lambda states: [1] * len(states), 7, seed=0, progress=False)
     standing = standing_of(env)
     assert (standing.num_episodes, standing.mean_length) == (7, 3)

@@ -91,9 +91,9 @@ without_ffmpeg = pytest.mark.usefixtures("as_webp")
 
 
 @without_ffmpeg
-@pytest.mark.parametrize("policy", [None, "restart"])
-def test_film_shows_all_envs_after_each_step(make_env: MakeEnv, policy: Any) -> None:
-    env = lamps(make_env, 0, 1, 2, asynchronous=policy, num_cpus=2)
+@pytest.mark.parametrize("done_policy", [None, "restart"])
+def test_film_shows_all_envs_after_each_step(make_env: MakeEnv, done_policy: Any) -> None:
+    env = lamps(make_env, 0, 1, 2, asynchronous=done_policy, num_cpus=2)
     film = env.record(stay, 6, seed=0, progress=False)
     frames = frames_of(film.data)
     assert film.num_frames == len(frames) == 7

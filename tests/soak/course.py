@@ -123,10 +123,10 @@ class Course:
     # ---------------------------------------------------------------- pools
 
     def _make_pool(self) -> None:
-        policy, is_tough, options = self._draw_options()
+        done_policy, is_tough, options = self._draw_options()
         self._note(f"a pool with {self._options}")
         env = self._caller.make(partial(self._make_env, options))
-        ledger = Ledger(self._num_envs, policy, is_tough, self._tally)
+        ledger = Ledger(self._num_envs, done_policy, is_tough, self._tally)
         self._client = Client(env, ledger, self._caller)
         self._player = Player(self._client, self._mode, self._timeout, self._tokens, self._tally)
 
@@ -135,11 +135,11 @@ class Course:
         return ParallelEnv(env_fns, self._mode, timeout=self._timeout, **options)
 
     def _draw_options(self) -> tuple[str | None, bool, dict[str, Any]]:
-        """Return policy, whether the pool restarts failed envs, and all options."""
+        """Return the done policy, whether the pool restarts failed envs, and all options."""
         dice = self._adversary.dice("pool", self._tally.turns)
-        policy, on_failure = dice.choice((None, "idle", "restart", "continue")), dice.choice(("raise", "restart"))
+        done_policy, on_failure = dice.choice((None, "idle", "restart", "continue")), dice.choice(("raise", "restart"))
         options = {
-            "asynchronous": policy,
+            "asynchronous": done_policy,
             "on_failure": on_failure,
             "max_restarts": dice.choice((2, 10, 1000)),
             "copy": dice.choice((True, True, False)),
@@ -150,7 +150,7 @@ class Course:
         if self._mode == "ray-subproc":
             options["hosts_per_node"] = dice.choice((1, 2))
         self._options = str(options)
-        return policy, on_failure == "restart", options
+        return done_policy, on_failure == "restart", options
 
     def _make_in_vain(self) -> None:
         """Make a second pool, which is interrupted; what it leaves shows at the end."""

@@ -20,15 +20,15 @@ class Ledger:
 
     Args:
         num_envs: Number of envs.
-        policy: The pool's.
+        done_policy: The done policy of the pool.
         is_tough: Whether the pool restarts failed envs itself.
         tally: Where to count.
     """
 
-    def __init__(self, num_envs: int, policy: str | None, is_tough: bool, tally: Tally) -> None:
+    def __init__(self, num_envs: int, done_policy: str | None, is_tough: bool, tally: Tally) -> None:
         self.accounts = [Account(env_id) for env_id in range(num_envs)]
-        self._policy = policy
-        self._skips_done = policy in (None, "idle")
+        self._done_policy = done_policy
+        self._skips_done = done_policy in (None, "idle")
         self.is_tough = is_tough
         self._tally = tally
 
@@ -78,7 +78,7 @@ class Ledger:
 
     def _advance(self, account: Account, flight: Flight, row: Row) -> None:
         ends = flight.deed in ENDINGS
-        restarts = ends and self._policy == "restart"
+        restarts = ends and self._done_policy == "restart"
         state = row.info.get("ended_state") if restarts else row.state
         step = account.step + 1
         self._check_state(account, state, (account.birth, account.episode, step, flight.token), row)
@@ -86,7 +86,7 @@ class Ledger:
         flags = (flight.deed in (END, STUMBLE), flight.deed == CUT)
         demand((row.terminated, row.truncated) == flags, f"flags {flags} were expected:", row)
         demand(row.info.get("token") == (flight.token if speaks(step) else None), "another step's info:", row)
-        demand(row.info.get("reset") == (restarts if self._policy == "restart" else None), "info['reset']:", row)
+        demand(row.info.get("reset") == (restarts if self._done_policy == "restart" else None), "info['reset']:", row)
         account.step = step
         self._tally.transitions += 1
         if restarts:
@@ -103,8 +103,8 @@ class Ledger:
         account.pid = int(found[PID])
 
     def _end(self, account: Account) -> None:
-        """Note the end of an episode, as the policy says."""
-        ended = self.accounts if self._policy is None else [account]
+        """Note the end of an episode, as the done policy says."""
+        ended = self.accounts if self._done_policy is None else [account]
         for other in ended:
             other.is_over = self._skips_done
 

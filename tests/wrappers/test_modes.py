@@ -12,7 +12,7 @@ from conftest import MakeEnv
 from parallelenv import ParallelEnv
 from parallelenv.contract.difference import difference
 from parallelenv.testing.envs import Counter
-from parallelenv.testing.scenario import POLICIES, Actions, five_env_fns
+from parallelenv.testing.scenario import DONE_POLICIES, Actions, five_env_fns
 from parallelenv.wrappers import CheckFinite, NormalizeRewards, NormalizeStates, RecordEpisodeStatistics, StackStates
 
 
@@ -43,9 +43,11 @@ def told(answer: Any) -> Any:
     return answer
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_stacked_wrappers_give_the_same_results_in_every_mode(make_env: MakeEnv, policy: Any, tmp_path: Path) -> None:
-    with ParallelEnv(five_env_fns(Counter), asynchronous=policy) as oracle:
+@pytest.mark.parametrize("done_policy", DONE_POLICIES)
+def test_stacked_wrappers_give_the_same_results_in_every_mode(
+    make_env: MakeEnv, done_policy: Any, tmp_path: Path
+) -> None:
+    with ParallelEnv(five_env_fns(Counter), asynchronous=done_policy) as oracle:
         expected = play(oracle, tmp_path)
-    found = play(make_env(five_env_fns(Counter), asynchronous=policy, num_cpus=2), tmp_path)
+    found = play(make_env(five_env_fns(Counter), asynchronous=done_policy, num_cpus=2), tmp_path)
     assert difference(expected, found) is None, difference(expected, found)
