@@ -22,7 +22,7 @@ from parallelenv.worker.row_writer import RowWriter
 
 
 class Channel(CallerChannel):
-    """A sound channel, with places for faults."""
+    """A correct channel, with hooks for faults."""
 
     host_class: ClassVar[type[Host]] = Host
 
@@ -119,7 +119,7 @@ class AnswersLate(Channel):
 
 
 class WrongNumbers(Channel):
-    """Loses count after the envs are built."""
+    """Numbers the envs wrongly after they are built."""
 
     def alter_reply(self, reply: Reply) -> Reply:
         if self.batch is not None:
@@ -184,7 +184,7 @@ class NeverRestarts(Channel):
 
 
 class LosesInfos(Channel):
-    """Says nothing of the first env of every reply."""
+    """Drops the info of the first env of every reply."""
 
     def alter_reply(self, reply: Reply) -> Reply:
         if self.batch is not None and reply.values:
@@ -206,7 +206,7 @@ class GivesViewsOfActions(Channel):
 
 
 class HidesDefaults(Channel):
-    """Answers ``None`` where there is no attribute."""
+    """Returns ``None`` for absent attributes."""
 
     class _Host(Host):
         def get(self, env_id: int, argument: Any, lookup: Lookup) -> Any:
@@ -226,7 +226,7 @@ class OnlyOutermost(Channel):
 
 
 class Backend(DummyBackend):
-    """A sound backend with two hosts and faulty channels."""
+    """A correct backend with two hosts and faulty channels."""
 
     channel_class: ClassVar[type[Channel]] = Channel
 
@@ -261,7 +261,7 @@ class HurriesChannel(ThreadChannel):
 
 
 class Hurries(ThreadBackend):
-    """Sends to the first host before it knows that the second can be sent to."""
+    """Sends to the first host before the message to the second is packed."""
 
     channel_class = HurriesChannel
 

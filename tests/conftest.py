@@ -1,4 +1,4 @@
-"""What every test gets: the mode under test, envs that are closed again, and a look for leaks."""
+"""Fixtures of all tests: the mode under test, envs that are closed afterwards, and checks for leaks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ hypothesis.settings.load_profile("short")
 MakeEnv = Callable[..., ParallelEnv]
 MakePool = Callable[..., TaskPool]
 
-PATIENCE = 2.0  # seconds that what is ending gets to be gone
+PATIENCE = 2.0  # seconds that ending processes and threads have to exit
 # Variables of pytest, of Ray when it starts, and of tensorboardX, Tianshou, RLlib and PyTorch when they are imported.
 _SET_BY_OTHERS = (
     "PYTEST_CURRENT_TEST",
@@ -43,7 +43,7 @@ _SET_BY_OTHERS = (
 )
 _RAY_DESCRIPTORS = 8  # connections that Ray opens and closes when it likes
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a job in the background: no test could be interrupted
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a background job: no test could be interrupted
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -106,7 +106,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Let several processes begin with what takes long, so that they end at the same time."""
+    """Let parallel test processes start with the slow tests, so that they end at the same time."""
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: (not _is_of_ray(item.name), item.get_closest_marker("slow") is None))
 
@@ -126,7 +126,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[None]:
-    """Ray, started once; envs of the Ray modes join it."""
+    """Start Ray once; envs of the Ray modes join it."""
     import ray
 
     with warnings.catch_warnings():
@@ -196,7 +196,7 @@ def make_pool(mode: str) -> Iterator[MakePool]:
 
 @pytest.fixture(autouse=True)
 def no_leaks() -> Iterator[None]:
-    """Fail a test that leaves a process, a thread, a descriptor or shared memory behind."""
+    """Fail a test that leaks a process, a thread, a descriptor or shared memory."""
     before = _Holdings()
     yield
     deadline = time.monotonic() + PATIENCE
@@ -211,7 +211,7 @@ def no_leaks() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def unchanged_process() -> Iterator[None]:
-    """Fail a test that leaves something changed in this thread, or in what the whole process shares."""
+    """Fail a test that does not restore the settings of this thread or process."""
     before = _settings()
     yield
     now = _settings()
@@ -222,7 +222,7 @@ def unchanged_process() -> Iterator[None]:
 
 
 def _settings() -> dict[str, Any]:
-    """Return what a test must leave as it was."""
+    """Return the settings that a test must restore."""
     environment = {f"${name}": value for name, value in os.environ.items() if not name.startswith(_SET_BY_OTHERS)}
     # Libraries add filters of their own warnings, by text or by class, when they are imported.
     filters = [one for one in warnings.filters if one[1] is None and one[2].__module__ in ("builtins", errors.__name__)]
@@ -237,7 +237,7 @@ def _settings() -> dict[str, Any]:
 
 
 class _Holdings:
-    """What this process has now."""
+    """The resources that this process has now."""
 
     def __init__(self) -> None:
         self.processes = _processes()
@@ -248,12 +248,12 @@ class _Holdings:
         self.singletons = (self.ray_runs, *_helper_pids())
 
     def that_stay(self, earlier: _Holdings) -> _Holdings:
-        """Return this without shared memory that was not there: tests beside us make some, and it comes and goes."""
+        """Return this without new shared memory: tests in other processes create and remove some."""
         self.shared = {name: target for name, target in self.shared.items() if name in earlier.shared}
         return self
 
     def beyond(self, before: _Holdings) -> list[str]:
-        """Return what is here that was not before, one line each."""
+        """Return the resources that were not there before, one line each."""
         leaks = [f"process {pid} ({what})" for pid, what in self.processes.items() if pid not in before.processes]
         leaks += [f"thread {thread.name}" for thread in self.threads - before.threads]
         leaks += [f"/dev/shm/{name}" for name in self.shared.keys() - before.shared.keys()]
@@ -276,7 +276,7 @@ def _processes() -> dict[int, str]:
 
 
 def _command(process: psutil.Process) -> str:
-    """Return a process's command line; of a dead child of another process nothing, for that is not ours."""
+    """Return a process's command line; nothing for a dead child of another process."""
     if process.status() == psutil.STATUS_ZOMBIE:
         return "a zombie" if process.ppid() == os.getpid() else ""
     try:
@@ -298,7 +298,7 @@ def _helper_pids() -> tuple[int | None, ...]:
 
 
 def fork_server_pids() -> tuple[int, ...]:
-    """Return the ids of the processes that workers are forked from, and of those that these are forked from."""
+    """Return the ids of the fork servers, and of the processes that these are forked from."""
     found: dict[int, None] = {}
     for server in (SERVERS.root, *SERVERS.servers):
         line: list[Any] = [server] if server is not None else []

@@ -1,4 +1,4 @@
-"""How envs are dealt out to hosts, and cores to them."""
+"""Distribution of envs to hosts, and of cores to envs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Resets that are sent, streams, evaluation, shared arrays: what is refused, what fails, what it costs the others."""
+"""Sent resets, streams, evaluation and shared arrays: refused arguments, failures and cost."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def ones(states: Any) -> Any:
 
 @pytest.fixture
 def env(make_env: MakeEnv) -> ParallelEnv:
-    """Three envs that have been reset."""
+    """Three envs after a reset."""
     env = make_env(COUNTERS, asynchronous="restart", num_cpus=2)
     env.reset(seed=1)
     return env
@@ -82,7 +82,7 @@ def test_type_checker_infers_result_type_from_align(env: ParallelEnv) -> None:
     assert {type(one) for one in batches} == {StepBatch}
 
 
-# ---------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------- refused arguments
 
 
 @nearby
@@ -139,7 +139,7 @@ def test_shared_is_refused_by_a_backend_without_share() -> None:
     class Plain(DummyBackend):
         share = None  # type: ignore[assignment]
 
-    with ParallelEnv(COUNTERS, Plain):  # which needs none
+    with ParallelEnv(COUNTERS, Plain):  # without shared arrays
         pass
     with pytest.raises(ArgumentError, match=r"shared=\['a'\] was given, but Plain has no share\(\)"):
         ParallelEnv(COUNTERS, Plain, shared={"a": np.zeros(2)})
@@ -273,7 +273,7 @@ def test_views_stay_valid_during_the_loop_body_of_a_stream(make_env: MakeEnv) ->
     env.reset(seed=1)
     for _, result in env.stream(ones, 12, min_envs=3):
         before = result.states.copy()
-        env.get_env_attr("number")  # whoever is asked now has stepped
+        env.get_env_attr("number")  # these envs have already stepped
         assert_same(before, result.states)
 
 
@@ -493,7 +493,7 @@ def test_array_rewards_are_summed_per_component(make_env: MakeEnv) -> None:
 
 
 class Paid(Counter):
-    """Gives whatever reward it is told to."""
+    """Returns a given reward."""
 
     def __init__(self, *rewards: Any) -> None:
         super().__init__(length=len(rewards))
@@ -540,7 +540,7 @@ def test_evaluation_reports_episodes_truncated_by_failures(make_env: MakeEnv, tm
         return [GO_ON, action if next(calls) % 4 == 2 else GO_ON][: len(states)]
 
     calls = iter(range(9))
-    with pytest.raises(StopIteration) as caught:  # the other one never ends
+    with pytest.raises(StopIteration) as caught:  # the other env never ends
         env.run_episodes(act, 4, progress=False)
     found: Evaluation = caught.value.partial  # type: ignore[attr-defined]
     assert found.env_ids.tolist() == [1, 1]
@@ -549,11 +549,11 @@ def test_evaluation_reports_episodes_truncated_by_failures(make_env: MakeEnv, tm
     assert all(isinstance(info["failure"], kind) for info in found.infos)
 
 
-# ---------------------------------------------------------------- where an env is
+# ---------------------------------------------------------------- worker info
 
 
 class Nested(Counter):
-    """Has envs of its own, and asks where it is after they were stepped."""
+    """Steps its own envs, and then calls get_worker_info()."""
 
     def step(self, action: int) -> Any:
         with ParallelEnv([Asking] * 2) as inner:
@@ -581,7 +581,7 @@ def test_nested_envs_have_distinct_worker_infos(make_env: MakeEnv) -> None:
 
 
 class Curious(Counter):
-    """Cannot be made where nobody can be asked."""
+    """Needs worker info in its constructor."""
 
     def __init__(self) -> None:
         info = get_worker_info()
@@ -600,7 +600,7 @@ def test_env_tried_by_recommend_can_call_get_worker_info() -> None:
 
 
 class Meddling(Counter):
-    """Tries to write into what is shared."""
+    """Tries to write into shared arrays."""
 
     def unlock(self) -> list[str]:
         info = get_worker_info()
@@ -620,15 +620,15 @@ class Meddling(Counter):
 
 def test_envs_cannot_make_shared_arrays_writable(make_env: MakeEnv) -> None:
     env = make_env([Meddling] * 2, num_cpus=2, shared={"table": np.ones(4)})
-    _nobody_has_written(env)
+    _assert_table_is_unchanged(env)
 
 
 def test_envs_of_the_caller_cannot_make_shared_arrays_writable() -> None:
     with ParallelEnv([Meddling] * 2, "subproc", num_cpus=2, caller_steps=True, shared={"table": np.ones(4)}) as env:
-        _nobody_has_written(env)
+        _assert_table_is_unchanged(env)
 
 
-def _nobody_has_written(env: ParallelEnv) -> None:
+def _assert_table_is_unchanged(env: ParallelEnv) -> None:
     for told in env.customized_method("unlock"):
         assert told[-1] == "sum 4.0"
         assert len(told) > 1
@@ -658,17 +658,17 @@ def test_close_releases_shared_memory(caller_steps: bool) -> None:
 
 
 def _mapped() -> list[int]:
-    """Return the sizes of what this process has mapped of memory that it shares."""
+    """Return the sizes of the shared memory that this process has mapped."""
     lines = Path("/proc/self/maps").read_text(encoding="ascii", errors="replace").splitlines()
     spans = [line.split()[0].split("-") for line in lines if "memfd:parallelenv" in line]
     return [int(end, 16) - int(begin, 16) for begin, end in spans]
 
 
-# ---------------------------------------------------------------- what a slow env costs the others
+# ---------------------------------------------------------------- cost of a slow env for the others
 
 
 class Slow(Counter):
-    """Takes its time: sleeps, so that it does not depend on how many cores there are."""
+    """Sleeps, so that its speed does not depend on the number of cores."""
 
     def __init__(self, number: int, seconds: float) -> None:
         super().__init__(number, 10**9)
@@ -685,7 +685,7 @@ class Slow(Counter):
 
 
 def _counts(env: ParallelEnv, seconds: float) -> np.ndarray[Any, Any]:
-    """Return how many steps each env makes in so many seconds."""
+    """Return how many steps each env makes in some seconds."""
     counts = np.zeros(len(env), np.int64)
     begin = time.monotonic()
     for env_ids, _ in env.stream(ones):
@@ -708,7 +708,7 @@ def test_env_100_times_slower_does_not_slow_down_other_envs(mode: str) -> None:
             _counts(env, 0.5)
             rates.append(_counts(env, 4.0))
             print(mode, first, rates[-1].tolist())
-            if first == slow:  # a reset that takes its time is no other thing
+            if first == slow:  # a slow reset has the same cost
                 env.send_reset(0, options={"sleep": slow})
                 rates.append(_counts(env, 4.0))
                 print(mode, "reset", rates[-1].tolist())

@@ -1,4 +1,4 @@
-"""Every wrong argument: a clear error, before anything was sent, and the object as it was."""
+"""Every wrong argument gives a clear error before anything is sent, and changes nothing."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ MakeEnv = Callable[..., ParallelEnv]
 
 
 class Counter(gym.Env[Any, Any]):
-    """Counts its steps, so that a step that should not have been is seen."""
+    """Counts its steps, so that an unexpected step is noticed."""
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float64)
     action_space = gym.spaces.Discrete(3)
@@ -73,7 +73,7 @@ COUNTERS = [partial(Counter, number) for number in range(4)]
 
 @pytest.fixture
 def env(make_env: MakeEnv) -> ParallelEnv:
-    """Four envs in two workers, reset."""
+    """Four envs in two workers, after a reset."""
     env = make_env(COUNTERS, asynchronous="idle", num_cpus=2)
     env.reset()
     return env
@@ -163,7 +163,7 @@ def test_a_pettingzoo_env_is_refused(make_env: MakeEnv) -> None:
 
 
 def _pettingzoo_like() -> Any:
-    """Return what `refuse_foreign` recognises: PettingZoo itself is a heavy thing to install."""
+    """Return an object that looks like a PettingZoo env, so that PettingZoo need not be installed."""
     base = type("ParallelEnv", (), {"__module__": "pettingzoo.utils.env"})
     methods = {"reset": lambda self: ({}, {}), "step": lambda self, actions: ({}, {}, {}, {}, {})}
     return type("Game", (base,), methods)()
@@ -268,7 +268,7 @@ def test_step_result_behaves_like_a_tuple() -> None:
         assert [states, rewards, dones, infos] == items  # the very same objects
     one, two, three, four, five = (*result, "more")
     assert [first, *rest] == [*result] == list(result) == [one, two, three, four] == items
-    few, states = map(len, itertools.islice(result, 2))  # what is unpacked is not the result
+    few, states = map(len, itertools.islice(result, 2))  # the unpacked items
     assert (few, states, five) == (4, 4, "more")
     assert copy.deepcopy(result).env_ids.tolist() == [0, 1, 2, 3]
     found: list[Any] = []
@@ -320,7 +320,7 @@ def test_make_checks_its_arguments() -> None:
 
 
 def assert_untouched(env: ParallelEnv) -> None:
-    """The envs have not been stepped, and can be."""
+    """Check that the envs have not been stepped, and can be."""
     assert env.get_env_attr("steps") == [0, 0, 0, 0]
     states, *_ = env.step([0, 0, 0, 0])
     assert states[:, 1].tolist() == [1, 1, 1, 1]
@@ -556,7 +556,7 @@ def test_missing_package_error_says_how_to_install_it(monkeypatch: pytest.Monkey
 
     from parallelenv.errors import MissingDependencyError
 
-    monkeypatch.setitem(sys.modules, "ray", None)  # what the import system says of an absent package
+    monkeypatch.setitem(sys.modules, "ray", None)  # so the import system marks an absent package
     with pytest.raises(MissingDependencyError, match="pip install ray"):
         ParallelEnv(COUNTERS, "ray")
 
@@ -571,7 +571,7 @@ def test_messages_abbreviate_long_lists_of_envs(make_env: MakeEnv) -> None:
         env.step([1] * 16, range(16))
 
 
-# ---------------------------------------------------------------- what was written, as it was written, if it is short
+# ---------------------------------------------------------------- values in messages
 
 
 def test_pause_without_id_is_refused() -> None:
@@ -584,7 +584,7 @@ def test_pause_without_id_is_refused() -> None:
 
 
 class Tensor:
-    """Looks like one of another library."""
+    """Looks like a tensor of another library."""
 
     shape, dtype = (50, 2), "torch.float32"
 
@@ -669,7 +669,7 @@ def test_states_of_two_envs_may_be_unpacked() -> None:
 
 
 class Paired(gym.Env[Any, Any]):
-    """States of two parts."""
+    """An env with tuple states."""
 
     action_space = gym.spaces.Discrete(2)
 

@@ -1,4 +1,4 @@
-"""`call`, `attr` and `command`: each env asked for something of its own."""
+"""`call`, `attr` and `command`, with different arguments for each env."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_attribute_that_may_be_absent_does_not_warn(env: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert env.get_env_attr("numbr") == [None, None, 1, None]
-        env.set_env_attr("numbr", 1)  # env 2 has it, so there is such a thing
+        env.set_env_attr("numbr", 1)  # env 2 has it
 
 
 @nearby
@@ -207,7 +207,7 @@ def test_command_raises_for_envs_without_a_command_method(make_env: MakeEnv) -> 
 
 
 class Finds:
-    """An env of parts, which finds and sets their attributes itself."""
+    """An env of several parts, which reads and sets their attributes itself."""
 
     budget = 100
 
@@ -318,7 +318,7 @@ def test_array_with_one_row_per_env_is_refused_by_set_env_attr(env: Any) -> None
 
 
 class Unit:
-    """What plays by itself: it has neither `reset` nor `step`."""
+    """An object that plays episodes itself: it has neither `reset` nor `step`."""
 
     def __init__(self, number: int) -> None:
         self.number = number

@@ -1,4 +1,4 @@
-"""`save_state` and `load_state`: a run goes on as if nothing had been in between."""
+"""`save_state` and `load_state`: a run continues identically."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NUM_ENVS = 3
 
 
 class Walk(gym.Env[Any, Any]):
-    """A random walk that ends far out; pickle keeps it."""
+    """A random walk that ends at a bound; it can be pickled."""
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (1,), np.float64)
     action_space = gym.spaces.Discrete(2)
@@ -36,14 +36,14 @@ class Walk(gym.Env[Any, Any]):
 
 
 class Forgetful(Walk, EzPickle):
-    """Pickle would rebuild it from scratch."""
+    """Pickle does not keep its state."""
 
     def __init__(self) -> None:
         EzPickle.__init__(self)
 
 
 class Speaking(Forgetful):
-    """Says its state itself."""
+    """Has get_state() and set_state()."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ def limited(kind: Any) -> Any:
 
 
 def play(env: ParallelEnv, num_steps: int, seed: int) -> list[Any]:
-    """Return what random steps answer, in plain lists."""
+    """Return the results of random steps, as plain lists."""
     rng = np.random.default_rng(seed)
     played = []
     for _ in range(num_steps):
@@ -77,7 +77,7 @@ def play(env: ParallelEnv, num_steps: int, seed: int) -> list[Any]:
 @pytest.mark.parametrize("kind", [Walk, Speaking])
 def test_run_continues_identically_after_load_state(make_env: MakeEnv, mode: str, kind: Any, done_policy: Any) -> None:
     if needs_ray(mode) and done_policy != "restart":
-        pytest.skip("seconds each, and policies are the same code in every mode")
+        pytest.skip("takes seconds each; done policies are the same code in every mode")
     envs = [partial(limited, kind)] * NUM_ENVS
     env = make_env(envs, asynchronous=done_policy, num_cpus=2)
     env.reset(seed=5)

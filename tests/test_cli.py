@@ -1,4 +1,4 @@
-"""The commands: what they print, what they refuse, and how they end."""
+"""The commands: output, refused arguments and exit codes."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Env(gymnasium.Env[Any, Any]):
 
 @pytest.fixture
 def registered() -> Iterator[Callable[[str], str]]:
-    """Register an env of some mood and return its id."""
+    """Register an env with some behaviour and return its id."""
     names: list[str] = []
 
     def register(mood: str) -> str:
@@ -75,7 +75,7 @@ def registered() -> Iterator[Callable[[str], str]]:
 
 
 class WrongBackend(DummyBackend):
-    """Gives env 0 a reward that it did not earn."""
+    """Changes the reward of env 0."""
 
     batch: Any = None
 
@@ -241,7 +241,7 @@ def test_interrupt_exits_without_traceback(monkeypatch: pytest.MonkeyPatch, caps
 
 
 class Steps:
-    """Stands for a progress bar and remembers what it was told."""
+    """A fake progress bar that records its updates."""
 
     def __init__(self) -> None:
         self.count = 0.0
@@ -282,7 +282,7 @@ def test_no_progress_option_hides_the_progress_bar(monkeypatch: pytest.MonkeyPat
 
 
 class Timed(compare._ModeRun):
-    """A mode that is so fast in each round."""
+    """A mode with given rates in each round."""
 
     def __init__(self, mode: str, rates: Sequence[float], order: list[str]) -> None:
         super().__init__("dummy", "CartPole-v1", PLAN, Steps())
@@ -320,7 +320,7 @@ def test_modes_are_opened_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None
     assert events == ["+dummy", f"+{OTHER}", f"-{OTHER}", f"+{THIRD}", f"-{THIRD}", "-dummy"]
 
 
-# ------------------------------------------------------------------ what follows from the numbers
+# ------------------------------------------------------------------ recommendations
 
 
 def row(mode: str, *rates: float, **findings: Any) -> ComparisonRow:
@@ -393,7 +393,7 @@ def test_cpu_time_of_other_programs_excludes_our_own(monkeypatch: pytest.MonkeyP
     run.close()
     others = run.others()
     assert others is not None
-    assert 1.5 < others < 3  # of three cores that are busy one is ours
+    assert 1.5 < others < 3  # one of three busy cores is ours
 
 
 def test_compare_uses_the_number_of_workers_that_recommend_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -414,7 +414,7 @@ def test_table_aligns_columns_and_omits_empty_ones() -> None:
 
 @pytest.fixture(scope="module")
 def drawing(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Let matplotlib open the font file that it then keeps open."""
+    """Let matplotlib open its font file, which it keeps open."""
     pytest.importorskip("matplotlib")
     report.plot([Comparison("Env-v0", (row("dummy", 100),))], tmp_path_factory.mktemp("drawing") / "out.png")
 

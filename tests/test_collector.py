@@ -1,4 +1,4 @@
-"""Collectors: a policy that stays, and the steps that it makes with envs in every mode."""
+"""Collectors, in every mode."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def here(policy: Any, envs: Any, num_steps: int = 5, **kwargs: Any) -> Collector
 
 
 class Net:
-    """A policy with weights, a setting, a generator of its own, and all that it can be asked."""
+    """A policy with weights, a setting, its own generator, and all optional methods."""
 
     def __init__(self, rank: int = -1, seed: int | None = None) -> None:
         self.rank, self.seed = rank, seed
@@ -156,11 +156,11 @@ def test_policy_factory_receives_requested_rank_and_seed() -> None:
         assert (collector.policy.rank, collector.policy.seed) == (2, 7)  # type: ignore[attr-defined]
 
 
-# ---------------------------------------------------------------- to stop before the end
+# ---------------------------------------------------------------- stopping early
 
 
 class Bell:
-    """A policy that rings when it is called for the n-th time."""
+    """A policy that sets an event when it is called for the n-th time."""
 
     def __init__(self, when: int) -> None:
         self.event, self._left = threading.Event(), when
@@ -191,7 +191,7 @@ def test_invalid_listen_to_is_refused(wrong: Any) -> None:
         collector.collect(listen_to=wrong)
 
 
-# ---------------------------------------------------------------- weights, settings, parts
+# ---------------------------------------------------------------- weights, settings and replacement
 
 
 def test_set_weights_passes_weights_uncopied_and_counts_versions() -> None:
@@ -271,7 +271,7 @@ def test_update_policy_accepts_an_attribute_named_like_its_parent() -> None:
 def test_replace_replaces_envs_policy_and_test_envs(mode: str, make_collector: MakeCollector) -> None:
     collector = make_collector(zeros, counts(9, 9), 2, seed=1)
     collector.collect()
-    # Both are there for a moment, and Ray in the tests has room for one.
+    # Both exist for a moment, and Ray in the tests has resources for one.
     room: dict[str, Any] = {"ray_options": {"num_cpus": 0}} if mode.startswith("ray") else {}
     other = partial(ParallelEnv, counts(4, 4, 4), mode, "restart", num_cpus=2, **room)
     old = collector._env
@@ -371,7 +371,7 @@ def test_evaluation_plays_whole_episodes_deterministically(mode: str, make_colle
     assert collector.evaluate(4, seed=99).returns.tolist() != first.returns.tolist()
     assert net.was_deterministic[:2] == [False, False]
     assert all(net.was_deterministic[2:])
-    assert collector.collect()[0].states[0, 0, 1] == 2  # to collect goes on where it was
+    assert collector.collect()[0].states[0, 0, 1] == 2  # collecting continues where it was
 
 
 def test_evaluation_without_test_envs_says_what_to_give() -> None:
@@ -447,7 +447,7 @@ def test_dead_test_env_worker_error_suggests_replacing_test_envs(mode: str, make
 
 def test_collector_raises_timeout_error_on_a_slow_step(mode: str, make_collector: MakeCollector, tmp_path: Any) -> None:
     if mode == "dummy":
-        pytest.skip("nobody is there to look at the clock")
+        pytest.skip("dummy mode has no timeouts")
     envs = [partial(Fragile, number, str(tmp_path)) for number in range(2)]
     collector = make_collector(Scripted([GO_ON] * 2, [2, GO_ON], [GO_ON] * 2), envs, 3, {"timeout": 0.5})
     with pytest.raises(WorkerTimeoutError, match="did not answer within 0.5 s") as caught:
@@ -457,7 +457,7 @@ def test_collector_raises_timeout_error_on_a_slow_step(mode: str, make_collector
     assert collector.collect()[0].valid.all()
 
 
-# ---------------------------------------------------------------- bad input, the end, the looks
+# ---------------------------------------------------------------- bad input, stop, repr and plots
 
 
 @pytest.mark.parametrize(
@@ -507,7 +507,7 @@ def test_every_call_after_stop_is_refused() -> None:
 
 @pytest.fixture(scope="session")
 def fonts() -> None:
-    """Let matplotlib open its fonts: it keeps them."""
+    """Let matplotlib open its fonts, which it keeps open."""
     figure = pytest.importorskip("matplotlib.figure").Figure()
     figure.subplots().set_title("text")
     figure.savefig(io.BytesIO())
@@ -532,7 +532,7 @@ def test_history_counts_samples_and_seconds_and_can_be_plotted() -> None:
         drawn = [[line.get_xydata().tolist() for line in axis.lines] for axis in figure.axes]
         assert drawn[0] == [[[12, 8], [18, 8], [24, 8]], [[24, 6]]]
         assert [axis.get_xlabel() for axis in figure.axes] == ["samples", "seconds"]
-        assert figure._repr_png_().startswith(b"\x89PNG")  # what a notebook shows
+        assert figure._repr_png_().startswith(b"\x89PNG")  # shown by notebooks
         assert collector.plot(figure.axes) is figure
         for wrong in (figure.axes[:1], figure.axes[0], [1, 2], 3):
             with pytest.raises(ArgumentError, match=r"axes=.* are not two axes of matplotlib"):

@@ -1,4 +1,4 @@
-"""Sets of collectors: together, or each as it is ready; in every mode, whatever befalls one of them."""
+"""Sets of collectors, synchronous and streamed, in every mode, with failures of single collectors."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def rank() -> int:
 
 
 def own_envs(envs: Any, each: int = 2) -> ParallelEnv:
-    """Make the envs of one collector: so many of all."""
+    """Make the envs of one collector."""
     return ParallelEnv(envs[rank() * each : (rank() + 1) * each], "dummy", "restart")
 
 
@@ -76,7 +76,7 @@ def returning(policy: Any) -> Any:
 
 
 class Net:
-    """A policy that acts by its weights, and says what it has."""
+    """A policy whose actions are its weights, and which reports its settings in extras."""
 
     def __init__(self, rank: int, seed: int | None = None) -> None:
         self.rank, self.seed = rank, seed
@@ -93,7 +93,7 @@ class Net:
 
 
 class Waiting(Net):
-    """As soon as it is collector 1's turn, it says so and waits for a file."""
+    """Collector 1 signals its first call and waits for a file."""
 
     def __init__(self, folder: Path, rank: int, when: int = 0, patience: float = 30) -> None:
         super().__init__(rank)
@@ -125,11 +125,11 @@ def when_waiting(folder: Path, act: Callable[[], Any]) -> Iterator[None]:
         thread.join()
 
 
-# ---------------------------------------------------------------- all together
+# ---------------------------------------------------------------- synchronous collection
 
 
 def same(expected: Any, found: Any, space: Any, env_ids: range, num_steps: int) -> None:
-    """Fail unless each step of each env has the same state, whatever they are kept in."""
+    """Fail unless each step of each env has the same state, in any container."""
     for step in range(num_steps):
         for env_id in env_ids:
             assert_same(part(expected, (step, env_id), space), part(found, (step, env_id), space), f"{step, env_id}")
@@ -177,14 +177,14 @@ def test_collect_info_covers_all_collectors(make_set: MakeSet) -> None:
 
 def test_returns_and_lengths_are_in_order_of_ended_states(make_set: MakeSet) -> None:
     collectors = make_set(Net, partial(few, (3, 4)), 40, weights=1)
-    for _ in range(2):  # the second goes on with episodes of the first
+    for _ in range(2):  # the second continues episodes of the first
         data, info = collectors.collect()
         assert info["episode_lengths"].tolist() == data.ended_states[:, 1].tolist()
         assert info["episode_returns"].tolist() == data.ended_states[:, 1].tolist()
 
 
 class Saying(Net):
-    """Each collector says something else besides."""
+    """Each collector returns other extras."""
 
     def __init__(self, says: Any, rank: int) -> None:
         super().__init__(rank)
@@ -232,7 +232,7 @@ def test_data_that_cannot_be_merged_raise_and_are_kept(says: Any, make_envs: Any
 
 def test_steps_of_replaced_envs_are_returned_separately(make_set: MakeSet) -> None:
     collectors = make_set(Net, few, 40)
-    next(collectors.stream())  # both are at work again
+    next(collectors.stream())  # both are collecting again
     collectors.replace("envs", partial(few, (3, 3, 3)))
     data, info = collectors.collect(60)
     assert (data.valid.shape, info["num_steps"].tolist()) == ((40, 4), [40, 40])
@@ -300,7 +300,7 @@ def test_listen_to_stops_all_collectors(make_set: MakeSet, tmp_path: Path) -> No
     _, info = collectors.collect(listen_to=[lambda: time.monotonic() > end])
     assert 0 < info["num_samples"] < 10**7
     data, info = collectors.collect(listen_to=[lambda: True])
-    assert info["num_steps"].tolist() == [1, 1]  # it has every env, whatever happens
+    assert info["num_steps"].tolist() == [1, 1]  # every env is stepped at least once
     assert data.valid.all()
     assert collectors.collect(3)[1]["num_steps"].tolist() == [3, 3]
 
@@ -368,7 +368,7 @@ def test_interrupted_set_weights_is_completed_later(make_set: MakeSet, tmp_path:
 
 def test_set_weights_that_times_out_is_completed_later(mode: str, make_set: MakeSet, tmp_path: Path) -> None:
     if mode == "dummy":
-        pytest.skip("nobody is there to look at the clock")
+        pytest.skip("dummy mode has no timeouts")
     collectors = make_set(partial(Pondering, tmp_path), few, 4, timeout=1.0)
     with pytest.raises(
         WorkerTimeoutError, match=r"^collector 1 did not answer within 1.0 s\. The next call of the set"
@@ -389,7 +389,7 @@ def test_unpicklable_weights_are_refused_before_anything_is_sent(make_set: MakeS
     assert (collectors.collect()[0].actions == 0).all()
 
 
-# ---------------------------------------------------------------- whoever is ready
+# ---------------------------------------------------------------- streams
 
 
 def test_stream_yields_ready_data_and_sends_newer_weights(make_set: MakeSet) -> None:
@@ -494,7 +494,7 @@ def test_concurrent_use_by_two_threads_is_refused(make_set: MakeSet, tmp_path: P
 
 
 class Mortal(Net):
-    """Collector 1 dies at its n-th call, but for those that came after one that has."""
+    """Collector 1 dies at its n-th call; its replacement does not."""
 
     def __init__(self, folder: Path, when: int, rank: int, seed: int | None = None, again: bool = False) -> None:
         super().__init__(rank, seed)
@@ -511,7 +511,7 @@ class Mortal(Net):
 
 def needs_processes(mode: str) -> None:
     if mode not in CAN_DIE:
-        pytest.skip("its workers are no processes")
+        pytest.skip("its workers are not processes")
 
 
 def test_dead_collector_is_replaced_and_loses_only_unsent_steps(mode: str, make_set: MakeSet, tmp_path: Path) -> None:
@@ -543,7 +543,7 @@ def test_lost_samples_are_marked_inexact_without_shared_memory(
     monkeypatch.delattr(os, "memfd_create", raising=False)
     collectors = make_set(partial(Mortal, tmp_path, 5), few, 12)
     info = collectors.collect()[1]
-    assert (info["lost_samples"], info["lost_exactly"]) == (24, False)  # all that it was asked for
+    assert (info["lost_samples"], info["lost_exactly"]) == (24, False)  # all requested samples
     info = collectors.collect()[1]
     assert (info["lost_samples"], info["lost_exactly"]) == (0, True)
 
@@ -597,7 +597,7 @@ def test_death_of_an_idle_collector_loses_no_samples(mode: str, make_set: MakeSe
     collectors = make_set(Net, few, 20, weights=3, seed=1)
     data, _ = collectors.collect()
     os.kill(int(data.extras["pid"][0, 2]), signal.SIGKILL)
-    for _ in range(3):  # whether the death is known before the next order left is not certain
+    for _ in range(3):  # the death may be noticed after the next command was sent
         data, info = collectors.collect()
         assert (info["lost_samples"], info["lost_exactly"]) == (0, True)
         assert (data.actions == 3).all()
@@ -655,7 +655,7 @@ def test_collector_death_during_evaluation_does_not_change_the_returns(
 
 
 class Heir(Mortal):
-    """Who comes in the place of collector 1 waits for a file while it is made."""
+    """The replacement of collector 1 waits for a file in its constructor."""
 
     def __init__(self, folder: Path, rank: int, seed: int | None = None) -> None:
         super().__init__(folder, 20, rank, seed)
@@ -707,7 +707,7 @@ def test_collector_survives_death_of_one_of_its_env_workers(make_set: MakeSet, t
     assert collectors.num_replaced == 0
 
 
-# ---------------------------------------------------------------- what else goes wrong
+# ---------------------------------------------------------------- other failures
 
 
 class Failing(Net):
@@ -743,7 +743,7 @@ def test_interrupted_collection_is_returned_by_the_next_collect(mode: str, make_
     assert data.valid.all()
     assert info["num_samples"] == 80
     assert data.states[:, 0, 1].tolist() == list(range(40))
-    if mode == "dummy":  # where what is interrupted cannot go on
+    if mode == "dummy":  # there interrupted calls cannot be resumed
         assert info["lost_samples"] == 4
         assert data.states[:, 1, 1].tolist() == [*range(16), *range(24)]
         assert np.argwhere(data.truncated).tolist() == [[15, 1]]
@@ -756,7 +756,7 @@ def test_collector_timeout_is_raised_and_next_collect_keeps_waiting(
     mode: str, make_set: MakeSet, tmp_path: Path
 ) -> None:
     if mode == "dummy":
-        pytest.skip("nobody is there to look at the clock")
+        pytest.skip("dummy mode has no timeouts")
     collectors = make_set(partial(Waiting, tmp_path), partial(few, (1000,)), 40, timeout=1.0)
     with pytest.raises(WorkerTimeoutError, match="did not answer within 1.0 s") as caught:
         collectors.collect()
@@ -775,13 +775,13 @@ def test_set_with_a_hung_collector_continues_and_stops_in_time(mode: str, make_s
     found = [(info["collector"], info["version"]) for _, info in itertools.islice(collectors.stream(), 3)]
     assert found == [(0, 0), (0, 1), (0, 1)]
     begin = time.monotonic()
-    collectors.stop()  # the fixture looks for what is left
+    collectors.stop()  # the fixture checks for leaks
     assert time.monotonic() - begin < 20
 
 
 def test_busy_collector_gets_new_weights_before_its_next_batch(mode: str, make_set: MakeSet, tmp_path: Path) -> None:
     if mode == "dummy":
-        pytest.skip("its collectors answer together")
+        pytest.skip("its collectors reply together")
     collectors = make_set(partial(Waiting, tmp_path), partial(few, (1000,)), 10)
     stream = collectors.stream()
     assert next(stream)[1]["collector"] == 0
@@ -811,7 +811,7 @@ def test_evaluation_is_shared_by_all_collectors(make_set: MakeSet) -> None:
     assert collectors.history[-1].is_test
     stream = collectors.stream()
     next(stream)
-    assert len(collectors.evaluate(4)) == 4  # what is under way comes later
+    assert len(collectors.evaluate(4)) == 4  # collections in flight are received later
     assert next(stream)[1]["num_steps"] == 4
     with pytest.raises(ArgumentError, match="num_episodes=0 must be"):
         collectors.evaluate(0)
@@ -854,7 +854,7 @@ def test_compression_without_zstandard_says_what_to_install(monkeypatch: pytest.
         CollectorSet(1, Net, few, num_steps=4, para_mode="dummy", compress_data=True)
 
 
-# ---------------------------------------------------------------- bad input, the end
+# ---------------------------------------------------------------- bad input and stop
 
 
 @pytest.mark.parametrize(
@@ -961,7 +961,7 @@ def test_failed_start_leaks_nothing() -> None:
         return few()
 
     with pytest.raises(OSError, match="no such game"):
-        CollectorSet(2, Net, make_envs, num_steps=4)  # the fixture looks for what is left
+        CollectorSet(2, Net, make_envs, num_steps=4)  # the fixture checks for leaks
 
 
 def test_history_can_be_plotted(make_set: MakeSet) -> None:
@@ -976,7 +976,7 @@ def test_history_can_be_plotted(make_set: MakeSet) -> None:
 @pytest.mark.filterwarnings("ignore:Setting 'object_store_memory' for:DeprecationWarning")  # Ray's own advice
 def test_ray_workers_get_the_requested_resources(mode: str, make_set: MakeSet) -> None:
     if mode != "ray":
-        pytest.skip("it has none to give")
+        pytest.skip("only Ray modes have resources")
 
     class Asking(Net):
         def resources(self) -> Any:

@@ -1,4 +1,4 @@
-"""The contract suite is tested itself: it must catch backends that have a fault, and pass one that has none."""
+"""Tests of the contract suite: it must detect faulty backends, and accept a correct one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FILE = Path(__file__).with_name("broken_backends.py")
 
 @pytest.fixture(scope="module")
 def failed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
-    """Run the suite over a sound backend, and over each broken one the test that must catch it.
+    """Run the suite over a correct backend, and over each faulty one the test that must detect it.
 
     Returns:
         The names of the tests that failed, by backend.

@@ -1,4 +1,4 @@
-"""Copies that share nothing with the original, and keep what it shares with itself."""
+"""Deep copies that share nothing with the original and keep internal references."""
 
 from __future__ import annotations
 

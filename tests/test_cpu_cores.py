@@ -1,4 +1,4 @@
-"""The core counts, read from pretended machines."""
+"""Core counts, read from fake machines."""
 
 from __future__ import annotations
 

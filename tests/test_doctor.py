@@ -1,4 +1,4 @@
-"""What the machine is said to offer."""
+"""The report of the command doctor."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from parallelenv.contract.cpu_cores import Cores, usable_cores
 
 @pytest.fixture(autouse=True)
 def no_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Hide what other programs have left, and return the folder where Ray notes its cluster."""
+    """Hide clusters of other programs, and return the directory where Ray records its cluster."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     (tmp_path / "ray").mkdir()
@@ -24,7 +24,7 @@ def no_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def line(name: str) -> str:
-    """Return what is said under a name."""
+    """Return the text under a name."""
     (found,) = [text for text in doctor.describe().splitlines() if text.startswith(f"  {name} ")]
     return found.removeprefix(f"  {name} ").strip()
 

@@ -1,4 +1,4 @@
-"""The Python blocks of the README and of every page run as written, and print what stands below them.
+"""The Python blocks of the README and of every page run as written, and print the output shown below them.
 
 Those of one page run in order, in one namespace, in a fresh interpreter: a later block may use what an
 earlier one has made, as a reader would who types along. A ``text`` block right after a
@@ -41,7 +41,7 @@ sys.stdout.write(json.dumps(outputs))
 
 @dataclass(frozen=True)
 class Block:
-    """One fenced Python block: where its code begins, the code, what it is said to print."""
+    """One fenced Python block: its first line, its code, and its documented output."""
 
     line: int
     code: str
@@ -75,7 +75,7 @@ def test_documents_have_code_blocks() -> None:
 
 
 def _without_optional(folder: Path) -> dict[str, str]:
-    """Return an environment in which optional modules cannot be imported, in worker processes neither."""
+    """Return an environment in which optional modules cannot be imported, also in worker processes."""
     folder.mkdir()
     for name in OPTIONAL:
         (folder / f"{name}.py").write_text(f"raise ModuleNotFoundError('No module named {name}', name='{name}')\n")

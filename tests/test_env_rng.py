@@ -25,7 +25,7 @@ nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
 
 
 class Gambler(gym.Env[Any, Any]):
-    """Draws everything from what a process shares: an odd number of normal numbers, which come in pairs."""
+    """Draws from the global generators: an odd number of normal numbers, which are drawn in pairs."""
 
     observation_space = Box(-np.inf, np.inf, (3,), np.float64)
     action_space = Discrete(2)
@@ -56,13 +56,13 @@ class Gambler(gym.Env[Any, Any]):
         np.random.seed(seed)
 
     def replace(self) -> None:
-        """Let numpy draw from something else, as it allows."""
+        """Replace numpy's global generator."""
         set_bit_generator: Any = np.random.set_bit_generator  # type: ignore[attr-defined]
         set_bit_generator(np.random.MT19937(5))
 
 
 def play(env: ParallelEnv) -> list[Any]:
-    """Return what comes of resets, of steps with others in between, of calls, of a rollout and of a failure."""
+    """Return the results of resets, interleaved steps, calls, a rollout and a failure."""
     zeros = [0] * len(env)
     answers: list[Any] = [env.reset(seed=3)]
     answers += [tuple(env.step(zeros)) for _ in range(6)]
@@ -80,7 +80,7 @@ def play(env: ParallelEnv) -> list[Any]:
 
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Put this process's generators back, also after an odd number of normal numbers."""
+    """Seed this process's generators and restore them, also after an odd number of normal numbers."""
     states = random.getstate(), np.random.get_state()
     try:
         random.seed(seed)

@@ -1,4 +1,4 @@
-"""The complete backend of the documentation keeps the whole contract."""
+"""The complete backend of the documentation passes the whole contract suite."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _backend() -> Any:
 
 
 class TestPipedBackend(FaultContract, CloseContract):
-    """Where a backend has most to do by itself; its answers are compared in what follows."""
+    """The parts of the suite in which a backend does most of the work."""
 
     para_mode = _backend()
 

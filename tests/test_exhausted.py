@@ -1,4 +1,4 @@
-"""Envs that have no further episode: what they answer, in every mode and policy, and that nothing waits for them."""
+"""Envs that have no further episode: their results in every mode and done policy."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def ones(states: Any) -> Any:
     return np.ones(len(states["word"] if isinstance(states, dict) else states), np.int64)
 
 
-# ---------------------------------------------------------------- the meaning
+# ---------------------------------------------------------------- definition
 
 
 def play(env: ParallelEnv, asynchronous: Any) -> list[Any]:
-    """Return all that is answered until nobody has an episode, and what comes after."""
+    """Return all results until all envs are exhausted, and one call more."""
     log: list[Any] = [env.reset(seed=7), env.reset_infos]
     for step in range(40):
         if step % 3 == 2:
@@ -75,7 +75,7 @@ def test_every_mode_equals_oracle_until_all_envs_are_exhausted(
     make_env: MakeEnv, mode: str, asynchronous: Any, kind: str
 ) -> None:
     if needs_ray(mode) and kind == "bare":
-        pytest.skip("a second each, and what has no space goes the way of texts")
+        pytest.skip("takes a second each; states without a space use the same code as texts")
     with ParallelEnv(env_fns(kind), asynchronous=asynchronous) as oracle:
         expected = play(oracle, asynchronous)
     found = play(make_env(env_fns(kind), asynchronous=asynchronous, num_cpus=2), asynchronous)
@@ -108,8 +108,11 @@ def test_final_step_of_the_last_task_returns_full_results(make_pool: MakePool) -
     env.step([1, 1])
     result = env.step([4, 4])
     assert result.dones.tolist() == [True, True]
-    assert result.rewards.tolist() == [5.0, 5.0]  # a float array: nobody is absent yet
-    assert result.states[:, :2].tolist() == [[1, 2], [2, 0]]  # its last state, and the first of the other's next
+    assert result.rewards.tolist() == [5.0, 5.0]  # a float array: no env is absent yet
+    assert result.states[:, :2].tolist() == [
+        [1, 2],
+        [2, 0],
+    ]  # the last state of env 0, and the first of env 1's next episode
     last, other = result.infos
     assert (last["exhausted"], last["reset"]) == (True, False)
     assert "reset_info" not in last
@@ -189,7 +192,7 @@ def test_exhausted_env_that_is_paused_or_not_stepped_has_no_result(make_pool: Ma
     env.next_task(length=9)
     env.pause(2)
     assert env.num_unpaused == 3
-    assert env.step(ONES[:3]).states.shape == (3, 3)  # no object array: nobody is absent
+    assert env.step(ONES[:3]).states.shape == (3, 3)  # not an object array: no env is absent
     env.resume()
     assert env.num_unpaused == 4
     assert env.step(ONES[:2], id=[3, 0]).states.dtype == np.float64
@@ -287,7 +290,7 @@ def test_rollout_without_autoreset_plays_one_task_per_env(make_pool: MakePool) -
     assert (played, env.all_exhausted()) == (3, True)
 
 
-# ---------------------------------------------------------------- going on
+# ---------------------------------------------------------------- saved states
 
 
 @pytest.mark.parametrize("asynchronous", ["idle", "restart"])
@@ -325,7 +328,7 @@ def no_delay(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Fleeting(Walks):
-    """Has tasks until one crashes; made anew it has none."""
+    """Has tasks until one crashes; after a rebuild it has none."""
 
     def __init__(self, folder: str, kind: str) -> None:
         from pathlib import Path
@@ -442,14 +445,14 @@ def test_normalize_and_stack_wrappers_ignore_exhausted_envs(make_pool: MakePool)
     normalized = NormalizeStates(CheckFinite(make_pool(Walks, walks(totals=(0, 9)))))
     assert normalized.next_task()[0] is None
     assert normalized.statistics.count == 1
-    normalized.step([np.nan, 1])  # the action of an env that rests is nobody's
+    normalized.step([np.nan, 1])  # the action of an exhausted env is ignored
     assert normalized.statistics.count == 2
     stacked = StackStates(make_pool(Walks, walks(totals=(0, 9))), 2)
     assert stacked.next_task()[1][:, 1].tolist() == [0, 0]
     assert stacked.step([1, 1]).states[1][:, 1].tolist() == [0, 1]
 
 
-# ---------------------------------------------------------------- for oneself
+# ---------------------------------------------------------------- without a pool
 
 
 def test_task_env_raises_exhausted_error_without_parallel_env() -> None:

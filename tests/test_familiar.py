@@ -1,4 +1,4 @@
-"""The names that users of other libraries know."""
+"""Methods with the names of other libraries."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ENV_FNS = [partial(Counter, number, 3) for number in range(3)]
 
 
 def in_a_loop(asynchronous: Any) -> ParallelEnv:
-    """Return the oracle. Two of Ray's pools at once would want more cores than there are."""
+    """Return the oracle. Two Ray pools at once would need more cores than available."""
     return ParallelEnv(ENV_FNS, asynchronous=asynchronous)
 
 

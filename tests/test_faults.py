@@ -1,4 +1,4 @@
-"""What users meet when an env raises, a worker dies, or they press Ctrl-C. In every mode."""
+"""Exceptions in envs, dead workers, timeouts and Ctrl-C, in every mode."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def env(make_env: MakeEnv, folder: Path, mode: str) -> ParallelEnv:
-    """Four envs in two workers, reset."""
+    """Four envs in two workers, after a reset."""
     env = make_env(fragile(folder), num_cpus=2, **two_hosts(mode))
     env.reset()
     return env
@@ -171,7 +171,7 @@ class OneWay:
 
 
 class Sealed(Fragile):
-    """Returns such an object, or takes it; its neighbours' answers are large enough to travel beside the pickle."""
+    """Returns such an object, or takes it; results of other envs are large enough to be sent out of band."""
 
     def step(self, action: Any) -> Any:
         state, reward, *_ = super().step(GO_ON)
@@ -187,7 +187,7 @@ class Sealed(Fragile):
 
 @pytest.fixture
 def sealed(make_env: MakeEnv, folder: Path, mode: str) -> ParallelEnv:
-    """Four envs in two workers, reset."""
+    """Four envs in two workers, after a reset."""
     env = make_env([partial(Sealed, number) for number in range(4)], num_cpus=2, **two_hosts(mode))
     env.reset()
     return env
@@ -267,7 +267,7 @@ def test_step_interrupted_by_ctrl_c_can_be_received(env: ParallelEnv, folder: Pa
     with pytest.raises(EnvBusyError, match=r"was not received \(sent, .* late\).*recv\(min_envs=4\).*reset\(\)"):
         env.step([GO_ON] * 4)
     (folder / "go").touch()
-    if mode in IN_CALLER:  # nobody else could go on with what the interrupt broke off
+    if mode in IN_CALLER:  # the interrupted step cannot be resumed
         with pytest.raises(EnvInterruptedError, match="env 0 was interrupted in the middle of step") as caught:
             env.recv(min_envs=4)
         assert getattr(caught.value, "partial").env_ids.tolist() == [1, 2, 3]  # noqa: B009
@@ -313,7 +313,7 @@ def test_sigint_handler_of_the_user_is_kept(env: ParallelEnv) -> None:
 
 def test_late_result_is_never_returned_by_a_later_call(make_env: MakeEnv, folder: Path, mode: str) -> None:
     if mode in IN_CALLER:
-        pytest.skip("a call in the caller's own thread cannot be given up")
+        pytest.skip("a call in the caller's own thread has no timeout")
     env = make_env(fragile(folder), num_cpus=2, timeout=0.5, **two_hosts(mode))
     env.reset()
     with pytest.raises(
@@ -332,7 +332,7 @@ def test_late_result_is_never_returned_by_a_later_call(make_env: MakeEnv, folder
 
 def test_recv_timeout_loses_no_result(env: ParallelEnv, folder: Path, mode: str) -> None:
     if mode in IN_CALLER:
-        pytest.skip("a call in the caller's own thread cannot be given up")
+        pytest.skip("a call in the caller's own thread has no timeout")
     env.send([WAIT, GO_ON], [0, 2])
     with pytest.raises(WorkerTimeoutError, match="env 0 did not answer"):
         env.recv(min_envs=2, timeout=0.5)
@@ -378,7 +378,7 @@ def test_worker_that_exits_raises_worker_died_error(env: ParallelEnv, mode: str)
 
 def test_hung_env_can_be_restarted(make_env: MakeEnv, folder: Path, mode: str) -> None:
     if mode in IN_CALLER:
-        pytest.skip("a call in the caller's own thread cannot be given up")
+        pytest.skip("a call in the caller's own thread has no timeout")
     env = make_env(fragile(folder), num_cpus=2, timeout=0.5, **two_hosts(mode))
     env.reset()
     with pytest.raises(WorkerTimeoutError):
@@ -605,7 +605,7 @@ def test_results_are_writable_and_share_no_memory(make_env: MakeEnv) -> None:
         assert state.tolist() == [0, 5, 2]
 
 
-# ---------------------------------------------------------------- wrong use
+# ---------------------------------------------------------------- misuse
 
 
 def test_parallel_env_cannot_be_copied_or_pickled(env: ParallelEnv) -> None:
@@ -644,7 +644,7 @@ def test_nested_call_does_not_release_the_thread_guard(env: ParallelEnv) -> None
         intruder = threading.Thread(target=intrude)
         intruder.start()
         intruder.join()
-        env.close()  # one step of it will do
+        env.close()  # one step is enough
         return [GO_ON] * len(states)
 
     with pytest.raises(ClosedError, match=r"closed while run_episodes\(\) was running"):
@@ -652,7 +652,9 @@ def test_nested_call_does_not_release_the_thread_guard(env: ParallelEnv) -> None
     assert "while another thread is in run_episodes() of this ParallelEnv" in str(refused[0])
 
 
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")  # newer Pythons, of fork
+@pytest.mark.filterwarnings(
+    "ignore:This process .* is multi-threaded:DeprecationWarning"
+)  # newer Pythons warn about fork
 def test_use_in_forked_child_raises_without_affecting_the_parent(env: ParallelEnv) -> None:
     reader, writer = os.pipe()
     child = os.fork()

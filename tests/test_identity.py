@@ -1,4 +1,4 @@
-"""What counts as the same, bit for bit, and how a difference is told."""
+"""Bitwise comparison of values, and descriptions of differences."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from parallelenv.contract.difference import difference
 
 
 class Opaque:
-    """Knows equality only as identity, as most classes do."""
+    """Is equal only to itself, as most objects."""
 
     def __init__(self, value: int) -> None:
         self.value = value
@@ -33,7 +33,7 @@ class Undecided:
 
 
 class Tensor:
-    """As other libraries' tensors: == answers with a tensor, numpy can read it."""
+    """Like tensors of other libraries: == returns a tensor, numpy can read it."""
 
     def __init__(self, values: list[float]) -> None:
         self.values = np.array(values)

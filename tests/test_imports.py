@@ -1,4 +1,4 @@
-"""What is imported, and where: users and workers do not wait for what they do not use."""
+"""Which modules users, workers and actors import."""
 
 from __future__ import annotations
 

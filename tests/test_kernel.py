@@ -1,4 +1,4 @@
-"""What users of Jupyter do: interrupt a cell, run it again, restart the kernel, lose it. With real kernels."""
+"""Interrupted and rerun cells, restarted and killed kernels, with real kernels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 Item = TypeVar("Item")
 
 SOON = 3.0  # seconds from the interrupt to the end of the cell; a fraction of one where nothing else runs
-GONE = 5.0  # seconds until workers are gone whose kernel, or whose last user in it, is no more
+GONE = 5.0  # seconds until workers have exited after their kernel or their last reference in it is gone
 NUM_WORKERS = 2
 
 START_METHODS = ["forkserver", "spawn", "fork"]
@@ -112,7 +112,7 @@ for _ in range(200):
     Path(folder, 'go').unlink()
 """
 
-# These hold up the start of a worker, so that it is no matter of luck when the interrupt comes.
+# These delay the start of a worker, so that the time of the interrupt is deterministic.
 HOLD_STARTING = """
 from multiprocessing import reduction
 send = reduction.sendfds
@@ -146,19 +146,19 @@ def constructing(way: str, moment: str | None = None, *, name: str = "env", opti
     return f"{name} = ParallelEnv({envs}, {WORDS[way]}, num_cpus={NUM_WORKERS}{options})"
 
 
-# ---------------------------------------------------------------- a kernel and its user
+# ---------------------------------------------------------------- kernels
 
 
 @pytest.fixture(scope="module")
 def shared_notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
-    """A notebook whose kernel serves for the whole file: starting one takes a second."""
+    """A notebook whose kernel is shared by the whole file: starting one takes a second."""
     with open_notebook(tmp_path_factory.mktemp("notebook"), DEFINITIONS) as notebook:
         start_helpers(notebook)
         yield notebook
 
 
 def start_helpers(notebook: Notebook) -> None:
-    """Start what a kernel keeps for all workers to come, the fork server and the resource tracker: it is no leak."""
+    """Start the fork server and the resource tracker, which a kernel keeps: they are not leaks."""
     for way in START_METHODS:
         notebook.run(constructing(way))
     notebook.run("env.close()")
@@ -166,14 +166,14 @@ def start_helpers(notebook: Notebook) -> None:
 
 @pytest.fixture
 def notebook(shared_notebook: Notebook, tmp_path: Path) -> Iterator[Notebook]:
-    """The shared notebook, with a folder of one's own. What is left of it after the test is a leak."""
+    """The shared notebook, with its own folder. Processes left after the test are leaks."""
     shared_notebook.enter(tmp_path)
     shared_notebook.printed.clear()
     yield shared_notebook
     (tmp_path / "go").touch()
     try:
         shared_notebook.run("ParallelEnv.close_all()")
-    except AssertionError:  # the test has failed; the next one shall not for this reason
+    except AssertionError:  # the test has failed; this must not affect the next one
         shared_notebook.manager.restart_kernel(now=True)
         shared_notebook.run(DEFINITIONS)
         shared_notebook.enter(tmp_path)
@@ -184,12 +184,12 @@ def notebook(shared_notebook: Notebook, tmp_path: Path) -> Iterator[Notebook]:
 
 
 def wait_for(file: Path) -> None:
-    """Wait until an env has given its sign."""
+    """Wait until an env has created its file."""
     assert not wait_until_empty(lambda: [] if file.exists() else [file], PATIENCE)
 
 
 def wait_until_empty(look: Callable[[], Collection[Item]], patience: float) -> Collection[Item]:
-    """Return what is still to be seen when nothing is or ``patience`` seconds are over."""
+    """Wait until a call returns nothing or ``patience`` seconds have passed; return its last result."""
     deadline = time.monotonic() + patience
     while (seen := look()) and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -292,14 +292,14 @@ def test_interrupted_construction_leaks_nothing(notebook: Notebook, tmp_path: Pa
     wait_for(tmp_path / "began-0")
     assert_interrupted(notebook, request)
     assert not wait_until_empty(lambda: notebook.processes() - before, GONE)
-    (tmp_path / "go").touch()  # for threads, which nobody can end
+    (tmp_path / "go").touch()  # for threads, which cannot be killed
     assert not wait_until_empty(lambda: notebook.evaluate(THREADS), GONE)
     notebook.run(constructing(way))
     assert notebook.evaluate("env.reset()[:, 1].tolist()") == [0, 0, 0, 0]
 
 
 def treats_interrupts(process: psutil.Process, *ways: str) -> bool:
-    """Whether a process deals with SIGINT in one of these ways, fields of its ``/proc`` entry."""
+    """Whether a process handles SIGINT in one of these ways, fields of its ``/proc`` entry."""
     status = dict(line.split(":\t", 1) for line in Path(f"/proc/{process.pid}/status").read_text().splitlines())
     return any(int(status[way], 16) >> (signal.SIGINT - 1) & 1 for way in ways)
 
@@ -347,14 +347,14 @@ def test_interrupted_close_leaks_nothing(notebook: Notebook, tmp_path: Path, way
     assert_interrupted(notebook, request)
     assert notebook.evaluate("env.closed")
     assert not wait_until_empty(lambda: notebook.processes() - before, GONE)
-    (tmp_path / "go").touch()  # for threads, which nobody can end
+    (tmp_path / "go").touch()  # for threads, which cannot be killed
     assert not wait_until_empty(lambda: notebook.evaluate(THREADS), GONE)
 
 
-# ---------------------------------------------------------------- cells that are run again
+# ---------------------------------------------------------------- rerun cells
 
 
-def run_again_and_again(notebook: Notebook, cell: str, cell_id: str | None) -> None:
+def run_three_times(notebook: Notebook, cell: str, cell_id: str | None) -> None:
     """Run a cell three times; workers of its earlier runs are expected to be gone after each."""
     before = notebook.processes()
     for _ in range(3):
@@ -365,12 +365,12 @@ def run_again_and_again(notebook: Notebook, cell: str, cell_id: str | None) -> N
 
 @every_start_method
 def test_reassigning_a_variable_ends_its_workers(notebook: Notebook, way: str) -> None:
-    run_again_and_again(notebook, constructing(way), cell_id=None)
+    run_three_times(notebook, constructing(way), cell_id=None)
 
 
 @pytest.mark.parametrize("ending", ["env", "env.step([GO_ON])"], ids=["shown", "failed"])
 def test_rerun_cell_closes_envs_that_the_kernel_keeps(notebook: Notebook, ending: str) -> None:
-    run_again_and_again(notebook, f"{constructing('forkserver')}\n{ending}", cell_id="c2")
+    run_three_times(notebook, f"{constructing('forkserver')}\n{ending}", cell_id="c2")
 
 
 def test_rerun_cell_prints_how_many_envs_it_closed(notebook: Notebook) -> None:
@@ -391,7 +391,7 @@ def test_rerun_cell_keeps_envs_of_other_cells_and_with_keep_true(notebook: Noteb
     assert notebook.evaluate("[one.closed for one in (other, kept, env)]") == [False, False, False]
 
 
-# ---------------------------------------------------------------- the end of a kernel
+# ---------------------------------------------------------------- killed and restarted kernels
 
 
 def begin_step(notebook: Notebook, folder: Path, cell: str) -> None:

@@ -1,4 +1,4 @@
-"""Random sequences of calls: every mode answers as the oracle does."""
+"""Random sequences of calls: results in every mode equal those of the oracle."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Twins:
         self._made: list[ParallelEnv] = []
 
     def begin(self) -> None:
-        """Bring both into one and the same state; they are made anew only after a failure."""
+        """Bring both into the same state; they are rebuilt only after a failure."""
         if not self.is_sound:
             self.close()
             self._made = [self._make(self._mode), self._make("dummy")]
@@ -60,7 +60,7 @@ class Twins:
 
     @contextmanager
     def compared(self) -> Iterator[None]:
-        """Note whether what happens here fails."""
+        """Record whether the block fails."""
         self.is_sound = False
         yield
         self.is_sound = True
@@ -71,7 +71,7 @@ class Twins:
 
 
 def _outcome(env: ParallelEnv, call: str, *arguments: Any, **keywords: Any) -> Any:
-    """Return what a call answers, or what it raises."""
+    """Return the result of a call, or its error."""
     try:
         answer = getattr(env, call)(*arguments, **keywords)
         return items(vars(answer) if isinstance(answer, Evaluation) else answer)
@@ -80,7 +80,7 @@ def _outcome(env: ParallelEnv, call: str, *arguments: Any, **keywords: Any) -> A
 
 
 class Machine(RuleBasedStateMachine):
-    """Does the same to both twins and compares what they answer."""
+    """Makes the same calls on both twins and compares the results."""
 
     twins: ClassVar[Twins]
 
@@ -91,7 +91,7 @@ class Machine(RuleBasedStateMachine):
         self.unpaused = set(range(NUM_ENVS))
 
     def both(self, call: str, *arguments: Any, **keywords: Any) -> Any:
-        """Do something to both; return what was answered."""
+        """Make a call on both; return the result."""
         with self.twins.compared():
             expected = _outcome(self.twins.oracle, call, *arguments, **keywords)
             found = _outcome(self.twins.one, call, *arguments, **keywords)
@@ -187,7 +187,7 @@ class ToolboxMachine(Machine):
 
 
 class TaskMachine(Machine):
-    """Also does what only samplers know."""
+    """Also calls the methods of task pools."""
 
     @rule(env_ids=st.none() | env_ids, arguments=st.sampled_from([{}, {"length": 2}]))
     def next_task(self, env_ids: Any, arguments: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Trials of envs: what they find, and what they leave alone. No time is asserted."""
+"""Trials of envs: their measurements, and that they have no side effects. No time is asserted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MS = 1e-3
 
 
 class Witness(gymnasium.Env[Any, Any]):
-    """Notes what is done to it, on itself and in a list that may be shared."""
+    """Records the calls of its methods, in a list that may be shared."""
 
     observation_space = Box(-np.inf, np.inf, (3,), np.float64)
     action_space = Discrete(5)  # the class's own: all instances share it
@@ -67,7 +67,7 @@ def test_measured_env_is_made_stepped_and_closed() -> None:
         return Witness(lives[-1])
 
     found = recommend([make] * 8)
-    assert lives.pop() == ["made", "close"]  # only to see that the env fn makes a new one each time
+    assert lives.pop() == ["made", "close"]  # to check that the env fn makes a new env each time
     assert_one_life(*lives)
     assert found.step_cost is not None
     assert found.step_cost > 0
@@ -246,4 +246,4 @@ def test_measure_distinguishes_computing_envs_from_waiting_envs() -> None:
     assert busy.releases_gil is False
     assert sleepy.waits
     assert sleepy.lock_free is not None
-    assert measure.measure(make_factories([Witness])).releases_gil is None  # too short to be asked
+    assert measure.measure(make_factories([Witness])).releases_gil is None  # too short to be measured

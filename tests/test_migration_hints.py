@@ -1,4 +1,4 @@
-"""Words of other libraries: refused where they would do nothing, with what does the same here."""
+"""Hints for names and arguments of other libraries."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ made: list[int] = []
 
 
 class Noted(Counter):
-    """Notes that it was made, and takes an argument that other libraries give to others."""
+    """Records that it was made, and accepts an argument that other libraries do not pass to envs."""
 
     def __init__(self, number: int = 0, seed: int = 0) -> None:
         super().__init__(number)
@@ -143,8 +143,8 @@ def test_make_passes_arguments_that_the_env_accepts() -> None:
     spec = gym.spec("Noted-v0")
     spec.kwargs["seed"] = 1
     with ParallelEnv.make(spec, seed=2) as env:
-        assert env.get_env_attr("seed_given") == [1]  # what make() is given is for resets
-    with pytest.raises(ModuleNotFoundError, match="no_such_module"):  # and not what we might have said before
+        assert env.get_env_attr("seed_given") == [1]  # the argument of make() is for resets
+    with pytest.raises(ModuleNotFoundError, match="no_such_module"):  # not an error of this package
         ParallelEnv.make("Lost-v0", 1, seed=5)
 
 
@@ -219,7 +219,7 @@ def test_attribute_of_another_library_gets_a_hint() -> None:
 
 def test_absent_attributes_are_not_looked_up_in_workers() -> None:
     env: Any = ParallelEnv([Counter])
-    env.close()  # whoever asked an env now would get a ClosedError
+    env.close()  # asking an env now would raise a ClosedError
     for name in ("_repr_html_", "_ipython_canary_method_should_not_exist_", "number"):
         assert not hasattr(env, name)
     assert "closed" in env._repr_mimebundle_()["text/plain"]
@@ -247,7 +247,7 @@ def test_read_only_and_unknown_attributes_cannot_be_set() -> None:
             env.gravity = 5
         with pytest.raises(AttributeError, match="done"):
             env.done = [True]
-        env.render = lambda: "mine"  # what is there can be replaced, as ever
+        env.render = lambda: "mine"  # existing attributes can be replaced
         assert env.render() == "mine"
 
 

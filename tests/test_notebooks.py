@@ -1,4 +1,4 @@
-"""Every notebook runs from top to bottom, raises only what it should, shows its point, and leaves no process behind."""
+"""Every notebook runs from top to bottom, raises only expected errors, and leaks no process."""
 
 from __future__ import annotations
 
@@ -107,8 +107,8 @@ def assert_shown(path: Path, text: str) -> None:
         position = found.end()
 
 
-def said_aside(book: Any) -> str:
-    """Return what a notebook has written to stderr: bars, where there are no widgets, and nothing else."""
+def stderr_of(book: Any) -> str:
+    """Return the stderr output of a notebook: progress bars, if there are no widgets, and nothing else."""
     outputs = [output for cell in book.cells if cell.cell_type == "code" for output in cell.outputs]
     return "".join(output.text for output in outputs if output.get("name") == "stderr")
 
@@ -137,7 +137,7 @@ def test_notebook_runs_and_leaks_no_process(path: Path, mark: str, tmp_path: Pat
 
     assert_shown(path, shown(client.nb))
     assert uncaught(client.nb) == UNCAUGHT.get(path.stem, [])
-    assert not re.search("Warning|ipywidgets", said_aside(client.nb)), said_aside(client.nb)
+    assert not re.search("Warning|ipywidgets", stderr_of(client.nb)), stderr_of(client.nb)
     assert len(seen) > 1, "the kernel and its workers should have been seen, or the next line proves nothing"
     psutil.wait_procs(marked(mark), timeout=10)
     assert not marked(mark)
@@ -153,4 +153,4 @@ def test_stored_outputs_are_small_and_from_one_clean_run(path: Path) -> None:
     outputs = [output for cell in cells for output in cell.outputs]
     assert outputs
     assert uncaught(book) == UNCAUGHT.get(path.stem, [])
-    assert not said_aside(book)
+    assert not stderr_of(book)

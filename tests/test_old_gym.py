@@ -1,4 +1,4 @@
-"""Envs that are a `gymnasium.Env`, but do as those of the old gym did: used so, with one warning."""
+"""Envs that are a `gymnasium.Env` with the API of the old gym: supported, with one warning."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class NoOptions(Modern):
 
 
 class OfOld(FourItems):
-    """All of it, with ``seed(s)``."""
+    """The whole old API, with ``seed(s)``."""
 
     metadata = {"render.modes": ["human", "rgb_array"]}  # noqa: RUF012
 

@@ -1,4 +1,4 @@
-"""What envs print in workers: seen where the call is, by whom, and in the error if it was their last."""
+"""Output of envs in workers: shown at the call, prefixed with the env id, and included in errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NUM_ENVS = 4
 
 
 class Chatty(gym.Env[Any, Any]):
-    """Prints what it is told to."""
+    """Prints text on request."""
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (1,), np.float64)
     action_space = gym.spaces.Discrete(2)
@@ -101,7 +101,7 @@ def env(make_env: MakeEnv) -> ParallelEnv:
 
 @pytest.fixture(params=["forkserver", "spawn", "fork"])
 def started(request: pytest.FixtureRequest) -> Iterator[ParallelEnv]:
-    """One worker, in each way of starting it."""
+    """One worker, with each start method."""
     envs = [partial(Chatty, number) for number in range(2)]
     with ParallelEnv(envs, "subproc", num_cpus=1, start_method=request.param) as env:
         env.reset()
@@ -149,7 +149,7 @@ def test_output_of_close_is_shown(
     mode: str, make_env: MakeEnv, options: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     if options and mode == "subproc":
-        pytest.skip("its workers are always near")
+        pytest.skip("only Ray modes have the option direct")
     env = make_env([partial(Chatty, number) for number in range(NUM_ENVS)], num_cpus=2, **options)
     env.close()
     assert capsys.readouterr().out == "[env 0] good bye\n"
@@ -220,7 +220,7 @@ def test_worker_died_error_includes_the_last_output(started: ParallelEnv, how: s
 
 
 def test_excess_output_is_dropped(started: ParallelEnv, capsys: pytest.CaptureFixture[str]) -> None:
-    started.send([QUIET, QUIET])  # nobody looks while the caller is busy elsewhere
+    started.send([QUIET, QUIET])  # the log is not read while the caller is busy
     started.recv(min_envs=2)
     started.customized_method("say", {"text": "x" * 1000, "times": 40_000}, id=0)
     shown = capsys.readouterr().out

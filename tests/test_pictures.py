@@ -1,4 +1,4 @@
-"""The pictures of the documentation are those that ``docs/pictures.py`` draws today."""
+"""The pictures of the documentation equal the output of ``docs/pictures.py``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Envs that people use, in every mode, against the oracle."""
+"""Popular envs, in every mode, compared with the oracle."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ IDS = ("LunarLander-v3", "Blackjack-v1", "FrozenLake-v1", "MiniGrid-Empty-5x5-v0
 @pytest.fixture(scope="module", autouse=True)
 def _installed() -> None:
     pytest.importorskip("Box2D")
-    pytest.importorskip("minigrid")  # registers its envs; workers are told
+    pytest.importorskip("minigrid")  # registers its envs, also in workers
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What ``para_mode="auto"`` chooses, and why. No time is asserted."""
+"""The choice of ``para_mode="auto"``, and its reason. No time is asserted."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_candidates_are_known_modes_without_ray(figures: EnvMeasurements) -> Non
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, figures: EnvMeasurements, cores: int = 2) -> None:
-    """Let trials find certain figures, on a machine with so many cores."""
+    """Let trials return given measurements, on a machine with a given number of cores."""
     monkeypatch.setattr(measure, "measure", lambda *_: figures)
     monkeypatch.setattr(recommending, "usable_cores", lambda: cores)
 
@@ -206,7 +206,7 @@ def play(env: ParallelEnv) -> list[Any]:
 @pytest.mark.parametrize(
     ("figures", "label"),
     [
-        (None, None),  # whatever a trial finds
+        (None, None),  # any result of a trial
         (EnvMeasurements(1 * US, 1 * US), "dummy"),
         (LONG, "subproc"),
         (BRIEF, "subproc, caller_steps"),

@@ -1,4 +1,4 @@
-"""`on_failure="restart"`: envs that fail are rebuilt, and the user sees episodes that were cut off."""
+"""`on_failure="restart"`: failed envs are rebuilt, and their episodes are truncated."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NUM_ENVS = 4
 
 
 class Frail(gym.Env[Any, Any]):
-    """Fails as its action says. State: its number, its steps, and what it drew at its reset."""
+    """Fails according to its action. State: its number, its step count, and a random number of its reset."""
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (3,), np.float64)
     action_space = gym.spaces.Discrete(4)
@@ -84,13 +84,13 @@ def frail(folder: Path) -> list[Any]:
 @pytest.fixture(params=["restart", "continue", "idle", None])
 def done_policy(request: pytest.FixtureRequest, mode: str) -> Any:
     if needs_ray(mode) and request.param != "restart":
-        pytest.skip("seconds each, and policies are the same code in every mode")
+        pytest.skip("takes seconds each; done policies are the same code in every mode")
     return request.param
 
 
 @pytest.fixture(autouse=True)
 def _hangs_end(tmp_path: Path) -> Iterator[None]:
-    """Let threads that hang end with the test."""
+    """Let hung threads end with the test."""
     yield
     (tmp_path / "released").touch()
 
@@ -106,7 +106,7 @@ def make(make_env: MakeEnv, folder: Path, mode: str, **kwargs: Any) -> ParallelE
 
 
 def actions(**of_env: int) -> np.ndarray[Any, Any]:
-    """Return actions in which some envs, ``e0=RAISE``, do something special."""
+    """Return actions; ``e0=RAISE`` sets that of env 0."""
     return np.array([of_env.get(f"e{env_id}", GO) for env_id in range(NUM_ENVS)])
 
 
@@ -213,7 +213,7 @@ def test_reset_restarts_a_killed_worker(make_env: MakeEnv, tmp_path: Path, mode:
     os.kill(env.customized_method("pid", id=[0])[0], signal.SIGKILL)
     assert env.reset(seed=3).tolist() == first.tolist()
     assert not env.step(actions()).dones.any()
-    (tmp_path / "cursed-2").touch()  # dies of its reset, once
+    (tmp_path / "cursed-2").touch()  # its reset kills the worker, once
     assert env.reset(seed=3).tolist() == first.tolist()
     assert not env.step(actions()).dones.any()
 
@@ -230,7 +230,7 @@ def test_worker_killed_while_waiting_for_another_is_restarted(
     wait = pool.wait
 
     def wait_and_kill(request: Any, timeout: float | None) -> None:
-        """Kill the worker of env 0 after it has answered, and let the pool notice."""
+        """Kill the worker of env 0 after its reply, and let the pool notice."""
         wait(request, timeout)
         if request.operation in ("build", "rollout"):
             monkeypatch.undo()
@@ -259,7 +259,7 @@ def test_error_of_the_reset_of_an_env_is_raised(make_env: MakeEnv, tmp_path: Pat
 
 def test_step_timeout_is_a_failure(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
     if mode == "dummy":
-        pytest.skip("a call in the caller's own thread cannot be given up")
+        pytest.skip("a call in the caller's own thread has no timeout")
     env = make(make_env, tmp_path, mode, timeout=1.0)
     env.reset(seed=3)
     result = env.step(actions(e3=HANG))
@@ -271,7 +271,7 @@ def test_step_timeout_is_a_failure(make_env: MakeEnv, tmp_path: Path, mode: str)
 
 def test_sent_reset_is_repeated_if_the_worker_dies(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
     if in_process(mode):
-        pytest.skip("workers are no processes here")
+        pytest.skip("its workers are not processes")
     env = make(make_env, tmp_path, mode)
     env.reset(seed=3)
     Path(tmp_path, "cursed-1").touch()
@@ -284,13 +284,13 @@ def test_sent_reset_is_repeated_if_the_worker_dies(make_env: MakeEnv, tmp_path: 
     assert landed[1][1:3] == (0.0, False)
     assert births(tmp_path) == [2, 2, 1, 1]
     result = env.step(actions())
-    assert result.truncated.tolist() == [True, False, False, False]  # it only shared the worker
+    assert result.truncated.tolist() == [True, False, False, False]  # it was in the same worker
     assert result.states[:, 1].tolist() == [0, 1, 1, 1]
 
 
 def test_sent_reset_is_repeated_after_timeout(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
     if mode == "dummy":
-        pytest.skip("nobody looks at the clock here")
+        pytest.skip("dummy mode has no timeouts")
     env = make(make_env, tmp_path, mode, timeout=1.0)
     env.reset(seed=3)
     Path(tmp_path, "lame-2").touch()
@@ -318,7 +318,7 @@ def test_error_of_a_sent_reset_is_raised(make_env: MakeEnv, tmp_path: Path, mode
 
 def test_timeout_of_a_sent_step_is_a_failure(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
     if mode == "dummy":
-        pytest.skip("a call in the caller's own thread cannot be given up")
+        pytest.skip("a call in the caller's own thread has no timeout")
     env = make(make_env, tmp_path, mode, timeout=1.0)
     env.reset(seed=3)
     env.send(actions(e3=HANG))

@@ -1,4 +1,4 @@
-"""Modes of third parties: a class, or a word that an entry point adds."""
+"""Modes of third parties: a class, or a name added by an entry point."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from parallelenv.errors import UnknownModeError, UnknownOptionError
 
 
 class Louder(DummyBackend):
-    """Somebody else's backend."""
+    """A backend of a third party."""
 
     def __init__(self, *, volume: int = 1) -> None:
         self.volume = volume

@@ -92,7 +92,7 @@ def test_tiling_frames_of_other_dtypes_raises(wrong: Any) -> None:
 
 
 class Grown(Counter):
-    """Its number says how its frame is stored."""
+    """Its number determines the dtype of its frame."""
 
     def render(self) -> Any:
         return np.full((2, 2, 3), 0.5, np.float32) if self.number else frame(2, 2, 7)

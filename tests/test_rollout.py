@@ -1,4 +1,4 @@
-"""Rollouts: the same steps as from outside, made beside the envs. In every mode."""
+"""Rollouts: the same steps as with `step`, made in the workers. In every mode."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from parallelenv.testing.scenario import KINDS, LENGTHS, NUM_ENVS, assert_same
 
 Policy = Callable[[Any], Any]
 
-# ---------------------------------------------------------------- policies that look at nothing but the states
+# ---------------------------------------------------------------- policies that only use the states
 
 
 def _of_array(states: Any) -> Any:
@@ -106,7 +106,7 @@ POLICIES: dict[str, Policy] = {
     "instances": _of_array,
 }
 
-# ---------------------------------------------------------------- the same from outside
+# ---------------------------------------------------------------- the same steps made outside
 
 
 def part(states: Any, row: Any, space: Any) -> Any:
@@ -235,7 +235,7 @@ def test_rollout_equals_steps_made_outside(make_env: MakeEnv, kind: str, done_po
 
 
 class Scripted:
-    """Does what its script says, one row of actions for each call; the last of it for ever."""
+    """Returns a row of a script for each call, and the last one from then on."""
 
     def __init__(self, *script: Any) -> None:
         self.script = script
@@ -280,7 +280,7 @@ def counts(*lengths: int) -> list[Any]:
     return [partial(Count, number, length) for number, length in enumerate(lengths)]
 
 
-# ---------------------------------------------------------------- ids, and going on
+# ---------------------------------------------------------------- ids and continuation
 
 
 def test_rollout_steps_only_the_given_ids_in_order(make_env: MakeEnv) -> None:
@@ -312,7 +312,7 @@ def test_rollouts_and_steps_continue_each_other(make_env: MakeEnv) -> None:
     assert first.starts.tolist() == [True] * 3
     assert env.step([0, 0, 0]).states[:, 1].tolist() == [0, 4, 4]
     second = env.rollout(zeros, 3)
-    assert second.starts.tolist() == [True, False, False]  # env 0 has just begun anew
+    assert second.starts.tolist() == [True, False, False]  # env 0 has just been reset
     assert second.states[:, :, 1].tolist() == [[0, 4, 4], [1, 0, 5], [2, 1, 6]]
     assert second.episode_lengths.tolist() == [1]
     assert second.whole_episodes.tolist() == [False]
@@ -384,7 +384,7 @@ def test_num_episodes_are_distributed_evenly(make_env: MakeEnv) -> None:
     env.step([0, 0, 0])
     rollout = env.rollout(zeros, num_episodes=5)
     assert rollout.dones.sum(axis=0).tolist() == [2, 2, 1]
-    assert rollout.valid.sum(axis=0).tolist() == [1 + 2, 6 + 7, 2]  # what was under way counts
+    assert rollout.valid.sum(axis=0).tolist() == [1 + 2, 6 + 7, 2]  # the running episodes count
     assert len(rollout) == 13
     assert rollout.whole_episodes.tolist() == [False, False, True, False, True]
     assert rollout.final_states[:, 1].tolist() == [0, 0, 0]
@@ -415,7 +415,7 @@ def test_num_episodes_is_refused_with_done_policy_continue(make_env: MakeEnv) ->
 
 
 class Recurrent:
-    """Counts the steps of each episode in its memory, and says them."""
+    """Counts the steps of each episode in its recurrent state, and returns them as extras."""
 
     def __call__(self, states: Any, rnn_state: Any = None, done: Any = None) -> Any:
         if rnn_state is None:
@@ -432,7 +432,7 @@ class Recurrent:
 def test_recurrent_policy_gets_its_state_and_done_flags(
     make_env: MakeEnv, done_policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rollouts, "_GROWTH", 1)  # chunks of a step each: memory outlasts them
+    monkeypatch.setattr(rollouts, "_GROWTH", 1)  # chunks of one step each: the recurrent state is kept between them
     env = make_env(counts(2, 3, 5, 1), asynchronous=done_policy, num_cpus=2)
     env.reset()
     rollout = env.rollout(Recurrent(), 9)
@@ -531,11 +531,11 @@ def test_policy_may_keep_and_modify_its_states(make_env: MakeEnv) -> None:
     rollout = env.rollout(greedy, 3)
     assert rollout.states[:, :, 1].tolist() == [[0, 0], [1, 1], [2, 2]]
     assert rollout.final_states.tolist() == [[0, 3], [1, 3]]
-    assert not kept  # it was a copy, also here
+    assert not kept  # the policy was a copy, also in this process
 
 
 class Witness:
-    """Knows when it is let go."""
+    """Records when it is released."""
 
     alive = 0
 
@@ -558,7 +558,7 @@ class Token:
 
 def test_policy_is_released_after_the_rollout(make_env: MakeEnv, mode: str) -> None:
     if mode in CAN_DIE:
-        pytest.skip("its workers are elsewhere")
+        pytest.skip("its workers are other processes")
     env = make_env(counts(9, 9), asynchronous="restart")
     env.reset()
     env.rollout(Witness(), 3)
@@ -570,13 +570,13 @@ def test_policy_is_released_after_the_rollout(make_env: MakeEnv, mode: str) -> N
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """Where envs find what they are to do. Threads that wait end with the test."""
+    """A folder of files that control the envs. Waiting threads end with the test."""
     yield tmp_path
     (tmp_path / "go").touch()
 
 
 class At:
-    """Lets some envs do something in one of their steps, once, and all others go on."""
+    """Lets some envs do something in one of their steps, once, and all others step."""
 
     def __init__(self, step: int, folder: Path, **deeds: int) -> None:
         self.step = step
@@ -702,7 +702,7 @@ def test_dead_worker_is_replaced_with_on_failure_restart(
 
 def test_timeout_raises_with_other_steps_in_partial(make_env: MakeEnv, folder: Path, mode: str) -> None:
     if mode in IN_CALLER:
-        pytest.skip("a call in the caller's own thread cannot be given up")
+        pytest.skip("a call in the caller's own thread has no timeout")
     env = make_env(fragile(folder), asynchronous="restart", num_cpus=2, timeout=1.0, **two_hosts(mode))
     env.reset()
     with pytest.raises(WorkerTimeoutError, match=r"are lost: begin anew with reset\(\[0, 1\]\)") as caught:
@@ -718,7 +718,7 @@ def test_timeout_raises_with_other_steps_in_partial(make_env: MakeEnv, folder: P
 
 def test_rollout_times_out_if_the_worker_is_busy_with_another_env(make_env: MakeEnv, folder: Path, mode: str) -> None:
     if mode in IN_CALLER:
-        pytest.skip("a call in the caller's own thread cannot be given up")
+        pytest.skip("a call in the caller's own thread has no timeout")
     env = make_env(fragile(folder), asynchronous="restart", num_cpus=1, timeout=0.5)
     env.reset()
     with pytest.raises(WorkerTimeoutError, match=r"env 1 did not .* Wait on with recv\(min_envs=1\)"):
@@ -736,7 +736,7 @@ def test_rollout_times_out_if_the_worker_is_busy_with_another_env(make_env: Make
 @pytest.mark.usefixtures("_no_delay")
 def test_busy_worker_is_replaced_with_on_failure_restart(make_env: MakeEnv, folder: Path, mode: str) -> None:
     if mode in IN_CALLER:
-        pytest.skip("a call in the caller's own thread cannot be given up")
+        pytest.skip("a call in the caller's own thread has no timeout")
     env = make_env(fragile(folder), asynchronous="restart", on_failure="restart", num_cpus=1, timeout=0.5)
     env.reset()
     env.send([WAIT], id=[1])
@@ -868,7 +868,7 @@ def test_invalid_policies_are_refused(make_env: MakeEnv) -> None:
 
 
 class Fickle:
-    """Says something else from its fourth call on."""
+    """Returns something else from its fourth call on."""
 
     def __init__(self, answer: Callable[[int], Any], other: Callable[[int], Any]) -> None:
         self.calls = 0
@@ -928,7 +928,7 @@ def test_extras_that_cannot_be_stacked_raise(
 
 
 def by_env(states: Any) -> Any:
-    """Says numbers of env 0, and dates of the other."""
+    """Returns numbers for env 0, and dates for the other."""
     return zeros(states), None, {"v": np.zeros(len(states), float if states[0, 0] == 0 else "M8[s]")}
 
 
@@ -953,7 +953,7 @@ def test_recurrent_state_that_cannot_be_copied_raises(make_env: MakeEnv) -> None
             env.rollout(Fickle(*[lambda k, make=make: (objects(make)(k), {})] * 2), 20)
         assert "Raised by the policy beside envs 0" in caught.value.__notes__[0]
         steps = partial_of(caught).valid.sum(axis=0).tolist()
-        assert steps == [1] * 4  # it was noticed with the first chunk, and that was not lost
+        assert steps == [1] * 4  # noticed with the first chunk, which was not lost
         assert env.step(np.zeros(4, int)).states[:, 1].tolist() == (states[:, 1] + 2).tolist()
 
 
@@ -990,7 +990,7 @@ def test_recurrent_state_may_become_none(make_env: MakeEnv) -> None:
 
 
 class Updating:
-    """Says the same objects in each step, and goes on to change them."""
+    """Returns the same objects in each step, and changes them later."""
 
     said: Any = None
 
@@ -1126,10 +1126,10 @@ def test_ctrl_c_ends_a_long_rollout_soon(make_env: MakeEnv, folder: Path) -> Non
         env.rollout(touching, 10**9)
     begun = time.monotonic()
     env.reset()
-    assert time.monotonic() - begun < 5  # workers were at it for a chunk at most
+    assert time.monotonic() - begun < 5  # workers stop after a chunk at most
 
 
-# ---------------------------------------------------------------- what is answered
+# ---------------------------------------------------------------- ownership of the data
 
 
 def test_rollout_data_are_copies(make_env: MakeEnv) -> None:
@@ -1205,7 +1205,7 @@ def test_any_sequence_of_rollouts_and_steps_equals_steps(make_env: MakeEnv, mode
     env.close()
 
 
-# ---------------------------------------------------------------- the bar
+# ---------------------------------------------------------------- progress bar
 
 
 class Terminal(io.StringIO):
@@ -1214,7 +1214,7 @@ class Terminal(io.StringIO):
 
 
 class Bar(tqdm.tqdm):  # type: ignore[type-arg]
-    """Remembers how far it went."""
+    """Records its final position."""
 
     gone: ClassVar[list[tuple[Any, Any]]] = []
 

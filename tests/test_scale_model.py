@@ -1,4 +1,4 @@
-"""The model with which the benchmark of scale extends what was measured to many nodes."""
+"""The model with which the scaling benchmark extrapolates measurements to many nodes."""
 
 from __future__ import annotations
 

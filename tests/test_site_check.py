@@ -1,4 +1,4 @@
-"""What `make docs` looks for in the pages that it has built is found."""
+"""The checks of `make docs` on the built pages."""
 
 from __future__ import annotations
 

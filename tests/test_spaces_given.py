@@ -1,4 +1,4 @@
-"""Spaces that the user gives, instead of those that envs declare."""
+"""Spaces given by the user instead of those that envs declare."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SPACES = Box(-np.inf, np.inf, (2,), np.float64), Box(-9, 9, (), np.float64)
 
 
 class Silent(gym.Env[Any, Any]):
-    """Does not want to be asked."""
+    """Raises if its spaces are read."""
 
     @property
     def observation_space(self) -> Any:  # type: ignore[override]
@@ -75,7 +75,7 @@ def test_wrong_given_spaces_raise_on_reset_and_step(make_env: MakeEnv) -> None:
 
 
 class Image(Old):
-    """Answers lists of ints."""
+    """Returns lists of ints."""
 
     def __init__(self, brightness: int = 255) -> None:
         self.brightness = brightness

@@ -1,4 +1,4 @@
-"""What a newcomer is offered: names behind a dot, and the page that groups them."""
+"""Public names of the package, and the page of the reference that groups them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samplers as envs, and what only a pool of them can be asked."""
+"""Samplers as envs, and the methods of task pools."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ FOUR = [{"total": 9}] * 4
 
 
 class Count(Task):
-    """Inherits what it does not have."""
+    """A task that inherits the optional methods."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -56,7 +56,7 @@ class Count(Task):
 
 
 class Counts(TaskSampler):
-    """Has no end, inherits what it does not have, and notes what it is called for."""
+    """A sampler without end that inherits the optional methods and records its calls."""
 
     observation_space = PLAIN
     action_space = gym.spaces.Discrete(2)
@@ -80,7 +80,7 @@ def test_task_env_passes_check_env() -> None:
 
 
 def test_dicts_without_a_space_are_batched_by_key(make_pool: MakePool) -> None:
-    """And so they are for policies, and seen by wrappers."""
+    """Also for policies and wrappers."""
     env = make_pool(Walks, [{"kind": "pieces", "total": 9}] * 3)
     first = env.next_task(length=4)
     assert first["place"].shape == (3, 3)
@@ -230,7 +230,7 @@ def test_render_mode_and_metadata_are_those_of_the_sampler() -> None:
     assert TaskEnv(Counts()).metadata is not gym.Env.metadata
 
 
-# ---------------------------------------------------------------- a pool of them
+# ---------------------------------------------------------------- task pools
 
 
 def test_samplers_are_made_in_workers_and_share_nothing(make_pool: MakePool) -> None:
@@ -328,7 +328,7 @@ def test_observations_are_batched_like_states(make_pool: MakePool) -> None:
 
 
 class Shows(Count):
-    """Shows what it is told to, after its first step."""
+    """Returns a given observation after its first step."""
 
     seen: Any = None
 

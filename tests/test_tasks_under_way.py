@@ -1,4 +1,4 @@
-"""Samplers and what need not wait: resets that are sent, streams, evaluation, and loops over all tasks there are."""
+"""Samplers with sent resets, streams, evaluation, and loops over all tasks."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def ones(states: Any) -> Any:
     return np.ones(len(states), np.int64)
 
 
-def told(env: ParallelEnv) -> list[Any]:
-    """Return what resets that are sent answer, until nobody has an episode, and what is known after each."""
+def play_sent_resets(env: ParallelEnv) -> list[Any]:
+    """Return the results of sent resets until all envs are exhausted, and the flags after each."""
     log: list[Any] = []
     for _ in range(max(TOTALS) + 1):
         env.send_reset()
@@ -36,8 +36,8 @@ def told(env: ParallelEnv) -> list[Any]:
 @pytest.mark.parametrize("kind", ["plain", "sheet"])
 def test_send_reset_of_an_exhausted_env_equals_the_oracle(make_env: MakeEnv, done_policy: Any, kind: str) -> None:
     with ParallelEnv(env_fns(kind), asynchronous=done_policy) as oracle:
-        expected = told(oracle)
-    found = told(make_env(env_fns(kind), asynchronous=done_policy, num_cpus=2))
+        expected = play_sent_resets(oracle)
+    found = play_sent_resets(make_env(env_fns(kind), asynchronous=done_policy, num_cpus=2))
     assert difference(expected, found) is None, difference(expected, found)
 
 
@@ -50,7 +50,7 @@ def test_exhausted_env_is_received_without_state_and_reward(make_pool: MakePool)
     assert (result.states[place], result.rewards[place], bool(result.dones[place]), result.infos[place]) == RESTS
     assert all(info["reset"] for info in np.delete(result.infos, place))
     env.send_reset(2)
-    assert env.get_state() == (TERMINATED, 2)  # no other episode has begun, though who ends begins anew
+    assert env.get_state() == (TERMINATED, 2)  # no other episode has begun, though ended envs are reset
 
 
 @pytest.mark.parametrize("auto", [True, False])
@@ -91,7 +91,7 @@ def test_run_episodes_stops_when_no_tasks_are_left(make_pool: MakePool) -> None:
     with ParallelEnv.from_samplers(Walks, walks()) as oracle:
         expected = oracle.run_episodes(ones, 8, progress=False)
     assert difference(vars(expected), vars(evaluation)) is None
-    assert env.next_task().tolist()[0] is None  # whom all were played of
+    assert env.next_task().tolist()[0] is None  # all its tasks were played
 
 
 @pytest.mark.parametrize("auto", [True, False])
@@ -102,4 +102,4 @@ def test_loop_until_all_done_plays_every_task(make_pool: MakePool, auto: bool) -
         while not env.all_done():
             ended += int(env.step([1, 1, 1]).dones.sum())
         states = env.next_task(length=2)
-    assert ended == 9  # all end one in the same step
+    assert ended == 9  # all end an episode in the same step

@@ -1,4 +1,4 @@
-"""Which frames of an error a user sees, the same ones in every mode, and what is not left out."""
+"""The frames shown in tracebacks: the same in every mode."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Clumsy(gym.ActionWrapper[Any, Any, Any]):
 
 
 def frames(error: BaseException) -> list[str]:
-    """Return the functions of a traceback, from the test's own on."""
+    """Return the functions of a traceback, starting with the test."""
     return [frame.name for frame in traceback.extract_tb(error.__traceback__)]
 
 
@@ -83,7 +83,7 @@ def test_traceback_text_is_the_same_in_every_mode(make_env: MakeEnv, action: int
             with pytest.raises((KeyError, RuntimeError, LookupError)) as caught:
                 env.step([action] * 2)
         text = "".join(traceback.format_exception(caught.value))
-        # Of a very deep traceback the middle does not travel, and it says how often a line was repeated.
+        # The middle of a very deep traceback is not sent; the text says how often a line was repeated.
         texts.append(re.sub(r"process \d+|repeated \d+ more times", "", text))
     assert texts[0] == texts[1]
     assert "parallelenv/" not in texts[0].replace(str(Path(__file__).parent), "")
@@ -182,7 +182,7 @@ def test_source_lines_of_other_machines_are_sent_with_the_error() -> None:
 
 
 class Sly(Exception):
-    """Looks attributes up, and describes itself, in ways that fail."""
+    """Its attribute lookup and its description fail."""
 
     def __getattr__(self, name: str) -> Any:
         raise KeyError(name)
@@ -224,7 +224,7 @@ class Odd(Failing):
         raise ExceptionGroup("both", errors)
 
     def in_kinds(self) -> None:
-        """Replaced, on each env by another one."""
+        """Replaced by another method on each env."""
 
     def the_same_again(self) -> None:
         raise self.again

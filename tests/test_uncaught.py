@@ -1,4 +1,4 @@
-"""Errors that are not caught, as people see them: in a real kernel, IPython, Python, rich, pytest and the debugger."""
+"""Uncaught errors as shown by a real kernel, IPython, Python, rich, pytest and the debugger."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ every_mode = pytest.mark.parametrize("word", registry.known_modes())
 
 
 def start(notebook: Notebook, word: str) -> None:
-    """Start Ray in the kernel if the mode needs it: there it serves all tests of this file."""
+    """Start Ray in the kernel if the mode needs it, for all tests of this file."""
     if needs_ray(word):
         pytest.importorskip("ray")
         options = "num_cpus=4, include_dashboard=False, logging_level='ERROR'"
@@ -34,7 +34,7 @@ def start(notebook: Notebook, word: str) -> None:
 @pytest.fixture(scope="module")
 def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
     with open_notebook(tmp_path_factory.mktemp("notebook"), DEFINITIONS) as notebook:
-        # The fork servers stay: they are no leak.
+        # The fork servers stay: they are not leaks.
         notebook.run(f"{ENV.format(mode='subproc')}\nenv.close()\nParallelEnv(['CartPole-v1'], 'subproc').close()")
         yield notebook
 

@@ -55,7 +55,7 @@ class AsyncContract(Contract):
 
     @done_policies
     def test_steps_and_resets_can_be_in_flight_together(self, done_policy: Any, make: Make, make_oracle: Make) -> None:
-        """Each delays only its own env, and a reset env is at its first state."""
+        """Each request delays only its own env, and a reset env is at its first state."""
         env, oracle = make(five_env_fns(Counter), done_policy), make_oracle(five_env_fns(Counter), done_policy)
         for one in (env, oracle):
             one.reset(seed=1)
@@ -74,7 +74,7 @@ class AsyncContract(Contract):
         assert_same(oracle.step(ONES, align="batch"), env.step(ONES, align="batch"))
 
     def test_send_reset_drops_step_in_flight(self, make: Make) -> None:
-        """Of its own env; that env is busy until the reset is received."""
+        """Only the step of the same env, which is busy until the reset is received."""
         env = make(five_env_fns(Counter))
         env.reset()
         env.send(ONES)
@@ -86,7 +86,7 @@ class AsyncContract(Contract):
         assert env.step(ONES).states[:, 1].tolist() == [2, 1, 2, 1, 2]
 
     def test_reset_replaces_send_reset_in_flight(self, make: Make) -> None:
-        """Only the later one counts, and there is no second result."""
+        """Only the later reset counts, and it has only one result."""
         env = make(five_env_fns(Counter))
         env.send_reset(seed=1)
         states = env.reset([0, 2], seed=7)
@@ -95,7 +95,7 @@ class AsyncContract(Contract):
         assert_same(make(five_env_fns(Counter)).reset(seed=7)[[0, 2]], states)
 
     def test_send_reset_uses_seeds_set_beforehand_once(self, make: Make, make_oracle: Make) -> None:
-        """Once, by the next reset, also one in flight."""
+        """The next reset of each env uses them, also one in flight."""
         env, oracle = make(five_env_fns(Counter)), make_oracle(five_env_fns(Counter))
         for one in (env, oracle):
             one.seed(11)
@@ -122,7 +122,7 @@ class AsyncContract(Contract):
 
     @done_policies
     def test_pause_lets_requests_in_flight_finish(self, done_policy: Any, make: Make, make_oracle: Make) -> None:
-        """Requests in flight continue and are received; then it is left out until it is resumed."""
+        """They are received; then the paused envs are left out until they are resumed."""
         env, oracle = make(five_env_fns(Counter), done_policy), make_oracle(five_env_fns(Counter), done_policy)
         for one in (env, oracle):
             one.reset(seed=2)
@@ -146,7 +146,7 @@ class AsyncContract(Contract):
         assert_same(oracle.step(ONES, align="batch"), env.step(ONES, align="batch"))
 
     def test_all_envs_can_be_paused(self, make: Make) -> None:
-        """Then calls without ``id`` step, send and reset nothing."""
+        """Calls without ``id`` then step, send and reset nothing."""
         env = make(five_env_fns(Counter))
         env.reset()
         env.pause(slice(None))
@@ -159,7 +159,7 @@ class AsyncContract(Contract):
         env.resume([4])
         assert env.step([1]).env_ids.tolist() == [4]
 
-    # ---------------------------------------------------------------- first come
+    # ---------------------------------------------------------------- fairness and streams
 
     def test_no_env_starves(self, make: Make) -> None:
         """An env that gets a new action at once does not keep others from being received."""
@@ -211,7 +211,7 @@ class AsyncContract(Contract):
 
     @done_policies
     def test_get_state_and_send_action_drive_one_env_at_a_time(self, done_policy: Any, make: Make) -> None:
-        """Until every env has been left out: it ended twice or, with automatic restarts, made ten steps."""
+        """Until every env is closed: after two episodes or, with automatic restarts, after ten steps."""
         env = make(five_env_fns(Counter), done_policy)
         env.send_reset()
         ends: Tally[int] = Tally()
@@ -239,7 +239,7 @@ class AsyncContract(Contract):
             assert [steps[env_id] for env_id in range(NUM_ENVS)] == [min(2 * length, 10) for length in LENGTHS]
 
     def test_get_state_timeout_returns_none_and_loses_no_result(self, make: Make) -> None:
-        """And loses nothing. If the caller itself does the work, there is no timeout."""
+        """If the caller itself does the work, there is no timeout."""
         env = make(five_env_fns(Sleeper), timeout=60)
         env.send_reset(3)
         assert env.get_state() is not None
@@ -277,7 +277,7 @@ class AsyncContract(Contract):
     def test_run_episodes_gives_the_same_episodes_in_every_mode(
         self, done_policy: Any, make: Make, make_oracle: Make
     ) -> None:
-        """Each env plays its share, whatever its episodes are like; then it needs a reset."""
+        """Each env plays its share of the episodes; then it needs a reset."""
         played: list[Any] = []
         for one in (make_oracle(five_env_fns(Counter), done_policy), make(five_env_fns(Counter), done_policy)):
             one.reset(seed=4)

@@ -48,7 +48,7 @@ class OwnershipContract(Contract):
     def test_writing_into_results_does_not_change_later_results(
         self, kind: str, done_policy: Any, make: Make, make_oracle: Make
     ) -> None:
-        """Writing into results does not change later ones."""
+        """Neither results of ``reset``, ``step`` nor ``done``."""
         records = []
         for env, writes in ((make(KINDS[kind](), done_policy), True), (make_oracle(KINDS[kind](), done_policy), False)):
             record = AnswerRecord()
@@ -90,7 +90,7 @@ class OwnershipContract(Contract):
             assert_same(expected.infos, found.infos)
 
     def test_results_of_different_envs_share_no_objects(self, make: Make) -> None:
-        """Even if the envs themselves share it."""
+        """Even if the envs themselves share them."""
         env = make(five_env_fns(Toolbox), num_cpus=1)
         env.reset()
         infos = env.step(ONES).infos
@@ -165,7 +165,7 @@ class CallContract(Contract):
     """Tests of attributes and methods."""
 
     def test_customized_method_passes_keyword_arguments(self, make: Make) -> None:
-        """None, one dict for all, or one dict per env."""
+        """No arguments, one dict for all, or one dict per env."""
         env = make(five_env_fns(Toolbox))
         assert env.customized_method("name") == ["env0", "env1", "env2", "env3", "env4"]
         assert env.customized_method("name", {"prefix": "x"}, [4, 1]) == ["x4", "x1"]
@@ -174,14 +174,14 @@ class CallContract(Contract):
         assert env.customized_method("nothing") == [None] * NUM_ENVS
 
     def test_return_values_are_in_order_of_id_not_of_completion(self, make: Make) -> None:
-        """The first env asked is the last to finish."""
+        """The first env in ``id`` is the last to finish."""
         env = make(five_env_fns(Toolbox))
         data = [{"sleep": 0.2}, {"sleep": 0.0}, {"sleep": 0.1}]
         assert env.customized_method("name", data, [4, 0, 2]) == ["env4", "env0", "env2"]
         assert env.get_env_attr("notes") == [["name"], [], ["name"], [], ["name"]]
 
     def test_large_return_values_arrive_complete(self, make: Make) -> None:
-        """And are writeable."""
+        """Returned arrays are writeable."""
         env = make(five_env_fns(Toolbox))
         for number, grown in enumerate(env.customized_method("grow", {"size": LARGE})):
             assert_same(np.full(LARGE, float(number)), grown)

@@ -105,7 +105,7 @@ class FaultContract(Contract):
         assert env.customized_method("method", id=[4, 0]) == [4, 0]
 
     def test_partial_contains_methods_that_returned_none(self, make: Make) -> None:
-        """``error.partial`` has it too."""
+        """``error.partial`` has ``None`` for them."""
         env = make(failing_env_fns("quiet", [0]))
         with pytest.raises(TroubleError) as caught:
             env.customized_method("quiet")
@@ -122,7 +122,7 @@ class FaultContract(Contract):
             make(env_fns)
         assert "env 1" in _notes(caught.value)
         for number in (0, 4):
-            assert _told(tmp_path / str(number)) == ["made", "closed"]
+            assert _read_lines(tmp_path / str(number)) == ["made", "closed"]
 
     @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no signals between processes here")
     def test_death_of_worker_raises_worker_died_error(self, make: Make) -> None:
@@ -156,7 +156,7 @@ class CloseContract(Contract):
         env.close()
         assert env.closed
         env.close()
-        assert [_told(tmp_path / str(number)) for number in range(NUM_ENVS)] == [["made", "closed"]] * NUM_ENVS
+        assert [_read_lines(tmp_path / str(number)) for number in range(NUM_ENVS)] == [["made", "closed"]] * NUM_ENVS
 
     def test_every_call_after_close_is_refused(self, make: Make) -> None:
         """Immediately."""
@@ -189,7 +189,7 @@ class CloseContract(Contract):
         began = time.monotonic()
         env.close()
         assert time.monotonic() - began < _PATIENCE
-        assert _told(tmp_path / "4")[-1] == "closed"
+        assert _read_lines(tmp_path / "4")[-1] == "closed"
 
     def test_unreferenced_env_is_closed_by_garbage_collection(self, tmp_path: Path) -> None:
         """Without a call of `close`."""
@@ -198,8 +198,8 @@ class CloseContract(Contract):
         env.reset()
         del env
         gc.collect()
-        assert [_told(tmp_path / str(number))[-1] for number in range(NUM_ENVS)] == ["closed"] * NUM_ENVS
+        assert [_read_lines(tmp_path / str(number))[-1] for number in range(NUM_ENVS)] == ["closed"] * NUM_ENVS
 
 
-def _told(path: Path) -> list[str]:
+def _read_lines(path: Path) -> list[str]:
     return path.read_text().split()

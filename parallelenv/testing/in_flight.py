@@ -26,10 +26,10 @@ ONES = [1] * NUM_ENVS
 
 
 class InFlightContract(Contract):
-    """Steps that were begun and not yet received."""
+    """Steps that were sent and not yet received."""
 
     def test_each_sent_step_is_received_once(self, make: Make, make_oracle: Make) -> None:
-        """Each env's own result, whichever is first; then nothing is left."""
+        """Each env's own result, in any order; then nothing is in flight."""
         env, oracle = make(five_env_fns(Counter)), make_oracle(five_env_fns(Counter))
         env.reset(seed=1)
         oracle.reset(seed=1)
@@ -78,7 +78,7 @@ class InFlightContract(Contract):
         assert {env_id: landed[0][0] for env_id, landed in drain(env).items()} == {0: 0, 1: 1, 2: 2, 3: 3, 4: 4}
 
     def test_reset_drops_steps_in_flight(self, make: Make) -> None:
-        """Of the envs that are reset."""
+        """Only those of the envs that are reset."""
         env = make(five_env_fns(Counter))
         env.reset()
         env.send(ONES)
@@ -144,7 +144,7 @@ class InFlightContract(Contract):
         assert env.step([0] * NUM_ENVS).states[:, 1].tolist() == [2] * NUM_ENVS
 
     def test_late_result_is_never_returned_by_a_later_call(self, make: Make) -> None:
-        """It is dropped on arrival."""
+        """The late result is dropped when it arrives."""
         env = make(five_env_fns(Sleeper), timeout=0.8)
         naps = [{"sleep": 1.2 if number == 1 else 0.0, "answer": "late"} for number in range(NUM_ENVS)]
         late: tuple[int, ...] = (1,)

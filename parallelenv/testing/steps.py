@@ -18,10 +18,10 @@ from parallelenv.testing.scenario import (
     LENGTHS,
     NUM_ENVS,
     Actions,
-    asked,
     assert_same,
     five_env_fns,
     play,
+    selected_ids,
 )
 
 ONES = [1] * NUM_ENVS
@@ -82,7 +82,7 @@ class StepContract(Contract):
         env = make(five_env_fns(Counter), "continue")
         assert env.reset()[:, 0].tolist() == [0, 1, 2, 3, 4]
         for form in all_forms():
-            env_ids = asked(env, form)
+            env_ids = selected_ids(env, form)
             result = env.step([1] * len(env_ids), form)
             assert result.env_ids.tolist() == env_ids, f"id={form}"
             assert result.states[:, 0].tolist() == env_ids, f"id={form}"
@@ -91,7 +91,7 @@ class StepContract(Contract):
             assert env.reset(form)[:, 0].tolist() == env_ids, f"reset, id={form}"
 
     def test_each_env_gets_its_own_action(self, make: Make) -> None:
-        """In order of ``id``, whatever an env did not get before."""
+        """In order of ``id``, also if other envs were stepped before."""
         env = make(five_env_fns(Counter), "continue")
         env.reset(seed=1)
         plain = env.step([0, 0, 0], [4, 0, 2]).rewards
@@ -115,7 +115,7 @@ class StepContract(Contract):
         assert all(type(info) is dict for info in result.infos)
 
     def test_calls_affect_only_the_envs_in_id(self, make: Make, tmp_path: Any) -> None:
-        """And each of them once."""
+        """Each of them is called once."""
         env = make(five_env_fns(Witness, str(tmp_path)))
         env.reset()
         env.reset([3, 0])
@@ -125,7 +125,7 @@ class StepContract(Contract):
         assert words == [["made", "reset", *more] for more in expected]
 
     def test_step_before_reset_is_refused(self, make: Make) -> None:
-        """Otherwise nothing is stepped."""
+        """No env is stepped."""
         env = make(five_env_fns(Counter))
         env.reset([0, 1, 2, 4])
         with pytest.raises(ResetNeededError, match="3"):
@@ -133,7 +133,7 @@ class StepContract(Contract):
         assert env.get_env_attr("count") == [0] * NUM_ENVS
 
     def test_spaces_equal_those_of_the_envs(self, make: Make) -> None:
-        """Each env has its own: seeding it does not affect samples of another's."""
+        """Each env has its own spaces: seeding one does not affect samples of another."""
         env = make(five_env_fns(Counter))
         assert env.observation_spaces == [Counter.observation_space] * NUM_ENVS
         alone = [copy.deepcopy(Counter.action_space) for _ in range(NUM_ENVS)]
@@ -242,7 +242,7 @@ class StepContract(Contract):
         assert result.truncated.tolist() == [False, False, False, True, False]
 
     def test_actions_of_absent_envs_are_ignored(self, make: Make) -> None:
-        """But they must be given."""
+        """An item for them must still be given."""
         env = make(five_env_fns(Counter), "idle")
         env.reset()
         actions = Actions(env, 0)

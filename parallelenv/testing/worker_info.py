@@ -99,7 +99,7 @@ class WorkerInfoContract(Contract):
         assert sorted(path.name.split("_")[0] for path in tmp_path.iterdir()) == list("01234")
 
     def test_worker_info_has_the_seed_of_the_latest_reset(self, make: Make) -> None:
-        """If that had one; a rebuilt env has that of its constructor."""
+        """If that reset had one; a rebuilt env has the seed of its constructor."""
         env = make([InfoEnv] * NUM_ENVS, num_cpus=3)
         env.send_reset(seed=7)
         env.recv(NUM_ENVS)
@@ -110,11 +110,11 @@ class WorkerInfoContract(Contract):
         assert env.customized_method("ask", id=1)[0]["made"][4] is None
 
     def test_policy_in_a_worker_gets_no_worker_info(self, make: Make) -> None:
-        """And gets no worker info of an env."""
+        """``get_worker_info()`` returns None there."""
         env = make([InfoEnv] * NUM_ENVS, "restart")
         env.reset(seed=1)
         rollout = env.rollout(_policy_with_info, 5, progress=False)
-        assert not rollout.extras["is_told"].any()
+        assert not rollout.extras["has_worker_info"].any()
         assert [one["step"][0] for one in env.customized_method("ask")] == list(range(NUM_ENVS))
 
     def test_replicated_envs_differ_in_seed_and_worker_info(self) -> None:
@@ -156,4 +156,4 @@ class WorkerInfoContract(Contract):
 
 def _policy_with_info(states: Any) -> Any:
     told = np.full(len(states), get_worker_info() is not None)
-    return np.ones(len(states), np.int64), None, {"is_told": told}
+    return np.ones(len(states), np.int64), None, {"has_worker_info": told}

@@ -1,4 +1,4 @@
-"""An id whose vector entry point makes the adapter for Gymnasium."""
+"""Registered ids whose vector entry point makes the adapter for Gymnasium."""
 
 from __future__ import annotations
 

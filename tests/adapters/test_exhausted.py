@@ -1,4 +1,4 @@
-"""Adapters have no answer for an env that rests: they tell the step that finds no further episode, and then refuse."""
+"""Adapters report the step after which an env has no further episode once, and then raise."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_next_step_reports_exhaustion_once_then_raises(make_pool: MakePool) -> N
     vector_env = env.to_gymnasium()
     vector_env.reset(options={"length": 1})
     assert vector_env.step([1, 1])[2].tolist() == [True, True]
-    states, rewards, terminations, truncations, infos = vector_env.step([1, 1])  # in which both begin, were there two
+    states, rewards, terminations, truncations, infos = vector_env.step([1, 1])  # the step in which both are reset
     assert states[:, :2].tolist() == [[1, 1], [2, 0]]
     assert (rewards.tolist(), terminations.tolist(), truncations.tolist()) == ([0, 0], [False, False], [True, False])
     assert infos["exhausted"].tolist() == [True, False]

@@ -1,4 +1,4 @@
-"""Actions that carry gradients: learners that differentiate through their envs."""
+"""Actions with gradients, for learners that differentiate through their envs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TRAVELS = r"requires grad.*copied to another process.*tensor\.detach\(\).*torch\
 
 
 class Keeps:
-    """Keeps the action that it was given, and answers a state of it."""
+    """Keeps its actions, and returns a state made of the action."""
 
     def __init__(self) -> None:
         self.kept: list[Any] = []
@@ -51,7 +51,7 @@ class LearnsDeclared(Learns):
         self.action_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
 
 
-# ---------------------------------------------------------------- what need not be torch itself
+# ---------------------------------------------------------------- without torch
 
 
 class FakeTensor:
@@ -94,7 +94,7 @@ def test_action_with_gradients_is_passed_to_env_uncopied(fake_torch: Any, make_e
     given = [WITH_GRADIENT[kind](), WITH_GRADIENT[kind]()]
     env.step(given)
     for one, (kept,) in zip(given, (each.kept for each in envs), strict=True):
-        assert (kept is one) is (kind in ("tensor", "module"))  # what is around it is copied
+        assert (kept is one) is (kind in ("tensor", "module"))  # its container is copied
         assert _inside(kept) is _inside(one)
 
 
@@ -115,7 +115,7 @@ def test_action_without_gradients_is_copied(fake_torch: Any, make_env: MakeEnv) 
         env.step([plain])
         assert envs[0].kept[-1] is not plain
     tensor = FakeTensor(True)
-    env.customized_method("step", {"action": tensor})  # an argument of a call, which is data
+    env.customized_method("step", {"action": tensor})  # arguments of methods are copied
     assert envs[0].kept[-1] is not tensor
     fake_torch.is_grad_enabled = lambda: False
     env.step([tensor])

@@ -1,4 +1,4 @@
-"""What else a `VectorEnv` does: masks, infos, attributes, frames, failures."""
+"""Masks, infos, attributes, frames and failures of the adapter for Gymnasium."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
 """Of the modes those two between which there is a difference: without and with a process in between."""
 
 
-# -------------------------------------------------------------------- what it is
+# -------------------------------------------------------------------- basics
 
 
 def test_adapter_is_a_vector_env_in_every_mode(make: Any) -> None:
@@ -108,7 +108,7 @@ def test_saved_state_restores_pending_autoresets(make: Any) -> None:
         assert difference(env.step(ZEROS), other.step(ZEROS)) is None
 
 
-# -------------------------------------------------------------------- where Gymnasium's own go wrong
+# -------------------------------------------------------------------- errors of Gymnasium's own vector envs
 
 
 @nearby
@@ -331,7 +331,7 @@ def test_bad_arguments_raise_the_same_errors_as_sync_vector_env(what: str, make:
     ours, theirs = (_kind_of_error(call, make_one([partial(Bounded, 9)] * 3)) for make_one in (make, SyncVectorEnv))
     assert ours is not None
     assert issubclass(ours, expected)
-    if not gym.__version__.startswith(("1.1.", "1.2.", "1.3.")):  # which raised various things, or nothing
+    if not gym.__version__.startswith(("1.1.", "1.2.", "1.3.")):  # older versions raised other errors, or none
         assert theirs is expected
 
 
@@ -418,7 +418,7 @@ def test_episode_of_restarted_env_is_truncated(autoreset_mode: str, make: Any) -
     assert not terminations.any()
     said = infos if autoreset_mode == "NextStep" else infos["final_info"]
     assert isinstance(said["failure"][1], KeyError)
-    assert "final_obs" not in infos  # nobody knows what it was
+    assert "final_obs" not in infos  # the last state is unknown
     assert env.step(ZEROS)[0].tolist() == [[3], [0 if autoreset_mode == "NextStep" else 1], [3]]
 
 

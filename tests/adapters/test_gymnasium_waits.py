@@ -1,4 +1,4 @@
-"""What is begun with the adapter for Gymnasium and awaited later, and what is refused meanwhile."""
+"""Asynchronous calls of the adapter for Gymnasium, and the calls that are refused meanwhile."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_every_call_after_close_is_refused(make: Any) -> None:
 
 
 def refusal(call: Callable[[Any], Any], env: Any) -> tuple[type[Exception], str | None]:
-    """Return which error of Gymnasium's an env answers with, and what that says was called."""
+    """Return the class of Gymnasium's error that a call raises, and the call that it names."""
     with pytest.raises(REFUSALS) as caught:
         call(env)
     kind = next(known for known in REFUSALS if isinstance(caught.value, known))
@@ -160,7 +160,7 @@ def test_to_gymnasium_of_a_busy_env_raises_timeout_error(make_env: MakeEnv, tmp_
         with pytest.raises(WorkerTimeoutError, match=r"did not answer within 0.3 s. Give a longer timeout, or rebuild"):
             call()
     (tmp_path / "go").touch()
-    assert env.get_env_attr("number") == [0, 1, 2, 3]  # it went on as it was
+    assert env.get_env_attr("number") == [0, 1, 2, 3]  # it continued unchanged
     vector_env = env.to_gymnasium("SameStep")
     vector_env.reset()
     assert vector_env.step([GO_ON] * 4)[0][:, 1].tolist() == [1, 1, 1, 1]

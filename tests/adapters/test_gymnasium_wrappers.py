@@ -1,4 +1,4 @@
-"""Gymnasium's vector wrappers do on the adapter what they do on `SyncVectorEnv`."""
+"""Gymnasium's vector wrappers behave on the adapter as on `SyncVectorEnv`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def cart_pole() -> Any:
 
 
 def several(env: Any) -> Any:
-    """Put an env in several wrappers at once."""
+    """Wrap an env in several wrappers."""
     env = vector.RecordEpisodeStatistics(vector.NormalizeReward(vector.NormalizeObservation(env)))
     env = vector.ClipReward(vector.RescaleAction(env, *BOUNDS), -5, 5)
     return vector.DictInfoToList(env) if LISTS_STATISTICS else env
@@ -86,7 +86,7 @@ def both(make_env: MakeEnv, env_fn: Any, autoreset_mode: str) -> tuple[Any, Any]
 
 
 def play(twins: GymnasiumTwins, num_steps: int) -> None:
-    """Step both, and see episodes end."""
+    """Step both until episodes have ended."""
     twins.reset(seed=1)
     twins.theirs.action_space.seed(5)
     assert sum(int(twins.step(twins.theirs.action_space.sample()).sum()) for _ in range(num_steps)) > NUM_ENVS
@@ -95,7 +95,7 @@ def play(twins: GymnasiumTwins, num_steps: int) -> None:
 
 
 def attempt(wrap: Callable[[Any], Any], env: Any) -> tuple[Any, Any]:
-    """Return the wrapped env, and else how the wrapper refuses it: some are not for every autoreset mode."""
+    """Return the wrapped env, or the error of the wrapper: some do not support every autoreset mode."""
     try:
         return wrap(env), None
     except (ValueError, AssertionError) as error:

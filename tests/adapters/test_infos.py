@@ -1,4 +1,4 @@
-"""Infos of several envs as one dict of arrays: what Gymnasium does, and what it spoils."""
+"""Infos of several envs as one dict of arrays, as in Gymnasium but without loss of values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from parallelenv.contract.difference import difference
 
 
 def gather(*values: Any) -> Any:
-    """Return what becomes of values of three envs under one key; the third has none."""
+    """Return the array gathered from the values of three envs under one key; the third has none."""
     infos = [{"k": value} for value in values]
     gathered = gather_infos([*infos, *[{}] * (3 - len(infos))], 3)
     assert gathered["_k"].tolist() == [index < len(infos) for index in range(3)]

@@ -1,4 +1,4 @@
-"""What others answered while an env failed: in the form of the adapter, with nothing of ours in it."""
+"""Results of the other envs when one fails, in the format of the adapter."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ both_ways = pytest.mark.parametrize("step", [lambda env: env.step(ONE_ONE), begu
 
 
 def failed(step: Callable[[Any], Any], env: Any) -> Any:
-    """Return what is left of a step in which env 1 failed."""
+    """Return the partial result of a step in which env 1 failed."""
     env.reset()
     with pytest.raises(KeyError, match="one is too much") as caught:
         step(env)

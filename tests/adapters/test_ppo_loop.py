@@ -1,4 +1,4 @@
-"""A learner that knows nothing but Gymnasium's interface learns on the adapter what it learns on `SyncVectorEnv`."""
+"""PPO written for Gymnasium's interface learns the same on the adapter as on `SyncVectorEnv`."""
 
 from __future__ import annotations
 

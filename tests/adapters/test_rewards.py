@@ -1,4 +1,4 @@
-"""Rewards that are no numbers: no adapter makes one of them, and none goes by unnoticed."""
+"""Adapters refuse rewards that are not numbers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
 
 
 class Paid(Looped):
-    """Rewards its second step with something special, and raises for action 1."""
+    """Returns a given reward for its second step, and raises for action 1."""
 
     def __init__(self, reward: Any = 1.0, length: int = 9) -> None:
         super().__init__(length)
@@ -38,7 +38,7 @@ class Paid(Looped):
 
 @pytest.fixture(params=["gym", pytest.param("sb3", marks=pytest.mark.neighbours)])
 def adapted(request: pytest.FixtureRequest) -> Adapter:
-    """Return an adapter that knows rewards as numbers, and resets within the step."""
+    """Return an adapter that needs numeric rewards and resets within the step."""
     if request.param == "sb3":
         require("stable_baselines3.common.vec_env")
         return lambda env: env.to_sb3()

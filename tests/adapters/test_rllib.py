@@ -1,4 +1,4 @@
-"""RLlib's env runner takes the vector entry point."""
+"""RLlib's env runner works with the vector entry point."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def test_steps_and_resets_equal_those_of_dummy_vec_env(kind: str, make_env: Make
         one.seed(3)
         one.set_options({"level": 2})
     twins.play(num_steps)
-    twins.play(100)  # without seeds and options, which were used up
+    twins.play(100)  # without seeds and options: they apply to one reset
 
 
 @nearby
@@ -78,7 +78,7 @@ def test_observations_are_copied_even_with_copy_false(make_env: MakeEnv) -> None
     env.step(np.zeros(3, int))
     assert first.tolist() == [[0]] * 3
     assert second.tolist() == [[1]] * 3
-    first[:] = second[:] = 5  # the caller's
+    first[:] = second[:] = 5  # they belong to the caller
 
 
 @nearby

@@ -1,4 +1,4 @@
-"""Stable-Baselines3's wrappers do on the adapter what they do on `DummyVecEnv`."""
+"""Stable-Baselines3's wrappers behave on the adapter as on `DummyVecEnv`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
 
 
 def several(env: Any) -> Any:
-    """Put an env in several wrappers at once."""
+    """Wrap an env in several wrappers."""
     return vec_env.VecCheckNan(vec_env.VecFrameStack(vec_env.VecNormalize(vec_env.VecMonitor(env)), 2), True)
 
 
@@ -65,7 +65,7 @@ def test_vec_normalize_statistics_are_saved_and_loaded(make_env: MakeEnv, tmp_pa
     paths = [tmp_path / "ours", tmp_path / "theirs"]
     for one, path in zip((twins.ours, twins.theirs), paths, strict=True):
         one.save(path)
-    # each goes on from what the other has saved
+    # each loads the statistics of the other
     swapped = Sb3Twins(
         vec_env.VecNormalize.load(paths[1], twins.ours.venv), vec_env.VecNormalize.load(paths[0], twins.theirs.venv)
     )
@@ -97,7 +97,7 @@ def _episodes(path: Path) -> list[tuple[str, str]]:
 
 
 class Broken(Looped):
-    """Observes no number in the second step."""
+    """Returns nan as state of the second step."""
 
     def step(self, action: Any) -> Any:
         self.state += 1

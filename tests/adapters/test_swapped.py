@@ -1,4 +1,4 @@
-"""What worked with another library's vector envs works with the adapters: each test is a habit of its users."""
+"""Code written for another library's vector envs works with the adapters."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def adapted(request: pytest.FixtureRequest) -> Adapter:
 
 
 class Bare(Looped):
-    """Its reset takes nothing."""
+    """Its reset accepts no arguments."""
 
     def reset(self) -> Any:  # type: ignore[override]
         self.state[:] = 0
@@ -50,7 +50,7 @@ class Bare(Looped):
 
 
 class Seeded(Looped):
-    """Its reset takes a seed alone."""
+    """Its reset accepts only a seed."""
 
     def reset(self, seed: int | None = None) -> Any:  # type: ignore[override]
         self.state[:] = 0 if seed is None else seed
@@ -82,7 +82,7 @@ def test_options_raise_type_error_if_reset_does_not_accept_them(make_env: MakeEn
 
 
 class Grumpy(Looped):
-    """Raises another error than the others."""
+    """Raises a given error."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(9)
@@ -138,7 +138,7 @@ def test_envs_in_other_processes_are_not_accessible(adapted: Adapter, make_env: 
 
 
 class Echo(gym.Env[Any, Any]):
-    """Says what it was given."""
+    """Returns its actions in the infos."""
 
     def __init__(self, action_space: Any) -> None:
         self.action_space, self.observation_space = action_space, Box(0, 9, (1,), np.float32)
@@ -151,8 +151,8 @@ class Echo(gym.Env[Any, Any]):
         return np.zeros(1, np.float32), 0.0, False, False, {"told": told}
 
 
-def told(env: Any, actions: Any) -> list[Any]:
-    """Step, and return what the envs were given: values and dtypes."""
+def received_actions(env: Any, actions: Any) -> list[Any]:
+    """Step, and return values and dtypes of the actions that the envs got."""
     env.reset()
     infos = env.step(actions)[-1]
     if isinstance(infos, dict):
@@ -166,9 +166,9 @@ def told(env: Any, actions: Any) -> list[Any]:
 @nearby
 def test_box_actions_keep_their_dtype(adapted: Adapter, make_env: MakeEnv) -> None:
     env = adapted(make_env([partial(Echo, Box(-2, 2, (1,), np.float32))] * 2))
-    assert told(env, np.array([[0.1], [0.2]])) == [([0.1], "float64"), ([0.2], "float64")]
-    assert told(env, np.array([[0.5], [1.5]], np.float32)) == [([0.5], "float32"), ([1.5], "float32")]
-    assert told(env, np.array([[0.5], [1.5]], np.float16)) == [([0.5], "float16"), ([1.5], "float16")]
+    assert received_actions(env, np.array([[0.1], [0.2]])) == [([0.1], "float64"), ([0.2], "float64")]
+    assert received_actions(env, np.array([[0.5], [1.5]], np.float32)) == [([0.5], "float32"), ([1.5], "float32")]
+    assert received_actions(env, np.array([[0.5], [1.5]], np.float16)) == [([0.5], "float16"), ([1.5], "float16")]
 
 
 @nearby
@@ -189,8 +189,8 @@ def test_box_parts_of_dict_actions_keep_their_dtype(make_env: MakeEnv) -> None:
 @nearby
 def test_discrete_actions_may_be_whole_floats(adapted: Adapter, make_env: MakeEnv) -> None:
     env = adapted(make_env([partial(Echo, Discrete(3))] * 2))
-    assert told(env, np.array([1.0, 2.0])) == [(1, "int64"), (2, "int64")]
-    assert told(env, np.array([1, 2], np.uint8)) == [(1, "int64"), (2, "int64")]
+    assert received_actions(env, np.array([1.0, 2.0])) == [(1, "int64"), (2, "int64")]
+    assert received_actions(env, np.array([1, 2], np.uint8)) == [(1, "int64"), (2, "int64")]
     for actions in (np.array([0.5, 1]), np.array([np.nan, 1])):
         with pytest.raises(ActionError, match="without loss of meaning"):
             env.step(actions)
@@ -252,12 +252,12 @@ def test_reset_mask_that_skips_env_without_state_is_refused(make_env: MakeEnv) -
         env.reset(options=mask)
     env.step(np.zeros(2, int))
     assert env.reset(options=mask)[0].tolist() == [[0], [1]]
-    with pytest.raises(ResetNeededError, match="have no running episode"):  # as ever without an adapter
+    with pytest.raises(ResetNeededError, match="have no running episode"):  # unchanged without an adapter
         make_env([Looped] * 2).step([0, 0])
 
 
 class Typed(Looped):
-    """Returns a state of another type than its space says, which it writes over in the next reset."""
+    """Returns a state of another type than its space, and overwrites it in the next reset."""
 
     def __init__(self, observation_space: Any, state: Any) -> None:
         super().__init__(1)
@@ -328,7 +328,7 @@ def test_tianshou_async_mode_warns_if_envs_share_workers(make_env: MakeEnv) -> N
         warnings.simplefilter("error")
         make_env([Looped] * 3, num_cpus=3).to_tianshou(timeout=1.0)
         make_env([Looped] * 3, num_cpus=2).to_tianshou()
-        ParallelEnv([Looped] * 3).to_tianshou(wait_num=2).close()  # a loop is one worker, whatever is given
+        ParallelEnv([Looped] * 3).to_tianshou(wait_num=2).close()  # dummy mode has one worker
 
 
 # -------------------------------------------------------------------- Stable-Baselines3

@@ -1,4 +1,4 @@
-"""The adapter for Tianshou equals `DummyVectorEnv`, and collectors take it."""
+"""The adapter for Tianshou equals `DummyVectorEnv`, and collectors accept it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ZEROS = np.zeros(3, np.int64)
 
 
 class Twins(Pair):
-    """An adapter and Tianshou's own vector env, which are called alike."""
+    """An adapter and Tianshou's own vector env, which get the same calls."""
 
     def __getattr__(self, name: str) -> Any:
         def both(*args: Any, **kwargs: Any) -> Any:
@@ -92,7 +92,7 @@ def test_collectors_collect_the_same_as_with_dummy_vector_env(is_async: bool, ma
     class Leaning(base.Policy):  # type: ignore[misc, name-defined]
         def forward(self, batch: Any, state: Any = None, **kwargs: Any) -> Any:
             leans = torch.as_tensor((batch.obs[:, 2] > 0).astype(np.int64))
-            nothing = torch.zeros(len(leans), 1)  # the async collector cannot do without
+            nothing = torch.zeros(len(leans), 1)  # required by the async collector
             return data.Batch(act=leans, state=nothing, policy=data.Batch(nothing=nothing))
 
     options: dict[str, Any] = {"wait_num": 3} if is_async else {}
@@ -109,7 +109,7 @@ def test_collectors_collect_the_same_as_with_dummy_vector_env(is_async: bool, ma
         collector.collect(n_step=400)
         found.append([buffer.obs[:400], buffer.act[:400], buffer.rew[:400], buffer.terminated[:400]])
         assert len(buffer) >= 400
-    if not is_async:  # else it depends on who comes first
+    if not is_async:  # otherwise the result depends on which env finishes first
         assert difference(found[0], found[1]) is None
 
 

@@ -1,4 +1,4 @@
-"""The adapter for Tianshou after something went wrong: which envs wait, and how one goes on."""
+"""The adapter for Tianshou after failures: which envs wait, and how to continue."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ apart = pytest.mark.parametrize("mode", ["thread", "subproc"], indirect=True)
 
 
 class Mortal(Looped):
-    """Ends its worker for action 1."""
+    """Kills its worker for action 1."""
 
     def step(self, action: Any) -> Any:
         if action == 1:
@@ -32,8 +32,8 @@ class Mortal(Looped):
 
 
 def fail(env: Any, actions: Any, error: type[Exception]) -> None:
-    """Step until the failure that is due is raised."""
-    with pytest.raises(error):  # noqa: PT012 (whoever is first is told of first)
+    """Step until the expected failure is raised."""
+    with pytest.raises(error):  # noqa: PT012 (the order of the envs is not fixed)
         env.step(actions)
         while env.waiting_id:
             env.step(None)
@@ -130,4 +130,4 @@ def test_tianshou_step_with_no_envs_returns_empty_arrays(make_env: MakeEnv) -> N
     assert [len(part) for part in env.step([], [])] == [0] * 5
     first = env.step([0, 0])[0]
     env.step([0, 0])
-    assert first.tolist() == [[1], [1]]  # copies, whatever `copy` was
+    assert first.tolist() == [[1], [1]]  # copies, even with `copy=False`

@@ -1,4 +1,4 @@
-"""`caller_steps=True`: the caller is one of the workers. The whole contract, and what is peculiar to it."""
+"""`caller_steps=True`: the caller is one of the workers. The whole contract, and more tests."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class TestCallerSteps(BackendContract):
         assert env.step([0] * NUM_ENVS).states[:, :2].tolist() == [[number, 1] for number in range(NUM_ENVS)]
 
     def test_envs_are_usable_after_an_interrupt(self, make: Make, make_oracle: Make) -> None:
-        """The suite takes the env that interrupts, here one of the worker's, for the one that is interrupted."""
+        """The suite assumes that the env that interrupts, here one of the worker's, is the one interrupted."""
         if threading.current_thread() is not threading.main_thread():
             pytest.skip("interrupts come to the main thread only")
         env, oracle = make(five_env_fns(Interrupter)), make_oracle(five_env_fns(Interrupter))
@@ -67,7 +67,7 @@ class TestCallerSteps(BackendContract):
 
 
 class Home(Counter):
-    """Knows in which process it was made, and interrupts that process if it is told to."""
+    """Knows in which process it was made, and interrupts that process on request."""
 
     closed: ClassVar[list[int]] = []
 
@@ -92,7 +92,7 @@ def make(envs: Any, done_policy: Any = "continue", num_cpus: int = 2) -> Paralle
     return ParallelEnv(envs, "subproc", done_policy, num_cpus, caller_steps=True)
 
 
-# ---------------------------------------------------------------- who lives where
+# ---------------------------------------------------------------- processes of envs
 
 
 @pytest.mark.parametrize(("num_cpus", "ours"), [(1, [0, 1, 2, 3, 4]), (2, [3, 4]), (3, [4]), (5, [4])])
@@ -128,7 +128,7 @@ def test_env_instances_are_copied_in_caller_and_workers(num_cpus: int) -> None:
         env.step([1] * NUM_ENVS)
         assert env.get_env_attr("episode") == [2] * NUM_ENVS
         assert [original.episode for original in originals] == [1] * NUM_ENVS
-        env.restart([0, 4])  # as they were when they were given
+        env.restart([0, 4])  # in their original state
         assert env.get_env_attr("episode") == [1, 2, 2, 2, 1]
         assert env.get_env_attr("count", [0, 4]) == [1, 1]
 
@@ -167,7 +167,9 @@ def step_in_a_daemon(pipe: Any) -> None:
         pipe.send((multiprocessing.current_process().daemon, env.step([1] * NUM_ENVS).states[:, :2].tolist()))
 
 
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")  # newer Pythons, of fork
+@pytest.mark.filterwarnings(
+    "ignore:This process .* is multi-threaded:DeprecationWarning"
+)  # newer Pythons warn about fork
 def test_caller_steps_works_in_a_daemonic_process() -> None:
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
@@ -269,7 +271,7 @@ def test_ctrl_c_in_method_of_env_of_the_caller_drops_its_result() -> None:
 
 
 class Interrupted(deque[Any]):
-    """A queue that is interrupted before or after something leaves it."""
+    """A queue that is interrupted before or after an item is taken."""
 
     is_left: bool
 

@@ -1,4 +1,4 @@
-"""Workers that share a core needlessly are moved apart, once, and nobody else is."""
+"""The balancer moves workers that share a core needlessly, and no other process."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Moves(list[tuple[int, set[int]]]):
 
 @pytest.fixture
 def moves(monkeypatch: pytest.MonkeyPatch) -> Moves:
-    """What is moved while nobody else seems to want to run, whatever goes on on this machine."""
+    """The recorded moves, while no other process seems to be runnable."""
     moves = Moves()
     monkeypatch.setattr(os, "sched_setaffinity", moves.record)
     monkeypatch.setattr(_cpu_balancer, "_num_runnable", lambda: 1)
@@ -72,7 +72,7 @@ def moves(monkeypatch: pytest.MonkeyPatch) -> Moves:
 
 
 def crowd(pids: list[int]) -> int:
-    """Let processes be on one core, free to leave it, and return that core; it is not ours if that can be."""
+    """Move processes to one core without pinning them, and return it; not the core of this process if possible."""
     ours = _cpu_balancer._core_if_awake(os.getpid())
     core = next(core for core in sorted(USABLE) if core != ours)
     for cores in ({core}, USABLE):
@@ -101,7 +101,7 @@ def test_balancer_moves_one_of_two_busy_workers_off_a_shared_core(start: Start, 
     other = min(USABLE - {shared})
     assert moves == [(pids[1], {other}), (pids[1], USABLE)]
     assert moves.landed == other
-    assert [os.sched_getaffinity(pid) for pid in pids] == [USABLE] * 2  # free to run on any, as before
+    assert [os.sched_getaffinity(pid) for pid in pids] == [USABLE] * 2  # not pinned
 
 
 @pytest.mark.parametrize("caller_steps", [False, True])
@@ -142,7 +142,7 @@ def test_balancer_moves_no_process_while_other_processes_are_runnable(
     start: Start, moves: Moves, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pids = [start(SPIN), start(SPIN)]
-    look_until(moves, pids)  # else this test would prove nothing
+    look_until(moves, pids)  # check that the balancer does move them otherwise
     del moves[:]
     monkeypatch.setattr(_cpu_balancer, "_num_runnable", lambda: 4)  # these two, this one, and another
     for _ in range(50):

@@ -1,4 +1,4 @@
-"""What envs come from is imported once, in the process that workers are forked from."""
+"""Packages of envs are imported once, in the process that workers are forked from."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def make_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ma
 
 
 def run(env: Any, text: str = "os.getpid()", num_cpus: int = NUM_WORKERS, **options: Any) -> list[Any]:
-    """Return what envs say, by default in workers of their own."""
+    """Evaluate an expression in envs, by default in one worker each, and return the results."""
     with ParallelEnv([env] * NUM_WORKERS, "subproc", num_cpus=num_cpus, **options) as pool:
         pool.reset()
         return list(pool.customized_method("evaluate", {"text": text}))
@@ -176,7 +176,7 @@ def test_unsuitable_preload_modules_raise_or_warn(make_package: MakePackage) -> 
         run(package.env(), preload=[unfit.name])
 
 
-# ---------------------------------------------------------------- imported anew
+# ---------------------------------------------------------------- imported again
 
 
 @pytest.mark.parametrize("file", ["__init__.py", "part.py"])
@@ -202,7 +202,7 @@ def test_package_is_imported_again_if_environment_or_sys_path_changes(
     assert len(package.imported_in()) == 2
 
 
-# ---------------------------------------------------------------- what cannot be forked
+# ---------------------------------------------------------------- packages that cannot be forked
 
 
 ABROAD = f"if os.getpid() != {os.getpid()}:\n    "  # the caller imports it as well
@@ -231,7 +231,7 @@ def test_workers_import_packages_that_are_unsafe_to_fork(make_package: MakePacka
     assert SERVERS.refused[package.name].reason == reason
     assert f"{package.name}, whose import {reason}" in doctor_says()
     assert f"{other.name} (0." in doctor_says()
-    package.write("")  # mended
+    package.write("")  # fixed
     run(package.env())
     assert len(package.imported_in()) == 1 + 2 * NUM_WORKERS + 1
 
@@ -319,7 +319,7 @@ def test_env_can_start_its_own_pool(make_package: MakePackage) -> None:
     assert len(set(inner)) == 2
 
 
-# ---------------------------------------------------------------- ends
+# ---------------------------------------------------------------- exit
 
 
 def test_killed_fork_servers_are_replaced_and_workers_keep_running(make_package: MakePackage) -> None:
@@ -340,7 +340,9 @@ def test_fork_servers_are_not_active_children(make_package: MakePackage) -> None
     assert not any("fork-server" in child.name for child in multiprocessing.active_children())
 
 
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")  # newer Pythons, of fork
+@pytest.mark.filterwarnings(
+    "ignore:This process .* is multi-threaded:DeprecationWarning"
+)  # newer Pythons warn about fork
 def test_forked_child_starts_its_own_fork_servers(make_package: MakePackage) -> None:
     package = make_package()
     run(package.env())

@@ -1,4 +1,4 @@
-"""Ctrl-C at any line of the making of workers and of their end, in the modes that need nothing but this machine.
+"""Ctrl-C at any line of starting and closing workers, in the modes that run on this machine alone.
 
 What is left behind is found at the end of each test, as at that of any test.
 """
@@ -58,7 +58,7 @@ def test_interrupt_during_close_is_raised_and_leaks_nothing(way: str) -> None:
         env.close()
         if not outcome.line:
             break
-        assert outcome.is_told, outcome
+        assert outcome.is_raised, outcome
     assert number > stride
 
 
@@ -77,7 +77,7 @@ def test_worker_info_is_none_after_an_interrupt_at_any_bytecode(name: str) -> No
             assert get_worker_info() is None, outcome
             if not outcome.line:
                 break
-            assert outcome.is_told, outcome
+            assert outcome.is_raised, outcome
     assert number > 50
 
 
@@ -89,11 +89,11 @@ def test_close_after_two_interrupts_closes_the_rest(monkeypatch: pytest.MonkeyPa
         env = ParallelEnv([Plain] * 2, "subproc", num_cpus=2, start_method="fork")
         with monkeypatch.context() as patch:
             patch.setattr(Pool, "_close_at_once", interrupted)
-            assert interrupt_at(number, env.close).is_told
+            assert interrupt_at(number, env.close).is_raised
         env.close()
 
 
-# Where a worker and the batch get their descriptors.
+# The files in which a worker and the batch get their descriptors.
 OPENERS = tuple(f"backends/{name}.py" for name in ("fork_server", "log", "memory", "process", "subproc"))
 OPENERS += ("multiprocessing/connection.py",)
 
@@ -106,7 +106,7 @@ def test_interrupt_during_construction_is_raised_and_leaks_nothing(way: str, str
         ParallelEnv.close_all()
         if not outcome.line:
             break
-        assert outcome.is_told, outcome
+        assert outcome.is_raised, outcome
     assert number > stride
 
 
@@ -124,7 +124,7 @@ def test_interrupted_restart_leaks_no_worker() -> None:
             outcome = interrupt_at(number, lambda: env.restart([1]), RESTARTERS)
             if not outcome.line:
                 break
-            assert outcome.is_told, outcome
+            assert outcome.is_raised, outcome
             env.restart([1])
             assert len(psutil.Process().children()) == before, outcome
             assert env.reset().shape == (2, 2)

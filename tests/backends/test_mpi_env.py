@@ -1,4 +1,4 @@
-"""Workers do not take themselves for the process that an MPI launcher has started."""
+"""Workers do not inherit the environment variables of an MPI launcher."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ALL = {**OF_LAUNCHERS, **OTHERS}
 
 
 class Reporter(Counter):
-    """Says which variables it found when it was made, and when it is asked."""
+    """Reports the variables it found when it was made, and finds now."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -53,7 +53,7 @@ def without_test() -> dict[str, str]:
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """The caller as one that a launcher has started; returns its environment."""
+    """Set the variables of a launcher in the caller; return its environment."""
     for name, value in ALL.items():
         monkeypatch.setenv(name, value)
     return without_test()

@@ -1,4 +1,4 @@
-"""Workers run the caller's copy of this package, or say that they do not."""
+"""Workers import the caller's copy of this package, or raise."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ OTHER_FIRST = "import parallelenv"  # before a folder comes first that has anoth
 
 
 def run(tmp_path: Path, method: str, first: str = "") -> subprocess.CompletedProcess[str]:
-    """Run a script that has a copy of its own of this package, where another is what Python finds otherwise."""
+    """Run a script with its own copy of this package, where Python would otherwise find another."""
     shutil.copytree(HERE, tmp_path / "parallelenv", ignore=shutil.ignore_patterns("__pycache__"))
     found = os.pathsep.join([str(HERE.parent), *filter(None, sys.path)])
     return subprocess.run(

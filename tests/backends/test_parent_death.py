@@ -1,4 +1,4 @@
-"""How a process learns that the caller is gone, or that it has let go."""
+"""The pipe by which a process detects that the caller has exited or released it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_forked_child_does_not_keep_the_parent_death_pipe_open() -> None:
     child = os.fork()
     if child == 0:
         os.close(writing)
-        os.read(reading, 1)  # lives on
+        os.read(reading, 1)  # keep running
         os._exit(0)
     lifeline.cut()
     assert is_cut(fileno, 10.0)

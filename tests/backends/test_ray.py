@@ -1,4 +1,4 @@
-"""What is peculiar to the Ray modes: the cluster itself, and how it is left."""
+"""Tests of the Ray modes alone: start of the cluster, resources, failures and shutdown."""
 
 from __future__ import annotations
 
@@ -354,7 +354,7 @@ def test_ray_init_arguments_that_ray_rejects_raise(word: str) -> None:
 
 
 def own_environment() -> dict[str, str]:
-    """Return the environment variables for a program that knows nothing of the Ray of this process."""
+    """Return the environment variables for a program that shall not join the Ray of this process."""
     return {**without_rays(), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 

@@ -1,4 +1,4 @@
-"""What is peculiar to worker processes on this machine."""
+"""Tests of worker processes on this machine."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_ctrl_c_to_the_process_group_does_not_stop_workers(method: str) -> None:
     assert wait_until_gone(workers, patience=2) == []
 
 
-# ---------------------------------------------------------------- surroundings of an env
+# ---------------------------------------------------------------- environment of an env
 
 
 class Witness(gym.Env[Any, Any]):
@@ -269,7 +269,7 @@ def test_failed_start_restores_environment_variables(users: str | None, monkeypa
 def test_cpu_balancer_includes_restarted_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     looked_at: list[set[int]] = []
     monkeypatch.setattr(CpuBalancer, "look", lambda self, pids: looked_at.append(set(pids)))
-    monkeypatch.setattr(_pipe, "_SPIN", 5.0)  # any answer is a quick one
+    monkeypatch.setattr(_pipe, "_SPIN", 5.0)  # every reply counts as fast
     with ParallelEnv([Witness, Witness], "subproc", num_cpus=2) as env:
         victim, other = env.customized_method("pid")
         assert looked_at[-1] == {victim, other}
@@ -376,7 +376,7 @@ def test_worker_reaped_elsewhere_is_reported_as_dead() -> None:
     process.start()
     assert process.pid is not None
     os.waitpid(process.pid, 0)
-    assert process.is_alive()  # as `multiprocessing` will say for ever
+    assert process.is_alive()  # `multiprocessing` does not notice
     worker = WorkerProcess(process)
     worker.join()
     assert not worker.is_alive()

@@ -32,7 +32,7 @@ NUM_ENVS = 8
 
 
 class Settled(Fragile):
-    """Tells on which node it is. Its state has a draw besides, and so have the ends of its episodes."""
+    """Reports its node. Its states and the lengths of its episodes are random."""
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (3,), np.float64)
 
@@ -190,7 +190,7 @@ def test_resource_that_no_node_has_raises_scheduling_error(
     monkeypatch.setattr(_ray_cluster, "START_TIMEOUT", 2.0)
     with pytest.raises(SchedulingError, match=r"flux=1.*the cluster has 0.*ray_options"):
         ParallelEnv(settled(), mode, num_cpus=2, ray_options={"resources": {"flux": 1}})
-    with ParallelEnv(settled(), mode, num_cpus=4) as env:  # and it holds nothing
+    with ParallelEnv(settled(), mode, num_cpus=4) as env:  # no resources are leaked
         assert env.reset().shape == (NUM_ENVS, 3)
 
 

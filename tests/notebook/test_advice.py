@@ -1,4 +1,4 @@
-"""What a profile advises, from recordings that are made up: one second, of which envs and messages take so much."""
+"""The advice of a profile, for made-up recordings of one second with given shares of envs and messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WAYS = {ROLLOUT, MANY_STEPS, MORE_ENVS, FEWER, CALLER, DUMMY}
 
 
 def worker(number: int, process: ProcessInfo, operations: Sequence[str], seconds: float) -> WorkerRecord:
-    """Return a worker that has begun to do all of these things at once; each is over when the last one is."""
+    """Return a worker whose operations all begin at once and end with the last one."""
     spans = np.tile([0.0, seconds], (len(operations), 1))
     count = len(operations)
     return WorkerRecord(
@@ -54,7 +54,7 @@ def advice(
         ([this_process()], 0.49, {MANY_STEPS, MORE_ENVS}),
         ([this_process(), this_process()], 0.49, {MANY_STEPS, MORE_ENVS, FEWER}),
         ([AWAY, AWAY], 0.49, {MANY_STEPS, MORE_ENVS, FEWER, CALLER}),
-        ([this_process(), AWAY], 0.49, {MANY_STEPS, MORE_ENVS, FEWER}),  # the caller steps already
+        ([this_process(), AWAY], 0.49, {MANY_STEPS, MORE_ENVS, FEWER}),  # with caller_steps
         ([AWAY, AWAY], 0.83, {MANY_STEPS, MORE_ENVS, FEWER, CALLER, DUMMY}),
         ([AWAY], 0.83, {MANY_STEPS, MORE_ENVS, DUMMY}),
         ([this_process()], 0.83, {MANY_STEPS, MORE_ENVS}),

@@ -1,4 +1,4 @@
-"""Episodes are counted as a plain loop would count them, whatever the steps come by."""
+"""Episode statistics equal those of a plain loop, for every way of stepping."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from parallelenv.wrappers import RecordEpisodeStatistics
 
 
 class Plain:
-    """Counts as a reader would."""
+    """A plain implementation of the same statistics."""
 
     def __init__(self, num_envs: int) -> None:
         self.returns: list[float | None] = [None] * num_envs
@@ -55,7 +55,7 @@ class Noting:
 
     def note(self, rewards: Any, ended: Any, rows: Any = None) -> None:
         self.batch.rewards[:] = rewards
-        self.batch.flags[:] = True  # also of those that are not stepped: they keep what they had
+        self.batch.flags[:] = True  # envs that are not stepped keep their values
         self.batch.flags[slice(None) if rows is None else rows] = np.column_stack([ended, np.zeros_like(ended)])
         outcome = self.batch.outcome()
         self.score.log.append(outcome if rows is None else self.score.part(rows, outcome))
@@ -110,13 +110,13 @@ def test_infinite_rewards_cause_no_warning_and_affect_only_their_episode() -> No
         noting.note([reward], [ends])
     standing = score.look()
     assert (standing.num_episodes, standing.mean_return, standing.mean_length) == (2, None, 2.0)
-    assert len(score.log) == 4  # looking has summed up nothing
+    assert len(score.log) == 4  # `look` sums up nothing
 
 
-# ---------------------------------------------------------------- by way of a ParallelEnv
+# ---------------------------------------------------------------- through a ParallelEnv
 
 
-def standing_of(env: ParallelEnv) -> Any:
+def summary_of(env: ParallelEnv) -> Any:
     return env.engine.table.score.look()
 
 
@@ -146,9 +146,9 @@ def test_episode_stats_equal_those_of_record_episode_statistics(
             if "episode" in info:
                 returns.append(info["episode"]["r"])
                 lengths.append(info["episode"]["l"])
-    standing = standing_of(env.unwrapped)
+    standing = summary_of(env.unwrapped)
     assert len(returns) > 3
-    if done_policy is None:  # the wrapper tells of those, too, whom the end of another has ended
+    if done_policy is None:  # the wrapper also reports episodes cut off by the end of another
         assert standing.num_episodes <= len(returns)
     else:
         assert standing.num_episodes == len(returns)
@@ -162,13 +162,13 @@ def test_rollout_counts_the_same_as_steps(make_env: MakeEnv) -> None:
     env.reset(seed=0)
     for _ in range(40):
         env.step([1] * 3)
-    stepped = standing_of(env)
-    env.close()  # in a cluster there may not be room for both
+    stepped = summary_of(env)
+    env.close()  # a cluster may not have resources for both
     env = make_env(fns, asynchronous="restart")
     env.reset(seed=0)
     for num_steps in (7, 1, 32):
         env.rollout(lambda states: [1] * len(states), num_steps, progress=False)
-    rolled = standing_of(env)
+    rolled = summary_of(env)
     assert rolled.num_episodes == stepped.num_episodes > 20
     assert rolled.num_steps == stepped.num_steps == 120
     assert rolled.mean_return == pytest.approx(stepped.mean_return)
@@ -179,13 +179,13 @@ def test_rollout_counts_the_same_as_steps(make_env: MakeEnv) -> None:
 def test_run_episodes_counts_each_episode_once(make_env: MakeEnv, done_policy: Any) -> None:
     env = make_env([lambda: Counter(0, 3)] * 2, asynchronous=done_policy)
     found = env.run_episodes(lambda states: [1] * len(states), 7, seed=0, progress=False)
-    standing = standing_of(env)
+    standing = summary_of(env)
     assert (standing.num_episodes, standing.mean_length) == (7, 3)
     assert standing.mean_return == pytest.approx(found.returns.mean())
     env.reset()
     for _ in range(3):
         env.step([1, 1])
-    assert standing_of(env).num_episodes == 9
+    assert summary_of(env).num_episodes == 9
 
 
 @pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
@@ -195,7 +195,7 @@ def test_steps_through_an_adapter_are_counted(make_env: MakeEnv, autoreset_mode:
     vector_env = env.to_gymnasium(autoreset_mode)
     vector_env.reset(seed=0)
     rewards = np.array([vector_env.step(np.array([1, 1]))[1] for _ in range(20)])
-    standing = standing_of(env)
+    standing = summary_of(env)
     lengths = [3, 4]
     periods = [length + (autoreset_mode == "NextStep") for length in lengths]
     returns = []
@@ -212,7 +212,7 @@ def test_send_reset_starts_counted_episodes(make_env: MakeEnv) -> None:
         ended = env_ids[result.dones].tolist()
         if ended:
             env.send_reset(ended)
-    standing = standing_of(env)
+    standing = summary_of(env)
     assert standing.num_episodes >= 12
     assert 2 <= standing.mean_length <= 4
 
@@ -225,7 +225,7 @@ def test_episode_without_a_recorded_start_is_not_counted(make_env: MakeEnv) -> N
     env.load_state(state)
     for _ in range(5):
         env.step([1])
-    standing = standing_of(env)
+    standing = summary_of(env)
     assert (standing.num_episodes, standing.mean_length) == (1, 3)
 
 
@@ -238,5 +238,5 @@ def test_interrupt_during_summation_counts_no_step_twice() -> None:
         assert noting.score.look().num_steps == 6
         if not outcome.line:
             break
-        assert outcome.is_told
+        assert outcome.is_raised
     assert number > 1

@@ -1,4 +1,4 @@
-"""What a notebook shows, in a real kernel."""
+"""Outputs of notebook cells, in a real kernel."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ BAR_CELLS = [
 
 
 class Listening(NotebookClient):
-    """Keeps each text that is shown below a cell, also if a later one replaces it."""
+    """Keeps each text shown below a cell, even if a later one replaces it."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -105,7 +105,7 @@ def executed(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def outputs(notebook: Any, cell: int) -> list[dict[str, str]]:
-    """Return what is below a cell, by MIME type."""
+    """Return the outputs of a cell, by MIME type."""
     found = notebook.cells[cell].outputs
     assert all("data" in output for output in found), found
     return [dict(output["data"]) for output in found]

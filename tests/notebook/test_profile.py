@@ -1,4 +1,4 @@
-"""Where the time goes, recorded in every mode."""
+"""Profiles: recorded steps and times, in every mode."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from parallelenv.worker.tracer import HostRecord, HostTracer, StepSkipping, begi
 
 
 class Sleepy(Counter):
-    """Its action says for how many hundredths of a second a step sleeps."""
+    """Each step sleeps for as many hundredths of a second as its action."""
 
     def step(self, action: int) -> Any:
         time.sleep(0.01 * action)
@@ -46,7 +46,7 @@ def sleepers(make_env: MakeEnv, number: int = 4, **kwargs: Any) -> ParallelEnv:
 
 
 def turns_of(profile: Profile) -> Count[tuple[int, str]]:
-    """Return how often each env did what."""
+    """Return how often each env was stepped and reset."""
     return Count(
         (env_id, worker.operations[span])
         for worker in profile.recording.workers
@@ -54,7 +54,7 @@ def turns_of(profile: Profile) -> Count[tuple[int, str]]:
     )
 
 
-# ---------------------------------------------------------------- what is recorded
+# ---------------------------------------------------------------- recordings
 
 
 def test_profile_has_every_step_and_reset_of_every_env(make_env: MakeEnv) -> None:
@@ -84,7 +84,7 @@ def test_profile_has_every_step_and_reset_of_every_env(make_env: MakeEnv) -> Non
         assert (worker.turns[:, 1] <= stops + 1e-9).all()
         assert (worker.spans[:, 0] >= recording.begin).all()
         assert (worker.spans[:, 1] <= recording.end).all()
-    env.step([1] * 4)  # and nobody is watched any more
+    env.step([1] * 4)  # after the recording
 
 
 def test_profile_times_match_durations_of_env_steps(make_env: MakeEnv) -> None:
@@ -183,7 +183,7 @@ def test_profile_records_steps_through_an_adapter(make_env: MakeEnv) -> None:
     assert len(profile.recording.calls) >= 3
 
 
-# ---------------------------------------------------------------- when something fails
+# ---------------------------------------------------------------- failures
 
 
 class Killed(Counter):
@@ -202,7 +202,7 @@ def test_profile_omits_a_worker_that_died(make_env: MakeEnv) -> None:
     assert profile.recording.missing == (2, 3)
     assert turns_of(profile) == {(0, "step"): 1, (1, "step"): 1}
     assert "not recorded: envs [2, 3]" in repr(profile.summary())
-    with env.profile() as profile:  # of those that live
+    with env.profile() as profile:  # of the live workers
         env.step([1, 1], [0, 1])
     assert turns_of(profile) == {(0, "step"): 1, (1, "step"): 1}
 
@@ -224,7 +224,7 @@ def test_profile_records_a_rebuilt_worker_from_its_restart(make_env: MakeEnv, on
         assert {2, 3} <= set(rebuilt)
         for _ in range(5):
             env.step([1, 1, 1, 1])
-        env.restart([0])  # in a worker that lives, which goes on noting
+        env.restart([0])  # its worker is alive and continues to record
     recording = profile.recording
     assert (recording.missing, recording.rebuilt) == ((), rebuilt)
     turns = turns_of(profile)
@@ -270,7 +270,7 @@ def test_profile_omits_workers_that_exceed_the_collect_timeout(
 
 
 class Gate(Counter):
-    """Its step waits until somebody opens it."""
+    """Its step waits until it is opened."""
 
     is_in, is_open = threading.Event(), threading.Event()
 
@@ -282,7 +282,7 @@ class Gate(Counter):
 
 @contextlib.contextmanager
 def in_a_step(env: ParallelEnv) -> Iterator[None]:
-    """Let another thread be in a step."""
+    """Run a step in another thread meanwhile."""
     Gate.is_in.clear()
     Gate.is_open.clear()
     thread = threading.Thread(target=env.step, args=([1, 1],))
@@ -375,7 +375,7 @@ def test_recording_stops_when_the_buffer_is_full(monkeypatch: pytest.MonkeyPatch
     assert "incomplete: the recording is full" in repr(profile.summary())
 
 
-# ---------------------------------------------------------------- nothing when off
+# ---------------------------------------------------------------- no recording outside of the block
 
 
 def test_tracing_restores_the_host_afterwards() -> None:
@@ -387,7 +387,7 @@ def test_tracing_restores_the_host_afterwards() -> None:
         with env.profile():
             env.step([1])
             assert host.tracer is not None
-            assert host.resets is None  # but within what is noted
+            assert host.resets is None  # only within recorded commands
             assert type(host) is Host  # an object whose class was changed is slower ever after
         assert host.tracer is None
         assert set(vars(host)) == before
@@ -402,7 +402,7 @@ def test_end_tracing_returns_none_for_an_untraced_host() -> None:
         assert isinstance(end_tracing(host), HostRecord)
 
 
-# ---------------------------------------------------------------- other clocks
+# ---------------------------------------------------------------- clocks of other machines
 
 
 def test_clock_of_another_machine_is_aligned() -> None:
@@ -419,9 +419,7 @@ def test_clock_of_another_machine_is_aligned() -> None:
         assert found.spans.tolist()[0] == pytest.approx([15.1, 16.1])
         assert recorder._aligned(far, (20.0, 29.0)).spans.tolist()[0] == pytest.approx([20.5, 21.5])
         third = HostRecord(**{**fields, "clock": "third", "now": 1005.0, "spans": spans, "operations": ["step"]})
-        assert recorder._aligned(third, (20.0, 29.0)).spans.tolist()[0] == pytest.approx(
-            [19.5, 20.5]
-        )  # built anew there
+        assert recorder._aligned(third, (20.0, 29.0)).spans.tolist()[0] == pytest.approx([19.5, 20.5])  # rebuilt there
     assert clock_id()
     assert this_process() == ProcessInfo(os.getpid(), this_process().machine)
 
@@ -479,7 +477,7 @@ def test_spans_are_merged() -> None:
     assert total_length(merge(np.zeros((0, 2)))) == 0
 
 
-# ---------------------------------------------------------------- picture and trace
+# ---------------------------------------------------------------- timeline and trace
 
 
 @pytest.fixture(scope="module")
@@ -499,7 +497,7 @@ def test_saved_trace_has_the_format_of_perfetto(recorded: Profile, tmp_path: Pat
     events = trace["traceEvents"]
     said = {(event["name"], event["tid"]): event["args"] for event in events if event["ph"] == "M"}
     assert said["process_name", 1] == {"name": "ParallelEnv"}
-    assert said["thread_name", 1] == {"name": "caller"}  # thread 0 would be laid over another one by Perfetto
+    assert said["thread_name", 1] == {"name": "caller"}  # Perfetto would overlay thread 0 with another one
     for number, worker in enumerate(recorded.recording.workers, start=2):
         name = f"worker of envs {2 * number - 4}-{2 * number - 3} ({worker.process.pid})"
         assert said["thread_name", number] == {"name": name}
@@ -584,7 +582,7 @@ def test_plot_accepts_a_part_of_the_recording(recorded: Profile) -> None:
 
 
 def test_timeline_of_a_long_recording_is_condensed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(StepSkipping, "left_out", lambda *_: 0)  # else how long it is depends on the machine
+    monkeypatch.setattr(StepSkipping, "left_out", lambda *_: 0)  # otherwise its length depends on the machine
     with ParallelEnv([Counter] * 8, asynchronous="restart") as env:
         env.reset(seed=0)
         with env.profile() as profile:

@@ -1,4 +1,4 @@
-"""What a `ParallelEnv` shows of itself in a notebook, and that it costs and harms nobody."""
+"""The repr of a `ParallelEnv` in a notebook, and that it has no side effects."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def counters(*numbers: int, length: int = 3) -> list[Any]:
 
 
 def bundle(env: Any) -> dict[str, str]:
-    """Return what IPython would show, asked as it asks."""
+    """Return the outputs that IPython would show."""
     from IPython.core.formatters import DisplayFormatter
 
     formatter = DisplayFormatter()
@@ -46,7 +46,7 @@ def states_of(env: ParallelEnv) -> list[str]:
 
 
 class Tags(html.parser.HTMLParser):
-    """Notes the tags, and that each is closed."""
+    """Records the tags, and checks that each is closed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ def parsed(page: str) -> Tags:
     return tags
 
 
-# ---------------------------------------------------------------- what is shown
+# ---------------------------------------------------------------- contents
 
 
 def test_repr_shows_envs_episodes_steps_and_workers(make_env: MakeEnv, mode: str) -> None:
@@ -210,7 +210,7 @@ def test_repr_shows_envs_without_tasks_as_exhausted() -> None:
         assert states_of(env) == ["running", "exhausted"]
 
 
-# ---------------------------------------------------------------- that it asks nobody
+# ---------------------------------------------------------------- no side effects
 
 
 def test_probing_for_repr_methods_sends_nothing_to_workers(make_env: MakeEnv, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,7 +336,7 @@ def test_step_rate_ignores_long_pauses(make_env: MakeEnv, monkeypatch: pytest.Mo
     env.step([1, 1])
     after = env.engine.pool.hours.elapsed()
     assert before < after < before + 0.9
-    threading.Event().wait(0.1)  # a short one does
+    threading.Event().wait(0.1)  # short pauses count
     env.step([1, 1])
     assert env.engine.pool.hours.elapsed() > after + 0.1
 
@@ -349,7 +349,7 @@ def test_step_rate_ignores_pauses_between_cells(make_env: MakeEnv, monkeypatch: 
     env.reset(seed=0)
     env.step([1, 1])
     before = env.engine.pool.hours.elapsed()
-    threading.Event().wait(0.5)  # within a cell, as a learner learns
+    threading.Event().wait(0.5)  # within a cell, for example while learning
     env.step([1, 1])
     after = env.engine.pool.hours.elapsed()
     assert after > before + 0.5

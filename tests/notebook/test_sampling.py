@@ -1,4 +1,4 @@
-"""Of quick steps only some are recorded, and they stand for the others."""
+"""Only some of many fast steps are recorded, and represent the others."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ WITH_GAPS = NUM_FIRST + NUM_WINDOWS * (GAP + 1 + IN_WINDOW)
 
 @pytest.fixture
 def leave_out(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Return what lets so many steps be left out after those that were noted, however quick they are."""
+    """Return a function that sets how many steps are skipped after the recorded ones."""
 
     def force(number: int) -> None:
         monkeypatch.setattr(StepSkipping, "left_out", lambda *_: number)
@@ -60,7 +60,7 @@ def noted_steps(profile: Profile) -> dict[int, int]:
     return {env.env_id: env.steps for env in profile.summary().envs}
 
 
-# ---------------------------------------------------------------- what is left out
+# ---------------------------------------------------------------- skipped steps
 
 
 def test_every_host_records_the_steps_chosen_by_the_caller(make_env: MakeEnv, leave_out: Callable[[int], None]) -> None:
@@ -118,7 +118,7 @@ def test_step_skipping_keeps_the_recording_cost_at_its_target() -> None:
 
 def test_host_skips_steps_within_a_rollout(leave_out: Callable[[int], None]) -> None:
     leave_out(4)
-    num_steps = NUM_FIRST - 1 + 50  # the last one of the first ones stands for five, and so do nine others
+    num_steps = NUM_FIRST - 1 + 50  # the last of the first steps represents five, and so do nine others
     with ParallelEnv([lambda: Counter(0, 1000)] * 2, asynchronous="restart") as env:
         env.reset(seed=0)
         with env.profile() as profile:
@@ -149,7 +149,7 @@ def test_sampling_window_starts_only_without_unrecorded_steps_in_flight() -> Non
         env.reset(seed=0)
         sampling = Sampling(env.engine)
         env.send([100], [0])
-        assert len(list(sampling._clear_the_way())) == 8  # and then it does: not for ever
+        assert len(list(sampling._clear_the_way())) == 8  # then it starts: the wait is limited
         env.recv()
         assert len(list(sampling._clear_the_way())) == 1
 
@@ -217,11 +217,11 @@ def test_step_skipping_gets_the_number_of_resets_per_host(monkeypatch: pytest.Mo
         asked.clear()
 
 
-# ---------------------------------------------------------------- what stands for what
+# ---------------------------------------------------------------- weights
 
 
 class Sleepy(Counter):
-    """Its action says for how many milliseconds a step sleeps; on a busy machine it is longer."""
+    """Each step sleeps for as many milliseconds as its action, or longer on a busy machine."""
 
     slept = 0.0
 
@@ -240,7 +240,7 @@ def test_sampled_profile_estimates_match_measured_times(make_env: MakeEnv, leave
     own = 0.0
     with env.profile() as profile:
         for number in range(WITH_GAPS):
-            slow = number >= NUM_FIRST  # all that is left out is slow
+            slow = number >= NUM_FIRST  # all skipped steps are slow
             env.step([4, 8] if slow else [0, 0])
             begin = time.perf_counter()
             time.sleep(8e-3 if slow else 0.0)
@@ -248,7 +248,7 @@ def test_sampled_profile_estimates_match_measured_times(make_env: MakeEnv, leave
     slept = env.get_env_attr("slept")
     found = profile.summary()
     together = sum(slept) if len(found.workers) == 1 else max(slept)
-    # Near enough on a busy machine; of what was noted alone, nearly nothing would be the envs' or the caller's.
+    # Near enough on a busy machine; unweighted, the shares of envs and caller would be nearly 0.
     assert found.env_share == pytest.approx(together / found.seconds, rel=0.5)
     assert found.caller_share == pytest.approx(own / found.seconds, rel=0.5)
     for env_time, seconds in zip(found.envs, slept, strict=True):
@@ -256,7 +256,7 @@ def test_sampled_profile_estimates_match_measured_times(make_env: MakeEnv, leave
 
 
 def made_up() -> Recording:
-    """Return 10 seconds, of which the first and the ninth were noted: a step of 0.2 s and one of 0.5 s."""
+    """Return a recording of 10 seconds with two windows: a step of 0.2 s in the first, one of 0.5 s in the ninth."""
     spans = np.array([[0.1, 0.3], [8.25, 8.75]])
     worker = WorkerRecord(
         (0,),
@@ -324,12 +324,12 @@ def test_nested_call_is_part_of_the_outer_call() -> None:
     calls.clear()
     assert not user
     calls.setdefault("", USE)
-    calls.close(time.perf_counter())  # in the midst of it
+    calls.close(time.perf_counter())  # during the call
     spans = calls.spans(begin, time.perf_counter())
     assert len(spans) == 2
     assert (np.diff(spans.ravel()) > 0).all()
     assert calls.windows == [(begin, spans[-1, 1])]
-    calls.close(time.perf_counter())  # nothing is open
+    calls.close(time.perf_counter())  # no window is open
     assert len(calls.windows) == 1
 
 
@@ -337,7 +337,7 @@ def test_calls_are_clipped_to_the_sampling_window() -> None:
     calls = CallRecorder({})
     calls.open(1.0, is_in_call=False)
     calls.close(2.0)
-    for _ in range(3):  # noted in vain; the last one goes on when the window opens
+    for _ in range(3):  # not recorded; the last one continues when the window opens
         calls.clear()
         calls.setdefault("", USE)
     opened = time.perf_counter()
@@ -345,7 +345,7 @@ def test_calls_are_clipped_to_the_sampling_window() -> None:
     calls.clear()
     ended = time.perf_counter()
     calls.close(ended)
-    calls.setdefault("", USE)  # and after it there is none
+    calls.setdefault("", USE)  # no window is open afterwards
     calls.clear()
     spans = calls.spans(0.0, time.perf_counter())
     assert len(spans) == 1
@@ -356,7 +356,7 @@ def test_recorded_calls_fall_within_sampling_windows(make_env: MakeEnv, leave_ou
     leave_out(GAP)
     env = counters(make_env)
     with env.profile() as profile:
-        for _ in range(WITH_GAPS - IN_WINDOW):  # it ends with one that is noted in vain
+        for _ in range(WITH_GAPS - IN_WINDOW):  # it ends with a step outside of the windows
             env.step([1] * 4)
     recording = profile.recording
     begins, ends = recording.windows[recording.window_of(recording.calls[:, 0])].T
@@ -364,7 +364,7 @@ def test_recorded_calls_fall_within_sampling_windows(make_env: MakeEnv, leave_ou
     assert (recording.calls[:, 1] <= ends).all()
 
 
-# ---------------------------------------------------------------- nothing is left behind
+# ---------------------------------------------------------------- cleanup
 
 
 @pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)

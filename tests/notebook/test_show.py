@@ -1,4 +1,4 @@
-"""Envs that are looked at: below a cell, live, and on film. Without a screen."""
+"""`show`, `play` and `record`, without a display."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Image = pytest.importorskip("PIL.Image")
 
 
 class Lamp(Counter):
-    """Shows how often it was stepped, by its brightness; each is larger than the one before."""
+    """Its brightness shows its step count; each env is larger than the one before."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
     render_mode = "rgb_array"
@@ -48,7 +48,7 @@ class Dark(Counter):
 
 
 class Bare:
-    """No gymnasium env, and nothing to see."""
+    """Not a gymnasium.Env, and without render()."""
 
     count = 0
 
@@ -83,7 +83,7 @@ def frames_of(data: bytes) -> list[Any]:
 
 @pytest.fixture
 def as_webp(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Films are those of a machine without imageio-ffmpeg."""
+    """Record films as on a machine without imageio-ffmpeg."""
     monkeypatch.setattr("parallelenv.notebook.show.has_ffmpeg", lambda: False)
 
 
@@ -100,7 +100,7 @@ def test_film_shows_all_envs_after_each_step(make_env: MakeEnv, done_policy: Any
     assert (film.fps, film.path) == (10, None)
     assert frames[0].shape == (49, 33, 3)  # two columns and two rows, with a gap
     brightness = [round(float(frame[:8, :16].mean()) / 40) for frame in frames]
-    assert brightness == [0, 1, 2, 3, 0, 1, 2]  # whoever ends begins anew
+    assert brightness == [0, 1, 2, 3, 0, 1, 2]  # ended envs are reset
     assert film.episodes.lengths.tolist() == [4, 4, 4]
     with pytest.raises(Exception, match=r"reset"):
         env.step([1] * 3)
@@ -132,7 +132,7 @@ def test_html_of_a_film_is_self_contained() -> None:
 
 @pytest.mark.skipif(not has_ffmpeg(), reason="imageio-ffmpeg is not installed")
 def test_html_of_an_mp4_film_has_video_controls(tmp_path: Path) -> None:
-    with ParallelEnv([lambda: Lamp(2, 4)]) as env:  # 16 x 24, and a size that is odd
+    with ParallelEnv([lambda: Lamp(2, 4)]) as env:  # 16 x 24, and an odd size
         film = env.record(stay, 4, progress=False)
         odd = env.record(stay, 4, tmp_path / "odd.mp4", width=15, progress=False)
     for one in (film, odd):
@@ -350,7 +350,7 @@ def test_show_and_play_need_a_notebook(call: str) -> None:
 
 @pytest.fixture
 def shown(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Return the pictures that are shown, as if this were a notebook."""
+    """Pretend to be a notebook, and return the shown pictures."""
     pictures: list[Any] = []
     monkeypatch.setattr("parallelenv.notebook.show.refuse_no_notebook", lambda call: None)
     monkeypatch.setattr(Screen, "show", lambda self, picture: pictures.append(picture))
@@ -422,7 +422,7 @@ def test_show_raises_render_errors_with_reset_hint_only_before_reset(make_env: M
             raise ValueError("no paint" if self.number else "no brush")
 
     env = make_env([lambda number=number: Broken(number) for number in (0, 1, 1)], num_cpus=2)
-    with pytest.raises(ExceptionGroup, match="3 envs failed") as group:  # they do not agree
+    with pytest.raises(ExceptionGroup, match="3 envs failed") as group:  # their errors differ
         env.show()
     assert group.value.__notes__ == ["envs 0, 1, 2 have no episode yet. Call reset() before show()."]
     env.reset()
@@ -432,7 +432,7 @@ def test_show_raises_render_errors_with_reset_hint_only_before_reset(make_env: M
 
 
 class Watchful(Dark):
-    """Says if it has drawn."""
+    """Records whether it has drawn."""
 
     has_drawn = False
 
@@ -519,7 +519,7 @@ def test_frame_rate_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     for takes in (0.0, 0.0, 0.04, 0.5, 0.0):
         pace.wait()
         now[0] += takes
-    assert slept == [0.1, 0.1, 0.06]  # what came late is not made up for
+    assert slept == [0.1, 0.1, 0.06]  # late frames do not shorten later pauses
 
 
 def test_screen_show_without_a_notebook_raises() -> None:

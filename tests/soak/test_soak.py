@@ -1,4 +1,4 @@
-"""A minute of the soak, shared out over the modes. `make soak` takes ten."""
+"""A minute of the soak test, divided among the modes. `make soak` takes ten."""
 
 from __future__ import annotations
 

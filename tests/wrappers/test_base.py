@@ -150,7 +150,7 @@ class Fallen(Fragile):
 
 
 class Watching(AnswerWrapper):
-    """Notes whose answers it has seen."""
+    """Records the env ids of the results it has seen."""
 
     def __init__(self, env: Any) -> None:
         super().__init__(env)
@@ -290,7 +290,7 @@ def test_wrappers_continue_identically_after_load_state(make_env: MakeEnv) -> No
 
 
 class Locked(Counter):
-    """Neither says its state nor can be pickled."""
+    """Has no get_state() and cannot be pickled."""
 
     def __reduce__(self) -> Any:
         raise TypeError("not me")
@@ -305,7 +305,7 @@ def test_saved_state_of_wrappers_names_unsaved_envs() -> None:
 
 
 class Stubborn(Counter):
-    """Says its state, and does not take it back if its number is 1."""
+    """Has get_state(); set_state() raises if its number is 1."""
 
     def get_state(self) -> Any:
         return self.count

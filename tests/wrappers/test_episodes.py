@@ -1,4 +1,4 @@
-"""What episodes came to, compared with what Gymnasium's wrapper around each env says."""
+"""Episode statistics, compared with those of Gymnasium's wrapper around each env."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LENGTHS = [3, 4, 6]
 
 
 class Plain(Counter):
-    """Says what is new in an info that is new."""
+    """Returns a new info in every step."""
 
     def step(self, action: int) -> Any:
         *others, _ = super().step(action)
@@ -35,7 +35,7 @@ def around_one(number: int) -> Any:
 
 
 def play(env: Any) -> list[Any]:
-    """Step all, some and by send and recv, reset one in the middle; return what is said of episodes."""
+    """Step all, some and by send and recv, reset one in between; return the episode statistics."""
     actions = np.array([1, 2, 3])
     env.reset(seed=2)
     told: list[Any] = []
@@ -144,7 +144,7 @@ def test_clashing_keys_and_invalid_rewards_are_refused_and_kept(make_env: MakeEn
 
 
 class Says(Plain):
-    """Ends after ``length`` steps; in its third step it answers what it is told to."""
+    """Ends after ``length`` steps; its third step returns a given reward and info."""
 
     def __init__(self, length: int, reward: Any = 1.0, info: dict[str, Any] | None = None) -> None:
         super().__init__(0, length)

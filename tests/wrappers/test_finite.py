@@ -1,4 +1,4 @@
-"""Numbers that are none, in actions, states and rewards."""
+"""Non-finite numbers in actions, states and rewards."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAN, INF = float("nan"), float("inf")
 
 
 class Echo(gym.Env[Any, Any]):
-    """Answers what it was told to."""
+    """Returns given states and rewards."""
 
     observation_space = Dict({"a": Box(-INF, INF, (2,)), "b": Box(-INF, INF, (), np.float64)})
     action_space = Discrete(2)

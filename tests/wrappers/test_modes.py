@@ -1,4 +1,4 @@
-"""A stack of wrappers answers in every mode what it answers around a loop."""
+"""Stacked wrappers give the same results in every mode."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from parallelenv.wrappers import CheckFinite, NormalizeRewards, NormalizeStates,
 
 
 def play(inner: ParallelEnv, folder: Path) -> list[Any]:
-    """Return all that a stack answers to every kind of call, and what it remembers."""
+    """Return the results of every kind of call, and the saved state of the wrappers."""
     env = CheckFinite(NormalizeRewards(NormalizeStates(StackStates(RecordEpisodeStatistics(inner), 3))))
     draw = Actions(inner, 1).draw
     log: list[Any] = [env.reset(seed=4)]
@@ -28,15 +28,15 @@ def play(inner: ParallelEnv, folder: Path) -> list[Any]:
             answers += [env.reset(np.flatnonzero(env.done), seed=turn)]
         env.step_async(draw(env_ids), env_ids)  # not recv(): sums of another order differ in their last bits
         answers += [env.step_wait()]
-        log += [[told(answer) for answer in answers], env.done]
+        log += [[without_durations(answer) for answer in answers], env.done]
     env.state_statistics.save(folder / "states.npz")
     log += [env.state_statistics.count, env.reward_statistics.count, (folder / "states.npz").stat().st_size > 0]
     env.step_async(draw(range(5)))
-    return [*log, told(env.step_wait()), env.get_env_attr("count")]
+    return [*log, without_durations(env.step_wait()), env.get_env_attr("count")]
 
 
-def told(answer: Any) -> Any:
-    """Return an answer without the seconds that episodes took."""
+def without_durations(answer: Any) -> Any:
+    """Return a result without the durations of episodes."""
     if hasattr(answer, "env_ids"):
         for info in [row[3] for row in answer] if isinstance(answer, list) else answer.infos:
             info.get("episode", {}).pop("t", None)

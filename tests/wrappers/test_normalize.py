@@ -1,4 +1,4 @@
-"""States and rewards on a common scale."""
+"""Normalized states and rewards."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ONES = np.ones(3, np.int64)
 
 
 class Sensor(gym.Env[Any, Any]):
-    """Dict states, of which not every part has a scale; what it answers is told by its actions."""
+    """Dict states with parts that are not normalized; its actions determine states and rewards."""
 
     observation_space = Dict({"far": Box(-1e3, 1e3, (2,)), "near": Box(-1, 1, (1,)), "kind": Discrete(4)})
     action_space = Box(-1e3, 1e3, (), np.float64)
@@ -180,7 +180,7 @@ def test_frozen_on_the_outermost_wrapper_freezes_all() -> None:
         before = pickle.dumps((env.state_statistics, env.reward_statistics))
         env.step([3.0, 5.0])
         assert pickle.dumps((env.state_statistics, env.reward_statistics)) == before
-        states.frozen = False  # of what is outside of it nothing
+        states.frozen = False  # not those outside of it
         assert not env.frozen
         env.step([3.0, 5.0])
         assert env.state_statistics.count == 6
@@ -461,7 +461,7 @@ def test_refused_first_state_does_not_affect_other_envs(make_env: MakeEnv) -> No
     assert error.refused == {0: np.array([1e200])}
     assert error.partial.shape == (1, 2, 1)
     states = env.step([0, 0]).states
-    assert states[0, 0] == states[0, 1]  # what is before the first that was seen
+    assert states[0, 0] == states[0, 1]  # the padding
     assert states[1, 0] != states[1, 1]
 
 

@@ -1,4 +1,4 @@
-"""The latest states of an episode as one, compared with what Gymnasium's wrapper around each env answers."""
+"""Stacked states, compared with those of Gymnasium's wrapper around each env."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def stacked_by_gymnasium(make: Any, padding_type: str) -> Any:
 
 
 def play(env: Any, make: Any) -> list[Any]:
-    """Step all, some and by send and recv; reset one and then those that are done; return all that is answered."""
+    """Step all, some and by send and recv; reset one and then those that are done; return all results."""
     actions = [np.asarray(make().action_space.sample()) * 0 for _ in range(4)]
     told = [env.reset(seed=5)]
     for step in range(9):

@@ -1,4 +1,4 @@
-"""States of all kinds go through a wrapper unharmed, and so do answers with which something is wrong."""
+"""States of all kinds pass through a wrapper unchanged, also in partial results."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Drawn(gym.Env[Any, Any]):
     action_space = spaces.Discrete(2)
 
     def __init__(self, space: gym.Space[Any], length: int) -> None:
-        self.observation_space = deepcopy(space)  # of each its own, which it seeds
+        self.observation_space = deepcopy(space)  # each env has its own and seeds it
         self.length = length
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
@@ -94,7 +94,7 @@ def test_states_of_unusual_envs_pass_unchanged(kind: Any, asynchronous: Any, mak
 
 
 class Wrong(Same):
-    """Does not what it should from its second call on."""
+    """Returns a given object from its second call on."""
 
     def __init__(self, env: Any, answer: Any) -> None:
         super().__init__(env)
@@ -146,7 +146,7 @@ def test_process_result_of_wrong_tuple_length_is_refused(make_env: MakeEnv) -> N
 @nearby
 @pytest.mark.parametrize("align", ["item", "batch"])
 def test_error_in_process_has_unprocessed_results_in_partial(align: Any, make_env: MakeEnv) -> None:
-    once = ZeroDivisionError("mine")  # the very same twice
+    once = ZeroDivisionError("mine")  # the same object twice
     inner = Wrong(make_env([partial(Counter, number, 2) for number in range(2)], asynchronous="restart"), once)
     env = RecordEpisodeStatistics(StackStates(NormalizeStates(inner), 2))
     env.reset(seed=1)
@@ -164,7 +164,7 @@ def test_error_in_process_has_unprocessed_results_in_partial(align: Any, make_en
 
 
 class Late(Same):
-    """Brings a last state to another form, and then raises."""
+    """Changes a last state, and then raises."""
 
     def process(self, states: Any) -> Any:
         if states[0, 1] == 0 and self.done[0]:

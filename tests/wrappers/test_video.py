@@ -22,7 +22,7 @@ nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
 
 
 class Lamp(Counter):
-    """Shows how often it was stepped, by its brightness."""
+    """Its brightness shows its step count."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
     render_mode = "rgb_array"
