@@ -8,20 +8,19 @@ import os
 import select
 import signal
 import time
-from collections import deque
 from collections.abc import Container, Sequence
 from multiprocessing import connection
 from typing import Any
 
-from parallelenv.backends._codec import decode_reply, encode, encode_command, unmark_printed
 from parallelenv.backends._cpu_balancer import CpuBalancer
 from parallelenv.backends._process import UNKNOWN, process_exists
 from parallelenv.backends._shared_memory import SharedMemory
-from parallelenv.backends._wire import Message, Wire, spin
-from parallelenv.backends._worker_process import Attach
+from parallelenv.backends._wire import Wire, spin
 from parallelenv.contract.batch import Batch
+from parallelenv.contract.codec import Message, encode_reply
 from parallelenv.contract.interrupts import DeferSigint
-from parallelenv.contract.protocol import Command, Death, HostDied, Printed, Reply
+from parallelenv.contract.message_channel import MessageChannel
+from parallelenv.contract.protocol import Death, Printed, Reply
 from parallelenv.worker.worker_log import WorkerLog
 
 _HEARTBEAT = 0.25
@@ -33,8 +32,6 @@ _SPIN = 200e-6
 """Seconds that the caller spins for a reply before it sleeps, if the latest ones came so quickly.
 
 Otherwise it would only slow down the workers: on 2 cores it cost 2 workers 10 % of steps of 2.4 ms."""
-_SAFE_BYTES = 65536
-"""A pipe holds at least this much, so sending it cannot block on a worker that is itself blocked in sending."""
 _NO_COMMAND = 0
 """Number that no command has: they count from 1."""
 
@@ -93,8 +90,8 @@ class Poller:
         return [self._channels[fileno] for fileno, _ in found]
 
 
-class PipeChannel:
-    """A pipe to a host in a process of its own.
+class PipeChannel(MessageChannel):
+    """A pipe to a host in a process of its own, which shares the memory of the batch.
 
     Args:
         process: The process; a `WorkerProcess` or an object with the same methods.
@@ -104,57 +101,30 @@ class PipeChannel:
         env_ids: The envs.
     """
 
-    in_caller = False
-
     def __init__(
         self, process: Any, pipe: Any, log: WorkerLog | None, poller: Poller, env_ids: tuple[int, ...]
     ) -> None:
+        super().__init__(env_ids)
         self.process = process
         self.wire = Wire(pipe)
-        self.inbox: deque[Reply] = deque()
         self.is_gone = False
         self.found_dead = False
-        self.env_ids = env_ids
         self._log = log
         self._poller = poller
-        self._unanswered = 0
         poller.add(self)
 
-    def pack(self, command: Command) -> Message:
-        return encode_command(command, self.env_ids)
-
-    def send(self, packed: Message) -> None:
-        # Two ends that both send more than the pipe holds would block each other for good.
-        if self._unanswered and packed.frames and packed.nbytes > _SAFE_BYTES:
-            while self._unanswered:
-                self.inbox.append(self._read())
-        try:
-            self.wire.send(packed)
-        except OSError as error:
-            raise HostDied from error
-        self._unanswered += 1
+    def send_message(self, message: Message) -> None:
+        self.wire.send(message)
         self._poller.awaits_first = True
+
+    def receive_message(self) -> Message:
+        if self.found_dead and not self.wire.connection.poll(0):  # a child of the env keeps the pipe open
+            raise EOFError
+        return self.wire.receive()
 
     def work(self) -> bool:
         """Return whether a reply was read already. The counterpart of `CallerChannel.work`."""
         return bool(self.inbox)
-
-    def receive(self) -> Reply:
-        return self.inbox.popleft() if self.inbox else self._read()
-
-    def _read(self) -> Reply:
-        if self.found_dead and not self.wire.connection.poll(0):  # a child of the env keeps the pipe open
-            raise HostDied
-        try:
-            message = self.wire.receive()
-        except (EOFError, OSError) as error:
-            raise HostDied from error
-        self._unanswered -= 1
-        message, has_printed = unmark_printed(message)
-        reply = decode_reply(message)
-        if has_printed:
-            reply.output = [*reply.output, *self.take_output(is_idle=not self._unanswered)]
-        return reply
 
     def take_output(self, *, is_idle: bool) -> list[Printed]:
         """Return the output since the last call; whole lines only, unless the worker is idle."""
@@ -164,14 +134,14 @@ class PipeChannel:
         """Check whether a busy worker has printed something, which is received like a reply."""
         output = self.take_output(is_idle=False)
         if output:
-            self.inbox.append(Reply(_NO_COMMAND, output=output))
+            self.inbox.append(encode_reply(Reply(_NO_COMMAND, output=output)))
         return bool(output)
 
     def attach(self, batch: Batch) -> None:
         memory: SharedMemory = batch.owner
         # After an interrupt in between the worker would wait for good for the announced memory.
         with contextlib.suppress(OSError), DeferSigint():  # OSError: if it has died, its next command reports it
-            self.wire.send(encode(Attach(batch.layout)))
+            self.notify(batch.layout)
             memory.send(self.wire.connection, self.process.pid)
 
     def cause_of_death(self) -> Death:

@@ -8,7 +8,6 @@ import os
 import signal
 import time
 import weakref
-from collections.abc import MutableMapping
 from multiprocessing import connection
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -159,26 +158,3 @@ def process_exists(pid: int) -> bool:
     except OSError:
         return False
     return True
-
-
-_PREFIXES = (
-    "OMPI_",  # Open MPI
-    "PMI_",  # MPICH, Intel MPI, Cray, Slurm
-    "PMIX_",  # Open MPI from 4 on, Slurm
-    "PRTE_",  # Open MPI's own runtime, from 5 on
-    "HYDI_",  # Hydra, the launcher of MPICH and Intel MPI
-    "MPI_LOCAL",  # also Hydra: MPI_LOCALRANKID, MPI_LOCALNRANKS
-    "MV2_COMM_WORLD_",  # MVAPICH
-    "PALS_",  # Cray
-)
-
-
-def forget_launcher(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Remove the variables that mark this process as one that an MPI launcher has started.
-
-    A worker is not such a process, but inherits the variables of the caller, which may be. An env that imports `mpi4py`
-    would then take the caller's place in its job, and hang or end it. It is done in the worker, before envs are made:
-    the caller's variables are never changed, since other threads may be reading them.
-    """
-    for name in [name for name in environment if name.startswith(_PREFIXES)]:
-        del environment[name]

@@ -7,20 +7,22 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from parallelenv.backends._codec import decode, decode_command, encode_not_read, encode_reply
 from parallelenv.backends._parent_death import Address, death_descriptor
 from parallelenv.backends._ray_local import connect_to_caller
-from parallelenv.backends._wire import Message, Wire
-from parallelenv.backends._worker_process import PackedSpec, die_with_caller, obey, prepare_worker
-from parallelenv.contract.batch import Array, Batch, Layout
-from parallelenv.contract.protocol import Command, Printed, Reply, UnreadableError, WorkerSpec
+from parallelenv.backends._wire import Wire
+from parallelenv.backends._worker_process import SPIN, PipeHost
+from parallelenv.contract.batch import Array
+from parallelenv.contract.codec import Message, decode
+from parallelenv.contract.packed_spec import PackedSpec
+from parallelenv.contract.protocol import Command, Printed, Reply, WorkerSpec
 from parallelenv.contract.shared_arrays import frozen
 from parallelenv.worker.host import Host
 from parallelenv.worker.worker_log import WorkerLog, redirect_streams
+from parallelenv.worker.worker_loop import MessageHost, die_with_caller, prepare_worker
 
 
-class RayHost:
-    """A host in a Ray actor. It has its own batch; commands and replies contain the rows.
+class RayHost(MessageHost):
+    """A host in a Ray actor.
 
     Args:
         message: The `PackedSpec`, encoded, as the items of a `Message`.
@@ -34,25 +36,20 @@ class RayHost:
         self._lifeline = death_descriptor(None if caller is None else Address(*caller))
         if self._lifeline is not None:
             die_with_caller(self._lifeline)
-        self._packed: PackedSpec = decode(Message(*message))
-        prepare_worker(self._packed)
-        self._host = self._make_host(self._packed.unpack(frozen(shared)))
+        packed: PackedSpec = decode(Message(*message))
+        prepare_worker(packed)
+        super().__init__(self._make_host(packed.unpack(frozen(shared))), packed)
         self._log = WorkerLog.create()
         if self._log is not None:
             # Only Python's own output: that of C code goes to Ray's log files.
-            redirect_streams(self._log, lambda: self._host.current, (self._log.fileno, self._log.fileno))
-        self._batch: Batch | None = None
+            redirect_streams(self._log, lambda: self.host.current, (self._log.fileno, self._log.fileno))
+        self._content: Array | None = None
 
     def _make_host(self, spec: WorkerSpec) -> Any:
         return Host(spec)
 
-    def _make_batch(self, layout: Layout) -> Batch:
-        batch = Batch.private(layout)
-        self._host.attach(batch)
-        return batch
-
-    def _obey(self, wire: Wire, log: WorkerLog) -> None:
-        obey(wire, self._host, self._packed, log)
+    def _make_pipe_host(self, wire: Wire, log: WorkerLog) -> PipeHost:
+        return PipeHost(self.host, self.packed, wire, log)
 
     def introduce(self) -> tuple[int, bool]:
         """Return the id of the actor's process, and whether it can detect the caller's death."""
@@ -65,38 +62,37 @@ class RayHost:
             OSError: If the socket cannot be reached; this host can still be called.
         """
         connection, log = connect_to_caller(path)
-        redirect_streams(log, lambda: self._host.current, (log.fileno, log.fileno))
+        redirect_streams(log, lambda: self.host.current, (log.fileno, log.fileno))
         with contextlib.suppress(EOFError, OSError):  # the caller closed it or died
-            self._obey(Wire(connection), log)
+            wire = Wire(connection, SPIN)
+            self._make_pipe_host(wire, log).obey(wire.receive, wire.send)
 
-    def attach(self, message: Message) -> None:
-        """Make the batch of this host's envs."""
-        self._batch = self._make_batch(decode(message))
-
-    def execute(self, message: Message, content: Array | None = None) -> Message:
-        """Execute a command and return the reply.
+    def execute(self, message: Message, content: Array | None = None) -> Message | None:
+        """Execute the command in a message; return the reply, or ``None`` if it was no command.
 
         Args:
-            message: The command.
-            content: The content of its `Broadcast`, from Ray's object store.
+            message: The message.
+            content: The content of the command's `Broadcast`, from Ray's object store.
         """
-        try:
-            command: Command = decode_command(message, self._packed.env_ids)
-        except UnreadableError as error:
-            return encode_not_read(error)
-        if command.rows is not None and self._batch is not None:
-            self._batch.put_actions(command.env_ids, command.rows)
-            command.rows = None
-        if content is not None:
-            command.common.packed = content
-        reply: Reply = self._host.execute(command)
-        if command.writes_rows and self._batch is not None:
-            reply.rows = self._batch.take_results(command.env_ids)
-        if self._log is not None:
-            reply.output = [*reply.output, *self._log.take(self._packed.env_ids, is_idle=True)]
-        return encode_reply(reply)
+        self._content = content
+        return super().execute(message)
+
+    def decode(self, message: Message) -> Command | Message | None:
+        """Return the command in a message, with the content of its `Broadcast`."""
+        command = super().decode(message)
+        if isinstance(command, Command) and self._content is not None:
+            command.common.packed = self._content
+        return command
+
+    def encode(self, reply: Reply) -> Message:
+        """Return a reply as a message, with what was printed meanwhile."""
+        reply.output = [*reply.output, *self._take_output()]
+        return super().encode(reply)
 
     def close(self) -> list[Printed]:
         """Close the envs; return what they print meanwhile."""
-        self._host.close()
-        return [] if self._log is None else self._log.take(self._packed.env_ids, is_idle=True)
+        self.host.close()
+        return self._take_output()
+
+    def _take_output(self) -> list[Printed]:
+        return [] if self._log is None else self._log.take(self.packed.env_ids, is_idle=True)

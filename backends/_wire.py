@@ -1,10 +1,9 @@
 """Messages over a pipe between the caller and a worker process.
 
-A message is a header of fixed size and, if needed, a pickle and its buffers. The two most common messages, "all your
-envs: step" and "done, nothing to add", are only the header: one write and one read of 17 bytes. Pickled and sent by
-`multiprocessing.Connection`, they made a step of 16 envs in two workers 100 us longer (413 us against 308 us). Words in
-shared memory that both ends poll, without any system call, made it no shorter (16 CartPoles: 113 us, by pipe 112 us),
-nor did eventfd or semaphores (44 us of work in two processes: 46, 47 and, asleep, 110 us).
+The two most common messages are one write and one read of 17 bytes. Pickled and sent by `multiprocessing.Connection`,
+they made a step of 16 envs in two workers 100 us longer (413 us against 308 us). Words in shared memory that both ends
+poll, without any system call, made it no shorter (16 CartPoles: 113 us, by pipe 112 us), nor did eventfd or semaphores
+(44 us of work in two processes: 46, 47 and, asleep, 110 us).
 """
 
 from __future__ import annotations
@@ -12,16 +11,15 @@ from __future__ import annotations
 import functools
 import os
 import select
-import struct
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from typing import Any
 
-_HEADER = struct.Struct("<BQQ")  # tag, number, bytes of the pickle
-_HEADER_SIZE = _HEADER.size
-_SIZES = struct.Struct("<I")
+from parallelenv.contract.codec import HEADER, Message, split_body
+
+_HEADER_SIZE = HEADER.size
 _IS_POSIX = sys.platform != "win32"
 
 
@@ -50,36 +48,19 @@ def spin(ready: Callable[[], Any], limit: float) -> Any:
     return answer
 
 
-class Message(NamedTuple):
-    """A message over a pipe.
-
-    Attributes:
-        tag: Kind of message, with a meaning agreed by the two ends.
-        number: Number of the command that it contains or replies to.
-        frames: A pickle and its out-of-band buffers; empty if the tag is enough.
-    """
-
-    tag: int
-    number: int = 0
-    frames: Sequence[Any] = ()
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the frames in bytes."""
-        return sum(memoryview(frame).nbytes for frame in self.frames)
-
-
 class Wire:
     """One end of a duplex pipe. A message is read completely or not begun.
 
     Args:
         connection: This end.
+        spin_time: Seconds that `receive` spins for a message before it sleeps.
     """
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, spin_time: float = 0.0) -> None:
         self.connection = connection
         self.fileno = connection.fileno()
         self._poll = select.poll() if hasattr(select, "poll") else None
+        self._spin_time = 0.0 if self._poll is None else spin_time
         if self._poll is not None:
             self._poll.register(self.fileno, select.POLLIN)
             self._glance = functools.partial(self._poll.poll, 0)
@@ -92,13 +73,10 @@ class Wire:
         """
         tag, number, frames = message
         if not frames:
-            self._write(_HEADER.pack(tag, number, 0))
+            self._write(HEADER.pack(tag, number, 0))
             return
-        head, *buffers = frames
-        sizes = struct.pack(f"<I{len(buffers)}Q", len(buffers), *(buffer.nbytes for buffer in buffers))
-        self._write(b"".join((_HEADER.pack(tag, number, len(sizes) + len(head)), sizes, head)))
-        for buffer in buffers:
-            self._write(buffer)
+        for part in message.parts():
+            self._write(part)
 
     def receive(self) -> Message:
         """Read a message; its buffers are new and writable.
@@ -106,18 +84,13 @@ class Wire:
         Raises:
             EOFError, OSError: If the other end is closed.
         """
-        tag, number, nbytes = _HEADER.unpack(self._read(_HEADER_SIZE))
+        if self._spin_time:
+            spin(self._glance, self._spin_time)
+        tag, number, nbytes = HEADER.unpack(self._read(_HEADER_SIZE))
         if not nbytes:
             return Message(tag, number)
-        body = memoryview(self._read(nbytes))
-        (count,) = _SIZES.unpack_from(body)
-        sizes = struct.unpack_from(f"<{count}Q", body, _SIZES.size)
-        return Message(tag, number, [body[_SIZES.size + 8 * count :], *map(self._read_into_new, sizes)])
-
-    def await_message(self, limit: float) -> None:
-        """Spin until there is something to read, at most ``limit`` seconds."""
-        if self._poll is not None:
-            spin(self._glance, limit)
+        head, sizes = split_body(memoryview(self._read(nbytes)))
+        return Message(tag, number, [head, *map(self._read_into_new, sizes)])
 
     def close(self) -> None:
         """Close this end."""

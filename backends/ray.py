@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from parallelenv.backends import _ray_cluster
-from parallelenv.backends._codec import encode
 from parallelenv.backends._cpu_balancer import CpuBalancer
 from parallelenv.backends._parent_death import ParentDeathPipe
 from parallelenv.backends._pipe import Switchboard
@@ -22,13 +21,12 @@ from parallelenv.backends._ray_cluster import SHUT_DOWN, ActorOptions, Cluster, 
 from parallelenv.backends._ray_host import RayHost
 from parallelenv.backends._ray_local import ActorHandle, LocalChannel, LocalListener, hand_over_log
 from parallelenv.backends._shared_memory import SharedMemory
-from parallelenv.backends._wire import Message
-from parallelenv.backends._worker_process import PackageVersion, PackedSpec, package_version
 from parallelenv.contract.arguments import check_flags
 from parallelenv.contract.batch import Array, Batch, Layout
-from parallelenv.contract.env_specs import registered_by_user
+from parallelenv.contract.codec import Message, encode
 from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.contract.message_text import count, show
+from parallelenv.contract.packed_spec import PackageVersion, PackedSpec, package_version
 from parallelenv.contract.progress import announce_if_slow
 from parallelenv.contract.protocol import Channel, Placement, Printed, WorkerSpec
 from parallelenv.errors import ArgumentError, SchedulingError, WorkerStartError
@@ -114,9 +112,8 @@ class RayBackend:
         name = self._options.get("name")
         if name and len(specs) > 1:
             raise ArgumentError(f"ray_options has the name {name!r}, which {len(specs)} actors cannot share. Drop it.")
-        registered = registered_by_user()
         caller = PackageVersion(package_version().version, "")  # the folder may differ by node or `working_dir`
-        packed = [encode(PackedSpec.of(spec, registered, caller, environment={})) for spec in specs]
+        packed = [encode(PackedSpec.of(spec, caller, environment={}, shared=())) for spec in specs]
         options = [self._options_of(spec) for spec in specs]
         try:
             kinds = [ray.remote(**one)(self.host_class) for one in options]
@@ -186,7 +183,7 @@ class RayBackend:
         channels: list[Channel] = []
         for actor, spec in zip(actors, specs, strict=True):
             if actor not in sockets:
-                channels.append(RayChannel(actor, spec))
+                channels.append(RayChannel(actor, spec.env_ids))
                 continue
             with DeferSigint():
                 log = hand_over_log(sockets[actor], actor.pid)

@@ -7,16 +7,17 @@ the node has.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from parallelenv.backends._ray_cluster import cores_of_nodes
 from parallelenv.backends._ray_host import RayHost
 from parallelenv.backends._wire import Wire
-from parallelenv.backends._worker_process import PackedSpec, answer, await_message, take_command
+from parallelenv.backends._worker_process import PipeHost
 from parallelenv.backends.ray import RayBackend
 from parallelenv.backends.subproc import SubprocBackend, check_preload
 from parallelenv.contract.batch import Batch, Layout
+from parallelenv.contract.codec import Message
 from parallelenv.contract.message_text import show
 from parallelenv.contract.protocol import Command, Placement, Printed, Reply, WorkerSpec
 from parallelenv.engine.tickets import Ticket
@@ -145,40 +146,36 @@ class RaySubprocHost(RayHost):
     def _make_host(self, spec: WorkerSpec) -> Any:
         return PoolHost(spec, self._preload)
 
-    def _obey(self, wire: Wire, log: WorkerLog) -> None:
-        obey_side_by_side(wire, self._host, self._packed, log)
+    def _make_pipe_host(self, wire: Wire, log: WorkerLog) -> PipeHost:
+        return PipePoolHost(self.host, self.packed, wire, log)
 
-    def _make_batch(self, layout: Layout) -> Batch:
-        batch: Batch = self._host.allocate(layout)
-        return batch
+    def attach(self, layout: Layout) -> None:
+        """Give the pool a batch; the rows travel in the messages."""
+        self._batch = self.host.allocate(layout)
 
 
-def obey_side_by_side(wire: Wire, host: PoolHost, packed: PackedSpec, log: WorkerLog) -> None:
-    """Execute commands like `obey`, but in parallel if they concern different envs.
+class PipePoolHost(PipeHost):
+    """A pool at the other end of a `PipeChannel`."""
 
-    Args:
-        wire: This end of the pipe.
-        host: The host.
-        packed: The host's spec.
-        log: The log that it prints to.
+    host: PoolHost
 
-    Raises:
-        EOFError, OSError: At the end, always.
-    """
-    caller = CallerConnection(wire)
-    try:
-        while True:
-            if host.await_command(caller):
-                await_message(wire)
-                command = take_command(wire, host, packed)
-                if command is not None and command.operation == "build":
-                    answer(wire, host.execute(command), log)
-                elif command is not None:
-                    host.begin(command)
-            for reply in host.take_replies():
-                answer(wire, reply, log)
-    finally:
-        host.close()
+    def obey(self, receive: Callable[[], Message], send: Callable[[Message], None]) -> None:
+        """Execute commands like `MessageHost.obey`, but in parallel if they concern different envs."""
+        caller = CallerConnection(self.wire)
+        try:
+            while True:
+                if self.host.await_command(caller):
+                    command = self.decode(receive())
+                    if isinstance(command, Message):  # the reply to a command that cannot be read
+                        send(command)
+                    elif command is not None and command.operation == "build":
+                        send(self.encode(self.host.execute(command)))
+                    elif command is not None:
+                        self.host.begin(command)
+                for reply in self.host.take_replies():
+                    send(self.encode(reply))
+        finally:
+            self.host.close()
 
 
 class RaySubprocBackend(RayBackend):

@@ -18,20 +18,20 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-from parallelenv.backends._codec import encode
 from parallelenv.backends._cpu_balancer import CpuBalancer
 from parallelenv.backends._fork_server import SERVERS, ForkServer, starting
 from parallelenv.backends._in_process import CallerChannel
 from parallelenv.backends._pipe import LAST_CHANCE, PipeChannel, Switchboard
 from parallelenv.backends._process import WorkerProcess
 from parallelenv.backends._shared_memory import SharedArrays, SharedMemory
-from parallelenv.backends._worker_process import PackedSpec, package_version, serve
+from parallelenv.backends._worker_process import serve
 from parallelenv.contract.arguments import check_flags
 from parallelenv.contract.batch import Array, Batch, Layout
 from parallelenv.contract.copying import deep_copy
 from parallelenv.contract.cpu_cores import usable_cores
-from parallelenv.contract.env_specs import EnvFactory, modules_of, registered_by_user
+from parallelenv.contract.env_specs import EnvFactory, modules_of
 from parallelenv.contract.message_text import show
+from parallelenv.contract.packed_spec import PackedSpec
 from parallelenv.contract.protocol import Channel, Placement, Printed, WorkerSpec
 from parallelenv.errors import ArgumentError, WorkerStartError
 from parallelenv.worker.worker_log import WorkerLog
@@ -84,13 +84,14 @@ class SubprocBackend:
         return SharedArrays.place(arrays)
 
     def launch(self, specs: Sequence[WorkerSpec]) -> list[Channel]:  # noqa: D102 (see Backend)
-        registered = registered_by_user()
-        packed = [PackedSpec.of(spec, registered, package_version()) for spec in specs]
+        shared = specs[0].shared
+        headers = shared.forms if isinstance(shared, SharedArrays) else ()
+        packed = [PackedSpec.of(spec, shared=headers) for spec in specs]
         if self._caller_steps and not self._callers_share:
             self._callers_share = packed[-1].env_ids  # the smallest share, as the caller has other work
         ours = [spec for spec in specs if spec.env_ids == self._callers_share]
         theirs = [spec for spec in packed if spec.env_ids != self._callers_share]
-        workers = self._start_all(theirs, specs[0].shared)
+        workers = self._start_all(theirs, shared)
         return [*workers, *(CallerChannel(_without_live_envs(spec)) for spec in ours)]
 
     def _start_all(self, packed: Sequence[PackedSpec], shared: Mapping[str, Array]) -> list[Channel]:
@@ -105,7 +106,7 @@ class SubprocBackend:
             channels = self._start_processes(packed)
             for channel, spec in zip(channels, packed, strict=True):
                 with contextlib.suppress(OSError):  # if it has died, its first command reports it
-                    channel.wire.send(encode(spec))
+                    channel.notify(spec)
                     if isinstance(shared, SharedArrays):
                         shared.send(channel.wire.connection, channel.process.pid)
         except BaseException:

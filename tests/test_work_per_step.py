@@ -24,7 +24,8 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 
 from parallelenv import ParallelEnv
-from parallelenv.backends import _codec, _cpu_balancer, _pipe, _wire, subproc
+from parallelenv.backends import _cpu_balancer, _pipe, _wire, subproc
+from parallelenv.contract import codec
 from parallelenv.engine import utilisation
 
 NUM_STEPS = 10
@@ -57,9 +58,9 @@ class Spy:
 PICKLING = {"Pickler", "Unpickler", "dump", "dumps", "load", "loads"}
 WATCHED: list[tuple[Any, str, set[str]]] = [
     (_wire, "os", {"write", "writev", "read", "readv"}),
-    (_codec, "pickle", PICKLING),
-    (_codec, "cloudpickle", PICKLING),
-    (_codec, "copying", PICKLING),
+    (codec, "pickle", PICKLING),
+    (codec, "cloudpickle", PICKLING),
+    (codec, "copying", PICKLING),
 ]
 
 

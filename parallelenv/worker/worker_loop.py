@@ -1,0 +1,177 @@
+"""The code of a worker process: a host that executes the commands in messages."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Callable, MutableMapping
+from multiprocessing.connection import wait
+from typing import Any
+
+from parallelenv.contract.batch import Batch, Layout
+from parallelenv.contract.codec import Message, decode, decode_command, encode_not_read, encode_reply
+from parallelenv.contract.env_specs import register_again
+from parallelenv.contract.packed_spec import PackedSpec
+from parallelenv.contract.protocol import Command, Reply, UnreadableError
+from parallelenv.contract.shared_arrays import frozen
+from parallelenv.worker.host import Host
+
+if sys.platform != "win32":
+    import fcntl
+
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
+_LAUNCHER_PREFIXES = (
+    "OMPI_",  # Open MPI
+    "PMI_",  # MPICH, Intel MPI, Cray, Slurm
+    "PMIX_",  # Open MPI from 4 on, Slurm
+    "PRTE_",  # Open MPI's own runtime, from 5 on
+    "HYDI_",  # Hydra, the launcher of MPICH and Intel MPI
+    "MPI_LOCAL",  # also Hydra: MPI_LOCALRANKID, MPI_LOCALNRANKS
+    "MV2_COMM_WORLD_",  # MVAPICH
+    "PALS_",  # Cray
+)
+
+
+def serve(receive: Callable[[], Message], send: Callable[[Message], None], parent_pipe: int | None = None) -> None:
+    """Run the host of a `MessageChannel` in this process, until the caller closes the connection or dies.
+
+    The first message is the host's `PackedSpec`.
+
+    Args:
+        receive: Waits for the next message and returns it; raises `EOFError` or `OSError` if the other end is closed.
+        send: Sends a message.
+        parent_pipe: A descriptor that becomes readable when the caller dies; this process then ends at once, even
+            within a step. Without it, it ends when it next receives.
+    """
+    if parent_pipe is not None:
+        die_with_caller(parent_pipe)
+    with contextlib.suppress(EOFError, OSError):
+        packed: PackedSpec = decode(receive())
+        prepare_worker(packed)
+        MessageHost(Host(packed.unpack(frozen(packed.shared))), packed).obey(receive, send)
+
+
+class MessageHost:
+    """A host that takes its commands from messages, and gives its replies as messages.
+
+    Args:
+        host: A `Host`, or an object with the same methods.
+        packed: Its spec.
+    """
+
+    def __init__(self, host: Any, packed: PackedSpec) -> None:
+        self.host = host
+        self.packed = packed
+        self._batch: Batch | None = None  # if its rows travel
+        self._limits: Any = None
+
+    def obey(self, receive: Callable[[], Message], send: Callable[[Message], None]) -> None:
+        """Execute commands until the connection is closed; then close the envs. Arguments: see `serve`.
+
+        Raises:
+            EOFError, OSError: At the end, always.
+        """
+        try:
+            while True:
+                reply = self.execute(receive())
+                if reply is not None:
+                    send(reply)
+        finally:
+            self.host.close()
+
+    def execute(self, message: Message) -> Message | None:
+        """Execute the command in a message; return the reply, or ``None`` if it was no command."""
+        command = self.decode(message)
+        if not isinstance(command, Command):
+            return command
+        if command.rows is not None and self._batch is not None:
+            self._batch.put_actions(command.env_ids, command.rows)
+            command.rows = None
+        reply: Reply = self.host.execute(command)
+        if self._batch is not None and command.writes_rows:
+            reply.rows = self._batch.take_results(command.env_ids)
+        if command.operation == "build":  # not before: only loaded libraries can be limited
+            self._limits = self._limits or _limit_threads(self.packed.settings.threads)
+        return self.encode(reply)
+
+    def decode(self, message: Message) -> Command | Message | None:
+        """Return the command in a message; the reply, if it cannot be read; ``None`` if it was no command."""
+        try:
+            command = decode_command(message, self.packed.env_ids)
+        except UnreadableError as error:
+            return encode_not_read(error)
+        if isinstance(command, Layout):
+            self.attach(command)
+            return None
+        return command  # type: ignore[no-any-return]
+
+    def encode(self, reply: Reply) -> Message:
+        """Return a reply as a message."""
+        return encode_reply(reply)
+
+    def attach(self, layout: Layout) -> None:
+        """Give the host a batch of this layout: here one of its own, so that rows travel in the messages."""
+        self._batch = Batch.private(layout)
+        self.host.attach(self._batch)
+
+
+def prepare_worker(packed: PackedSpec) -> None:
+    """Give a new worker process the caller's settings that envs may depend on."""
+    if packed.environment:
+        os.environ.clear()
+        os.environ.update(packed.environment)
+    forget_launcher()
+    sys.path.extend(folder for folder in packed.path if folder not in sys.path)
+    if packed.settings.silence_warnings:
+        warnings.simplefilter("ignore")
+    register_again(packed.registered)
+
+
+def forget_launcher(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Remove the variables that mark this process as one that an MPI launcher has started.
+
+    A worker is not such a process, but inherits the variables of the caller, which may be. An env that imports `mpi4py`
+    would then take the caller's place in its job, and hang or end it. It is done in the worker, before envs are made:
+    the caller's variables are never changed, since other threads may be reading them.
+    """
+    for name in [name for name in environment if name.startswith(_LAUNCHER_PREFIXES)]:
+        del environment[name]
+
+
+def _limit_threads(threads: int) -> Any:
+    """Prevent numerical libraries from starting a thread per core in every worker."""
+    if any(name in os.environ for name in _THREAD_VARIABLES):  # set by the user
+        return None
+    from threadpoolctl import threadpool_limits
+
+    return threadpool_limits(threads)
+
+
+def die_with_caller(sentinel: int) -> None:
+    """End this process when the caller dies, whatever the env is doing.
+
+    Args:
+        sentinel: A descriptor that becomes readable then, whose end no other process shares.
+
+    Raises:
+        RuntimeError: If no thread can be started.
+    """
+
+    def watch() -> None:
+        wait([sentinel])
+        os._exit(1)
+
+    end_with_caller(sentinel)  # for C code that keeps the GIL, where the thread cannot act
+    threading.Thread(target=watch, name="parallelenv-watchdog", daemon=True).start()
+
+
+def end_with_caller(sentinel: int) -> None:
+    """Make the system end this process when the caller dies, on Linux. Arguments: see `die_with_caller`."""
+    if sys.platform == "linux":
+        fcntl.fcntl(sentinel, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(sentinel, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(sentinel, fcntl.F_SETFL, fcntl.fcntl(sentinel, fcntl.F_GETFL) | os.O_ASYNC)
