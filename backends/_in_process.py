@@ -10,7 +10,7 @@ from parallelenv.contract.copying import cannot_be_given, cannot_travel, deep_co
 from parallelenv.contract.failures import Failure
 from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.contract.protocol import Command, Death, EnvFacts, Extra, Reply, WorkerSpec
-from parallelenv.worker.host import Execution, Host
+from parallelenv.worker.host import Host
 
 _STATES = frozenset({"loose", "ended_loose", "ended_state"})
 """The fields of an `Extra` that may carry gradients."""
@@ -23,7 +23,7 @@ class CallerChannel:
 
     def __init__(self, spec: WorkerSpec) -> None:
         self._host = Host(spec, in_caller=True)
-        self._queue: deque[Execution] = deque()
+        self._queue: deque[Command] = deque()
         self._replies: deque[Reply] = deque()
 
     @property
@@ -35,7 +35,7 @@ class CallerChannel:
         return command if command.each is None else copy_arguments(command)
 
     def send(self, packed: Command) -> None:
-        self._queue.append(Execution(self._host, packed))
+        self._queue.append(packed)
 
     def work(self) -> bool:
         """Execute the oldest command, unless there is a reply already; return whether there is one.
@@ -43,7 +43,7 @@ class CallerChannel:
         After an interrupt the command stays in the queue and continues with the next env.
         """
         if not self._replies and self._queue:
-            reply = self._queue[0].run()
+            reply = self._host.execute(self._queue[0])
             self._replies.append(copy_values(reply) if reply.values else reply)
             self._queue.popleft()  # last: an interrupt in between may repeat a reply, but not lose one
         return bool(self._replies)
@@ -71,12 +71,12 @@ def copy_arguments(command: Command) -> Command:
         UnpicklableError: If an argument cannot be copied, as between processes.
     """
     copies = []
-    copied = deep_copy_but_graph if command.name == "step" else deep_copy
+    copied = deep_copy_but_graph if command.operation == "step" else deep_copy
     for env_id, argument in zip(command.env_ids, command.each or (), strict=True):
         try:
             copies.append(copied(argument))
         except Exception as error:
-            raise cannot_be_given(command.name, env_id, argument, error) from error
+            raise cannot_be_given(command.operation, env_id, argument, error) from error
     command.each = copies
     return command
 

@@ -20,7 +20,8 @@ from parallelenv.contract.batch import Batch, Layout
 from parallelenv.contract.codec import Message
 from parallelenv.contract.message_text import show
 from parallelenv.contract.protocol import Command, Placement, Printed, Reply, WorkerSpec
-from parallelenv.engine.tickets import Request, apportion, branches_of
+from parallelenv.engine.tickets import Ticket
+from parallelenv.engine.worker_handles import apportion, branches_of
 from parallelenv.engine.worker_pool import Pool
 from parallelenv.errors import ArgumentError
 
@@ -73,7 +74,7 @@ class PoolHost:
     def __init__(self, spec: WorkerSpec, preload: Sequence[str]) -> None:
         self.current: int | None = None  # no env runs in this process
         self._printed: list[Printed] = []
-        self._under_way: dict[int, Request] = {}
+        self._under_way: dict[int, Ticket] = {}
         self._backend = ReplyWaiter(preload)
         self._pool = Pool(
             self._backend,
@@ -99,9 +100,9 @@ class PoolHost:
         """Execute a command; an exception in one env does not affect the others."""
         return self._reply(command.number, self._pool.forward(command))
 
-    def _reply(self, number: int, request: Request) -> Reply:
+    def _reply(self, number: int, ticket: Ticket) -> Reply:
         printed, self._printed[:] = list(self._printed), []
-        return Reply(number, request.values, request.failures, output=printed)
+        return Reply(number, ticket.values, ticket.failures, output=printed)
 
     # ---------------------------------------------------------------- several commands at a time
 
@@ -118,7 +119,7 @@ class PoolHost:
 
     def take_replies(self) -> list[Reply]:
         """Return the replies to commands that are finished."""
-        finished = [number for number, request in self._under_way.items() if not request.pending]
+        finished = [number for number, ticket in self._under_way.items() if not ticket.pending]
         return [self._reply(number, self._under_way.pop(number)) for number in finished]
 
     def close(self) -> None:
@@ -143,7 +144,7 @@ class PipePoolHost(PipeHost):
                     command = self.decode(receive())
                     if isinstance(command, Message):  # the reply to a command that cannot be read
                         send(command)
-                    elif command is not None and command.name == "build":
+                    elif command is not None and command.operation == "build":
                         send(self.encode(self.host.execute(command)))
                     elif command is not None:
                         self.host.begin(command)

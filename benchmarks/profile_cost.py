@@ -139,7 +139,7 @@ class Silent(EpisodeStats):
 def uncounted(env: ParallelEnv) -> Iterator[None]:
     """Count no episodes: steps are logged as a constant, and never summed up."""
     batch: Batch = env.engine.pool.batch
-    episodes = env.engine.stepper.episodes
+    episodes = env.engine.table
     before = batch.outcome, episodes.score
     batch.outcome, episodes.score = bytes, Silent(len(env))
     try:

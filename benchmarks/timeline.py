@@ -20,7 +20,7 @@ from parallelenv import ParallelEnv
 from parallelenv.backends._pipe import PipeChannel
 from parallelenv.backends.subproc import SubprocBackend
 from parallelenv.engine.assemble import Assembler
-from parallelenv.engine.stepper import Stepper
+from parallelenv.engine.engine import Engine
 from parallelenv.engine.worker_pool import Pool
 from parallelenv.worker.host import Host
 
@@ -31,15 +31,15 @@ _MODES: dict[str, tuple[str, dict[str, Any]]] = {
     "caller-steps": ("subproc", {"caller_steps": True}),
 }
 _STAMPED = (
-    (Stepper, "_launch"),
-    (Pool, "post"),
+    (Engine, "submit_step"),
+    (Pool, "submit"),
     (PipeChannel, "send"),
     (Pool, "pump"),
     (SubprocBackend, "wait"),
     (Host, "_step_all"),
     (PipeChannel, "receive"),
-    (Stepper, "_deliver"),
-    (Assembler, "tell"),
+    (Engine, "collect_step"),
+    (Assembler, "assemble"),
 )
 
 _stamps: list[tuple[str, float]] = []

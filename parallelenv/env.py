@@ -24,6 +24,7 @@ from parallelenv.contract.arguments import MISSING
 from parallelenv.contract.batch import Array, has_true
 from parallelenv.contract.copying import deep_copy
 from parallelenv.contract.message_text import count, show
+from parallelenv.contract.protocol import Lookup, MethodCall
 from parallelenv.contract.shared_arrays import check_shared
 from parallelenv.contract.spaces import batched
 from parallelenv.contract.tracebacks import short_tracebacks, warn_user
@@ -344,7 +345,7 @@ class ParallelEnv:
             raise IdRangeError(f"{error}{hint}") from None
         refuse_pair(len(env_ids) if self._engine.pool.layout.states.is_single else None)
         each = self._engine.beginnings(env_ids, seed, options)
-        return self._engine.end_reset(self._engine.stepper.begin_reset(env_ids, each), None)
+        return self._engine.collect_reset(self._engine.submit_reset(env_ids, each), None)
 
     @single_threaded
     def seed(self, seed: int | Sequence[int | None]) -> list[int | None]:
@@ -396,8 +397,8 @@ class ParallelEnv:
             WorkerTimeoutError: If the pool's timeout passed; `recv` continues the wait.
         """
         arguments.check_align(align)
-        env_ids = self._engine.stepper.episodes.unpaused if id is None else self._engine.ids(id)
-        return self._engine.stepper.step(action, env_ids, align)
+        env_ids = self._engine.table.unpaused if id is None else self._engine.ids(id)
+        return self._engine.step(action, env_ids, align)
 
     # ---------------------------------------------------------------- asynchronous stepping
 
@@ -409,7 +410,7 @@ class ParallelEnv:
             The errors of `ParallelEnv.step`, before anything was sent.
         """
         env_ids = self._engine.ids(id)
-        self._engine.stepper.send(action, env_ids)
+        self._engine.send(action, env_ids)
         self._awaited = env_ids
 
     @overload
@@ -438,7 +439,7 @@ class ParallelEnv:
         limit = arguments.check_timeout(timeout)
         if not self._awaited:
             raise NothingInFlightError("step_wait() was called, but no step is in flight. Call step_async() first.")
-        result = self._engine.stepper.finish(self._awaited, limit, align)
+        result = self._engine.step_wait(self._awaited, limit, align)
         self._awaited = ()
         return result
 
@@ -449,7 +450,7 @@ class ParallelEnv:
         Raises:
             The errors of `step`, before anything was sent.
         """
-        self._engine.stepper.send(action, self._engine.ids(id))
+        self._engine.send(action, self._engine.ids(id))
 
     @single_threaded
     def send_reset(self, id: Any = None, *, seed: Any = None, options: Any = None) -> None:
@@ -469,7 +470,7 @@ class ParallelEnv:
             WorkerDiedError: If the worker of an env has died; nothing was sent.
         """
         env_ids = self._engine.ids(id)
-        self._engine.stepper.send_reset(env_ids, self._engine.beginnings(env_ids, seed, options))
+        self._engine.send_reset(env_ids, self._engine.beginnings(env_ids, seed, options))
         self._engine.forget_seeds(env_ids)
 
     @overload
@@ -510,7 +511,7 @@ class ParallelEnv:
         """
         arguments.check_align(align)
         arguments.check_window(min_envs, max_envs)
-        return self._engine.stepper.receive(min_envs, max_envs, arguments.check_timeout(timeout), align)
+        return self._engine.receive(min_envs, max_envs, arguments.check_timeout(timeout), align)
 
     @overload
     async def arecv(
@@ -580,7 +581,7 @@ class ParallelEnv:
                 raise
             return None
         (state, _, is_done, _), env_id = batch[0], int(batch.env_ids[0])
-        has_begun = self._engine.stepper.begins_next_episodes and env_id not in self._engine.stepper.episodes.exhausted
+        has_begun = self._engine.begins_next_episodes and env_id not in self._engine.table.exhausted
         return (state if has_begun or not is_done else TERMINATED), env_id
 
     def send_action(self, action: Any, env_id: int) -> None:
@@ -666,12 +667,12 @@ class ParallelEnv:
         """
         if id is MISSING:
             raise ArgumentError("pause() was called without id. Give which envs to leave out: pause(3), pause([0, 2]).")
-        self._engine.stepper.pause(self._engine.ids(id, everyone=True))
+        self._engine.table.pause(self._engine.ids(id, everyone=True))
 
     @single_threaded
     def resume(self, id: Any = None) -> None:
         """Take paused envs in again; without ``id`` all of them."""
-        self._engine.stepper.episodes.resume(self._engine.ids(id, everyone=True))
+        self._engine.table.resume(self._engine.ids(id, everyone=True))
 
     # ---------------------------------------------------------------- attributes, methods, frames
 
@@ -700,7 +701,7 @@ class ParallelEnv:
         """
         env_ids = self._engine.ids(id)
         arguments.check_name("key", key)
-        values = self._engine.pool.ask("get", env_ids, None, key).values
+        values = self._engine.pool.ask("get", env_ids, None, Lookup(key)).values
         if default is MISSING:
             default = None
             if not values and env_ids and (hint := self._engine.attribute_hint(key, env_ids[0])):
@@ -759,8 +760,10 @@ class ParallelEnv:
         """
         env_ids = self._engine.ids(id)
         arguments.check_name("env_method", env_method)
-        values = self._engine.pool.ask("call", env_ids, arguments.spread_data(data, env_ids), env_method).values
-        return [values.get(env_id) for env_id in env_ids]
+        each = arguments.spread_data(data, env_ids)
+        if each is None:
+            return self._engine.pool.ask("call", env_ids, None, MethodCall(env_method)).listed()
+        return self._engine.call_each(env_ids, [MethodCall(env_method, (), named) for named in each])
 
     @single_threaded
     def call(self, function_names: str | Sequence[str], function_args_list: Any = None, id: Any = None) -> list[Any]:
@@ -783,7 +786,7 @@ class ParallelEnv:
         env_ids = self._engine.ids(id)
         names = arguments.spread_names("function_names", function_names, env_ids)
         given = arguments.spread_arguments(function_args_list, env_ids)
-        return self._engine.ask_each("invoke", env_ids, [(name, *one) for name, one in zip(names, given, strict=True)])
+        return self._engine.call_each(env_ids, [MethodCall(name, *one) for name, one in zip(names, given, strict=True)])
 
     @single_threaded
     def attr(self, names: str | Sequence[str], id: Any = None) -> list[Any]:
@@ -802,7 +805,9 @@ class ParallelEnv:
                 values.
         """
         env_ids = self._engine.ids(id)
-        return self._engine.ask_each("read", env_ids, arguments.spread_names("names", names, env_ids))
+        return self._engine.pool.ask(
+            "get", env_ids, arguments.spread_names("names", names, env_ids), Lookup(how="required")
+        ).listed()
 
     @single_threaded
     def command(self, name: str, data: Any = None, id: Any = None) -> list[Any]:
@@ -824,7 +829,7 @@ class ParallelEnv:
         env_ids = self._engine.ids(id)
         if not isinstance(name, str):
             raise ArgumentError(f"name={name!r} is no name of a command. Give a text that the envs understand.")
-        return self._engine.ask_each("invoke", env_ids, [("command", (name, data), {})] * len(env_ids))
+        return self._engine.call_each(env_ids, [MethodCall("command", (name, data))] * len(env_ids))
 
     @single_threaded
     def render(self, id: Any = None, tile: bool = False, labels: bool = False) -> Any:
@@ -847,7 +852,7 @@ class ParallelEnv:
         if labels and not tile:
             raise ArgumentError("labels=True draws env ids on the tiles of one picture. Add tile=True.")
         if not tile:
-            return self._engine.ask_each("render", env_ids)
+            return self._engine.call_each(env_ids, [MethodCall("render")] * len(env_ids))
         return _notebook().picture_of(self._engine, env_ids, labels=labels)
 
     def get_images(self, id: Any = None) -> list[Any]:
@@ -897,7 +902,7 @@ class ParallelEnv:
             raise ArgumentError("run_episodes() has no envs to play with: id is empty, or all are paused.")
         each = self._engine.beginnings(env_ids, seed, options)
         goal = RolloutLength.of(None, num_episodes)
-        return evaluate(self._engine.stepper, policy, goal, env_ids, each, self._engine.forget_seeds, bool(progress))
+        return evaluate(self._engine, policy, goal, env_ids, each, self._engine.forget_seeds, bool(progress))
 
     @overload
     def rollout(self, *, id: Any = None) -> list[Any]: ...
@@ -964,7 +969,7 @@ class ParallelEnv:
         if policy is None:
             return run_batch_episodes(self._engine, env_ids, num_steps, num_episodes, rnn_state)
         goal = RolloutLength.of(num_steps, num_episodes)
-        return RolloutRunner(self._engine.stepper).run(policy, env_ids, goal, rnn_state, bool(progress))
+        return RolloutRunner(self._engine).run(policy, env_ids, goal, rnn_state, bool(progress))
 
     @single_threaded
     def restart(self, id: Any = None) -> tuple[int, ...]:
@@ -983,7 +988,7 @@ class ParallelEnv:
             InvalidEnvError: If an env was given as a live instance and lives in this process.
             BaseException: What an env's constructor raised.
         """
-        return self._engine.stepper.restart(self._engine.ids(id, everyone=True))
+        return self._engine.restart(self._engine.ids(id, everyone=True))
 
     @single_threaded
     def save_state(self) -> SavedState:
@@ -996,10 +1001,10 @@ class ParallelEnv:
             EnvBusyError: If a step is in flight.
             BaseException: What a ``get_state`` raised.
         """
-        progress = self._engine.stepper.progress()
-        values = self._engine.pool.ask("save", self._engine.env_ids).values
+        checkpoint = self._engine.checkpoint()
+        values = self._engine.pool.ask("state", self._engine.env_ids, None, "save").values
         envs = tuple(values.get(env_id) for env_id in self._engine.env_ids)
-        return SavedState(envs, progress, dict(self._engine.seeds), self.asynchronous)
+        return SavedState(envs, checkpoint, dict(self._engine.seeds), self.asynchronous)
 
     @single_threaded
     def load_state(self, state: SavedState) -> tuple[int, ...]:
@@ -1017,10 +1022,10 @@ class ParallelEnv:
         """
         state = check_saved(state, self._engine.num_envs, self.asynchronous)
         saved = [env_id for env_id in self._engine.env_ids if state.envs[env_id] is not None]
-        request = self._engine.pool.try_asking("load", saved, [state.envs[env_id] for env_id in saved])
-        lost = self._engine.stepper.restore(state.progress, {*state.unsaved, *request.failures})
+        ticket = self._engine.pool.try_asking("state", saved, [state.envs[env_id] for env_id in saved], "load")
+        lost = self._engine.restore(state.checkpoint, {*state.unsaved, *ticket.failures})
         self._engine.seeds = dict(state.seeds)
-        request.raise_failures(partial=lost)
+        ticket.raise_failures(partial=lost)
         return lost
 
     # ---------------------------------------------------------------- properties that ask no worker
@@ -1028,41 +1033,41 @@ class ParallelEnv:
     @property
     def done(self) -> Array:
         """``(n,)`` bool: whether the env's last step ended its episode, or ``asynchronous=None`` ended it."""
-        return self._engine.stepper.episodes.done.copy()
+        return self._engine.table.done.copy()
 
     def has_done(self) -> bool:
         """Whether any env is done."""
-        return has_true(self._engine.stepper.episodes.done)
+        return has_true(self._engine.table.done)
 
     def all_done(self) -> bool:
         """Whether all envs are done."""
-        return bool(self._engine.stepper.episodes.done.all())
+        return bool(self._engine.table.done.all())
 
     @property
     def exhausted(self) -> Array:
         """``(n,)`` bool: whether the env has no further episode, so that it rests. Such envs are done, too."""
         flags: Array = np.zeros(self._engine.num_envs, dtype=bool)
-        flags[list(self._engine.stepper.episodes.exhausted)] = True
+        flags[list(self._engine.table.exhausted)] = True
         return flags
 
     def all_exhausted(self) -> bool:
         """Whether no env has a further episode."""
-        return len(self._engine.stepper.episodes.exhausted) == self._engine.num_envs
+        return len(self._engine.table.exhausted) == self._engine.num_envs
 
     @property
     def paused(self) -> Array:
         """``(n,)`` bool: whether the env is paused."""
-        return self._engine.stepper.episodes.paused.copy()
+        return self._engine.table.paused.copy()
 
     @property
     def num_unpaused(self) -> int:
         """Number of envs that are not paused."""
-        return len(self._engine.stepper.episodes.unpaused)
+        return len(self._engine.table.unpaused)
 
     @property
     def reset_infos(self) -> list[dict[str, Any]]:
         """The info of each env's latest reset, in env id order."""
-        return [deep_copy(info) for info in self._engine.stepper.episodes.reset_infos]
+        return [deep_copy(info) for info in self._engine.table.reset_infos]
 
     @property
     def closed(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,16 +13,16 @@ from parallelenv.backends.dummy import DummyBackend
 from parallelenv.backends.thread import ThreadBackend, ThreadChannel
 from parallelenv.contract.batch import Batch, Layout
 from parallelenv.contract.failures import Failure
-from parallelenv.contract.protocol import Command, Reply, WorkerSpec
+from parallelenv.contract.protocol import Command, Lookup, Reply, WorkerSpec
 from parallelenv.testing import BackendContract
-from parallelenv.worker.host import Execution, Host
+from parallelenv.worker.host import Host
 from parallelenv.worker.row_writer import RowWriter
 
 # -------------------------------------------------------------------- faults
 
 
 class Channel(CallerChannel):
-    """A sound channel, with places for faults."""
+    """A correct channel, with hooks for faults."""
 
     host_class: ClassVar[type[Host]] = Host
 
@@ -84,7 +85,7 @@ class MixesRows(Channel):
 class SharesMemory(Channel):
     def work(self) -> bool:
         while self._queue:
-            self._replies.append(self._queue.popleft().run())  # not detached
+            self._replies.append(self._host.execute(self._queue.popleft()))  # not detached
         return bool(self._replies)
 
 
@@ -108,7 +109,7 @@ class AnswersLate(Channel):
         self.earlier: dict[str, Reply] = {}
 
     def send(self, packed: Command) -> None:
-        self.names.append(packed.name)
+        self.names.append(packed.operation)
         super().send(packed)
 
     def alter_reply(self, reply: Reply) -> Reply:
@@ -118,7 +119,7 @@ class AnswersLate(Channel):
 
 
 class WrongNumbers(Channel):
-    """Loses count after the envs are built."""
+    """Numbers the envs wrongly after they are built."""
 
     def alter_reply(self, reply: Reply) -> Reply:
         if self.batch is not None:
@@ -141,8 +142,8 @@ class ClosesTwice(Channel):
 
 class ResetsTwice(Channel):
     def send(self, packed: Command) -> None:
-        if packed.name == "reset":
-            Execution(self._host, packed).run()
+        if packed.operation == "reset":
+            self._host.execute(replace(packed))
         super().send(packed)
 
 
@@ -157,14 +158,14 @@ class ForgetsSeeds(Channel):
     """Gives all envs the seed of the first."""
 
     def alter_command(self, command: Command) -> Command:
-        if command.name == "reset" and command.each is not None:
+        if command.operation == "reset" and command.each is not None:
             command.each = [(command.each[0][0], options) for _, options in command.each]
         return command
 
 
 class ForgetsOptions(Channel):
     def alter_command(self, command: Command) -> Command:
-        if command.name == "reset" and command.each is not None:
+        if command.operation == "reset" and command.each is not None:
             command.each = [(seed, None) for seed, _ in command.each]
         return command
 
@@ -177,13 +178,13 @@ class SortsIds(Channel):
 
 class NeverRestarts(Channel):
     def alter_command(self, command: Command) -> Command:
-        if command.name == "step":
-            command.common = False
+        if command.operation == "step":
+            command.autoreset = False
         return command
 
 
 class LosesInfos(Channel):
-    """Says nothing of the first env of every reply."""
+    """Drops the info of the first env of every reply."""
 
     def alter_reply(self, reply: Reply) -> Reply:
         if self.batch is not None and reply.values:
@@ -205,11 +206,11 @@ class GivesViewsOfActions(Channel):
 
 
 class HidesDefaults(Channel):
-    """Answers ``None`` where there is no attribute."""
+    """Returns ``None`` for absent attributes."""
 
     class _Host(Host):
-        def get(self, env_id: int, argument: Any, key: str) -> tuple[Any] | None:
-            return super().get(env_id, argument, key) or (None,)
+        def get(self, env_id: int, argument: Any, lookup: Lookup) -> Any:
+            return super().get(env_id, argument, lookup) or (None,)
 
     host_class = _Host
 
@@ -225,7 +226,7 @@ class OnlyOutermost(Channel):
 
 
 class Backend(DummyBackend):
-    """A sound backend with two hosts and faulty channels."""
+    """A correct backend with two hosts and faulty channels."""
 
     channel_class: ClassVar[type[Channel]] = Channel
 
@@ -260,7 +261,7 @@ class HurriesChannel(ThreadChannel):
 
 
 class Hurries(ThreadBackend):
-    """Sends to the first host before it knows that the second can be sent to."""
+    """Sends to the first host before the message to the second is packed."""
 
     channel_class = HurriesChannel
 
@@ -275,29 +276,29 @@ def _contract(fault: type[Any]) -> type[BackendContract]:
 
 
 CATCHERS: dict[type[Any], str] = {
-    DropsFailures: "test_a_failed_step_fails_alone",
-    ForgetsTypes: "test_a_failed_step_fails_alone",
-    BlamesTheFirst: "test_a_failed_step_fails_alone",
-    MixesRows: "test_answers_are_those_of_the_oracle",
-    SharesMemory: "test_earlier_answers_stay_as_they_were",
-    SharesArguments: "test_what_an_env_keeps_is_its_own",
-    AnswersLate: "test_methods_take_keywords",
-    WrongNumbers: "test_rows_come_in_the_order_asked",
+    DropsFailures: "test_failed_step_does_not_affect_other_envs",
+    ForgetsTypes: "test_failed_step_does_not_affect_other_envs",
+    BlamesTheFirst: "test_failed_step_does_not_affect_other_envs",
+    MixesRows: "test_results_equal_those_of_the_oracle",
+    SharesMemory: "test_earlier_results_are_not_overwritten",
+    SharesArguments: "test_values_kept_by_envs_are_independent_of_the_caller",
+    AnswersLate: "test_customized_method_passes_keyword_arguments",
+    WrongNumbers: "test_rows_are_in_order_of_id",
     NeverCloses: "test_close_closes_each_env_once",
     ClosesTwice: "test_close_closes_each_env_once",
-    ResetsTwice: "test_only_the_envs_asked_are_touched",
-    StepsEverybody: "test_only_the_envs_asked_are_touched",
-    ForgetsSeeds: "test_seeds_are_spread",
-    ForgetsOptions: "test_options_reach_the_envs",
-    SortsIds: "test_seeds_are_spread",
-    NeverRestarts: "test_policy_restart_begins_the_next_episode",
-    LosesInfos: "test_answers_are_those_of_the_oracle",
-    GivesViewsOfActions: "test_an_action_that_an_env_keeps_stays_as_it_was",
-    HidesDefaults: "test_an_absent_attribute_is_the_default",
-    OnlyOutermost: "test_wrappers_are_looked_through",
-    WrongTypes: "test_types_are_as_promised",
+    ResetsTwice: "test_calls_affect_only_the_envs_in_id",
+    StepsEverybody: "test_calls_affect_only_the_envs_in_id",
+    ForgetsSeeds: "test_int_seed_gives_each_env_its_own_seed",
+    ForgetsOptions: "test_reset_options_are_passed_to_the_envs",
+    SortsIds: "test_int_seed_gives_each_env_its_own_seed",
+    NeverRestarts: "test_done_policy_restart_resets_within_the_step",
+    LosesInfos: "test_results_equal_those_of_the_oracle",
+    GivesViewsOfActions: "test_action_kept_by_an_env_is_not_overwritten",
+    HidesDefaults: "test_get_env_attr_returns_default_for_absent_attribute",
+    OnlyOutermost: "test_attribute_names_are_resolved_through_wrappers",
+    WrongTypes: "test_results_have_the_documented_types",
     ClosesLoudly: "test_close_closes_each_env_once",
-    Hurries: "test_an_argument_that_cannot_be_copied_is_refused",
+    Hurries: "test_uncopyable_argument_is_refused",
 }
 """What must catch each fault; other tests may, too."""
 

@@ -1,4 +1,4 @@
-"""What every test gets: the mode under test, envs that are closed again, and a look for leaks."""
+"""Fixtures of all tests: the mode under test, envs that are closed afterwards, and checks for leaks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ hypothesis.settings.load_profile("short")
 MakeEnv = Callable[..., ParallelEnv]
 MakePool = Callable[..., TaskPool]
 
-PATIENCE = 2.0  # seconds that what is ending gets to be gone
+PATIENCE = 2.0  # seconds that ending processes and threads have to exit
 # Variables of pytest, of Ray when it starts, and of tensorboardX, Tianshou, RLlib and PyTorch when they are imported.
 _SET_BY_OTHERS = (
     "PYTEST_CURRENT_TEST",
@@ -43,7 +43,7 @@ _SET_BY_OTHERS = (
 )
 _RAY_DESCRIPTORS = 8  # connections that Ray opens and closes when it likes
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a job in the background: no test could be interrupted
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a background job: no test could be interrupted
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -62,32 +62,32 @@ _IN_RAY_MODES = {
     "test_ray.py",
     "test_security.py",
     # of test_uncaught.py
-    "test_a_kernel_shows_what_was_wrong_and_goes_on[ray-an env raises in step]",
-    "test_a_kernel_shows_what_was_wrong_and_goes_on[ray-subproc-an env raises in its constructor]",
+    "test_kernel_shows_the_mistake_and_runs_the_next_cell[ray-an env raises in step]",
+    "test_kernel_shows_the_mistake_and_runs_the_next_cell[ray-subproc-an env raises in its constructor]",
     # of the contract
-    "test_a_failed_step_fails_alone",
+    "test_failed_step_does_not_affect_other_envs",
     "test_close_closes_each_env_once",
-    "test_an_env_can_ask_where_it_is[ray-subproc]",
-    "test_rows_come_in_the_order_asked[ray-subproc]",
+    "test_get_worker_info_works_in_every_env_method[ray-subproc]",
+    "test_rows_are_in_order_of_id[ray-subproc]",
     # of test_machine.py and test_real_envs.py
-    "test_any_sequence_of_calls_gives_what_the_oracle_gives[ray-restart]",
-    "test_any_sequence_of_calls_gives_what_the_oracle_gives[ray-subproc-None]",
-    "test_any_sequence_of_calls_gives_what_the_oracle_gives[ray-subproc-continue]",
-    "test_any_sequence_of_calls_of_samplers_gives_what_the_oracle_gives[ray-subproc-True]",
-    "test_answers_are_those_of_the_oracle[ray-mixed]",
-    "test_answers_are_those_of_the_oracle[ray-subproc-mixed]",
+    "test_any_sequence_of_calls_equals_the_oracle[ray-restart]",
+    "test_any_sequence_of_calls_equals_the_oracle[ray-subproc-None]",
+    "test_any_sequence_of_calls_equals_the_oracle[ray-subproc-continue]",
+    "test_any_sequence_of_sampler_calls_equals_the_oracle[ray-subproc-True]",
+    "test_results_equal_those_of_the_oracle[ray-mixed]",
+    "test_results_equal_those_of_the_oracle[ray-subproc-mixed]",
     # of test_env_rng.py
-    "test_answers_are_the_same_everywhere[ray-subproc-2]",
+    "test_results_with_seed_globals_are_equal_in_every_mode[ray-subproc-2]",
     # of test_output.py
-    "test_each_line_is_marked_and_nothing_is_split[ray-subproc]",
-    "test_standard_error_and_warnings[ray-subproc]",
-    "test_what_is_printed_at_the_end_is_shown[ray-subproc-far]",
-    "test_what_is_printed_at_the_end_is_shown[ray-subproc-near]",
+    "test_each_line_is_prefixed_and_no_line_is_split[ray-subproc]",
+    "test_standard_error_and_warnings_are_shown[ray-subproc]",
+    "test_output_of_close_is_shown[ray-subproc-far]",
+    "test_output_of_close_is_shown[ray-subproc-near]",
     # of test_rebuilding.py and test_recovery.py
-    "test_a_dead_worker_takes_its_envs_along_and_nothing_else[ray-subproc]",
-    "test_a_step_that_takes_too_long_is_a_failure[ray-subproc]",
-    "test_a_worker_killed_between_two_calls_is_restarted_by_the_next[ray-subproc]",
-    "test_an_exception_ends_the_episode_and_begins_the_next[ray-subproc-restart]",
+    "test_death_of_worker_truncates_only_episodes_of_its_envs[ray-subproc]",
+    "test_step_timeout_is_a_failure[ray-subproc]",
+    "test_worker_killed_between_two_calls_is_restarted_by_the_next[ray-subproc]",
+    "test_exception_truncates_the_episode_and_starts_the_next[ray-subproc-restart]",
     "test_failed_env_is_rebuilt_without_disturbing_a_busy_neighbour[ray-subproc]",
 }
 
@@ -106,7 +106,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Let several processes begin with what takes long, so that they end at the same time."""
+    """Let parallel test processes start with the slow tests, so that they end at the same time."""
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: (not _is_of_ray(item.name), item.get_closest_marker("slow") is None))
 
@@ -126,7 +126,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[None]:
-    """Ray, started once; envs of the Ray modes join it."""
+    """Start Ray once; envs of the Ray modes join it."""
     import ray
 
     with warnings.catch_warnings():
@@ -196,7 +196,7 @@ def make_pool(mode: str) -> Iterator[MakePool]:
 
 @pytest.fixture(autouse=True)
 def no_leaks() -> Iterator[None]:
-    """Fail a test that leaves a process, a thread, a descriptor or shared memory behind."""
+    """Fail a test that leaks a process, a thread, a descriptor or shared memory."""
     before = _Holdings()
     yield
     deadline = time.monotonic() + PATIENCE
@@ -211,7 +211,7 @@ def no_leaks() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def unchanged_process() -> Iterator[None]:
-    """Fail a test that leaves something changed in this thread, or in what the whole process shares."""
+    """Fail a test that does not restore the settings of this thread or process."""
     before = _settings()
     yield
     now = _settings()
@@ -222,7 +222,7 @@ def unchanged_process() -> Iterator[None]:
 
 
 def _settings() -> dict[str, Any]:
-    """Return what a test must leave as it was."""
+    """Return the settings that a test must restore."""
     environment = {f"${name}": value for name, value in os.environ.items() if not name.startswith(_SET_BY_OTHERS)}
     # Libraries add filters of their own warnings, by text or by class, when they are imported.
     filters = [one for one in warnings.filters if one[1] is None and one[2].__module__ in ("builtins", errors.__name__)]
@@ -237,7 +237,7 @@ def _settings() -> dict[str, Any]:
 
 
 class _Holdings:
-    """What this process has now."""
+    """The resources that this process has now."""
 
     def __init__(self) -> None:
         self.processes = _processes()
@@ -248,12 +248,12 @@ class _Holdings:
         self.singletons = (self.ray_runs, *_helper_pids())
 
     def that_stay(self, earlier: _Holdings) -> _Holdings:
-        """Return this without shared memory that was not there: tests beside us make some, and it comes and goes."""
+        """Return this without new shared memory: tests in other processes create and remove some."""
         self.shared = {name: target for name, target in self.shared.items() if name in earlier.shared}
         return self
 
     def beyond(self, before: _Holdings) -> list[str]:
-        """Return what is here that was not before, one line each."""
+        """Return the resources that were not there before, one line each."""
         leaks = [f"process {pid} ({what})" for pid, what in self.processes.items() if pid not in before.processes]
         leaks += [f"thread {thread.name}" for thread in self.threads - before.threads]
         leaks += [f"/dev/shm/{name}" for name in self.shared.keys() - before.shared.keys()]
@@ -276,7 +276,7 @@ def _processes() -> dict[int, str]:
 
 
 def _command(process: psutil.Process) -> str:
-    """Return a process's command line; of a dead child of another process nothing, for that is not ours."""
+    """Return a process's command line; nothing for a dead child of another process."""
     if process.status() == psutil.STATUS_ZOMBIE:
         return "a zombie" if process.ppid() == os.getpid() else ""
     try:
@@ -298,7 +298,7 @@ def _helper_pids() -> tuple[int | None, ...]:
 
 
 def fork_server_pids() -> tuple[int, ...]:
-    """Return the ids of the processes that workers are forked from, and of those that these are forked from."""
+    """Return the ids of the fork servers, and of the processes that these are forked from."""
     found: dict[int, None] = {}
     for server in (SERVERS.root, *SERVERS.servers):
         line: list[Any] = [server] if server is not None else []

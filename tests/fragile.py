@@ -1,4 +1,4 @@
-"""Envs that fail, wait and end as their actions say, and what tests do meanwhile."""
+"""Envs that fail, wait and exit according to their actions, and helpers for tests that use them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from faults.envs import Holding, OnlyKeywords, TwoArguments
 
 GO_ON, RAISE, WAIT, EXIT = range(4)
 CAN_DIE = {"subproc", "ray", "ray-subproc"}  # modes whose workers are processes
-IN_CALLER = {"dummy"}  # where nobody else can go on with a step that was interrupted
+IN_CALLER = {"dummy"}  # modes in which an interrupted step cannot be resumed
 
 
 class Fragile(gym.Env[Any, Any]):
-    """Does what its action says; its state tells which env it is and how often it was stepped."""
+    """Acts according to its action; its state has its number and its step count."""
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float64)
     action_space = gym.spaces.Discrete(4)
@@ -51,7 +51,7 @@ class Fragile(gym.Env[Any, Any]):
         return self._state(), 1.0, False, False, {}
 
     def wait(self) -> None:
-        """Say that it began, and go on when told to."""
+        """Signal the beginning, and wait for a file."""
         Path(self.folder, f"began-{self.number}").touch()
         deadline = time.monotonic() + 30
         while not Path(self.folder, "go").exists() and time.monotonic() < deadline:
@@ -88,7 +88,7 @@ def fragile(folder: Path) -> list[Any]:
 
 
 def two_hosts(mode: str) -> dict[str, Any]:
-    """Options with which two workers are two hosts; else those of a node answer a call together, and die together."""
+    """Options with which two workers are two hosts; otherwise workers of a node reply and die together."""
     return {"hosts_per_node": 2} if mode == "ray-subproc" else {}
 
 

@@ -13,7 +13,7 @@ _EVERYWHERE = ("parallelenv", "backends", "multiprocessing")
 
 
 class Outcome(NamedTuple):
-    """What became of a call that was interrupted.
+    """The outcome of an interrupted call.
 
     Attributes:
         line: The line before which the interrupt came; empty if the call had not so many.
@@ -24,8 +24,8 @@ class Outcome(NamedTuple):
     error: type[BaseException] | None
 
     @property
-    def is_told(self) -> bool:
-        """Whether the interrupt came, and was told."""
+    def is_raised(self) -> bool:
+        """Whether the interrupt came, and was raised."""
         return self.error is KeyboardInterrupt
 
 
@@ -68,7 +68,7 @@ def interrupt_at(
     found = sys.gettrace()
     sys.settrace(tracer.trace)
     try:
-        made = call()  # what it returns is not let go of before nobody counts any more
+        made = call()  # keeps the result alive until the tracing ends
     except BaseException as raised:  # noqa: BLE001 (the caller says which is expected)
         error = type(raised)
     finally:

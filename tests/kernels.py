@@ -1,4 +1,4 @@
-"""A Jupyter of the tests' own: this interpreter as its kernel, nobody's settings, and a mark on every process."""
+"""Jupyter kernels for tests: this interpreter, no user settings, and a mark on every process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from jupyter_client.manager import KernelManager
 
 MARK = "PARALLELENV_NOTEBOOK_TEST"
 _KERNEL_MARK = "PARALLELENV_KERNEL_TEST"
-PATIENCE = 30.0  # seconds for what has no promise to be quick
+PATIENCE = 30.0  # seconds for slow operations
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 
 
@@ -100,7 +100,7 @@ class Notebook:
         self._mark = mark
 
     def enter(self, folder: Path) -> None:
-        """Let envs made from now on give their signs in this folder."""
+        """Let envs made from now on create their files in this folder."""
         self.run(f"folder = {str(folder)!r}")
 
     def send(self, code: str, cell_id: str | None = None, **expressions: str) -> str:
@@ -119,7 +119,7 @@ class Notebook:
         return str(message["header"]["msg_id"])
 
     def finish(self, request: str, patience: float = PATIENCE) -> dict[str, Any]:
-        """Wait for the end of a cell and return what its reply says."""
+        """Wait for the end of a cell and return the content of its reply."""
         try:
             reply: dict[str, Any] = {"parent_header": {}}
             while reply["parent_header"].get("msg_id") != request:
@@ -132,7 +132,7 @@ class Notebook:
         return content
 
     def read_output(self, request: str) -> bool:
-        """Note one message about outputs; return whether it is the last of a cell."""
+        """Process one message about outputs; return whether it is the last of a cell."""
         message = self._client.get_iopub_msg(timeout=4 * PATIENCE)
         cell = message["parent_header"].get("msg_id", "")
         if message["msg_type"] == "stream":

@@ -1,4 +1,4 @@
-"""Mistakes that people make in a notebook and do not catch, and what they should read then.
+"""Mistakes in notebooks, and the errors that they should show.
 
 ``python tests/mistakes.py`` makes each in a real kernel and prints how long its traceback is and how soon it is there.
 """
@@ -152,7 +152,7 @@ MISTAKES = {
 
 @dataclass(frozen=True)
 class Reading:
-    """What a person reads after a mistake.
+    """The error shown after a mistake.
 
     Attributes:
         traceback: All of it, without colours.
@@ -169,7 +169,7 @@ class Reading:
 
 
 def make_mistake(notebook: Notebook, mistake: Mistake, mode: str) -> Reading:
-    """Make a mistake in a kernel that has `DEFINITIONS`, and see that the next cell runs."""
+    """Make a mistake in a kernel that has `DEFINITIONS`, and check that the next cell runs."""
     notebook.run(ENV.format(mode=mode), _STARTED)
     began = time.monotonic()
     request = notebook.send(mistake.cell.format(mode=mode))

@@ -1,4 +1,4 @@
-"""Samplers for the tests of tasks: small, deterministic, and each task says which one it is."""
+"""Samplers for the tests of tasks: small, deterministic, with numbered tasks."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ SPACES: dict[str, Any] = {
 
 
 class Walk:
-    """A task: so many steps. What it shows: its number, its steps so far, and a number that the sampler drew.
+    """A task with a given number of steps. Its observation: its number, its step count, and a random number.
 
-    It overwrites its array, so that whoever keeps it sees it change.
+    It overwrites its array, so that references to it change.
     """
 
     def __init__(self, sampler: Walks, number: int, length: int, draw: float) -> None:
@@ -42,7 +42,7 @@ class Walk:
         reward, info = float(action) + self.number, {"walk": self.number} if self.count % 2 else {}
         if self.number % 2:  # as Gymnasium has it, and terminated
             return self.get_observations(), reward, self.count == self.length, False, info
-        return TaskStep(self.get_observations(), reward, False, info)  # that it is over, is_done() says alone
+        return TaskStep(self.get_observations(), reward, False, info)  # only is_done() reports the end
 
     def is_done(self) -> bool:
         return self.count >= self.length
@@ -68,7 +68,7 @@ class Walk:
 
 
 class Walks:
-    """Gives so many walks, of lengths that it draws."""
+    """Gives a number of walks of random lengths."""
 
     action_space = Discrete(5)
 
@@ -108,7 +108,7 @@ class Walks:
 
 
 class Once(gym.Env[Any, Any]):
-    """No task, but it has so many episodes, of two steps each."""
+    """Not a task: an env with a number of episodes of two steps each."""
 
     observation_space = Box(-10, 10, (1,), np.float64)
     action_space = Discrete(2)

@@ -1,28 +1,28 @@
-"""How envs are dealt out to hosts, and cores to them."""
+"""Distribution of envs to hosts, and of cores to envs."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parallelenv.engine.tickets import apportion
+from parallelenv.engine.worker_handles import apportion
 
 WEIGHTS = st.lists(st.integers(1, 128), min_size=1, max_size=12)
 
 
-def test_equal_weights_get_equal_shares_and_the_first_ones_what_is_left() -> None:
+def test_equal_weights_get_equal_shares_and_the_first_the_remainder() -> None:
     assert apportion(7, [1, 1, 1]) == [3, 2, 2]
     assert apportion(3, [5, 5, 5]) == [1, 1, 1]
 
 
-def test_shares_are_in_proportion() -> None:
+def test_shares_are_proportional_to_weights() -> None:
     assert apportion(10, [6, 2, 2]) == [6, 2, 2]
     assert apportion(8, [12, 4]) == [6, 2]
     assert apportion(2, [100, 1]) == [1, 1]
 
 
 @given(WEIGHTS)
-def test_as_many_as_all_weights_are_these(weights: list[int]) -> None:
+def test_shares_equal_weights_if_the_total_is_their_sum(weights: list[int]) -> None:
     assert apportion(sum(weights), weights) == weights
 
 

@@ -1,4 +1,4 @@
-"""Resets that are sent, streams, evaluation, shared arrays: what is refused, what fails, what it costs the others."""
+"""Sent resets, streams, evaluation and shared arrays: refused arguments, failures and cost."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def ones(states: Any) -> Any:
 
 @pytest.fixture
 def env(make_env: MakeEnv) -> ParallelEnv:
-    """Three envs that have been reset."""
+    """Three envs after a reset."""
     env = make_env(COUNTERS, asynchronous="restart", num_cpus=2)
     env.reset(seed=1)
     return env
 
 
 @nearby
-def test_a_type_checker_knows_what_comes_of_an_align(env: ParallelEnv) -> None:
+def test_type_checker_infers_result_type_from_align(env: ParallelEnv) -> None:
     actions = np.ones(3, np.int64)
     states, *_ = assert_type(env.step(actions), StepResult)
     assert_type(env.step(actions, align="item"), StepResult)
@@ -82,7 +82,7 @@ def test_a_type_checker_knows_what_comes_of_an_align(env: ParallelEnv) -> None:
     assert {type(one) for one in batches} == {StepBatch}
 
 
-# ---------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------- refused arguments
 
 
 @nearby
@@ -108,7 +108,9 @@ def test_a_type_checker_knows_what_comes_of_an_align(env: ParallelEnv) -> None:
         ("send_action", {"action": 1, "env_id": None}, "env_id=None is not the id of one env"),
     ],
 )
-def test_bad_arguments(env: ParallelEnv, call: str, arguments: dict[str, Any], message: str) -> None:
+def test_bad_arguments_of_asynchronous_calls_are_refused(
+    env: ParallelEnv, call: str, arguments: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ArgumentError, match=message):
         getattr(env, call)(**arguments)
     with pytest.raises(NothingInFlightError):
@@ -128,23 +130,23 @@ def test_bad_arguments(env: ParallelEnv, call: str, arguments: dict[str, Any], m
         ({"shared": {"a": np.array([{}])}}, r"shared\['a'\] is an array of object.*env fns"),
     ],
 )
-def test_bad_arguments_of_the_constructor(arguments: dict[str, Any], message: str) -> None:
+def test_bad_constructor_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         ParallelEnv(COUNTERS, **arguments)
 
 
-def test_a_backend_that_cannot_share_says_so() -> None:
+def test_shared_is_refused_by_a_backend_without_share() -> None:
     class Plain(DummyBackend):
         share = None  # type: ignore[assignment]
 
-    with ParallelEnv(COUNTERS, Plain):  # which needs none
+    with ParallelEnv(COUNTERS, Plain):  # without shared arrays
         pass
     with pytest.raises(ArgumentError, match=r"shared=\['a'\] was given, but Plain has no share\(\)"):
         ParallelEnv(COUNTERS, Plain, shared={"a": np.zeros(2)})
 
 
 @pytest.mark.parametrize("mode", ["dummy", "thread", "subproc"], indirect=True)
-def test_what_there_is_no_room_for_cannot_be_shared(make_env: MakeEnv) -> None:
+def test_shared_arrays_that_exceed_memory_are_refused(make_env: MakeEnv) -> None:
     with pytest.raises((BatchMemoryError, SharedMemoryError), match=r"^shared= needs 9,007,199,254,740,992 bytes"):
         make_env(COUNTERS, shared={"a": np.broadcast_to(np.zeros(1), (1 << 50,))})
 
@@ -157,12 +159,12 @@ def test_what_there_is_no_room_for_cannot_be_shared(make_env: MakeEnv) -> None:
         ([Counter], 2, InvalidEnvError, r"envs\[0\] is \["),
     ],
 )
-def test_what_cannot_be_replicated(env: Any, num_envs: int, error: type[Exception], message: str) -> None:
+def test_replicate_refuses_bad_arguments(env: Any, num_envs: int, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         ParallelEnv.replicate(env, num_envs)
 
 
-def test_an_instance_that_cannot_be_copied_cannot_be_replicated() -> None:
+def test_replicate_refuses_an_uncopyable_instance() -> None:
     env = Counter()
     env.lock = (item for item in range(1))  # type: ignore[attr-defined]
     with pytest.raises(UnpicklableError, match="env 0 cannot move"):
@@ -170,7 +172,7 @@ def test_an_instance_that_cannot_be_copied_cannot_be_replicated() -> None:
 
 
 @nearby
-def test_a_wrapper_is_not_gone_past(make_env: MakeEnv) -> None:
+def test_state_wrapper_refuses_asynchronous_calls(make_env: MakeEnv) -> None:
     class Doubled(StateWrapper):
         def process(self, states: Any) -> Any:
             return states * 2
@@ -185,7 +187,7 @@ def test_a_wrapper_is_not_gone_past(make_env: MakeEnv) -> None:
 
 
 @nearby
-def test_anything_that_may_be_an_env_can_be_replicated(mode: str) -> None:
+def test_replicate_accepts_instances_callables_ids_and_specs(mode: str) -> None:
     live = Counter(7)
     for env, number in ((live, 7), (Counter, 0), (partial(Counter, 4), 4)):
         with ParallelEnv.replicate(env, 3, mode, "idle") as copies:
@@ -225,7 +227,7 @@ def test_sentinel_states_and_actions_equal_their_string_forms(env: ParallelEnv) 
 
 
 @nearby
-def test_a_policy_that_raises_in_a_stream_loses_nothing(env: ParallelEnv) -> None:
+def test_stream_loses_no_result_if_the_policy_raises(env: ParallelEnv) -> None:
     calls = []
 
     def failing(states: Any) -> Any:
@@ -258,7 +260,7 @@ def test_stream_passes_matching_env_ids_to_the_policy(env: ParallelEnv) -> None:
 
 
 @nearby
-def test_a_stream_ends_when_it_is_closed(env: ParallelEnv) -> None:
+def test_stream_ends_when_the_env_is_closed(env: ParallelEnv) -> None:
     for turn, _ in enumerate(env.stream(ones)):
         if turn == 3:
             env.close()
@@ -266,17 +268,17 @@ def test_a_stream_ends_when_it_is_closed(env: ParallelEnv) -> None:
 
 
 @nearby
-def test_views_outlive_the_turn_of_a_stream(make_env: MakeEnv) -> None:
+def test_views_stay_valid_during_the_loop_body_of_a_stream(make_env: MakeEnv) -> None:
     env = make_env(COUNTERS, asynchronous="restart", num_cpus=1, copy=False)
     env.reset(seed=1)
     for _, result in env.stream(ones, 12, min_envs=3):
         before = result.states.copy()
-        env.get_env_attr("number")  # whoever is asked now has stepped
+        env.get_env_attr("number")  # these envs have already stepped
         assert_same(before, result.states)
 
 
 @nearby
-def test_states_of_no_fixed_form_are_streamed_one_by_one(make_env: MakeEnv) -> None:
+def test_stream_works_without_observation_spaces(make_env: MakeEnv) -> None:
     env = make_env(five_env_fns(Ragged), asynchronous="restart", num_cpus=2)
     env.send_reset(seed=1)
     steps = 0
@@ -286,7 +288,7 @@ def test_states_of_no_fixed_form_are_streamed_one_by_one(make_env: MakeEnv) -> N
 
 
 @nearby
-def test_an_env_that_raises_ends_a_stream_and_another_goes_on(make_env: MakeEnv, tmp_path: Path) -> None:
+def test_stream_can_be_restarted_after_an_env_raised(make_env: MakeEnv, tmp_path: Path) -> None:
     env = make_env(fragile(tmp_path), asynchronous="restart", num_cpus=2)
     env.reset()
     with pytest.raises(ZeroDivisionError):
@@ -299,7 +301,7 @@ def test_an_env_that_raises_ends_a_stream_and_another_goes_on(make_env: MakeEnv,
 
 
 @nearby
-def test_what_is_refused_in_a_stream_names_it(env: ParallelEnv) -> None:
+def test_errors_of_stream_name_the_method(env: ParallelEnv) -> None:
     state = env.save_state()
     env.load_state(state)
     with pytest.raises(ResetNeededError, match=r"latest states of envs \[0, 1, 2\] are wanted"):
@@ -310,7 +312,7 @@ def test_what_is_refused_in_a_stream_names_it(env: ParallelEnv) -> None:
 
 
 @nearby
-def test_what_a_method_cannot_be_given_is_named_by_the_method(env: ParallelEnv) -> None:
+def test_unpicklable_argument_error_names_the_method(env: ParallelEnv) -> None:
     with pytest.raises(UnpicklableError, match=r"^What nap\(\) was given for env 1 .* Nothing was sent"):
         env.call("nap", [[], [(item for item in range(1))], []])
 
@@ -319,7 +321,7 @@ def test_what_a_method_cannot_be_given_is_named_by_the_method(env: ParallelEnv) 
 
 
 @in_workers
-def test_what_is_awaited_leaves_the_loop_to_others(make_env: MakeEnv) -> None:
+def test_arecv_does_not_block_the_event_loop(make_env: MakeEnv) -> None:
     env = make_env(five_env_fns(Sleeper), num_cpus=5)
     env.reset()
 
@@ -344,7 +346,7 @@ def test_what_is_awaited_leaves_the_loop_to_others(make_env: MakeEnv) -> None:
 
 
 @in_workers
-def test_what_is_awaited_too_long_is_late_and_not_lost(make_env: MakeEnv) -> None:
+def test_arecv_timeout_loses_no_result(make_env: MakeEnv) -> None:
     env = make_env(five_env_fns(Sleeper), num_cpus=5)
     env.reset()
     env.send([60, 0], [2, 4])
@@ -369,7 +371,7 @@ class Cancelling(Counter):
         return super().step(action)
 
 
-def test_to_be_cancelled_while_envs_step_in_it_loses_nothing() -> None:
+def test_cancelling_arecv_during_a_step_loses_no_result() -> None:
     async def play(env: ParallelEnv) -> None:
         env.send([1, 1])
         await env.arecv(2)
@@ -403,7 +405,7 @@ def test_arecv_yields_to_other_tasks_when_results_are_ready(make_env: MakeEnv) -
 
 
 @nearby
-def test_bad_arguments_of_arecv(env: ParallelEnv) -> None:
+def test_bad_arguments_of_arecv_are_refused(env: ParallelEnv) -> None:
     bad: Any = (({"min_envs": 0}, "min_envs=0"), ({"align": "x"}, "align='x'"), ({"timeout": -1}, "timeout=-1"))
     for arguments, message in bad:
         with pytest.raises(ArgumentError, match=message):
@@ -423,7 +425,7 @@ def test_evaluation_timeout_leaves_no_steps_in_flight(make_env: MakeEnv) -> None
 
 
 @nearby
-def test_whole_episodes_leave_the_others_alone(env: ParallelEnv, make_env: MakeEnv) -> None:
+def test_run_episodes_does_not_affect_other_envs(env: ParallelEnv, make_env: MakeEnv) -> None:
     env.send([4], 2)
     with pytest.raises(EnvBusyError, match=r"\[2\]"):
         env.run_episodes(ones, 3)
@@ -441,14 +443,14 @@ def test_whole_episodes_leave_the_others_alone(env: ParallelEnv, make_env: MakeE
 
 
 @nearby
-def test_fewer_episodes_than_envs(env: ParallelEnv) -> None:
+def test_run_episodes_with_fewer_episodes_than_envs(env: ParallelEnv) -> None:
     found = env.run_episodes(ones, 2, id=[2, 0, 1], progress=False)
     assert found.env_ids.tolist() == [2, 0]
     assert env.step([1], 1).states[0, 1] == 1  # was not reset
 
 
 @nearby
-def test_what_has_been_played_is_kept_when_something_fails(make_env: MakeEnv) -> None:
+def test_failed_run_episodes_has_finished_episodes_in_partial(make_env: MakeEnv) -> None:
     env = make_env(COUNTERS, num_cpus=2)
     calls = []
 
@@ -468,7 +470,7 @@ def test_what_has_been_played_is_kept_when_something_fails(make_env: MakeEnv) ->
 
 
 @nearby
-def test_what_is_said_of_episodes(env: ParallelEnv) -> None:
+def test_evaluation_has_flags_infos_returns_and_pickles(env: ParallelEnv) -> None:
     def act(states: Any) -> Any:
         return np.full(len(states), 2)
 
@@ -483,7 +485,7 @@ def test_what_is_said_of_episodes(env: ParallelEnv) -> None:
 
 
 @nearby
-def test_rewards_of_several_parts_are_summed(make_env: MakeEnv) -> None:
+def test_array_rewards_are_summed_per_component(make_env: MakeEnv) -> None:
     env = make_env(five_env_fns(Ragged))
     found = env.run_episodes(lambda states: [1.0] * len(states), 5, progress=False)
     assert [total.tolist() for total in found.returns] == [[0, 4], [7, 7], [6, 3], [18, 6], [16, 4]]
@@ -491,7 +493,7 @@ def test_rewards_of_several_parts_are_summed(make_env: MakeEnv) -> None:
 
 
 class Paid(Counter):
-    """Gives whatever reward it is told to."""
+    """Returns a given reward."""
 
     def __init__(self, *rewards: Any) -> None:
         super().__init__(length=len(rewards))
@@ -503,7 +505,7 @@ class Paid(Counter):
 
 
 @nearby
-def test_rewards_that_cannot_be_summed_are_named(make_env: MakeEnv) -> None:
+def test_rewards_that_cannot_be_summed_raise(make_env: MakeEnv) -> None:
     env = make_env([partial(Paid, 1.0), partial(Paid, 2.0, {"a": 3})])
     with pytest.raises(
         EnvContractError, match=r"env 1 gave the reward {'a': 3}, which cannot be added.*sums"
@@ -538,7 +540,7 @@ def test_evaluation_reports_episodes_truncated_by_failures(make_env: MakeEnv, tm
         return [GO_ON, action if next(calls) % 4 == 2 else GO_ON][: len(states)]
 
     calls = iter(range(9))
-    with pytest.raises(StopIteration) as caught:  # the other one never ends
+    with pytest.raises(StopIteration) as caught:  # the other env never ends
         env.run_episodes(act, 4, progress=False)
     found: Evaluation = caught.value.partial  # type: ignore[attr-defined]
     assert found.env_ids.tolist() == [1, 1]
@@ -547,11 +549,11 @@ def test_evaluation_reports_episodes_truncated_by_failures(make_env: MakeEnv, tm
     assert all(isinstance(info["failure"], kind) for info in found.infos)
 
 
-# ---------------------------------------------------------------- where an env is
+# ---------------------------------------------------------------- worker info
 
 
 class Nested(Counter):
-    """Has envs of its own, and asks where it is after they were stepped."""
+    """Steps its own envs, and then calls get_worker_info()."""
 
     def step(self, action: int) -> Any:
         with ParallelEnv([Asking] * 2) as inner:
@@ -579,7 +581,7 @@ def test_nested_envs_have_distinct_worker_infos(make_env: MakeEnv) -> None:
 
 
 class Curious(Counter):
-    """Cannot be made where nobody can be asked."""
+    """Needs worker info in its constructor."""
 
     def __init__(self) -> None:
         info = get_worker_info()
@@ -588,7 +590,7 @@ class Curious(Counter):
         self.found = info.num_envs, info.seed, sum(array.sum() for array in info.shared.values())
 
 
-def test_an_env_that_is_tried_can_ask_too() -> None:
+def test_env_tried_by_recommend_can_call_get_worker_info() -> None:
     assert "could be tried" not in recommend([Curious] * 2).reason
     with ParallelEnv([Curious] * 3, "auto", seed=3, shared={"ones": np.ones(4)}) as env:
         assert env.recommendation is not None
@@ -598,7 +600,7 @@ def test_an_env_that_is_tried_can_ask_too() -> None:
 
 
 class Meddling(Counter):
-    """Tries to write into what is shared."""
+    """Tries to write into shared arrays."""
 
     def unlock(self) -> list[str]:
         info = get_worker_info()
@@ -618,15 +620,15 @@ class Meddling(Counter):
 
 def test_envs_cannot_make_shared_arrays_writable(make_env: MakeEnv) -> None:
     env = make_env([Meddling] * 2, num_cpus=2, shared={"table": np.ones(4)})
-    _nobody_has_written(env)
+    _assert_table_is_unchanged(env)
 
 
-def test_nor_can_an_env_that_its_caller_steps() -> None:
+def test_envs_of_the_caller_cannot_make_shared_arrays_writable() -> None:
     with ParallelEnv([Meddling] * 2, "subproc", num_cpus=2, caller_steps=True, shared={"table": np.ones(4)}) as env:
-        _nobody_has_written(env)
+        _assert_table_is_unchanged(env)
 
 
-def _nobody_has_written(env: ParallelEnv) -> None:
+def _assert_table_is_unchanged(env: ParallelEnv) -> None:
     for told in env.customized_method("unlock"):
         assert told[-1] == "sum 4.0"
         assert len(told) > 1
@@ -634,7 +636,7 @@ def _nobody_has_written(env: ParallelEnv) -> None:
 
 
 @nearby
-def test_a_failure_leaves_no_trace_of_where_it_was(make_env: MakeEnv, tmp_path: Path) -> None:
+def test_worker_info_is_none_after_a_failure(make_env: MakeEnv, tmp_path: Path) -> None:
     env = make_env(fragile(tmp_path))
     env.reset()
     with pytest.raises(ZeroDivisionError):
@@ -643,7 +645,7 @@ def test_a_failure_leaves_no_trace_of_where_it_was(make_env: MakeEnv, tmp_path: 
 
 
 @pytest.mark.parametrize("caller_steps", [False, True])
-def test_shared_memory_goes_with_the_pool(caller_steps: bool) -> None:
+def test_close_releases_shared_memory(caller_steps: bool) -> None:
     size = 1 << 22
     shared = {"large": np.ones(size, np.uint8)}
     env = ParallelEnv(COUNTERS, "subproc", num_cpus=2, shared=shared, caller_steps=caller_steps)
@@ -656,17 +658,17 @@ def test_shared_memory_goes_with_the_pool(caller_steps: bool) -> None:
 
 
 def _mapped() -> list[int]:
-    """Return the sizes of what this process has mapped of memory that it shares."""
+    """Return the sizes of the shared memory that this process has mapped."""
     lines = Path("/proc/self/maps").read_text(encoding="ascii", errors="replace").splitlines()
     spans = [line.split()[0].split("-") for line in lines if "memfd:parallelenv" in line]
     return [int(end, 16) - int(begin, 16) for begin, end in spans]
 
 
-# ---------------------------------------------------------------- what a slow env costs the others
+# ---------------------------------------------------------------- cost of a slow env for the others
 
 
 class Slow(Counter):
-    """Takes its time: sleeps, so that it does not depend on how many cores there are."""
+    """Sleeps, so that its speed does not depend on the number of cores."""
 
     def __init__(self, number: int, seconds: float) -> None:
         super().__init__(number, 10**9)
@@ -683,7 +685,7 @@ class Slow(Counter):
 
 
 def _counts(env: ParallelEnv, seconds: float) -> np.ndarray[Any, Any]:
-    """Return how many steps each env makes in so many seconds."""
+    """Return how many steps each env makes in some seconds."""
     counts = np.zeros(len(env), np.int64)
     begin = time.monotonic()
     for env_ids, _ in env.stream(ones):
@@ -696,7 +698,7 @@ def _counts(env: ParallelEnv, seconds: float) -> np.ndarray[Any, Any]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("mode", ["thread", "subproc", "ray", "ray-subproc"], indirect=True)
-def test_an_env_100_times_slower_costs_its_own_share_only(mode: str) -> None:
+def test_env_100_times_slower_does_not_slow_down_other_envs(mode: str) -> None:
     fast, slow = 0.01, 1.0
     rates = []
     for first in (fast, slow):
@@ -706,7 +708,7 @@ def test_an_env_100_times_slower_costs_its_own_share_only(mode: str) -> None:
             _counts(env, 0.5)
             rates.append(_counts(env, 4.0))
             print(mode, first, rates[-1].tolist())
-            if first == slow:  # a reset that takes its time is no other thing
+            if first == slow:  # a slow reset has the same cost
                 env.send_reset(0, options={"sleep": slow})
                 rates.append(_counts(env, 4.0))
                 print(mode, "reset", rates[-1].tolist())

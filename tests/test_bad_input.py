@@ -1,4 +1,4 @@
-"""Every wrong argument: a clear error, before anything was sent, and the object as it was."""
+"""Every wrong argument gives a clear error before anything is sent, and changes nothing."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ MakeEnv = Callable[..., ParallelEnv]
 
 
 class Counter(gym.Env[Any, Any]):
-    """Counts its steps, so that a step that should not have been is seen."""
+    """Counts its steps, so that an unexpected step is noticed."""
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float64)
     action_space = gym.spaces.Discrete(3)
@@ -73,7 +73,7 @@ COUNTERS = [partial(Counter, number) for number in range(4)]
 
 @pytest.fixture
 def env(make_env: MakeEnv) -> ParallelEnv:
-    """Four envs in two workers, reset."""
+    """Four envs in two workers, after a reset."""
     env = make_env(COUNTERS, asynchronous="idle", num_cpus=2)
     env.reset()
     return env
@@ -82,14 +82,14 @@ def env(make_env: MakeEnv) -> ParallelEnv:
 # ---------------------------------------------------------------- construction
 
 
-def test_an_unknown_mode_names_the_nearest() -> None:
+def test_unknown_mode_error_suggests_the_nearest_mode() -> None:
     with pytest.raises(UnknownModeError, match=r"para_mode='subproz' is not known.*Did you mean 'subproc'\?"):
         ParallelEnv(COUNTERS, "subproz")
     with pytest.raises(ValueError, match="para_mode=3"):
         ParallelEnv(COUNTERS, 3)  # type: ignore[arg-type]
 
 
-def test_an_unknown_policy_names_the_nearest() -> None:
+def test_unknown_done_policy_error_suggests_the_nearest() -> None:
     with pytest.raises(UnknownPolicyError, match=r"asynchronous='restrat'.*Did you mean 'restart'\?"):
         ParallelEnv(COUNTERS, asynchronous="restrat")  # type: ignore[arg-type]
 
@@ -111,19 +111,19 @@ def test_an_unknown_policy_names_the_nearest() -> None:
         (["NoSuchEnv-v0"], r"envs\[0\] is 'NoSuchEnv-v0', which Gymnasium does not know"),
     ],
 )
-def test_what_is_no_list_of_envs_is_refused(envs: Any, message: str) -> None:
+def test_envs_argument_that_is_not_a_list_is_refused(envs: Any, message: str) -> None:
     with pytest.raises(InvalidEnvError, match=message):
         ParallelEnv(envs)
 
 
 @pytest.mark.parametrize("kind", [set, frozenset, dict.fromkeys])
-def test_envs_that_stand_in_no_place_are_refused(kind: Callable[[Any], Any]) -> None:
+def test_unordered_envs_are_refused(kind: Callable[[Any], Any]) -> None:
     envs = kind(COUNTERS)
     with pytest.raises(ArgumentError, match=rf"is a {type(envs).__name__}, which.*which id it gets. Give a list"):
         ParallelEnv(envs)
 
 
-def test_the_same_instance_twice_shows_the_fix() -> None:
+def test_same_instance_twice_raises_with_a_fix() -> None:
     twin = Counter()
     with pytest.raises(InvalidEnvError, match=r"envs\[0\] and envs\[2\] are the same instance.*\[make\] \* n"):
         ParallelEnv([twin, Counter(), twin])
@@ -136,7 +136,7 @@ def test_env_fns_that_return_the_same_instance_are_refused(word: str) -> None:
         ParallelEnv([lambda: env for env in given], word, num_cpus=3)  # noqa: B023 (that is the mistake)
 
 
-def test_in_workers_each_has_a_copy_of_what_env_fns_return() -> None:
+def test_each_env_in_workers_has_its_own_copy_of_a_shared_instance() -> None:
     twin = Counter()
     with ParallelEnv([lambda: twin] * 3, "subproc", num_cpus=2) as env:
         env.reset(seed=0)
@@ -144,7 +144,7 @@ def test_in_workers_each_has_a_copy_of_what_env_fns_return() -> None:
         assert env.get_env_attr("steps") == [1, 0, 0]
 
 
-def test_an_option_of_the_mode_is_no_argument_of_the_envs() -> None:
+def test_make_refuses_backend_options_as_env_arguments() -> None:
     hint = r"caller_steps=True is no argument .*give it in backend_options=\{'caller_steps': True\}"
     with pytest.raises(UnknownOptionError, match=hint):
         ParallelEnv.make("CartPole-v1", 2, "subproc", caller_steps=True)
@@ -163,18 +163,18 @@ def test_a_pettingzoo_env_is_refused(make_env: MakeEnv) -> None:
 
 
 def _pettingzoo_like() -> Any:
-    """Return what `refuse_foreign` recognises: PettingZoo itself is a heavy thing to install."""
+    """Return an object that looks like a PettingZoo env, so that PettingZoo need not be installed."""
     base = type("ParallelEnv", (), {"__module__": "pettingzoo.utils.env"})
     methods = {"reset": lambda self: ({}, {}), "step": lambda self, actions: ({}, {}, {}, {}, {})}
     return type("Game", (base,), methods)()
 
 
-def test_an_env_fn_that_returns_no_env_is_named(make_env: MakeEnv) -> None:
+def test_env_fn_that_returns_none_is_refused(make_env: MakeEnv) -> None:
     with pytest.raises(InvalidEnvError, match="An env fn returned None"):
         make_env([Counter, lambda: None])
 
 
-def test_an_env_fn_that_raises_keeps_its_error(make_env: MakeEnv) -> None:
+def test_exception_of_an_env_fn_keeps_its_type(make_env: MakeEnv) -> None:
     def broken() -> None:
         raise LookupError("no such level")
 
@@ -183,7 +183,7 @@ def test_an_env_fn_that_raises_keeps_its_error(make_env: MakeEnv) -> None:
     assert "Raised by env 1 in its constructor" in "".join(caught.value.__notes__)
 
 
-def test_an_env_that_does_not_pickle_is_named() -> None:
+def test_unpicklable_env_is_named_in_the_error() -> None:
     def locked() -> Counter:
         env = Counter()
         env.lock = threading.Lock()  # type: ignore[attr-defined]
@@ -195,7 +195,7 @@ def test_an_env_that_does_not_pickle_is_named() -> None:
         assert len(env) == 2
 
 
-def test_no_cores_and_none_both_mean_all_usable_ones() -> None:
+def test_num_cpus_0_and_none_mean_all_usable_cores() -> None:
     counts: list[Any] = [0, None, np.int64(0)]
     for num_cpus in counts:
         with ParallelEnv([Counter] * 64, "thread", num_cpus=num_cpus) as env:
@@ -212,14 +212,14 @@ def test_no_cores_and_none_both_mean_all_usable_ones() -> None:
         ({"timeout": "5"}, "timeout='5'"),
     ],
 )
-def test_unusable_numbers_are_refused(arguments: dict[str, Any], message: str) -> None:
+def test_invalid_numbers_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         ParallelEnv(COUNTERS, **arguments)
 
 
 @pytest.mark.parametrize("name", ["no_warning", "copy", "keep"])
 @pytest.mark.parametrize("value", ["no", 0, None])
-def test_a_switch_is_true_or_false(name: str, value: Any) -> None:
+def test_flags_must_be_true_or_false(name: str, value: Any) -> None:
     wrong: dict[str, Any] = {name: value}
     with pytest.raises(ArgumentError, match=f"{name}={value!r} must be True or False"):
         ParallelEnv(COUNTERS, **wrong)
@@ -238,7 +238,7 @@ def test_an_option_of_another_backend_is_refused() -> None:
         ParallelEnv(COUNTERS, "subproc", start_method="threads")
 
 
-def test_a_misspelt_keyword_is_answered_with_the_right_one() -> None:
+def test_misspelt_keyword_error_suggests_the_correct_name() -> None:
     misspelt: dict[str, Any] = {"num_cpu": 2}
     for para_mode in ("dummy", "auto"):
         with pytest.raises(UnknownOptionError, match=r"^num_cpu=2 is no option .* Did you mean 'num_cpus'\?$"):
@@ -249,7 +249,7 @@ def test_a_misspelt_keyword_is_answered_with_the_right_one() -> None:
         ParallelEnv.make("CartPole-v1", 2, "subproc", caller_step=True)
 
 
-def test_the_result_of_a_step_says_how_to_unpack_it() -> None:
+def test_unpacking_a_step_result_wrongly_raises_with_a_hint() -> None:
     with ParallelEnv(COUNTERS) as env:
         env.reset()
         with pytest.raises(UnpackingError, match=r"has 4 items, not 5: states, .*\.terminated .*to_gymnasium\(\)"):
@@ -258,7 +258,7 @@ def test_the_result_of_a_step_says_how_to_unpack_it() -> None:
             _a, _b = env.step([0] * 4)  # type: ignore[misc]
 
 
-def test_the_result_of_a_step_can_be_used_as_any_tuple() -> None:
+def test_step_result_behaves_like_a_tuple() -> None:
     with ParallelEnv(COUNTERS) as env:
         env.reset()
         result = env.step([0] * 4)
@@ -268,7 +268,7 @@ def test_the_result_of_a_step_can_be_used_as_any_tuple() -> None:
         assert [states, rewards, dones, infos] == items  # the very same objects
     one, two, three, four, five = (*result, "more")
     assert [first, *rest] == [*result] == list(result) == [one, two, three, four] == items
-    few, states = map(len, itertools.islice(result, 2))  # what is unpacked is not the result
+    few, states = map(len, itertools.islice(result, 2))  # the unpacked items
     assert (few, states, five) == (4, 4, "more")
     assert copy.deepcopy(result).env_ids.tolist() == [0, 1, 2, 3]
     found: list[Any] = []
@@ -289,13 +289,13 @@ def test_seed_passed_as_reset_id_raises_with_a_hint(env: ParallelEnv) -> None:
     assert_untouched(env)
 
 
-def test_make_leaves_keywords_of_gymnasium_alone() -> None:
+def test_make_passes_keywords_of_gymnasium_on() -> None:
     with ParallelEnv.make("CartPole-v1", max_episode_steps=1) as env:
         env.reset()
         assert env.step([0]).truncated.tolist() == [True]
 
 
-def test_a_misspelt_name_is_answered_with_the_right_one() -> None:
+def test_misspelt_attribute_error_suggests_the_correct_name() -> None:
     with pytest.raises(AttributeError, match=r"no attribute 'ParalelEnv'\. Did you mean 'ParallelEnv'\?"):
         parallelenv.ParalelEnv  # type: ignore[attr-defined]  # noqa: B018
     with pytest.raises(AttributeError, match=r"no attribute 'nonsense'\.$"):
@@ -320,7 +320,7 @@ def test_make_checks_its_arguments() -> None:
 
 
 def assert_untouched(env: ParallelEnv) -> None:
-    """The envs have not been stepped, and can be."""
+    """Check that the envs have not been stepped, and can be."""
     assert env.get_env_attr("steps") == [0, 0, 0, 0]
     states, *_ = env.step([0, 0, 0, 0])
     assert states[:, 1].tolist() == [1, 1, 1, 1]
@@ -341,7 +341,7 @@ def assert_untouched(env: ParallelEnv) -> None:
         ({0}, IdTypeError, "names no envs"),
     ],
 )
-def test_wrong_ids_are_refused(env: ParallelEnv, id: Any, error: type[Exception], message: str) -> None:
+def test_invalid_ids_are_refused(env: ParallelEnv, id: Any, error: type[Exception], message: str) -> None:
     for call in (
         partial(env.step, [0]),
         partial(env.send, [0]),
@@ -372,14 +372,14 @@ def test_wrong_ids_are_refused(env: ParallelEnv, id: Any, error: type[Exception]
         ({0, 1, 2, 3}, "action is a set"),
     ],
 )
-def test_wrong_actions_are_refused(env: ParallelEnv, action: Any, message: str) -> None:
+def test_invalid_actions_are_refused(env: ParallelEnv, action: Any, message: str) -> None:
     for call in (env.step, env.send):
         with pytest.raises(ActionError, match=message):
             call(action)
     assert_untouched(env)
 
 
-def test_a_number_that_would_wrap_is_refused(make_env: MakeEnv) -> None:
+def test_number_that_would_overflow_its_dtype_is_refused(make_env: MakeEnv) -> None:
     class Short(Counter):
         action_space = gym.spaces.Box(-100, 100, (1,), np.int8)  # type: ignore[assignment]
         observation_space = gym.spaces.Box(-100, 100, (1,), np.int8)
@@ -399,7 +399,7 @@ def test_a_number_that_would_wrap_is_refused(make_env: MakeEnv) -> None:
     assert env.step([[-7]])[0].tolist() == [[-7]]
 
 
-def test_an_endless_timeout_is_no_timeout(make_env: MakeEnv) -> None:
+def test_infinite_and_numpy_timeouts_are_accepted(make_env: MakeEnv) -> None:
     for timeout in (float("inf"), 1e30, np.float32(60), np.int64(60)):
         env = make_env([Counter], timeout=timeout)
         assert env.reset().shape == (1, 2)
@@ -431,13 +431,13 @@ def test_a_step_before_the_reset_is_refused(make_env: MakeEnv) -> None:
         (3, "data=3 cannot be spread"),
     ],
 )
-def test_wrong_data_is_refused(env: ParallelEnv, data: Any, message: str) -> None:
+def test_invalid_method_data_is_refused(env: ParallelEnv, data: Any, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         env.customized_method("greet", data)
     assert_untouched(env)
 
 
-def test_values_that_do_not_fit_are_refused(env: ParallelEnv) -> None:
+def test_set_env_attr_with_invalid_values_is_refused(env: ParallelEnv) -> None:
     with pytest.raises(ArgumentError, match="either value .* or values"):
         env.set_env_attr("steps")
     with pytest.raises(ArgumentError, match="either value .* or values"):
@@ -448,7 +448,7 @@ def test_values_that_do_not_fit_are_refused(env: ParallelEnv) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a b", "steps.", "__class__", "unwrapped.__dict__", "f()", 3])
-def test_what_is_no_plain_name_is_never_evaluated(env: ParallelEnv, name: Any) -> None:
+def test_invalid_attribute_names_are_refused(env: ParallelEnv, name: Any) -> None:
     for call in (env.get_env_attr, env.customized_method, partial(env.set_env_attr, value=1)):
         with pytest.raises(ArgumentError, match=r"is no name|double-underscore"):
             call(name)
@@ -477,14 +477,14 @@ def test_missing_method_error_names_the_env_and_changes_no_state(env: ParallelEn
         (np.array(5.0), "is no seed"),
     ],
 )
-def test_wrong_seeds_are_refused(env: ParallelEnv, seed: Any, message: str) -> None:
+def test_invalid_seeds_are_refused(env: ParallelEnv, seed: Any, message: str) -> None:
     for call in (env.seed, lambda seed: env.reset(seed=seed)):
         with pytest.raises(ArgumentError, match=message):
             call(seed)
     assert_untouched(env)
 
 
-def test_wrong_options_are_refused(env: ParallelEnv) -> None:
+def test_invalid_reset_options_are_refused(env: ParallelEnv) -> None:
     with pytest.raises(ArgumentError, match="options has 1 item for 4 envs"):
         env.reset(options=[{}])
     with pytest.raises(ArgumentError, match="must have a dict or None for each"):
@@ -511,7 +511,7 @@ def test_send_to_a_busy_env_is_refused(env: ParallelEnv) -> None:
     assert env.get_env_attr("steps") == [0, 1, 1, 0]
 
 
-def test_a_paused_env_is_not_stepped(env: ParallelEnv) -> None:
+def test_step_of_a_paused_env_is_refused(env: ParallelEnv) -> None:
     env.pause([1])
     for call in (env.send, env.step):
         with pytest.raises(EnvPausedError, match=r"envs \[1\] are paused. Call resume\(\[1\]\)"):
@@ -520,7 +520,7 @@ def test_a_paused_env_is_not_stepped(env: ParallelEnv) -> None:
     assert_untouched(env)
 
 
-def test_any_call_after_close_is_refused(env: ParallelEnv) -> None:
+def test_every_call_after_close_is_refused(env: ParallelEnv) -> None:
     env.close()
     env.close()
     calls: list[Callable[[], Any]] = [
@@ -543,7 +543,7 @@ def test_any_call_after_close_is_refused(env: ParallelEnv) -> None:
     assert env.closed
 
 
-def test_every_error_is_one_of_ours() -> None:
+def test_every_error_derives_from_parallel_env_error() -> None:
     from parallelenv import errors
 
     found = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, Exception)]
@@ -551,17 +551,17 @@ def test_every_error_is_one_of_ours() -> None:
     assert all(issubclass(error, ParallelEnvError | Warning) for error in found)
 
 
-def test_a_missing_package_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
     from parallelenv.errors import MissingDependencyError
 
-    monkeypatch.setitem(sys.modules, "ray", None)  # what the import system says of an absent package
+    monkeypatch.setitem(sys.modules, "ray", None)  # so the import system marks an absent package
     with pytest.raises(MissingDependencyError, match="pip install ray"):
         ParallelEnv(COUNTERS, "ray")
 
 
-def test_a_message_names_the_first_and_the_last_of_many_envs(make_env: MakeEnv) -> None:
+def test_messages_abbreviate_long_lists_of_envs(make_env: MakeEnv) -> None:
     env = make_env([Counter] * 40, num_cpus=2)
     with pytest.raises(ResetNeeded, match=r"^envs \[0, 1, 2, \.\.\., 39\] have no .* reset\(\[0, 1, 2, \.\.\., 39\]\)"):
         env.step([1] * 40)
@@ -571,10 +571,10 @@ def test_a_message_names_the_first_and_the_last_of_many_envs(make_env: MakeEnv) 
         env.step([1] * 16, range(16))
 
 
-# ---------------------------------------------------------------- what was written, as it was written, if it is short
+# ---------------------------------------------------------------- values in messages
 
 
-def test_pause_asks_for_an_id() -> None:
+def test_pause_without_id_is_refused() -> None:
     with ParallelEnv([Counter] * 2) as env:
         with pytest.raises(ArgumentError, match=r"^pause\(\) was called without id\. .*pause\(3\)"):
             env.pause()
@@ -584,7 +584,7 @@ def test_pause_asks_for_an_id() -> None:
 
 
 class Tensor:
-    """Looks like one of another library."""
+    """Looks like a tensor of another library."""
 
     shape, dtype = (50, 2), "torch.float32"
 
@@ -616,12 +616,12 @@ class Broken:
     ],
     ids=itertools.count(),
 )
-def test_a_message_shows_no_more_of_a_value_than_can_be_read(value: Any, shown: str) -> None:
+def test_messages_abbreviate_long_values(value: Any, shown: str) -> None:
     assert show(value)[: len(shown)] == shown
     assert len(show(value)) <= 90
 
 
-def test_no_message_prints_a_population() -> None:
+def test_messages_do_not_print_large_arrays() -> None:
     population = np.full((500, 40), 0.125)
     with ParallelEnv([Counter] * 2) as env:
         calls: dict[str, Callable[[], Any]] = {
@@ -646,7 +646,7 @@ PAIR = (
 
 
 @pytest.mark.parametrize("num_envs", [1, 2, 3])
-def test_a_reset_that_is_unpacked_as_gymnasiums_is_refused(make_env: MakeEnv, num_envs: int) -> None:
+def test_unpacking_reset_like_gymnasium_is_refused(make_env: MakeEnv, num_envs: int) -> None:
     env = make_env([Counter] * num_envs)
     for targets in ("obs, info", "states, infos", "first, _"):
         with pytest.raises(UnpackingError, match=PAIR):
@@ -669,7 +669,7 @@ def test_states_of_two_envs_may_be_unpacked() -> None:
 
 
 class Paired(gym.Env[Any, Any]):
-    """States of two parts."""
+    """An env with tuple states."""
 
     action_space = gym.spaces.Discrete(2)
 

@@ -1,4 +1,4 @@
-"""`call`, `attr` and `command`: each env asked for something of its own."""
+"""`call`, `attr` and `command`, with different arguments for each env."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Component:
         return 2 * number
 
 
-class WorkerInfoSource(gym.Env[Any, Any]):
+class Asked(gym.Env[Any, Any]):
     observation_space = gym.spaces.Discrete(2)
     action_space = gym.spaces.Discrete(2)
 
@@ -64,17 +64,17 @@ class WorkerInfoSource(gym.Env[Any, Any]):
 
 @pytest.fixture
 def env(make_env: MakeEnv) -> Any:
-    return make_env([partial(WorkerInfoSource, number) for number in range(4)], num_cpus=2)
+    return make_env([partial(Asked, number) for number in range(4)], num_cpus=2)
 
 
-def test_one_name_for_all_or_one_each(env: Any) -> None:
+def test_call_accepts_one_name_for_all_or_one_per_env(env: Any) -> None:
     assert env.call("add", [[1], (2, 3), {"one": 4, "other": 5}, [0]]) == [1, 6, 11, 3]
     assert env.call(["add", "part.double"], [[10], [20]], id=[2, 0]) == [12, 40]
     assert env.call("fail", id=[3, 0]) == [None, None]
     assert env.call("keep", [[[]], [[]]], id=[True, False, True, False]) == [[0], [2]]
 
 
-def test_an_int_is_a_subset_of_one(env: Any) -> None:
+def test_an_int_id_selects_one_env(env: Any) -> None:
     for id in (3, [3], slice(3, 4), np.int64(3)):
         assert env.call("add", [[1]], id=id) == [4]
         assert env.call(["add"], [[1]], id=id) == [4]
@@ -82,7 +82,7 @@ def test_an_int_is_a_subset_of_one(env: Any) -> None:
         assert env.command("go", {"far": 1}, id) == [("go 3", {"far": 1})]
 
 
-def test_attributes_are_there_or_it_is_an_error(env: Any) -> None:
+def test_attr_raises_for_absent_attributes(env: Any) -> None:
     assert env.attr("number") == [0, 1, 2, 3]
     assert env.attr(["part.level", "number"], id=[1, 2]) == [5, 2]
     with pytest.raises(AbsentAttributeError, match="Asked has no attribute 'nothing'") as caught:
@@ -91,7 +91,7 @@ def test_attributes_are_there_or_it_is_an_error(env: Any) -> None:
     assert "env 1" in caught.value.__notes__[0]
 
 
-def test_a_misspelt_attribute_is_warned_of_once(env: Any) -> None:
+def test_misspelt_attribute_warns_once(env: Any) -> None:
     def read() -> Any:
         return env.get_env_attr("numbr")
 
@@ -109,7 +109,7 @@ def test_a_misspelt_attribute_is_warned_of_once(env: Any) -> None:
         assert str(warning.message).count("Did you mean 'number'?" if call is read else "Did you mean 'level'?") == 1
 
 
-def test_an_attribute_that_may_be_absent_is_not_warned_of(env: Any) -> None:
+def test_attribute_that_may_be_absent_does_not_warn(env: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert env.get_env_attr("numbr", default=None) == [None] * 4
@@ -121,18 +121,18 @@ def test_an_attribute_that_may_be_absent_is_not_warned_of(env: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert env.get_env_attr("numbr") == [None, None, 1, None]
-        env.set_env_attr("numbr", 1)  # env 2 has it, so there is such a thing
+        env.set_env_attr("numbr", 1)  # env 2 has it
 
 
 @nearby
-def test_a_warning_by_way_of_an_adapter_points_at_the_user_too(env: Any) -> None:
+def test_warning_through_an_adapter_points_at_the_user_code(env: Any) -> None:
     vector = env.to_gymnasium()
     with pytest.warns(AbsentAttributeWarning, match=r"Did you mean 'number'\?") as caught:
         vector.set_attr("numbr", 1)
     assert caught[0].filename == __file__
 
 
-def test_a_misspelt_method_is_answered_with_the_right_one(env: Any) -> None:
+def test_misspelt_method_error_suggests_the_correct_name(env: Any) -> None:
     for name, near in (("ad", "add"), ("part.doubl", "double"), ("prt.double", "part")):
         with pytest.raises(AbsentMethodError, match=rf"has no method '{name}'.* Did you mean '{near}'\?"):
             env.customized_method(name, id=[0])
@@ -140,13 +140,13 @@ def test_a_misspelt_method_is_answered_with_the_right_one(env: Any) -> None:
         env.attr("numbr")
 
 
-def test_commands_go_to_all_or_to_some(env: Any) -> None:
+def test_command_is_sent_to_all_or_selected_envs(env: Any) -> None:
     assert env.command("go") == [(f"go {number}", None) for number in range(4)]
     assert env.command("any text", [1, 2], id=[2, 0]) == [("any text 2", [1, 2]), ("any text 0", [1, 2])]
 
 
 @nearby
-def test_nothing_is_shared(env: Any) -> None:
+def test_arguments_and_return_values_are_copies(env: Any) -> None:
     given: list[Any] = []
     returned = env.call("keep", [[given]] * 4)
     assert given == []
@@ -160,7 +160,7 @@ def test_nothing_is_shared(env: Any) -> None:
     assert answers[1][1] == {"a": []}
 
 
-def test_a_failure_keeps_what_the_others_returned(env: Any) -> None:
+def test_failed_call_has_other_return_values_in_partial(env: Any) -> None:
     with pytest.raises(ZeroDivisionError, match="by env 1") as caught:
         env.call(["add", "fail", "fail", "add"], [[1], None, None, [1]])
     assert caught.value.partial == {0: 1, 2: None, 3: 4}  # type: ignore[attr-defined]
@@ -169,15 +169,15 @@ def test_a_failure_keeps_what_the_others_returned(env: Any) -> None:
 
 
 @nearby
-def test_names_go_through_wrappers(make_env: MakeEnv) -> None:
-    env: Any = make_env([lambda: TimeLimit(WorkerInfoSource(7), 3)])
+def test_names_are_resolved_through_wrappers(make_env: MakeEnv) -> None:
+    env: Any = make_env([lambda: TimeLimit(Asked(7), 3)])
     assert env.call("add", [[1]]) == [8]
     assert env.attr("_max_episode_steps") == [3]
     assert env.command("go", 1) == [("go 7", 1)]
 
 
 @nearby
-def test_what_does_not_fit_is_refused_and_nothing_is_called(env: Any) -> None:
+def test_invalid_arguments_are_refused_and_no_env_is_called(env: Any) -> None:
     ways: list[tuple[Any, str]] = [
         (lambda: env.call(["add"] * 3), "function_names has 3 items for 4 envs"),
         (lambda: env.call(3), "function_names=3 cannot be spread over envs. Give a name for all envs"),
@@ -207,7 +207,7 @@ def test_command_raises_for_envs_without_a_command_method(make_env: MakeEnv) -> 
 
 
 class Finds:
-    """An env of parts, which finds and sets their attributes itself."""
+    """An env of several parts, which reads and sets their attributes itself."""
 
     budget = 100
 
@@ -243,7 +243,7 @@ def parts(make_env: MakeEnv, request: pytest.FixtureRequest) -> Any:
 
 
 @nearby
-def test_an_env_of_parts_is_asked_for_what_no_layer_has(parts: Any) -> None:
+def test_get_env_attr_falls_back_to_the_lookup_of_the_env(parts: Any) -> None:
     assert parts.get_env_attr("cost") == [[0.0], [1.0], [2.0], [3.0]]
     assert parts.attr("cost", [3, 1]) == [[3.0], [1.0]]
     assert parts.get_env_attr("budget") == [100] * 4
@@ -258,7 +258,7 @@ def test_an_env_of_parts_is_asked_for_what_no_layer_has(parts: Any) -> None:
 
 
 @nearby
-def test_an_env_of_parts_sets_what_no_layer_has(parts: Any) -> None:
+def test_set_env_attr_falls_back_to_the_setter_of_the_env(parts: Any) -> None:
     parts.set_env_attr("cost", 7.0, id=[1, 2])
     assert parts.get_env_attr("part.cost") == [[0.0], 7.0, 7.0, [3.0]]
     parts.set_env_attr("budget", 5)
@@ -269,15 +269,15 @@ def test_an_env_of_parts_sets_what_no_layer_has(parts: Any) -> None:
 
 
 @nearby
-def test_what_the_own_lookup_of_an_env_raises_reaches_the_user(make_env: MakeEnv) -> None:
+def test_exception_of_the_lookup_of_an_env_is_raised(make_env: MakeEnv) -> None:
     env = make_env([partial(Finds, number) for number in range(2)])
     with pytest.raises(ZeroDivisionError):
         env.get_env_attr("wrong")
 
 
 @nearby
-def test_an_env_of_parts_is_asked_through_wrappers(make_env: MakeEnv) -> None:
-    class Parts(WorkerInfoSource):
+def test_lookup_of_an_env_is_used_through_wrappers(make_env: MakeEnv) -> None:
+    class Parts(Asked):
         def get_env_attr(self, key: str) -> Any:
             return "found" if key == "inside" else None
 
@@ -292,7 +292,7 @@ def test_an_env_of_parts_is_asked_through_wrappers(make_env: MakeEnv) -> None:
 
 
 @nearby
-def test_a_list_to_set_has_one_item_per_env(env: Any) -> None:
+def test_list_passed_to_set_env_attr_has_one_item_per_env(env: Any) -> None:
     env.set_env_attr("number", [10, 20], [1, 3])
     assert env.attr("number") == [0, 10, 2, 20]
     env.set_env_attr("number", (1, 2, 3, 4))
@@ -306,7 +306,7 @@ def test_a_list_to_set_has_one_item_per_env(env: Any) -> None:
 
 
 @nearby
-def test_an_array_to_set_is_the_same_for_all_unless_it_could_be_one_row_each(env: Any) -> None:
+def test_array_with_one_row_per_env_is_refused_by_set_env_attr(env: Any) -> None:
     for array in (np.arange(3), np.float64(2.0), np.array(3.0), np.zeros((2, 4))):
         env.set_env_attr("notes", array)
         assert all(np.array_equal(one, array) for one in env.attr("notes"))
@@ -318,11 +318,11 @@ def test_an_array_to_set_is_the_same_for_all_unless_it_could_be_one_row_each(env
 
 
 class Unit:
-    """What plays by itself: it has neither `reset` nor `step`."""
+    """An object that plays episodes itself: it has neither `reset` nor `step`."""
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.inner = WorkerInfoSource(number)
+        self.inner = Asked(number)
 
     def run_batch_episode(self) -> dict[str, int]:
         return {"number": self.number}
@@ -333,7 +333,7 @@ class Worker:
         return 2 * hours
 
 
-def test_an_object_without_steps_is_there_for_calls_and_attributes(make_env: MakeEnv) -> None:
+def test_object_without_step_supports_calls_and_attributes(make_env: MakeEnv) -> None:
     env = make_env([Unit(0), partial(Unit, 1), Unit(2)], num_cpus=2)
     assert env.rollout() == [{"number": 0}, {"number": 1}, {"number": 2}]
     assert env.rollout(id=[2, 0]) == [{"number": 2}, {"number": 0}]
@@ -344,8 +344,8 @@ def test_an_object_without_steps_is_there_for_calls_and_attributes(make_env: Mak
 
 
 @nearby
-def test_an_object_without_steps_cannot_be_stepped(make_env: MakeEnv) -> None:
-    env = make_env([Worker(), partial(WorkerInfoSource, 1), Worker], asynchronous="restart")
+def test_object_without_step_cannot_be_reset_or_stepped(make_env: MakeEnv) -> None:
+    env = make_env([Worker(), partial(Asked, 1), Worker], asynchronous="restart")
     calls: dict[str, Any] = {
         "reset": env.reset,
         "step": lambda: env.step([0, 0, 0]),
@@ -364,7 +364,7 @@ def test_an_object_without_steps_cannot_be_stepped(make_env: MakeEnv) -> None:
 
 
 @nearby
-def test_a_rollout_without_a_policy_names_what_is_missing(make_env: MakeEnv) -> None:
+def test_rollout_without_policy_names_the_missing_method(make_env: MakeEnv) -> None:
     env: Any = make_env([Unit(0), Worker()])
     with pytest.raises(
         ArgumentError, match=r"rollout\(policy, num_steps=.*run_batch_episode\(\).*envs \[1\] have none"

@@ -1,4 +1,4 @@
-"""`save_state` and `load_state`: a run goes on as if nothing had been in between."""
+"""`save_state` and `load_state`: a run continues identically."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NUM_ENVS = 3
 
 
 class Walk(gym.Env[Any, Any]):
-    """A random walk that ends far out; pickle keeps it."""
+    """A random walk that ends at a bound; it can be pickled."""
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (1,), np.float64)
     action_space = gym.spaces.Discrete(2)
@@ -36,14 +36,14 @@ class Walk(gym.Env[Any, Any]):
 
 
 class Forgetful(Walk, EzPickle):
-    """Pickle would rebuild it from scratch."""
+    """Pickle does not keep its state."""
 
     def __init__(self) -> None:
         EzPickle.__init__(self)
 
 
 class Speaking(Forgetful):
-    """Says its state itself."""
+    """Has get_state() and set_state()."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ def limited(kind: Any) -> Any:
 
 
 def play(env: ParallelEnv, num_steps: int, seed: int) -> list[Any]:
-    """Return what random steps answer, in plain lists."""
+    """Return the results of random steps, as plain lists."""
     rng = np.random.default_rng(seed)
     played = []
     for _ in range(num_steps):
@@ -73,19 +73,19 @@ def play(env: ParallelEnv, num_steps: int, seed: int) -> list[Any]:
     return played
 
 
-@pytest.mark.parametrize("policy", ["restart", "continue", "idle", None])
+@pytest.mark.parametrize("done_policy", ["restart", "continue", "idle", None])
 @pytest.mark.parametrize("kind", [Walk, Speaking])
-def test_a_run_goes_on_as_if_nothing_had_been(make_env: MakeEnv, mode: str, kind: Any, policy: Any) -> None:
-    if needs_ray(mode) and policy != "restart":
-        pytest.skip("seconds each, and policies are the same code in every mode")
+def test_run_continues_identically_after_load_state(make_env: MakeEnv, mode: str, kind: Any, done_policy: Any) -> None:
+    if needs_ray(mode) and done_policy != "restart":
+        pytest.skip("takes seconds each; done policies are the same code in every mode")
     envs = [partial(limited, kind)] * NUM_ENVS
-    env = make_env(envs, asynchronous=policy, num_cpus=2)
+    env = make_env(envs, asynchronous=done_policy, num_cpus=2)
     env.reset(seed=5)
     play(env, 5, seed=1)
     state = env.save_state()
     reset_infos = env.reset_infos
     expected = play(env, 20, seed=2)
-    other = make_env(envs, asynchronous=policy, num_cpus=2)
+    other = make_env(envs, asynchronous=done_policy, num_cpus=2)
     assert other.load_state(pickle.loads(pickle.dumps(state))) == ()
     assert other.reset_infos == reset_infos
     assert play(other, 20, seed=2) == expected
@@ -93,7 +93,7 @@ def test_a_run_goes_on_as_if_nothing_had_been(make_env: MakeEnv, mode: str, kind
     assert play(env, 20, seed=2) == expected
 
 
-def test_a_state_moves_between_modes(make_env: MakeEnv) -> None:
+def test_saved_state_can_be_loaded_in_another_mode(make_env: MakeEnv) -> None:
     envs = [partial(limited, Walk)] * NUM_ENVS
     with ParallelEnv(envs, "dummy", "restart") as env:
         env.reset(seed=5)
@@ -105,7 +105,7 @@ def test_a_state_moves_between_modes(make_env: MakeEnv) -> None:
     assert play(other, 20, seed=2) == expected
 
 
-def test_registered_envs(make_env: MakeEnv) -> None:
+def test_state_of_registered_envs_is_restored(make_env: MakeEnv) -> None:
     env = make_env(["CartPole-v1"] * NUM_ENVS, asynchronous="restart")
     env.reset(seed=5)
     play(env, 30, seed=1)
@@ -116,7 +116,7 @@ def test_registered_envs(make_env: MakeEnv) -> None:
     assert play(env, 60, seed=2) == expected
 
 
-def test_seeds_pauses_and_envs_never_reset_are_kept(make_env: MakeEnv) -> None:
+def test_seeds_and_paused_flags_are_saved(make_env: MakeEnv) -> None:
     env = make_env([Walk] * NUM_ENVS, num_cpus=1)
     env.seed(40)
     env.pause(1)
@@ -130,7 +130,7 @@ def test_seeds_pauses_and_envs_never_reset_are_kept(make_env: MakeEnv) -> None:
     assert states.tolist() == ParallelEnv([Walk]).reset(seed=42).tolist()
 
 
-def test_what_cannot_be_saved_is_named_and_needs_a_reset(make_env: MakeEnv) -> None:
+def test_env_that_cannot_be_saved_is_reported_and_needs_a_reset(make_env: MakeEnv) -> None:
     env = make_env([Walk, Forgetful, Walk])
     env.reset(seed=5)
     state = env.save_state()
@@ -142,7 +142,7 @@ def test_what_cannot_be_saved_is_named_and_needs_a_reset(make_env: MakeEnv) -> N
     env.step([0, 0], id=[0, 2])
 
 
-def test_a_state_is_not_saved_under_a_step(make_env: MakeEnv) -> None:
+def test_save_state_is_refused_while_a_step_is_in_flight(make_env: MakeEnv) -> None:
     env = make_env([Walk] * NUM_ENVS)
     env.reset(seed=5)
     state = env.save_state()
@@ -155,7 +155,7 @@ def test_a_state_is_not_saved_under_a_step(make_env: MakeEnv) -> None:
     env.step([0] * NUM_ENVS)
 
 
-def test_a_state_that_an_env_refuses_concerns_it_alone(make_env: MakeEnv) -> None:
+def test_state_refused_by_one_env_does_not_affect_the_others(make_env: MakeEnv) -> None:
     env = make_env([Speaking] * NUM_ENVS)
     env.reset(seed=5)
     env.set_env_attr("place", 1000, id=[1])
@@ -166,7 +166,7 @@ def test_a_state_that_an_env_refuses_concerns_it_alone(make_env: MakeEnv) -> Non
     env.step([0, 0], id=[0, 2])
 
 
-def test_a_state_of_other_envs_is_refused(make_env: MakeEnv) -> None:
+def test_state_of_different_envs_is_refused(make_env: MakeEnv) -> None:
     env = make_env([partial(limited, Speaking)] * NUM_ENVS, num_cpus=1)
     env.reset(seed=5)
     state = env.save_state()

@@ -1,4 +1,4 @@
-"""The commands: what they print, what they refuse, and how they end."""
+"""The commands: output, refused arguments and exit codes."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Env(gymnasium.Env[Any, Any]):
 
 @pytest.fixture
 def registered() -> Iterator[Callable[[str], str]]:
-    """Register an env of some mood and return its id."""
+    """Register an env with some behaviour and return its id."""
     names: list[str] = []
 
     def register(mood: str) -> str:
@@ -75,7 +75,7 @@ def registered() -> Iterator[Callable[[str], str]]:
 
 
 class WrongBackend(DummyBackend):
-    """Gives env 0 a reward that it did not earn."""
+    """Changes the reward of env 0."""
 
     batch: Any = None
 
@@ -136,22 +136,20 @@ def test_every_mode_gives_identical_results(mode: str, capsys: pytest.CaptureFix
         assert re.search(r"^(R|No r)ecommend(ed|ation) for \S+: .*para_mode='[a-z-]+'.* \(", table, re.MULTILINE)
 
 
-def test_a_mode_whose_package_is_missing_is_a_row_that_says_so(
-    odd_modes: None, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_compare_lists_a_mode_whose_package_is_missing(odd_modes: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "CartPole-v1", "--modes", "uninstalled", *QUICK]) == 0
     row = row_of(capsys.readouterr().out, "uninstalled")
     assert row[1:] == [*"-----", "It needs the package 'rocket'. Install it with: pip install rocket"]
 
 
-def test_a_mode_that_fails_does_not_stop_the_others(odd_modes: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_continues_after_a_mode_fails(odd_modes: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "CartPole-v1", "--modes", f"cramped,{OTHER}", *QUICK]) == 1
     output = capsys.readouterr().out
     assert row_of(output, "cramped")[-1] == "The cluster is too small."
     assert row_of(output, OTHER)[-1] == "yes"
 
 
-def test_a_mode_that_differs_is_found_and_never_recommended(
+def test_compare_detects_and_never_recommends_an_incorrect_mode(
     odd_modes: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["compare", "CartPole-v1", "--modes", "wrong", *QUICK]) == 1
@@ -181,7 +179,7 @@ def test_compare_distinguishes_irreproducible_envs_from_incorrect_modes(
         ),
     ],
 )
-def test_an_env_that_cannot_run_is_an_error_in_one_line(
+def test_env_that_cannot_run_gives_a_one_line_error(
     registered: Callable[[str], str], capsys: pytest.CaptureFixture[str], mood: str, message: str
 ) -> None:
     assert main(["compare", registered(mood), "--modes", OTHER, *QUICK]) == 2
@@ -189,9 +187,7 @@ def test_an_env_that_cannot_run_is_an_error_in_one_line(
 
 
 @pytest.mark.parametrize("name", ["NoSuchEnv-v0", "CartPole-v77", "no_such_module:Env-v0", "", "a:b:c"])
-def test_an_unknown_env_is_an_error_in_one_line_before_anything_runs(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unknown_env_gives_a_one_line_error_before_any_run(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "CartPole-v1", name, *QUICK]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
@@ -199,7 +195,7 @@ def test_an_unknown_env_is_an_error_in_one_line_before_anything_runs(
     assert printed.err.count("\n") == 1
 
 
-def test_an_unknown_mode_is_an_error_that_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_mode_error_suggests_the_nearest_mode(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "CartPole-v1", "--modes", "tread"]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
@@ -222,20 +218,20 @@ def test_an_unknown_mode_is_an_error_that_names_the_nearest(capsys: pytest.Captu
         ["--seed", "-3"],
     ],
 )
-def test_a_number_that_makes_no_sense_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_numbers_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["compare", "CartPole-v1", *words])
     assert ended.value.code == 2
     assert f"argument {words[0]}" in capsys.readouterr().err
 
 
-def test_modes_come_once_in_the_order_asked_after_the_oracle() -> None:
+def test_modes_are_listed_once_after_the_oracle() -> None:
     assert cli._modes([f"{OTHER},dummy", OTHER]) == ("dummy", OTHER)
     assert cli._modes([]) == compare.comparable_words()
     assert [word for word in compare.comparable_words() if word != "subproc+caller_steps"] == list(known_modes())
 
 
-def test_an_interrupt_ends_quietly(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_interrupt_exits_without_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def interrupted(*_: Any) -> Comparison:
         raise KeyboardInterrupt
 
@@ -245,7 +241,7 @@ def test_an_interrupt_ends_quietly(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 
 
 class Steps:
-    """Stands for a progress bar and remembers what it was told."""
+    """A fake progress bar that records its updates."""
 
     def __init__(self) -> None:
         self.count = 0.0
@@ -260,7 +256,7 @@ class Steps:
 
 
 @pytest.mark.parametrize("modes", [("dummy",), ("dummy", OTHER)])
-def test_the_progress_bar_ends_full_and_says_what_is_done(modes: tuple[str, ...]) -> None:
+def test_progress_bar_completes_and_describes_the_work(modes: tuple[str, ...]) -> None:
     progress = Steps()
     plan = replace(PLAN, modes=modes)
     compare.compare("CartPole-v1", plan, progress)
@@ -269,7 +265,7 @@ def test_the_progress_bar_ends_full_and_says_what_is_done(modes: tuple[str, ...]
         assert f"CartPole-v1: {text}" in progress.said
 
 
-def test_a_terminal_shows_a_progress_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_bar_is_shown_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = io.StringIO()
     monkeypatch.setattr(terminal, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stderr", terminal)
@@ -277,7 +273,7 @@ def test_a_terminal_shows_a_progress_bar(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "CartPole-v1: comparing dummy" in terminal.getvalue()
 
 
-def test_a_progress_bar_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_progress_option_hides_the_progress_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = io.StringIO()
     monkeypatch.setattr(terminal, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stderr", terminal)
@@ -286,7 +282,7 @@ def test_a_progress_bar_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 class Timed(compare._ModeRun):
-    """A mode that is so fast in each round."""
+    """A mode with given rates in each round."""
 
     def __init__(self, mode: str, rates: Sequence[float], order: list[str]) -> None:
         super().__init__("dummy", "CartPole-v1", PLAN, Steps())
@@ -300,7 +296,7 @@ class Timed(compare._ModeRun):
         self.row.rates.append(next(self.coming))
 
 
-def test_a_mode_is_timed_in_turns_with_the_oracle_and_compared_within_rounds() -> None:
+def test_mode_and_oracle_are_timed_alternately_and_compared_per_round() -> None:
     order: list[str] = []
     run, oracle = Timed("a", [200, 20, 200, 2, 1], order), Timed("o", [100, 10, 100, 1, 100], order)
     compare._take_turns([run, oracle], [])
@@ -308,7 +304,7 @@ def test_a_mode_is_timed_in_turns_with_the_oracle_and_compared_within_rounds() -
     assert run.row.ratio == 2.0  # neither the rounds in which both were slow nor the odd last one count
 
 
-def test_modes_are_open_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modes_are_opened_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
 
     def noting(sign: str, method: Callable[[compare._ModeRun], None]) -> Callable[[compare._ModeRun], None]:
@@ -324,7 +320,7 @@ def test_modes_are_open_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> 
     assert events == ["+dummy", f"+{OTHER}", f"-{OTHER}", f"+{THIRD}", f"-{THIRD}", "-dummy"]
 
 
-# ------------------------------------------------------------------ what follows from the numbers
+# ------------------------------------------------------------------ recommendations
 
 
 def row(mode: str, *rates: float, **findings: Any) -> ComparisonRow:
@@ -348,7 +344,7 @@ def test_the_simplest_of_the_fastest_correct_modes_is_recommended(rows: list[Com
     assert Comparison("Env-v0", tuple(rows)).recommended().mode == best
 
 
-def test_what_recommend_chooses_is_recommended_unless_it_is_measured_to_be_slower() -> None:
+def test_choice_of_recommend_is_kept_unless_measured_slower() -> None:
     rows = (row("dummy", 100), row("thread", 200), row("subproc+caller_steps", 204))
     for estimated in ("thread", "subproc+caller_steps"):
         compared = Comparison("Env-v0", rows, estimated)
@@ -359,7 +355,7 @@ def test_what_recommend_chooses_is_recommended_unless_it_is_measured_to_be_slowe
     assert "recommend(), which only estimates, chooses para_mode='dummy'." in report.describe_comparison(compared)
 
 
-def test_the_advice_says_how_much_is_gained() -> None:
+def test_recommendation_states_the_speedup() -> None:
     compared = Comparison("Env-v0", (row("dummy", 100), row("thread", 250, num_cpus=2)), "thread")
     assert report.describe_comparison(compared).endswith(
         "Recommended for Env-v0: para_mode='thread', num_cpus=2 (2.5 times as fast as dummy)."
@@ -379,7 +375,7 @@ def test_the_advice_says_how_much_is_gained() -> None:
         (Cores(2, 2, None), None, False),
     ],
 )
-def test_other_programs_are_named_if_they_keep_cores_busy(
+def test_no_recommendation_if_other_programs_keep_cores_busy(
     cores: Cores, others: float | None, is_disturbed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compare, "describe_cores", lambda: cores)
@@ -387,7 +383,7 @@ def test_other_programs_are_named_if_they_keep_cores_busy(
     assert ("No recommendation for Env-v0: other programs kept" in report.describe_comparison(compared)) == is_disturbed
 
 
-def test_only_what_other_programs_use_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpu_time_of_other_programs_excludes_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
     now = itertools.count()
     run = compare._ModeRun("dummy", "CartPole-v1", replace(PLAN, seconds=50.0), Steps())  # rounds of 10 s
     monkeypatch.setattr(time, "perf_counter", lambda: float(next(now)))
@@ -397,10 +393,10 @@ def test_only_what_other_programs_use_counts(monkeypatch: pytest.MonkeyPatch) ->
     run.close()
     others = run.others()
     assert others is not None
-    assert 1.5 < others < 3  # of three cores that are busy one is ours
+    assert 1.5 < others < 3  # one of three busy cores is ours
 
 
-def test_waiting_envs_are_measured_with_as_many_workers_as_recommend_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compare_uses_the_number_of_workers_that_recommend_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compare, "recommend", lambda envs, num_cpus: Recommendation("thread", 4))
     plan = replace(PLAN, num_envs=4, num_cpus=2, modes=("dummy", "thread", "subproc+caller_steps"))
     compared = compare.compare("CartPole-v1", plan, Steps())
@@ -408,7 +404,7 @@ def test_waiting_envs_are_measured_with_as_many_workers_as_recommend_chooses(mon
     assert compared.estimated == "thread"
 
 
-def test_a_table_aligns_its_columns_and_leaves_out_empty_ones() -> None:
+def test_table_aligns_columns_and_omits_empty_ones() -> None:
     table = format_table(("mode", "n", "note"), [("a", "1", ""), ("long", "100", "")], left=("mode",))
     assert table == "mode    n\na       1\nlong  100"
 
@@ -418,13 +414,13 @@ def test_a_table_aligns_its_columns_and_leaves_out_empty_ones() -> None:
 
 @pytest.fixture(scope="module")
 def drawing(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Let matplotlib open the font file that it then keeps open."""
+    """Let matplotlib open its font file, which it keeps open."""
     pytest.importorskip("matplotlib")
     report.plot([Comparison("Env-v0", (row("dummy", 100),))], tmp_path_factory.mktemp("drawing") / "out.png")
 
 
 @pytest.mark.usefixtures("drawing")
-def test_a_picture_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plot_option_writes_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "out.png"
     assert main(["compare", "CartPole-v1", "--modes", OTHER, "--plot", str(path), *QUICK]) == 0
     assert path.read_bytes().startswith(b"\x89PNG")
@@ -432,7 +428,7 @@ def test_a_picture_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.usefixtures("drawing")
-def test_a_picture_shows_modes_that_failed_or_differ(tmp_path: Path) -> None:
+def test_plot_includes_modes_that_failed_or_differ(tmp_path: Path) -> None:
     rows = (
         row("dummy", 100),
         row("thread", 300),
@@ -451,9 +447,7 @@ def test_a_picture_shows_modes_that_failed_or_differ(tmp_path: Path) -> None:
         ("out.exe", r"must end in one of \..*, \.png, \."),
     ],
 )
-def test_a_picture_that_cannot_be_written_is_refused_at_once(
-    path: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_plot_to_an_invalid_path_is_refused_first(path: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     assert main(["compare", "CartPole-v1", "--plot", path]) == 2
     printed = capsys.readouterr()
@@ -461,7 +455,7 @@ def test_a_picture_that_cannot_be_written_is_refused_at_once(
     assert re.search(message, printed.err)
 
 
-def test_a_picture_without_matplotlib_is_refused_with_the_way_out(
+def test_plot_without_matplotlib_says_how_to_install_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(report, "find_spec", lambda _: None)
@@ -472,7 +466,7 @@ def test_a_picture_without_matplotlib_is_refused_with_the_way_out(
 # ------------------------------------------------------------------ the commands themselves
 
 
-def test_compare_prints_json_alone(registered: Callable[[str], str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_json_prints_only_json(registered: Callable[[str], str], capsys: pytest.CaptureFixture[str]) -> None:
     words = ["compare", "CartPole-v1", registered("talking"), "--modes", "uninstalled,subproc+caller_steps"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registry, "_foreign", lambda: {"uninstalled": EntryPoint(UninstalledBackend)})
@@ -499,7 +493,7 @@ def documented(heading: str) -> set[str]:
     return set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE))
 
 
-def test_doctor_prints_json_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_json_prints_only_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert set(found) == documented("doctor")
@@ -516,7 +510,7 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("words", [["--help"], ["compare", "--help"], ["doctor", "--help"]])
-def test_help_is_there(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_is_printed(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(words)
     assert ended.value.code == 0
@@ -529,7 +523,7 @@ def test_no_command_is_an_error() -> None:
     assert ended.value.code == 2
 
 
-def test_the_module_runs_the_command_and_returns_its_code() -> None:
+def test_python_m_parallelenv_returns_the_exit_code() -> None:
     words = [sys.executable, "-m", "parallelenv", "compare", "NoSuchEnv-v0"]
     ended = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
     assert (ended.returncode, ended.stdout) == (2, "")

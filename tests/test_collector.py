@@ -1,4 +1,4 @@
-"""Collectors: a policy that stays, and the steps that it makes with envs in every mode."""
+"""Collectors, in every mode."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def here(policy: Any, envs: Any, num_steps: int = 5, **kwargs: Any) -> Collector
 
 
 class Net:
-    """A policy with weights, a setting, a generator of its own, and all that it can be asked."""
+    """A policy with weights, a setting, its own generator, and all optional methods."""
 
     def __init__(self, rank: int = -1, seed: int | None = None) -> None:
         self.rank, self.seed = rank, seed
@@ -81,7 +81,7 @@ class Net:
 
 
 @pytest.mark.parametrize("kind", POLICIES)
-def test_data_are_those_of_a_rollout_in_every_mode(make_collector: MakeCollector, kind: str) -> None:
+def test_collected_data_equal_a_rollout_in_every_mode(make_collector: MakeCollector, kind: str) -> None:
     if kind == "tensor":
         pytest.importorskip("torch")
     collector = make_collector(POLICIES[kind], KINDS[kind](), seed=3)
@@ -94,7 +94,7 @@ def test_data_are_those_of_a_rollout_in_every_mode(make_collector: MakeCollector
             assert info["num_samples"] == num_steps * len(env)
 
 
-def test_a_policy_that_draws_and_remembers_gives_the_same_data_in_every_mode(make_collector: MakeCollector) -> None:
+def test_stochastic_recurrent_policy_gives_the_same_data_in_every_mode(make_collector: MakeCollector) -> None:
     def collect(collector: Collector) -> list[Any]:
         collector.update_policy("noise", 0.5)
         return [vars(collector.collect(4)[0]) for _ in range(3)]
@@ -107,7 +107,7 @@ def test_a_policy_that_draws_and_remembers_gives_the_same_data_in_every_mode(mak
     assert len(np.unique(draws)) == draws.size  # no collection begins with the generator of the one before
 
 
-def test_episodes_and_memory_go_on_from_one_collection_to_the_next(make_collector: MakeCollector) -> None:
+def test_episodes_and_recurrent_state_continue_across_collections(make_collector: MakeCollector) -> None:
     collector = make_collector(Net(), paced(lengths=(4, 7)), 3, seed=1)
     (first, _), (second, info), (third, _) = (collector.collect() for _ in range(3))
     memories = np.concatenate([data.extras["memory"] for data in (first, second, third)])
@@ -117,14 +117,14 @@ def test_episodes_and_memory_go_on_from_one_collection_to_the_next(make_collecto
     assert info["episode_returns"][0] == pytest.approx(first.rewards[:, 0].sum() + second.rewards[0, 0])
 
 
-def test_returns_and_lengths_are_of_whole_episodes(make_collector: MakeCollector) -> None:
+def test_returns_and_lengths_are_those_of_whole_episodes(make_collector: MakeCollector) -> None:
     collector = make_collector(lambda states: states[:, 0].astype(int) + 1, counts(2, 5, 12), 4)
     infos = [collector.collect()[1] for _ in range(3)]
     assert [info["episode_lengths"].tolist() for info in infos] == [[2, 2], [5, 2, 2], [2, 5, 2, 12]]
     assert [info["episode_returns"].tolist() for info in infos] == [[2.0, 2.0], [10.0, 2, 2], [2, 10, 2, 36]]
 
 
-def test_what_is_answered_is_the_users_own(make_collector: MakeCollector) -> None:
+def test_modifying_collected_data_does_not_affect_later_data(make_collector: MakeCollector) -> None:
     collector, twin = (make_collector(Net(), paced(lengths=(4, 7)), seed=1) for _ in range(2))
     data, info = collector.collect()
     before = data.states.copy()
@@ -135,13 +135,13 @@ def test_what_is_answered_is_the_users_own(make_collector: MakeCollector) -> Non
     assert not np.array_equal(before, data.states)
 
 
-def test_the_first_collection_may_be_larger() -> None:
+def test_start_steps_sets_the_size_of_the_first_collection() -> None:
     with here(zeros, counts(9, 9), 3, start_steps=10) as collector:
         assert [len(collector.collect()[0]) for _ in range(3)] == [10, 3, 3]
         assert len(collector.collect(5)[0]) == 5
 
 
-def test_seeds_follow_from_rank_and_number_of_envs() -> None:
+def test_env_seeds_depend_on_rank_and_number_of_envs() -> None:
     envs = KINDS["array"]()
     with (
         here(zeros, [*envs[:2], *envs[:2]], seed=4) as both,
@@ -156,11 +156,11 @@ def test_policy_factory_receives_requested_rank_and_seed() -> None:
         assert (collector.policy.rank, collector.policy.seed) == (2, 7)  # type: ignore[attr-defined]
 
 
-# ---------------------------------------------------------------- to stop before the end
+# ---------------------------------------------------------------- stopping early
 
 
 class Bell:
-    """A policy that rings when it is called for the n-th time."""
+    """A policy that sets an event when it is called for the n-th time."""
 
     def __init__(self, when: int) -> None:
         self.event, self._left = threading.Event(), when
@@ -172,7 +172,7 @@ class Bell:
         return zeros(states)
 
 
-def test_it_stops_at_the_next_step_and_goes_on_from_there(make_collector: MakeCollector) -> None:
+def test_listen_to_stops_collection_at_the_next_step(make_collector: MakeCollector) -> None:
     bell = Bell(4)
     collector = make_collector(bell, counts(3, 9), 50)
     data, info = collector.collect(listen_to=[lambda: False, bell.event])
@@ -186,15 +186,15 @@ def test_it_stops_at_the_next_step_and_goes_on_from_there(make_collector: MakeCo
 
 
 @pytest.mark.parametrize("wrong", ["now", 3, [3]])
-def test_what_cannot_be_listened_to_is_refused(wrong: Any) -> None:
+def test_invalid_listen_to_is_refused(wrong: Any) -> None:
     with here(zeros, counts(9)) as collector, pytest.raises(ArgumentError, match="Give .*events, as threading.Event"):
         collector.collect(listen_to=wrong)
 
 
-# ---------------------------------------------------------------- weights, settings, parts
+# ---------------------------------------------------------------- weights, settings and replacement
 
 
-def test_weights_come_as_they_are_and_have_versions() -> None:
+def test_set_weights_passes_weights_uncopied_and_counts_versions() -> None:
     weights = {"w": np.ones(3)}
     with here(Net(), counts(9)) as collector:
         assert collector.collect()[1]["version"] == 0
@@ -210,7 +210,7 @@ def test_weights_come_as_they_are_and_have_versions() -> None:
         assert collector.policy.weights is weights  # type: ignore[attr-defined]
 
 
-def test_weights_may_be_there_from_the_beginning_and_may_be_those_of_a_torch_module() -> None:
+def test_initial_weights_can_be_a_torch_state_dict() -> None:
     torch: Any = pytest.importorskip("torch")
     base: Any = torch.nn.Module
     module = torch.nn.Linear(2, 5)
@@ -233,14 +233,14 @@ def test_weights_may_be_there_from_the_beginning_and_may_be_those_of_a_torch_mod
         assert collector.collect()[0].actions.tolist() == [[4]] * 3
 
 
-def test_a_policy_without_weights_says_what_it_lacks() -> None:
+def test_set_weights_needs_a_policy_with_set_weights() -> None:
     with here(zeros, counts(9)) as collector:
         with pytest.raises(ArgumentError, match=r"takes no weights. Give it a method set_weights\(weights\)"):
             collector.set_weights(1)
         assert collector.version == 0
 
 
-def test_a_setting_of_the_policy_is_set_to_a_copy() -> None:
+def test_update_policy_sets_an_attribute_to_a_copy() -> None:
     value = [1]
     with here(Net(), counts(9)) as collector:
         collector.update_policy("weights", value)
@@ -253,7 +253,7 @@ def test_a_setting_of_the_policy_is_set_to_a_copy() -> None:
             collector.update_policy("a b", 1)
 
 
-def test_a_setting_may_have_the_name_of_what_it_is_in() -> None:
+def test_update_policy_accepts_an_attribute_named_like_its_parent() -> None:
     class Part:
         a: Any = 1
 
@@ -268,10 +268,10 @@ def test_a_setting_may_have_the_name_of_what_it_is_in() -> None:
     assert policy.a.a == 5
 
 
-def test_parts_are_replaced(mode: str, make_collector: MakeCollector) -> None:
+def test_replace_replaces_envs_policy_and_test_envs(mode: str, make_collector: MakeCollector) -> None:
     collector = make_collector(zeros, counts(9, 9), 2, seed=1)
     collector.collect()
-    # Both are there for a moment, and Ray in the tests has room for one.
+    # Both exist for a moment, and Ray in the tests has resources for one.
     room: dict[str, Any] = {"ray_options": {"num_cpus": 0}} if mode.startswith("ray") else {}
     other = partial(ParallelEnv, counts(4, 4, 4), mode, "restart", num_cpus=2, **room)
     old = collector._env
@@ -292,7 +292,7 @@ def test_parts_are_replaced(mode: str, make_collector: MakeCollector) -> None:
     assert not data.starts.any()
 
 
-def test_what_cannot_be_replaced_leaves_all_as_it_was() -> None:
+def test_failed_replace_changes_nothing() -> None:
     with here(zeros, counts(9)) as collector:
         env = collector._env
         with pytest.raises(ArgumentError, match=r"component='env' is not known; expected one of \('policy', 'envs'"):
@@ -308,14 +308,14 @@ def test_what_cannot_be_replaced_leaves_all_as_it_was() -> None:
         assert len(collector.collect()[0]) == 5
 
 
-def test_envs_to_collect_from_are_no_test_envs() -> None:
+def test_test_envs_must_differ_from_training_envs() -> None:
     with ParallelEnv(counts(9), "dummy", "restart") as env:
         with pytest.raises(ArgumentError, match=r"make_test_envs\(\) returned a ParallelEnv that a collector has"):
             Collector(lambda: zeros, lambda: env, num_steps=3, make_test_envs=lambda: env)
         assert env.closed
 
 
-def test_paused_envs_are_left_out() -> None:
+def test_collect_skips_paused_envs() -> None:
     env = ParallelEnv(counts(3, 4, 5), "dummy", "restart")
     env.pause(1)
     with Collector(lambda: zeros, lambda: env, num_steps=7) as collector:
@@ -323,7 +323,7 @@ def test_paused_envs_are_left_out() -> None:
     assert lengths == [[3, 5, 3], [3, 5, 3]]
 
 
-def test_a_policy_cannot_collect_within_a_collection() -> None:
+def test_collect_called_by_the_policy_is_refused() -> None:
     def collecting(states: Any) -> Any:
         collector.collect()
         return zeros(states)
@@ -335,7 +335,7 @@ def test_a_policy_cannot_collect_within_a_collection() -> None:
         assert len(collector.collect()[0]) == 3
 
 
-def test_two_threads_at_once_are_refused() -> None:
+def test_concurrent_use_by_two_threads_is_refused() -> None:
     within, told = threading.Event(), threading.Event()
 
     def waiting(states: Any) -> Any:
@@ -360,9 +360,7 @@ def test_two_threads_at_once_are_refused() -> None:
 # ---------------------------------------------------------------- evaluation
 
 
-def test_evaluation_plays_whole_episodes_without_chance_and_always_the_same(
-    mode: str, make_collector: MakeCollector
-) -> None:
+def test_evaluation_plays_whole_episodes_deterministically(mode: str, make_collector: MakeCollector) -> None:
     tests = partial(ParallelEnv, paced(lengths=(4, 7)), mode, num_cpus=2)
     net = Net()
     collector = make_collector(net, counts(9), 2, seed=1, make_test_envs=tests)
@@ -373,7 +371,7 @@ def test_evaluation_plays_whole_episodes_without_chance_and_always_the_same(
     assert collector.evaluate(4, seed=99).returns.tolist() != first.returns.tolist()
     assert net.was_deterministic[:2] == [False, False]
     assert all(net.was_deterministic[2:])
-    assert collector.collect()[0].states[0, 0, 1] == 2  # to collect goes on where it was
+    assert collector.collect()[0].states[0, 0, 1] == 2  # collecting continues where it was
 
 
 def test_evaluation_without_test_envs_says_what_to_give() -> None:
@@ -384,7 +382,7 @@ def test_evaluation_without_test_envs_says_what_to_give() -> None:
 # ---------------------------------------------------------------- failures
 
 
-def test_after_an_error_new_episodes_begin_and_the_steps_so_far_are_kept(make_collector: MakeCollector) -> None:
+def test_error_of_an_env_keeps_earlier_steps_and_starts_new_episodes(make_collector: MakeCollector) -> None:
     envs = [partial(Fragile, number) for number in range(2)]
     collector = make_collector(Scripted([GO_ON] * 2, [GO_ON] * 2, [RAISE, GO_ON], [GO_ON] * 2), envs, 4)
     with pytest.raises(ZeroDivisionError, match="env 0 fell over") as caught:
@@ -396,7 +394,7 @@ def test_after_an_error_new_episodes_begin_and_the_steps_so_far_are_kept(make_co
     assert info["num_samples"] == 8
 
 
-def test_what_the_policy_raises_is_raised_with_the_steps_so_far(make_collector: MakeCollector) -> None:
+def test_error_of_the_policy_has_earlier_steps_in_partial(make_collector: MakeCollector) -> None:
     collector = make_collector(Breaking(), counts(9, 9), 4)
     with pytest.raises(LookupError, match="no idea") as caught:
         collector.collect()
@@ -449,7 +447,7 @@ def test_dead_test_env_worker_error_suggests_replacing_test_envs(mode: str, make
 
 def test_collector_raises_timeout_error_on_a_slow_step(mode: str, make_collector: MakeCollector, tmp_path: Any) -> None:
     if mode == "dummy":
-        pytest.skip("nobody is there to look at the clock")
+        pytest.skip("dummy mode has no timeouts")
     envs = [partial(Fragile, number, str(tmp_path)) for number in range(2)]
     collector = make_collector(Scripted([GO_ON] * 2, [2, GO_ON], [GO_ON] * 2), envs, 3, {"timeout": 0.5})
     with pytest.raises(WorkerTimeoutError, match="did not answer within 0.5 s") as caught:
@@ -459,7 +457,7 @@ def test_collector_raises_timeout_error_on_a_slow_step(mode: str, make_collector
     assert collector.collect()[0].valid.all()
 
 
-# ---------------------------------------------------------------- bad input, the end, the looks
+# ---------------------------------------------------------------- bad input, stop, repr and plots
 
 
 @pytest.mark.parametrize(
@@ -487,7 +485,7 @@ def test_bad_arguments_are_refused(given: dict[str, Any], match: str) -> None:
         Collector(**{"make_policy": lambda: zeros, **arguments, **given})
 
 
-def test_a_stopped_collector_says_so() -> None:
+def test_every_call_after_stop_is_refused() -> None:
     collector = here(zeros, counts(9))
     env = collector._env
     assert repr(collector) == "<parallelenv.Collector of 1 env, version 0>"
@@ -509,14 +507,14 @@ def test_a_stopped_collector_says_so() -> None:
 
 @pytest.fixture(scope="session")
 def fonts() -> None:
-    """Let matplotlib open its fonts: it keeps them."""
+    """Let matplotlib open its fonts, which it keeps open."""
     figure = pytest.importorskip("matplotlib.figure").Figure()
     figure.subplots().set_title("text")
     figure.savefig(io.BytesIO())
 
 
 @pytest.mark.usefixtures("fonts")
-def test_history_counts_samples_and_seconds_and_is_drawn() -> None:
+def test_history_counts_samples_and_seconds_and_can_be_plotted() -> None:
     tests = partial(ParallelEnv, counts(3))
     with here(lambda states: zeros(states) + 2, counts(4, 4), 3, make_test_envs=tests) as collector:
         infos = [collector.collect()[1]]
@@ -534,7 +532,7 @@ def test_history_counts_samples_and_seconds_and_is_drawn() -> None:
         drawn = [[line.get_xydata().tolist() for line in axis.lines] for axis in figure.axes]
         assert drawn[0] == [[[12, 8], [18, 8], [24, 8]], [[24, 6]]]
         assert [axis.get_xlabel() for axis in figure.axes] == ["samples", "seconds"]
-        assert figure._repr_png_().startswith(b"\x89PNG")  # what a notebook shows
+        assert figure._repr_png_().startswith(b"\x89PNG")  # shown by notebooks
         assert collector.plot(figure.axes) is figure
         for wrong in (figure.axes[:1], figure.axes[0], [1, 2], 3):
             with pytest.raises(ArgumentError, match=r"axes=.* are not two axes of matplotlib"):
@@ -549,7 +547,7 @@ class Writer:
 
 
 @pytest.mark.parametrize("kind", [Collector, partial(CollectorSet, 1, para_mode="dummy")])
-def test_a_history_is_closed_if_the_rest_cannot_be_made(monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
+def test_history_is_closed_if_the_constructor_fails(monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
     writer = Writer()
     monkeypatch.setattr(history, "_make_writer", lambda log_dir: writer)
     with pytest.raises(ArgumentError, match=r"make_envs\(\) returned a int"):
@@ -557,7 +555,7 @@ def test_a_history_is_closed_if_the_rest_cannot_be_made(monkeypatch: pytest.Monk
     assert not writer.is_open
 
 
-def test_tensorboard_is_written_or_asked_for(tmp_path: Any) -> None:
+def test_tensorboard_log_is_written_or_the_missing_package_named(tmp_path: Any) -> None:
     if not (find_spec("tensorboardX") or find_spec("tensorboard")):
         with pytest.raises(MissingDependencyError, match="pip install tensorboardX"):
             here(zeros, counts(2), log_dir=tmp_path)

@@ -1,4 +1,4 @@
-"""Sets of collectors: together, or each as it is ready; in every mode, whatever befalls one of them."""
+"""Sets of collectors, synchronous and streamed, in every mode, with failures of single collectors."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def rank() -> int:
 
 
 def own_envs(envs: Any, each: int = 2) -> ParallelEnv:
-    """Make the envs of one collector: so many of all."""
+    """Make the envs of one collector."""
     return ParallelEnv(envs[rank() * each : (rank() + 1) * each], "dummy", "restart")
 
 
@@ -76,7 +76,7 @@ def returning(policy: Any) -> Any:
 
 
 class Net:
-    """A policy that acts by its weights, and says what it has."""
+    """A policy whose actions are its weights, and which reports its settings in extras."""
 
     def __init__(self, rank: int, seed: int | None = None) -> None:
         self.rank, self.seed = rank, seed
@@ -93,7 +93,7 @@ class Net:
 
 
 class Waiting(Net):
-    """As soon as it is collector 1's turn, it says so and waits for a file."""
+    """Collector 1 signals its first call and waits for a file."""
 
     def __init__(self, folder: Path, rank: int, when: int = 0, patience: float = 30) -> None:
         super().__init__(rank)
@@ -125,18 +125,18 @@ def when_waiting(folder: Path, act: Callable[[], Any]) -> Iterator[None]:
         thread.join()
 
 
-# ---------------------------------------------------------------- all together
+# ---------------------------------------------------------------- synchronous collection
 
 
 def same(expected: Any, found: Any, space: Any, env_ids: range, num_steps: int) -> None:
-    """Fail unless each step of each env has the same state, whatever they are kept in."""
+    """Fail unless each step of each env has the same state, in any container."""
     for step in range(num_steps):
         for env_id in env_ids:
             assert_same(part(expected, (step, env_id), space), part(found, (step, env_id), space), f"{step, env_id}")
 
 
 @pytest.mark.parametrize("kind", POLICIES)
-def test_two_collectors_have_the_data_of_one_with_all_envs(make_set: MakeSet, kind: str) -> None:
+def test_data_of_two_collectors_equal_those_of_one_with_all_envs(make_set: MakeSet, kind: str) -> None:
     if kind == "tensor":
         pytest.importorskip("torch")
     envs, policy = KINDS[kind]()[:4], POLICIES[kind]
@@ -159,7 +159,7 @@ def test_two_collectors_have_the_data_of_one_with_all_envs(make_set: MakeSet, ki
             assert info["num_samples"] == 160
 
 
-def test_what_is_said_of_all_together(make_set: MakeSet) -> None:
+def test_collect_info_covers_all_collectors(make_set: MakeSet) -> None:
     collectors = make_set(Net, few, 20, start_steps=30)
     data, info = collectors.collect()
     assert (len(data), len(collectors.collect()[0]), len(collectors.collect(5)[0])) == (30, 20, 5)
@@ -175,16 +175,16 @@ def test_what_is_said_of_all_together(make_set: MakeSet) -> None:
     assert (len(collectors), collectors.num_envs, collectors.num_replaced) == (2, 4, 0)
 
 
-def test_returns_and_lengths_are_in_the_order_of_last_states(make_set: MakeSet) -> None:
+def test_returns_and_lengths_are_in_order_of_ended_states(make_set: MakeSet) -> None:
     collectors = make_set(Net, partial(few, (3, 4)), 40, weights=1)
-    for _ in range(2):  # the second goes on with episodes of the first
+    for _ in range(2):  # the second continues episodes of the first
         data, info = collectors.collect()
         assert info["episode_lengths"].tolist() == data.ended_states[:, 1].tolist()
         assert info["episode_returns"].tolist() == data.ended_states[:, 1].tolist()
 
 
 class Saying(Net):
-    """Each collector says something else besides."""
+    """Each collector returns other extras."""
 
     def __init__(self, says: Any, rank: int) -> None:
         super().__init__(rank)
@@ -195,7 +195,7 @@ class Saying(Net):
         return np.zeros(number, np.int64), *self._says(self.rank, number)
 
 
-def test_what_only_one_says_is_zero_for_the_others(make_set: MakeSet) -> None:
+def test_extras_of_only_one_collector_are_zero_for_the_others(make_set: MakeSet) -> None:
     collectors = make_set(partial(Saying, lambda rank, number: (None, {"ab"[rank]: np.ones(number)})), few, 20)
     extras = collectors.collect()[0].extras
     assert {name: array[0].tolist() for name, array in extras.items()} == {"a": [1, 1, 0, 0], "b": [0, 0, 1, 1]}
@@ -220,7 +220,7 @@ def keyed() -> ParallelEnv:
         (lambda rank, number: (None, None), keyed, r"their states are an array and \{'ab': an array\}"),
     ],
 )
-def test_what_does_not_go_together_is_refused_and_not_lost(says: Any, make_envs: Any, match: str) -> None:
+def test_data_that_cannot_be_merged_raise_and_are_kept(says: Any, make_envs: Any, match: str) -> None:
     with CollectorSet(2, partial(Saying, says), make_envs, num_steps=20, para_mode="dummy") as collectors:
         for _ in range(2):
             with pytest.raises(ArgumentError, match=f"of collectors 0 and 1 cannot be put together.*{match}") as caught:
@@ -230,9 +230,9 @@ def test_what_does_not_go_together_is_refused_and_not_lost(says: Any, make_envs:
         assert found == [(0, 20), (1, 20)]
 
 
-def test_steps_of_envs_that_were_replaced_are_handed_out_by_themselves(make_set: MakeSet) -> None:
+def test_steps_of_replaced_envs_are_returned_separately(make_set: MakeSet) -> None:
     collectors = make_set(Net, few, 40)
-    next(collectors.stream())  # both are at work again
+    next(collectors.stream())  # both are collecting again
     collectors.replace("envs", partial(few, (3, 3, 3)))
     data, info = collectors.collect(60)
     assert (data.valid.shape, info["num_steps"].tolist()) == ((40, 4), [40, 40])
@@ -241,7 +241,7 @@ def test_steps_of_envs_that_were_replaced_are_handed_out_by_themselves(make_set:
     assert set(info["episode_lengths"].tolist()) == {3}
 
 
-def test_each_has_a_worker_of_its_own(mode: str, make_set: MakeSet) -> None:
+def test_each_collector_has_its_own_worker(mode: str, make_set: MakeSet) -> None:
     collectors = make_set(Net, few, 4)
     pids = np.unique(collectors.collect()[0].extras["pid"])
     assert len(pids) == (2 if mode in CAN_DIE else 1)
@@ -270,7 +270,7 @@ def slow_envs() -> ParallelEnv:
     return ParallelEnv([partial(Slow, 0.1 * rank())], "dummy", "restart")
 
 
-def test_the_slower_share_stops_and_nothing_is_thrown_away(make_set: MakeSet) -> None:
+def test_fraction_samples_stops_slow_collectors_without_losing_steps(make_set: MakeSet) -> None:
     collectors = make_set(Net, slow_envs, 200, fraction_samples=0.5)
     reached = np.zeros(2, int)
     for _ in range(2):
@@ -288,19 +288,19 @@ def test_the_slower_share_stops_and_nothing_is_thrown_away(make_set: MakeSet) ->
     assert_same(data.final_states[:, 1], reached.astype(float))
 
 
-def test_a_share_is_not_rounded_up_because_it_is_a_binary_number() -> None:
+def test_fraction_samples_is_not_rounded_up_by_floating_point_error() -> None:
     handles: Any = SimpleNamespace(sizes=[1] * 25)
     shares = [0.56, 0.28, 0.04, 0.5, 1.0, 0.001]
     assert [Scheduler(handles, ReceivedCollections(25), share).enough for share in shares] == [14, 7, 1, 13, 25, 1]
 
 
-def test_all_stop_when_a_signal_says_so(make_set: MakeSet, tmp_path: Path) -> None:
+def test_listen_to_stops_all_collectors(make_set: MakeSet, tmp_path: Path) -> None:
     collectors = make_set(Net, few, 10**7)
     end = time.monotonic() + 0.3
     _, info = collectors.collect(listen_to=[lambda: time.monotonic() > end])
     assert 0 < info["num_samples"] < 10**7
     data, info = collectors.collect(listen_to=[lambda: True])
-    assert info["num_steps"].tolist() == [1, 1]  # it has every env, whatever happens
+    assert info["num_steps"].tolist() == [1, 1]  # every env is stepped at least once
     assert data.valid.all()
     assert collectors.collect(3)[1]["num_steps"].tolist() == [3, 3]
 
@@ -308,7 +308,7 @@ def test_all_stop_when_a_signal_says_so(make_set: MakeSet, tmp_path: Path) -> No
 # ---------------------------------------------------------------- weights
 
 
-def test_weights_reach_all_and_have_versions(make_set: MakeSet) -> None:
+def test_set_weights_reaches_all_collectors_and_counts_versions(make_set: MakeSet) -> None:
     collectors = make_set(Net, few, 4, weights=2)
     data, info = collectors.collect()
     assert (data.actions == 2).all()
@@ -330,7 +330,7 @@ def test_weights_reach_all_and_have_versions(make_set: MakeSet) -> None:
     assert collectors.num_envs == 6
 
 
-def test_what_a_policy_refuses_is_raised(make_set: MakeSet) -> None:
+def test_weights_refused_by_the_policy_raise(make_set: MakeSet) -> None:
     collectors = make_set(Net, few, 4)
     with pytest.raises(LookupError, match="no such weights"):
         collectors.set_weights(None)
@@ -353,7 +353,7 @@ class Pondering(Net):
         super().set_weights(weights)
 
 
-def test_weights_whose_way_was_interrupted_are_set_all_the_same(make_set: MakeSet, tmp_path: Path) -> None:
+def test_interrupted_set_weights_is_completed_later(make_set: MakeSet, tmp_path: Path) -> None:
     collectors = make_set(partial(Pondering, tmp_path), few, 4)
     with pytest.raises(KeyboardInterrupt), when_waiting(tmp_path, interrupt):
         collectors.set_weights(5)
@@ -366,11 +366,9 @@ def test_weights_whose_way_was_interrupted_are_set_all_the_same(make_set: MakeSe
     assert collectors.collect()[1]["version"].tolist() == [2, 2]
 
 
-def test_weights_that_one_takes_too_long_to_take_are_set_all_the_same(
-    mode: str, make_set: MakeSet, tmp_path: Path
-) -> None:
+def test_set_weights_that_times_out_is_completed_later(mode: str, make_set: MakeSet, tmp_path: Path) -> None:
     if mode == "dummy":
-        pytest.skip("nobody is there to look at the clock")
+        pytest.skip("dummy mode has no timeouts")
     collectors = make_set(partial(Pondering, tmp_path), few, 4, timeout=1.0)
     with pytest.raises(
         WorkerTimeoutError, match=r"^collector 1 did not answer within 1.0 s\. The next call of the set"
@@ -383,7 +381,7 @@ def test_weights_that_one_takes_too_long_to_take_are_set_all_the_same(
     assert (info["version"].tolist(), info["staleness"].tolist()) == ([1, 1], [0, 0])
 
 
-def test_what_cannot_be_copied_is_refused_before_anything_is_sent(make_set: MakeSet) -> None:
+def test_unpicklable_weights_are_refused_before_anything_is_sent(make_set: MakeSet) -> None:
     collectors = make_set(Net, few, 4)
     with pytest.raises(UnpicklableError, match=r"What set_weights\(\) was given cannot be copied .* Nothing was sent"):
         collectors.set_weights(threading.Lock())
@@ -391,10 +389,10 @@ def test_what_cannot_be_copied_is_refused_before_anything_is_sent(make_set: Make
     assert (collectors.collect()[0].actions == 0).all()
 
 
-# ---------------------------------------------------------------- whoever is ready
+# ---------------------------------------------------------------- streams
 
 
-def test_a_stream_gives_each_as_it_is_ready_and_newer_weights_to_the_next(make_set: MakeSet) -> None:
+def test_stream_yields_ready_data_and_sends_newer_weights(make_set: MakeSet) -> None:
     collectors = make_set(Net, few, 12, start_steps=20)
     seen: list[tuple[int, int]] = []
     lengths: dict[int, list[int]] = {0: [], 1: []}
@@ -413,7 +411,7 @@ def test_a_stream_gives_each_as_it_is_ready_and_newer_weights_to_the_next(make_s
     assert not collectors._handles.busy
 
 
-def test_with_one_less_in_flight_the_latest_weights_are_used(make_set: MakeSet) -> None:
+def test_max_in_flight_limits_staleness_of_weights(make_set: MakeSet) -> None:
     collectors = make_set(Net, few, 4)
     versions = []
     for _, info in collectors.stream(max_in_flight=1, num_collections=6):
@@ -436,7 +434,7 @@ def test_collectors_wait_when_the_stream_consumer_is_slower(make_set: MakeSet) -
     assert data.valid.sum() == info["num_samples"]
 
 
-def test_a_loop_that_is_left_loses_nothing(make_set: MakeSet) -> None:
+def test_leaving_a_stream_loses_no_steps(make_set: MakeSet) -> None:
     collectors = make_set(Net, partial(few, (10**6,)), 8)
     last = np.zeros(2, int)
     for data, info in collectors.stream():
@@ -450,7 +448,7 @@ def test_a_loop_that_is_left_loses_nothing(make_set: MakeSet) -> None:
         assert data.starts.tolist() == [False]
 
 
-def test_the_loop_ends_when_the_set_is_stopped() -> None:
+def test_stream_ends_when_the_set_is_stopped() -> None:
     with CollectorSet(2, Net, few, num_steps=4, para_mode="dummy") as collectors:
         count = 0
         for _ in collectors.stream():
@@ -460,7 +458,7 @@ def test_the_loop_ends_when_the_set_is_stopped() -> None:
     assert count == 3
 
 
-def test_the_loop_ends_also_if_another_thread_stops_the_set(make_set: MakeSet, tmp_path: Path) -> None:
+def test_stream_ends_when_another_thread_stops_the_set(make_set: MakeSet, tmp_path: Path) -> None:
     collectors = make_set(partial(Waiting, tmp_path), few, 4)
     (tmp_path / "go").unlink(missing_ok=True)
 
@@ -476,7 +474,7 @@ def test_the_loop_ends_also_if_another_thread_stops_the_set(make_set: MakeSet, t
         collectors.collect()
 
 
-def test_a_set_is_used_by_one_thread_at_a_time(make_set: MakeSet, tmp_path: Path) -> None:
+def test_concurrent_use_by_two_threads_is_refused(make_set: MakeSet, tmp_path: Path) -> None:
     collectors = make_set(partial(Waiting, tmp_path), few, 4)
     refused: list[str] = []
 
@@ -496,7 +494,7 @@ def test_a_set_is_used_by_one_thread_at_a_time(make_set: MakeSet, tmp_path: Path
 
 
 class Mortal(Net):
-    """Collector 1 dies at its n-th call, but for those that came after one that has."""
+    """Collector 1 dies at its n-th call; its replacement does not."""
 
     def __init__(self, folder: Path, when: int, rank: int, seed: int | None = None, again: bool = False) -> None:
         super().__init__(rank, seed)
@@ -513,12 +511,10 @@ class Mortal(Net):
 
 def needs_processes(mode: str) -> None:
     if mode not in CAN_DIE:
-        pytest.skip("its workers are no processes")
+        pytest.skip("its workers are not processes")
 
 
-def test_a_dead_collector_is_replaced_and_loses_what_it_had_not_sent(
-    mode: str, make_set: MakeSet, tmp_path: Path
-) -> None:
+def test_dead_collector_is_replaced_and_loses_only_unsent_steps(mode: str, make_set: MakeSet, tmp_path: Path) -> None:
     needs_processes(mode)
     collectors = make_set(partial(Mortal, tmp_path, 20), partial(few, (1000, 1000)), 60, weights=3, seed=1)
     collectors.update_policy("noise", 2)
@@ -540,19 +536,19 @@ def test_a_dead_collector_is_replaced_and_loses_what_it_had_not_sent(
     assert collectors.collect()[1]["lost_samples"] == 0
 
 
-def test_what_is_not_known_of_a_loss_is_said_to_be_so(
+def test_lost_samples_are_marked_inexact_without_shared_memory(
     make_set: MakeSet, tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     needs_processes(mode)
     monkeypatch.delattr(os, "memfd_create", raising=False)
     collectors = make_set(partial(Mortal, tmp_path, 5), few, 12)
     info = collectors.collect()[1]
-    assert (info["lost_samples"], info["lost_exactly"]) == (24, False)  # all that it was asked for
+    assert (info["lost_samples"], info["lost_exactly"]) == (24, False)  # all requested samples
     info = collectors.collect()[1]
     assert (info["lost_samples"], info["lost_exactly"]) == (0, True)
 
 
-def test_counts_of_another_machine_are_not_taken_for_ours() -> None:
+def test_unsent_counts_of_another_machine_are_ignored() -> None:
     unsent = UnsentSamples.create(2)
     cloudpickle.loads(cloudpickle.dumps(unsent)).samples[1] = 3
     assert (unsent.take(0), unsent.take(1), unsent.take(1)) == (None, 3, 0)
@@ -572,7 +568,7 @@ class Doubtful(Mortal):
         return answer
 
 
-def test_steps_that_an_error_kept_from_being_sent_can_be_lost_later(
+def test_steps_unsent_because_of_an_error_count_as_lost_after_death(
     mode: str, make_set: MakeSet, tmp_path: Path
 ) -> None:
     needs_processes(mode)
@@ -582,7 +578,7 @@ def test_steps_that_an_error_kept_from_being_sent_can_be_lost_later(
     assert collectors.collect()[1]["lost_samples"] == 2  # the 17th and the 18th step
 
 
-def test_a_stream_goes_on_when_one_has_died(mode: str, make_set: MakeSet, tmp_path: Path) -> None:
+def test_stream_continues_after_death_of_a_collector(mode: str, make_set: MakeSet, tmp_path: Path) -> None:
     needs_processes(mode)
     collectors = make_set(partial(Mortal, tmp_path, 30), few, 20, weights=3)
     lost, found = [], 0
@@ -601,7 +597,7 @@ def test_death_of_an_idle_collector_loses_no_samples(mode: str, make_set: MakeSe
     collectors = make_set(Net, few, 20, weights=3, seed=1)
     data, _ = collectors.collect()
     os.kill(int(data.extras["pid"][0, 2]), signal.SIGKILL)
-    for _ in range(3):  # whether the death is known before the next order left is not certain
+    for _ in range(3):  # the death may be noticed after the next command was sent
         data, info = collectors.collect()
         assert (info["lost_samples"], info["lost_exactly"]) == (0, True)
         assert (data.actions == 3).all()
@@ -659,7 +655,7 @@ def test_collector_death_during_evaluation_does_not_change_the_returns(
 
 
 class Heir(Mortal):
-    """Who comes in the place of collector 1 waits for a file while it is made."""
+    """The replacement of collector 1 waits for a file in its constructor."""
 
     def __init__(self, folder: Path, rank: int, seed: int | None = None) -> None:
         super().__init__(folder, 20, rank, seed)
@@ -667,7 +663,7 @@ class Heir(Mortal):
             Waiting(folder, rank)(np.zeros(1))
 
 
-def test_an_interrupt_while_one_is_replaced_loses_nothing_more(mode: str, make_set: MakeSet, tmp_path: Path) -> None:
+def test_interrupt_during_replacement_loses_no_further_steps(mode: str, make_set: MakeSet, tmp_path: Path) -> None:
     needs_processes(mode)
     collectors = make_set(partial(Heir, tmp_path), partial(few, (1000,)), 40, weights=3)
     with pytest.raises(KeyboardInterrupt), when_waiting(tmp_path, interrupt):
@@ -711,7 +707,7 @@ def test_collector_survives_death_of_one_of_its_env_workers(make_set: MakeSet, t
     assert collectors.num_replaced == 0
 
 
-# ---------------------------------------------------------------- what else goes wrong
+# ---------------------------------------------------------------- other failures
 
 
 class Failing(Net):
@@ -724,7 +720,7 @@ class Failing(Net):
         return super().__call__(states)
 
 
-def test_what_a_policy_raises_is_raised_and_the_others_steps_come_later(make_set: MakeSet) -> None:
+def test_error_of_a_policy_keeps_steps_for_the_next_collect(make_set: MakeSet) -> None:
     collectors = make_set(Failing, partial(few, (1000,)), 60)
     with pytest.raises(ZeroDivisionError, match="not today") as caught:
         collectors.collect()
@@ -738,7 +734,7 @@ def test_what_a_policy_raises_is_raised_and_the_others_steps_come_later(make_set
     assert (info["num_samples"], info["lost_samples"], collectors.num_replaced) == (120, 0, 0)
 
 
-def test_an_interrupted_collection_is_a_part_of_the_next(mode: str, make_set: MakeSet, tmp_path: Path) -> None:
+def test_interrupted_collection_is_returned_by_the_next_collect(mode: str, make_set: MakeSet, tmp_path: Path) -> None:
     collectors = make_set(partial(Waiting, tmp_path, when=20), partial(few, (1000,)), 40)
     with pytest.raises(KeyboardInterrupt), when_waiting(tmp_path, interrupt):
         collectors.collect()
@@ -747,7 +743,7 @@ def test_an_interrupted_collection_is_a_part_of_the_next(mode: str, make_set: Ma
     assert data.valid.all()
     assert info["num_samples"] == 80
     assert data.states[:, 0, 1].tolist() == list(range(40))
-    if mode == "dummy":  # where what is interrupted cannot go on
+    if mode == "dummy":  # there interrupted calls cannot be resumed
         assert info["lost_samples"] == 4
         assert data.states[:, 1, 1].tolist() == [*range(16), *range(24)]
         assert np.argwhere(data.truncated).tolist() == [[15, 1]]
@@ -760,7 +756,7 @@ def test_collector_timeout_is_raised_and_next_collect_keeps_waiting(
     mode: str, make_set: MakeSet, tmp_path: Path
 ) -> None:
     if mode == "dummy":
-        pytest.skip("nobody is there to look at the clock")
+        pytest.skip("dummy mode has no timeouts")
     collectors = make_set(partial(Waiting, tmp_path), partial(few, (1000,)), 40, timeout=1.0)
     with pytest.raises(WorkerTimeoutError, match="did not answer within 1.0 s") as caught:
         collectors.collect()
@@ -770,9 +766,7 @@ def test_collector_timeout_is_raised_and_next_collect_keeps_waiting(
     assert data.states[:, :, 1].T.tolist() == [list(range(40))] * 2
 
 
-def test_a_set_with_one_that_hangs_goes_on_without_it_and_stops_in_time(
-    mode: str, make_set: MakeSet, tmp_path: Path
-) -> None:
+def test_set_with_a_hung_collector_continues_and_stops_in_time(mode: str, make_set: MakeSet, tmp_path: Path) -> None:
     needs_processes(mode)
     collectors = make_set(partial(Waiting, tmp_path, patience=10**4), partial(few, (1000,)), 10, timeout=1.0)
     with pytest.raises(WorkerTimeoutError, match="^collector 1 did not answer"):
@@ -781,13 +775,13 @@ def test_a_set_with_one_that_hangs_goes_on_without_it_and_stops_in_time(
     found = [(info["collector"], info["version"]) for _, info in itertools.islice(collectors.stream(), 3)]
     assert found == [(0, 0), (0, 1), (0, 1)]
     begin = time.monotonic()
-    collectors.stop()  # the fixture looks for what is left
+    collectors.stop()  # the fixture checks for leaks
     assert time.monotonic() - begin < 20
 
 
 def test_busy_collector_gets_new_weights_before_its_next_batch(mode: str, make_set: MakeSet, tmp_path: Path) -> None:
     if mode == "dummy":
-        pytest.skip("its collectors answer together")
+        pytest.skip("its collectors reply together")
     collectors = make_set(partial(Waiting, tmp_path), partial(few, (1000,)), 10)
     stream = collectors.stream()
     assert next(stream)[1]["collector"] == 0
@@ -804,7 +798,7 @@ def test_busy_collector_gets_new_weights_before_its_next_batch(mode: str, make_s
 # ---------------------------------------------------------------- evaluation, factories, compression
 
 
-def test_all_evaluate_their_share(make_set: MakeSet) -> None:
+def test_evaluation_is_shared_by_all_collectors(make_set: MakeSet) -> None:
     tests = partial(ParallelEnv, KINDS["array"]()[:2], "dummy")
     collectors = make_set(Net, few, 4, seed=1, weights=2, make_test_envs=tests)
     collectors.collect()
@@ -817,13 +811,13 @@ def test_all_evaluate_their_share(make_set: MakeSet) -> None:
     assert collectors.history[-1].is_test
     stream = collectors.stream()
     next(stream)
-    assert len(collectors.evaluate(4)) == 4  # what is under way comes later
+    assert len(collectors.evaluate(4)) == 4  # collections in flight are received later
     assert next(stream)[1]["num_steps"] == 4
     with pytest.raises(ArgumentError, match="num_episodes=0 must be"):
         collectors.evaluate(0)
 
 
-def test_a_factory_makes_sets_also_elsewhere() -> None:
+def test_factory_can_be_pickled_and_creates_sets() -> None:
     factory = CollectorSet.create_factory(2, Net, few, num_steps=4, para_mode="dummy")
     again = cloudpickle.loads(cloudpickle.dumps(factory))
     with factory() as one, again(num_steps=6, weights=3) as other:
@@ -836,13 +830,13 @@ def test_a_factory_makes_sets_also_elsewhere() -> None:
         assert made.collect()[0].valid.shape == (3, 2)
 
 
-def test_a_collector_may_hold_a_set_of_envs_in_other_processes() -> None:
+def test_collector_can_have_envs_in_other_processes() -> None:
     make_envs = partial(ParallelEnv, counts(5, 5), "subproc", "restart", num_cpus=2)
     with CollectorSet(1, Net, make_envs, num_steps=6, para_mode="subproc") as collectors:
         assert collectors.collect()[1]["episode_lengths"].tolist() == [5, 5]
 
 
-def test_compressed_data_are_the_same_and_smaller(make_set: MakeSet) -> None:
+def test_compressed_data_are_equal_and_smaller(make_set: MakeSet) -> None:
     pytest.importorskip("zstandard")
     plain, packed = (make_set(Net, few, 200, compress_data=one) for one in (False, True))
     (expected, _), (found, info) = plain.collect(), packed.collect()
@@ -854,13 +848,13 @@ def test_compressed_data_are_the_same_and_smaller(make_set: MakeSet) -> None:
         assert one["num_bytes_sent"] < one["num_bytes"]
 
 
-def test_without_the_package_compression_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compression_without_zstandard_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "zstandard", None)
     with pytest.raises(MissingDependencyError, match="compress_data=True needs .*'zstandard'.* pip install zstandard"):
         CollectorSet(1, Net, few, num_steps=4, para_mode="dummy", compress_data=True)
 
 
-# ---------------------------------------------------------------- bad input, the end
+# ---------------------------------------------------------------- bad input and stop
 
 
 @pytest.mark.parametrize(
@@ -892,7 +886,7 @@ def test_bad_arguments_are_refused(given: dict[str, Any], match: str) -> None:
         CollectorSet(**{**arguments, "para_mode": "dummy", **given})
 
 
-def test_what_cannot_be_called_is_refused_before_any_worker_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_callables_are_refused_before_any_worker_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("parallelenv.collect.collector_set.ParallelEnv", None)
     for given, match in (({"make_policy": zeros}, "needs states"), ({"make_test_envs": 3}, "cannot be called")):
         arguments: dict[str, Any] = {"make_policy": Net, "make_envs": few, "num_steps": 4, **given}
@@ -916,7 +910,7 @@ def test_collectors_do_not_share_envs() -> None:
         CollectorSet(2, Net, lambda: env, num_steps=4, para_mode="dummy")
 
 
-def test_an_unknown_option_is_refused_as_by_a_parallel_env() -> None:
+def test_unknown_option_is_refused() -> None:
     with pytest.raises(UnknownOptionError, match="steps=3 is no option"):
         CollectorSet(1, Net, few, num_steps=4, para_mode="dummy", steps=3)
 
@@ -940,7 +934,7 @@ def test_bad_calls_are_refused() -> None:
         assert len(collectors.collect()[0]) == 4
 
 
-def test_a_stopped_set_says_so() -> None:
+def test_every_call_after_stop_is_refused() -> None:
     collectors = CollectorSet(2, Net, few, num_steps=4, para_mode="dummy")
     assert repr(collectors) == "<parallelenv.CollectorSet of 2 collectors, para_mode='dummy', version 0>"
     collectors.stop()
@@ -960,17 +954,17 @@ def test_a_stopped_set_says_so() -> None:
             call()
 
 
-def test_what_fails_at_the_start_leaves_nothing_behind() -> None:
+def test_failed_start_leaks_nothing() -> None:
     def make_envs() -> ParallelEnv:
         if rank() == 1:
             raise OSError("no such game")
         return few()
 
     with pytest.raises(OSError, match="no such game"):
-        CollectorSet(2, Net, make_envs, num_steps=4)  # the fixture looks for what is left
+        CollectorSet(2, Net, make_envs, num_steps=4)  # the fixture checks for leaks
 
 
-def test_history_is_drawn(make_set: MakeSet) -> None:
+def test_history_can_be_plotted(make_set: MakeSet) -> None:
     pytest.importorskip("matplotlib")
     collectors = make_set(Net, few, 20)
     collectors.collect()
@@ -980,9 +974,9 @@ def test_history_is_drawn(make_set: MakeSet) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Setting 'object_store_memory' for:DeprecationWarning")  # Ray's own advice
-def test_ray_gives_the_resources_that_are_asked_for(mode: str, make_set: MakeSet) -> None:
+def test_ray_workers_get_the_requested_resources(mode: str, make_set: MakeSet) -> None:
     if mode != "ray":
-        pytest.skip("it has none to give")
+        pytest.skip("only Ray modes have resources")
 
     class Asking(Net):
         def resources(self) -> Any:

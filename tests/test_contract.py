@@ -1,4 +1,4 @@
-"""Every mode keeps the contract."""
+"""Every mode passes the contract suite."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ class TestContract(BackendContract):
 
 @pytest.mark.parametrize("mode", ["ray"], indirect=True)
 class TestContractByRaysCalls(TestContract):
-    """As it is in a cluster, where actors are on other machines."""
+    """With Ray calls, as in a cluster whose actors are on other machines."""
 
     backend_options = {"direct": False}  # noqa: RUF012 (as a third party would write it)

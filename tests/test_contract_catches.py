@@ -1,4 +1,4 @@
-"""The contract suite is tested itself: it must catch backends that have a fault, and pass one that has none."""
+"""Tests of the contract suite: it must detect faulty backends, and accept a correct one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FILE = Path(__file__).with_name("broken_backends.py")
 
 @pytest.fixture(scope="module")
 def failed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
-    """Run the suite over a sound backend, and over each broken one the test that must catch it.
+    """Run the suite over a correct backend, and over each faulty one the test that must detect it.
 
     Returns:
         The names of the tests that failed, by backend.
@@ -36,9 +36,9 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize("fault", CATCHERS, ids=lambda fault: fault.__name__)
-def test_a_fault_is_caught(fault: type, failed: dict[str, set[str]]) -> None:
+def test_contract_detects_each_faulty_backend(fault: type, failed: dict[str, set[str]]) -> None:
     assert CATCHERS[fault] in failed[fault.__name__]
 
 
-def test_a_sound_backend_passes(failed: dict[str, set[str]]) -> None:
+def test_contract_accepts_a_correct_backend(failed: dict[str, set[str]]) -> None:
     assert failed["Backend"] == set()

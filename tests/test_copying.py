@@ -1,4 +1,4 @@
-"""Copies that share nothing with the original, and keep what it shares with itself."""
+"""Deep copies that share nothing with the original and keep internal references."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from parallelenv.contract.copying import deep_copy
 
 
 @pytest.mark.parametrize("value", [{"a": np.zeros(2)}, {"a": [np.zeros(2)]}, [{"a": 1}], (np.zeros(2),)])
-def test_a_copy_shares_nothing(value: Any) -> None:
+def test_deep_copy_shares_no_objects(value: Any) -> None:
     copied = deep_copy(value)
     assert copied is not value
     part, copied_part = (next(iter(each.values() if isinstance(each, dict) else each)) for each in (value, copied))
@@ -20,7 +20,7 @@ def test_a_copy_shares_nothing(value: Any) -> None:
     assert type(copied) is type(value)
 
 
-def test_one_object_in_two_places_stays_one() -> None:
+def test_deep_copy_preserves_shared_references() -> None:
     array = np.zeros(2)
     for value in ({"a": array, "b": array}, {"a": [array], "b": array}):
         copied = deep_copy(value)
@@ -29,7 +29,7 @@ def test_one_object_in_two_places_stays_one() -> None:
         assert second is not array
 
 
-def test_what_travels_between_processes_can_be_copied_here() -> None:
+def test_deep_copy_copies_whatever_can_be_pickled() -> None:
     assert deep_copy({"module": sys}) == {"module": sys}
     with pytest.raises(TypeError):
         deep_copy(sys.stdout)

@@ -1,4 +1,4 @@
-"""The core counts, read from pretended machines."""
+"""Core counts, read from fake machines."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def pretend(root: Path, group: str, mount: str, limits: dict[str, str]) -> Path:
     return root
 
 
-def test_a_quota_of_version_2_is_read(tmp_path: Path) -> None:
+def test_cgroup_v2_quota_is_read(tmp_path: Path) -> None:
     limits = {"sys/fs/cgroup/jobs/a/cpu.max": "150000 100000"}
     assert describe_cores(pretend(tmp_path, "0::/jobs/a", V2_MOUNT, limits)).quota == 1.5
 
 
-def test_the_tightest_group_on_the_way_up_binds(tmp_path: Path) -> None:
+def test_smallest_quota_of_all_parent_cgroups_applies(tmp_path: Path) -> None:
     limits = {
         "sys/fs/cgroup/jobs/a/cpu.max": "max 100000",
         "sys/fs/cgroup/jobs/cpu.max": "200000 100000",
@@ -39,14 +39,14 @@ def test_the_tightest_group_on_the_way_up_binds(tmp_path: Path) -> None:
     assert describe_cores(pretend(tmp_path, "0::/jobs/a", V2_MOUNT, limits)).quota == 2.0
 
 
-def test_a_quota_of_version_1_is_read(tmp_path: Path) -> None:
+def test_cgroup_v1_quota_is_read(tmp_path: Path) -> None:
     folder = "sys/fs/cgroup/cpu/jobs"
     limits = {f"{folder}/cpu.cfs_quota_us": "50000", f"{folder}/cpu.cfs_period_us": "100000"}
     root = pretend(tmp_path, "4:cpu,cpuacct:/jobs\n1:name=systemd:/x", V1_MOUNT.format(inside="/"), limits)
     assert describe_cores(root).quota == 0.5
 
 
-def test_no_quota_of_version_1_is_none(tmp_path: Path) -> None:
+def test_cgroup_v1_without_quota_is_none(tmp_path: Path) -> None:
     folder = "sys/fs/cgroup/cpu"
     limits = {f"{folder}/cpu.cfs_quota_us": "-1", f"{folder}/cpu.cfs_period_us": "100000"}
     root = pretend(tmp_path, "4:cpu,cpuacct:/", V1_MOUNT.format(inside="/"), limits)
@@ -54,26 +54,26 @@ def test_no_quota_of_version_1_is_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("inside", ["/docker/abc", "/another"])
-def test_a_container_that_sees_the_hosts_path_reads_its_own_mount(tmp_path: Path, inside: str) -> None:
+def test_container_with_cgroup_path_of_the_host_reads_its_own_mount(tmp_path: Path, inside: str) -> None:
     folder = "sys/fs/cgroup/cpu"
     limits = {f"{folder}/cpu.cfs_quota_us": "300000", f"{folder}/cpu.cfs_period_us": "100000"}
     root = pretend(tmp_path, "4:cpu,cpuacct:/docker/abc", V1_MOUNT.format(inside=inside), limits)
     assert describe_cores(root).quota == 3.0
 
 
-def test_a_group_outside_the_namespace_reads_the_mount(tmp_path: Path) -> None:
+def test_cgroup_outside_the_namespace_reads_the_mount(tmp_path: Path) -> None:
     limits = {"sys/fs/cgroup/cpu.max": "400000 100000", "sys/fs/cpu.max": "100000 100000"}
     assert describe_cores(pretend(tmp_path, "0::/../other", V2_MOUNT, limits)).quota == 4.0
 
 
 @pytest.mark.parametrize("text", ["", "max", "x y", "0 100000", "100000 0", "1 2 3"])
-def test_what_cannot_be_read_is_no_quota(tmp_path: Path, text: str) -> None:
+def test_unreadable_quota_is_none(tmp_path: Path, text: str) -> None:
     limits = {"sys/fs/cgroup/cpu.max": text}
     assert describe_cores(pretend(tmp_path, "0::/", V2_MOUNT, limits)).quota is None
 
 
 @pytest.mark.parametrize(("group", "mount"), [("", ""), ("nonsense", "nonsense - x"), ("0::/", "")])
-def test_a_machine_without_cgroups_has_no_quota(tmp_path: Path, group: str, mount: str) -> None:
+def test_machine_without_cgroups_has_no_quota(tmp_path: Path, group: str, mount: str) -> None:
     assert describe_cores(pretend(tmp_path, group, mount, {})).quota is None
 
 
@@ -81,28 +81,28 @@ def test_a_machine_without_cgroups_has_no_quota(tmp_path: Path, group: str, moun
     ("affinity", "quota", "usable"),
     [(8, None, 8), (8, 2.0, 2), (2, 8.0, 2), (8, 1.5, 2), (8, 0.1, 1), (0, None, 1)],
 )
-def test_usable_is_the_smaller_limit_and_at_least_one(affinity: int, quota: float | None, usable: int) -> None:
+def test_usable_cores_is_the_smallest_limit_and_at_least_one(affinity: int, quota: float | None, usable: int) -> None:
     assert Cores(machine=16, affinity=affinity, quota=quota).usable == usable
 
 
-def test_without_affinity_every_core_of_the_machine_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_cores_count_without_sched_getaffinity(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.delattr(os, "process_cpu_count", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 7)
     assert describe_cores(Path("/nowhere")) == Cores(machine=7, affinity=7, quota=None)
 
 
-def test_usable_cores_is_what_the_description_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_usable_cores_equals_usable_of_describe_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_cores, "describe_cores", lambda: Cores(machine=64, affinity=4, quota=2.5))
     assert usable_cores() == 3
 
 
-def test_this_machine_has_at_least_one_core_and_no_more_than_it_has() -> None:
+def test_usable_cores_is_between_one_and_all_cores_of_the_machine() -> None:
     assert 1 <= usable_cores() <= describe_cores().machine
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the system does not say")
-def test_cpu_time_of_all_programs_includes_ours() -> None:
+def test_cpu_seconds_includes_time_of_this_process() -> None:
     before, own = cpu_seconds(), time.process_time()
     assert before is not None
     while time.process_time() - own < 0.3:

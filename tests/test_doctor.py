@@ -1,4 +1,4 @@
-"""What the machine is said to offer."""
+"""The report of the command doctor."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from parallelenv.contract.cpu_cores import Cores, usable_cores
 
 @pytest.fixture(autouse=True)
 def no_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Hide what other programs have left, and return the folder where Ray notes its cluster."""
+    """Hide clusters of other programs, and return the directory where Ray records its cluster."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     (tmp_path / "ray").mkdir()
@@ -24,7 +24,7 @@ def no_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def line(name: str) -> str:
-    """Return what is said under a name."""
+    """Return the text under a name."""
     (found,) = [text for text in doctor.describe().splitlines() if text.startswith(f"  {name} ")]
     return found.removeprefix(f"  {name} ").strip()
 
@@ -36,26 +36,26 @@ def test_doctor_prints_every_subject(capsys: pytest.CaptureFixture[str]) -> None
     assert titles == ["Cores", "Worker processes", "Memory", "Ray", "Versions"]
 
 
-def test_usable_cores_are_those_that_are_used() -> None:
+def test_doctor_shows_usable_cores() -> None:
     assert line("usable").startswith(f"{usable_cores()},")
 
 
 @pytest.mark.parametrize(("quota", "text"), [(None, "none"), (1.5, "CPU time of 1.5 cores")])
-def test_the_quota_is_shown(monkeypatch: pytest.MonkeyPatch, quota: float | None, text: str) -> None:
+def test_doctor_shows_the_cgroup_quota(monkeypatch: pytest.MonkeyPatch, quota: float | None, text: str) -> None:
     monkeypatch.setattr(doctor, "describe_cores", lambda: Cores(machine=8, affinity=4, quota=quota))
     assert line("cgroup quota") == text
 
 
-def test_versions_are_shown() -> None:
+def test_doctor_shows_versions() -> None:
     assert line("python").startswith(".".join(map(str, sys.version_info[:3])))
     assert line("gymnasium")[0].isdigit()
 
 
-def test_no_cluster_is_said_to_start_by_itself() -> None:
+def test_doctor_says_that_ray_starts_automatically() -> None:
     assert line("running") == "no; a Ray mode starts it by itself"
 
 
-def test_a_cluster_that_is_gone_does_not_answer(no_cluster: Path) -> None:
+def test_doctor_detects_a_cluster_that_has_ended(no_cluster: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     (no_cluster / "ray_current_cluster").write_text(f"127.0.0.1:{port}\n")
@@ -63,7 +63,7 @@ def test_a_cluster_that_is_gone_does_not_answer(no_cluster: Path) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["", "ray://"])
-def test_a_cluster_that_runs_answers(monkeypatch: pytest.MonkeyPatch, scheme: str) -> None:
+def test_doctor_detects_a_running_cluster(monkeypatch: pytest.MonkeyPatch, scheme: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"{scheme}127.0.0.1:{server.getsockname()[1]}"
         monkeypatch.setenv("RAY_ADDRESS", address)
@@ -73,25 +73,25 @@ def test_a_cluster_that_runs_answers(monkeypatch: pytest.MonkeyPatch, scheme: st
 @pytest.mark.parametrize(
     ("address", "text"), [("auto", "auto (from RAY_ADDRESS)"), ("host:what", "host:what does not answer")]
 )
-def test_an_address_that_only_ray_understands_is_shown_as_it_is(
+def test_doctor_shows_unparsable_ray_address_unchanged(
     monkeypatch: pytest.MonkeyPatch, address: str, text: str
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", address)
     assert line("running").startswith(text)
 
 
-def test_a_package_that_is_absent_is_named_with_the_way_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_says_how_to_install_missing_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_version", lambda _: None)
     assert "pip install ray" in line("installed")
     assert line("numpy") == "not installed"
 
 
-def test_without_anonymous_memory_the_folder_and_its_room_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_shows_shared_memory_directory_without_memfd(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "memfd_create", raising=False)
     assert " free of " in line("batches live in")
 
 
-def test_nothing_is_started() -> None:
+def test_doctor_does_not_import_ray() -> None:
     before = set(sys.modules)
     doctor.describe()
     assert "ray" not in set(sys.modules) - before

@@ -1,4 +1,4 @@
-"""The Python blocks of the README and of every page run as written, and print what stands below them.
+"""The Python blocks of the README and of every page run as written, and print the output shown below them.
 
 Those of one page run in order, in one namespace, in a fresh interpreter: a later block may use what an
 earlier one has made, as a reader would who types along. A ``text`` block right after a
@@ -41,7 +41,7 @@ sys.stdout.write(json.dumps(outputs))
 
 @dataclass(frozen=True)
 class Block:
-    """One fenced Python block: where its code begins, the code, what it is said to print."""
+    """One fenced Python block: its first line, its code, and its documented output."""
 
     line: int
     code: str
@@ -65,7 +65,7 @@ BLOCKS = {path.relative_to(ROOT).as_posix(): _blocks(path.read_text(encoding="ut
 WITH_CODE = [name for name, blocks in BLOCKS.items() if blocks]
 
 
-def test_there_are_blocks() -> None:
+def test_documents_have_code_blocks() -> None:
     assert len(BLOCKS["README.md"]) > 3
     assert {"README.md", "docs/quickstart.md", "docs/policies.md", "docs/failures.md", "docs/backends.md"} <= {
         *WITH_CODE
@@ -75,7 +75,7 @@ def test_there_are_blocks() -> None:
 
 
 def _without_optional(folder: Path) -> dict[str, str]:
-    """Return an environment in which optional modules cannot be imported, in worker processes neither."""
+    """Return an environment in which optional modules cannot be imported, also in worker processes."""
     folder.mkdir()
     for name in OPTIONAL:
         (folder / f"{name}.py").write_text(f"raise ModuleNotFoundError('No module named {name}', name='{name}')\n")
@@ -83,7 +83,7 @@ def _without_optional(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", WITH_CODE)
-def test_a_page_prints_what_it_says(name: str, tmp_path: Path) -> None:
+def test_code_blocks_print_the_documented_output(name: str, tmp_path: Path) -> None:
     blocks = BLOCKS[name]
     environment = _without_optional(tmp_path / "absent") if name in PLAIN else None
     done = subprocess.run(

@@ -25,7 +25,7 @@ nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
 
 
 class Gambler(gym.Env[Any, Any]):
-    """Draws everything from what a process shares: an odd number of normal numbers, which come in pairs."""
+    """Draws from the global generators: an odd number of normal numbers, which are drawn in pairs."""
 
     observation_space = Box(-np.inf, np.inf, (3,), np.float64)
     action_space = Discrete(2)
@@ -56,13 +56,13 @@ class Gambler(gym.Env[Any, Any]):
         np.random.seed(seed)
 
     def replace(self) -> None:
-        """Let numpy draw from something else, as it allows."""
+        """Replace numpy's global generator."""
         set_bit_generator: Any = np.random.set_bit_generator  # type: ignore[attr-defined]
         set_bit_generator(np.random.MT19937(5))
 
 
 def play(env: ParallelEnv) -> list[Any]:
-    """Return what comes of resets, of steps with others in between, of calls, of a rollout and of a failure."""
+    """Return the results of resets, interleaved steps, calls, a rollout and a failure."""
     zeros = [0] * len(env)
     answers: list[Any] = [env.reset(seed=3)]
     answers += [tuple(env.step(zeros)) for _ in range(6)]
@@ -80,7 +80,7 @@ def play(env: ParallelEnv) -> list[Any]:
 
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Put this process's generators back, also after an odd number of normal numbers."""
+    """Seed this process's generators and restore them, also after an odd number of normal numbers."""
     states = random.getstate(), np.random.get_state()
     try:
         random.seed(seed)
@@ -97,7 +97,7 @@ def make_three(make_env: MakeEnv, **arguments: Any) -> ParallelEnv:
 
 
 @pytest.mark.parametrize("num_cpus", [1, 2, 3])
-def test_answers_are_the_same_everywhere(num_cpus: int, mode: str, make_env: MakeEnv) -> None:
+def test_results_with_seed_globals_are_equal_in_every_mode(num_cpus: int, mode: str, make_env: MakeEnv) -> None:
     if mode == "thread" and num_cpus > 1:
         pytest.skip("its workers share generators")
     with make_three(ParallelEnv) as alone:
@@ -106,7 +106,7 @@ def test_answers_are_the_same_everywhere(num_cpus: int, mode: str, make_env: Mak
 
 
 @nearby
-def test_they_are_those_of_an_env_that_has_a_process_of_its_own(make_env: MakeEnv) -> None:
+def test_results_equal_those_of_an_env_in_its_own_process(make_env: MakeEnv) -> None:
     env = make_three(make_env, num_cpus=1)
     found = [env.reset(seed=3)[2], *(env.step([0] * 3).states[2] for _ in range(4))]
     with seeded(11 + 2):
@@ -117,7 +117,7 @@ def test_they_are_those_of_an_env_that_has_a_process_of_its_own(make_env: MakeEn
 
 
 @pytest.mark.parametrize("mode", ["dummy", "thread"], indirect=True)
-def test_the_own_ones_of_the_process_stay_as_they_are(make_env: MakeEnv) -> None:
+def test_global_generators_of_the_process_are_not_modified(make_env: MakeEnv) -> None:
     with seeded(5):
         expected = np.random.normal(), np.random.normal(), random.random()
     with seeded(5):
@@ -128,7 +128,7 @@ def test_the_own_ones_of_the_process_stay_as_they_are(make_env: MakeEnv) -> None
         assert (first, np.random.normal(), random.random()) == expected
 
 
-def test_a_policy_beside_the_envs_draws_from_those_of_the_process() -> None:
+def test_policy_draws_from_the_global_generators_of_the_process() -> None:
     def guess(states: Any) -> list[int]:
         np.random.random()
         return [0] * len(states)
@@ -142,14 +142,14 @@ def test_a_policy_beside_the_envs_draws_from_those_of_the_process() -> None:
 
 
 @nearby
-def test_without_a_seed_no_two_are_alike(make_env: MakeEnv) -> None:
+def test_envs_without_a_seed_draw_different_numbers(make_env: MakeEnv) -> None:
     env = make_env([Gambler] * 3, seed_globals=True, num_cpus=1)
     assert len(np.unique(env.reset()[:, 1:])) == 6
     assert len(set(env.get_env_attr("first"))) == 3
 
 
 @nearby
-def test_they_are_saved(make_env: MakeEnv) -> None:
+def test_save_state_includes_global_generators(make_env: MakeEnv) -> None:
     env = make_three(make_env, num_cpus=2)
     env.reset(seed=1)
     env.step([0] * 3)
@@ -164,7 +164,7 @@ def test_they_are_saved(make_env: MakeEnv) -> None:
             plain.load_state(state)
 
 
-def test_threads_that_share_them_are_refused() -> None:
+def test_seed_globals_is_refused_with_several_threads() -> None:
     with pytest.raises(ArgumentError, match=r"3 threads cannot step envs side by side.*num_cpus=1, or para_mode='sub"):
         ParallelEnv([Gambler] * 3, "thread", num_cpus=3, seed_globals=True)
     with pytest.raises(ArgumentError, match="seed_globals=1 must be True or False"):
@@ -192,7 +192,7 @@ class Importer(Gambler):
         return float(sys.modules["torch"].default_generator.random())
 
 
-def test_those_of_torch_belong_to_it_once_it_was_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_generator_is_isolated_after_torch_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     try:
         with ParallelEnv([Importer] * 2, seed_globals=True) as env:
@@ -236,7 +236,7 @@ class Drawer(gymnasium.Env):
 
 
 @pytest.mark.parametrize("num_cpus", [1, 2])
-def test_what_an_env_comes_from_is_imported_before_it_is_made(
+def test_module_of_an_env_is_imported_before_the_env_is_made(
     num_cpus: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So the first env of each worker is made with its own state of torch's generator, too."""
@@ -250,7 +250,7 @@ def test_what_an_env_comes_from_is_imported_before_it_is_made(
         del gym.registry["Importing-v0"]
 
 
-def test_an_interrupt_leaves_those_of_the_process() -> None:
+def test_interrupt_restores_global_generators_of_the_process() -> None:
     class Interrupted(Gambler):
         def step(self, action: Any) -> Any:
             np.random.random()

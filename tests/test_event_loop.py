@@ -114,7 +114,7 @@ def test_no_reply_is_missed(make_env: MakeEnv, tmp_path: Path) -> None:
 
 @in_workers
 @pytest.mark.usefixtures("without_timer")
-def test_a_reply_that_comes_just_before_the_wait_is_not_missed(make_env: MakeEnv, tmp_path: Path) -> None:
+def test_reply_just_before_the_wait_is_not_missed(make_env: MakeEnv, tmp_path: Path) -> None:
     env = make_env(fragile(tmp_path)[:1])
     env.reset()
     env.send([WAIT])
@@ -132,7 +132,7 @@ def test_a_reply_that_comes_just_before_the_wait_is_not_missed(make_env: MakeEnv
 
 @in_workers
 @pytest.mark.usefixtures("without_timer")
-def test_a_wait_is_idle_after_other_replies(make_env: MakeEnv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arecv_is_idle_until_the_next_reply(make_env: MakeEnv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     env = make_env(fragile(tmp_path), num_cpus=4)
     env.reset()
     looks: list[int] = []
@@ -148,7 +148,7 @@ def test_a_wait_is_idle_after_other_replies(make_env: MakeEnv, tmp_path: Path, m
     async def play() -> None:
         waiting = asyncio.ensure_future(env.arecv(4))
         await begun(env, tmp_path)
-        await until(lambda: env.engine.stepper.has_landed)
+        await until(lambda: env.engine.table.arrived)
         looks_before = len(looks)
         for _ in range(50):
             await asyncio.sleep(0)
@@ -237,7 +237,7 @@ def test_output_is_shown_during_a_step(make_env: MakeEnv, tmp_path: Path, capsys
 
 @in_subproc
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")  # newer Pythons, of fork
-def test_a_dead_worker_is_found_whose_pipe_is_still_open(make_env: MakeEnv, tmp_path: Path) -> None:
+def test_death_is_noticed_while_a_child_keeps_the_pipe_open(make_env: MakeEnv, tmp_path: Path) -> None:
     env = make_env([partial(Parent, 0, str(tmp_path))])
     env.reset()
     (child,), (worker,) = env.customized_method("fork"), env.customized_method("pid")
@@ -259,9 +259,7 @@ def test_a_dead_worker_is_found_whose_pipe_is_still_open(make_env: MakeEnv, tmp_
 
 
 @in_workers
-def test_a_loop_that_is_closed_to_descriptors_is_polled(
-    make_env: MakeEnv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loop_without_add_reader_polls(make_env: MakeEnv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(error: type[Exception], *_: Any) -> NoReturn:
         raise error
 
@@ -291,7 +289,7 @@ def test_a_loop_that_is_closed_to_descriptors_is_polled(
 
 @in_workers
 @pytest.mark.usefixtures("without_timer")
-def test_a_wait_that_is_cancelled_or_late_leaves_nothing_and_loses_nothing(
+def test_cancelled_or_late_arecv_leaves_no_reader_and_loses_no_result(
     make_env: MakeEnv, tmp_path: Path, readers: set[int]
 ) -> None:
     env = make_env(fragile(tmp_path), num_cpus=4)
@@ -327,7 +325,7 @@ def test_a_wait_that_is_cancelled_or_late_leaves_nothing_and_loses_nothing(
 
 @in_workers
 @pytest.mark.usefixtures("without_timer")
-def test_the_time_limit_of_the_pool_ends_a_wait(make_env: MakeEnv, tmp_path: Path) -> None:
+def test_timeout_of_the_pool_ends_arecv(make_env: MakeEnv, tmp_path: Path) -> None:
     env = make_env(fragile(tmp_path), num_cpus=4, timeout=1.0)
     env.reset()
     env.send([WAIT], [0])
@@ -342,7 +340,7 @@ def test_the_time_limit_of_the_pool_ends_a_wait(make_env: MakeEnv, tmp_path: Pat
 
 
 @in_subproc
-def test_close_ends_a_wait(make_env: MakeEnv, tmp_path: Path, readers: set[int]) -> None:
+def test_close_ends_arecv(make_env: MakeEnv, tmp_path: Path, readers: set[int]) -> None:
     env = make_env(fragile(tmp_path), num_cpus=4)
     env.reset()
     env.send([WAIT, GO_ON, GO_ON, GO_ON])
@@ -359,7 +357,7 @@ def test_close_ends_a_wait(make_env: MakeEnv, tmp_path: Path, readers: set[int])
     assert not readers
 
 
-def test_a_loop_that_was_closed_during_a_wait_does_no_harm(tmp_path: Path) -> None:
+def test_loop_closed_during_arecv_does_not_affect_later_calls(tmp_path: Path) -> None:
     with ParallelEnv(fragile(tmp_path), "thread", num_cpus=4) as env:
         env.reset()
         env.send([WAIT], [0])
@@ -398,7 +396,7 @@ def test_several_tasks_wait_for_replies_that_come_together(
 
 @in_workers
 @pytest.mark.usefixtures("without_timer")
-def test_a_reply_that_another_call_has_read_wakes_the_task_that_waits(make_env: MakeEnv, tmp_path: Path) -> None:
+def test_reply_read_by_another_call_wakes_the_waiting_task(make_env: MakeEnv, tmp_path: Path) -> None:
     env = make_env(fragile(tmp_path), num_cpus=1)
     env.reset()
     env.send([WAIT, GO_ON, GO_ON, GO_ON])

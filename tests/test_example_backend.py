@@ -1,4 +1,4 @@
-"""The complete backend of the documentation keeps the whole contract."""
+"""The complete backend of the documentation passes the whole contract suite."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _backend() -> Any:
 
 
 class TestPipedBackend(FaultContract, CloseContract):
-    """Where a backend has most to do by itself; its answers are compared in what follows."""
+    """The parts of the suite in which a backend does most of the work."""
 
     para_mode = _backend()
 
@@ -37,7 +37,7 @@ class TestPipedBackendInFull(BackendContract):
     starts_slowly = True
 
 
-def test_its_answers_are_those_of_the_plain_loop() -> None:
+def test_results_of_example_backend_equal_those_of_dummy_mode() -> None:
     answers = []
     for mode in ("dummy", _backend()):
         with ParallelEnv(["CartPole-v1"] * 3, mode, "restart", num_cpus=2, shared={"table": np.arange(3)}) as env:

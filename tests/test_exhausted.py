@@ -1,4 +1,4 @@
-"""Envs that have no further episode: what they answer, in every mode and policy, and that nothing waits for them."""
+"""Envs that have no further episode: their results in every mode and done policy."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def ones(states: Any) -> Any:
     return np.ones(len(states["word"] if isinstance(states, dict) else states), np.int64)
 
 
-# ---------------------------------------------------------------- the meaning
+# ---------------------------------------------------------------- definition
 
 
 def play(env: ParallelEnv, asynchronous: Any) -> list[Any]:
-    """Return all that is answered until nobody has an episode, and what comes after."""
+    """Return all results until all envs are exhausted, and one call more."""
     log: list[Any] = [env.reset(seed=7), env.reset_infos]
     for step in range(40):
         if step % 3 == 2:
@@ -71,9 +71,11 @@ def play(env: ParallelEnv, asynchronous: Any) -> list[Any]:
 
 @pytest.mark.parametrize("asynchronous", [None, "idle", "restart", "continue"])
 @pytest.mark.parametrize("kind", ["plain", "sheet", "bare"])
-def test_every_mode_plays_the_same_to_the_end(make_env: MakeEnv, mode: str, asynchronous: Any, kind: str) -> None:
+def test_every_mode_equals_oracle_until_all_envs_are_exhausted(
+    make_env: MakeEnv, mode: str, asynchronous: Any, kind: str
+) -> None:
     if needs_ray(mode) and kind == "bare":
-        pytest.skip("a second each, and what has no space goes the way of texts")
+        pytest.skip("takes a second each; states without a space use the same code as texts")
     with ParallelEnv(env_fns(kind), asynchronous=asynchronous) as oracle:
         expected = play(oracle, asynchronous)
     found = play(make_env(env_fns(kind), asynchronous=asynchronous, num_cpus=2), asynchronous)
@@ -82,7 +84,7 @@ def test_every_mode_plays_the_same_to_the_end(make_env: MakeEnv, mode: str, asyn
 
 @nearby
 @pytest.mark.parametrize("asynchronous", [None, "idle", "restart", "continue"])
-def test_a_reset_that_finds_nothing_answers_none_and_the_env_rests(make_env: MakeEnv, asynchronous: Any) -> None:
+def test_reset_without_further_task_returns_none_and_env_is_skipped(make_env: MakeEnv, asynchronous: Any) -> None:
     env = make_env(env_fns(), asynchronous=asynchronous, num_cpus=2)
     states = env.reset()
     assert [state is None for state in states] == [False, False, True, False]
@@ -106,8 +108,11 @@ def test_final_step_of_the_last_task_returns_full_results(make_pool: MakePool) -
     env.step([1, 1])
     result = env.step([4, 4])
     assert result.dones.tolist() == [True, True]
-    assert result.rewards.tolist() == [5.0, 5.0]  # a float array: nobody is absent yet
-    assert result.states[:, :2].tolist() == [[1, 2], [2, 0]]  # its last state, and the first of the other's next
+    assert result.rewards.tolist() == [5.0, 5.0]  # a float array: no env is absent yet
+    assert result.states[:, :2].tolist() == [
+        [1, 2],
+        [2, 0],
+    ]  # the last state of env 0, and the first of env 1's next episode
     last, other = result.infos
     assert (last["exhausted"], last["reset"]) == (True, False)
     assert "reset_info" not in last
@@ -130,7 +135,7 @@ def test_final_states_without_declared_space_are_independent_copies(make_pool: M
 
 @nearby
 @pytest.mark.parametrize("asynchronous", [None, "idle", "continue"])
-def test_the_end_of_the_last_task_is_as_any_without_autoreset(make_env: MakeEnv, asynchronous: Any) -> None:
+def test_last_task_without_autoreset_ends_like_any_other(make_env: MakeEnv, asynchronous: Any) -> None:
     env = make_env(env_fns(totals=(1, 9)), asynchronous=asynchronous)
     env.reset(options=[{"length": 1}, {"length": 9}])
     assert "exhausted" not in env.step([1, 1]).infos[0]
@@ -139,7 +144,7 @@ def test_the_end_of_the_last_task_is_as_any_without_autoreset(make_env: MakeEnv,
     assert env.exhausted.tolist() == [True, False]
 
 
-def test_the_end_of_one_is_the_end_of_all_but_exhaustion_is_of_one() -> None:
+def test_done_policy_none_marks_only_the_exhausted_env_as_exhausted() -> None:
     with ParallelEnv(env_fns(totals=(0, 9, 9))) as env:
         env.reset(options={"length": 2})
         assert env.step([1, 1, 1]).dones.tolist() == [True, False, False]
@@ -148,7 +153,7 @@ def test_the_end_of_one_is_the_end_of_all_but_exhaustion_is_of_one() -> None:
 
 
 @nearby
-def test_a_reset_asks_again(make_pool: MakePool) -> None:
+def test_reset_of_an_exhausted_env_asks_for_a_new_task(make_pool: MakePool) -> None:
     env = make_pool(Walks, walks(totals=(0, 0)))
     env.next_task()
     assert env.all_exhausted()
@@ -161,7 +166,7 @@ def test_a_reset_asks_again(make_pool: MakePool) -> None:
 
 
 @nearby
-def test_any_env_may_have_no_further_episode(make_env: MakeEnv) -> None:
+def test_reset_of_any_env_may_raise_exhausted_error(make_env: MakeEnv) -> None:
     env = make_env([partial(Once, 2), Once], asynchronous="restart")
     env.reset()
     env.step([0, 0])
@@ -172,7 +177,7 @@ def test_any_env_may_have_no_further_episode(make_env: MakeEnv) -> None:
 
 
 @nearby
-def test_in_the_middle_of_a_step_it_is_a_failure_as_any(make_env: MakeEnv) -> None:
+def test_exhausted_error_raised_by_step_is_an_ordinary_failure(make_env: MakeEnv) -> None:
     env = make_env([partial(Once, 2), Once], asynchronous="restart")
     env.reset()
     with pytest.raises(ExhaustedError, match="in the middle") as caught:
@@ -182,12 +187,12 @@ def test_in_the_middle_of_a_step_it_is_a_failure_as_any(make_env: MakeEnv) -> No
 
 
 @nearby
-def test_paused_or_unasked_it_says_nothing(make_pool: MakePool) -> None:
+def test_exhausted_env_that_is_paused_or_not_stepped_has_no_result(make_pool: MakePool) -> None:
     env = make_pool(Walks, walks())
     env.next_task(length=9)
     env.pause(2)
     assert env.num_unpaused == 3
-    assert env.step(ONES[:3]).states.shape == (3, 3)  # no object array: nobody is absent
+    assert env.step(ONES[:3]).states.shape == (3, 3)  # not an object array: no env is absent
     env.resume()
     assert env.num_unpaused == 4
     assert env.step(ONES[:2], id=[3, 0]).states.dtype == np.float64
@@ -204,7 +209,7 @@ def test_recv_does_not_wait_for_exhausted_envs(make_pool: MakePool) -> None:
 
 
 @nearby
-def test_a_rebuilt_env_needs_a_reset_and_is_not_exhausted(make_pool: MakePool) -> None:
+def test_rebuilt_env_needs_a_reset_and_is_not_exhausted(make_pool: MakePool) -> None:
     env = make_pool(Walks, walks(totals=(1, 0)))
     env.next_task(length=1)
     env.step([1, 1])
@@ -220,7 +225,7 @@ def test_a_rebuilt_env_needs_a_reset_and_is_not_exhausted(make_pool: MakePool) -
 
 
 @pytest.mark.parametrize("kind", ["plain", "sheet"])
-def test_a_rollout_leaves_them_out(make_pool: MakePool, mode: str, kind: str) -> None:
+def test_rollout_skips_exhausted_envs(make_pool: MakePool, mode: str, kind: str) -> None:
     rollouts: list[list[Any]] = []
     for pool in (partial(ParallelEnv.from_samplers, num_cpus=1), make_pool):
         env = pool(Walks, walks(kind))
@@ -247,7 +252,7 @@ def _plain(log: list[Any]) -> list[Any]:
 
 
 @nearby
-def test_a_rollout_makes_the_steps_that_step_makes(make_pool: MakePool) -> None:
+def test_rollout_of_exhausted_envs_equals_steps(make_pool: MakePool) -> None:
     outside, beside = make_pool(Walks, walks()), make_pool(Walks, walks())
     for env in (outside, beside):
         env.reset(seed=3)
@@ -263,7 +268,7 @@ def test_a_rollout_makes_the_steps_that_step_makes(make_pool: MakePool) -> None:
 
 
 @nearby
-def test_episodes_that_there_are_not_end_a_rollout_early(make_pool: MakePool) -> None:
+def test_rollout_ends_early_if_no_episodes_are_left(make_pool: MakePool) -> None:
     env = make_pool(Walks, walks(totals=(1, 4, 0)), timeout=60)
     env.next_task()
     rollout = env.rollout(ones, num_episodes=8)  # four each, of the two that have any
@@ -275,7 +280,7 @@ def test_episodes_that_there_are_not_end_a_rollout_early(make_pool: MakePool) ->
 
 
 @nearby
-def test_with_idle_a_rollout_plays_one_task_each(make_pool: MakePool) -> None:
+def test_rollout_without_autoreset_plays_one_task_per_env(make_pool: MakePool) -> None:
     env = make_pool(Walks, walks(totals=(1, 2, 0)), auto=False)
     played = 0
     for _ in range(3):
@@ -285,11 +290,11 @@ def test_with_idle_a_rollout_plays_one_task_each(make_pool: MakePool) -> None:
     assert (played, env.all_exhausted()) == (3, True)
 
 
-# ---------------------------------------------------------------- going on
+# ---------------------------------------------------------------- saved states
 
 
 @pytest.mark.parametrize("asynchronous", ["idle", "restart"])
-def test_a_saved_state_knows_it(make_env: MakeEnv, mode: str, asynchronous: Any) -> None:
+def test_saved_state_includes_exhausted_flags(make_env: MakeEnv, mode: str, asynchronous: Any) -> None:
     env = make_env(env_fns(), asynchronous=asynchronous, num_cpus=2)
     env.reset(seed=5)
     for _ in range(2):
@@ -305,11 +310,11 @@ def test_a_saved_state_knows_it(make_env: MakeEnv, mode: str, asynchronous: Any)
         assert difference(exhausted, other.exhausted) is None
 
 
-def test_a_state_saved_before_there_were_exhausted_envs_is_read() -> None:
+def test_saved_state_without_exhausted_flags_can_be_loaded() -> None:
     with ParallelEnv(env_fns(totals=(3, 3)), asynchronous="restart") as env:
         env.reset()
         state = env.save_state()
-        del vars(state.progress)["exhausted"]
+        del vars(state.checkpoint)["exhausted"]
         assert env.load_state(pickle.loads(pickle.dumps(state))) == ()
         assert not env.exhausted.any()
 
@@ -323,7 +328,7 @@ def no_delay(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Fleeting(Walks):
-    """Has tasks until one crashes; made anew it has none."""
+    """Has tasks until one crashes; after a rebuild it has none."""
 
     def __init__(self, folder: str, kind: str) -> None:
         from pathlib import Path
@@ -335,7 +340,7 @@ class Fleeting(Walks):
 
 @pytest.mark.parametrize("kind", ["plain", "sheet"])
 @pytest.mark.parametrize("auto", [True, False])
-def test_a_sampler_made_anew_may_have_no_task(
+def test_rebuilt_sampler_may_have_no_task(
     make_pool: MakePool, tmp_path: Any, no_delay: None, kind: str, auto: bool
 ) -> None:
     env = make_pool(Fleeting, [{"folder": str(tmp_path), "kind": kind}], auto, on_failure="restart")
@@ -359,9 +364,7 @@ class Dying(Fleeting):
 
 
 @pytest.mark.parametrize("mode", ["subproc"], indirect=True)
-def test_a_worker_made_anew_knows_no_state_of_an_exhausted_env(
-    make_pool: MakePool, tmp_path: Any, no_delay: None
-) -> None:
+def test_restarted_worker_has_no_state_of_an_exhausted_env(make_pool: MakePool, tmp_path: Any, no_delay: None) -> None:
     env = make_pool(Dying, [{"folder": str(tmp_path), "kind": "sheet"}], on_failure="restart")
     env.next_task()
     result = env.step([1])
@@ -372,7 +375,7 @@ def test_a_worker_made_anew_knows_no_state_of_an_exhausted_env(
 
 
 @nearby
-def test_a_sampler_made_anew_may_have_no_task_in_a_rollout(make_pool: MakePool, tmp_path: Any, no_delay: None) -> None:
+def test_rebuilt_sampler_may_have_no_task_in_a_rollout(make_pool: MakePool, tmp_path: Any, no_delay: None) -> None:
     env = make_pool(Fleeting, [{"folder": str(tmp_path), "kind": "sheet"}], on_failure="restart")
     env.next_task(length=9)
     rollout = env.rollout(ones, 6)
@@ -382,7 +385,7 @@ def test_a_sampler_made_anew_may_have_no_task_in_a_rollout(make_pool: MakePool, 
 
 
 @nearby
-def test_a_sampler_made_anew_begins_with_its_first_task(make_pool: MakePool, no_delay: None) -> None:
+def test_rebuilt_sampler_starts_with_its_first_task(make_pool: MakePool, no_delay: None) -> None:
     env = make_pool(Walks, [{"total": 3, "crash": (2, 1)}, {"total": 3}], on_failure="restart", max_restarts=2)
     env.next_task(length=1)
     env.step([1, 1])
@@ -438,21 +441,21 @@ def test_partial_after_wrapper_refusal_has_none_for_exhausted_envs(make_pool: Ma
 
 
 @nearby
-def test_statistics_and_stacks_do_not_count_them(make_pool: MakePool) -> None:
+def test_normalize_and_stack_wrappers_ignore_exhausted_envs(make_pool: MakePool) -> None:
     normalized = NormalizeStates(CheckFinite(make_pool(Walks, walks(totals=(0, 9)))))
     assert normalized.next_task()[0] is None
     assert normalized.statistics.count == 1
-    normalized.step([np.nan, 1])  # the action of an env that rests is nobody's
+    normalized.step([np.nan, 1])  # the action of an exhausted env is ignored
     assert normalized.statistics.count == 2
     stacked = StackStates(make_pool(Walks, walks(totals=(0, 9))), 2)
     assert stacked.next_task()[1][:, 1].tolist() == [0, 0]
     assert stacked.step([1, 1]).states[1][:, 1].tolist() == [0, 1]
 
 
-# ---------------------------------------------------------------- for oneself
+# ---------------------------------------------------------------- without a pool
 
 
-def test_a_loop_over_one_env_meets_the_error() -> None:
+def test_task_env_raises_exhausted_error_without_parallel_env() -> None:
     env: gym.Env[Any, Any] = TaskEnv(Walks(1))
     env.reset()
     with pytest.raises(ExhaustedError, match=r"Walks has no further task. Call its reset\(\)"):
@@ -461,7 +464,7 @@ def test_a_loop_over_one_env_meets_the_error() -> None:
         env.step(1)
 
 
-def test_another_policy_is_had_by_hand() -> None:
+def test_task_pool_accepts_another_done_policy() -> None:
     with TaskPool(env_fns(totals=(2,)), asynchronous="continue") as env:
         env.next_task(length=1)
         assert [bool(env.step([1]).dones[0]) for _ in range(2)] == [True, True]

@@ -1,4 +1,4 @@
-"""The names that users of other libraries know."""
+"""Methods with the names of other libraries."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ ENV_FNS = [partial(Counter, number, 3) for number in range(3)]
 
 
 def in_a_loop(asynchronous: Any) -> ParallelEnv:
-    """Return the oracle. Two of Ray's pools at once would want more cores than there are."""
+    """Return the oracle. Two Ray pools at once would need more cores than available."""
     return ParallelEnv(ENV_FNS, asynchronous=asynchronous)
 
 
 @pytest.mark.parametrize("asynchronous", [None, "idle", "restart"])
-def test_step_async_and_step_wait_are_a_step(asynchronous: Any, make_env: MakeEnv) -> None:
+def test_step_async_and_step_wait_equal_step(asynchronous: Any, make_env: MakeEnv) -> None:
     plain, env = in_a_loop(asynchronous), make_env(ENV_FNS, asynchronous=asynchronous)
     assert difference(plain.reset(seed=1), env.reset(seed=1)) is None
     for step in range(5):
@@ -39,7 +39,7 @@ def test_step_async_and_step_wait_are_a_step(asynchronous: Any, make_env: MakeEn
     plain.close()
 
 
-def test_what_is_not_under_way_cannot_be_waited_for(make_env: MakeEnv) -> None:
+def test_step_wait_without_step_async_is_refused(make_env: MakeEnv) -> None:
     env = make_env(ENV_FNS)
     env.reset(seed=1)
     with pytest.raises(NothingInFlightError, match=r"Call step_async\(\) first"):
@@ -58,7 +58,7 @@ def test_what_is_not_under_way_cannot_be_waited_for(make_env: MakeEnv) -> None:
         env.step_wait()
 
 
-def test_a_failure_comes_with_the_others(make_env: MakeEnv) -> None:
+def test_failed_step_wait_has_other_results_in_partial(make_env: MakeEnv) -> None:
     env = make_env([partial(Fragile, number) for number in range(3)])
     env.reset()
     env.step_async([GO_ON, RAISE, GO_ON])
@@ -68,7 +68,7 @@ def test_a_failure_comes_with_the_others(make_env: MakeEnv) -> None:
     assert error.partial.env_ids.tolist() == [0, 2]
 
 
-def test_images_are_frames(make_env: MakeEnv) -> None:
+def test_get_images_returns_rendered_frames(make_env: MakeEnv) -> None:
     env = make_env([lambda: gym.make("CartPole-v1", render_mode="rgb_array")] * 2)
     env.reset(seed=1)
     for image, frame in zip(env.get_images(), env.render(), strict=True):

@@ -1,4 +1,4 @@
-"""What users meet when an env raises, a worker dies, or they press Ctrl-C. In every mode."""
+"""Exceptions in envs, dead workers, timeouts and Ctrl-C, in every mode."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def env(make_env: MakeEnv, folder: Path, mode: str) -> ParallelEnv:
-    """Four envs in two workers, reset."""
+    """Four envs in two workers, after a reset."""
     env = make_env(fragile(folder), num_cpus=2, **two_hosts(mode))
     env.reset()
     return env
@@ -59,7 +59,7 @@ def steps_of(env: ParallelEnv) -> list[int]:
 # ---------------------------------------------------------------- exceptions
 
 
-def test_an_exception_keeps_its_type_line_and_neighbours(env: ParallelEnv) -> None:
+def test_exception_keeps_type_and_line_and_does_not_affect_other_envs(env: ParallelEnv) -> None:
     with pytest.raises(ZeroDivisionError, match="env 1 fell over") as caught:
         env.step([GO_ON, RAISE, GO_ON, GO_ON])
     text = "".join(traceback.format_exception(caught.value))
@@ -71,7 +71,7 @@ def test_an_exception_keeps_its_type_line_and_neighbours(env: ParallelEnv) -> No
     assert env.step([GO_ON] * 4)[0][:, 1].tolist() == [2, 2, 2, 2]
 
 
-def test_a_failure_is_its_envs_own_also_when_other_commands_wait(env: ParallelEnv) -> None:
+def test_failure_is_assigned_to_its_env_among_several_commands(env: ParallelEnv) -> None:
     env.send([RAISE, GO_ON], id=[0, 1])
     env.send([GO_ON], id=[3])
     assert env.step([GO_ON], id=[2]).states[0].tolist() == [2, 1]
@@ -81,7 +81,7 @@ def test_a_failure_is_its_envs_own_also_when_other_commands_wait(env: ParallelEn
     assert sorted(caught.value.partial.env_ids.tolist()) == [1, 3]  # type: ignore[attr-defined]
 
 
-def test_failures_that_differ_make_a_group(env: ParallelEnv) -> None:
+def test_different_failures_are_raised_as_a_group(env: ParallelEnv) -> None:
     with pytest.raises(ExceptionGroup, match=r"2 envs failed: \(0, 3\)") as caught:
         env.step([RAISE, GO_ON, GO_ON, RAISE])
     assert [str(error) for error in caught.value.exceptions] == ["env 0 fell over", "env 3 fell over"]
@@ -92,7 +92,7 @@ def test_failures_that_differ_make_a_group(env: ParallelEnv) -> None:
     assert steps_of(env) == [1, 1, 1, 1]
 
 
-def test_failures_that_are_alike_are_one_exception(env: ParallelEnv) -> None:
+def test_equal_failures_are_raised_as_one_exception(env: ParallelEnv) -> None:
     with pytest.raises(FileNotFoundError) as caught:
         env.customized_method("raise_this", {"kind": "os"}, id=[3, 1, 2])
     error: Any = caught.value
@@ -103,7 +103,7 @@ def test_failures_that_are_alike_are_one_exception(env: ParallelEnv) -> None:
     assert error.partial == {}
 
 
-def test_a_group_merges_failures_that_are_alike(env: ParallelEnv) -> None:
+def test_exception_group_merges_equal_failures(env: ParallelEnv) -> None:
     with pytest.raises(BaseExceptionGroup, match="4 envs failed") as caught:
         env.customized_method("raise_this", [{"kind": kind} for kind in ("os", "two", "os", "two")])
     error: Any = caught.value
@@ -126,7 +126,7 @@ def test_a_group_merges_failures_that_are_alike(env: ParallelEnv) -> None:
         ("exit", SystemExit, {"code": 3}),
     ],
 )
-def test_awkward_exceptions_keep_their_type(
+def test_exceptions_with_unusual_constructors_keep_their_type(
     env: ParallelEnv, kind: str, expected: type[BaseException], attributes: dict[str, Any]
 ) -> None:
     with pytest.raises(expected) as caught:
@@ -142,19 +142,19 @@ def test_unpicklable_exception_is_raised_with_its_traceback(env: ParallelEnv, mo
     assert steps_of(env) == [0, 0, 0, 0]
 
 
-def test_the_causes_of_an_exception_are_not_lost(env: ParallelEnv) -> None:
+def test_cause_of_an_exception_is_kept(env: ParallelEnv) -> None:
     with pytest.raises(RuntimeError, match="no level") as caught:
         env.customized_method("chain", id=0)
     assert "FileNotFoundError" in "".join(traceback.format_exception(caught.value))
 
 
-def test_endless_recursion_is_an_exception_like_others(env: ParallelEnv) -> None:
+def test_recursion_error_is_raised(env: ParallelEnv) -> None:
     with pytest.raises(RecursionError):
         env.customized_method("recurse", id=3)
     assert steps_of(env) == [0, 0, 0, 0]
 
 
-def test_a_result_that_cannot_be_copied_concerns_its_env_alone(env: ParallelEnv) -> None:
+def test_uncopyable_result_does_not_affect_other_envs(env: ParallelEnv) -> None:
     with pytest.raises(UnpicklableError, match="has a lock in it, which cannot be copied") as caught:
         env.customized_method("lock", id=1)
     assert "Raised by env 1" in "".join(caught.value.__notes__)
@@ -171,7 +171,7 @@ class OneWay:
 
 
 class Sealed(Fragile):
-    """Returns such an object, or takes it; its neighbours' answers are large enough to travel beside the pickle."""
+    """Returns such an object, or takes it; results of other envs are large enough to be sent out of band."""
 
     def step(self, action: Any) -> Any:
         state, reward, *_ = super().step(GO_ON)
@@ -187,13 +187,13 @@ class Sealed(Fragile):
 
 @pytest.fixture
 def sealed(make_env: MakeEnv, folder: Path, mode: str) -> ParallelEnv:
-    """Four envs in two workers, reset."""
+    """Four envs in two workers, after a reset."""
     env = make_env([partial(Sealed, number) for number in range(4)], num_cpus=2, **two_hosts(mode))
     env.reset()
     return env
 
 
-def test_an_info_that_does_not_unpickle_concerns_its_env_alone(sealed: ParallelEnv) -> None:
+def test_info_that_fails_to_unpickle_does_not_affect_other_envs(sealed: ParallelEnv) -> None:
     with pytest.raises(UnpicklableError, match="no number") as caught:
         sealed.step([GO_ON, RAISE, GO_ON, GO_ON])
     rest = getattr(caught.value, "partial")  # noqa: B009
@@ -204,7 +204,7 @@ def test_an_info_that_does_not_unpickle_concerns_its_env_alone(sealed: ParallelE
     assert sealed.step([GO_ON] * 4).states[:, 1].tolist() == [2, 1, 2, 2]
 
 
-def test_a_result_that_does_not_unpickle_concerns_its_env_alone(sealed: ParallelEnv) -> None:
+def test_result_that_fails_to_unpickle_does_not_affect_other_envs(sealed: ParallelEnv) -> None:
     with pytest.raises(UnpicklableError, match="no number") as caught:
         sealed.customized_method("give")
     rest = getattr(caught.value, "partial")  # noqa: B009
@@ -212,7 +212,7 @@ def test_a_result_that_does_not_unpickle_concerns_its_env_alone(sealed: Parallel
     assert sealed.step([GO_ON] * 4).states[:, 1].tolist() == [1, 1, 1, 1]
 
 
-def test_an_argument_that_does_not_unpickle_concerns_its_call_alone(sealed: ParallelEnv) -> None:
+def test_argument_that_fails_to_unpickle_affects_only_its_call(sealed: ParallelEnv) -> None:
     with pytest.raises(UnpicklableError, match="no number"):
         sealed.customized_method("take", {"thing": OneWay()})
     with pytest.raises(UnpicklableError, match="no number"):
@@ -261,13 +261,13 @@ def test_legacy_env_returning_none_from_step_raises_contract_error(make_env: Mak
 # ---------------------------------------------------------------- interrupts
 
 
-def test_ctrl_c_in_a_step_leaves_it_to_recv(env: ParallelEnv, folder: Path, mode: str) -> None:
+def test_step_interrupted_by_ctrl_c_can_be_received(env: ParallelEnv, folder: Path, mode: str) -> None:
     with when_begun(folder, 0, interrupt), pytest.raises(KeyboardInterrupt):
         env.step([WAIT, GO_ON, GO_ON, GO_ON])
     with pytest.raises(EnvBusyError, match=r"was not received \(sent, .* late\).*recv\(min_envs=4\).*reset\(\)"):
         env.step([GO_ON] * 4)
     (folder / "go").touch()
-    if mode in IN_CALLER:  # nobody else could go on with what the interrupt broke off
+    if mode in IN_CALLER:  # the interrupted step cannot be resumed
         with pytest.raises(EnvInterruptedError, match="env 0 was interrupted in the middle of step") as caught:
             env.recv(min_envs=4)
         assert getattr(caught.value, "partial").env_ids.tolist() == [1, 2, 3]  # noqa: B009
@@ -279,7 +279,7 @@ def test_ctrl_c_in_a_step_leaves_it_to_recv(env: ParallelEnv, folder: Path, mode
     assert env.step([GO_ON] * 4)[0][:, 1].tolist() == [2, 2, 2, 2]
 
 
-def test_ctrl_c_in_a_step_then_reset_starts_afresh(env: ParallelEnv, folder: Path) -> None:
+def test_reset_after_ctrl_c_in_a_step_drops_the_step(env: ParallelEnv, folder: Path) -> None:
     with when_begun(folder, 0, interrupt), pytest.raises(KeyboardInterrupt):
         env.step([WAIT, GO_ON, GO_ON, GO_ON])
     (folder / "go").touch()
@@ -287,7 +287,7 @@ def test_ctrl_c_in_a_step_then_reset_starts_afresh(env: ParallelEnv, folder: Pat
     assert env.step([GO_ON] * 4)[0][:, 1].tolist() == [1, 1, 1, 1]
 
 
-def test_ctrl_c_in_a_method_drops_its_answer(env: ParallelEnv, folder: Path) -> None:
+def test_ctrl_c_in_a_method_drops_its_return_value(env: ParallelEnv, folder: Path) -> None:
     with when_begun(folder, 0, interrupt), pytest.raises(KeyboardInterrupt):
         env.customized_method("wait")
     (folder / "go").touch()
@@ -295,7 +295,7 @@ def test_ctrl_c_in_a_method_drops_its_answer(env: ParallelEnv, folder: Path) -> 
     assert env.step([GO_ON] * 4)[0][:, 1].tolist() == [1, 1, 1, 1]
 
 
-def test_the_signal_handler_is_as_found(env: ParallelEnv) -> None:
+def test_sigint_handler_of_the_user_is_kept(env: ParallelEnv) -> None:
     seen: list[int] = []
     before = signal.signal(signal.SIGINT, lambda signum, frame: seen.append(signum))
     try:
@@ -311,9 +311,9 @@ def test_the_signal_handler_is_as_found(env: ParallelEnv) -> None:
 # ---------------------------------------------------------------- time
 
 
-def test_a_late_answer_is_never_handed_to_a_later_call(make_env: MakeEnv, folder: Path, mode: str) -> None:
+def test_late_result_is_never_returned_by_a_later_call(make_env: MakeEnv, folder: Path, mode: str) -> None:
     if mode in IN_CALLER:
-        pytest.skip("a call in the caller's own thread cannot be given up")
+        pytest.skip("a call in the caller's own thread has no timeout")
     env = make_env(fragile(folder), num_cpus=2, timeout=0.5, **two_hosts(mode))
     env.reset()
     with pytest.raises(
@@ -330,9 +330,9 @@ def test_a_late_answer_is_never_handed_to_a_later_call(make_env: MakeEnv, folder
     assert env.step([GO_ON] * 4)[0][:, 1].tolist() == [2, 2, 2, 2]
 
 
-def test_recv_in_vain_loses_nothing(env: ParallelEnv, folder: Path, mode: str) -> None:
+def test_recv_timeout_loses_no_result(env: ParallelEnv, folder: Path, mode: str) -> None:
     if mode in IN_CALLER:
-        pytest.skip("a call in the caller's own thread cannot be given up")
+        pytest.skip("a call in the caller's own thread has no timeout")
     env.send([WAIT, GO_ON], [0, 2])
     with pytest.raises(WorkerTimeoutError, match="env 0 did not answer"):
         env.recv(min_envs=2, timeout=0.5)
@@ -344,7 +344,7 @@ def test_recv_in_vain_loses_nothing(env: ParallelEnv, folder: Path, mode: str) -
 # ---------------------------------------------------------------- deaths
 
 
-def test_a_killed_worker_is_an_error_and_can_be_rebuilt(env: ParallelEnv, folder: Path, mode: str) -> None:
+def test_killed_worker_raises_and_can_be_restarted(env: ParallelEnv, folder: Path, mode: str) -> None:
     if mode not in CAN_DIE:
         pytest.skip("its workers are not processes")
     victim = env.customized_method("pid", id=0)[0]
@@ -376,9 +376,9 @@ def test_worker_that_exits_raises_worker_died_error(env: ParallelEnv, mode: str)
     assert env.step([GO_ON] * 2)[0][:, 1].tolist() == [2, 2]
 
 
-def test_a_hung_env_can_be_rebuilt(make_env: MakeEnv, folder: Path, mode: str) -> None:
+def test_hung_env_can_be_restarted(make_env: MakeEnv, folder: Path, mode: str) -> None:
     if mode in IN_CALLER:
-        pytest.skip("a call in the caller's own thread cannot be given up")
+        pytest.skip("a call in the caller's own thread has no timeout")
     env = make_env(fragile(folder), num_cpus=2, timeout=0.5, **two_hosts(mode))
     env.reset()
     with pytest.raises(WorkerTimeoutError):
@@ -389,7 +389,7 @@ def test_a_hung_env_can_be_rebuilt(make_env: MakeEnv, folder: Path, mode: str) -
     (folder / "go").touch()
 
 
-def test_restart_of_a_healthy_env_rebuilds_it_alone(env: ParallelEnv) -> None:
+def test_restart_of_a_healthy_env_rebuilds_only_that_env(env: ParallelEnv) -> None:
     env.set_env_attr("steps", 5)
     assert env.restart([3, 1]) == (1, 3)
     assert steps_of(env) == [5, 0, 5, 0]
@@ -421,7 +421,7 @@ def test_failed_env_rebuild_is_raised_and_can_be_retried(make_env: MakeEnv, tmp_
     assert env.reset().tolist() == [[0, 0], [1, 0]]
 
 
-def test_a_reset_that_fails_in_one_env_begins_the_others(make_env: MakeEnv) -> None:
+def test_failed_reset_of_one_env_still_resets_the_others(make_env: MakeEnv) -> None:
     class Moody(Fragile):
         def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
             if options == {"fail": True}:
@@ -442,15 +442,15 @@ def test_non_dict_info_raises_contract_error(make_env: MakeEnv) -> None:
         def step(self, action: Any) -> Any:
             return self._state(), 0.0, action == RAISE, False, "all is well"
 
-    for policy in (None, "restart"):
-        env = make_env([partial(Chatty, 0)], asynchronous=policy)
+    for done_policy in (None, "restart"):
+        env = make_env([partial(Chatty, 0)], asynchronous=done_policy)
         env.reset()
         with pytest.raises(EnvContractError, match="returned the info 'all is well'; an info is a dict"):
             env.step([RAISE])
         env.close()
 
 
-def test_a_live_instance_of_this_process_cannot_be_rebuilt_and_stays(mode: str) -> None:
+def test_env_instance_in_the_same_process_cannot_be_rebuilt(mode: str) -> None:
     if mode in CAN_DIE:
         pytest.skip("its envs are copies, which can be made again")
     with ParallelEnv([Fragile(0), Fragile(1)], mode) as env:
@@ -462,7 +462,7 @@ def test_a_live_instance_of_this_process_cannot_be_rebuilt_and_stays(mode: str) 
         assert env.step([GO_ON] * 2)[0].tolist() == [[0, 2], [1, 1]]
 
 
-def test_flags_and_rewards_of_other_types(make_env: MakeEnv) -> None:
+def test_flags_and_rewards_of_unusual_types(make_env: MakeEnv) -> None:
     class Odd(Fragile):
         def step(self, action: Any) -> Any:
             flags: list[Any] = [1, np.array([True]), np.array([True, False]), "yes"]
@@ -477,7 +477,7 @@ def test_flags_and_rewards_of_other_types(make_env: MakeEnv) -> None:
     assert env.done.tolist() == [True, True, False, False]
 
 
-def test_a_state_that_would_not_batch_concerns_its_env_alone(make_env: MakeEnv) -> None:
+def test_state_of_wrong_shape_does_not_affect_other_envs(make_env: MakeEnv) -> None:
     class Own(gym.spaces.Box):
         pass
 
@@ -502,7 +502,7 @@ class Frozen(Exception):
 SHARED = ValueError("one object, raised by many")
 
 
-def test_exceptions_that_refuse_attributes_or_are_shared(make_env: MakeEnv) -> None:
+def test_exceptions_that_are_immutable_or_shared_are_raised(make_env: MakeEnv) -> None:
     class Strict(Fragile):
         def step(self, action: Any) -> Any:
             raise SHARED if action == GO_ON else Frozen(self.number)
@@ -565,7 +565,7 @@ def test_close_during_a_running_rollout_raises_closed_error(make_env: MakeEnv, f
     assert env.closed
 
 
-def test_all_are_closed_whatever_one_of_them_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_close_all_closes_every_env_even_if_closing_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     envs = [ParallelEnv([Fragile(0)], "dummy") for _ in range(3)]
     close = ParallelEnv.close
 
@@ -580,12 +580,12 @@ def test_all_are_closed_whatever_one_of_them_raises(monkeypatch: pytest.MonkeyPa
     assert all(env.closed for env in envs)
 
 
-def test_restart_without_ids_is_of_all(env: ParallelEnv) -> None:
+def test_restart_without_ids_restarts_all_envs(env: ParallelEnv) -> None:
     env.pause(1)
     assert env.restart() == (0, 1, 2, 3)
 
 
-def test_what_comes_back_is_writable_and_shares_nothing(make_env: MakeEnv) -> None:
+def test_results_are_writable_and_share_no_memory(make_env: MakeEnv) -> None:
     class Sharing:
         def __init__(self) -> None:
             self.constant = np.arange(3.0)
@@ -605,16 +605,16 @@ def test_what_comes_back_is_writable_and_shares_nothing(make_env: MakeEnv) -> No
         assert state.tolist() == [0, 5, 2]
 
 
-# ---------------------------------------------------------------- wrong use
+# ---------------------------------------------------------------- misuse
 
 
-def test_the_object_cannot_be_copied(env: ParallelEnv) -> None:
+def test_parallel_env_cannot_be_copied_or_pickled(env: ParallelEnv) -> None:
     for copied in (copy.copy, copy.deepcopy, pickle.dumps):
         with pytest.raises(UnpicklableError, match=r"cannot be copied or pickled.*load_state\(env\.save_state\(\)\)"):
             copied(env)
 
 
-def test_a_second_thread_is_refused(env: ParallelEnv, folder: Path) -> None:
+def test_concurrent_use_by_two_threads_is_refused(env: ParallelEnv, folder: Path) -> None:
     caught: list[BaseException] = []
 
     def intrude() -> None:
@@ -630,7 +630,7 @@ def test_a_second_thread_is_refused(env: ParallelEnv, folder: Path) -> None:
     assert steps_of(env) == [1, 1, 1, 1]
 
 
-def test_a_call_within_a_call_keeps_other_threads_out_to_the_end_of_the_outer_one(env: ParallelEnv) -> None:
+def test_nested_call_does_not_release_the_thread_guard(env: ParallelEnv) -> None:
     refused: list[BaseException] = []
 
     def intrude() -> None:
@@ -644,7 +644,7 @@ def test_a_call_within_a_call_keeps_other_threads_out_to_the_end_of_the_outer_on
         intruder = threading.Thread(target=intrude)
         intruder.start()
         intruder.join()
-        env.close()  # one step of it will do
+        env.close()  # one step is enough
         return [GO_ON] * len(states)
 
     with pytest.raises(ClosedError, match=r"closed while run_episodes\(\) was running"):
@@ -652,7 +652,9 @@ def test_a_call_within_a_call_keeps_other_threads_out_to_the_end_of_the_outer_on
     assert "while another thread is in run_episodes() of this ParallelEnv" in str(refused[0])
 
 
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")  # newer Pythons, of fork
+@pytest.mark.filterwarnings(
+    "ignore:This process .* is multi-threaded:DeprecationWarning"
+)  # newer Pythons warn about fork
 def test_use_in_forked_child_raises_without_affecting_the_parent(env: ParallelEnv) -> None:
     reader, writer = os.pipe()
     child = os.fork()

@@ -1,4 +1,4 @@
-"""What counts as the same, bit for bit, and how a difference is told."""
+"""Bitwise comparison of values, and descriptions of differences."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from parallelenv.contract.difference import difference
 
 
 class Opaque:
-    """Knows equality only as identity, as most classes do."""
+    """Is equal only to itself, as most objects."""
 
     def __init__(self, value: int) -> None:
         self.value = value
@@ -33,7 +33,7 @@ class Undecided:
 
 
 class Tensor:
-    """As other libraries' tensors: == answers with a tensor, numpy can read it."""
+    """Like tensors of other libraries: == returns a tensor, numpy can read it."""
 
     def __init__(self, values: list[float]) -> None:
         self.values = np.array(values)
@@ -64,7 +64,7 @@ SAME = [
 
 
 @pytest.mark.parametrize("value", SAME, ids=lambda value: type(value).__name__)
-def test_a_value_is_the_same_as_its_copy(value: Any) -> None:
+def test_difference_of_a_value_and_its_copy_is_none(value: Any) -> None:
     copies = [copy_of(value), copy_of(value)]
     assert difference(*copies) is None
 
@@ -96,7 +96,7 @@ def copy_of(value: Any) -> Any:
         ("a" * 100, "b" * 100, r"^x: 'a{36}\.\.\. against 'b{36}\.\.\.$"),
     ],
 )
-def test_a_difference_is_found_and_placed(left: Any, right: Any, where: str) -> None:
+def test_difference_names_the_path_of_the_first_difference(left: Any, right: Any, where: str) -> None:
     found = difference(left, right, "x")
     assert found is not None
     assert re.search(where, found), found

@@ -1,4 +1,4 @@
-"""What is imported, and where: users and workers do not wait for what they do not use."""
+"""Which modules users, workers and actors import."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def rings(modules: set[str]) -> set[str]:
     return {name.split(".")[1] for name in modules}
 
 
-def test_the_package_imports_nothing_before_it_is_used() -> None:
+def test_importing_the_package_imports_no_submodules() -> None:
     code = "import sys, json, parallelenv; print('FOUND', json.dumps(list(sys.modules)))"
     modules = found(code)
     assert [name for name in modules if name.startswith("parallelenv.")] == []
     assert modules.isdisjoint({"numpy", "gymnasium", "cloudpickle", "asyncio"})
 
 
-def test_the_class_imports_neither_what_is_above_it_nor_a_backend() -> None:
+def test_parallel_env_imports_neither_higher_layers_nor_backends() -> None:
     code = """
 import json, sys
 from parallelenv import ParallelEnv
@@ -52,7 +52,7 @@ print("FOUND", json.dumps([name for name in sys.modules if name.startswith("para
     assert rings(found(code)).isdisjoint({"backends", "cli", *_OF_USERS})
 
 
-def test_each_public_name_is_found_where_it_is_said_to_be() -> None:
+def test_each_public_name_can_be_imported() -> None:
     code = """
 import json, parallelenv
 print("FOUND", json.dumps([name for name in dir(parallelenv) if getattr(parallelenv, name) is None]))
@@ -61,20 +61,20 @@ print("FOUND", json.dumps([name for name in dir(parallelenv) if getattr(parallel
 
 
 @pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
-def test_a_worker_imports_contract_worker_and_its_backend_alone(start_method: str) -> None:
+def test_worker_imports_only_contract_worker_and_backend(start_method: str) -> None:
     modules = found(_SCRIPT.format(mode="subproc", options={"start_method": start_method}))
     assert rings(modules) == {"backends", "contract", "errors", "worker"}
 
 
 @pytest.mark.parametrize("mode", ["ray", "ray-subproc"])
-def test_an_actor_imports_nothing_of_what_users_see(mode: str) -> None:
+def test_ray_actor_imports_no_user_facing_modules(mode: str) -> None:
     pytest.importorskip("ray")
     modules = found(_SCRIPT.format(mode=mode, options={}))
     assert rings(modules).isdisjoint(_OF_USERS)
     assert "parallelenv.worker.host" in modules
 
 
-def test_the_words_are_known_before_a_backend_is_imported() -> None:
+def test_mode_names_are_known_before_a_backend_is_imported() -> None:
     code = """
 import json, sys
 from parallelenv import registry

@@ -1,4 +1,4 @@
-"""What users of Jupyter do: interrupt a cell, run it again, restart the kernel, lose it. With real kernels."""
+"""Interrupted and rerun cells, restarted and killed kernels, with real kernels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 Item = TypeVar("Item")
 
 SOON = 3.0  # seconds from the interrupt to the end of the cell; a fraction of one where nothing else runs
-GONE = 5.0  # seconds until workers are gone whose kernel, or whose last user in it, is no more
+GONE = 5.0  # seconds until workers have exited after their kernel or their last reference in it is gone
 NUM_WORKERS = 2
 
 START_METHODS = ["forkserver", "spawn", "fork"]
@@ -112,7 +112,7 @@ for _ in range(200):
     Path(folder, 'go').unlink()
 """
 
-# These hold up the start of a worker, so that it is no matter of luck when the interrupt comes.
+# These delay the start of a worker, so that the time of the interrupt is deterministic.
 HOLD_STARTING = """
 from multiprocessing import reduction
 send = reduction.sendfds
@@ -146,19 +146,19 @@ def constructing(way: str, moment: str | None = None, *, name: str = "env", opti
     return f"{name} = ParallelEnv({envs}, {WORDS[way]}, num_cpus={NUM_WORKERS}{options})"
 
 
-# ---------------------------------------------------------------- a kernel and its user
+# ---------------------------------------------------------------- kernels
 
 
 @pytest.fixture(scope="module")
 def shared_notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
-    """A notebook whose kernel serves for the whole file: starting one takes a second."""
+    """A notebook whose kernel is shared by the whole file: starting one takes a second."""
     with open_notebook(tmp_path_factory.mktemp("notebook"), DEFINITIONS) as notebook:
         start_helpers(notebook)
         yield notebook
 
 
 def start_helpers(notebook: Notebook) -> None:
-    """Start what a kernel keeps for all workers to come, the fork server and the resource tracker: it is no leak."""
+    """Start the fork server and the resource tracker, which a kernel keeps: they are not leaks."""
     for way in START_METHODS:
         notebook.run(constructing(way))
     notebook.run("env.close()")
@@ -166,14 +166,14 @@ def start_helpers(notebook: Notebook) -> None:
 
 @pytest.fixture
 def notebook(shared_notebook: Notebook, tmp_path: Path) -> Iterator[Notebook]:
-    """The shared notebook, with a folder of one's own. What is left of it after the test is a leak."""
+    """The shared notebook, with its own folder. Processes left after the test are leaks."""
     shared_notebook.enter(tmp_path)
     shared_notebook.printed.clear()
     yield shared_notebook
     (tmp_path / "go").touch()
     try:
         shared_notebook.run("ParallelEnv.close_all()")
-    except AssertionError:  # the test has failed; the next one shall not for this reason
+    except AssertionError:  # the test has failed; this must not affect the next one
         shared_notebook.manager.restart_kernel(now=True)
         shared_notebook.run(DEFINITIONS)
         shared_notebook.enter(tmp_path)
@@ -184,12 +184,12 @@ def notebook(shared_notebook: Notebook, tmp_path: Path) -> Iterator[Notebook]:
 
 
 def wait_for(file: Path) -> None:
-    """Wait until an env has given its sign."""
+    """Wait until an env has created its file."""
     assert not wait_until_empty(lambda: [] if file.exists() else [file], PATIENCE)
 
 
 def wait_until_empty(look: Callable[[], Collection[Item]], patience: float) -> Collection[Item]:
-    """Return what is still to be seen when nothing is or ``patience`` seconds are over."""
+    """Wait until a call returns nothing or ``patience`` seconds have passed; return its last result."""
     deadline = time.monotonic() + patience
     while (seen := look()) and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -234,7 +234,7 @@ def assert_unharmed(notebook: Notebook, pids: list[int]) -> None:
 
 
 @every_way
-def test_an_interrupted_step_is_given_by_recv(notebook: Notebook, tmp_path: Path, way: str, pids: list[int]) -> None:
+def test_interrupted_step_can_be_received(notebook: Notebook, tmp_path: Path, way: str, pids: list[int]) -> None:
     step = notebook.send(STEP)
     wait_for(tmp_path / "began-0")
     assert_interrupted(notebook, step)
@@ -248,9 +248,7 @@ def test_an_interrupted_step_is_given_by_recv(notebook: Notebook, tmp_path: Path
 
 
 @every_way
-def test_an_interrupted_recv_loses_nothing_either(
-    notebook: Notebook, tmp_path: Path, way: str, pids: list[int]
-) -> None:
+def test_interrupted_recv_loses_no_result(notebook: Notebook, tmp_path: Path, way: str, pids: list[int]) -> None:
     step = notebook.send("env.step([WAIT, WAIT, GO_ON, GO_ON])")
     wait_for(tmp_path / "began-0")
     assert_interrupted(notebook, step)
@@ -270,9 +268,7 @@ def test_an_interrupted_recv_loses_nothing_either(
     [STEP, "env.reset(options={'wait': True})", "env.customized_method('wait')"],
     ids=["step", "reset", "method"],
 )
-def test_after_an_interrupted_call_reset_starts_afresh(
-    notebook: Notebook, tmp_path: Path, call: str, pids: list[int]
-) -> None:
+def test_reset_works_after_an_interrupted_call(notebook: Notebook, tmp_path: Path, call: str, pids: list[int]) -> None:
     request = notebook.send(call)
     wait_for(tmp_path / "began-0")
     assert_interrupted(notebook, request)
@@ -282,7 +278,7 @@ def test_after_an_interrupted_call_reset_starts_afresh(
 
 
 @pytest.mark.parametrize("way", ["thread", "forkserver"])
-def test_an_interrupt_as_soon_as_a_step_begins_is_not_missed(notebook: Notebook, way: str) -> None:
+def test_interrupt_at_the_start_of_a_step_is_not_missed(notebook: Notebook, way: str) -> None:
     notebook.run(f"{constructing(way)}\nstates = env.reset()")
     notebook.run(INTERRUPTED_STEPS)
     assert notebook.evaluate("len(seconds)") == 200
@@ -290,20 +286,20 @@ def test_an_interrupt_as_soon_as_a_step_begins_is_not_missed(notebook: Notebook,
 
 
 @every_way
-def test_an_interrupted_construction_leaves_nothing(notebook: Notebook, tmp_path: Path, way: str) -> None:
+def test_interrupted_construction_leaks_nothing(notebook: Notebook, tmp_path: Path, way: str) -> None:
     before = notebook.processes()
     request = notebook.send(constructing(way, "construction"))
     wait_for(tmp_path / "began-0")
     assert_interrupted(notebook, request)
     assert not wait_until_empty(lambda: notebook.processes() - before, GONE)
-    (tmp_path / "go").touch()  # for threads, which nobody can end
+    (tmp_path / "go").touch()  # for threads, which cannot be killed
     assert not wait_until_empty(lambda: notebook.evaluate(THREADS), GONE)
     notebook.run(constructing(way))
     assert notebook.evaluate("env.reset()[:, 1].tolist()") == [0, 0, 0, 0]
 
 
 def treats_interrupts(process: psutil.Process, *ways: str) -> bool:
-    """Whether a process deals with SIGINT in one of these ways, fields of its ``/proc`` entry."""
+    """Whether a process handles SIGINT in one of these ways, fields of its ``/proc`` entry."""
     status = dict(line.split(":\t", 1) for line in Path(f"/proc/{process.pid}/status").read_text().splitlines())
     return any(int(status[way], 16) >> (signal.SIGINT - 1) & 1 for way in ways)
 
@@ -313,7 +309,7 @@ def treats_interrupts(process: psutil.Process, *ways: str) -> bool:
     [("spawn", ["SigCgt", "SigIgn"]), *((way, ["SigIgn"]) for way in START_METHODS)],
     ids=["spawn-booting", *START_METHODS],
 )
-def test_an_interrupt_while_a_worker_starts_leaves_nothing(
+def test_interrupt_during_worker_start_leaks_nothing(
     notebook: Notebook, tmp_path: Path, way: str, treatments: list[str]
 ) -> None:
     before = notebook.processes()
@@ -329,7 +325,7 @@ def test_an_interrupt_while_a_worker_starts_leaves_nothing(
     assert not notebook.printed
 
 
-def test_an_interrupt_while_a_worker_starts_spares_the_fork_server(notebook: Notebook, tmp_path: Path) -> None:
+def test_interrupt_during_worker_start_does_not_stop_the_fork_server(notebook: Notebook, tmp_path: Path) -> None:
     before = notebook.processes()
     request = notebook.send(HOLD_STARTING + constructing("forkserver"))
     wait_for(tmp_path / "held")
@@ -343,7 +339,7 @@ def test_an_interrupt_while_a_worker_starts_spares_the_fork_server(notebook: Not
 
 
 @every_way
-def test_an_interrupted_close_leaves_nothing(notebook: Notebook, tmp_path: Path, way: str) -> None:
+def test_interrupted_close_leaks_nothing(notebook: Notebook, tmp_path: Path, way: str) -> None:
     before = notebook.processes()
     notebook.run(constructing(way, "close"))
     request = notebook.send("env.close()")
@@ -351,14 +347,14 @@ def test_an_interrupted_close_leaves_nothing(notebook: Notebook, tmp_path: Path,
     assert_interrupted(notebook, request)
     assert notebook.evaluate("env.closed")
     assert not wait_until_empty(lambda: notebook.processes() - before, GONE)
-    (tmp_path / "go").touch()  # for threads, which nobody can end
+    (tmp_path / "go").touch()  # for threads, which cannot be killed
     assert not wait_until_empty(lambda: notebook.evaluate(THREADS), GONE)
 
 
-# ---------------------------------------------------------------- cells that are run again
+# ---------------------------------------------------------------- rerun cells
 
 
-def run_again_and_again(notebook: Notebook, cell: str, cell_id: str | None) -> None:
+def run_three_times(notebook: Notebook, cell: str, cell_id: str | None) -> None:
     """Run a cell three times; workers of its earlier runs are expected to be gone after each."""
     before = notebook.processes()
     for _ in range(3):
@@ -368,16 +364,16 @@ def run_again_and_again(notebook: Notebook, cell: str, cell_id: str | None) -> N
 
 
 @every_start_method
-def test_a_name_that_is_assigned_again_lets_its_workers_go(notebook: Notebook, way: str) -> None:
-    run_again_and_again(notebook, constructing(way), cell_id=None)
+def test_reassigning_a_variable_ends_its_workers(notebook: Notebook, way: str) -> None:
+    run_three_times(notebook, constructing(way), cell_id=None)
 
 
 @pytest.mark.parametrize("ending", ["env", "env.step([GO_ON])"], ids=["shown", "failed"])
-def test_a_cell_that_is_run_again_replaces_what_the_kernel_keeps(notebook: Notebook, ending: str) -> None:
-    run_again_and_again(notebook, f"{constructing('forkserver')}\n{ending}", cell_id="c2")
+def test_rerun_cell_closes_envs_that_the_kernel_keeps(notebook: Notebook, ending: str) -> None:
+    run_three_times(notebook, f"{constructing('forkserver')}\n{ending}", cell_id="c2")
 
 
-def test_a_line_says_what_is_closed_because_its_cell_is_run_again(notebook: Notebook) -> None:
+def test_rerun_cell_prints_how_many_envs_it_closed(notebook: Notebook) -> None:
     said = []
     for _ in range(3):
         request = notebook.send(constructing("dummy"), "c9")
@@ -387,7 +383,7 @@ def test_a_line_says_what_is_closed_because_its_cell_is_run_again(notebook: Note
     assert said == ["", line, line]
 
 
-def test_what_other_cells_made_or_a_cell_wants_kept_is_spared(notebook: Notebook) -> None:
+def test_rerun_cell_keeps_envs_of_other_cells_and_with_keep_true(notebook: Notebook) -> None:
     notebook.finish(notebook.send(constructing("forkserver", name="other"), "c3"))
     notebook.finish(notebook.send(constructing("forkserver", name="kept", options=", keep=True"), "c2"))
     notebook.finish(notebook.send(constructing("forkserver"), "c2"))
@@ -395,7 +391,7 @@ def test_what_other_cells_made_or_a_cell_wants_kept_is_spared(notebook: Notebook
     assert notebook.evaluate("[one.closed for one in (other, kept, env)]") == [False, False, False]
 
 
-# ---------------------------------------------------------------- the end of a kernel
+# ---------------------------------------------------------------- killed and restarted kernels
 
 
 def begin_step(notebook: Notebook, folder: Path, cell: str) -> None:
@@ -409,7 +405,7 @@ def begin_step(notebook: Notebook, folder: Path, cell: str) -> None:
     [(False, "forkserver"), *((True, way) for way in START_METHODS)],
     ids=["idle-forkserver", *(f"busy-{way}" for way in START_METHODS)],
 )
-def test_no_worker_outlives_a_killed_kernel(tmp_path: Path, way: str, is_busy: bool) -> None:
+def test_workers_exit_when_the_kernel_is_killed(tmp_path: Path, way: str, is_busy: bool) -> None:
     shared_before = set(os.listdir("/dev/shm"))
     with open_notebook(tmp_path, DEFINITIONS) as notebook:
         notebook.run(f"{constructing(way)}\nstates = env.reset()")
@@ -423,7 +419,7 @@ def test_no_worker_outlives_a_killed_kernel(tmp_path: Path, way: str, is_busy: b
 
 
 @pytest.mark.parametrize(("is_busy", "now"), [(False, False), (True, True)], ids=["idle-graceful", "busy-now"])
-def test_nothing_outlives_a_restart(tmp_path: Path, now: bool, is_busy: bool) -> None:
+def test_kernel_restart_ends_all_processes(tmp_path: Path, now: bool, is_busy: bool) -> None:
     with open_notebook(tmp_path, DEFINITIONS) as notebook:
         for way in START_METHODS:
             notebook.run(f"{constructing(way, name=way)}\nstates = {way}.reset()")

@@ -1,4 +1,4 @@
-"""Random sequences of calls: every mode answers as the oracle does."""
+"""Random sequences of calls: results in every mode equal those of the oracle."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from samplers import Walks
 from parallelenv import Evaluation, ParallelEnv, TaskPool, registry
 from parallelenv.errors import ParallelEnvError
 from parallelenv.testing.odd_envs import Spaceless, Toolbox
-from parallelenv.testing.scenario import LENGTHS, NUM_ENVS, POLICIES, assert_same, drain, five_env_fns, items
+from parallelenv.testing.scenario import DONE_POLICIES, LENGTHS, NUM_ENVS, assert_same, drain, five_env_fns, items
 
 env_ids = st.lists(st.integers(0, NUM_ENVS - 1), min_size=1, max_size=NUM_ENVS, unique=True)
 seeds = st.none() | st.integers(0, 99)
@@ -40,7 +40,7 @@ class Twins:
         self._made: list[ParallelEnv] = []
 
     def begin(self) -> None:
-        """Bring both into one and the same state; they are made anew only after a failure."""
+        """Bring both into the same state; they are rebuilt only after a failure."""
         if not self.is_sound:
             self.close()
             self._made = [self._make(self._mode), self._make("dummy")]
@@ -60,7 +60,7 @@ class Twins:
 
     @contextmanager
     def compared(self) -> Iterator[None]:
-        """Note whether what happens here fails."""
+        """Record whether the block fails."""
         self.is_sound = False
         yield
         self.is_sound = True
@@ -71,7 +71,7 @@ class Twins:
 
 
 def _outcome(env: ParallelEnv, call: str, *arguments: Any, **keywords: Any) -> Any:
-    """Return what a call answers, or what it raises."""
+    """Return the result of a call, or its error."""
     try:
         answer = getattr(env, call)(*arguments, **keywords)
         return items(vars(answer) if isinstance(answer, Evaluation) else answer)
@@ -80,7 +80,7 @@ def _outcome(env: ParallelEnv, call: str, *arguments: Any, **keywords: Any) -> A
 
 
 class Machine(RuleBasedStateMachine):
-    """Does the same to both twins and compares what they answer."""
+    """Makes the same calls on both twins and compares the results."""
 
     twins: ClassVar[Twins]
 
@@ -91,7 +91,7 @@ class Machine(RuleBasedStateMachine):
         self.unpaused = set(range(NUM_ENVS))
 
     def both(self, call: str, *arguments: Any, **keywords: Any) -> Any:
-        """Do something to both; return what was answered."""
+        """Make a call on both; return the result."""
         with self.twins.compared():
             expected = _outcome(self.twins.oracle, call, *arguments, **keywords)
             found = _outcome(self.twins.one, call, *arguments, **keywords)
@@ -187,7 +187,7 @@ class ToolboxMachine(Machine):
 
 
 class TaskMachine(Machine):
-    """Also does what only samplers know."""
+    """Also calls the methods of task pools."""
 
     @rule(env_ids=st.none() | env_ids, arguments=st.sampled_from([{}, {"length": 2}]))
     def next_task(self, env_ids: Any, arguments: dict[str, Any]) -> None:
@@ -247,26 +247,22 @@ def run(machine_type: type[Machine], twins: Twins, mode: str, number: int) -> No
 in_other_modes = pytest.mark.parametrize("word", [word for word in registry.known_modes() if word != "dummy"])
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("done_policy", DONE_POLICIES)
 @in_other_modes
-def test_any_sequence_of_calls_gives_what_the_oracle_gives(
-    word: str, policy: Any, request: pytest.FixtureRequest
-) -> None:
+def test_any_sequence_of_calls_equals_the_oracle(word: str, done_policy: Any, request: pytest.FixtureRequest) -> None:
     mode = require_mode(word, request)
-    row, column = registry.known_modes().index(word), POLICIES.index(policy)
+    row, column = registry.known_modes().index(word), DONE_POLICIES.index(done_policy)
     kind, num_cpus = (Toolbox, Spaceless)[(row + column) % 2], 2 + column // 2
 
     def make(word: str) -> ParallelEnv:
-        return ParallelEnv(five_env_fns(kind), word, policy, num_cpus=num_cpus)
+        return ParallelEnv(five_env_fns(kind), word, done_policy, num_cpus=num_cpus)
 
-    run(ToolboxMachine, Twins(make, prepare_toolboxes, mode), mode, row * len(POLICIES) + column)
+    run(ToolboxMachine, Twins(make, prepare_toolboxes, mode), mode, row * len(DONE_POLICIES) + column)
 
 
 @pytest.mark.parametrize("auto", [True, False])
 @in_other_modes
-def test_any_sequence_of_calls_of_samplers_gives_what_the_oracle_gives(
-    word: str, auto: bool, request: pytest.FixtureRequest
-) -> None:
+def test_any_sequence_of_sampler_calls_equals_the_oracle(word: str, auto: bool, request: pytest.FixtureRequest) -> None:
     mode = require_mode(word, request)
     kind = "plain" if auto else "sheet"
     arguments = [{"total": total, "kind": kind} for total in (2, 6, 1, 4, 3)]

@@ -1,4 +1,4 @@
-"""Trials of envs: what they find, and what they leave alone. No time is asserted."""
+"""Trials of envs: their measurements, and that they have no side effects. No time is asserted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MS = 1e-3
 
 
 class Witness(gymnasium.Env[Any, Any]):
-    """Notes what is done to it, on itself and in a list that may be shared."""
+    """Records the calls of its methods, in a list that may be shared."""
 
     observation_space = Box(-np.inf, np.inf, (3,), np.float64)
     action_space = Discrete(5)  # the class's own: all instances share it
@@ -59,7 +59,7 @@ def assert_one_life(notes: list[str]) -> None:
     assert notes[-1] == "close"
 
 
-def test_an_env_is_built_stepped_and_closed() -> None:
+def test_measured_env_is_made_stepped_and_closed() -> None:
     lives: list[list[str]] = []
 
     def make() -> Witness:
@@ -67,14 +67,14 @@ def test_an_env_is_built_stepped_and_closed() -> None:
         return Witness(lives[-1])
 
     found = recommend([make] * 8)
-    assert lives.pop() == ["made", "close"]  # only to see that the env fn makes a new one each time
+    assert lives.pop() == ["made", "close"]  # to check that the env fn makes a new env each time
     assert_one_life(*lives)
     assert found.step_cost is not None
     assert found.step_cost > 0
     assert found.state_nbytes == 24
 
 
-def test_of_many_kinds_a_few_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_some_of_many_env_kinds_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     lives: list[list[str]] = [[] for _ in range(10)]
     recommend([partial(Witness, notes) for notes in lives])
     assert [bool(notes) for notes in lives] == [index in (0, 3, 6) for index in range(10)]
@@ -87,7 +87,7 @@ def test_of_many_kinds_a_few_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any(lives[1:])
 
 
-def test_kinds_count_as_often_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measurements_are_weighted_by_number_of_envs_per_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         measure, "_measure_here", lambda *_: [EnvMeasurements(1.0, 1.0, None, 0), EnvMeasurements(5.0, 3.0, 0.25, 40)]
     )
@@ -96,7 +96,7 @@ def test_kinds_count_as_often_as_they_come(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("is_hidden", [False, True])
-def test_an_instance_is_left_alone(is_hidden: bool) -> None:
+def test_measuring_does_not_modify_env_instances(is_hidden: bool) -> None:
     env = Witness()
     envs: list[Any] = [lambda: env] if is_hidden else [env]
     found = recommend(envs)
@@ -105,7 +105,7 @@ def test_an_instance_is_left_alone(is_hidden: bool) -> None:
     assert found.step_cost is not None  # a copy was tried
 
 
-def test_an_instance_that_cannot_be_copied_is_not_tried() -> None:
+def test_uncopyable_instance_is_not_measured() -> None:
     env: Any = Witness()
     env.lock = threading.Lock()
     found = recommend([env])
@@ -121,7 +121,7 @@ class Hanging(Witness):
         time.sleep(60)
 
 
-def test_a_copy_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measuring_a_hung_copy_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "_PATIENCE", 0.5)
     found = recommend([Hanging()])
     assert found.mode == "dummy"
@@ -134,7 +134,7 @@ class Broken(Witness):
         raise ValueError("it\nbroke")
 
 
-def test_a_broken_env_runs_in_the_loop_and_is_closed() -> None:
+def test_env_that_fails_measuring_gets_dummy_mode_and_is_closed() -> None:
     notes: list[str] = []
     found = recommend([partial(Broken, notes)] * 3)
     assert found.mode == "dummy"
@@ -143,7 +143,7 @@ def test_a_broken_env_runs_in_the_loop_and_is_closed() -> None:
     assert notes.count("close") == notes.count("made") == 2
 
 
-def test_an_env_that_cannot_be_made_fails_as_in_any_mode() -> None:
+def test_auto_mode_raises_the_error_of_an_env_fn() -> None:
     def make() -> Any:
         raise ZeroDivisionError("no such level")
 
@@ -152,7 +152,7 @@ def test_an_env_that_cannot_be_made_fails_as_in_any_mode() -> None:
         ParallelEnv([make], "auto")
 
 
-def test_an_env_fn_that_fails_the_second_time_leaves_nothing_open() -> None:
+def test_env_fn_that_fails_the_second_time_leaks_no_env() -> None:
     notes: list[str] = []
 
     def make() -> Witness:
@@ -174,7 +174,7 @@ class Spaceless:
         return 1, 0.0, True, {"action": action}
 
 
-def test_an_env_without_action_space_runs_in_the_loop() -> None:
+def test_env_without_action_space_gets_dummy_mode() -> None:
     found = recommend([Spaceless] * 2)
     assert found.mode == "dummy"
     assert "it declares no action space to draw random actions from" in found.reason
@@ -197,7 +197,7 @@ class Talkative(Witness):
 @pytest.mark.parametrize(
     ("envs", "at_least"), [([Old] * 2, 1), (["CartPole-v1", "Acrobot-v1", Old], 1), ([Talkative], 16)]
 )
-def test_envs_of_other_kinds_are_tried_too(envs: list[Any], at_least: int) -> None:
+def test_envs_of_other_kinds_are_measured(envs: list[Any], at_least: int) -> None:
     found = recommend(envs)
     assert found.step_cost is not None
     assert found.state_nbytes is not None
@@ -214,7 +214,7 @@ class Disturbing(Witness):
         return super().step(action)
 
 
-def test_generators_spaces_and_warnings_are_left_alone() -> None:
+def test_measuring_does_not_change_generators_spaces_or_switch_interval() -> None:
     def state() -> list[Any]:
         space: Any = Disturbing.action_space
         return [random.getstate(), np.random.get_state()[1].tolist(), space.np_random.bit_generator.state]  # type: ignore[index]
@@ -246,4 +246,4 @@ def test_measure_distinguishes_computing_envs_from_waiting_envs() -> None:
     assert busy.releases_gil is False
     assert sleepy.waits
     assert sleepy.lock_free is not None
-    assert measure.measure(make_factories([Witness])).releases_gil is None  # too short to be asked
+    assert measure.measure(make_factories([Witness])).releases_gil is None  # too short to be measured

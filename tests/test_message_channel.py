@@ -86,7 +86,7 @@ def channel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Direct]:
 
 @pytest.mark.parametrize("number", [0, 1 << 62])
 @pytest.mark.parametrize("arrays", [(), (3,), (9000, 3, 20000)])
-def test_messages_survive_the_way_through_bytes(number: int, arrays: tuple[int, ...]) -> None:
+def test_messages_as_bytes(number: int, arrays: tuple[int, ...]) -> None:
     sent = encode([np.arange(float(size)) for size in arrays])._replace(number=number)
     received = Message.from_bytes(bytearray(sent.to_bytes()))
     assert received[:2] == sent[:2]
@@ -111,14 +111,14 @@ def test_replies_are_read_before_a_large_command_is_sent(channel: Direct) -> Non
     assert [reply.output[0].text for reply in replies] == ["busy", "busy", "idle"]
 
 
-def test_a_transport_that_stores_everything_need_not_be_read(channel: Direct) -> None:
+def test_safe_bytes_of_the_transport_decide_what_is_read_first(channel: Direct) -> None:
     channel.safe_bytes = 1e9
     channel.ask(2, "set", 5, "extra")
     channel.ask(3, "set", LARGE, "extra")
     assert not channel.inbox
 
 
-def test_a_command_that_cannot_be_read_is_reported_when_its_reply_is_taken(channel: Direct) -> None:
+def test_unreadable_command_is_reported_by_receive(channel: Direct) -> None:
     channel.ask(2, "set", Unreadable(), "extra")
     channel.ask(3, "set", LARGE, "extra")  # reads that reply, and must not fail for it
     with pytest.raises(UnreadableError, match="ValueError: invalid literal") as caught:
@@ -127,7 +127,7 @@ def test_a_command_that_cannot_be_read_is_reported_when_its_reply_is_taken(chann
     assert channel.receive().number == 3
 
 
-def test_replies_that_were_read_outlive_their_host(channel: Direct) -> None:
+def test_replies_read_before_the_death_are_returned(channel: Direct) -> None:
     channel.ask(2, "set", 5, "extra")
     channel.ask(3, "set", LARGE, "extra")
     channel.is_gone = True

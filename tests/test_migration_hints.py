@@ -1,4 +1,4 @@
-"""Words of other libraries: refused where they would do nothing, with what does the same here."""
+"""Hints for names and arguments of other libraries."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ made: list[int] = []
 
 
 class Noted(Counter):
-    """Notes that it was made, and takes an argument that other libraries give to others."""
+    """Records that it was made, and accepts an argument that other libraries do not pass to envs."""
 
     def __init__(self, number: int = 0, seed: int = 0) -> None:
         super().__init__(number)
@@ -68,7 +68,7 @@ def registered() -> Any:
     ],
 )
 @pytest.mark.parametrize("para_mode", ["dummy", "subproc", "auto"])
-def test_an_argument_of_others_is_translated(name: str, hint: str, para_mode: str) -> None:
+def test_argument_of_another_library_gets_a_hint(name: str, hint: str, para_mode: str) -> None:
     foreign: dict[str, Any] = {name: 5}
     with pytest.raises(UnknownOptionError, match=f"{name}=5 is no option of para_mode='{para_mode}'.*{hint}"):
         ParallelEnv([Noted] * 2, para_mode, **foreign)
@@ -84,13 +84,13 @@ def test_unknown_arguments_get_no_migration_hint() -> None:
         ParallelEnv([Noted], asynchronous="nonsense")  # type: ignore[arg-type]
 
 
-def test_the_word_that_a_comparison_prints_says_how_to_write_it() -> None:
+def test_mode_printed_by_compare_gets_a_hint() -> None:
     with pytest.raises(UnknownModeError, match="Give para_mode='subproc', caller_steps=True"):
         ParallelEnv(["CartPole-v1"], "subproc+caller_steps")
 
 
 @pytest.mark.parametrize(("word", "mode"), [("sync", "dummy"), ("async", "subproc")])
-def test_a_mode_of_others_is_translated(word: str, mode: str) -> None:
+def test_mode_of_another_library_gets_a_hint(word: str, mode: str) -> None:
     with pytest.raises(UnknownModeError, match=f"para_mode='{word}' is not known.*'{word}' is '{mode}' here"):
         ParallelEnv([Noted], word)
 
@@ -105,7 +105,7 @@ def test_a_mode_of_others_is_translated(word: str, mode: str) -> None:
         ("Disabled", "is 'continue' here"),
     ],
 )
-def test_a_policy_of_others_is_translated(word: Any, hint: str) -> None:
+def test_autoreset_mode_of_another_library_gets_a_hint(word: Any, hint: str) -> None:
     with pytest.raises(UnknownPolicyError, match=f"asynchronous=.*is not known.*{hint}"):
         ParallelEnv([Noted], asynchronous=word)
 
@@ -126,7 +126,7 @@ def test_a_policy_of_others_is_translated(word: Any, hint: str) -> None:
         ("start_method", "in backend_options"),
     ],
 )
-def test_make_refuses_arguments_of_others_before_envs_are_made(name: str, hint: str) -> None:
+def test_make_refuses_foreign_arguments_before_envs_are_made(name: str, hint: str) -> None:
     foreign: dict[str, Any] = {name: "x"}
     with pytest.raises(
         UnknownOptionError, match=rf"{name}='x' is no argument of ParallelEnv\.make.*Noted-v0\. .*{hint}"
@@ -135,7 +135,7 @@ def test_make_refuses_arguments_of_others_before_envs_are_made(name: str, hint: 
     assert made == []
 
 
-def test_make_hands_on_what_the_env_takes() -> None:
+def test_make_passes_arguments_that_the_env_accepts() -> None:
     with ParallelEnv.make("Noted-v0", 2, number=3) as env:
         assert env.get_env_attr("number") == [3, 3]
     with ParallelEnv.make("Greedy-v0", 1, n_envs=5) as env:
@@ -143,8 +143,8 @@ def test_make_hands_on_what_the_env_takes() -> None:
     spec = gym.spec("Noted-v0")
     spec.kwargs["seed"] = 1
     with ParallelEnv.make(spec, seed=2) as env:
-        assert env.get_env_attr("seed_given") == [1]  # what make() is given is for resets
-    with pytest.raises(ModuleNotFoundError, match="no_such_module"):  # and not what we might have said before
+        assert env.get_env_attr("seed_given") == [1]  # the argument of make() is for resets
+    with pytest.raises(ModuleNotFoundError, match="no_such_module"):  # not an error of this package
         ParallelEnv.make("Lost-v0", 1, seed=5)
 
 
@@ -158,7 +158,7 @@ def test_make_hands_on_what_the_env_takes() -> None:
         (None, "a registered id or an EnvSpec, in a list"),
     ],
 )
-def test_make_takes_ids_alone(id: Any, hint: str) -> None:
+def test_make_accepts_only_ids(id: Any, hint: str) -> None:
     with pytest.raises(InvalidEnvError, match=f"is no registered id and no EnvSpec.*{hint}"):
         ParallelEnv.make(id, 2)
     assert made == []
@@ -173,7 +173,7 @@ def test_make_takes_ids_alone(id: Any, hint: str) -> None:
         (Counter(0), r"single env\. .*\[make\(\) for _ in range\(n\)\]"),
     ],
 )
-def test_what_is_given_alone_is_shown_as_a_list(envs: Any, hint: str) -> None:
+def test_single_env_error_suggests_a_list(envs: Any, hint: str) -> None:
     with pytest.raises(InvalidEnvError, match=hint):
         ParallelEnv(envs)
 
@@ -181,7 +181,7 @@ def test_what_is_given_alone_is_shown_as_a_list(envs: Any, hint: str) -> None:
 # ---------------------------------------------------------------- names
 
 
-def test_names_of_others_say_what_does_the_same() -> None:
+def test_attribute_of_another_library_gets_a_hint() -> None:
     hints = {
         "metadata": r"If the envs have it: .*get_env_attr\('metadata'\)",
         "render_mode": r"get_env_attr\('render_mode'\)",
@@ -217,21 +217,21 @@ def test_names_of_others_say_what_does_the_same() -> None:
                 assert caught.value.name == name
 
 
-def test_names_are_looked_for_in_no_worker() -> None:
+def test_absent_attributes_are_not_looked_up_in_workers() -> None:
     env: Any = ParallelEnv([Counter])
-    env.close()  # whoever asked an env now would get a ClosedError
+    env.close()  # asking an env now would raise a ClosedError
     for name in ("_repr_html_", "_ipython_canary_method_should_not_exist_", "number"):
         assert not hasattr(env, name)
     assert "closed" in env._repr_mimebundle_()["text/plain"]
     assert not hasattr(ParallelWrapper(env), "_repr_html_")
 
 
-def test_an_error_in_a_property_is_not_hidden() -> None:
+def test_attribute_error_in_a_property_is_not_hidden() -> None:
     with pytest.raises(AttributeError, match="'_engine'"):
         ParallelEnv.__new__(ParallelEnv).num_envs  # noqa: B018
 
 
-def test_what_would_do_nothing_cannot_be_set() -> None:
+def test_read_only_and_unknown_attributes_cannot_be_set() -> None:
     with ParallelEnv([Counter]) as made_env:
         env: Any = made_env
         with pytest.raises(
@@ -247,11 +247,11 @@ def test_what_would_do_nothing_cannot_be_set() -> None:
             env.gravity = 5
         with pytest.raises(AttributeError, match="done"):
             env.done = [True]
-        env.render = lambda: "mine"  # what is there can be replaced, as ever
+        env.render = lambda: "mine"  # existing attributes can be replaced
         assert env.render() == "mine"
 
 
-def test_a_subclass_has_attributes_of_its_own() -> None:
+def test_subclass_can_have_its_own_attributes() -> None:
     class Named(ParallelEnv):
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
@@ -271,14 +271,14 @@ def test_a_subclass_has_attributes_of_its_own() -> None:
         ("asynchronous", "Make another one"),
     ],
 )
-def test_settings_of_others_cannot_be_set_on_a_wrapper(name: str, hint: str) -> None:
+def test_foreign_settings_cannot_be_set_on_a_wrapper(name: str, hint: str) -> None:
     with NormalizeRewards(NormalizeStates(ParallelEnv([Counter]))) as env:
         with pytest.raises(AbsentAttributeError, match=f"NormalizeRewards has no attribute '{name}' to set.*{hint}"):
             setattr(env, name, False)
         assert not getattr(env, name, False)
 
 
-def test_a_wrapper_may_have_such_a_setting_itself() -> None:
+def test_wrapper_subclass_can_define_such_a_setting() -> None:
     class Learning(ParallelWrapper):
         training = True
 
@@ -289,7 +289,7 @@ def test_a_wrapper_may_have_such_a_setting_itself() -> None:
         assert env.note == "mine"
 
 
-def test_a_frozen_that_is_no_bool_is_refused() -> None:
+def test_frozen_must_be_a_bool() -> None:
     with NormalizeStates(ParallelEnv([Counter])) as env:
         with pytest.raises(ArgumentError, match="frozen='yes' must be True or False"):
             env.frozen = "yes"  # type: ignore[assignment]

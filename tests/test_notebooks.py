@@ -1,4 +1,4 @@
-"""Every notebook runs from top to bottom, raises only what it should, shows its point, and leaves no process behind."""
+"""Every notebook runs from top to bottom, raises only expected errors, and leaks no process."""
 
 from __future__ import annotations
 
@@ -107,8 +107,8 @@ def assert_shown(path: Path, text: str) -> None:
         position = found.end()
 
 
-def said_aside(book: Any) -> str:
-    """Return what a notebook has written to stderr: bars, where there are no widgets, and nothing else."""
+def stderr_of(book: Any) -> str:
+    """Return the stderr output of a notebook: progress bars, if there are no widgets, and nothing else."""
     outputs = [output for cell in book.cells if cell.cell_type == "code" for output in cell.outputs]
     return "".join(output.text for output in outputs if output.get("name") == "stderr")
 
@@ -119,14 +119,14 @@ def uncaught(book: Any) -> list[str]:
     return [f"{output.ename}: {output.evalue}" for output in outputs if output.output_type == "error"]
 
 
-def test_there_are_notebooks() -> None:
+def test_expected_notebooks_exist() -> None:
     assert {path.stem for path in PATHS} >= set(SHOWN)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @every_notebook
-def test_a_notebook_runs_and_leaves_nothing_behind(path: Path, mark: str, tmp_path: Path) -> None:
+def test_notebook_runs_and_leaks_no_process(path: Path, mark: str, tmp_path: Path) -> None:
     if path.stem == "06_cluster":
         pytest.importorskip("ray")
     client = NotebookClient(read(path), timeout=CELL_TIMEOUT, kernel_name="python3")
@@ -137,14 +137,14 @@ def test_a_notebook_runs_and_leaves_nothing_behind(path: Path, mark: str, tmp_pa
 
     assert_shown(path, shown(client.nb))
     assert uncaught(client.nb) == UNCAUGHT.get(path.stem, [])
-    assert not re.search("Warning|ipywidgets", said_aside(client.nb)), said_aside(client.nb)
+    assert not re.search("Warning|ipywidgets", stderr_of(client.nb)), stderr_of(client.nb)
     assert len(seen) > 1, "the kernel and its workers should have been seen, or the next line proves nothing"
     psutil.wait_procs(marked(mark), timeout=10)
     assert not marked(mark)
 
 
 @every_notebook
-def test_the_outputs_in_the_file_are_small_and_of_one_clean_run(path: Path) -> None:
+def test_stored_outputs_are_small_and_from_one_clean_run(path: Path) -> None:
     assert path.stat().st_size < LARGEST
     book = read(path)
     assert_shown(path, shown(book))
@@ -153,4 +153,4 @@ def test_the_outputs_in_the_file_are_small_and_of_one_clean_run(path: Path) -> N
     outputs = [output for cell in cells for output in cell.outputs]
     assert outputs
     assert uncaught(book) == UNCAUGHT.get(path.stem, [])
-    assert not said_aside(book)
+    assert not stderr_of(book)

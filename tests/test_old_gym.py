@@ -1,4 +1,4 @@
-"""Envs that are a `gymnasium.Env`, but do as those of the old gym did: used so, with one warning."""
+"""Envs that are a `gymnasium.Env` with the API of the old gym: supported, with one warning."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class NoOptions(Modern):
 
 
 class OfOld(FourItems):
-    """All of it, with ``seed(s)``."""
+    """The whole old API, with ``seed(s)``."""
 
     metadata = {"render.modes": ["human", "rgb_array"]}  # noqa: RUF012
 
@@ -106,7 +106,7 @@ def play(env: ParallelEnv) -> list[Any]:
 
 
 @pytest.mark.parametrize("kind", WAYS)
-def test_it_is_used_as_it_was_meant(kind: Any, make_env: MakeEnv) -> None:
+def test_old_gym_env_behaves_like_a_modern_one_and_warns_once(kind: Any, make_env: MakeEnv) -> None:
     said = rf"^env [012], {kind.__name__}, is a gymnasium\.Env, but its {WAYS[kind]}"
     with ParallelEnv([partial(Modern, number) for number in range(3)], asynchronous="restart") as modern:
         expected = play(modern)
@@ -122,7 +122,7 @@ def test_it_is_used_as_it_was_meant(kind: Any, make_env: MakeEnv) -> None:
 
 
 @nearby
-def test_envs_as_they_should_be_are_not_warned_of(make_env: MakeEnv) -> None:
+def test_envs_with_a_consistent_api_do_not_warn(make_env: MakeEnv) -> None:
     class Old:
         def reset(self) -> Any:
             return np.zeros(3)
@@ -136,7 +136,7 @@ def test_envs_as_they_should_be_are_not_warned_of(make_env: MakeEnv) -> None:
 
 
 @nearby
-def test_in_a_rollout_too(make_env: MakeEnv) -> None:
+def test_old_gym_env_works_in_a_rollout(make_env: MakeEnv) -> None:
     env = make_env([FourItems, Modern], asynchronous="restart")
     env.reset(seed=1)
     with warnings.catch_warnings(record=True) as caught:
@@ -147,7 +147,7 @@ def test_in_a_rollout_too(make_env: MakeEnv) -> None:
 
 
 @nearby
-def test_options_that_cannot_be_taken_are_refused(make_env: MakeEnv) -> None:
+def test_reset_options_that_the_env_does_not_accept_are_refused(make_env: MakeEnv) -> None:
     with pytest.warns(OldApiWarning, match="no options"):
         env = make_env([NoOptions])
     env.reset(options={})
@@ -156,7 +156,7 @@ def test_options_that_cannot_be_taken_are_refused(make_env: MakeEnv) -> None:
 
 
 @nearby
-def test_a_tuple_that_is_no_state_is_refused(make_env: MakeEnv) -> None:
+def test_reset_result_of_wrong_length_is_refused(make_env: MakeEnv) -> None:
     class Three(Modern):
         def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
             return np.zeros(3), {}, 5
@@ -165,7 +165,7 @@ def test_a_tuple_that_is_no_state_is_refused(make_env: MakeEnv) -> None:
         make_env([Three]).reset()
 
 
-def test_it_draws_as_it_was_meant(make_env: MakeEnv, tmp_path: Any) -> None:
+def test_old_gym_env_can_be_rendered(make_env: MakeEnv, tmp_path: Any) -> None:
     with pytest.warns(OldApiWarning):
         env = make_env([partial(OfOld, number) for number in (5, 7)])
     env.reset()
@@ -175,7 +175,7 @@ def test_it_draws_as_it_was_meant(make_env: MakeEnv, tmp_path: Any) -> None:
     RecordVideo(env, tmp_path, video_length=1)
 
 
-def test_it_can_be_tried_out() -> None:
+def test_recommend_accepts_old_gym_envs() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert recommend([OfOld] * 2).mode

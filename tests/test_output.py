@@ -1,4 +1,4 @@
-"""What envs print in workers: seen where the call is, by whom, and in the error if it was their last."""
+"""Output of envs in workers: shown at the call, prefixed with the env id, and included in errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NUM_ENVS = 4
 
 
 class Chatty(gym.Env[Any, Any]):
-    """Prints what it is told to."""
+    """Prints text on request."""
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (1,), np.float64)
     action_space = gym.spaces.Discrete(2)
@@ -101,7 +101,7 @@ def env(make_env: MakeEnv) -> ParallelEnv:
 
 @pytest.fixture(params=["forkserver", "spawn", "fork"])
 def started(request: pytest.FixtureRequest) -> Iterator[ParallelEnv]:
-    """One worker, in each way of starting it."""
+    """One worker, with each start method."""
     envs = [partial(Chatty, number) for number in range(2)]
     with ParallelEnv(envs, "subproc", num_cpus=1, start_method=request.param) as env:
         env.reset()
@@ -115,13 +115,13 @@ def test_printed_lines_are_prefixed_with_the_env_id(env: ParallelEnv, capsys: py
     assert capsys.readouterr().out == ""
 
 
-def test_an_error_does_not_hide_the_output(env: ParallelEnv, capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_is_shown_despite_an_error(env: ParallelEnv, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(TypeError):
         env.customized_method("say", [{"text": "a"}, {"text": "b"}, {"words": "c"}, {"text": "d"}])
     assert sorted(capsys.readouterr().out.splitlines()) == ["[env 0] a", "[env 1] b", "[env 3] d"]
 
 
-def test_each_line_is_marked_and_nothing_is_split(env: ParallelEnv, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_line_is_prefixed_and_no_line_is_split(env: ParallelEnv, capsys: pytest.CaptureFixture[str]) -> None:
     env.customized_method("say", {"text": "one\ntwo ü 文"}, id=1)
     assert capsys.readouterr().out == "[env 1] one\n[env 1] two ü 文\n"
     env.customized_method("say", {"text": "x" * 100, "times": 5000}, id=2)
@@ -129,7 +129,7 @@ def test_each_line_is_marked_and_nothing_is_split(env: ParallelEnv, capsys: pyte
     assert lines == [f"[env 2] {'x' * 100}"] * 5000
 
 
-def test_standard_error_and_warnings(make_env: MakeEnv, capsys: pytest.CaptureFixture[str]) -> None:
+def test_standard_error_and_warnings_are_shown(make_env: MakeEnv, capsys: pytest.CaptureFixture[str]) -> None:
     envs = [partial(Chatty, number) for number in range(2)]
     env = make_env(envs, num_cpus=1, no_warning=False)
     env.customized_method("complain", id=1)
@@ -139,23 +139,23 @@ def test_standard_error_and_warnings(make_env: MakeEnv, capsys: pytest.CaptureFi
     assert "UserWarning: careful" in shown
 
 
-def test_a_progress_bar_is_one_line(env: ParallelEnv, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_bar_is_shown_as_one_line(env: ParallelEnv, capsys: pytest.CaptureFixture[str]) -> None:
     env.customized_method("bar", id=3)
     assert capsys.readouterr().out == "[env 3] 2 %\n"
 
 
 @pytest.mark.parametrize("options", [{}, {"direct": False}], ids=["near", "far"])
-def test_what_is_printed_at_the_end_is_shown(
+def test_output_of_close_is_shown(
     mode: str, make_env: MakeEnv, options: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     if options and mode == "subproc":
-        pytest.skip("its workers are always near")
+        pytest.skip("only Ray modes have the option direct")
     env = make_env([partial(Chatty, number) for number in range(NUM_ENVS)], num_cpus=2, **options)
     env.close()
     assert capsys.readouterr().out == "[env 0] good bye\n"
 
 
-def test_output_can_be_quiet(make_env: MakeEnv, capfd: pytest.CaptureFixture[str]) -> None:
+def test_output_quiet_hides_output(make_env: MakeEnv, capfd: pytest.CaptureFixture[str]) -> None:
     env = make_env([partial(Chatty, 0)], output="quiet")
     env.reset()
     env.step([PRINT])
@@ -163,7 +163,7 @@ def test_output_can_be_quiet(make_env: MakeEnv, capfd: pytest.CaptureFixture[str
     assert capfd.readouterr().out == ""
 
 
-def test_unknown_output() -> None:
+def test_unknown_output_is_refused() -> None:
     with pytest.raises(errors.ArgumentError, match=r"output='loud' is not known; expected 'show' .* or 'quiet'"):
         ParallelEnv([partial(Chatty, 0)], output="loud")  # type: ignore[arg-type]
 
@@ -171,7 +171,7 @@ def test_unknown_output() -> None:
 # ------------------------------------------------------- worker processes of this machine
 
 
-def test_c_code_and_child_processes_are_heard(started: ParallelEnv, capfd: pytest.CaptureFixture[str]) -> None:
+def test_output_of_c_code_and_child_processes_is_shown(started: ParallelEnv, capfd: pytest.CaptureFixture[str]) -> None:
     started.customized_method("write_in_c", id=0)
     started.customized_method("start_process", id=0)
     out, error = capfd.readouterr()
@@ -183,7 +183,7 @@ def test_c_code_and_child_processes_are_heard(started: ParallelEnv, capfd: pytes
     assert error == ""
 
 
-def test_what_is_no_text_is_shown_all_the_same(
+def test_output_that_is_not_valid_text_is_shown(
     started: ParallelEnv, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started.customized_method("write_in_c", {"data": b"\xff\x00!\n"}, id=0)
@@ -195,9 +195,7 @@ def test_what_is_no_text_is_shown_all_the_same(
     assert sys.stdout.read() == "[env 0] \\xfc\n"
 
 
-def test_output_is_shown_while_the_call_goes_on(
-    started: ParallelEnv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_output_is_shown_during_the_call(started: ParallelEnv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Ear:
         def write(self, text: str) -> None:
             if "are you there" in text:
@@ -212,7 +210,7 @@ def test_output_is_shown_while_the_call_goes_on(
 
 
 @pytest.mark.parametrize(("how", "told"), [("exit", "exit code 9"), ("kill", "SIGKILL"), ("segfault", "SIGSEGV")])
-def test_the_last_words_are_in_the_error(started: ParallelEnv, how: str, told: str) -> None:
+def test_worker_died_error_includes_the_last_output(started: ParallelEnv, how: str, told: str) -> None:
     with pytest.raises(errors.WorkerDiedError, match=told) as caught:
         started.customized_method("speak_and_die", {"how": how}, id=0)
     assert "The last that it printed:\n" in str(caught.value)
@@ -221,8 +219,8 @@ def test_the_last_words_are_in_the_error(started: ParallelEnv, how: str, told: s
         assert "in speak_and_die" in str(caught.value)
 
 
-def test_much_output_is_dropped_rather_than_kept(started: ParallelEnv, capsys: pytest.CaptureFixture[str]) -> None:
-    started.send([QUIET, QUIET])  # nobody looks while the caller is busy elsewhere
+def test_excess_output_is_dropped(started: ParallelEnv, capsys: pytest.CaptureFixture[str]) -> None:
+    started.send([QUIET, QUIET])  # the log is not read while the caller is busy
     started.recv(min_envs=2)
     started.customized_method("say", {"text": "x" * 1000, "times": 40_000}, id=0)
     shown = capsys.readouterr().out
@@ -231,7 +229,7 @@ def test_much_output_is_dropped_rather_than_kept(started: ParallelEnv, capsys: p
     assert capsys.readouterr().out == "[env 0] again\n"
 
 
-def test_a_log_that_is_left_at_the_end_of_the_interpreter_says_nothing() -> None:
+def test_log_deleted_at_interpreter_exit_prints_nothing() -> None:
     code = """
 import parallelenv.worker.worker_log as module
 log = module.WorkerLog.create()

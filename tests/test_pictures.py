@@ -1,4 +1,4 @@
-"""The pictures of the documentation are those that ``docs/pictures.py`` draws today."""
+"""The pictures of the documentation equal the output of ``docs/pictures.py``."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def pictures() -> Any:
     return module
 
 
-def test_they_are_drawn_as_they_are_there(pictures: Any) -> None:
+def test_stored_pictures_are_up_to_date(pictures: Any) -> None:
     drawn = pictures.draw()
     assert {path.name for path in (DOCS / "img").glob("*.svg")} == set(drawn)
     for name, picture in drawn.items():
         assert (DOCS / "img" / name).read_text(encoding="utf-8") == picture, f"{name}: python docs/pictures.py"
 
 
-def test_every_picture_of_a_page_is_there() -> None:
+def test_every_picture_of_a_page_exists() -> None:
     for page in DOCS.rglob("*.md"):
         for part in page.read_text(encoding="utf-8").split("](img/")[1:]:
             assert (DOCS / "img" / part.partition(")")[0]).exists(), page.name
@@ -40,7 +40,7 @@ def test_every_picture_is_used() -> None:
     assert [path.name for path in (DOCS / "img").iterdir() if f"img/{path.name}" not in text] == []
 
 
-def test_those_of_the_policies_show_what_envs_answer(pictures: Any) -> None:
+def test_pictures_of_done_policies_show_real_results(pictures: Any) -> None:
     assert [state for _, state in pictures.played("restart")[0]] == ["1", "0"] * 4 + ["1"]
     assert [kind for kind, _ in pictures.played("idle")[1]] == ["stepped"] * 3 + ["ended"] + ["rests"] * 5
     assert [kind for kind, _ in pictures.played(None)[2]] == ["stepped"] * 2 + ["rests"] * 7

@@ -1,4 +1,4 @@
-"""What rebuilding some envs means for the others, and for whoever interrupts it. In every mode."""
+"""Rebuilding of envs: effects on other envs, and interrupts. In every mode."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RECOVERING = {"asynchronous": "restart", "on_failure": "restart"}
 
 
 class Slow(Fragile):
-    """Takes its time to be made, if asked to, and knows which life it has."""
+    """Is slow to construct on request, and counts how often it was made."""
 
     def __init__(self, number: int, folder: str) -> None:
         super().__init__(number, folder)
@@ -40,7 +40,7 @@ class Slow(Fragile):
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """Where envs find what they are to do. Threads that wait end with the test."""
+    """A folder of files that control the envs. Waiting threads end with the test."""
     yield tmp_path
     (tmp_path / "go").touch()
 
@@ -66,7 +66,7 @@ def kill_worker_of(env: ParallelEnv, env_id: int) -> None:
 # ---------------------------------------------------------------- neighbours
 
 
-def test_a_step_of_a_neighbour_is_waited_for(make_env: MakeEnv, folder: Path) -> None:
+def test_restart_waits_for_a_step_of_a_neighbour(make_env: MakeEnv, folder: Path) -> None:
     env = make_env(slow(folder), num_cpus=1)
     env.reset()
     env.send([WAIT], [1])
@@ -91,9 +91,9 @@ def test_failed_env_is_rebuilt_without_disturbing_a_busy_neighbour(make_env: Mak
     assert lives(env) == [2, 1, 1, 1]
 
 
-def test_a_neighbour_that_takes_too_long_is_replaced_as_well(make_env: MakeEnv, folder: Path, mode: str) -> None:
+def test_restart_also_rebuilds_a_neighbour_that_times_out(make_env: MakeEnv, folder: Path, mode: str) -> None:
     if mode in IN_CALLER:
-        pytest.skip("a call in the caller's own thread cannot be given up")
+        pytest.skip("a call in the caller's own thread has no timeout")
     env = make_env(slow(folder), num_cpus=1, timeout=0.5)
     env.reset()
     env.send([WAIT], [1])
@@ -102,7 +102,7 @@ def test_a_neighbour_that_takes_too_long_is_replaced_as_well(make_env: MakeEnv, 
     assert lives(env)[:2] == [2, 2]
 
 
-def test_a_death_names_the_envs_of_the_call_and_no_others(make_env: MakeEnv, folder: Path, mode: str) -> None:
+def test_worker_died_error_names_only_envs_of_the_call(make_env: MakeEnv, folder: Path, mode: str) -> None:
     if mode not in CAN_DIE:
         pytest.skip("its workers are not processes")
     env = make_env(slow(folder), num_cpus=2, **two_hosts(mode))
@@ -130,7 +130,7 @@ def test_failure_info_of_a_rebuilt_env_names_only_that_env(make_env: MakeEnv, fo
     assert failure.env_ids == (3,)
 
 
-def test_an_env_that_raises_such_an_error_itself_is_not_dead(make_env: MakeEnv, folder: Path) -> None:
+def test_env_that_raises_worker_died_error_itself_is_usable(make_env: MakeEnv, folder: Path) -> None:
     env = make_env(slow(folder), num_cpus=1)
     env.reset()
     with pytest.raises(WorkerDiedError, match="of this env's own"):
@@ -138,7 +138,7 @@ def test_an_env_that_raises_such_an_error_itself_is_not_dead(make_env: MakeEnv, 
     assert env.step([GO_ON] * 4).states[:, 1].tolist() == [1] * 4
 
 
-def test_a_reset_that_is_refused_drops_nothing(make_env: MakeEnv, folder: Path, mode: str) -> None:
+def test_refused_reset_drops_no_step_in_flight(make_env: MakeEnv, folder: Path, mode: str) -> None:
     if mode not in CAN_DIE:
         pytest.skip("its workers are not processes")
     env = make_env(slow(folder), num_cpus=2, **two_hosts(mode))
@@ -156,7 +156,7 @@ def test_a_reset_that_is_refused_drops_nothing(make_env: MakeEnv, folder: Path, 
 # ---------------------------------------------------------------- interrupts
 
 
-def test_after_ctrl_c_in_a_restart_a_reset_is_needed(make_env: MakeEnv, folder: Path, mode: str) -> None:
+def test_reset_is_needed_after_ctrl_c_in_restart(make_env: MakeEnv, folder: Path, mode: str) -> None:
     env = make_env(slow(folder), num_cpus=1)
     env.reset()
     (folder / "slow-1").touch()
@@ -166,7 +166,7 @@ def test_after_ctrl_c_in_a_restart_a_reset_is_needed(make_env: MakeEnv, folder: 
     with pytest.raises(ResetNeededError, match=r"envs \[0, 1\]"):
         env.step([GO_ON] * 4)
     assert env.step([GO_ON] * 2, [2, 3]).states[:, 1].tolist() == [1, 1]
-    if mode in IN_CALLER:  # nobody else could go on with what the interrupt broke off
+    if mode in IN_CALLER:  # the interrupted rebuild cannot be resumed
         with pytest.raises(InvalidEnvError, match=r"could not be rebuilt. Try restart\(\) again"):
             env.reset([0, 1])
         assert env.restart(1) == (1,)
@@ -174,9 +174,7 @@ def test_after_ctrl_c_in_a_restart_a_reset_is_needed(make_env: MakeEnv, folder: 
     assert env.step([GO_ON] * 4).states[:, 1].tolist() == [1, 1, 2, 2]
 
 
-def test_after_ctrl_c_in_the_restart_of_a_dead_worker_a_reset_is_needed(
-    make_env: MakeEnv, folder: Path, mode: str
-) -> None:
+def test_reset_is_needed_after_ctrl_c_in_restart_of_a_dead_worker(make_env: MakeEnv, folder: Path, mode: str) -> None:
     if mode not in CAN_DIE:
         pytest.skip("its workers are not processes")
     env = make_env(slow(folder), num_cpus=1)
@@ -208,15 +206,15 @@ def test_results_can_be_received_after_ctrl_c_during_a_rebuild(make_env: MakeEnv
     assert result.truncated.tolist() == [False, True, False, False]
     assert isinstance(result.infos[1]["failure"], ZeroDivisionError)
     assert not any("failure" in info for info in result.infos[[0, 2, 3]])
-    births = 3 if mode in IN_CALLER else 2  # there the interrupt broke off the making of it
+    births = 3 if mode in IN_CALLER else 2  # there the interrupt aborted the constructor
     assert lives(env) == [1, births, 1, 1]
 
 
-# ---------------------------------------------------------------- what is let go
+# ---------------------------------------------------------------- garbage collection
 
 
-def let_go(make: Callable[..., ParallelEnv], folder: Path, deed: int) -> weakref.ref[ParallelEnv]:
-    """Let env 1 use up its budget and env 0 fail, keep what they say in variables, and go."""
+def make_fail_and_drop(make: Callable[..., ParallelEnv], folder: Path, deed: int) -> weakref.ref[ParallelEnv]:
+    """Let env 1 use up its restarts and env 0 fail, keep their results in variables, and drop the env."""
     env = make(slow(folder), num_cpus=2, max_restarts=1, **RECOVERING)
     env.reset()
     result = env.step([GO_ON, RAISE, GO_ON, GO_ON])
@@ -230,13 +228,13 @@ def let_go(make: Callable[..., ParallelEnv], folder: Path, deed: int) -> weakref
 
 
 @pytest.mark.parametrize("deed", [RAISE, EXIT])
-def test_failures_keep_nothing_alive(mode: str, folder: Path, deed: int) -> None:
+def test_failures_do_not_keep_the_env_alive(mode: str, folder: Path, deed: int) -> None:
     """An exception in an info holds frames, and numpy's arrays of objects hide it from garbage collection."""
     if deed == EXIT and mode not in CAN_DIE:
         pytest.skip("its workers are not processes")
     if needs_ray(mode):
         pytest.skip("the traceback is rebuilt by the same code as in subproc")
-    kept = let_go(partial(ParallelEnv, para_mode=mode), folder, deed)
+    kept = make_fail_and_drop(partial(ParallelEnv, para_mode=mode), folder, deed)
     gc.collect()
     assert kept() is None
 
@@ -245,7 +243,7 @@ def test_unfetched_failure_does_not_keep_the_env_alive(mode: str, folder: Path) 
     if needs_ray(mode):
         pytest.skip("the traceback is rebuilt by the same code as in subproc")
 
-    def let_go_in_flight() -> weakref.ref[ParallelEnv]:
+    def make_fail_and_drop_in_flight() -> weakref.ref[ParallelEnv]:
         env = ParallelEnv(slow(folder), mode, num_cpus=2)
         env.reset()
         env.send([RAISE], [0])
@@ -254,6 +252,6 @@ def test_unfetched_failure_does_not_keep_the_env_alive(mode: str, folder: Path) 
         threading.Timer(0.0, (folder / "go").touch).start()
         return weakref.ref(env)
 
-    kept = let_go_in_flight()
+    kept = make_fail_and_drop_in_flight()
     gc.collect()
     assert kept() is None

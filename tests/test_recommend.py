@@ -1,4 +1,4 @@
-"""What ``para_mode="auto"`` chooses, and why. No time is asserted."""
+"""The choice of ``para_mode="auto"``, and its reason. No time is asserted."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ WAITING_WITH_LOCK = EnvMeasurements(5 * MS, 20 * US, lock_free=0.0)
 
 
 @pytest.mark.parametrize(
-    ("figures", "room", "label"),
+    ("figures", "resources", "label"),
     [
         (BRIEF, Resources(1, 2), "dummy 1"),
         (BRIEF, Resources(4, 2), "dummy 1"),
@@ -63,12 +63,14 @@ WAITING_WITH_LOCK = EnvMeasurements(5 * MS, 20 * US, lock_free=0.0)
         (WAITING_WITH_LOCK, Resources(16, 2, may_leave=False), "dummy 1"),
     ],
 )
-def test_the_estimate_decides(figures: EnvMeasurements, resources: Resources, label: str) -> None:
+def test_estimate_selects_mode_and_number_of_workers(
+    figures: EnvMeasurements, resources: Resources, label: str
+) -> None:
     best = simplest_of_fastest(candidates(figures, resources))
     assert " ".join([best.mode, str(best.workers), *best.options]) == label
 
 
-def test_infos_and_texts_make_other_processes_dearer() -> None:
+def test_infos_and_texts_increase_the_cost_of_other_processes() -> None:
     silent, talkative = EnvMeasurements(6 * US, 6 * US), EnvMeasurements(6 * US, 6 * US, extra_nbytes=4000)
     assert simplest_of_fastest(candidates(silent, Resources(8, 2))).leaves
     assert not simplest_of_fastest(candidates(talkative, Resources(8, 2))).leaves
@@ -81,14 +83,14 @@ def test_large_states_take_longer_in_every_mode() -> None:
     assert all(before.seconds < after.seconds for before, after in pairs)
 
 
-def test_a_mode_must_be_clearly_quicker_than_a_simpler_one() -> None:
+def test_mode_must_be_clearly_faster_than_a_simpler_one() -> None:
     simple = Candidate("simple", 1, 1.04)
     assert simplest_of_fastest([simple, Candidate("quick", 2, 1.0)]) is simple
     assert simplest_of_fastest([simple, Candidate("quick", 2, 0.9)]).mode == "quick"
 
 
 @pytest.mark.parametrize("figures", [BRIEF, LONG, RELEASING, WAITING, WAITING_WITH_LOCK])
-def test_every_candidate_is_a_mode_that_knows_its_options_and_ray_is_none(figures: EnvMeasurements) -> None:
+def test_candidates_are_known_modes_without_ray(figures: EnvMeasurements) -> None:
     for candidate in candidates(figures, Resources(16, 2)):
         assert candidate.mode in registry.known_modes()
         assert "ray" not in candidate.mode
@@ -99,7 +101,7 @@ def test_every_candidate_is_a_mode_that_knows_its_options_and_ray_is_none(figure
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, figures: EnvMeasurements, cores: int = 2) -> None:
-    """Let trials find certain figures, on a machine with so many cores."""
+    """Let trials return given measurements, on a machine with a given number of cores."""
     monkeypatch.setattr(measure, "measure", lambda *_: figures)
     monkeypatch.setattr(recommending, "usable_cores", lambda: cores)
 
@@ -126,7 +128,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, figures: EnvMeasurements, cores: in
         ),
     ],
 )
-def test_a_recommendation_is_one_line_and_can_be_used(
+def test_recommendation_is_one_line_with_usable_arguments(
     figures: EnvMeasurements, arguments: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pretend(monkeypatch, figures)
@@ -139,13 +141,13 @@ def test_a_recommendation_is_one_line_and_can_be_used(
         assert env.num_hosts == found.num_cpus
 
 
-def test_the_reason_says_what_becomes_of_instances(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reason_mentions_copies_of_instances(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, LONG)
     assert recommend([Witness() for _ in range(4)]).reason.endswith(" Workers get copies of the instances.")
     assert recommend([Witness()]).reason.endswith(" Copies of the instances were tried.")
 
 
-def test_the_users_num_cpus_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_num_cpus_of_the_user_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, WAITING)
     assert recommend(["CartPole-v1"] * 16, num_cpus=5).num_cpus == 5
     with ParallelEnv(["CartPole-v1"] * 3, "auto", num_cpus=5) as env:
@@ -154,7 +156,7 @@ def test_the_users_num_cpus_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
         recommend(["CartPole-v1"], num_cpus=-1)
 
 
-def test_what_is_no_env_is_refused() -> None:
+def test_recommend_refuses_invalid_envs() -> None:
     with pytest.raises(InvalidEnvError, match="single env"):
         recommend("CartPole-v1")
     with pytest.raises(InvalidEnvError):
@@ -162,7 +164,7 @@ def test_what_is_no_env_is_refused() -> None:
 
 
 @pytest.mark.parametrize("figures", [LONG, RELEASING])
-def test_envs_that_do_not_pickle_stay_in_the_process(figures: EnvMeasurements, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unpicklable_envs_get_an_in_process_mode(figures: EnvMeasurements, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, figures)
     lock = threading.Lock()
 
@@ -176,7 +178,7 @@ def test_envs_that_do_not_pickle_stay_in_the_process(figures: EnvMeasurements, m
         assert "Other processes are out of the question: they do not pickle (TypeError: cannot" in found.reason
 
 
-def test_a_daemonic_process_starts_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recommendation_in_a_daemonic_process_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, LONG)
     monkeypatch.setattr("multiprocessing.current_process", lambda: SimpleNamespace(daemon=True))
     assert "this process is a daemonic one of multiprocessing" in recommend(["CartPole-v1"] * 16).reason
@@ -185,7 +187,7 @@ def test_a_daemonic_process_starts_none(monkeypatch: pytest.MonkeyPatch) -> None
     assert env.notes == ["made"]
 
 
-def test_it_is_public() -> None:
+def test_recommend_is_public() -> None:
     assert {"recommend", "Recommendation"} <= set(parallelenv.__all__)
     assert isinstance(recommend([Spaceless]), parallelenv.Recommendation)
 
@@ -204,7 +206,7 @@ def play(env: ParallelEnv) -> list[Any]:
 @pytest.mark.parametrize(
     ("figures", "label"),
     [
-        (None, None),  # whatever a trial finds
+        (None, None),  # any result of a trial
         (EnvMeasurements(1 * US, 1 * US), "dummy"),
         (LONG, "subproc"),
         (BRIEF, "subproc, caller_steps"),
@@ -212,7 +214,7 @@ def play(env: ParallelEnv) -> list[Any]:
     ],
 )
 @pytest.mark.parametrize("source", ["CartPole-v1", Witness])
-def test_auto_gives_what_the_loop_gives(
+def test_results_of_auto_mode_equal_those_of_dummy_mode(
     figures: EnvMeasurements | None, label: str | None, source: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ParallelEnv([source] * 16, "dummy", "restart") as loop:
@@ -231,7 +233,7 @@ def test_auto_gives_what_the_loop_gives(
     assert env.recommendation is not None  # after close too
 
 
-def test_make_knows_auto() -> None:
+def test_make_accepts_auto() -> None:
     with ParallelEnv.make("CartPole-v1", 2, "auto", max_episode_steps=3) as env:
         assert env.recommendation is not None
         assert env.reset(seed=0).shape == (2, 4)
@@ -256,7 +258,7 @@ def test_auto_accepts_no_options() -> None:
         ParallelEnv.make("CartPole-v1", 2, "auto", backend_options={"caller_steps": True})
 
 
-def test_auto_has_no_gpus() -> None:
+def test_auto_refuses_num_gpus() -> None:
     expected = (
         r"num_gpus=0\.5 cannot be kept with para_mode='auto': only Ray's workers are given GPUs, and it never chooses "
         r"Ray\. Name the mode, para_mode='ray', or leave num_gpus at 0\."
@@ -265,14 +267,16 @@ def test_auto_has_no_gpus() -> None:
         ParallelEnv(["CartPole-v1"], "auto", num_gpus=0.5)
 
 
-def test_errors_list_auto_among_the_words() -> None:
+def test_unknown_mode_error_lists_auto() -> None:
     with pytest.raises(UnknownModeError, match=r"para_mode='auot' is not known.*'auto'\)\. Did you mean 'auto'\?"):
         ParallelEnv(["CartPole-v1"], "auot")
     assert registry.known_words() == (*registry.known_modes(), "auto")
     assert registry.AUTO not in registry.known_modes()
 
 
-def test_the_command_line_recommends(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_recommend_command_prints_recommendations(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     pretend(monkeypatch, LONG)
     assert main(["recommend", "CartPole-v1", "Acrobot-v1", "--num-envs", "4"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -283,6 +287,6 @@ def test_the_command_line_recommends(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert main(["recommend", "NoSuchEnv-v0"]) == 2
 
 
-def test_the_modes_that_are_compared_are_concrete(capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_command_refuses_auto(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "CartPole-v1", "--modes", "auto"]) == 2
     assert "--modes auto is not known; expected some of dummy, " in capsys.readouterr().err

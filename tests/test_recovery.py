@@ -1,4 +1,4 @@
-"""`on_failure="restart"`: envs that fail are rebuilt, and the user sees episodes that were cut off."""
+"""`on_failure="restart"`: failed envs are rebuilt, and their episodes are truncated."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from conftest import MakeEnv, needs_ray
 from fragile import two_hosts
 
 from parallelenv import ParallelEnv, errors
+from parallelenv.contract.protocol import Lookup
 from parallelenv.engine import recovery
 from parallelenv.testing.scenario import drain
 
@@ -26,7 +27,7 @@ NUM_ENVS = 4
 
 
 class Frail(gym.Env[Any, Any]):
-    """Fails as its action says. State: its number, its steps, and what it drew at its reset."""
+    """Fails according to its action. State: its number, its step count, and a random number of its reset."""
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (3,), np.float64)
     action_space = gym.spaces.Discrete(4)
@@ -81,15 +82,15 @@ def frail(folder: Path) -> list[Any]:
 
 
 @pytest.fixture(params=["restart", "continue", "idle", None])
-def policy(request: pytest.FixtureRequest, mode: str) -> Any:
+def done_policy(request: pytest.FixtureRequest, mode: str) -> Any:
     if needs_ray(mode) and request.param != "restart":
-        pytest.skip("seconds each, and policies are the same code in every mode")
+        pytest.skip("takes seconds each; done policies are the same code in every mode")
     return request.param
 
 
 @pytest.fixture(autouse=True)
 def _hangs_end(tmp_path: Path) -> Iterator[None]:
-    """Let threads that hang end with the test."""
+    """Let hung threads end with the test."""
     yield
     (tmp_path / "released").touch()
 
@@ -105,7 +106,7 @@ def make(make_env: MakeEnv, folder: Path, mode: str, **kwargs: Any) -> ParallelE
 
 
 def actions(**of_env: int) -> np.ndarray[Any, Any]:
-    """Return actions in which some envs, ``e0=RAISE``, do something special."""
+    """Return actions; ``e0=RAISE`` sets that of env 0."""
     return np.array([of_env.get(f"e{env_id}", GO) for env_id in range(NUM_ENVS)])
 
 
@@ -117,10 +118,10 @@ def births(folder: Path) -> list[int]:
     return [len(Path(folder, f"births-{env_id}").read_text()) for env_id in range(NUM_ENVS)]
 
 
-def test_an_exception_ends_the_episode_and_begins_the_next(
-    make_env: MakeEnv, tmp_path: Path, mode: str, policy: Any
+def test_exception_truncates_the_episode_and_starts_the_next(
+    make_env: MakeEnv, tmp_path: Path, mode: str, done_policy: Any
 ) -> None:
-    env = make(make_env, tmp_path, mode, asynchronous=policy)
+    env = make(make_env, tmp_path, mode, asynchronous=done_policy)
     env.reset(seed=3)
     env.step(actions())
     result = env.step(actions(e1=RAISE))
@@ -136,25 +137,29 @@ def test_an_exception_ends_the_episode_and_begins_the_next(
     assert not any("failure" in info for info in result.infos[[0, 2, 3]])
     assert births(tmp_path) == [1, 2, 1, 1]
     assert env.reset_infos[1] == {"drawn": result.states[1][2]}
-    if policy == "restart":
+    if done_policy == "restart":
         assert result.infos[1]["reset"] is True
         assert result.infos[1]["ended_state"] is None
         assert result.infos[1]["reset_info"] == {"drawn": result.states[1][2]}
-    assert env.all_done() if policy is None else env.done.tolist() == [False, True, False, False]
+    assert env.all_done() if done_policy is None else env.done.tolist() == [False, True, False, False]
 
 
-def test_what_follows_obeys_the_policy(make_env: MakeEnv, tmp_path: Path, mode: str, policy: Any) -> None:
-    env = make(make_env, tmp_path, mode, asynchronous=policy)
+def test_steps_after_a_failure_follow_the_done_policy(
+    make_env: MakeEnv, tmp_path: Path, mode: str, done_policy: Any
+) -> None:
+    env = make(make_env, tmp_path, mode, asynchronous=done_policy)
     env.reset(seed=3)
     env.step(actions(e1=RAISE))
     states, _, dones, infos = env.step(actions())
-    stepped = {"restart": [2, 1, 2, 2], "continue": [2, 1, 2, 2], "idle": [2, None, 2, 2], None: [None] * 4}[policy]
+    stepped = {"restart": [2, 1, 2, 2], "continue": [2, 1, 2, 2], "idle": [2, None, 2, 2], None: [None] * 4}[
+        done_policy
+    ]
     assert [None if state is None else state[1] for state in states] == stepped
     assert dones.tolist() == [steps is None for steps in stepped]
     assert not any("failure" in info for info in infos)
 
 
-def test_a_dead_worker_takes_its_envs_along_and_nothing_else(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
+def test_death_of_worker_truncates_only_episodes_of_its_envs(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
     if in_process(mode):
         pytest.skip("its workers are not processes")
     env = make(make_env, tmp_path, mode)
@@ -172,7 +177,7 @@ def test_a_dead_worker_takes_its_envs_along_and_nothing_else(make_env: MakeEnv, 
     assert not after.dones.any()
 
 
-def test_envs_that_only_shared_the_worker_say_so_at_their_next_step(
+def test_idle_envs_of_a_dead_worker_are_truncated_at_their_next_step(
     make_env: MakeEnv, tmp_path: Path, mode: str
 ) -> None:
     if in_process(mode):
@@ -187,9 +192,7 @@ def test_envs_that_only_shared_the_worker_say_so_at_their_next_step(
     assert births(tmp_path) == [2, 2, 1, 1]
 
 
-def test_a_worker_killed_between_two_calls_is_restarted_by_the_next(
-    make_env: MakeEnv, tmp_path: Path, mode: str
-) -> None:
+def test_worker_killed_between_two_calls_is_restarted_by_the_next(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
     if in_process(mode):
         pytest.skip("its workers are not processes")
     env = make(make_env, tmp_path, mode)
@@ -202,7 +205,7 @@ def test_a_worker_killed_between_two_calls_is_restarted_by_the_next(
     assert not env.step(actions()).dones.any()
 
 
-def test_a_worker_killed_is_no_hindrance_to_a_reset(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
+def test_reset_restarts_a_killed_worker(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
     if in_process(mode):
         pytest.skip("its workers are not processes")
     env = make(make_env, tmp_path, mode)
@@ -210,13 +213,13 @@ def test_a_worker_killed_is_no_hindrance_to_a_reset(make_env: MakeEnv, tmp_path:
     os.kill(env.customized_method("pid", id=[0])[0], signal.SIGKILL)
     assert env.reset(seed=3).tolist() == first.tolist()
     assert not env.step(actions()).dones.any()
-    (tmp_path / "cursed-2").touch()  # dies of its reset, once
+    (tmp_path / "cursed-2").touch()  # its reset kills the worker, once
     assert env.reset(seed=3).tolist() == first.tolist()
     assert not env.step(actions()).dones.any()
 
 
 @pytest.mark.parametrize("call", ["step", "reset", "rollout"])
-def test_a_worker_killed_while_another_one_is_waited_for(
+def test_worker_killed_while_waiting_for_another_is_restarted(
     make_env: MakeEnv, tmp_path: Path, mode: str, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if in_process(mode):
@@ -227,13 +230,13 @@ def test_a_worker_killed_while_another_one_is_waited_for(
     wait = pool.wait
 
     def wait_and_kill(request: Any, timeout: float | None) -> None:
-        """Kill the worker of env 0 after it has answered, and let the pool notice."""
+        """Kill the worker of env 0 after its reply, and let the pool notice."""
         wait(request, timeout)
-        if request.operation in ("build", "end_rollout"):
+        if request.operation in ("build", "rollout"):
             monkeypatch.undo()
             os.kill(env.customized_method("pid", id=[0])[0], signal.SIGKILL)
             with pytest.raises(errors.WorkerDiedError):
-                env.engine.pool.ask("get", (0,), None, "steps")
+                env.engine.pool.ask("get", (0,), None, Lookup("steps"))
 
     monkeypatch.setattr(pool, "wait", wait_and_kill)
     if call == "step":
@@ -247,16 +250,16 @@ def test_a_worker_killed_while_another_one_is_waited_for(
     assert not env.step(actions()).dones.any()
 
 
-def test_an_error_of_the_users_own_reset_is_raised(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
+def test_error_of_the_reset_of_an_env_is_raised(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
     env = make(make_env, tmp_path, mode)
     with pytest.raises(KeyError):
         env.reset(seed=3, options=[None, {"fail": 1}, None, None])
     assert births(tmp_path) == [1] * NUM_ENVS
 
 
-def test_a_step_that_takes_too_long_is_a_failure(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
+def test_step_timeout_is_a_failure(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
     if mode == "dummy":
-        pytest.skip("a call in the caller's own thread cannot be given up")
+        pytest.skip("a call in the caller's own thread has no timeout")
     env = make(make_env, tmp_path, mode, timeout=1.0)
     env.reset(seed=3)
     result = env.step(actions(e3=HANG))
@@ -266,11 +269,9 @@ def test_a_step_that_takes_too_long_is_a_failure(make_env: MakeEnv, tmp_path: Pa
     assert not env.step(actions()).dones.any()
 
 
-def test_a_reset_sent_to_a_worker_that_dies_of_it_is_asked_for_again(
-    make_env: MakeEnv, tmp_path: Path, mode: str
-) -> None:
+def test_sent_reset_is_repeated_if_the_worker_dies(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
     if in_process(mode):
-        pytest.skip("workers are no processes here")
+        pytest.skip("its workers are not processes")
     env = make(make_env, tmp_path, mode)
     env.reset(seed=3)
     Path(tmp_path, "cursed-1").touch()
@@ -283,13 +284,13 @@ def test_a_reset_sent_to_a_worker_that_dies_of_it_is_asked_for_again(
     assert landed[1][1:3] == (0.0, False)
     assert births(tmp_path) == [2, 2, 1, 1]
     result = env.step(actions())
-    assert result.truncated.tolist() == [True, False, False, False]  # it only shared the worker
+    assert result.truncated.tolist() == [True, False, False, False]  # it was in the same worker
     assert result.states[:, 1].tolist() == [0, 1, 1, 1]
 
 
-def test_a_reset_sent_that_takes_too_long_is_asked_for_again(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
+def test_sent_reset_is_repeated_after_timeout(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
     if mode == "dummy":
-        pytest.skip("nobody looks at the clock here")
+        pytest.skip("dummy mode has no timeouts")
     env = make(make_env, tmp_path, mode, timeout=1.0)
     env.reset(seed=3)
     Path(tmp_path, "lame-2").touch()
@@ -301,7 +302,7 @@ def test_a_reset_sent_that_takes_too_long_is_asked_for_again(make_env: MakeEnv, 
     assert births(tmp_path) == [1, 1, 2, 2]
 
 
-def test_an_error_of_a_reset_that_was_sent_is_raised(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
+def test_error_of_a_sent_reset_is_raised(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
     env = make(make_env, tmp_path, mode)
     env.reset(seed=3)
     env.send_reset([0, 2], options=[{"fail": True}, None])
@@ -315,9 +316,9 @@ def test_an_error_of_a_reset_that_was_sent_is_raised(make_env: MakeEnv, tmp_path
     assert env.step(actions()).states[:, 1].tolist() == [1, 1, 1, 1]
 
 
-def test_a_step_sent_that_takes_too_long_is_a_failure(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
+def test_timeout_of_a_sent_step_is_a_failure(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
     if mode == "dummy":
-        pytest.skip("a call in the caller's own thread cannot be given up")
+        pytest.skip("a call in the caller's own thread has no timeout")
     env = make(make_env, tmp_path, mode, timeout=1.0)
     env.reset(seed=3)
     env.send(actions(e3=HANG))
@@ -327,7 +328,7 @@ def test_a_step_sent_that_takes_too_long_is_a_failure(make_env: MakeEnv, tmp_pat
     assert dict(zip(result.env_ids.tolist(), result.truncated.tolist(), strict=True))[3]
 
 
-def test_a_step_sent_to_a_worker_that_dies(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
+def test_step_sent_to_a_worker_that_dies_is_a_failure(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
     if in_process(mode):
         pytest.skip("its workers are not processes")
     env = make(make_env, tmp_path, mode)
@@ -341,9 +342,7 @@ def test_a_step_sent_to_a_worker_that_dies(make_env: MakeEnv, tmp_path: Path, mo
     assert births(tmp_path) == [2, 2, 1, 1]
 
 
-def test_a_step_that_has_arrived_is_not_spoilt_by_the_death_of_its_worker(
-    make_env: MakeEnv, tmp_path: Path, mode: str
-) -> None:
+def test_received_step_is_kept_if_its_worker_dies_later(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
     if in_process(mode):
         pytest.skip("its workers are not processes")
     env = make(make_env, tmp_path, mode)
@@ -372,7 +371,7 @@ def test_restart_with_neighbours_in_flight_still_delivers_every_result(
     assert not env.step(actions()).dones[:3].any()
 
 
-def test_seeds_of_restarts_follow_from_the_users(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
+def test_seeds_after_restarts_derive_from_the_seed_of_the_user(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
     drawn = []
     for _ in range(2):
         env = make(make_env, tmp_path, mode)
@@ -384,7 +383,7 @@ def test_seeds_of_restarts_follow_from_the_users(make_env: MakeEnv, tmp_path: Pa
     assert once != twice
 
 
-def test_the_budget_ends(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
+def test_failure_is_raised_after_max_restarts(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
     env = make(make_env, tmp_path, mode, max_restarts=2)
     env.reset(seed=3)
     for _ in range(2):
@@ -396,7 +395,7 @@ def test_the_budget_ends(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
     assert env.step(actions()).states[:, 1].tolist() == [4, 1, 4, 4]
 
 
-def test_an_env_that_cannot_be_built_again_uses_up_the_budget(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
+def test_env_that_cannot_be_rebuilt_uses_up_max_restarts(make_env: MakeEnv, tmp_path: Path, mode: str) -> None:
     env = make(make_env, tmp_path, mode, max_restarts=3)
     env.reset(seed=3)
     (tmp_path / "barren-1").touch()
@@ -405,7 +404,7 @@ def test_an_env_that_cannot_be_built_again_uses_up_the_budget(make_env: MakeEnv,
     assert births(tmp_path) == [1, 4, 1, 1]
 
 
-def test_pauses_between_restarts_grow_and_the_past_is_forgiven(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_delays_between_restarts_grow_and_old_restarts_expire(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     monkeypatch.setattr(recovery, "_FIRST_DELAY", 0.1)
@@ -417,7 +416,7 @@ def test_pauses_between_restarts_grow_and_the_past_is_forgiven(monkeypatch: pyte
     assert budget.spend([0]) == ([], 0.0)
 
 
-def test_a_live_env_of_this_process_cannot_be_restarted(mode: str) -> None:
+def test_on_failure_restart_refuses_env_instances_in_the_same_process(mode: str) -> None:
     if not in_process(mode):
         pytest.skip("its envs are copies, which can be made again")
     with pytest.raises(errors.InvalidEnvError, match="Give an env fn"):
@@ -425,6 +424,6 @@ def test_a_live_env_of_this_process_cannot_be_restarted(mode: str) -> None:
 
 
 @pytest.mark.parametrize("bad", [{"on_failure": "restrat"}, {"on_failure": None}, {"max_restarts": 0}])
-def test_bad_arguments(bad: dict[str, Any]) -> None:
+def test_bad_arguments_are_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(errors.ArgumentError, match=next(iter(bad))):
         ParallelEnv(["CartPole-v1"], **bad)

@@ -1,4 +1,4 @@
-"""Modes of third parties: a class, or a word that an entry point adds."""
+"""Modes of third parties: a class, or a name added by an entry point."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from parallelenv.errors import UnknownModeError, UnknownOptionError
 
 
 class Louder(DummyBackend):
-    """Somebody else's backend."""
+    """A backend of a third party."""
 
     def __init__(self, *, volume: int = 1) -> None:
         self.volume = volume
 
 
-def test_editors_are_offered_every_word_of_ours() -> None:
+def test_para_mode_type_lists_every_known_word() -> None:
     words, *_others = get_args(registry.ParaMode)
     assert get_args(words) == registry.known_words()
 
 
-def test_a_class_is_a_mode() -> None:
+def test_backend_class_can_be_given_as_para_mode() -> None:
     with ParallelEnv(["CartPole-v1"] * 2, Louder, volume=3) as env:
         assert env.reset(seed=0).shape == (2, 4)
         assert "para_mode='Louder'" in repr(env)
@@ -33,7 +33,7 @@ def test_a_class_is_a_mode() -> None:
         ParallelEnv(["CartPole-v1"], Louder, volum=3)
 
 
-def test_a_class_that_is_no_backend_is_refused() -> None:
+def test_class_that_is_not_a_backend_is_refused() -> None:
     class SubprocVecEnv:
         def __init__(self, env_fns: Any) -> None:
             raise TypeError("not to be called")
@@ -45,7 +45,7 @@ def test_a_class_that_is_no_backend_is_refused() -> None:
         ParallelEnv(["CartPole-v1"], SubprocVecEnv)  # type: ignore[arg-type]
 
 
-def test_an_entry_point_adds_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entry_point_adds_a_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     point = EntryPoint("louder", f"{__name__}:Louder", registry.ENTRY_POINT_GROUP)
 
     def entry_points(group: str) -> list[EntryPoint]:
@@ -57,7 +57,7 @@ def test_an_entry_point_adds_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
         assert env.reset(seed=0).shape == (2, 4)
 
 
-def test_a_broken_import_of_a_backend_stays_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_import_error_within_a_backend_is_raised_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     def import_module(name: str) -> Any:
         raise ModuleNotFoundError("No module named 'something_else'", name="something_else")
 

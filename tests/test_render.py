@@ -30,7 +30,7 @@ def test_frames_of_different_sizes_are_padded() -> None:
     assert picture[:4, 5].max() == picture[5:].max() == 0
 
 
-def test_labels_come_with_a_gap_in_grey() -> None:
+def test_labelled_tiles_are_separated_by_a_grey_gap() -> None:
     frames = [frame(64, 64, 10)] * 5
     picture = tile_frames(frames, labels=True)
     assert picture.shape == (2 * 64 + 2, 3 * 64 + 2 * 2, 3)
@@ -43,7 +43,7 @@ def test_labels_come_with_a_gap_in_grey() -> None:
     assert tile_frames([], labels=True).shape == tile_frames([]).shape == (0, 0, 3)
 
 
-def test_a_width_is_kept_and_frames_keep_their_proportions() -> None:
+def test_tile_width_is_respected_and_frames_keep_their_proportions() -> None:
     for width in (1, 50, 101, 333, 5000):
         picture = tile_frames([frame(90, 120, 10)] * 7, width=width, labels=True)
         assert picture.shape[1] <= max(width, 5)
@@ -55,14 +55,14 @@ def test_grey_frames_become_rgb() -> None:
     assert tile_frames([np.full((2, 2), 7, np.uint8)]).tolist() == frame(2, 2, 7).tolist()
 
 
-def test_what_is_no_frame_cannot_be_tiled() -> None:
+def test_tiling_an_invalid_frame_raises() -> None:
     with pytest.raises(
         ArgumentError, match=r"frame of env 1 is None \(NoneType\), no RGB array.*render_mode='rgb_array'"
     ):
         tile_frames([frame(2, 2, 1), None])
 
 
-def test_alpha_is_left_out() -> None:
+def test_alpha_channel_is_dropped() -> None:
     picture = np.full((2, 2, 4), 9, np.uint8)
     picture[..., 3] = 0
     assert tile_frames([picture]).tolist() == frame(2, 2, 9).tolist()
@@ -85,20 +85,20 @@ def test_alpha_is_left_out() -> None:
     ],
     ids=lambda wrong: f"{wrong.dtype}{wrong.shape}",
 )
-def test_numbers_that_are_no_picture_cannot_be_tiled(wrong: Any) -> None:
+def test_tiling_frames_of_other_dtypes_raises(wrong: Any) -> None:
     place = f"frame of env 7 is of shape {wrong.shape} and dtype {wrong.dtype}; tiled are uint8"
     with pytest.raises(ArgumentError, match=re.escape(place)):
         tile_frames([frame(2, 2, 1), wrong], [2, 7])
 
 
 class Grown(Counter):
-    """Its number says how its frame is stored."""
+    """Its number determines the dtype of its frame."""
 
     def render(self) -> Any:
         return np.full((2, 2, 3), 0.5, np.float32) if self.number else frame(2, 2, 7)
 
 
-def test_the_env_is_named_whose_frame_cannot_be_tiled(make_env: Callable[..., ParallelEnv]) -> None:
+def test_tiling_error_names_the_env(make_env: Callable[..., ParallelEnv]) -> None:
     env = make_env([partial(Grown, number) for number in (0, 1, 0)])
     env.reset()
     assert env.render([2, 0], tile=True).tolist() == np.full((2, 4, 3), 7).tolist()
@@ -107,7 +107,7 @@ def test_the_env_is_named_whose_frame_cannot_be_tiled(make_env: Callable[..., Pa
     assert env.render(1)[0].dtype == np.float32
 
 
-def test_every_mode_renders_the_same(make_env: Callable[..., ParallelEnv]) -> None:
+def test_every_mode_renders_the_same_frames(make_env: Callable[..., ParallelEnv]) -> None:
     import gymnasium as gym
 
     def make() -> Any:
@@ -126,7 +126,7 @@ def test_every_mode_renders_the_same(make_env: Callable[..., ParallelEnv]) -> No
     assert np.array_equal(tiled[height:, :width], frames[0])
 
 
-def test_no_envs_is_a_fine_subset(make_env: Callable[..., ParallelEnv]) -> None:
+def test_empty_id_selects_no_envs(make_env: Callable[..., ParallelEnv]) -> None:
     env = make_env(["CartPole-v1"] * 2)
     env.reset()
     result = env.step([], id=[])

@@ -1,4 +1,4 @@
-"""Rollouts: the same steps as from outside, made beside the envs. In every mode."""
+"""Rollouts: the same steps as with `step`, made in the workers. In every mode."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from parallelenv.testing.scenario import KINDS, LENGTHS, NUM_ENVS, assert_same
 
 Policy = Callable[[Any], Any]
 
-# ---------------------------------------------------------------- policies that look at nothing but the states
+# ---------------------------------------------------------------- policies that only use the states
 
 
 def _of_array(states: Any) -> Any:
@@ -106,7 +106,7 @@ POLICIES: dict[str, Policy] = {
     "instances": _of_array,
 }
 
-# ---------------------------------------------------------------- the same from outside
+# ---------------------------------------------------------------- the same steps made outside
 
 
 def part(states: Any, row: Any, space: Any) -> Any:
@@ -202,28 +202,28 @@ def check_same(rollout: Rollout, outside: Outside, autoreset: bool) -> None:
 
 
 CASES = [(kind, "restart") for kind in POLICIES] + [
-    (kind, word) for kind in ("array", "text", "dict") for word in ("idle", "continue")
+    (kind, done_policy) for kind in ("array", "text", "dict") for done_policy in ("idle", "continue")
 ]
 
 
 @pytest.mark.parametrize(
-    ("kind", "word"), CASES, ids=[f"{kind}-{word}".replace("array", "box") for kind, word in CASES]
+    ("kind", "done_policy"), CASES, ids=[f"{kind}-{done_policy}".replace("array", "box") for kind, done_policy in CASES]
 )
-def test_a_rollout_has_the_steps_that_would_have_been_made_outside(make_env: MakeEnv, kind: str, word: Any) -> None:
+def test_rollout_equals_steps_made_outside(make_env: MakeEnv, kind: str, done_policy: Any) -> None:
     if kind == "tensor":
         pytest.importorskip("torch")
     policy = POLICIES[kind]
-    env = make_env(KINDS[kind](), asynchronous=word, num_cpus=2)
+    env = make_env(KINDS[kind](), asynchronous=done_policy, num_cpus=2)
     states = env.reset(seed=3)
-    with ParallelEnv(KINDS[kind](), asynchronous=word) as twin:
+    with ParallelEnv(KINDS[kind](), asynchronous=done_policy) as twin:
         outside = Outside(twin, policy)
         outside.begin(3)
-        outside.run(11, states, list(range(NUM_ENVS)), word == "idle")
+        outside.run(11, states, list(range(NUM_ENVS)), done_policy == "idle")
         rollout = env.rollout(policy, 11)
-        check_same(rollout, outside, word == "restart")
+        check_same(rollout, outside, done_policy == "restart")
         assert_same(twin.done, env.done)
         assert_same(twin.reset_infos, env.reset_infos)
-        if word == "idle":
+        if done_policy == "idle":
             assert env.all_done()
             return
         states = rollout.final_states
@@ -235,7 +235,7 @@ def test_a_rollout_has_the_steps_that_would_have_been_made_outside(make_env: Mak
 
 
 class Scripted:
-    """Does what its script says, one row of actions for each call; the last of it for ever."""
+    """Returns a row of a script for each call, and the last one from then on."""
 
     def __init__(self, *script: Any) -> None:
         self.script = script
@@ -280,7 +280,7 @@ def counts(*lengths: int) -> list[Any]:
     return [partial(Count, number, length) for number, length in enumerate(lengths)]
 
 
-# ---------------------------------------------------------------- ids, and going on
+# ---------------------------------------------------------------- ids and continuation
 
 
 def test_rollout_steps_only_the_given_ids_in_order(make_env: MakeEnv) -> None:
@@ -296,7 +296,7 @@ def test_rollout_steps_only_the_given_ids_in_order(make_env: MakeEnv) -> None:
     assert env.rollout(zeros, 2, id=2).states[:, 0, 1].tolist() == [1, 2]
 
 
-def test_paused_envs_are_left_out(make_env: MakeEnv) -> None:
+def test_rollout_skips_paused_envs(make_env: MakeEnv) -> None:
     env = make_env(counts(9, 9, 9), asynchronous="restart", num_cpus=2)
     env.reset()
     env.pause(1)
@@ -305,14 +305,14 @@ def test_paused_envs_are_left_out(make_env: MakeEnv) -> None:
         env.rollout(zeros, 1, id=[1])
 
 
-def test_rollouts_and_steps_go_on_from_each_other(make_env: MakeEnv) -> None:
+def test_rollouts_and_steps_continue_each_other(make_env: MakeEnv) -> None:
     env = make_env(counts(4, 5, 100), asynchronous="restart", num_cpus=2)
     env.reset()
     first = env.rollout(zeros, 3)
     assert first.starts.tolist() == [True] * 3
     assert env.step([0, 0, 0]).states[:, 1].tolist() == [0, 4, 4]
     second = env.rollout(zeros, 3)
-    assert second.starts.tolist() == [True, False, False]  # env 0 has just begun anew
+    assert second.starts.tolist() == [True, False, False]  # env 0 has just been reset
     assert second.states[:, :, 1].tolist() == [[0, 4, 4], [1, 0, 5], [2, 1, 6]]
     assert second.episode_lengths.tolist() == [1]
     assert second.whole_episodes.tolist() == [False]
@@ -323,7 +323,7 @@ def test_rollouts_and_steps_go_on_from_each_other(make_env: MakeEnv) -> None:
     assert env.rollout(zeros, 1).starts.tolist() == [False, True, False]
 
 
-def test_what_ended_is_in_the_order_of_dones(make_env: MakeEnv) -> None:
+def test_ended_states_and_episodes_are_in_order_of_dones(make_env: MakeEnv) -> None:
     env = make_env(counts(2, 3, 2), asynchronous="restart", num_cpus=2)
     env.reset()
     rollout = env.rollout(lambda states: states[:, 0].astype(int) + 1, 7)
@@ -340,7 +340,7 @@ def test_what_ended_is_in_the_order_of_dones(make_env: MakeEnv) -> None:
 # ---------------------------------------------------------------- policies of ended episodes
 
 
-def test_envs_that_rest_are_not_stepped(make_env: MakeEnv) -> None:
+def test_idle_envs_are_not_stepped(make_env: MakeEnv) -> None:
     env = make_env(counts(2, 4, 3), asynchronous="idle", num_cpus=2)
     env.reset()
     env.step([0, 0, 0])
@@ -357,7 +357,7 @@ def test_envs_that_rest_are_not_stepped(make_env: MakeEnv) -> None:
     assert env.rollout(zeros, 4).valid.sum(axis=0).tolist() == [0, 4, 0]
 
 
-def test_envs_that_go_on_after_their_end_are_stepped(make_env: MakeEnv) -> None:
+def test_done_policy_continue_steps_ended_envs_in_a_rollout(make_env: MakeEnv) -> None:
     env = make_env(counts(2, 9), asynchronous="continue", num_cpus=2)
     env.reset()
     rollout = env.rollout(zeros, 4)
@@ -367,7 +367,7 @@ def test_envs_that_go_on_after_their_end_are_stepped(make_env: MakeEnv) -> None:
     assert env.done.tolist() == [True, False]
 
 
-def test_the_end_of_all_is_refused(make_env: MakeEnv) -> None:
+def test_rollout_is_refused_with_done_policy_none(make_env: MakeEnv) -> None:
     env = make_env(counts(2, 9))
     env.reset()
     with pytest.raises(ArgumentError, match="asynchronous='restart'"):
@@ -378,13 +378,13 @@ def test_the_end_of_all_is_refused(make_env: MakeEnv) -> None:
 # ---------------------------------------------------------------- episodes
 
 
-def test_episodes_are_shared_out_evenly(make_env: MakeEnv) -> None:
+def test_num_episodes_are_distributed_evenly(make_env: MakeEnv) -> None:
     env = make_env(counts(2, 7, 3), asynchronous="restart", num_cpus=2)
     env.reset()
     env.step([0, 0, 0])
     rollout = env.rollout(zeros, num_episodes=5)
     assert rollout.dones.sum(axis=0).tolist() == [2, 2, 1]
-    assert rollout.valid.sum(axis=0).tolist() == [1 + 2, 6 + 7, 2]  # what was under way counts
+    assert rollout.valid.sum(axis=0).tolist() == [1 + 2, 6 + 7, 2]  # the running episodes count
     assert len(rollout) == 13
     assert rollout.whole_episodes.tolist() == [False, False, True, False, True]
     assert rollout.final_states[:, 1].tolist() == [0, 0, 0]
@@ -392,7 +392,7 @@ def test_episodes_are_shared_out_evenly(make_env: MakeEnv) -> None:
     assert env.step([0, 0, 0]).states[:, 1].tolist() == [1, 1, 1]
 
 
-def test_episodes_of_envs_that_rest_are_one_each(make_env: MakeEnv) -> None:
+def test_done_policy_idle_allows_one_episode_per_env(make_env: MakeEnv) -> None:
     env = make_env(counts(2, 4, 3), asynchronous="idle", num_cpus=2)
     env.reset()
     with pytest.raises(ArgumentError, match="num_episodes=4 is more than 3 envs can play: .*'idle' .* allows for 3"):
@@ -404,7 +404,7 @@ def test_episodes_of_envs_that_rest_are_one_each(make_env: MakeEnv) -> None:
     assert env.rollout(zeros, num_episodes=1, id=[2]).episode_lengths.tolist() == [3]
 
 
-def test_episodes_of_envs_that_go_on_cannot_be_counted(make_env: MakeEnv) -> None:
+def test_num_episodes_is_refused_with_done_policy_continue(make_env: MakeEnv) -> None:
     env = make_env(counts(2, 4), asynchronous="continue")
     env.reset()
     with pytest.raises(ArgumentError, match="'continue' .* allows for 0.*asynchronous='restart'"):
@@ -415,7 +415,7 @@ def test_episodes_of_envs_that_go_on_cannot_be_counted(make_env: MakeEnv) -> Non
 
 
 class Recurrent:
-    """Counts the steps of each episode in its memory, and says them."""
+    """Counts the steps of each episode in its recurrent state, and returns them as extras."""
 
     def __call__(self, states: Any, rnn_state: Any = None, done: Any = None) -> Any:
         if rnn_state is None:
@@ -428,10 +428,12 @@ class Recurrent:
         return np.zeros(len(states), int), memory, extras
 
 
-@pytest.mark.parametrize("word", ["restart", "idle"])
-def test_a_policy_may_remember(make_env: MakeEnv, word: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rollouts, "_GROWTH", 1)  # chunks of a step each: memory outlasts them
-    env = make_env(counts(2, 3, 5, 1), asynchronous=word, num_cpus=2)
+@pytest.mark.parametrize("done_policy", ["restart", "idle"])
+def test_recurrent_policy_gets_its_state_and_done_flags(
+    make_env: MakeEnv, done_policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rollouts, "_GROWTH", 1)  # chunks of one step each: the recurrent state is kept between them
+    env = make_env(counts(2, 3, 5, 1), asynchronous=done_policy, num_cpus=2)
     env.reset()
     rollout = env.rollout(Recurrent(), 9)
     assert set(rollout.extras) == {"count", "done", "wide"}
@@ -443,7 +445,7 @@ def test_a_policy_may_remember(make_env: MakeEnv, word: str, monkeypatch: pytest
     assert (rollout.extras["wide"][..., 1, 2] == rollout.extras["count"]).all()
 
 
-def test_memory_goes_on_in_the_next_rollout(make_env: MakeEnv) -> None:
+def test_recurrent_state_continues_in_the_next_rollout(make_env: MakeEnv) -> None:
     env = make_env(counts(4, 30, 5, 2), asynchronous="restart", num_cpus=2)
     env.reset()
     ids = [3, 0, 1, 2]
@@ -470,7 +472,7 @@ class OnlyMemory:
         return np.zeros(len(states), int), [seen + 1], {"seen": seen}
 
 
-def test_a_policy_is_given_what_it_takes(make_env: MakeEnv) -> None:
+def test_policy_gets_only_arguments_that_it_accepts(make_env: MakeEnv) -> None:
     env = make_env(counts(2, 3), asynchronous="restart", num_cpus=1)
     env.reset()
     extras = env.rollout(by_place, 4).extras
@@ -480,7 +482,7 @@ def test_a_policy_is_given_what_it_takes(make_env: MakeEnv) -> None:
     assert env.rollout(lambda *states: (zeros(*states), None, None), 3).extras == {}
 
 
-def test_a_policy_that_is_a_torch_module(make_env: MakeEnv) -> None:
+def test_policy_can_be_a_torch_module(make_env: MakeEnv) -> None:
     torch = pytest.importorskip("torch")
 
     class Net(torch.nn.Module):  # type: ignore[misc, name-defined]
@@ -508,7 +510,7 @@ def test_a_policy_that_is_a_torch_module(make_env: MakeEnv) -> None:
     assert after.extras["memory"].tolist() == after.states[..., 1].tolist()
 
 
-def test_every_worker_has_a_policy_of_its_own(make_env: MakeEnv, mode: str) -> None:
+def test_each_worker_has_its_own_copy_of_the_policy(make_env: MakeEnv, mode: str) -> None:
     env = make_env(counts(9, 9), asynchronous="restart", num_cpus=2, **two_hosts(mode))
     env.reset()
     policy = Scripted([1, 2], [3, 4], [5, 6])
@@ -517,7 +519,7 @@ def test_every_worker_has_a_policy_of_its_own(make_env: MakeEnv, mode: str) -> N
     assert env.rollout(policy, 1).actions.tolist() == [[1, 2]]
 
 
-def test_a_policy_may_keep_and_change_what_it_is_given(make_env: MakeEnv) -> None:
+def test_policy_may_keep_and_modify_its_states(make_env: MakeEnv) -> None:
     def greedy(states: Any) -> Any:
         kept.append(states)
         states[:] = -1
@@ -529,11 +531,11 @@ def test_a_policy_may_keep_and_change_what_it_is_given(make_env: MakeEnv) -> Non
     rollout = env.rollout(greedy, 3)
     assert rollout.states[:, :, 1].tolist() == [[0, 0], [1, 1], [2, 2]]
     assert rollout.final_states.tolist() == [[0, 3], [1, 3]]
-    assert not kept  # it was a copy, also here
+    assert not kept  # the policy was a copy, also in this process
 
 
 class Witness:
-    """Knows when it is let go."""
+    """Records when it is released."""
 
     alive = 0
 
@@ -554,9 +556,9 @@ class Token:
         Witness.alive -= 1
 
 
-def test_the_policy_is_let_go_at_the_end(make_env: MakeEnv, mode: str) -> None:
+def test_policy_is_released_after_the_rollout(make_env: MakeEnv, mode: str) -> None:
     if mode in CAN_DIE:
-        pytest.skip("its workers are elsewhere")
+        pytest.skip("its workers are other processes")
     env = make_env(counts(9, 9), asynchronous="restart")
     env.reset()
     env.rollout(Witness(), 3)
@@ -568,13 +570,13 @@ def test_the_policy_is_let_go_at_the_end(make_env: MakeEnv, mode: str) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """Where envs find what they are to do. Threads that wait end with the test."""
+    """A folder of files that control the envs. Waiting threads end with the test."""
     yield tmp_path
     (tmp_path / "go").touch()
 
 
 class At:
-    """Lets some envs do something in one of their steps, once, and all others go on."""
+    """Lets some envs do something in one of their steps, once, and all others step."""
 
     def __init__(self, step: int, folder: Path, **deeds: int) -> None:
         self.step = step
@@ -599,7 +601,7 @@ def partial_of(caught: Any) -> Rollout:
 
 
 @pytest.mark.parametrize("growth", [1, 16])
-def test_an_env_that_fails_harms_no_other(
+def test_failed_env_does_not_affect_other_envs(
     make_env: MakeEnv, folder: Path, growth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rollouts, "_GROWTH", growth)
@@ -616,7 +618,7 @@ def test_an_env_that_fails_harms_no_other(
     assert env.step([GO_ON] * 4).states[[0, 2, 3], 1].tolist() == [9, 9, 9]
 
 
-def test_several_envs_that_fail(make_env: MakeEnv, folder: Path) -> None:
+def test_several_failed_envs_raise_an_exception_group(make_env: MakeEnv, folder: Path) -> None:
     env = make_env(fragile(folder), asynchronous="restart", num_cpus=2)
     env.reset()
     with pytest.raises(ExceptionGroup, match=r"2 envs failed: \(1, 3\)") as caught:
@@ -630,7 +632,9 @@ def _no_delay(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_no_delay")
-def test_an_env_that_fails_is_restarted(make_env: MakeEnv, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_env_is_restarted_with_on_failure_restart(
+    make_env: MakeEnv, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(rollouts, "_GROWTH", 4)  # chunks of 1, 4 and 5 steps
     monkeypatch.setattr(rollouts, "CHUNK", 100.0)
     env = make_env(fragile(folder), asynchronous="restart", on_failure="restart", num_cpus=2)
@@ -649,7 +653,7 @@ def test_an_env_that_fails_is_restarted(make_env: MakeEnv, folder: Path, monkeyp
     assert env.step([GO_ON] * 4).states[:, 1].tolist() == [11, 6, 11, 11]
 
 
-def test_a_worker_that_dies(make_env: MakeEnv, folder: Path, mode: str) -> None:
+def test_death_of_worker_raises_with_other_steps_in_partial(make_env: MakeEnv, folder: Path, mode: str) -> None:
     if mode not in CAN_DIE:
         pytest.skip("its workers are not processes")
     env = make_env(fragile(folder), asynchronous="restart", num_cpus=2, **two_hosts(mode))
@@ -671,11 +675,13 @@ def test_a_worker_that_dies(make_env: MakeEnv, folder: Path, mode: str) -> None:
 
 
 @pytest.mark.usefixtures("_no_delay")
-@pytest.mark.parametrize("word", ["restart", "idle"])
-def test_a_worker_that_dies_is_replaced(make_env: MakeEnv, folder: Path, mode: str, word: str) -> None:
+@pytest.mark.parametrize("done_policy", ["restart", "idle"])
+def test_dead_worker_is_replaced_with_on_failure_restart(
+    make_env: MakeEnv, folder: Path, mode: str, done_policy: str
+) -> None:
     if mode not in CAN_DIE:
         pytest.skip("its workers are not processes")
-    env = make_env(fragile(folder), asynchronous=word, on_failure="restart", num_cpus=2, **two_hosts(mode))
+    env = make_env(fragile(folder), asynchronous=done_policy, on_failure="restart", num_cpus=2, **two_hosts(mode))
     env.reset()
     rollout = env.rollout(At(4, folder, e1=EXIT), 100)
     assert rollout.valid[:, 2:].all()
@@ -689,14 +695,14 @@ def test_a_worker_that_dies_is_replaced(make_env: MakeEnv, folder: Path, mode: s
         assert rollout.valid[:step, column].all()
         again = rollout.states[:, column, 1][step:][rollout.valid[step:, column]]
         assert again.tolist() == list(range(len(again)))
-        assert (len(again) > 0) == (word == "restart")
+        assert (len(again) > 0) == (done_policy == "restart")
     assert rollout.ended_states[:, 0].tolist() == [0, 1]
-    assert env.done.tolist() == [word == "idle"] * 2 + [False] * 2
+    assert env.done.tolist() == [done_policy == "idle"] * 2 + [False] * 2
 
 
-def test_a_chunk_that_takes_too_long(make_env: MakeEnv, folder: Path, mode: str) -> None:
+def test_timeout_raises_with_other_steps_in_partial(make_env: MakeEnv, folder: Path, mode: str) -> None:
     if mode in IN_CALLER:
-        pytest.skip("a call in the caller's own thread cannot be given up")
+        pytest.skip("a call in the caller's own thread has no timeout")
     env = make_env(fragile(folder), asynchronous="restart", num_cpus=2, timeout=1.0, **two_hosts(mode))
     env.reset()
     with pytest.raises(WorkerTimeoutError, match=r"are lost: begin anew with reset\(\[0, 1\]\)") as caught:
@@ -710,9 +716,9 @@ def test_a_chunk_that_takes_too_long(make_env: MakeEnv, folder: Path, mode: str)
     assert env.rollout(zeros, 2).states[0, :, 1].tolist() == [0, 0, 1, 1]
 
 
-def test_a_worker_that_is_busy_with_another_env(make_env: MakeEnv, folder: Path, mode: str) -> None:
+def test_rollout_times_out_if_the_worker_is_busy_with_another_env(make_env: MakeEnv, folder: Path, mode: str) -> None:
     if mode in IN_CALLER:
-        pytest.skip("a call in the caller's own thread cannot be given up")
+        pytest.skip("a call in the caller's own thread has no timeout")
     env = make_env(fragile(folder), asynchronous="restart", num_cpus=1, timeout=0.5)
     env.reset()
     with pytest.raises(WorkerTimeoutError, match=r"env 1 did not .* Wait on with recv\(min_envs=1\)"):
@@ -728,9 +734,9 @@ def test_a_worker_that_is_busy_with_another_env(make_env: MakeEnv, folder: Path,
 
 
 @pytest.mark.usefixtures("_no_delay")
-def test_a_worker_that_is_busy_with_another_env_is_replaced(make_env: MakeEnv, folder: Path, mode: str) -> None:
+def test_busy_worker_is_replaced_with_on_failure_restart(make_env: MakeEnv, folder: Path, mode: str) -> None:
     if mode in IN_CALLER:
-        pytest.skip("a call in the caller's own thread cannot be given up")
+        pytest.skip("a call in the caller's own thread has no timeout")
     env = make_env(fragile(folder), asynchronous="restart", on_failure="restart", num_cpus=1, timeout=0.5)
     env.reset()
     env.send([WAIT], id=[1])
@@ -742,7 +748,7 @@ def test_a_worker_that_is_busy_with_another_env_is_replaced(make_env: MakeEnv, f
 
 
 @pytest.mark.usefixtures("_no_delay")
-def test_a_worker_that_was_dead_before(make_env: MakeEnv, folder: Path, mode: str) -> None:
+def test_worker_that_died_before_the_rollout_is_replaced(make_env: MakeEnv, folder: Path, mode: str) -> None:
     if mode not in CAN_DIE:
         pytest.skip("its workers are not processes")
     env = make_env(fragile(folder), asynchronous="restart", on_failure="restart", num_cpus=2, **two_hosts(mode))
@@ -779,7 +785,9 @@ def _die_once(folder: str) -> Any:
 
 @pytest.mark.usefixtures("_no_delay")
 @pytest.mark.parametrize("on_failure", ["raise", "restart"])
-def test_a_worker_that_dies_of_the_policy(make_env: MakeEnv, folder: Path, mode: str, on_failure: Any) -> None:
+def test_worker_killed_by_the_policy_raises_or_is_replaced(
+    make_env: MakeEnv, folder: Path, mode: str, on_failure: Any
+) -> None:
     if mode not in CAN_DIE:
         pytest.skip("its workers are not processes")
     env = make_env(fragile(folder), asynchronous="restart", on_failure=on_failure, num_cpus=2, **two_hosts(mode))
@@ -802,7 +810,7 @@ def failing(states: Any) -> Any:
     return zeros(states)
 
 
-def test_a_policy_that_fails(make_env: MakeEnv) -> None:
+def test_error_of_the_policy_has_earlier_steps_in_partial(make_env: MakeEnv) -> None:
     env = make_env(counts(9, 9, 9, 9), asynchronous="restart", num_cpus=2)
     env.reset()
     with pytest.raises(LookupError, match="no such action") as caught:
@@ -827,7 +835,7 @@ def _returns(answer: Any) -> Policy:
     return lambda states: answer(len(states))
 
 
-def test_a_policy_that_cannot_be_used(make_env: MakeEnv) -> None:
+def test_invalid_policies_are_refused(make_env: MakeEnv) -> None:
     env = make_env(counts(9, 9), asynchronous="restart", num_cpus=1)
     env.reset()
     lock = threading.Lock()
@@ -860,7 +868,7 @@ def test_a_policy_that_cannot_be_used(make_env: MakeEnv) -> None:
 
 
 class Fickle:
-    """Says something else from its fourth call on."""
+    """Returns something else from its fourth call on."""
 
     def __init__(self, answer: Callable[[int], Any], other: Callable[[int], Any]) -> None:
         self.calls = 0
@@ -905,7 +913,7 @@ UNFIT = {
 
 @pytest.mark.parametrize("growth", [1, 16])
 @pytest.mark.parametrize("what", UNFIT)
-def test_extras_that_cannot_be_stacked(
+def test_extras_that_cannot_be_stacked_raise(
     make_env: MakeEnv, what: str, growth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rollouts, "_GROWTH", growth)
@@ -920,11 +928,11 @@ def test_extras_that_cannot_be_stacked(
 
 
 def by_env(states: Any) -> Any:
-    """Says numbers of env 0, and dates of the other."""
+    """Returns numbers for env 0, and dates for the other."""
     return zeros(states), None, {"v": np.zeros(len(states), float if states[0, 0] == 0 else "M8[s]")}
 
 
-def test_extras_that_are_unlike_in_another_worker(make_env: MakeEnv, mode: str) -> None:
+def test_extras_that_differ_between_workers_raise(make_env: MakeEnv, mode: str) -> None:
     env = make_env(counts(9, 9), asynchronous="restart", num_cpus=2, **two_hosts(mode))
     env.reset()
     if mode in IN_CALLER:  # one worker
@@ -936,7 +944,7 @@ def test_extras_that_are_unlike_in_another_worker(make_env: MakeEnv, mode: str) 
     assert env.step([0, 0]).states[:, 1].tolist() == [2, 2]
 
 
-def test_memory_that_cannot_be_copied(make_env: MakeEnv) -> None:
+def test_recurrent_state_that_cannot_be_copied_raises(make_env: MakeEnv) -> None:
     env = make_env(counts(9, 9, 9, 9), asynchronous="restart", num_cpus=2)
     env.reset()
     for make in (threading.Lock, lambda: weakref.ref(Count), NotBack):
@@ -945,7 +953,7 @@ def test_memory_that_cannot_be_copied(make_env: MakeEnv) -> None:
             env.rollout(Fickle(*[lambda k, make=make: (objects(make)(k), {})] * 2), 20)
         assert "Raised by the policy beside envs 0" in caught.value.__notes__[0]
         steps = partial_of(caught).valid.sum(axis=0).tolist()
-        assert steps == [1] * 4  # it was noticed with the first chunk, and that was not lost
+        assert steps == [1] * 4  # noticed with the first chunk, which was not lost
         assert env.step(np.zeros(4, int)).states[:, 1].tolist() == (states[:, 1] + 2).tolist()
 
 
@@ -958,7 +966,7 @@ def dated_by_worker(states: Any, rnn_state: Any, done: Any) -> Any:
     return zeros(states), np.zeros(len(states), float if states[0, 0] == 0 else "M8[s]"), {}
 
 
-def test_memory_that_is_unlike_in_another_worker(make_env: MakeEnv, mode: str) -> None:
+def test_recurrent_state_that_differs_between_workers_raises(make_env: MakeEnv, mode: str) -> None:
     env = make_env(counts(9, 9), asynchronous="restart", num_cpus=2, **two_hosts(mode))
     env.reset()
     if mode in IN_CALLER:  # one worker
@@ -971,7 +979,7 @@ def test_memory_that_is_unlike_in_another_worker(make_env: MakeEnv, mode: str) -
     assert memory.tolist() == [0, np.datetime64(0, "s")]
 
 
-def test_memory_that_ends_is_none(make_env: MakeEnv) -> None:
+def test_recurrent_state_may_become_none(make_env: MakeEnv) -> None:
     env = make_env(counts(99, 99), asynchronous="restart", num_cpus=2)
     env.reset()
     before = env.rollout(Fickle(*[lambda k: (np.ones(k), {})] * 2), 3).rnn_state
@@ -982,7 +990,7 @@ def test_memory_that_ends_is_none(make_env: MakeEnv) -> None:
 
 
 class Updating:
-    """Says the same objects in each step, and goes on to change them."""
+    """Returns the same objects in each step, and changes them later."""
 
     said: Any = None
 
@@ -1002,7 +1010,7 @@ def test_objects_in_extras_are_copied(make_env: MakeEnv) -> None:
     assert extras[3:, 1].tolist() == [None] * 6
 
 
-def test_extras_of_tensors(make_env: MakeEnv) -> None:
+def test_tensor_extras_become_arrays(make_env: MakeEnv) -> None:
     torch = pytest.importorskip("torch")
 
     def policy(states: Any) -> Any:
@@ -1023,7 +1031,7 @@ def test_extras_of_tensors(make_env: MakeEnv) -> None:
 
 @pytest.mark.parametrize("num_envs", [1, 2, 3, 4])
 @pytest.mark.parametrize("kind", [Count, zoo.Old], ids=["box", "no space"])
-def test_a_tuple_is_always_actions_memory_and_extras(make_env: MakeEnv, kind: Any, num_envs: int) -> None:
+def test_policy_result_tuple_must_have_three_items(make_env: MakeEnv, kind: Any, num_envs: int) -> None:
     env = make_env([partial(kind, number) for number in range(num_envs)], asynchronous="restart", num_cpus=1)
     env.reset()
     assert env.rollout(lambda states: [0] * len(states), 2).valid.all()
@@ -1047,7 +1055,7 @@ def parts(states: Any) -> Any:
     return zeros(states), zeros(states), {"u": zeros(states)}
 
 
-def test_actions_of_a_tuple_space_are_in_a_tuple_of_their_own(make_env: MakeEnv) -> None:
+def test_actions_of_a_tuple_space_are_a_nested_tuple(make_env: MakeEnv) -> None:
     env = make_env([partial(OfParts, number) for number in range(3)], asynchronous="restart", num_cpus=1)
     env.reset()
     assert env.rollout(lambda states: (parts(states), None, None), 2).actions[2]["u"].shape == (2, 3)
@@ -1056,7 +1064,7 @@ def test_actions_of_a_tuple_space_are_in_a_tuple_of_their_own(make_env: MakeEnv)
         env.rollout(parts, 2)
 
 
-def test_arguments_that_make_no_rollout(make_env: MakeEnv) -> None:
+def test_invalid_rollout_arguments_are_refused(make_env: MakeEnv) -> None:
     env = make_env(counts(9, 9), asynchronous="restart")
     with pytest.raises(ResetNeededError):
         env.rollout(zeros, 3)
@@ -1075,7 +1083,7 @@ def test_arguments_that_make_no_rollout(make_env: MakeEnv) -> None:
     assert env.rollout(zeros, 1).states[0, :, 1].tolist() == [0, 1]
 
 
-def test_states_are_not_known_after_loading(make_env: MakeEnv) -> None:
+def test_rollout_after_load_state_needs_a_step_or_reset(make_env: MakeEnv) -> None:
     env = make_env(counts(9, 9), asynchronous="restart", num_cpus=1)
     env.reset()
     env.load_state(env.save_state())
@@ -1088,7 +1096,7 @@ def test_states_are_not_known_after_loading(make_env: MakeEnv) -> None:
 # ---------------------------------------------------------------- interrupts
 
 
-def test_ctrl_c(make_env: MakeEnv, folder: Path) -> None:
+def test_reset_works_after_ctrl_c_in_a_rollout(make_env: MakeEnv, folder: Path) -> None:
     env = make_env(fragile(folder), asynchronous="restart", num_cpus=2)
     env.reset()
     with when_begun(folder, 1, interrupt), pytest.raises(KeyboardInterrupt):
@@ -1118,13 +1126,13 @@ def test_ctrl_c_ends_a_long_rollout_soon(make_env: MakeEnv, folder: Path) -> Non
         env.rollout(touching, 10**9)
     begun = time.monotonic()
     env.reset()
-    assert time.monotonic() - begun < 5  # workers were at it for a chunk at most
+    assert time.monotonic() - begun < 5  # workers stop after a chunk at most
 
 
-# ---------------------------------------------------------------- what is answered
+# ---------------------------------------------------------------- ownership of the data
 
 
-def test_everything_is_the_callers_own(make_env: MakeEnv) -> None:
+def test_rollout_data_are_copies(make_env: MakeEnv) -> None:
     env = make_env(paced(zoo.Sheet), asynchronous="restart", num_cpus=2)
     env.reset(seed=1)
     rollout = env.rollout(_of_dict, 6)
@@ -1139,7 +1147,7 @@ def test_everything_is_the_callers_own(make_env: MakeEnv) -> None:
     assert env.rollout(_of_dict, 1).states["image"].any()
 
 
-def test_states_are_views_of_nothing_either_without_copies(make_env: MakeEnv) -> None:
+def test_rollout_data_are_copies_even_with_copy_false(make_env: MakeEnv) -> None:
     env = make_env(counts(9, 9), asynchronous="restart", copy=False)
     env.reset()
     rollout = env.rollout(zeros, 2)
@@ -1154,7 +1162,7 @@ class Locked(Count):
         return state, reward, terminated, truncated, {"lock": threading.Lock()} if self.count == 2 else {}
 
 
-def test_an_info_that_cannot_be_copied(make_env: MakeEnv) -> None:
+def test_uncopyable_info_fails_only_its_env(make_env: MakeEnv) -> None:
     env = make_env([*counts(9, 9), partial(Locked, 2), partial(Count, 3)], asynchronous="restart", num_cpus=2)
     env.reset()
     with pytest.raises(UnpicklableError, match="lock") as caught:
@@ -1166,7 +1174,7 @@ def test_an_info_that_cannot_be_copied(make_env: MakeEnv) -> None:
     assert env.rollout(zeros, 1).states[0, :, 1].tolist() == [0] * 4
 
 
-def test_a_single_env(make_env: MakeEnv) -> None:
+def test_rollout_of_a_single_env(make_env: MakeEnv) -> None:
     env = make_env(counts(3), asynchronous="restart")
     env.reset()
     assert env.rollout(zeros, 4).states[:, 0, 1].tolist() == [0, 1, 2, 0]
@@ -1174,13 +1182,13 @@ def test_a_single_env(make_env: MakeEnv) -> None:
 
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_any_course_of_rollouts_and_steps(make_env: MakeEnv, mode: str, data: st.DataObject) -> None:
+def test_any_sequence_of_rollouts_and_steps_equals_steps(make_env: MakeEnv, mode: str, data: st.DataObject) -> None:
     if mode.startswith("ray"):
         pytest.skip("an example takes seconds")
     lengths = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=5))
-    word: Any = data.draw(st.sampled_from(["restart", "continue"]))
-    env = make_env(paced(zoo.Pair, lengths), asynchronous=word, num_cpus=2)
-    with ParallelEnv(paced(zoo.Pair, lengths), asynchronous=word) as twin:
+    done_policy: Any = data.draw(st.sampled_from(["restart", "continue"]))
+    env = make_env(paced(zoo.Pair, lengths), asynchronous=done_policy, num_cpus=2)
+    with ParallelEnv(paced(zoo.Pair, lengths), asynchronous=done_policy) as twin:
         env.reset(seed=5)
         states = twin.reset(seed=5)
         for num_steps in data.draw(st.lists(st.integers(0, 9), max_size=5)):
@@ -1192,12 +1200,12 @@ def test_any_course_of_rollouts_and_steps(make_env: MakeEnv, mode: str, data: st
             outside = Outside(twin, _of_tuple)
             outside.run(num_steps, states, list(range(len(lengths))), False)
             rollout = env.rollout(_of_tuple, num_steps)
-            check_same(rollout, outside, word == "restart")
+            check_same(rollout, outside, done_policy == "restart")
             states = rollout.final_states
     env.close()
 
 
-# ---------------------------------------------------------------- the bar
+# ---------------------------------------------------------------- progress bar
 
 
 class Terminal(io.StringIO):
@@ -1206,7 +1214,7 @@ class Terminal(io.StringIO):
 
 
 class Bar(tqdm.tqdm):  # type: ignore[type-arg]
-    """Remembers how far it went."""
+    """Records its final position."""
 
     gone: ClassVar[list[tuple[Any, Any]]] = []
 
@@ -1217,7 +1225,7 @@ class Bar(tqdm.tqdm):  # type: ignore[type-arg]
 
 
 @pytest.mark.parametrize(("arguments", "total"), [({"num_steps": 40}, 40), ({"num_episodes": 6}, 6)])
-def test_a_bar_shows_on_a_terminal(
+def test_progress_bar_is_shown_on_a_terminal(
     make_env: MakeEnv, monkeypatch: pytest.MonkeyPatch, arguments: Any, total: int
 ) -> None:
     monkeypatch.setattr(rollout_length, "_BAR_DELAY", 0.0)
@@ -1255,7 +1263,7 @@ def test_rollout_works_without_progress_bar_on_unusable_stderr(
         assert env.rollout(zeros, 3).valid.all()
 
 
-def test_no_bar_shows_elsewhere(make_env: MakeEnv, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_progress_bar_is_shown_without_a_terminal(make_env: MakeEnv, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rollout_length, "_BAR_DELAY", 0.0)
     screen = io.StringIO()
     monkeypatch.setattr("sys.stderr", screen)

@@ -1,4 +1,4 @@
-"""What SECURITY.md promises of worker processes: nobody else can reach them, and nothing shows from outside."""
+"""The promises of SECURITY.md: worker processes are not reachable, and expose no data."""
 
 from __future__ import annotations
 
@@ -55,7 +55,9 @@ def processes(request: pytest.FixtureRequest) -> Iterator[list[psutil.Process]]:
 
 
 def test_workers_accept_no_connections(processes: list[psutil.Process]) -> None:
-    inherited = {(own.laddr, own.raddr) for own in psutil.Process().net_connections("inet")}  # by a fork, as of Ray's
+    inherited = {
+        (own.laddr, own.raddr) for own in psutil.Process().net_connections("inet")
+    }  # inherited by fork, such as those of Ray
     for process in processes:
         opened = [one for one in process.net_connections("inet") if (one.laddr, one.raddr) not in inherited]
         assert opened == []
@@ -63,8 +65,8 @@ def test_workers_accept_no_connections(processes: list[psutil.Process]) -> None:
             assert not connection.laddr
 
 
-def test_memory_and_output_have_no_name(processes: list[psutil.Process]) -> None:
-    inherited = set(_open_and_mapped(psutil.Process()))  # a fork has what its parent has
+def test_shared_memory_and_output_files_are_anonymous(processes: list[psutil.Process]) -> None:
+    inherited = set(_open_and_mapped(psutil.Process()))  # inherited by fork
     for process in processes:
         opened = _open_and_mapped(process)
         named = [path for path in opened if path.startswith("/dev/shm") or path in _files_in_tmp(process)]
@@ -72,19 +74,19 @@ def test_memory_and_output_have_no_name(processes: list[psutil.Process]) -> None
         assert any("memfd:parallelenv" in path for path in opened) or process.pid in fork_server_pids()
 
 
-def test_nothing_shows_in_arguments_and_environment_variables(processes: list[psutil.Process]) -> None:
+def test_command_lines_and_environments_contain_no_env_data(processes: list[psutil.Process]) -> None:
     for process in processes:
         assert SECRET not in " ".join(process.cmdline())
         assert SECRET not in str(process.environ())
 
 
 def _open_and_mapped(process: psutil.Process) -> list[str]:
-    """Return the names of what a process has open or mapped; of what has no name, what the system calls it."""
+    """Return the names of the files that a process has open or mapped."""
     return _opened(process) + [region.path for region in process.memory_maps()]
 
 
 def _files_in_tmp(process: psutil.Process) -> list[str]:
-    """Return what a process has open in the folder for temporary files, and is not deleted."""
+    """Return the open temporary files of a process that are not deleted."""
     folder = tempfile.gettempdir()
     return [path for path in _opened(process) if path.startswith(folder) and not path.endswith("(deleted)")]
 
@@ -94,7 +96,7 @@ def _opened(process: psutil.Process) -> list[str]:
 
 
 @pytest.mark.parametrize("mode", ["ray", "ray-subproc"], indirect=True)
-def test_the_door_for_rays_actors_is_shut_once_they_are_in(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_socket_for_ray_actors_is_private_and_removed_after_start(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from parallelenv.backends import _ray_local
 
     modes: list[int] = []
@@ -103,7 +105,7 @@ def test_the_door_for_rays_actors_is_shut_once_they_are_in(mode: str, monkeypatc
     def admit(doorway: _ray_local.LocalListener, actors: Any) -> Any:
         paths.append(Path(doorway.path))
         modes.append(stat.S_IMODE(paths[0].parent.stat().st_mode))
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:  # not an actor that was started
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:  # not one of the actors
             stranger.connect(doorway.path)
             return admit_actors(doorway, actors)
 

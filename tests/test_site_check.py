@@ -1,4 +1,4 @@
-"""What `make docs` looks for in the pages that it has built is found."""
+"""The checks of `make docs` on the built pages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ def check() -> Any:
     return module
 
 
-def test_what_is_loaded_from_elsewhere_is_found(check: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_resources_loaded_from_other_sites_are_found(
+    check: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     (tmp_path / "a.html").write_text(
         '<script src="https://cdn.example/x.js"></script> <img alt="" src="//b.example/p">'
     )
@@ -33,13 +35,13 @@ def test_what_is_loaded_from_elsewhere_is_found(check: Any, capsys: pytest.Captu
     assert "b.example" in printed
 
 
-def test_what_is_linked_to_elsewhere_is_not(check: Any) -> None:
+def test_links_to_other_sites_are_allowed(check: Any) -> None:
     pages = {Path("/a.html"): '<a href="https://gymnasium.farama.org">it</a> <img src="picture.svg">'}
     assert not check.foreign(pages)
     assert not check.broken(pages)
 
 
-def test_links_to_nothing_are_found(check: Any, tmp_path: Path) -> None:
+def test_broken_links_are_found(check: Any, tmp_path: Path) -> None:
     texts = {
         "a.html": '<a href="b.html#here">x</a> <a href="b.html#gone">x</a> <a href="c.html">x</a>',
         "b.html": '<p id="here">',
@@ -50,7 +52,7 @@ def test_links_to_nothing_are_found(check: Any, tmp_path: Path) -> None:
     assert sorted(problem.rpartition(" ")[2] for problem in check.broken(pages)) == ["b.html#gone", "c.html"]
 
 
-def test_a_public_name_that_is_not_described_is_found(check: Any) -> None:
+def test_undocumented_public_names_are_found(check: Any) -> None:
     names = [f"parallelenv.{name}" for name in parallelenv.__all__]
     names += [f"parallelenv.ParallelEnv.{name}" for name in dir(parallelenv.ParallelEnv) if not name.startswith("_")]
     errors = vars(parallelenv.errors).items()

@@ -1,4 +1,4 @@
-"""Spaces that the user gives, instead of those that envs declare."""
+"""Spaces given by the user instead of those that envs declare."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SPACES = Box(-np.inf, np.inf, (2,), np.float64), Box(-9, 9, (), np.float64)
 
 
 class Silent(gym.Env[Any, Any]):
-    """Does not want to be asked."""
+    """Raises if its spaces are read."""
 
     @property
     def observation_space(self) -> Any:  # type: ignore[override]
@@ -35,7 +35,7 @@ class Silent(gym.Env[Any, Any]):
         return np.full(2, float(action)), 1.0, False, False, {}
 
 
-def test_no_env_is_asked(make_env: MakeEnv) -> None:
+def test_given_spaces_are_used_without_asking_the_envs(make_env: MakeEnv) -> None:
     with pytest.raises(RuntimeError, match="this takes minutes"):
         make_env([Silent])
     env = make_env([Silent] * 2, spaces=SPACES)
@@ -52,7 +52,7 @@ def test_no_env_is_asked(make_env: MakeEnv) -> None:
 
 
 @pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
-def test_old_objects_get_what_needs_spaces(make_env: MakeEnv) -> None:
+def test_given_spaces_make_old_gym_envs_usable_with_to_gymnasium(make_env: MakeEnv) -> None:
     env = make_env([partial(Old, number) for number in range(3)], spaces=SPACES)
     plain = make_env([partial(Old, number) for number in range(3)])
     assert env.reset(seed=1).tolist() == plain.reset(seed=1).tolist()
@@ -64,7 +64,7 @@ def test_old_objects_get_what_needs_spaces(make_env: MakeEnv) -> None:
 
 
 @pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
-def test_wrong_spaces_are_errors_where_they_matter(make_env: MakeEnv) -> None:
+def test_wrong_given_spaces_raise_on_reset_and_step(make_env: MakeEnv) -> None:
     env = make_env([Silent] * 2, spaces=(Box(-1, 1, (3,), np.float64), Discrete(2)))
     with pytest.raises(EnvContractError, match=r"state is of shape \(2,\).*says Box.*\(3,\).*give it by spaces="):
         env.reset(1)
@@ -75,7 +75,7 @@ def test_wrong_spaces_are_errors_where_they_matter(make_env: MakeEnv) -> None:
 
 
 class Image(Old):
-    """Answers lists of ints."""
+    """Returns lists of ints."""
 
     def __init__(self, brightness: int = 255) -> None:
         self.brightness = brightness
@@ -92,7 +92,7 @@ UNSIGNED = Box(0, 255, (2,), np.uint8), Box(0, 200, (2,), np.uint8)
 
 
 @pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
-def test_plain_ints_become_unsigned_ones_by_value(make_env: MakeEnv) -> None:
+def test_python_ints_are_cast_to_unsigned_dtypes_by_value(make_env: MakeEnv) -> None:
     env = make_env([Image] * 2, spaces=UNSIGNED)
     states = env.reset()
     assert states.dtype == np.uint8
@@ -111,7 +111,7 @@ def test_plain_ints_become_unsigned_ones_by_value(make_env: MakeEnv) -> None:
             make_env([partial(Image, wrong)], spaces=UNSIGNED).reset()
 
 
-def test_a_mode_is_chosen_by_them_too() -> None:
+def test_recommend_uses_given_spaces() -> None:
     assert "No env could be tried" in recommend([Silent]).reason
     found = recommend([Silent], spaces=SPACES)
     assert found.step_cost is not None
@@ -138,12 +138,12 @@ def test_a_mode_is_chosen_by_them_too() -> None:
         (gym.Space(), SPACES[1]),
     ],
 )
-def test_what_is_no_pair_is_refused(spaces: Any) -> None:
+def test_spaces_argument_that_is_not_a_pair_is_refused(spaces: Any) -> None:
     with pytest.raises(ArgumentError, match=r"is no pair of spaces. Give \(observation_space, action_space\)"):
         ParallelEnv([Silent], spaces=spaces)
 
 
-def test_make_takes_them_too_and_they_are_copied() -> None:
+def test_make_accepts_and_copies_given_spaces() -> None:
     wider = Box(-np.inf, np.inf, (4,), np.float32)
     with ParallelEnv.make("CartPole-v1", 2, spaces=(wider, Discrete(2))) as env:
         assert env.single_observation_space == wider

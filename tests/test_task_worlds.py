@@ -1,4 +1,4 @@
-"""A thousand tasks of grid worlds, dealt out by eight samplers: the same ones in the same order in every mode."""
+"""A thousand grid-world tasks of eight samplers: the same tasks in the same order in every mode."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LEVELS = ("Empty-Random-5x5", "DoorKey-5x5", "GoToDoor-5x5", "Fetch-5x5-N2", "Un
 
 @pytest.fixture(autouse=True)
 def _minigrid() -> None:
-    pytest.importorskip("minigrid")  # registers its levels; workers are told
+    pytest.importorskip("minigrid")  # registers its levels, also in workers
 
 
 class Level(Task):
@@ -107,7 +107,7 @@ def played_in_a_loop() -> Any:
         return play(oracle)
 
 
-def test_a_thousand_tasks_come_in_the_same_order_in_every_mode(make_pool: MakePool) -> None:
+def test_tasks_have_the_same_order_in_every_mode(make_pool: MakePool) -> None:
     expected = played_in_a_loop()
     found = play(make_pool(Levels, [{"length": NUM_TASKS}] * NUM_ENVS))
     played, total, (orders, _, seen) = found
@@ -118,7 +118,7 @@ def test_a_thousand_tasks_come_in_the_same_order_in_every_mode(make_pool: MakePo
     assert difference(expected, found) is None, difference(expected, found)
 
 
-def test_rounds_of_all_and_a_rollout_play_the_same_tasks(make_pool: MakePool) -> None:
+def test_rollout_plays_the_same_tasks_as_next_task_rounds(make_pool: MakePool) -> None:
     arguments = [{"length": 12}] * NUM_ENVS
     rounds, beside = make_pool(Levels, arguments, auto=False), make_pool(Levels, arguments)
     rounds.set_seeds(3)
@@ -131,7 +131,7 @@ def test_rounds_of_all_and_a_rollout_play_the_same_tasks(make_pool: MakePool) ->
         while not rounds.all_done():
             before = rounds.done
             tasks += int((rounds.step(np.full(NUM_ENVS, 2)).dones & ~before).sum())
-    rollout = beside.rollout(forward, num_episodes=NUM_ENVS * 100)  # more than there are
+    rollout = beside.rollout(forward, num_episodes=NUM_ENVS * 100)  # more than available
     assert tasks == rollout.dones.sum() == NUM_ENVS * 12
     assert beside.all_exhausted()
     assert difference(rounds.attr("sampler.order"), beside.attr("sampler.order")) is None

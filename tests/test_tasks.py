@@ -1,4 +1,4 @@
-"""Samplers as envs, and what only a pool of them can be asked."""
+"""Samplers as envs, and the methods of task pools."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ FOUR = [{"total": 9}] * 4
 
 
 class Count(Task):
-    """Inherits what it does not have."""
+    """A task that inherits the optional methods."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -56,7 +56,7 @@ class Count(Task):
 
 
 class Counts(TaskSampler):
-    """Has no end, inherits what it does not have, and notes what it is called for."""
+    """A sampler without end that inherits the optional methods and records its calls."""
 
     observation_space = PLAIN
     action_space = gym.spaces.Discrete(2)
@@ -75,12 +75,12 @@ class Counts(TaskSampler):
         self.log.append(seed)
 
 
-def test_it_is_an_env_as_gymnasium_wants_it() -> None:
+def test_task_env_passes_check_env() -> None:
     check_env(TaskEnv(Counts()), skip_render_check=True)
 
 
 def test_dicts_without_a_space_are_batched_by_key(make_pool: MakePool) -> None:
-    """And so they are for policies, and seen by wrappers."""
+    """Also for policies and wrappers."""
     env = make_pool(Walks, [{"kind": "pieces", "total": 9}] * 3)
     first = env.next_task(length=4)
     assert first["place"].shape == (3, 3)
@@ -102,7 +102,7 @@ def test_dicts_without_a_space_are_batched_by_key(make_pool: MakePool) -> None:
 
 
 @nearby
-def test_dicts_that_differ_are_kept_as_they_are(make_pool: MakePool) -> None:
+def test_dict_states_with_different_keys_stay_objects(make_pool: MakePool) -> None:
     class Odd(Walks):
         def next_task(self, length: int | None = None, **kwargs: Any) -> Any:
             self.kind = "pieces" if self.total == 1 else "sheet"
@@ -114,7 +114,7 @@ def test_dicts_that_differ_are_kept_as_they_are(make_pool: MakePool) -> None:
     assert [set(state) for state in states] == [{"place", "parts"}, {"place", "word"}]
 
 
-def test_what_reset_is_given_goes_to_the_sampler() -> None:
+def test_reset_arguments_are_passed_to_the_sampler() -> None:
     sampler = Counts()
     env = TaskEnv(sampler)
     env.reset(seed=3, options={"level": 2})
@@ -125,7 +125,7 @@ def test_what_reset_is_given_goes_to_the_sampler() -> None:
     env.close()
 
 
-def test_an_end_that_only_the_task_knows_is_a_cut() -> None:
+def test_end_reported_only_by_is_done_is_a_truncation() -> None:
     env = TaskEnv(Counts())
     env.reset()
     assert env.step(0)[2:4] == (False, False)
@@ -141,7 +141,7 @@ def test_an_end_that_only_the_task_knows_is_a_cut() -> None:
         (True, {"TimeLimit.truncated": True}, (False, True)),
     ],
 )
-def test_one_flag_is_split_as_that_of_old_envs(kind: Any, done: bool, info: Any, flags: Any) -> None:
+def test_done_flag_is_split_into_terminated_and_truncated(kind: Any, done: bool, info: Any, flags: Any) -> None:
     class Told(Count):
         def step(self, action: Any) -> Any:
             return kind(np.zeros(3), 2.0, done, info)
@@ -157,7 +157,7 @@ def test_one_flag_is_split_as_that_of_old_envs(kind: Any, done: bool, info: Any,
 
 
 @pytest.mark.parametrize("returned", [None, (1, 2, 3), [0, 0.0, False, False, {}]])
-def test_what_a_step_may_not_return(returned: Any) -> None:
+def test_invalid_step_results_of_a_task_raise(returned: Any) -> None:
     class Odd(Count):
         def step(self, action: Any) -> Any:
             return returned
@@ -172,7 +172,7 @@ def test_what_a_step_may_not_return(returned: Any) -> None:
         env.step(0)
 
 
-def test_what_is_no_sampler_and_no_task() -> None:
+def test_invalid_samplers_and_tasks_are_refused() -> None:
     with pytest.raises(
         InvalidEnvError, match=r"sampler is Count, which lacks next_task\(\), reset\(\), set_seed\(\)\. A"
     ):
@@ -188,7 +188,7 @@ def test_what_is_no_sampler_and_no_task() -> None:
         TaskEnv(Wrong()).reset()
 
 
-def test_tasks_are_closed_before_the_next_and_the_sampler_last() -> None:
+def test_each_task_is_closed_before_the_next_and_the_sampler_last() -> None:
     log: list[Any] = []
     env = TaskEnv(Walks(3, log=log))
     env.reset()
@@ -199,7 +199,7 @@ def test_tasks_are_closed_before_the_next_and_the_sampler_last() -> None:
     assert log == [[1, 2, "sampler"]]
 
 
-def test_a_task_that_cannot_close_does_not_keep_its_sampler_from_it() -> None:
+def test_sampler_is_closed_even_if_closing_a_task_raises() -> None:
     class Stuck(Count):
         def close(self) -> None:
             raise OSError("stuck")
@@ -219,7 +219,7 @@ def test_a_task_that_cannot_close_does_not_keep_its_sampler_from_it() -> None:
     assert sampler.log[-1] == "closed"
 
 
-def test_render_mode_and_metadata_are_the_samplers() -> None:
+def test_render_mode_and_metadata_are_those_of_the_sampler() -> None:
     class Drawn(Counts):
         render_mode = "rgb_array"
         metadata = {"render_modes": ["rgb_array"], "render_fps": 7}  # noqa: RUF012
@@ -230,10 +230,10 @@ def test_render_mode_and_metadata_are_the_samplers() -> None:
     assert TaskEnv(Counts()).metadata is not gym.Env.metadata
 
 
-# ---------------------------------------------------------------- a pool of them
+# ---------------------------------------------------------------- task pools
 
 
-def test_samplers_are_made_where_they_run_and_share_nothing(make_pool: MakePool) -> None:
+def test_samplers_are_made_in_workers_and_share_nothing(make_pool: MakePool) -> None:
     shared = {"total": 3, "log": []}
     env = make_pool(Walks, [shared, shared])
     assert type(env) is TaskPool
@@ -247,10 +247,10 @@ def test_samplers_are_made_where_they_run_and_share_nothing(make_pool: MakePool)
     assert env.attr("sampler.log", id=0) == [[]]
 
 
-@pytest.mark.parametrize(("auto", "policy"), [(True, "restart"), (False, "idle")])
-def test_resampling_is_a_policy(make_pool: MakePool, auto: bool, policy: str) -> None:
+@pytest.mark.parametrize(("auto", "done_policy"), [(True, "restart"), (False, "idle")])
+def test_auto_resample_sets_the_done_policy(make_pool: MakePool, auto: bool, done_policy: str) -> None:
     env = make_pool(Walks, [{"total": 9}] * 2, auto)
-    assert f"asynchronous={policy!r}" in repr(env)
+    assert f"asynchronous={done_policy!r}" in repr(env)
     env.reset(options=[{"length": 1}, {"length": 3}])
     env.step([1, 1])
     assert env.attr("number", id=0) == [2 if auto else 1]
@@ -259,7 +259,7 @@ def test_resampling_is_a_policy(make_pool: MakePool, auto: bool, policy: str) ->
     assert env.next_task(0)[0, :2].tolist() == [given + 1, 0]
 
 
-def test_next_task_gives_first_states_and_takes_arguments(make_pool: MakePool) -> None:
+def test_next_task_returns_first_states_and_accepts_arguments(make_pool: MakePool) -> None:
     env = make_pool(Walks, FOUR)
     assert env.next_task().shape == (4, 3)
     states = env.next_task([3, 1], length=1, other=(2, 3))
@@ -269,7 +269,7 @@ def test_next_task_gives_first_states_and_takes_arguments(make_pool: MakePool) -
     assert env.attr("sampler.length", id=3) == [9]
 
 
-def test_reset_all_goes_back_and_leaves_the_random_numbers(make_pool: MakePool) -> None:
+def test_reset_all_restarts_tasks_but_not_random_numbers(make_pool: MakePool) -> None:
     env = make_pool(Walks, FOUR)
     first = env.reset(seed=3, options={"length": 9})
     env.pause(0)
@@ -287,7 +287,7 @@ def test_reset_all_goes_back_and_leaves_the_random_numbers(make_pool: MakePool) 
     assert env.attr("closed", id=2) == [[1, 1]]
 
 
-def test_seeds_are_set_at_once(make_pool: MakePool) -> None:
+def test_set_seeds_takes_effect_immediately(make_pool: MakePool) -> None:
     env = make_pool(Walks, FOUR)
     env.next_task()
     assert env.set_seeds(3) == [3, 4, 5, 6]
@@ -300,7 +300,7 @@ def test_seeds_are_set_at_once(make_pool: MakePool) -> None:
         env.set_seeds([1, 2])
 
 
-def test_observations_are_those_of_now(make_pool: MakePool) -> None:
+def test_get_observations_returns_current_observations(make_pool: MakePool) -> None:
     env = make_pool(Walks, [{"total": total, "kind": "sheet"} for total in (2, 0, 2)])
     with pytest.raises(ResetNeededError, match=r"envs \[0, 1, 2\]"):
         env.get_observations()
@@ -321,14 +321,14 @@ def test_observations_are_those_of_now(make_pool: MakePool) -> None:
 
 
 @nearby
-def test_they_are_batched_as_states_are(make_pool: MakePool) -> None:
+def test_observations_are_batched_like_states(make_pool: MakePool) -> None:
     env = make_pool(Walks, FOUR)
     assert difference(env.next_task(), env.get_observations()) is None
     assert difference(env.step([1, 1], id=[2, 1]).states, env.get_observations([2, 1])) is None
 
 
 class Shows(Count):
-    """Shows what it is told to, after its first step."""
+    """Returns a given observation after its first step."""
 
     seen: Any = None
 
@@ -350,7 +350,7 @@ class ShowsIt(Counts):
 
 @nearby
 @pytest.mark.parametrize("seen", [None, 3, "x", np.zeros(5), np.zeros(3, complex)])
-def test_what_does_not_fit_is_refused_as_in_a_step(make_pool: MakePool, seen: Any) -> None:
+def test_observation_contradicting_its_space_raises(make_pool: MakePool, seen: Any) -> None:
     env = make_pool(ShowsIt, [{}] * 3)
     env.next_task()
     env.step([1], id=1)
@@ -371,7 +371,7 @@ def test_observations_of_no_envs_match_states_of_no_envs(make_pool: MakePool) ->
 
 
 @nearby
-def test_one_message_for_each_worker(make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_call_sends_one_message_per_worker(make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:
     env = make_pool(Walks, FOUR)
     sent: list[Any] = []
     for link in env.engine.pool._workers:
@@ -418,14 +418,14 @@ class Rewinds(Counts):
 
 
 @nearby
-def test_what_a_pool_asks_for_hides_no_name_of_a_sampler(make_pool: MakePool) -> None:
+def test_internal_methods_do_not_hide_names_of_the_sampler(make_pool: MakePool) -> None:
     env = make_pool(Rewinds, [{}] * 2)
     env.next_task()
     assert env.call(["rewind", "observe"]) == ["of the sampler"] * 2
     assert env.step([1, 1]).states.shape == (2, 3)
 
 
-def test_names_are_looked_up_through_wrappers_too() -> None:
+def test_names_are_looked_up_through_wrappers() -> None:
     with TaskPool([lambda: TimeLimit(TaskEnv(Walks(9)), 3)] * 2) as env:
         env.next_task(length=9)
         assert env.call("name") == ["walk 1"] * 2
@@ -435,7 +435,7 @@ def test_names_are_looked_up_through_wrappers_too() -> None:
 
 
 @nearby
-def test_a_pool_is_rendered_and_rolled_out(make_pool: MakePool) -> None:
+def test_task_pool_supports_render_and_rollout(make_pool: MakePool) -> None:
     env = make_pool(Walks, [{"total": math.inf}] * 2)
     assert env.render() == [None, None]
     env.next_task()
@@ -444,7 +444,7 @@ def test_a_pool_is_rendered_and_rolled_out(make_pool: MakePool) -> None:
 
 
 @nearby
-def test_a_rebuilt_sampler_goes_on_from_the_seeds_that_were_set(make_pool: MakePool) -> None:
+def test_rebuilt_sampler_uses_the_seeds_that_were_set(make_pool: MakePool) -> None:
     drawn = []
     for _ in range(2):
         env = make_pool(Walks, [{"total": 9, "crash": (1, 1)}] * 2, on_failure="restart")
@@ -455,13 +455,13 @@ def test_a_rebuilt_sampler_goes_on_from_the_seeds_that_were_set(make_pool: MakeP
     assert drawn[0][0] != drawn[0][1]
 
 
-def test_whether_to_resample_is_true_or_false() -> None:
+def test_auto_resample_when_done_must_be_a_bool() -> None:
     wrong: Any = "no"
     with pytest.raises(ArgumentError, match="auto_resample_when_done='no' must be True or False"):
         ParallelEnv.from_samplers(Walks, [{}], "dummy", wrong)
 
 
-def test_wrong_arguments_are_refused_before_anything_is_made() -> None:
+def test_invalid_arguments_are_refused_before_any_sampler_is_made() -> None:
     cases: list[tuple[Any, Any, str]] = [
         (3, [{}], "make_sampler_fn=3 cannot be called"),
         (Walks, {"total": 3}, "sampler_fn_args={'total': 3} is no list. Give a list with a dict"),
@@ -479,7 +479,7 @@ def test_wrong_arguments_are_refused_before_anything_is_made() -> None:
 
 
 @nearby
-def test_what_a_maker_raises_or_returns_instead(make_pool: MakePool) -> None:
+def test_errors_and_results_of_make_sampler_fn_are_checked(make_pool: MakePool) -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'wrong'"):
         make_pool(Walks, [{}, {"wrong": 1}])
     with pytest.raises(InvalidEnvError, match="sampler is dict, which lacks"):
@@ -491,7 +491,7 @@ def test_unpicklable_task_arguments_raise_in_every_mode(make_pool: MakePool) -> 
         make_pool(Walks, [{"log": threading.Lock()}])
 
 
-def test_a_pool_of_other_envs_says_what_it_lacks() -> None:
+def test_task_pool_of_plain_envs_names_the_missing_method() -> None:
     with TaskPool(["CartPole-v1"]) as env:
         env.reset()
         with pytest.raises(
@@ -500,7 +500,7 @@ def test_a_pool_of_other_envs_says_what_it_lacks() -> None:
             env.get_observations()
 
 
-def test_a_wrapper_asks_for_tasks_only_where_there_are_any(make_pool: MakePool) -> None:
+def test_wrapper_has_task_methods_only_around_a_task_pool(make_pool: MakePool) -> None:
     with ParallelEnv(["CartPole-v1"]) as env:
         with pytest.raises(AttributeError, match="has no next_task"):
             ParallelWrapper(env).next_task()
@@ -512,7 +512,7 @@ def test_a_wrapper_asks_for_tasks_only_where_there_are_any(make_pool: MakePool) 
         stacked.get_observations()
 
 
-def test_with_gives_the_pool_itself(make_pool: MakePool) -> None:
+def test_context_manager_returns_the_task_pool(make_pool: MakePool) -> None:
     with make_pool(Walks, FOUR) as env:
         assert env.next_task().shape == (4, 3)
     assert env.closed

@@ -1,4 +1,4 @@
-"""Samplers and what need not wait: resets that are sent, streams, evaluation, and loops over all tasks there are."""
+"""Samplers with sent resets, streams, evaluation, and loops over all tasks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from test_exhausted import TOTALS, env_fns, walks
 
 from parallelenv import CLOSE, TERMINATED, ParallelEnv
 from parallelenv.contract.difference import difference
-from parallelenv.testing.scenario import POLICIES, drain
+from parallelenv.testing.scenario import DONE_POLICIES, drain
 
 RESTS = (None, None, True, {"exhausted": True})
 
@@ -21,8 +21,8 @@ def ones(states: Any) -> Any:
     return np.ones(len(states), np.int64)
 
 
-def told(env: ParallelEnv) -> list[Any]:
-    """Return what resets that are sent answer, until nobody has an episode, and what is known after each."""
+def play_sent_resets(env: ParallelEnv) -> list[Any]:
+    """Return the results of sent resets until all envs are exhausted, and the flags after each."""
     log: list[Any] = []
     for _ in range(max(TOTALS) + 1):
         env.send_reset()
@@ -32,16 +32,16 @@ def told(env: ParallelEnv) -> list[Any]:
     return [*log, drain(env)]
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("done_policy", DONE_POLICIES)
 @pytest.mark.parametrize("kind", ["plain", "sheet"])
-def test_a_reset_that_is_sent_may_find_nothing(make_env: MakeEnv, policy: Any, kind: str) -> None:
-    with ParallelEnv(env_fns(kind), asynchronous=policy) as oracle:
-        expected = told(oracle)
-    found = told(make_env(env_fns(kind), asynchronous=policy, num_cpus=2))
+def test_send_reset_of_an_exhausted_env_equals_the_oracle(make_env: MakeEnv, done_policy: Any, kind: str) -> None:
+    with ParallelEnv(env_fns(kind), asynchronous=done_policy) as oracle:
+        expected = play_sent_resets(oracle)
+    found = play_sent_resets(make_env(env_fns(kind), asynchronous=done_policy, num_cpus=2))
     assert difference(expected, found) is None, difference(expected, found)
 
 
-def test_exhausted_env_is_received_as_a_resting_entry(make_pool: MakePool) -> None:
+def test_exhausted_env_is_received_without_state_and_reward(make_pool: MakePool) -> None:
     env = make_pool(Walks, walks())
     env.send_reset()
     result = env.recv(min_envs=len(env))
@@ -50,11 +50,11 @@ def test_exhausted_env_is_received_as_a_resting_entry(make_pool: MakePool) -> No
     assert (result.states[place], result.rewards[place], bool(result.dones[place]), result.infos[place]) == RESTS
     assert all(info["reset"] for info in np.delete(result.infos, place))
     env.send_reset(2)
-    assert env.get_state() == (TERMINATED, 2)  # no other episode has begun, though who ends begins anew
+    assert env.get_state() == (TERMINATED, 2)  # no other episode has begun, though ended envs are reset
 
 
 @pytest.mark.parametrize("auto", [True, False])
-def test_one_at_a_time_until_there_are_no_more(make_pool: MakePool, auto: bool) -> None:
+def test_get_state_and_send_action_until_all_envs_are_exhausted(make_pool: MakePool, auto: bool) -> None:
     env = make_pool(Walks, walks(), auto)
     ends = dict.fromkeys(range(len(env)), 0)
     env.send_reset()
@@ -71,7 +71,7 @@ def test_one_at_a_time_until_there_are_no_more(make_pool: MakePool, auto: bool) 
     assert auto or tuple(ends.values()) == TOTALS
 
 
-def test_a_stream_ends_when_there_are_no_more_tasks(make_pool: MakePool) -> None:
+def test_stream_ends_when_all_envs_are_exhausted(make_pool: MakePool) -> None:
     env = make_pool(Walks, walks())
     env.next_task(length=2)
     steps = dict.fromkeys(range(len(env)), 0)
@@ -84,22 +84,22 @@ def test_a_stream_ends_when_there_are_no_more_tasks(make_pool: MakePool) -> None
     assert all(count >= TOTALS[env_id] for env_id, count in steps.items())
 
 
-def test_whole_episodes_are_as_many_as_there_are(make_pool: MakePool) -> None:
+def test_run_episodes_stops_when_no_tasks_are_left(make_pool: MakePool) -> None:
     env = make_pool(Walks, walks())
     evaluation = env.run_episodes(ones, 8, progress=False)
     assert evaluation.env_ids.tolist() == [0, 1, 1, 3, 3]  # two each, where there are two
     with ParallelEnv.from_samplers(Walks, walks()) as oracle:
         expected = oracle.run_episodes(ones, 8, progress=False)
     assert difference(vars(expected), vars(evaluation)) is None
-    assert env.next_task().tolist()[0] is None  # whom all were played of
+    assert env.next_task().tolist()[0] is None  # all its tasks were played
 
 
 @pytest.mark.parametrize("auto", [True, False])
-def test_a_loop_until_all_are_done_plays_every_task(make_pool: MakePool, auto: bool) -> None:
+def test_loop_until_all_done_plays_every_task(make_pool: MakePool, auto: bool) -> None:
     env = make_pool(Walks, walks(totals=(3, 3, 3)), auto)
     states, ended = env.next_task(length=2), 0
     while states[0] is not None:
         while not env.all_done():
             ended += int(env.step([1, 1, 1]).dones.sum())
         states = env.next_task(length=2)
-    assert ended == 9  # all end one in the same step
+    assert ended == 9  # all end an episode in the same step

@@ -1,4 +1,4 @@
-"""Which frames of an error a user sees, the same ones in every mode, and what is not left out."""
+"""The frames shown in tracebacks: the same in every mode."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Clumsy(gym.ActionWrapper[Any, Any, Any]):
 
 
 def frames(error: BaseException) -> list[str]:
-    """Return the functions of a traceback, from the test's own on."""
+    """Return the functions of a traceback, starting with the test."""
     return [frame.name for frame in traceback.extract_tb(error.__traceback__)]
 
 
@@ -75,7 +75,7 @@ def make_wrapped() -> gym.Env[Any, Any]:
 
 
 @pytest.mark.parametrize("action", [STEP, LAMBDA, CHAIN, CONTEXT, DEEP])
-def test_a_traceback_is_the_same_text_in_every_mode(make_env: MakeEnv, action: int) -> None:
+def test_traceback_text_is_the_same_in_every_mode(make_env: MakeEnv, action: int) -> None:
     texts = []
     for make in (ParallelEnv, make_env):
         with make([Failing] * 2, num_cpus=1) as env:
@@ -83,13 +83,13 @@ def test_a_traceback_is_the_same_text_in_every_mode(make_env: MakeEnv, action: i
             with pytest.raises((KeyError, RuntimeError, LookupError)) as caught:
                 env.step([action] * 2)
         text = "".join(traceback.format_exception(caught.value))
-        # Of a very deep traceback the middle does not travel, and it says how often a line was repeated.
+        # The middle of a very deep traceback is not sent; the text says how often a line was repeated.
         texts.append(re.sub(r"process \d+|repeated \d+ more times", "", text))
     assert texts[0] == texts[1]
     assert "parallelenv/" not in texts[0].replace(str(Path(__file__).parent), "")
 
 
-def test_frames_of_wrappers_that_only_lead_on_are_left_out(make_env: MakeEnv) -> None:
+def test_frames_of_forwarding_wrappers_are_omitted(make_env: MakeEnv) -> None:
     env = make_env([make_wrapped] * 2)
     env.reset()
     with pytest.raises(KeyError) as caught:
@@ -105,7 +105,7 @@ def test_frames_of_a_wrapper_that_fails_are_shown(make_env: MakeEnv) -> None:
     assert frames(caught.value)[1:] == ["step", "action"]  # of gym.ActionWrapper, and its own
 
 
-def test_a_refused_argument_has_no_frame_of_ours() -> None:
+def test_argument_errors_show_no_package_frames() -> None:
     with ParallelEnv([Failing] * 2) as env:
         for call in (
             partial(env.reset, id=9),
@@ -123,7 +123,7 @@ def test_a_refused_argument_has_no_frame_of_ours() -> None:
             assert len(frames(caught.value)) == 1
 
 
-def test_a_misspelt_name_has_no_frame_of_ours() -> None:
+def test_misspelt_name_errors_show_no_package_frames() -> None:
     with ParallelEnv([Failing] * 2, asynchronous="continue") as env:
         flags = np.zeros(2, bool)
         result = StepResult(np.zeros((2, 1)), np.zeros(2), flags, np.array([{}, {}]), flags, flags, np.arange(2))
@@ -144,7 +144,7 @@ def unpack(result: Any) -> None:
     _, _, _, _, _ = result
 
 
-def test_a_stream_and_a_coroutine_have_short_tracebacks_too() -> None:
+def test_stream_and_arecv_have_short_tracebacks() -> None:
     def act(states: Any) -> Any:
         raise ZeroDivisionError("no policy")
 
@@ -158,7 +158,7 @@ def test_a_stream_and_a_coroutine_have_short_tracebacks_too() -> None:
         assert len(frames(refused.value)) == 1
 
 
-def test_a_defect_of_the_package_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_internal_errors_keep_package_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     with ParallelEnv([Failing] * 2) as env:
         monkeypatch.delattr(type(env.engine.pool), "ask")
         with pytest.raises(AttributeError) as caught:
@@ -166,7 +166,7 @@ def test_a_defect_of_the_package_keeps_its_traceback(monkeypatch: pytest.MonkeyP
     assert "get_env_attr" in frames(caught.value)
 
 
-def test_source_that_cannot_be_read_here_comes_along() -> None:
+def test_source_lines_of_other_machines_are_sent_with_the_error() -> None:
     class Far(Failing):
         def vanish(self) -> None:
             line = "raise ValueError('gone')"
@@ -182,7 +182,7 @@ def test_source_that_cannot_be_read_here_comes_along() -> None:
 
 
 class Sly(Exception):
-    """Looks attributes up, and describes itself, in ways that fail."""
+    """Its attribute lookup and its description fail."""
 
     def __getattr__(self, name: str) -> Any:
         raise KeyError(name)
@@ -224,7 +224,7 @@ class Odd(Failing):
         raise ExceptionGroup("both", errors)
 
     def in_kinds(self) -> None:
-        """Replaced, on each env by another one."""
+        """Replaced by another method on each env."""
 
     def the_same_again(self) -> None:
         raise self.again
@@ -234,7 +234,9 @@ class Odd(Failing):
     ("method", "expected"),
     [("slyly", Sly), ("in_circles", KeyError), ("in_a_long_chain", ValueError), ("in_a_group", ExceptionGroup)],
 )
-def test_odd_exceptions_arrive_and_harm_nothing(make_env: MakeEnv, method: str, expected: type[Exception]) -> None:
+def test_unusual_exceptions_are_raised_and_env_stays_usable(
+    make_env: MakeEnv, method: str, expected: type[Exception]
+) -> None:
     env = make_env([Odd] * 2, num_cpus=1)
     env.reset()
     with pytest.raises(expected) as caught:
@@ -244,7 +246,7 @@ def test_odd_exceptions_arrive_and_harm_nothing(make_env: MakeEnv, method: str, 
     assert len(env.reset()) == 2
 
 
-def test_members_of_a_group_keep_their_tracebacks(make_env: MakeEnv) -> None:
+def test_exceptions_in_a_group_keep_their_tracebacks(make_env: MakeEnv) -> None:
     env = make_env([Odd])
     with pytest.raises(ExceptionGroup) as caught:
         env.customized_method("in_a_group")
@@ -254,7 +256,7 @@ def test_members_of_a_group_keep_their_tracebacks(make_env: MakeEnv) -> None:
     assert isinstance(first.__cause__, ValueError)
 
 
-def test_an_exception_that_is_raised_again_and_again_does_not_grow(make_env: MakeEnv) -> None:
+def test_exception_object_raised_repeatedly_does_not_grow(make_env: MakeEnv) -> None:
     env = make_env([Odd])
     for _ in range(200):
         with pytest.raises(ValueError, match="one and the same") as caught:
@@ -263,7 +265,7 @@ def test_an_exception_that_is_raised_again_and_again_does_not_grow(make_env: Mak
     assert len(caught.value.__notes__) == 1
 
 
-def test_what_the_package_has_handled_is_no_context(make_env: MakeEnv) -> None:
+def test_handled_internal_errors_are_not_shown_as_context(make_env: MakeEnv) -> None:
     class Wrong(Failing):
         def step(self, action: Any) -> Any:
             return np.zeros(3), 1.0, False, False, {}
@@ -275,13 +277,13 @@ def test_what_the_package_has_handled_is_no_context(make_env: MakeEnv) -> None:
     assert "During handling" not in "".join(traceback.format_exception(caught.value))
 
 
-def test_errors_of_ours_that_differ_by_the_env_alone_are_one() -> None:
+def test_errors_that_differ_only_in_the_env_are_merged() -> None:
     with pytest.raises(InvalidEnvError, match="An env fn returned None") as caught:
         ParallelEnv([lambda: None] * 3)
     assert "env 0 and 2 others in its constructor" in caught.value.__notes__[0]
 
 
-def test_an_adapter_raises_the_first_error_once_with_the_others_in_its_notes() -> None:
+def test_adapter_raises_the_first_error_with_others_in_its_notes() -> None:
     with ParallelEnv([Odd] * 2) as env:
         vector_env = env.to_gymnasium()
         vector_env.set_attr("in_kinds", [raising(0), raising(1)])

@@ -1,4 +1,4 @@
-"""Errors that are not caught, as people see them: in a real kernel, IPython, Python, rich, pytest and the debugger."""
+"""Uncaught errors as shown by a real kernel, IPython, Python, rich, pytest and the debugger."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ every_mode = pytest.mark.parametrize("word", registry.known_modes())
 
 
 def start(notebook: Notebook, word: str) -> None:
-    """Start Ray in the kernel if the mode needs it: there it serves all tests of this file."""
+    """Start Ray in the kernel if the mode needs it, for all tests of this file."""
     if needs_ray(word):
         pytest.importorskip("ray")
         options = "num_cpus=4, include_dashboard=False, logging_level='ERROR'"
@@ -34,14 +34,14 @@ def start(notebook: Notebook, word: str) -> None:
 @pytest.fixture(scope="module")
 def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
     with open_notebook(tmp_path_factory.mktemp("notebook"), DEFINITIONS) as notebook:
-        # The fork servers stay: they are no leak.
+        # The fork servers stay: they are not leaks.
         notebook.run(f"{ENV.format(mode='subproc')}\nenv.close()\nParallelEnv(['CartPole-v1'], 'subproc').close()")
         yield notebook
 
 
 @pytest.mark.parametrize("name", MISTAKES)
 @every_mode
-def test_a_kernel_shows_what_was_wrong_and_goes_on(notebook: Notebook, word: str, name: str) -> None:
+def test_kernel_shows_the_mistake_and_runs_the_next_cell(notebook: Notebook, word: str, name: str) -> None:
     mistake = MISTAKES[name]
     if word in mistake.unlike:
         pytest.skip(f"it cannot be made in {word}")
@@ -59,7 +59,7 @@ def test_a_kernel_shows_what_was_wrong_and_goes_on(notebook: Notebook, word: str
 
 
 @every_mode
-def test_a_kernel_shows_the_interrupted_line_and_goes_on(notebook: Notebook, word: str) -> None:
+def test_kernel_shows_the_interrupted_line_and_runs_the_next_cell(notebook: Notebook, word: str) -> None:
     start(notebook, word)
     notebook.run(ENV.format(mode=word), patience=100)
     request = notebook.send("print('here')\nenv.step([HANG, GO_ON, GO_ON, GO_ON])")
@@ -112,7 +112,7 @@ FRONTENDS = {
 
 
 @pytest.mark.parametrize("frontend", FRONTENDS)
-def test_every_frontend_shows_the_line_that_failed(tmp_path: Path, frontend: str) -> None:
+def test_every_frontend_shows_the_failing_line(tmp_path: Path, frontend: str) -> None:
     if frontend == "rich":
         pytest.importorskip("rich")
     words, ending, typed = FRONTENDS[frontend]
@@ -142,7 +142,7 @@ def test_every_frontend_shows_the_line_that_failed(tmp_path: Path, frontend: str
 
 
 @pytest.mark.parametrize("word", ["dummy", "subproc"])
-def test_all_frames_are_shown_if_wanted(tmp_path: Path, word: str) -> None:
+def test_all_frames_are_shown_with_full_traceback_variable(tmp_path: Path, word: str) -> None:
     script = tmp_path / "trying.py"
     script.write_text(SCRIPT.replace('"subproc"', repr(word)) + CALL)
     done = subprocess.run(

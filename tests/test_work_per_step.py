@@ -1,4 +1,4 @@
-"""What a step may cost: messages, pickles, waits, copies and calls. Counted, for times differ by machine.
+"""The cost of a step: messages, pickles, waits, copies and calls. Counted, as times differ by machine.
 
 A number here that grows is a step that got slower for everybody.
 """
@@ -37,7 +37,7 @@ Event = tuple[str, int]
 
 
 class Spy:
-    """Stands in for a module and notes the calls of some of its functions."""
+    """Replaces a module and records the calls of some of its functions."""
 
     def __init__(self, module: Any, names: set[str], log: list[Event]) -> None:
         self._module = module
@@ -65,7 +65,7 @@ WATCHED: list[tuple[Any, str, set[str]]] = [
 
 
 def watch(replace: Callable[[Any, str, Any], None] = setattr) -> list[Event]:
-    """Note from now on which messages and pickles this process makes."""
+    """Record from now on which messages and pickles this process makes."""
     log: list[Event] = []
     for module, name, functions in WATCHED:
         replace(module, name, Spy(getattr(module, name), functions, log))
@@ -74,7 +74,7 @@ def watch(replace: Callable[[Any, str, Any], None] = setattr) -> list[Event]:
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> list[Event]:
-    """What this process, the caller, has done."""
+    """The events of this process, the caller."""
     return watch(monkeypatch.setattr)
 
 
@@ -86,7 +86,7 @@ def count_calls(function: Callable[[], Any]) -> int:
         nonlocal count
         count += event == "call"
 
-    gc.disable()  # it calls whom it likes
+    gc.disable()  # it would make additional calls
     sys.setprofile(note)
     try:
         function()
@@ -97,7 +97,7 @@ def count_calls(function: Callable[[], Any]) -> int:
 
 
 def copies_made(function: Callable[[], Any], nbytes: int) -> float:
-    """Return how much memory is had at once during a call, in units of ``nbytes``."""
+    """Return the peak memory of a call, in units of ``nbytes``."""
     tracemalloc.start()
     try:
         function()
@@ -113,7 +113,7 @@ def copies_made(function: Callable[[], Any], nbytes: int) -> float:
 
 
 class Constant(gym.Env[Any, Any]):
-    """Answers the same at every step. In a worker it knows what that process did between its steps.
+    """Returns the same at every step. In a worker it records the events of the process between its steps.
 
     Args:
         space: Of its states.
@@ -151,7 +151,7 @@ class Constant(gym.Env[Any, Any]):
         return self.answer
 
     def between_steps(self) -> list[list[Event]]:
-        """Return what the process did from the beginning of each of the latest steps to that of the next."""
+        """Return the events of the process from the beginning of each of the latest steps to the next."""
         return [self.log[begin:end] for begin, end in pairwise(self.marks[-NUM_STEPS:])]
 
 
@@ -190,7 +190,7 @@ def settled(
 
 @pytest.mark.parametrize("ends", [False, True])
 @pytest.mark.parametrize("spaces", SPACES.values(), ids=SPACES)
-def test_a_plain_step_is_one_small_message_each_way(spaces: Any, ends: bool, log: list[Event]) -> None:
+def test_plain_step_sends_one_small_message_each_way(spaces: Any, ends: bool, log: list[Event]) -> None:
     with settled(spaces, ends=ends) as (env, step):
         log.clear()
         for _ in range(NUM_STEPS):
@@ -202,7 +202,7 @@ def test_a_plain_step_is_one_small_message_each_way(spaces: Any, ends: bool, log
 
 @pytest.mark.parametrize("autoreset_mode", ["NextStep", "SameStep", "Disabled"])
 @pytest.mark.parametrize("spaces", SPACES.values(), ids=SPACES)
-def test_a_step_through_an_adapter_is_one_message_each_way(spaces: Any, autoreset_mode: str, log: list[Event]) -> None:
+def test_step_through_an_adapter_sends_one_message_each_way(spaces: Any, autoreset_mode: str, log: list[Event]) -> None:
     with settled(spaces, ends=autoreset_mode != "Disabled") as (env, _):
         vector_env: Any = env.to_gymnasium(autoreset_mode)
         vector_env.reset()
@@ -239,7 +239,7 @@ def test_infos_cost_one_pickle_per_worker(info: dict[str, Any], loads: int, log:
 
 
 @pytest.mark.parametrize(("env_ids", "owners"), [([0, 1], 1), ([6], 1), ([7, 4], 1), ([3, 4], 2)], ids=str)
-def test_a_step_of_some_envs_wakes_their_workers_only(env_ids: list[int], owners: int, log: list[Event]) -> None:
+def test_step_of_some_envs_wakes_only_their_workers(env_ids: list[int], owners: int, log: list[Event]) -> None:
     with settled() as (env, _):
         log.clear()
         env.step([1] * len(env_ids), env_ids)
@@ -251,7 +251,7 @@ def test_a_step_of_some_envs_wakes_their_workers_only(env_ids: list[int], owners
 
 
 class WatchedSelect:
-    """Stands in for `select` and notes how long each `poll` would wait."""
+    """Replaces `select` and records how long each `poll` would wait."""
 
     POLLIN = select.POLLIN
 
@@ -280,7 +280,7 @@ class WatchedPoll:
 
 @pytest.fixture
 def undisturbed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let nothing happen now and then, whatever time has passed."""
+    """Disable periodic actions."""
     monkeypatch.setattr(_pipe, "_HEARTBEAT", 60.0)
     monkeypatch.setattr(_cpu_balancer, "_PAUSE", 3600.0)
     monkeypatch.setattr(utilisation, "_NUM_FIRST", 0)
@@ -300,9 +300,7 @@ def test_the_caller_sleeps_at_most_once_per_worker(num_cpus: int, naps: float, m
             step()
             waits.append([timeout > 0 for timeout in watched.waits])
     assert max(sum(is_sleep) for is_sleep in waits) <= num_cpus
-    if (
-        naps
-    ):  # after a glance: it stays awake only for what is quick, or seems so because it was itself kept from running
+    if naps:  # after a poll: it busy-waits only for workers that are, or seem, fast
         assert sum(len(is_sleep) <= 2 * num_cpus for is_sleep in waits) > NUM_STEPS / 2
 
 
@@ -323,9 +321,9 @@ CALLS = {("dummy", 1): 85, ("subproc", 1): 57, ("subproc", 2): 75}
 
 @pytest.mark.usefixtures("undisturbed")
 @pytest.mark.parametrize(("mode", "num_cpus"), CALLS)
-def test_a_step_needs_few_python_calls(mode: str, num_cpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_makes_few_python_calls(mode: str, num_cpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def wait_late(*arguments: Any) -> Any:
-        time.sleep(0.005)  # so that it finds all answers together
+        time.sleep(0.005)  # so that it finds all replies together
         return wait(*arguments)
 
     wait = subproc.SubprocBackend.wait

@@ -17,10 +17,10 @@ from parallelenv.adapters.spaces import ObservationMode, check_alike, declared_s
 from parallelenv.contract import arguments
 from parallelenv.contract.batch import Array
 from parallelenv.contract.message_text import show
+from parallelenv.contract.protocol import MethodCall
 from parallelenv.contract.tracebacks import short_tracebacks, warn_user
 from parallelenv.engine.done_policies import ByHand, DonePolicy, EndedEpisode, NextStep, SameStep
-from parallelenv.engine.stepper import ResetTicket
-from parallelenv.engine.tickets import Request
+from parallelenv.engine.tickets import Ticket
 from parallelenv.errors import (
     ArgumentError,
     EnvBusyError,
@@ -50,7 +50,7 @@ class _PendingCall(NamedTuple):
     """The call that an ``..._async`` method began."""
 
     name: str
-    what: ResetTicket | Request | None
+    what: Ticket | None
     is_partial: bool = False
 
 
@@ -90,7 +90,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         self.autoreset_mode = mode
         self.observation_mode = observation_mode
         self._refuses_ended = mode is AutoresetMode.DISABLED
-        self._lends = not env.engine.stepper.copies
+        self._lends = not env.engine.copies
         self._begun: _PendingCall | None = None
         self._is_awaited = False  # True if only the matching ..._wait may be called next
 
@@ -186,7 +186,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         """
         self._check_step()
         try:
-            result = self.parallel_env.engine.step(actions)
+            result = self.parallel_env.engine.step_all(actions)
         except EnvBusyError:
             raise step_under_way() from None
         except BaseException as error:
@@ -198,7 +198,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         """Begin a step; `step_wait` returns the result of `step`. See `step` for arguments and errors."""
         self._check_step()
         try:
-            self.parallel_env.engine.step_async(actions)
+            self.parallel_env.engine.step_all_async(actions)
         except EnvBusyError:
             raise step_under_way() from None
         self._await(_PendingCall("step", None))
@@ -219,7 +219,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         if self._is_awaited:
             self._take("step", timeout)
         try:
-            result = self.parallel_env.engine.step_wait(timeout)
+            result = self.parallel_env.engine.step_all_wait(timeout)
         except NothingInFlightError:
             raise nothing_begun("step") from None
         except BaseException as error:
@@ -264,8 +264,8 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         arguments.check_name("name", name)
         if name in _NOT_BY_CALL:
             raise ArgumentError(f"call({name!r}) would bypass this vector env. Use its own {name}().")
-        request = self.parallel_env.engine.call_async("use", (args, kwargs), (name, False))
-        self._await(_PendingCall("call", request))
+        ticket = self.parallel_env.engine.call_async(MethodCall(name, args, kwargs, or_attribute=True))
+        self._await(_PendingCall("call", ticket))
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
         """Return the result of `call_async`. See `call`.
@@ -278,9 +278,9 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
             WorkerTimeoutError: If it takes longer. `call_wait` can be called again.
             BaseException: What a method raised.
         """
-        request: Any = self._take("call", timeout).what
+        ticket: Any = self._take("call", timeout).what
         try:
-            answers = self.parallel_env.engine.call_wait(request, timeout)
+            answers = self.parallel_env.engine.call_wait(ticket, timeout)
         except (WorkerTimeoutError, KeyboardInterrupt):
             raise  # the caller may wait again
         except BaseException:

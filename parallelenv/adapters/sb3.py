@@ -16,6 +16,7 @@ from parallelenv.adapters.spaces import check_alike, declared_spaces
 from parallelenv.contract import arguments
 from parallelenv.contract.batch import Array
 from parallelenv.contract.message_text import show
+from parallelenv.contract.protocol import Lookup, MethodCall
 from parallelenv.contract.tracebacks import short_tracebacks, warn_user
 from parallelenv.engine.done_policies import EndedEpisode, SameStep
 from parallelenv.errors import ArgumentError, EnvBusyError, NothingInFlightError
@@ -70,7 +71,7 @@ class SB3VecEnv(VecEnv):
     def step(self, actions: Any) -> tuple[Any, Array, Array, list[dict[str, Any]]]:
         """Step all envs, and reset those that end. See `step_async` and `step_wait`."""
         try:
-            result = self.parallel_env.engine.step(actions)
+            result = self.parallel_env.engine.step_all(actions)
         except EnvBusyError:
             raise step_under_way() from None
         except BaseException as error:
@@ -89,7 +90,7 @@ class SB3VecEnv(VecEnv):
             PendingCallError: If a step is in flight. In both cases nothing was begun.
         """
         try:
-            self.parallel_env.engine.step_async(actions)
+            self.parallel_env.engine.step_all_async(actions)
         except EnvBusyError:
             raise step_under_way() from None
 
@@ -109,7 +110,7 @@ class SB3VecEnv(VecEnv):
                 envs, whose ids are its ``env_ids``.
         """
         try:
-            result = self.parallel_env.engine.step_wait(None)
+            result = self.parallel_env.engine.step_all_wait(None)
         except NothingInFlightError:
             raise nothing_begun("step") from None
         except BaseException as error:
@@ -151,7 +152,7 @@ class SB3VecEnv(VecEnv):
     def has_attr(self, attr_name: str) -> bool:
         """Return whether every env has an attribute, even one that cannot be copied."""
         arguments.check_name("attr_name", attr_name)
-        return all(self._asked("has", None, attr_name, None))
+        return all(self.parallel_env.engine.look_up(Lookup(attr_name, "exists"), None))
 
     def set_attr(self, attr_name: str, value: Any, indices: Indices = None) -> None:
         """Set an attribute of envs, on the outermost wrapper that has it, or else on the innermost env."""
@@ -168,13 +169,13 @@ class SB3VecEnv(VecEnv):
             BaseException: What a method raised.
         """
         arguments.check_name("method_name", method_name)
-        return self._asked("use", (method_args, method_kwargs), (method_name, True), indices)
+        return self._called(MethodCall(method_name, method_args, method_kwargs), indices)
 
     def env_is_wrapped(self, wrapper_class: type, indices: Indices = None) -> list[bool]:
         """Return for each env whether a wrapper of this class is around it."""
         if not isinstance(wrapper_class, type):
             raise ArgumentError(f"wrapper_class={show(wrapper_class)} is no class. Give the class of a wrapper.")
-        return self._asked("is_wrapped", wrapper_class, None, indices)
+        return self.parallel_env.engine.look_up(Lookup(how="wrapper"), wrapper_class, self._ids(indices))
 
     def get_images(self) -> Sequence[Any]:
         """Return one frame per env; ``None`` if the render mode is not ``"rgb_array"``."""
@@ -197,12 +198,12 @@ class SB3VecEnv(VecEnv):
     def _ids(self, indices: Indices) -> list[int]:
         return list(range(self.num_envs)) if indices is None else positions(indices, self.num_envs, "indices")
 
-    def _asked(self, operation: str, argument: Any, common: Any, indices: Indices) -> list[Any]:
+    def _called(self, call: MethodCall, indices: Indices) -> list[Any]:
         ids = self._ids(indices)
         if len(set(ids)) < len(ids):  # call duplicates twice
-            return [answer for one in ids for answer in self._asked(operation, argument, common, one)]
-        request = self.parallel_env.engine.call_async(operation, argument, common, ids)
-        return self.parallel_env.engine.call_wait(request, None)
+            return [answer for one in ids for answer in self._called(call, one)]
+        ticket = self.parallel_env.engine.call_async(call, ids)
+        return self.parallel_env.engine.call_wait(ticket, None)
 
 
 def _check_render_modes(modes: Sequence[str | None]) -> None:

@@ -12,6 +12,7 @@ from parallelenv.adapters.indices import positions
 from parallelenv.adapters.partial_results import convert_partial, raises_first
 from parallelenv.contract import arguments
 from parallelenv.contract.batch import Array
+from parallelenv.contract.protocol import MethodCall
 from parallelenv.contract.spaces import object_array
 from parallelenv.contract.tracebacks import short_tracebacks, warn_user
 from parallelenv.engine.done_policies import ByHand
@@ -237,8 +238,8 @@ class TianshouVectorEnv:
             EnvBusyError: If a step is in flight.
         """
         self._ready(None)
-        request = self.parallel_env.engine.call_async("use", ((), kwargs), ("render", True))
-        return self.parallel_env.engine.call_wait(request, None)
+        ticket = self.parallel_env.engine.call_async(MethodCall("render", (), kwargs))
+        return self.parallel_env.engine.call_wait(ticket, None)
 
     def close(self) -> None:
         """Close the `ParallelEnv`. Can be called more than once."""

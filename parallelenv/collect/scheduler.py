@@ -17,6 +17,7 @@ from parallelenv.collect.unsent_samples import UNKNOWN, UnsentSamples
 from parallelenv.contract.batch import Array
 from parallelenv.contract.broadcast import Broadcast
 from parallelenv.contract.failures import raise_failures
+from parallelenv.contract.protocol import MethodCall
 from parallelenv.engine.recovery import Budget
 from parallelenv.env import ParallelEnv
 from parallelenv.errors import EnvInterruptedError, WorkerTimeoutError
@@ -75,7 +76,7 @@ class CollectorHandles:
     # ---------------------------------------------------------------- settings
 
     def announce(self, subject: str, broadcast: Broadcast, outdates: Sequence[str] = ()) -> None:
-        """Send a setting to all collectors: busy ones get it before their next request, replacements when they begin.
+        """Send a setting to all collectors: busy ones get it before their next ticket, replacements when they begin.
 
         Args:
             subject: Subject of the setting. It replaces an earlier one of the same subject.
@@ -84,7 +85,7 @@ class CollectorHandles:
 
         Raises:
             KeyboardInterrupt: `is_known` tells whether it was announced all the same. Some collectors may have it
-                already; the others get it before their next request.
+                already; the others get it before their next ticket.
             WorkerTimeoutError: If a collector takes too long to apply it. As after Ctrl-C.
             BaseException: What the first failing collector raised. The former settings are valid again.
         """
@@ -114,16 +115,16 @@ class CollectorHandles:
 
     def _tell(self, subject: str, broadcast: Broadcast, ranks: Sequence[int]) -> None:
         pool, late = self.env.engine.pool, None
-        request = pool.post("tell", ranks, None, broadcast)
+        ticket = pool.submit("call", ranks, None, broadcast)
         try:
-            pool.wait(request, self.env.engine.stepper.timeout)
+            pool.wait(ticket, self.env.engine.timeout)
         except WorkerTimeoutError as error:
             late = _late(error)
         for rank in ranks:
-            if rank not in request.failures:  # a late one applies it before anything sent later
+            if rank not in ticket.failures:  # a late one applies it before anything sent later
                 self._known[rank][subject] = broadcast
-        lost = {rank for rank, failure in request.failures.items() if failure.is_of_worker}
-        refused = [failure for rank, failure in sorted(request.failures.items()) if rank not in lost]
+        lost = {rank for rank, failure in ticket.failures.items() if failure.is_of_worker}
+        refused = [failure for rank, failure in sorted(ticket.failures.items()) if rank not in lost]
         if refused:
             self._news.pop(subject)  # otherwise every later request would fail on it
         raise_failures(refused[:1], None)  # all got the same call, so the errors are mostly the same
@@ -151,7 +152,7 @@ class CollectorHandles:
         Raises:
             BaseException: What a collector raised. Collections of others are kept for the next call.
         """
-        while self._orders and (not self._received or self.env.engine.stepper.has_landed):
+        while self._orders and (not self._received or self.env.engine.table.arrived):
             if not self._receive_one():
                 break
         received, self._received = self._received, []
@@ -162,7 +163,7 @@ class CollectorHandles:
         try:
             batch = self.env.recv(1, 1, align="batch")
         except BaseException as error:
-            failed = sorted(set(self._orders).difference(self.env.engine.stepper.under_way))
+            failed = sorted(set(self._orders).difference(self.env.engine.under_way))
             # The error's type does not tell: a collector may raise because an env of its own has died.
             if dead := self._dead(failed):
                 self._replace(dead[0])
@@ -210,11 +211,13 @@ class CollectorHandles:
         while left := [rank for rank in orders if rank not in answers]:
             self._catch_up(left)
             try:
-                request = self.env.engine.pool.try_asking("call", left, [orders[rank] for rank in left], method)
+                ticket = self.env.engine.pool.try_asking(
+                    "call", left, [MethodCall(method, (), orders[rank]) for rank in left]
+                )
             except WorkerTimeoutError as error:
                 raise _late(error) from None
-            answers.update(request.values)
-            failed = [failure for _, failure in sorted(request.failures.items()) if not failure.is_of_worker]
+            answers.update(ticket.values)
+            failed = [failure for _, failure in sorted(ticket.failures.items()) if not failure.is_of_worker]
             raise_failures(failed, None)
         return [answers[rank] for rank in orders]
 

@@ -33,6 +33,8 @@ HEADER = struct.Struct("<BQQ")
 _SIZES = struct.Struct("<I")
 
 _PICKLED, _STEP, _STEP_AUTORESET, _DONE, _PLAIN, _NOT_READ, _STEP_OR_RESET = range(7)
+_TRACED = 0x40
+"""Added to the tag of a step that is recorded."""
 PRINTED = 0x80
 """Added to the tag of a reply whose host has printed something, which is not part of the message."""
 
@@ -96,9 +98,10 @@ def encode_command(command: Command, everyone: tuple[int, ...]) -> Message:
         UnpicklableError: If an argument cannot be pickled; the message has the env id.
     """
     if command.reads_actions and command.env_ids is everyone and command.rows is None:
-        if type(command.common) is tuple:
-            return Message(_STEP_OR_RESET, command.number, [pickle.dumps(command.common, protocol=5)])
-        return Message(_STEP_AUTORESET if command.common else _STEP, command.number)
+        traced = _TRACED if command.is_traced else 0
+        if command.begins:
+            return Message(_STEP_OR_RESET | traced, command.number, [pickle.dumps(command.begins, protocol=5)])
+        return Message((_STEP_AUTORESET if command.autoreset else _STEP) | traced, command.number)
     pickler = pickle.Pickler if command.each is None else cloudpickle.Pickler
     try:
         return Message(_PICKLED, command.number, _dump(pickler, command))
@@ -117,9 +120,9 @@ def decode_command(message: Message, everyone: tuple[int, ...]) -> Any:
             return decode(message)
         except Exception as error:  # unpickling runs user code, which may raise anything
             raise UnreadableError(message.number, f"{type(error).__name__}: {error}") from error
-    if message.tag == _STEP_OR_RESET:
-        return Command(message.number, "step", everyone, None, pickle.loads(message.frames[0]))
-    return Command(message.number, "step", everyone, None, message.tag == _STEP_AUTORESET)
+    tag, is_traced = message.tag & ~_TRACED, message.tag >= _TRACED
+    begins = pickle.loads(message.frames[0]) if tag == _STEP_OR_RESET else ()
+    return Command(message.number, "step", everyone, None, None, tag == _STEP_AUTORESET, begins, is_traced)
 
 
 def encode_reply(reply: Reply) -> Message:
@@ -295,7 +298,7 @@ def _blamed(command: Command, error: Exception) -> UnpicklableError:
         try:
             _dump(cloudpickle.Pickler, argument)
         except Exception as reason:  # noqa: BLE001 (this is the one)
-            return cannot_be_given(command.name, env_id, argument, reason)
+            return cannot_be_given(command.operation, env_id, argument, reason)
     return UnpicklableError(
-        f"The arguments of {command.name} cannot be copied to a worker ({error}). Nothing was sent."
+        f"The arguments of {command.operation} cannot be copied to a worker ({error}). Nothing was sent."
     )

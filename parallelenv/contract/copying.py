@@ -153,8 +153,9 @@ def loads(data: Any, buffers: Iterable[Any] = ()) -> Any:
 
 def cannot_be_given(operation: str, env_id: int, argument: Any, error: Exception) -> UnpicklableError:
     """Return the error for an argument that cannot be copied to its env."""
-    if operation == "invoke":  # each env may have a different method
-        operation, argument = f"{argument[0]}()", argument[1:]
+    if operation == "call":  # the argument is a `MethodCall`
+        operation, argument = f"{argument.name}()", argument[1:]
+    argument = _unpicklable_part(argument)
     return UnpicklableError(
         f"What {operation} was given for env {env_id} is of type {type(argument).__name__} and cannot be copied to the "
         f"env ({type(error).__name__}: {error}). Nothing was sent. Give plain data."
@@ -173,7 +174,7 @@ def cannot_travel(value: Any, error: Exception) -> UnpicklableError:
 
 
 def _unpicklable_part(value: Any) -> Any:
-    """Return the likely culprit in a host's reply: the innermost part that cannot be pickled."""
+    """Return the likely culprit in a value: the innermost part that cannot be pickled."""
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, (tuple, list)) else ()
     for part in parts:
         try:

@@ -96,6 +96,11 @@ def list_ids(env_ids: Sequence[int]) -> str:
     return f"[{env_ids[0]}, {env_ids[1]}, {env_ids[2]}, ..., {env_ids[-1]}]"
 
 
+def name_envs(env_ids: Sequence[int]) -> str:
+    """Return ``"env 3"`` or ``"envs 3, 4"``."""
+    return f"env {env_ids[0]}" if len(env_ids) == 1 else f"envs {list_ids(env_ids)[1:-1]}"
+
+
 def were(number: int, thing: str) -> str:
     """Return a number of things and the matching verb: ``1 env was``, ``2 envs were``."""
     return f"{count(number, thing)} {'was' if number == 1 else 'were'}"

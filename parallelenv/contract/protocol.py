@@ -40,8 +40,8 @@ class UnreadableError(Exception):
         self.reason = reason
 
 
-NOTED = 1 << 62
-"""Commands with numbers from here on are recorded by a traced host. The marking adds no byte to a message."""
+OPERATIONS = frozenset({"build", "reset", "step", "rollout", "get", "set", "call", "state"})
+"""The operations of a host."""
 
 
 @dataclass(slots=True)
@@ -49,32 +49,67 @@ class Command:
     """One request to one host: the same operation on some of its envs.
 
     Attributes:
-        number: Unique within the pool; the reply carries it. `NOTED` or more if a traced host is to record the command.
-        name: An operation of `parallelenv.worker.host.Host`.
+        number: Unique within the pool; the reply carries it.
+        operation: One of `OPERATIONS`; each is a method of `parallelenv.worker.host.Host`, which says what ``each`` and
+            ``common`` are for it.
         env_ids: The envs, in the order requested.
         each: One argument per env, or ``None`` if the operation takes none.
-        common: A further argument, the same for every env. For ``step`` it selects the envs that are reset: ``True``:
-            each env whose episode ends in this step, ``False``: none, a tuple of env ids: these, instead of being
-            stepped.
+        common: A further argument, the same for every env.
+        autoreset: Whether a step also resets each env whose episode it ends.
+        begins: Envs that a step resets instead of stepping them.
+        is_traced: Whether a host that is traced records this command.
         rows: Action rows of ``env_ids``, filled in by a channel whose host does not share the caller's batch.
     """
 
     number: int
-    name: str
+    operation: str
     env_ids: tuple[int, ...]
     each: Sequence[Any] | None = None
     common: Any = None
+    autoreset: bool = False
+    begins: tuple[int, ...] = ()
+    is_traced: bool = False
     rows: Rows | None = None
 
     @property
     def reads_actions(self) -> bool:
         """Whether the host reads the actions from the batch."""
-        return self.name == "step" and self.each is None
+        return self.operation == "step" and self.each is None
 
     @property
     def writes_rows(self) -> bool:
         """Whether the host writes its results to rows of the batch."""
-        return self.name in ("step", "reset", "rollout")
+        return self.operation in ("step", "reset") or (self.operation == "rollout" and self.common is not None)
+
+
+class Lookup(NamedTuple):
+    """What ``get`` returns of each env.
+
+    Attributes:
+        key: Name of an attribute, or several joined by dots; ``None`` if each env has its own among the arguments.
+        how: ``"value"``: a one-tuple of its value, or nothing if it is absent. ``"required"``: its value, or
+            `AbsentAttributeError`. ``"exists"``: a bool. ``"hint"``: a hint at what an absent name may have meant.
+            ``"wrapper"``: whether the env has a wrapper of the class in its argument.
+    """
+
+    key: str | None = None
+    how: str = "value"
+
+
+class MethodCall(NamedTuple):
+    """A method with its arguments, for ``call``.
+
+    Attributes:
+        name: Name of the method, or several names joined by dots.
+        positional: Positional arguments.
+        named: Keyword arguments.
+        or_attribute: Whether another attribute of that name is returned as it is, instead of raising.
+    """
+
+    name: str
+    positional: tuple[Any, ...] = ()
+    named: Mapping[str, Any] = {}
+    or_attribute: bool = False
 
 
 @dataclass(slots=True)

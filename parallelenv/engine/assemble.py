@@ -26,13 +26,13 @@ class Assembler:
 
     Args:
         policy: What happens when an episode ends.
-        episodes: The table of episodes.
+        table: Where each env is.
         copy: Whether states are copied for the user.
     """
 
-    def __init__(self, policy: DonePolicy, episodes: EnvTable, copy: bool) -> None:
+    def __init__(self, policy: DonePolicy, table: EnvTable, copy: bool) -> None:
         self._policy = policy
-        self._episodes = episodes
+        self._table = table
         self._copy = copy
 
     def assemble(self, batch: Batch, landed: Outcome, align: Align) -> StepResult | StepBatch:
@@ -43,16 +43,16 @@ class Assembler:
             landed: The outcome of the step, without failures.
             align: See `ParallelEnv.step`.
         """
-        episodes, stepped = self._episodes, landed.stepped
+        table, stepped = self._table, landed.stepped
         rows = batch.rows(stepped)
         terminated, truncated = batch.terminated[rows].copy(), batch.truncated[rows].copy()
         if landed.extras and (has_true(terminated) or has_true(truncated)):
-            episodes.note_exhausted(landed.exhausted)
-        reborn = self._note_resets(landed) if self._policy.resets_next and has_true(episodes.done) else None
-        flags = episodes.note_step(landed.env_ids, rows, terminated, truncated)
-        score = episodes.score
+            table.note_exhausted(landed.exhausted)
+        reborn = self._note_resets(landed) if self._policy.resets_next and has_true(table.done) else None
+        flags = table.note_step(landed.env_ids, rows, terminated, truncated)
+        score = table.score
         log = score.log
-        log.append(batch.outcome() if stepped is episodes.everyone else score.part(rows, batch.outcome()))
+        log.append(batch.outcome() if stepped is table.everyone else score.part(rows, batch.outcome()))
         if len(log) == score.room:
             score.settle()
         if reborn:
@@ -64,9 +64,9 @@ class Assembler:
 
     def _note_resets(self, landed: Outcome) -> list[int]:
         """Store the infos of envs that had ended and so were reset instead of stepped; return their ids."""
-        reborn = [env_id for env_id in self._episodes.ended(landed.stepped) if env_id not in landed.restarted]
+        reborn = [env_id for env_id in self._table.ended(landed.stepped) if env_id not in landed.restarted]
         for env_id in reborn:
-            self._episodes.reset_infos[env_id] = deep_copy(landed.extras.get(env_id, NOTHING).info or {})
+            self._table.reset_infos[env_id] = deep_copy(landed.extras.get(env_id, NOTHING).info or {})
         return reborn
 
     def _note_begun(self, landed: Outcome, infos: Array) -> None:
@@ -74,8 +74,8 @@ class Assembler:
         for position, env_id in enumerate(landed.env_ids):
             if env_id in landed.begun:
                 infos[position]["reset"] = True
-                self._episodes.reset_infos[env_id] = deep_copy(landed.extras.get(env_id, NOTHING).info or {})
-        self._episodes.note_first_states(landed.begun)
+                self._table.reset_infos[env_id] = deep_copy(landed.extras.get(env_id, NOTHING).info or {})
+        self._table.note_first_states(landed.begun)
 
     def _infos(self, batch: Batch, landed: Outcome, dones: Array) -> Array:
         """Return the infos, a separate dict for each env, even where an env's own is empty."""
@@ -85,7 +85,7 @@ class Assembler:
             stepped = set(landed.stepped)
             for position, env_id in enumerate(env_ids):
                 if env_id not in stepped:
-                    infos[position] = self._episodes.absent_info(env_id)
+                    infos[position] = self._table.absent_info(env_id)
         if extras:
             for position, env_id in enumerate(env_ids):
                 said = extras[env_id].info if env_id in extras else None
@@ -102,10 +102,10 @@ class Assembler:
         """Add to the info of an env whose episode has ended what the reset within the step would hide."""
         extra = landed.extras.get(env_id, NOTHING)
         is_exhausted = bool(extra.is_exhausted)
-        if env_id in self._episodes.exhausted and not is_exhausted:  # since an earlier step
+        if env_id in self._table.exhausted and not is_exhausted:  # since an earlier step
             return
         reset_info = extra.reset_info or {}
-        self._episodes.reset_infos[env_id] = deep_copy(reset_info) if reset_info else {}
+        self._table.reset_infos[env_id] = deep_copy(reset_info) if reset_info else {}
         is_known = env_id not in landed.restarted
         ended = ended_state(batch, env_id, extra) if is_known else None
         self._policy.describe_end(info, ended, reset_info, is_exhausted)

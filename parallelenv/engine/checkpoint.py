@@ -41,14 +41,14 @@ class SavedState:
 
     Attributes:
         envs: The state of each env, pickled; ``None`` where it cannot be saved.
-        progress: State of the episodes.
+        checkpoint: State of the episodes.
         seeds: Seeds of the next resets, by env id.
         asynchronous: The done policy.
         version: Version of this format.
     """
 
     envs: tuple[bytes | None, ...]
-    progress: Checkpoint
+    checkpoint: Checkpoint
     seeds: dict[int, int | None]
     asynchronous: str | None
     version: int = VERSION

@@ -1,40 +1,66 @@
-"""The caller's side of every call on the envs of a `ParallelEnv`."""
+"""The caller's side of every call, the same in every mode: submit, wait, collect.
+
+*Submit* checks a call, writes its actions and sends its commands; the ticket is in the `EnvTable` before the first
+command is sent. *Wait* can be interrupted anywhere. *Collect* gives what has arrived the user's form, restarts failed
+envs if there is a recovery, and removes the ticket. A step is these three, one after the other; other calls make some
+of them now and the others later.
+"""
 
 from __future__ import annotations
 
 import _thread
+import contextlib
+import copy
 import math
 import signal
 import threading
 import time
 import weakref
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Self
 
 import gymnasium
 import numpy as np
 
 from parallelenv.contract import arguments
+from parallelenv.contract.actions import ActionReader
 from parallelenv.contract.arguments import parse_ids
+from parallelenv.contract.batch import Array, gather_states
+from parallelenv.contract.copying import deep_copy
 from parallelenv.contract.env_specs import EnvFactory
-from parallelenv.contract.protocol import Backend
-from parallelenv.engine.assemble import Align
+from parallelenv.contract.failures import NO_FAILURES, Failure, raise_failures, with_note
+from parallelenv.contract.message_text import list_ids, name_envs
+from parallelenv.contract.protocol import NOTHING, Backend, Extra, Lookup, MethodCall
+from parallelenv.contract.spaces import pick_rows
+from parallelenv.engine.assemble import Align, Assembler, first_states
+from parallelenv.engine.checkpoint import Checkpoint
 from parallelenv.engine.done_policies import DonePolicy
+from parallelenv.engine.env_table import EnvTable
 from parallelenv.engine.event_loop import sleep_until_woken
 from parallelenv.engine.recovery import Recovery
-from parallelenv.engine.stepper import ResetArgumentsOfEach, ResetTicket, Stepper
+from parallelenv.engine.rewards import refuse_other_rewards
 from parallelenv.engine.thread_guard import Guard, single_threaded, single_threaded_in
-from parallelenv.engine.tickets import Request, name_envs
+from parallelenv.engine.tickets import Outcome, Ticket
 from parallelenv.engine.worker_pool import Pool
-from parallelenv.errors import AbsentAttributeError, HandedOverError
-from parallelenv.results import StepResult
+from parallelenv.errors import (
+    AbsentAttributeError,
+    EnvBusyError,
+    EnvContractError,
+    HandedOverError,
+    NothingInFlightError,
+)
+from parallelenv.results import StepBatch, StepResult
 
 _MOMENT = 0.05
 """Seconds after which a finalizer has surely returned."""
+ResetArguments = tuple[int | None, dict[str, Any] | None]
+"""Seed and options for the reset of one env."""
+ResetArgumentsOfEach = Sequence[ResetArguments]
+"""Seeds and options of several envs."""
 
 
 class Engine:
-    """The interface of a `ParallelEnv` for adapters, wrappers, collectors and displays: `ParallelEnv.engine`.
+    """The engine of a `ParallelEnv`, also for adapters, wrappers, collectors and displays: `ParallelEnv.engine`.
 
     An adapter holds the `ParallelEnv`, sets its own rules for the end of episodes by `hand_over`, and keeps no state of
     episodes itself. So attributes, rendering, `ParallelEnv.restart` and `ParallelEnv.save_state` still work beside it,
@@ -54,9 +80,14 @@ class Engine:
 
     Attributes:
         pool: The workers.
-        stepper: Resets and steps.
+        table: Where each env is.
+        done_policy: What happens when an episode ends.
+        recovery: Restarts envs that fail; ``None``: they are not restarted.
+        copies: Whether states are copied for the user.
+        timeout: Seconds that a call may take without a timeout of its own.
         guard: Refuses calls of other threads.
         env_ids: Ids of all envs.
+        num_envs: Number of envs.
         seeds: Seed of each env's next reset, by env id.
         contract: The call that handed the envs over to an adapter; ``None`` if none did.
         asynchronous: The done policy, as the user wrote it; after `hand_over` the contract.
@@ -92,10 +123,38 @@ class Engine:
             raise
         self.env_ids = self.pool.env_ids
         self.num_envs = len(self.env_ids)
-        recovery = None if max_restarts is None else Recovery(self.pool, max_restarts)
-        self.stepper = Stepper(self.pool, done_policy, copy, timeout, recovery)
+        self.timeout = timeout
+        self.recovery = None if max_restarts is None else Recovery(self.pool, max_restarts)
+        self._retried = 0.0  # when lost resets were last repeated
+        self._follow(done_policy, copy)
         seeds = arguments.spread_seeds(seed, self.env_ids, self.num_envs, whole=False)
         self.seeds: dict[int, int | None] = dict(enumerate(seeds))
+
+    def _follow(
+        self,
+        done_policy: DonePolicy,
+        copies: bool,
+        reward_dtype: np.dtype[Any] | None = None,
+        *,
+        as_given: bool = False,
+    ) -> None:
+        """Apply rules for the end of episodes, in a new table: all envs need a reset.
+
+        Args:
+            done_policy: What happens when an episode ends.
+            copies: Whether states are copied for the user.
+            reward_dtype: Dtype that rewards must fit as numbers; ``None``: any type is allowed.
+            as_given: See `ActionReader`.
+        """
+        stepless = (env_id for env_id, one in zip(self.env_ids, self.pool.facts, strict=True) if not one.has_steps)
+        self.done_policy = done_policy
+        self.copies = copies
+        self.table = EnvTable(self.env_ids, done_policy, frozenset(stepless))
+        self._assembler = Assembler(done_policy, self.table, copies)
+        self._reward_dtype = reward_dtype
+        self._actions = ActionReader(self.pool.layout, keeps_graphs=self.pool.keeps_graphs, as_given=as_given)
+        # Envs whose latest call was a completed step, and the table's version then: the next step needs no checks.
+        self._ready: tuple[Sequence[int] | None, int] = None, 0
 
     def close(self, timeout: float) -> None:
         """Close all envs and end all workers, which have ``timeout`` seconds to close their envs."""
@@ -109,7 +168,7 @@ class Engine:
         """Return the env ids of an ``id`` argument; ``None``: all envs that are not paused; with ``everyone`` all."""
         if id is not None:
             return parse_ids(id, self.num_envs)
-        return self.env_ids if everyone else self.stepper.episodes.unpaused
+        return self.env_ids if everyone else self.table.unpaused
 
     def beginnings(self, env_ids: Sequence[int], seed: Any, options: Any) -> ResetArgumentsOfEach:
         """Return seed and options for the next reset of each env. Arguments: see `ParallelEnv.reset`."""
@@ -123,18 +182,447 @@ class Engine:
         for env_id in env_ids:
             self.seeds.pop(env_id, None)
 
-    def end_reset(self, resetting: ResetTicket, timeout: float | None, align: Align = "item") -> Any:
-        """Return the first states of episodes, and drop the seeds that were set for them."""
-        states = self.stepper.finish_reset(resetting, timeout, align)
-        self.forget_seeds(resetting.env_ids)
+    # ---------------------------------------------------------------- submit
+
+    def submit_step(self, action: Any, env_ids: Sequence[int], *, separately: bool = False) -> Ticket:
+        """Send a step of envs.
+
+        Args:
+            action: One per env.
+            env_ids: The envs, in the order of the result.
+            separately: See `Pool.submit`.
+
+        Raises:
+            EnvBusyError: If one has a step or reset whose result was not returned.
+            EnvPausedError: If one is paused.
+            WorkerDiedError: If the worker of one is dead.
+            ResetNeededError: If one has no episode.
+            ExhaustedError: If one has no further episode, and the done policy lets no env rest.
+            ActionError: If the actions do not fit. In all cases nothing was sent.
+        """
+        table, policy = self.table, self.done_policy
+        ready, version = self._ready
+        if env_ids is not ready or table.version != version:
+            self._refuse_not_ready(env_ids)
+        self._ready = None, 0
+        may_rest = policy.skips_done or table.exhausted
+        stepped, chosen = table.choose(env_ids) if may_rest else (env_ids, None)
+        each = self._actions.take(self.pool.batch, action, env_ids, stepped, chosen)
+
+        def announce(ticket: Ticket) -> None:
+            table.note_stepped(stepped)
+            table.occupy(env_ids, ticket, separately=separately)
+
+        failed = NO_FAILURES if self.recovery is None else self.recovery.failures_before(stepped)
+        return self.pool.submit(
+            "step",
+            stepped,
+            each,
+            autoreset=policy.autoreset,
+            begins=table.ended(stepped) if policy.resets_next else (),
+            announce=announce,
+            failed=failed,
+            separately=separately,
+        )
+
+    def submit_reset(self, env_ids: Sequence[int], each: ResetArgumentsOfEach) -> Ticket:
+        """Send resets; `collect_reset` waits for them.
+
+        Args:
+            env_ids: The envs, in the order of the result. Steps of theirs that were not returned are dropped.
+            each: Seed and options of each.
+        """
+        self._prepare_reset(env_ids, each)
+        return self._send_reset(env_ids, each)
+
+    def _prepare_reset(self, env_ids: Sequence[int], each: ResetArgumentsOfEach) -> None:
+        self.table.refuse_stepless(env_ids)
+        if self.recovery is not None:
+            self.recovery.note_seeds(env_ids, [seed for seed, _ in each])
+            self._restart_silently(env_ids, self.pool.death_errors(env_ids), self.recovery)
+
+    def _send_reset(self, env_ids: Sequence[int], each: ResetArgumentsOfEach, *, separately: bool = False) -> Ticket:
+        """Send resets. With ``separately`` their results are returned by `receive`."""
+
+        def announce(ticket: Ticket) -> None:
+            self._lose(env_ids)  # they stay lost if anything goes wrong
+            if separately:
+                self.table.occupy(env_ids, ticket, separately=True)
+
+        failed = NO_FAILURES if self.recovery is None else self.pool.death_errors(env_ids)
+        return self.pool.submit("reset", env_ids, each, announce=announce, failed=failed, separately=separately)
+
+    def _lose(self, env_ids: Sequence[int]) -> None:
+        """Drop steps of envs that were not returned; the envs then need a reset."""
+        self.table.release(env_ids)
+        self.table.lose(env_ids)
+        if self.recovery is not None:
+            self.recovery.forget(env_ids)
+
+    def _refuse_not_ready(self, env_ids: Sequence[int]) -> None:
+        self._refuse_busy(env_ids)
+        self.table.refuse_paused(env_ids)
+        if self.recovery is None:
+            self.pool.refuse_dead(env_ids)
+        self.table.refuse_fresh(env_ids)
+
+    def _refuse_busy(self, env_ids: Sequence[int]) -> None:
+        tickets = self.table.tickets
+        busy = [env_id for env_id in env_ids if env_id in tickets] if tickets else []
+        if busy:
+            raise EnvBusyError(
+                f"envs {list_ids(busy)} have a step or a reset under way whose result was not received (sent, "
+                f"interrupted or late). Get it with {self.pool.ways_to_wait(len(busy))}, or drop it with reset(). "
+                "Both wait for envs that have not answered: rebuild one that hangs with restart(id)."
+            )
+
+    def refuse_unready(self, env_ids: Sequence[int]) -> None:
+        """Refuse envs that have a step in flight or no episode."""
+        self._refuse_busy(env_ids)
+        self.table.refuse_fresh(env_ids)
+
+    # ---------------------------------------------------------------- wait
+
+    def wait(self, ticket: Ticket, timeout: float | None) -> None:
+        """Wait for all replies to a call.
+
+        Args:
+            ticket: The ticket of the call.
+            timeout: Seconds; ``None`` means the engine's own, and then a recovery restarts envs that are late.
+
+        Raises:
+            WorkerTimeoutError: If they do not arrive in time. The wait can be repeated.
+        """
+        if timeout is None and self.recovery is not None:
+            self.pool.wait_or_give_up(ticket)
+        else:
+            self.pool.wait(ticket, self.timeout if timeout is None else timeout)
+
+    def _wait_for_arrivals(self, wanted: int, timeout: float | None, begin: float) -> None:
+        """Wait until that many results have arrived. Timeout and errors: see `wait`; it counts from ``begin``."""
+        while len(self.table.arrived) < wanted or self._repeat_lost_resets():
+            if not self.pool.pump(self._deadline(timeout, begin)):
+                self._be_late(timeout)
+
+    def _deadline(self, timeout: float | None, begin: float) -> float | None:
+        """Return until when to wait. Repeated resets have the full time again."""
+        limit = self.timeout if timeout is None else timeout
+        return None if limit is None else max(begin, self._retried) + limit
+
+    def _be_late(self, timeout: float | None) -> None:
+        """Give up what is in flight if there is a recovery, else raise the timeout."""
+        running = self.table.waited_for
+        late = self.pool.late(running, self.timeout if timeout is None else timeout, "step")
+        if timeout is not None or self.recovery is None:
+            raise late
+        for ticket in dict.fromkeys(self.table.tickets[env_id] for env_id in running):
+            self.pool.give_up(ticket, late)
+
+    def _repeat_lost_resets(self) -> bool:
+        """With a recovery, repeat resets whose worker died or hung; return whether there were any."""
+        if self.recovery is None:
+            return False
+        tickets = self.table.tickets
+        resets = {env_id: tickets[env_id] for env_id in self.table.arrived if tickets[env_id].operation == "reset"}
+        failures = {env_id: ticket.failures.get(env_id) for env_id, ticket in sorted(resets.items())}
+        lost = {env_id: failure for env_id, failure in failures.items() if failure is not None and failure.is_of_worker}
+        if not lost:
+            return False
+        each = [resets[env_id].each[resets[env_id].env_ids.index(env_id)] for env_id in lost]  # type: ignore[index]
+        env_ids = tuple(lost)
+        self.table.release(env_ids)  # later failures are then reported once
+        self._restart_silently(env_ids, lost, self.recovery)
+        self._send_reset(env_ids, each, separately=True)
+        self._retried = time.monotonic()
+        return True
+
+    # ---------------------------------------------------------------- collect
+
+    def collect_step(self, outcome: Outcome, align: Align) -> StepResult | StepBatch:
+        """Return an outcome in the user's form, and remove its tickets from the table.
+
+        Raises:
+            BaseException: What an env raised; ``error.partial`` is the result of the others.
+        """
+        if outcome.begun:
+            outcome = self._file_resets(outcome)
+        whole, unpaid = self._judge(outcome)
+        failures = whole.failures
+        good = whole.without_failures() if failures else whole
+        try:
+            result = self._assembler.assemble(self.pool.batch, good, align)
+            if unpaid:  # they have stepped: their episodes are recorded, the result is dropped
+                self._assembler.assemble(self.pool.batch, whole.without_failure_of(unpaid), "batch")
+        except (ValueError, TypeError) as error:  # for example from a user's own space
+            self.table.release(outcome.env_ids)
+            raise EnvContractError(f"What the envs answered cannot be batched: {error}.") from error
+        # At the end, so that an interrupt before these lines loses nothing.
+        self.table.release(outcome.env_ids)
+        if whole.restarted and self.recovery is not None:
+            self.recovery.forget(whole.restarted)
+        if failures:
+            self.table.lose(env_id for env_id, failure in failures.items() if failure.operation != "step")
+            raise_failures([failures[env_id] for env_id in sorted(failures)], partial=result)
+        return result
+
+    def _file_resets(self, outcome: Outcome) -> Outcome:
+        """Write reward and flags of resets, which have none, and return the outcome with exhausted envs at rest."""
+        rows = self.pool.batch.rows(outcome.begun)
+        self.pool.batch.rewards[rows] = 0.0
+        self.pool.batch.flags[rows] = False
+        exhausted = [env_id for env_id in outcome.exhausted if env_id in outcome.begun]
+        self.table.note_exhausted(exhausted)
+        for env_id in exhausted:
+            self.table.reset_infos[env_id] = self.table.absent_info(env_id)
+        return outcome.with_resting(exhausted) if exhausted else outcome
+
+    def _judge(self, outcome: Outcome) -> tuple[Outcome, Sequence[int]]:
+        """Return an outcome with all its failures, after restarts where possible.
+
+        Also the ids of envs whose only failure is their reward.
+        """
+        wrong: Sequence[int] = ()
+        if self._reward_dtype is not None:
+            outcome, wrong = refuse_other_rewards(self.pool.batch, outcome, self._reward_dtype)
+        if outcome.failures and self.recovery is not None:
+            outcome = self._restart_failed(outcome, self.recovery)
+        return outcome, [env_id for env_id in wrong if env_id in outcome.failures] if wrong else wrong
+
+    def _restart_failed(self, outcome: Outcome, recovery: Recovery) -> Outcome:
+        """Restart failed envs: their episodes count as truncated, and their states are the first of the next ones."""
+        raised = {env_id: failure for env_id, failure in outcome.failures.items() if env_id in outcome.begun}
+        others = {env_id: failure for env_id, failure in outcome.failures.items() if env_id not in raised}
+        restarted, left = recovery.restart_failed(others)
+        batch, extras = self.pool.batch, dict(outcome.extras)
+        for env_id, (failure, begun) in restarted.items():
+            row = env_id - batch.layout.first
+            batch.rewards[row] = 0.0
+            batch.flags[row] = False, True
+            info = {**(begun.info or {} if begun.is_exhausted else {}), "failure": with_note(failure)}
+            extras[env_id] = Extra(info, begun.loose, reset_info=begun.info, is_exhausted=begun.is_exhausted)
+            self.table.reset_infos[env_id] = begun.info or {}
+        self.table.keep(restarted)
+        return Outcome(outcome.env_ids, outcome.stepped, extras, {**raised, **left}, restarted.keys(), outcome.begun)
+
+    def collect_reset(self, ticket: Ticket, timeout: float | None, align: Align = "item") -> Any:
+        """Wait for resets; return the first states: batched, or with align ``"batch"`` a list.
+
+        The state is ``None`` for an env that is exhausted. The seeds that were set for these resets are dropped.
+
+        Args:
+            ticket: The ticket of `submit_reset`.
+            timeout: Seconds; ``None`` means the engine's own.
+            align: See `step`.
+
+        Raises:
+            WorkerTimeoutError: If they do not arrive in time. This can be called again.
+            BaseException: What an env raised; ``error.partial`` has the states of the others, whose episodes have
+                begun.
+            ExhaustedError: If an env has no further episode, and the done policy lets no env rest.
+        """
+        env_ids, ticket = ticket.env_ids, self._wait_for_reset(ticket, timeout)
+        failures, extras = ticket.failures, ticket.values
+        good = tuple(env_id for env_id in env_ids if env_id not in failures) if failures else env_ids
+        exhausted = [env_id for env_id, extra in extras.items() if extra.is_exhausted]
+        begun = [env_id for env_id in good if env_id not in exhausted] if exhausted else good
+        states = first_states(self.pool.batch, Outcome(good, begun, extras, failures), align == "batch", self.copies)
+        for env_id in good:
+            self.table.reset_infos[env_id] = extras.get(env_id, NOTHING).info or {}
+        self.table.note_begun(begun, self.pool.batch.rows(begun))
+        self.table.note_exhausted(exhausted)
+        ticket.raise_failures(partial=states)
+        if exhausted:
+            self.table.refuse_exhausted(good, partial=states)
+        self.forget_seeds(env_ids)
         return states
 
-    # ---------------------------------------------------------------- operations on envs
+    def _wait_for_reset(self, ticket: Ticket, timeout: float | None) -> Ticket:
+        """Wait for resets; with a recovery repeat them until no worker dies or hangs. Return the last ticket."""
+        while True:
+            self.wait(ticket, timeout)
+            lost = {env_id: failure for env_id, failure in ticket.failures.items() if failure.is_of_worker}
+            if self.recovery is None or not lost:
+                return ticket
+            self._restart_silently(ticket.env_ids, lost, self.recovery)
+            ticket = self._send_reset(ticket.env_ids, ticket.each or ())
 
-    def ask_each(self, operation: str, env_ids: Sequence[int], each: Sequence[Any] | None = None) -> list[Any]:
-        """Run an operation of the host with an argument for each env, and return the results in this order."""
-        values = self.pool.ask(operation, env_ids, each).values
-        return [values.get(env_id) for env_id in env_ids]
+    def _restart_silently(self, env_ids: Sequence[int], lost: Mapping[int, Failure], recovery: Recovery) -> None:
+        """Restart lost envs without reporting it, since the user wants a new episode of them anyway."""
+        _, left = recovery.restart_failed(lost)
+        recovery.forget(env_ids)
+        raise_failures([left[env_id] for env_id in sorted(left)], partial=None)
+
+    # ---------------------------------------------------------------- steps and resets
+
+    def step(self, action: Any, env_ids: Sequence[int], align: Align) -> StepResult | StepBatch:
+        """Step envs and return the result."""
+        ticket = self.submit_step(action, env_ids)
+        self.wait(ticket, None)
+        result = self.collect_step(Outcome(env_ids, ticket.asked, ticket.values, ticket.failures), align)
+        self._ready = env_ids, self.table.version
+        return result
+
+    def step_wait(self, env_ids: Sequence[int], timeout: float | None, align: Align) -> StepResult | StepBatch:
+        """Return the result of a step that was sent, or whose call was interrupted.
+
+        Args:
+            env_ids: All of the envs, in the order of the result.
+            timeout: Seconds; ``None`` means the engine's own.
+            align: See `step`.
+
+        Raises:
+            NothingInFlightError: If no step of one of them is in flight.
+            WorkerTimeoutError: If they do not reply in time. This can be called again.
+        """
+        tickets = self.table.tickets
+        missing = [env_id for env_id in env_ids if env_id not in tickets]
+        if missing:
+            raise NothingInFlightError(f"No step of envs {list_ids(missing)} is in flight. Begin one first.")
+        self._wait_for_arrivals(len(tickets), timeout, time.monotonic())
+        return self.collect_step(Outcome.of(env_ids, tickets), align)
+
+    def send(self, action: Any, env_ids: Sequence[int]) -> None:
+        """Send a step of envs."""
+        self.submit_step(action, env_ids, separately=True)
+
+    def send_reset(self, env_ids: Sequence[int], each: ResetArgumentsOfEach) -> None:
+        """Send resets, whose first states `receive` returns. Arguments: see `submit_reset`."""
+        self._prepare_reset(env_ids, each)
+        self._send_reset(env_ids, each, separately=True)
+        # Now, not when they are received: with StopAll it would otherwise depend on the order of arrival which envs
+        # are done.
+        self.table.note_asked_to_begin(list(env_ids))
+
+    def receive(
+        self, min_envs: int, max_envs: int | None, timeout: float | None, align: Align
+    ) -> StepResult | StepBatch:
+        """Return the results of envs that have finished their step or reset, in the order of arrival.
+
+        ``timeout``: see `ParallelEnv.recv`.
+        """
+        self._wait_for_arrivals(self._wanted(min_envs), timeout, time.monotonic())
+        return self._collect_arrived(max_envs, align)
+
+    def _collect_arrived(self, max_envs: int | None, align: Align) -> StepResult | StepBatch:
+        return self.collect_step(Outcome.of(self.table.arrived[:max_envs], self.table.tickets), align)
+
+    def _wanted(self, min_envs: int) -> int:
+        """Return how many envs can be waited for, ``min_envs`` at most.
+
+        Raises:
+            NothingInFlightError: If none.
+        """
+        if not self.table.tickets:
+            raise NothingInFlightError(
+                "There is no result to wait for: no step is in flight. Call send() first, or go on with step()."
+            )
+        return min(min_envs, len(self.table.tickets))
+
+    @single_threaded_in("reset")
+    def latest_states(self, env_ids: Sequence[int] | None = None) -> Any:
+        """Return the latest states of envs, by default of all, batched.
+
+        Raises:
+            UnpicklableError: If a part of a state cannot be copied from its worker.
+        """
+        asked, batch = self.env_ids if env_ids is None else env_ids, self.pool.batch
+        has_loose = any(array is None for array in batch.states)
+        extras = self.pool.ask("state", asked, None, "leaves").values if has_loose else {}
+        return gather_states(batch, asked, batch.rows(asked), extras, self.copies)
+
+    def states_of(self, env_ids: Sequence[int], result: StepResult | None) -> Any:
+        """Return the latest states of envs, batched.
+
+        Args:
+            env_ids: The envs.
+            result: A result with their states, if it has all. Otherwise this waits for busy workers.
+        """
+        structure = self.pool.batch.layout.states
+        place = {} if result is None else {env_id: row for row, env_id in enumerate(result.env_ids.tolist())}
+        rows = [place.get(env_id, -1) for env_id in env_ids]
+        if result is None or -1 in rows or _may_be_absent(result):
+            self.table.refuse_unknown(env_ids)
+            return self.latest_states(env_ids)
+        leaves = structure.split(result.states)
+        picked = [
+            leaf[rows] if structure.is_fixed(index) else structure.stack(index, [pick_rows(leaf, row) for row in rows])
+            for index, leaf in enumerate(leaves)
+        ]
+        return structure.join(picked)
+
+    def detached(self, result: StepResult) -> StepResult:
+        """Return a result whose states stay valid after the next call."""
+        if self.copies:
+            return result
+        _, rewards, dones, infos = result
+        flags = result.terminated, result.truncated, result.env_ids
+        return StepResult(deep_copy(result.states), rewards, dones, infos, *flags)
+
+    @property
+    def begins_next_episodes(self) -> bool:
+        """Whether an ended env begins its next episode by itself."""
+        return self.done_policy.autoreset
+
+    def waiting(self) -> list[int]:
+        """Return the envs that can be stepped: not paused, with nothing in flight, and not ended.
+
+        Raises:
+            ResetNeededError: If one that is not paused has no episode.
+        """
+        idle = [env_id for env_id in self.table.unpaused if env_id not in self.table.tickets]
+        self.table.refuse_fresh(idle)
+        return list(self.table.choose(idle)[0])
+
+    # ---------------------------------------------------------------- rollouts and evaluations
+
+    def begin_rollout(self, env_ids: Sequence[int]) -> Array:
+        """Refuse, like a step, envs that cannot be stepped now, and also envs whose states are not known.
+
+        Returns:
+            ``(k,)`` bool: whether each env is at the beginning of an episode.
+        """
+        self._refuse_not_ready(env_ids)
+        self.table.refuse_unknown(env_ids)
+        return self.table.are_new(env_ids)
+
+    @contextlib.contextmanager
+    def borrowed(self, env_ids: Sequence[int]) -> Iterator[Self]:
+        """Yield an engine of the same workers under which ended envs are stepped on, whatever the policy is here.
+
+        Steps of these envs still in flight at the end are dropped; the envs need a reset.
+
+        Raises:
+            EnvBusyError, EnvPausedError, WorkerDiedError: If an env is not available.
+        """
+        self._refuse_busy(env_ids)
+        self.table.refuse_paused(env_ids)
+        if self.recovery is None:
+            self.pool.refuse_dead(env_ids)
+        other = copy.copy(self)
+        other._follow(DonePolicy(), True)
+        other.table.share_score(self.table.score)
+        self.table.lose(env_ids)
+        try:
+            yield other
+        finally:
+            self.table.take_over(other.table, env_ids)
+
+    # ---------------------------------------------------------------- other operations
+
+    def call_each(self, env_ids: Sequence[int], calls: Sequence[MethodCall]) -> list[Any]:
+        """Call a method of each env, which may be another one for each, and return the results in this order."""
+        return self.pool.ask("call", env_ids, calls).listed()
+
+    def end_episodes(self, env_ids: Sequence[int], calls: Sequence[MethodCall]) -> None:
+        """Call a method of each env that ends its episode; the envs need a reset afterwards."""
+        ticket = self.pool.submit("call", env_ids, calls, announce=lambda _: self._lose(env_ids))
+        self.pool.wait(ticket, self.timeout)
+        ticket.raise_failures()
+
+    def note_seeds(self, env_ids: Sequence[int], seeds: Sequence[int | None]) -> None:
+        """Store seeds that envs were given by other means than a reset."""
+        if self.recovery is not None:
+            self.recovery.note_seeds(env_ids, seeds)
 
     def attribute_hint(self, key: str, env_id: int) -> str:
         """Return a hint at an existing attribute with a name similar to ``key``.
@@ -142,8 +630,31 @@ class Engine:
         The env is asked once per name: a search for similar names takes a millisecond.
         """
         if key not in self._hints:
-            self._hints[key] = self.pool.try_asking("hint", (env_id,), None, key).values.get(env_id, "")
+            self._hints[key] = self.pool.try_asking("get", (env_id,), None, Lookup(key, "hint")).values.get(env_id, "")
         return self._hints[key]
+
+    def restart(self, env_ids: Sequence[int]) -> tuple[int, ...]:
+        """Rebuild envs and return the ids of all that were rebuilt; they need a reset."""
+        ticket = self.pool.rebuild(env_ids, self._lose)
+        rebuilt = tuple(sorted({*ticket.env_ids, *ticket.values}))
+        ticket.raise_failures(partial=tuple(env_id for env_id in rebuilt if env_id not in ticket.failures))
+        return rebuilt
+
+    def checkpoint(self) -> Checkpoint:
+        """Return the state of the episodes.
+
+        Raises:
+            EnvBusyError: If a step is in flight.
+        """
+        self._refuse_busy(self.env_ids)
+        return self.table.checkpoint()
+
+    def restore(self, checkpoint: Checkpoint, lost: Collection[int]) -> tuple[int, ...]:
+        """Load the state of the episodes, see `EnvTable.restore`. Steps that were not returned are dropped."""
+        self.table.release(self.env_ids)
+        if self.recovery is not None:
+            self.recovery.forget(self.env_ids)
+        return self.table.restore(checkpoint, lost)
 
     # ---------------------------------------------------------------- for adapters
 
@@ -182,9 +693,10 @@ class Engine:
                 f"{contract} was called, but this ParallelEnv was handed over by {self.contract} and follows its "
                 "rules. Make another ParallelEnv from the same list of env fns."
             )
-        terms: dict[str, Any] = {"always_copies": always_copies, "reward_dtype": reward_dtype}
-        stepper = self.stepper.under(policy, **terms)
-        old = self.pool.layout
+        self._refuse_busy(self.env_ids)
+        if self.recovery is not None:
+            self.recovery.forget(self.env_ids)
+        old, score = self.pool.layout, self.table.score
         changes = {
             "observation_space": old.observation_space if observation_space is None else observation_space,
             "keeps_ended": policy.autoreset,
@@ -193,54 +705,48 @@ class Engine:
         }
         if any(getattr(old, name) is not value for name, value in changes.items()):
             self.pool.rearrange(old.changed(**changes))
-            stepper = self.stepper.under(policy, **terms)
-        stepper.episodes.share_score(self.stepper.episodes.score)
-        stepper.episodes.begin_unknown()
-        self.stepper = stepper
+        self._follow(policy, self.copies or always_copies, reward_dtype, as_given=True)
+        self.table.share_score(score)
+        self.table.begin_unknown()
         self.pool.waits_by = waits_by
         self.contract = self.asynchronous = contract
 
-    @single_threaded
-    def step(self, action: Any) -> StepResult:
+    @single_threaded_in("step")
+    def step_all(self, action: Any) -> StepResult:
         """Step all envs, including paused ones, for which this raises."""
-        return self.stepper.step(action, self.env_ids, "item")  # type: ignore[return-value]
+        return self.step(action, self.env_ids, "item")  # type: ignore[return-value]
 
-    @single_threaded
-    def step_async(self, action: Any) -> None:
+    @single_threaded_in("step_async")
+    def step_all_async(self, action: Any) -> None:
         """Send a step of all envs."""
-        self.stepper.begin(action, self.env_ids)
+        self.submit_step(action, self.env_ids)
 
-    @single_threaded
-    def step_wait(self, timeout: float | None) -> StepResult:
+    @single_threaded_in("step_wait")
+    def step_all_wait(self, timeout: float | None) -> StepResult:
         """Return the result of a step of all envs that was sent, or whose call was interrupted."""
         limit = arguments.check_timeout(timeout)
-        return self.stepper.finish(self.env_ids, limit, "item")  # type: ignore[return-value]
+        return self.step_wait(self.env_ids, limit, "item")  # type: ignore[return-value]
 
     @single_threaded
-    def reset_async(self, env_ids: Sequence[int], seed: Any, options: Any) -> ResetTicket:
+    def reset_async(self, env_ids: Sequence[int], seed: Any, options: Any) -> Ticket:
         """Send resets; `reset_wait` waits for them. Seeds and options: see `ParallelEnv.reset`."""
-        return self.stepper.begin_reset(env_ids, self.beginnings(env_ids, seed, options))
+        return self.submit_reset(env_ids, self.beginnings(env_ids, seed, options))
 
     @single_threaded
-    def reset_wait(self, resetting: ResetTicket, timeout: float | None) -> Any:
+    def reset_wait(self, ticket: Ticket, timeout: float | None) -> Any:
         """Return the first states of episodes, batched."""
-        return self.end_reset(resetting, arguments.check_timeout(timeout))
+        return self.collect_reset(ticket, arguments.check_timeout(timeout), "item")
 
     @single_threaded_in("reset")
     def reset_each(self, env_ids: Sequence[int], seed: Any, options: Any) -> list[Any]:
         """Begin episodes and return the first states, one per env."""
-        resetting = self.stepper.begin_reset(env_ids, self.beginnings(env_ids, seed, options))
-        return self.end_reset(resetting, None, "batch")  # type: ignore[no-any-return]
+        ticket = self.submit_reset(env_ids, self.beginnings(env_ids, seed, options))
+        return self.collect_reset(ticket, None, "batch")  # type: ignore[no-any-return]
 
     @property
     def under_way(self) -> list[int]:
         """Ids of envs with a step whose result was not delivered; none after `close`."""
-        return [] if self.guard.is_closed else self.stepper.under_way
-
-    @single_threaded_in("reset")
-    def latest_states(self) -> Any:
-        """Return the latest states of all envs, batched."""
-        return self.stepper.latest_states()
+        return [] if self.guard.is_closed else sorted(self.table.tickets)
 
     @single_threaded_in("reset")
     def refuse_fresh(self, env_ids: Sequence[int]) -> None:
@@ -249,13 +755,13 @@ class Engine:
         Raises:
             ResetNeededError: If there are any.
         """
-        self.stepper.episodes.refuse_fresh(env_ids)
+        self.table.refuse_fresh(env_ids)
 
     @single_threaded_in("reset")
     def refuse_unknown(self, env_ids: Sequence[int]) -> None:
         """Refuse envs that have no episode, or whose latest states are not known."""
-        self.stepper.episodes.refuse_fresh(env_ids)
-        self.stepper.episodes.refuse_unknown(env_ids)
+        self.table.refuse_fresh(env_ids)
+        self.table.refuse_unknown(env_ids)
 
     def envs(self, name: str, way: str) -> tuple[Any, ...]:
         """Return the envs themselves, in env id order.
@@ -275,18 +781,23 @@ class Engine:
         return envs
 
     @single_threaded_in("call")
-    def call_async(self, operation: str, argument: Any, common: Any, id: Any = None) -> Request:
-        """Send an operation of the host, with the same argument for each env; without ``id`` to all envs."""
+    def call_async(self, call: MethodCall, id: Any = None) -> Ticket:
+        """Send a method call, the same for each env; without ``id`` to all envs."""
         env_ids = self.ids(id, everyone=True)
-        return self.pool.post(operation, env_ids, [argument] * len(env_ids), common)
+        return self.pool.submit("call", env_ids, [call] * len(env_ids))
+
+    @single_threaded_in("call")
+    def look_up(self, lookup: Lookup, argument: Any, id: Any = None) -> list[Any]:
+        """Return the result of a look-up for each env; without ``id`` for all."""
+        env_ids = self.ids(id, everyone=True)
+        return self.pool.ask("get", env_ids, [argument] * len(env_ids), lookup).listed()
 
     @single_threaded
-    def call_wait(self, request: Request, timeout: float | None) -> list[Any]:
+    def call_wait(self, ticket: Ticket, timeout: float | None) -> list[Any]:
         """Return the results of `call_async`, in the order asked."""
         limit = arguments.check_timeout(timeout)
-        self.pool.wait(request, self.stepper.timeout if limit is None else limit)
-        request.raise_failures()
-        return [request.values.get(env_id) for env_id in request.env_ids]
+        self.pool.wait(ticket, self.timeout if limit is None else limit)
+        return ticket.listed()
 
     @single_threaded_in("get_attr")
     def existing_attr(self, key: str, id: Any) -> list[Any]:
@@ -297,7 +808,7 @@ class Engine:
         """
         env_ids = parse_ids(id, self.num_envs)
         arguments.check_name("key", key)
-        values = self.pool.ask("get", env_ids, None, key).values
+        values = self.pool.ask("get", env_ids, None, Lookup(key)).values
         without = [env_id for env_id in env_ids if env_id not in values]
         if without:
             have = "has" if len(without) == 1 else "have"
@@ -311,8 +822,19 @@ class Engine:
 
     @single_threaded_in("arecv")
     def look(self, min_envs: int, timeout: float | None, begin: float) -> bool:
-        """Return at once whether `take` has something to return. See `Stepper.look`."""
-        return self.stepper.look(min_envs, timeout, begin)
+        """Return without waiting whether `take` has something to return; the timeout counts from ``begin``.
+
+        Errors: see `receive`.
+        """
+        wanted, table = self._wanted(min_envs), self.table
+        while len(table.arrived) < wanted and self.pool.pump(time.monotonic()):
+            pass
+        if len(table.arrived) >= wanted:
+            return not self._repeat_lost_resets()
+        deadline = self._deadline(timeout, begin)
+        if deadline is not None and time.monotonic() >= deadline:
+            self._be_late(timeout)
+        return False
 
     async def sleep_until_reply(self, timeout: float | None, begin: float, heartbeat: float, nap: float) -> None:
         """Let the event loop run until `look` may find a reply, or its timeout.
@@ -323,14 +845,15 @@ class Engine:
             heartbeat: Seconds after which to look anyway, for deaths and output that no reply reports.
             nap: The same where nothing wakes an event loop at a reply.
         """
-        deadline = self.stepper.deadline(timeout, begin)
+        deadline = self._deadline(timeout, begin)
         left = math.inf if deadline is None else max(0.0, deadline - time.monotonic())
         await sleep_until_woken(self.pool.fileno(), self.pool.wakers, min(heartbeat, left), min(nap, left))
 
     @single_threaded_in("arecv")
-    def take(self, min_envs: int, max_envs: int | None, align: Align) -> Any:
-        """Return the results that have arrived. See `Stepper.take`."""
-        return self.stepper.take(min_envs, max_envs, align)
+    def take(self, min_envs: int, max_envs: int | None, align: Align) -> StepResult | StepBatch | None:
+        """Return the result of `receive`, or ``None`` if another caller took it since `look`. This steps no env."""
+        enough = len(self.table.arrived) >= self._wanted(min_envs)
+        return self._collect_arrived(max_envs, align) if enough else None
 
 
 def _close_dropped(pool: Pool) -> None:
@@ -349,3 +872,9 @@ def _interrupt_main() -> None:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)  # interrupts a wait, too
     else:
         _thread.interrupt_main()
+
+
+def _may_be_absent(result: StepResult) -> bool:
+    """Whether some states of a result may be missing."""
+    states = result.states
+    return isinstance(states, np.ndarray) and states.dtype == object and any(state is None for state in states)

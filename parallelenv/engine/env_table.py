@@ -1,7 +1,22 @@
-"""The episodes of all envs: which envs have one, are done, exhausted or paused, and the infos of their resets."""
+"""Where each env is: whether it has an episode, is done, exhausted or paused, and which call on it is under way.
+
+An env is in one of four phases, which these calls change:
+
+=============  ==============================================================  =========================================
+phase          meaning                                                         left by
+=============  ==============================================================  =========================================
+NEEDS_RESET    never reset, or its episode was lost with its worker            a reset
+RUNNING        it has an episode                                               a reset, the end of the episode, a loss
+DONE           its episode has ended, and no other has begun by itself         a reset, a loss; with "continue" a step
+EXHAUSTED      its latest reset found no further episode                       a reset, a loss
+=============  ==============================================================  =========================================
+
+Most envs are running and most columns are empty for them, so phases are kept as sets and not as one array.
+"""
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,14 +30,27 @@ from parallelenv.contract.protocol import EXHAUSTED, NOTHING
 from parallelenv.engine.checkpoint import Checkpoint
 from parallelenv.engine.done_policies import DonePolicy
 from parallelenv.engine.episode_stats import EpisodeStats
+from parallelenv.engine.tickets import Arrival, Ticket
 from parallelenv.errors import AbsentMethodError, EnvPausedError, ExhaustedError, ResetNeededError
 
 if TYPE_CHECKING:
     from parallelenv.contract.rollout_data import RolloutChunk
 
 
+class Phase(enum.Enum):
+    """Where an env is in its episodes."""
+
+    NEEDS_RESET = "needs reset"
+    RUNNING = "running"
+    DONE = "done"
+    EXHAUSTED = "exhausted"
+
+
 class EnvTable:
-    """The episodes of the envs ``0 .. num_envs-1`` under a done policy.
+    """Where each of the envs ``0 .. num_envs-1`` is, under a done policy.
+
+    A ticket stays in the table from before its first command is sent until its result was returned to the user. So an
+    interrupt loses no result: the next call finds it here.
 
     Args:
         env_ids: All env ids, ascending.
@@ -38,6 +66,8 @@ class EnvTable:
         paused: ``(num_envs,)`` bool.
         unpaused: Env ids that are not paused, ascending.
         reset_infos: The info of each env's latest reset.
+        tickets: The step or reset of each env whose result the user does not have, by env id.
+        version: Changes with everything but ordinary steps.
         score: Statistics of the episodes that have ended.
     """
 
@@ -56,6 +86,9 @@ class EnvTable:
         self.paused = np.zeros(num_envs, dtype=bool)
         self.unpaused = env_ids
         self.reset_infos: list[dict[str, Any]] = [{} for _ in range(num_envs)]
+        self.tickets: dict[int, Ticket] = {}
+        self._arrivals: list[Arrival] = []  # of all tickets in the table, in order
+        self.version = 0
         self.share_score(EpisodeStats(num_envs))
 
     def share_score(self, score: EpisodeStats) -> None:
@@ -68,7 +101,66 @@ class EnvTable:
         """Flags of the latest steps: done, terminated, truncated, each ``(n,)`` bool."""
         return self.done, self.terminated, self.truncated
 
+    # ---------------------------------------------------------------- calls under way
+
+    def occupy(self, env_ids: Sequence[int], ticket: Ticket, *, separately: bool) -> None:
+        """Enter a step or reset that is about to be sent; results of these envs that were not returned are lost.
+
+        Args:
+            env_ids: The envs of its result.
+            ticket: The ticket, with all of its commands.
+            separately: Whether its results are returned in the order of arrival, rather than in that of ``env_ids``.
+        """
+        ticket.env_ids = env_ids
+        self.tickets.update(dict.fromkeys(env_ids, ticket))
+        if separately:
+            ticket.arrivals = self._arrivals
+            self._arrivals.append((ticket, ticket.answered))
+        else:
+            self._arrivals.append((ticket, None))
+
+    def release(self, env_ids: Iterable[int]) -> None:
+        """Remove envs whose result was returned, or is not wanted any more."""
+        tickets = self.tickets
+        if env_ids is self.everyone:
+            tickets.clear()
+        for env_id in env_ids if tickets else ():
+            tickets.pop(env_id, None)
+        if tickets:
+            kept: list[Arrival] = []
+            for ticket, arrived in self._arrivals:
+                left = [one for one in (ticket.env_ids if arrived is None else arrived) if tickets.get(one) is ticket]
+                if left:
+                    kept.append((ticket, None if arrived is None else left))
+            self._arrivals[:] = kept
+        else:
+            self._arrivals.clear()
+
+    def _undelivered(self, ticket: Ticket, env_ids: Sequence[int] | None) -> list[int]:
+        """Return those of some envs that have answered, by default all, whose result was not returned."""
+        tickets = self.tickets
+        return [one for one in (ticket.answered if env_ids is None else env_ids) if tickets.get(one) is ticket]
+
+    @property
+    def arrived(self) -> list[int]:
+        """Ids of envs whose result has arrived and was not returned, in the order in which they are returned."""
+        return [env_id for ticket, env_ids in self._arrivals for env_id in self._undelivered(ticket, env_ids)]
+
+    @property
+    def waited_for(self) -> list[int]:
+        """Ids of envs whose answer has not arrived."""
+        arrived = set(self.arrived)
+        return [env_id for env_id in self.tickets if env_id not in arrived]
+
     # ---------------------------------------------------------------- which envs may be stepped
+
+    def phase(self, env_id: int) -> Phase:
+        """Return the phase of an env."""
+        if env_id in self._fresh:
+            return Phase.NEEDS_RESET
+        if env_id in self.exhausted:
+            return Phase.EXHAUSTED
+        return Phase.DONE if self.done[env_id] and not self._policy.autoreset else Phase.RUNNING
 
     def refuse_fresh(self, env_ids: Iterable[int]) -> None:
         """Raise `ResetNeededError` if any of these envs has no episode."""
@@ -155,10 +247,6 @@ class EnvTable:
             )
             raise_failures([Failure(error, env_id, "reset") for env_id in exhausted], partial)
 
-    def ends_at_rest(self) -> Array:
-        """Return ``(num_envs,)`` bool: whether the env's episode has ended, and no other has begun."""
-        return np.zeros_like(self.done) if self._policy.autoreset else self.done.copy()
-
     def without(self) -> list[int]:
         """Return the envs that need a reset to have an episode."""
         return [*list(self._fresh), *list(self.exhausted)]
@@ -169,11 +257,13 @@ class EnvTable:
 
     def pause(self, env_ids: Sequence[int]) -> None:
         """Leave envs out until `resume`."""
+        self.version += 1
         self.paused[list(env_ids)] = True
         self.unpaused = tuple(np.flatnonzero(~self.paused).tolist())
 
     def resume(self, env_ids: Sequence[int]) -> None:
         """Take envs in again."""
+        self.version += 1
         self.paused[list(env_ids)] = False
         everyone = self.everyone
         self.unpaused = tuple(np.flatnonzero(~self.paused).tolist()) if self.paused.any() else everyone
@@ -182,6 +272,7 @@ class EnvTable:
 
     def lose(self, env_ids: Iterable[int]) -> None:
         """Mark envs as in need of a reset, until something else is noted."""
+        self.version += 1
         lost = tuple(env_ids)
         self._fresh.update(lost)
         self.exhausted.difference_update(lost)
@@ -285,24 +376,29 @@ class EnvTable:
 
     # ---------------------------------------------------------------- saving and loading
 
-    def progress(self) -> Checkpoint:
+    def checkpoint(self) -> Checkpoint:
         """Return the record as plain data."""
         flags = self.done.copy(), self.terminated.copy(), self.truncated.copy(), self.paused.copy()
         fresh, exhausted = tuple(sorted(self._fresh)), tuple(sorted(self.exhausted))
         return Checkpoint(*flags, fresh, tuple(map(deep_copy, self.reset_infos)), exhausted)
 
-    def restore(self, progress: Checkpoint, lost: Collection[int]) -> tuple[int, ...]:
+    def restore(self, checkpoint: Checkpoint, lost: Collection[int]) -> tuple[int, ...]:
         """Load a record; ``lost`` envs have no episode.
 
         Returns:
             Ids of all envs that need a reset.
         """
-        self.done[:], self.terminated[:], self.truncated[:] = progress.done, progress.terminated, progress.truncated
-        self._fresh = {*progress.fresh, *lost}
+        self.version += 1
+        self.done[:], self.terminated[:], self.truncated[:] = (
+            checkpoint.done,
+            checkpoint.terminated,
+            checkpoint.truncated,
+        )
+        self._fresh = {*checkpoint.fresh, *lost}
         self.score.lose()
-        self.exhausted = set(progress.exhausted).difference(lost)
+        self.exhausted = set(checkpoint.exhausted).difference(lost)
         self._unstepped = dict.fromkeys(self.everyone, False)
-        self.reset_infos = list(map(deep_copy, progress.reset_infos))
+        self.reset_infos = list(map(deep_copy, checkpoint.reset_infos))
         self.resume(self.everyone)
-        self.pause(np.flatnonzero(progress.paused).tolist())
+        self.pause(np.flatnonzero(checkpoint.paused).tolist())
         return tuple(sorted(self._fresh))

@@ -1,6 +1,6 @@
 """Implements ``on_failure="restart"``: envs that failed are rebuilt and reset.
 
-Only `Stepper` uses this, and returns the episode of such an env to the user as truncated.
+Only `Engine` and rollouts use this, and returns the episode of such an env to the user as truncated.
 """
 
 from __future__ import annotations
@@ -74,11 +74,10 @@ class Recovery:
         self._budget = Budget(max_restarts)
         self._seeds: dict[int, int] = {}  # the latest ones given by the user
         self._counts: dict[int, int] = {}  # restarts since then
-        # Envs that were rebuilt but not reset, and why. Most only shared a worker with one that failed: the user may
-        # not have received their last step yet, and a reset would overwrite its rows.
-        self._rebuilt: dict[int, Failure] = {}
-        # Envs with a new episode that was not reported to the user yet: why the old one ended, and the reset's result.
-        self._begun: dict[int, tuple[Failure, Extra]] = {}
+        # Envs that were rebuilt, which was not reported to the user yet: why their episode ended, and the result of
+        # their reset, `None` before it. Most of these only shared a worker with one that failed: the user may not have
+        # received their last step yet, and a reset would overwrite its rows.
+        self._unreported: dict[int, tuple[Failure, Extra | None]] = {}
 
     def note_seeds(self, env_ids: Sequence[int], seeds: Sequence[int | None]) -> None:
         """Store the seeds given by the user: the seeds of restarts are derived from them."""
@@ -89,16 +88,14 @@ class Recovery:
     def forget(self, env_ids: Iterable[int]) -> None:
         """Drop the records of envs of which the user begins new episodes."""
         for env_id in env_ids:
-            self._begun.pop(env_id, None)
-            self._rebuilt.pop(env_id, None)
+            self._unreported.pop(env_id, None)
 
     def failures_before(self, env_ids: Sequence[int]) -> Mapping[int, Failure]:
         """Return the envs that cannot continue the episode that the user knows of, and why not."""
-        if not (self._begun or self._rebuilt or self._pool.has_dead):  # called at every step
+        if not (self._unreported or self._pool.has_dead):  # called at every step
             return NO_FAILURES
-        rebuilt = {env_id: self._rebuilt[env_id] for env_id in env_ids if env_id in self._rebuilt}
-        unseen = {env_id: self._begun[env_id][0] for env_id in env_ids if env_id in self._begun}
-        return {**self._pool.death_errors(env_ids), **rebuilt, **unseen}
+        unreported = {env_id: self._unreported[env_id][0] for env_id in env_ids if env_id in self._unreported}
+        return {**self._pool.death_errors(env_ids), **unreported}
 
     def restart_failed(
         self, failures: Mapping[int, Failure]
@@ -113,29 +110,34 @@ class Recovery:
             for the others their last failure.
         """
         left: dict[int, Failure] = {}
-        ill = {env_id: failure for env_id, failure in failures.items() if env_id not in self._begun}
+        ill = {env_id: failure for env_id, failure in failures.items() if not self._has_begun(env_id)}
         while ill:
             denied, delay = self._budget.spend(self._broken(ill))
             for env_id in denied:
                 left[env_id] = ill.pop(env_id)
             time.sleep(delay)
             ill = {**self._rebuild(ill, failures), **self._reset(ill, failures)}
-        return {env_id: self._begun[env_id] for env_id in failures if env_id in self._begun}, left
+        restarted = {env_id: self._unreported[env_id] for env_id in failures if self._has_begun(env_id)}
+        return {env_id: (failure, begun or NOTHING) for env_id, (failure, begun) in restarted.items()}, left
+
+    def _has_begun(self, env_id: int) -> bool:
+        """Whether an env has an episode that the user does not know of."""
+        return self._unreported.get(env_id, (None, None))[1] is not None
 
     def _broken(self, ill: Mapping[int, Failure]) -> list[int]:
         """Return the envs that have to be rebuilt: those not rebuilt since they failed, or dead again."""
         dead = self._pool.death_errors(tuple(ill))
-        return sorted(env_id for env_id in ill if env_id not in self._rebuilt or env_id in dead)
+        return sorted(env_id for env_id in ill if env_id not in self._unreported or env_id in dead)
 
     def _rebuild(self, ill: dict[int, Failure], reasons: Mapping[int, Failure]) -> dict[int, Failure]:
         """Rebuild envs where needed; remove and return those that cannot be rebuilt."""
         broken = self._broken(ill)
         if not broken:
             return {}
-        request = self._pool.rebuild(broken, lambda env_ids: self._note_rebuilt(env_ids, reasons))
-        failures = {env_id: request.failures[env_id] for env_id in ill if env_id in request.failures}
+        ticket = self._pool.rebuild(broken, lambda env_ids: self._note_rebuilt(env_ids, reasons))
+        failures = {env_id: ticket.failures[env_id] for env_id in ill if env_id in ticket.failures}
         for env_id in failures:
-            del self._rebuilt[env_id], ill[env_id]
+            del self._unreported[env_id], ill[env_id]
         return failures
 
     def _note_rebuilt(self, env_ids: Sequence[int], reasons: Mapping[int, Failure]) -> None:
@@ -143,20 +145,20 @@ class Recovery:
         known = {**self._pool.death_errors(env_ids), **reasons}
         cause = max(reasons.values(), key=lambda failure: failure.is_of_worker)
         for env_id in env_ids:
-            self._rebuilt[env_id] = known.get(env_id) or Failure(cause.exception, env_id, cause.operation)
+            self._unreported[env_id] = known.get(env_id) or Failure(cause.exception, env_id, cause.operation), None
 
     def _reset(self, ill: Mapping[int, Failure], reasons: Mapping[int, Failure]) -> dict[int, Failure]:
         """Reset envs that were rebuilt; return the failures."""
         env_ids = sorted(ill)
         seeds = [(self._next_seed(env_id), None) for env_id in env_ids]
         # A new worker may be dead again before the others are built.
-        request = self._pool.post("reset", env_ids, seeds, failed=self._pool.death_errors(env_ids))
-        self._pool.wait_or_give_up(request)
+        ticket = self._pool.submit("reset", env_ids, seeds, failed=self._pool.death_errors(env_ids))
+        self._pool.wait_or_give_up(ticket)
         for env_id in env_ids:
-            self._rebuilt.pop(env_id, None)
-            if env_id not in request.failures:
-                self._begun[env_id] = reasons[env_id], request.values.get(env_id, NOTHING)
-        return request.failures
+            self._unreported.pop(env_id, None)
+            if env_id not in ticket.failures:
+                self._unreported[env_id] = reasons[env_id], ticket.values.get(env_id, NOTHING)
+        return ticket.failures
 
     def _next_seed(self, env_id: int) -> int | None:
         """Return a seed derived from the one given and the number of restarts since, if one was given."""

@@ -6,7 +6,6 @@ Only this file handles workers that failed, died or hang.
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import os
 import threading
@@ -20,10 +19,9 @@ from parallelenv.contract.cpu_cores import usable_cores
 from parallelenv.contract.env_specs import EnvFactory, refuse_live, refuse_shared
 from parallelenv.contract.failures import NO_FAILURES, Failure
 from parallelenv.contract.interrupts import DeferSigint
-from parallelenv.contract.message_text import list_ids
+from parallelenv.contract.message_text import list_ids, name_envs
 from parallelenv.contract.process_info import ProcessInfo
 from parallelenv.contract.protocol import (
-    NOTED,
     Backend,
     Channel,
     Command,
@@ -40,13 +38,14 @@ from parallelenv.contract.protocol import (
 )
 from parallelenv.contract.shared_arrays import NOTHING_SHARED, share
 from parallelenv.contract.spaces import Spaces, common_space, with_spaces
-from parallelenv.engine.tickets import Request, Shard, WorkerHandle, name_envs, split_further, spread
+from parallelenv.engine.tickets import Ticket
 from parallelenv.engine.utilisation import Utilisation
+from parallelenv.engine.worker_handles import Shard, WorkerHandle, split_further, spread
 from parallelenv.engine.worker_output import show_printed
 from parallelenv.errors import ArgumentError, ClosedError, UnpicklableError, WorkerDiedError, WorkerTimeoutError
 
 PrintedListener = Callable[[Sequence[Printed]], None]
-Announcement = Callable[[Request], None]
+Announcement = Callable[[Ticket], None]
 CLOSE_TIMEOUT = 3.0
 """Seconds that hosts have to close their envs before they are ended."""
 
@@ -108,8 +107,8 @@ class Pool:
         self._has_spaces = False  # if False, every env is asked for its own
         self._timeout: float | None = None  # building envs has no time limit
         self._call_timeout = timeout
-        self._plain_numbers = itertools.count(1)
-        self._numbers: Iterator[int] = self._plain_numbers
+        self._numbers = itertools.count(1)
+        self._traced: Iterator[bool] | None = None
         self.processes = {}
         self.is_watched = False
         self.waits_by: str | None = None
@@ -191,9 +190,9 @@ class Pool:
             raise self.late(busy, self._timeout, "attach")
         self.attach(layout)
 
-    def number_by(self, choose: Callable[[Iterator[int]], Iterator[int]] | None) -> None:
-        """Let an iterator over command numbers choose which of them are `NOTED`; ``None``: none is."""
-        self._numbers = self._plain_numbers if choose is None else choose(self._plain_numbers)
+    def trace_by(self, choices: Iterator[bool] | None) -> None:
+        """Let an iterator choose which calls traced hosts record; ``None``: none."""
+        self._traced = choices
 
     @property
     def num_hosts(self) -> int:
@@ -223,99 +222,111 @@ class Pool:
 
     # ---------------------------------------------------------------- commands
 
-    def ask(self, name: str, env_ids: Sequence[int], each: Sequence[Any] | None = None, common: Any = None) -> Request:
+    def ask(
+        self, operation: str, env_ids: Sequence[int], each: Sequence[Any] | None = None, common: Any = None
+    ) -> Ticket:
         """Execute an operation on envs, wait for all of them, and raise failures.
 
         Args:
-            name: An operation of `worker.host.Host`.
+            operation: An operation of `worker.host.Host`.
             env_ids: The envs, in any order.
             each: One argument per env, in the order of ``env_ids``, or ``None``.
             common: Further arguments, the same for every env.
 
         Returns:
-            The finished request, with ``values`` and without ``failures``.
+            The finished ticket, with ``values`` and without ``failures``.
 
         Raises:
             BaseException: What an env raised; ``error.partial`` has the values of the others.
             WorkerDiedError: If a worker is or was found dead.
             WorkerTimeoutError: If not all replied within the pool's timeout; later replies are dropped.
         """
-        request = self.try_asking(name, env_ids, each, common)
-        request.raise_failures()
-        return request
+        ticket = self.try_asking(operation, env_ids, each, common)
+        ticket.raise_failures()
+        return ticket
 
-    def try_asking(self, name: str, env_ids: Sequence[int], each: Sequence[Any] | None, common: Any = None) -> Request:
-        """Execute an operation like `ask`, but leave the failures of envs in the request."""
-        request = self.post(name, env_ids, each, common)
-        self.wait(request, self._timeout)
-        return request
+    def try_asking(
+        self, operation: str, env_ids: Sequence[int], each: Sequence[Any] | None, common: Any = None
+    ) -> Ticket:
+        """Execute an operation like `ask`, but leave the failures of envs in the ticket."""
+        ticket = self.submit(operation, env_ids, each, common)
+        self.wait(ticket, self._timeout)
+        return ticket
 
-    def post(
+    def submit(
         self,
-        name: str,
+        operation: str,
         env_ids: Sequence[int],
         each: Sequence[Any] | None = None,
         common: Any = None,
+        *,
+        autoreset: bool = False,
+        begins: Sequence[int] = (),
         announce: Announcement = lambda _: None,
         failed: Mapping[int, Failure] = NO_FAILURES,
-        *,
-        flies: bool = False,
-    ) -> Request:
+        separately: bool = False,
+    ) -> Ticket:
         """Send an operation to the hosts and return without waiting.
 
         Args:
-            name: See `ask`.
+            operation: See `ask`.
             env_ids: See `ask`.
             each: See `ask`.
             common: See `ask`.
-            announce: Called with the request when nothing can fail any more, just before the first command is sent.
+            autoreset: See `Command`.
+            begins: Envs that a step resets instead of stepping them.
+            announce: Called with the ticket when nothing can fail any more, just before the first command is sent.
             failed: Failures of envs that cannot be asked, used as their replies.
-            flies: Whether the caller takes the replies as they arrive, rather than wait for all of them.
+            separately: Whether the caller takes the replies as they arrive, rather than wait for all of them.
 
         Raises:
             WorkerDiedError: If a worker is known to be dead, unless its envs are to be built; nothing was sent.
             UnpicklableError: If an argument cannot be copied; nothing was sent.
         """
-        request = Request(tuple(env_ids), name)
+        ticket = Ticket(operation, tuple(env_ids), each)
+        ticket.is_traced = self._traced is not None and next(self._traced)
         if failed:
-            request.failures.update(failed)
+            ticket.failures.update(failed)
             asked = [position for position, env_id in enumerate(env_ids) if env_id not in failed]
             env_ids = [env_ids[position] for position in asked]
             each = None if each is None else take(each, asked)
-        if self._lost and name != "build":
+        if self._lost and operation != "build":
             self.refuse_dead(env_ids)
         packed = []
         parts = self._split(env_ids)
-        for worker, part, positions in split_further(parts) if flies else parts:
+        for worker, part, positions in split_further(parts) if separately else parts:
             arguments = None if each is None else take(each, positions)
-            command = Command(next(self._numbers), name, part, arguments, common)
+            command = Command(next(self._numbers), operation, part, arguments, common, autoreset)
+            command.is_traced = ticket.is_traced
+            if begins:
+                command.begins = tuple(env_id for env_id in part if env_id in begins)
             packed.append((worker, command, worker.channel.pack(command)))
-        self._dispatch(request, packed, announce)
-        return request
+        self._dispatch(ticket, packed, announce)
+        return ticket
 
     # ---------------------------------------------------------------- replies
 
-    def wait(self, request: Request, timeout: float | None) -> None:
-        """Wait until all hosts have replied to a request.
+    def wait(self, ticket: Ticket, timeout: float | None) -> None:
+        """Wait until all hosts have replied to a call.
 
         Raises:
             WorkerTimeoutError: If they have not within ``timeout`` seconds.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        while request.pending:
+        while ticket.pending:
             if not self.pump(deadline):
-                raise self.late(request.running, timeout, request.operation)
+                raise self.late(ticket.running, timeout, ticket.operation)
 
-    def wait_or_give_up(self, request: Request) -> bool:
-        """Wait for a request as long as a call may take. Late envs then count as failed.
+    def wait_or_give_up(self, ticket: Ticket) -> bool:
+        """Wait for replies as long as a call may take. Late envs then count as failed.
 
         Returns:
             Whether all replied in time.
         """
         try:
-            self.wait(request, self._timeout)
+            self.wait(ticket, self._timeout)
         except WorkerTimeoutError as late:
-            self.give_up(request, late)
+            self.give_up(ticket, late)
             return False
         return True
 
@@ -338,25 +349,33 @@ class Pool:
         way_out = ways.get(operation, other)
         return WorkerTimeoutError(f"{name_envs(ids)} did not answer within {timeout} s. {way_out}", ids)
 
-    def forward(self, command: Command) -> Request:
+    def forward(self, command: Command) -> Ticket:
         """Execute a command like a host: failures of envs are not raised."""
-        if command.name == "build":
+        if command.operation == "build":
             self._has_spaces = bool(command.common)
             return self.rebuild(command.env_ids)
-        request = self.begin(command)
-        self.wait(request, None)
-        return request
+        ticket = self.begin(command)
+        self.wait(ticket, None)
+        return ticket
 
-    def begin(self, command: Command) -> Request:
+    def begin(self, command: Command) -> Ticket:
         """Send a command that builds nothing and return without waiting, with failures treated as by `forward`."""
-        if command.name in ("watch", "unwatch"):
-            self.is_watched = command.name == "watch"
-        self.number_by(functools.partial(map, NOTED.__or__) if command.number >= NOTED else None)
+        if command.operation == "state" and command.common in ("trace", "record"):
+            self.is_watched = command.common == "trace"
+        self.trace_by(itertools.repeat(True) if command.is_traced else None)
         dead = [env_id for env_id in command.env_ids if self._worker(env_id).death] if self._lost else ()
         failed = {env_id: Failure(self._worker(env_id).death_error((env_id,)), env_id, "") for env_id in dead}
-        return self.post(command.name, command.env_ids, command.each, command.common, failed=failed)
+        return self.submit(
+            command.operation,
+            command.env_ids,
+            command.each,
+            command.common,
+            autoreset=command.autoreset,
+            begins=command.begins,
+            failed=failed,
+        )
 
-    def rebuild(self, env_ids: Sequence[int], announce: Callable[[Sequence[int]], None] = lambda _: None) -> Request:
+    def rebuild(self, env_ids: Sequence[int], announce: Callable[[Sequence[int]], None] = lambda _: None) -> Ticket:
         """Build envs from their factories.
 
         A host that is dead, was given up, or is busy with one of them is replaced, with all its envs. Commands of its
@@ -368,7 +387,7 @@ class Pool:
                 again if there are more of them behind a host. `death_errors` still has those that were dead.
 
         Returns:
-            The finished request. It has the envs asked for and the others of replaced hosts, here or behind a host.
+            The finished ticket. It has the envs asked for and the others of replaced hosts, here or behind a host.
 
         Raises:
             InvalidEnvError: If one was given as a live instance that never left this process; nothing was changed.
@@ -387,20 +406,20 @@ class Pool:
             for env_id in known:
                 self._lost.pop(env_id, None)
 
-        request = self.post("build", rebuilt, common=self._has_spaces, announce=lambda _: note(rebuilt))
-        self.wait(request, None)
-        note(request.values.keys() - rebuilt)
+        ticket = self.submit("build", rebuilt, common=self._has_spaces, announce=lambda _: note(rebuilt))
+        self.wait(ticket, None)
+        note(ticket.values.keys() - rebuilt)
         self._note_built(workers)
-        self.processes.update({env_id: one.process for env_id, one in request.values.items()})
+        self.processes.update({env_id: one.process for env_id, one in ticket.values.items()})
         if self.is_watched:
             self._watch(broken)
-        return request
+        return ticket
 
     def _watch(self, workers: Iterable[WorkerHandle]) -> None:
         """Let replaced hosts record what their envs do, like the others."""
         env_ids = [env_id for worker in workers for env_id in worker.spec.env_ids if env_id not in self._lost]
         if env_ids:
-            self.wait(self.post("watch", env_ids), None)
+            self.wait(self.submit("state", env_ids, None, "trace"), None)
 
     def _lost_with(self, env_ids: Sequence[int]) -> Iterable[int]:
         """Return all envs that are known to have lost the same workers, behind a host, as these."""
@@ -438,11 +457,13 @@ class Pool:
         return self._worker_of_env[env_id - self._first]
 
     def _dispatch(
-        self, request: Request, packed: Sequence[tuple[WorkerHandle, Command, Any]], announce: Announcement
+        self, ticket: Ticket, packed: Sequence[tuple[WorkerHandle, Command, Any]], announce: Announcement
     ) -> None:
-        """Send all commands of a request, or none if interrupted before ``announce`` is called with it."""
+        """Send all commands of a call, or none if interrupted before ``announce`` is called with it."""
         with self._shield:
-            announce(request)
+            for _, command, _ in packed:
+                ticket.pending[command.number] = command.env_ids
+            announce(ticket)
             hours = self.hours
             if hours.left:
                 hours.left -= 1
@@ -450,8 +471,7 @@ class Pool:
                 asked = {worker for worker, _, _ in packed}
                 hours.sent([worker.shift for worker in self._workers if worker.in_flight or worker in asked])
             for worker, command, message in packed:
-                request.pending[command.number] = command.env_ids
-                worker.in_flight[command.number] = request
+                worker.in_flight[command.number] = ticket
                 if worker.death is not None:  # it died at the command before, sent to another worker behind it
                     self._fail_waiting(worker)
                     continue
@@ -460,16 +480,16 @@ class Pool:
                 except HostDied:
                     self._mark_dead(worker)
 
-    def give_up(self, request: Request, error: Exception) -> None:
-        """Fail the envs that have not replied to a request, and all other requests to their hosts."""
+    def give_up(self, ticket: Ticket, error: Exception) -> None:
+        """Fail the envs that have not replied to a call, and all other calls to their hosts."""
         for worker in self._workers:
-            if not request.pending.keys() & worker.in_flight.keys():
+            if not ticket.pending.keys() & worker.in_flight.keys():
                 continue
             for number, waiting in worker.in_flight.items():
                 worker.in_flight[number] = None
                 if waiting is not None:
                     late = waiting.pending[number]
-                    waiting.answer(number, {}, {env_id: Failure(error, env_id, "") for env_id in late})
+                    waiting.file(number, {}, {env_id: Failure(error, env_id, "") for env_id in late})
 
     # ---------------------------------------------------------------- replies
 
@@ -517,21 +537,21 @@ class Pool:
             reply = Reply(error.number, {}, self._not_read(worker, error))
         if reply.output:
             self._printed += reply.output
-        request = worker.in_flight.pop(reply.number, None)
+        ticket = worker.in_flight.pop(reply.number, None)
         if worker.shift.since and not worker.in_flight:
             self.hours.received(worker.shift)
-        if request is None:  # given up, or only output
+        if ticket is None:  # given up, or only output
             return
         if reply.rows is not None:
-            self.batch.put_results(request.pending[reply.number], reply.rows)
+            self.batch.put_results(ticket.pending[reply.number], reply.rows)
         if reply.failures:
             self._note_deaths(reply)
-        request.answer(reply.number, reply.values, reply.failures)
+        ticket.file(reply.number, reply.values, reply.failures)
 
     def _not_read(self, worker: WorkerHandle, error: UnreadableError) -> dict[int, Failure]:
         """Return the failures of a command that was lost between the caller and a host, in either direction."""
-        request = worker.in_flight.get(error.number)
-        env_ids = request.pending[error.number] if request is not None else ()
+        ticket = worker.in_flight.get(error.number)
+        env_ids = ticket.pending[error.number] if ticket is not None else ()
         cause = UnpicklableError(
             f"What was sent to a worker, or came back, can be pickled but not unpickled ({error.reason}). Give and "
             "return plain data."
@@ -552,9 +572,10 @@ class Pool:
         return len(self._workers)
 
     @property
-    def under_way(self) -> set[int]:
-        """Numbers of the commands that hosts have not replied to yet."""
-        return {number for worker in self._workers for number in worker.in_flight}
+    def has_untraced(self) -> bool:
+        """Whether a call is under way that traced hosts do not record."""
+        tickets = (ticket for worker in self._workers for ticket in worker.in_flight.values())
+        return any(ticket is not None and not ticket.is_traced for ticket in tickets)
 
     @property
     def is_held_up(self) -> bool:
@@ -604,11 +625,11 @@ class Pool:
 
     def _fail_waiting(self, worker: WorkerHandle) -> None:
         """Fail all requests to a dead host, which would never be answered."""
-        for number, request in sorted(worker.in_flight.items()):
-            if request is not None:
-                env_ids = request.pending[number]
+        for number, ticket in sorted(worker.in_flight.items()):
+            if ticket is not None:
+                env_ids = ticket.pending[number]
                 error = worker.death_error(env_ids)
-                request.answer(number, {}, {env_id: Failure(error, env_id, "") for env_id in env_ids})
+                ticket.file(number, {}, {env_id: Failure(error, env_id, "") for env_id in env_ids})
         worker.in_flight.clear()
 
     # ---------------------------------------------------------------- replacing hosts

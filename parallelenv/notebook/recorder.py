@@ -13,7 +13,7 @@ import time
 import weakref
 from array import array
 from collections.abc import Generator, Iterator
-from itertools import chain, islice
+from itertools import chain, repeat
 from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,6 @@ import numpy as np
 
 from parallelenv.contract.batch import Array
 from parallelenv.contract.process_info import clock_id
-from parallelenv.contract.protocol import NOTED
 from parallelenv.engine.engine import Engine
 from parallelenv.engine.thread_guard import Use, single_threaded_in
 from parallelenv.errors import ConcurrentUseError, EnvBusyError, ParallelEnvError
@@ -93,7 +92,7 @@ class Recorder:
             raise EnvBusyError("This ParallelEnv is recorded already. End that block before you profile again.")
         living = [env_id for env_id in pool.env_ids if env_id not in pool.lost]
         asked = perf_counter()
-        values = pool.ask("watch", living).values
+        values = pool.ask("state", living, None, "trace").values
         answered = perf_counter()
         self._sampling = Sampling(engine)
         _recorded.add(engine)
@@ -113,12 +112,12 @@ class Recorder:
         living = [env_id for env_id in pool.env_ids if env_id not in pool.lost]
         is_held_up = not goes_on and pool.is_held_up
         asked = perf_counter()
-        request = pool.post("unwatch", living)
+        ticket = pool.submit("state", living, None, "record")
         if not is_held_up:
             with contextlib.suppress(ParallelEnvError):  # too late: the records of the others are there
-                pool.wait(request, timeout)
+                pool.wait(ticket, timeout)
         answered = perf_counter()
-        return [(record, (asked, answered)) for record in request.values.values() if isinstance(record, HostRecord)]
+        return [(record, (asked, answered)) for record in ticket.values.values() if isinstance(record, HostRecord)]
 
     def _unwatch(self, timeout: float, goes_on: bool) -> list[tuple[HostRecord, tuple[float, float]]]:
         """Stop recording in workers, once the call of another thread has ended; return the records received."""
@@ -245,12 +244,12 @@ class Sampling:
         """Record everything at first, then as much as does not take too long. No call may be in progress."""
         self.calls.open(now, is_in_call=False)
         self._become(self.calls)
-        self._pool.number_by(self._numbers)
+        self._pool.trace_by(chain(chain.from_iterable(self._choose()), repeat(False)))
 
     def end(self, now: float) -> None:
         """Stop recording."""
         self.calls.close(now)
-        self._pool.number_by(None)
+        self._pool.trace_by(None)
         self._become(self._user)
 
     def _become(self, user: Any) -> None:
@@ -258,33 +257,28 @@ class Sampling:
         if guard is not None:
             guard.users = user
 
-    def _numbers(self, plain: Iterator[int]) -> Iterator[int]:
-        """Return numbers of commands. If an interrupt ends the sampling, the remaining ones are plain."""
-        return chain(chain.from_iterable(self._choose(plain)), plain)
-
-    def _choose(self, plain: Iterator[int]) -> Iterator[Iterator[int]]:
-        """Yield command numbers, alternately for recorded and for skipped steps."""
-        noted = map(NOTED.__or__, plain)
+    def _choose(self) -> Iterator[Iterator[bool]]:
+        """Yield for each call whether it is recorded: alternately some steps are, and some are skipped."""
         num_steps = NUM_FIRST
         try:
             while len(self.calls) < _MOST_MARKS:
-                left_out = yield from self._note(noted, num_steps)
+                left_out = yield from self._note(num_steps)
                 num_steps = _IN_WINDOW
                 if left_out:
                     self.calls.close(perf_counter())
                     self._become(self._user)
-                    yield islice(plain, left_out * self._num_links)
+                    yield repeat(False, left_out)
                     self._become(self.calls)
-                    yield from self._clear_the_way(noted)
+                    yield from self._clear_the_way()
                     self.calls.open(perf_counter(), is_in_call=True)
         finally:
             self.calls.close(perf_counter())
             self._become(self._user)
 
-    def _note(self, noted: Iterator[int], num_steps: int) -> Generator[Iterator[int], None, int]:
+    def _note(self, num_steps: int) -> Generator[Iterator[bool], None, int]:
         """Record steps; return how many steps to skip after them."""
         since, before = perf_counter(), len(self.calls)
-        yield islice(noted, num_steps * self._num_links)
+        yield repeat(True, num_steps)
         num_noted = max(num_steps, (len(self.calls) - before) // 2)
         seconds = (perf_counter() - since) / num_noted
         return self._step_skipping.left_out(num_noted, seconds, self._num_envs, self._num_resets())
@@ -297,9 +291,9 @@ class Sampling:
         of_each: float = self._pool.batch.flags.tobytes().count(1) / self._num_links
         return of_each
 
-    def _clear_the_way(self, noted: Iterator[int]) -> Iterator[Iterator[int]]:
+    def _clear_the_way(self) -> Iterator[Iterator[bool]]:
         """Record steps without using them, until hosts have answered all unrecorded ones."""
         for _ in range(_MOST_TRIES):
-            yield islice(noted, self._num_links)
-            if all(number >= NOTED for number in self._pool.under_way):
+            yield repeat(True, 1)
+            if not self._pool.has_untraced:
                 return

@@ -198,8 +198,8 @@ def _html_row(row: Sequence[str]) -> str:
 
 def repr_data(env: ParallelEnv, title: str) -> ReprData:
     """Return what is known of a `ParallelEnv`, open or closed, even while it or another thread is busy."""
-    pool, stepper = env.engine.pool, env.engine.stepper
-    standing = stepper.episodes.score.look()
+    pool = env.engine.pool
+    standing = env.engine.table.score.look()
     seconds = pool.hours.elapsed()
     rate = standing.num_steps / seconds if seconds > 0 and standing.num_steps else None
     return ReprData(title, _states(env), standing, rate, _workers(pool.processes, pool.workload()))
@@ -217,14 +217,11 @@ def mime_bundle(env: Any) -> dict[str, str]:
 def _states(env: ParallelEnv) -> list[str]:
     if env.closed:
         return ["closed"] * env.num_envs
-    stepper = env.engine.stepper
-    episodes = stepper.episodes
-    states = ["done" if is_done else "running" for is_done in episodes.ends_at_rest().tolist()]
+    table = env.engine.table
+    states = [table.phase(env_id).value for env_id in env.engine.env_ids]
     marked = {
-        "needs reset": episodes.without(),
-        "exhausted": episodes.exhausted,
-        "busy": stepper.under_way,
-        "paused": episodes.paused.nonzero()[0].tolist(),
+        "busy": env.engine.under_way,
+        "paused": table.paused.nonzero()[0].tolist(),
         "failed": env.engine.pool.lost,
     }
     for state, env_ids in marked.items():

@@ -13,9 +13,8 @@ from gymnasium.error import ResetNeeded
 from parallelenv.contract.arguments import check_positive
 from parallelenv.contract.batch import Array
 from parallelenv.contract.failures import add_note, put
-from parallelenv.contract.message_text import list_ids, show
+from parallelenv.contract.message_text import list_ids, name_envs, show
 from parallelenv.engine.engine import Engine
-from parallelenv.engine.tickets import name_envs
 from parallelenv.errors import ArgumentError, ParallelEnvError, ResetNeededError
 from parallelenv.notebook.animation import (
     check_format,
@@ -135,7 +134,7 @@ def _picture(engine: Engine, env_ids: Sequence[int], width: int) -> Array:
 
 def _cannot_show(engine: Engine, error: Exception, env_ids: Sequence[int]) -> BaseException:
     """Return the error to raise if envs cannot be shown; it names envs without an episode."""
-    episodes = set(engine.stepper.episodes.without())
+    episodes = set(engine.table.without())
     fresh = [env_id for env_id in env_ids if env_id in episodes]
     is_of_drawing = isinstance(error, ArgumentError) or not isinstance(error, ParallelEnvError)
     if not fresh or not is_of_drawing:
@@ -179,7 +178,7 @@ def _run_policy(
         return left >= 0
 
     each = engine.beginnings(env_ids, seed, None)
-    return perform(engine.stepper, policy, env_ids, each, engine.forget_seeds, look)
+    return perform(engine, policy, env_ids, each, engine.forget_seeds, look)
 
 
 def _check_path(path: Any) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from parallelenv.contract.batch import Array
+from parallelenv.contract.protocol import Lookup, MethodCall
 from parallelenv.contract.spaces import describe_value
 from parallelenv.engine.engine import Engine
 from parallelenv.errors import ArgumentError
@@ -130,7 +131,7 @@ def _as_rgb(frame: Any, env_id: int) -> np.ndarray[Any, Any]:
 
 def picture_of(engine: Engine, env_ids: Sequence[int], width: int | None = None, labels: bool = True) -> Array:
     """Return the frames of envs as one picture. See `tile_frames` for ``width`` and ``labels``."""
-    return tile_frames(engine.ask_each("render", env_ids), env_ids, width, labels)
+    return tile_frames(engine.call_each(env_ids, [MethodCall("render")] * len(env_ids)), env_ids, width, labels)
 
 
 def refuse_dark_envs(engine: Engine, env_ids: Sequence[int]) -> None:
@@ -140,9 +141,9 @@ def refuse_dark_envs(engine: Engine, env_ids: Sequence[int]) -> None:
         ArgumentError: If one does not.
     """
     env_ids = [env_id for env_id in env_ids if engine.pool.facts[env_id].render_mode != "rgb_array"]
-    modes = engine.pool.ask("get", env_ids, None, "render_mode").values
+    modes = engine.pool.ask("get", env_ids, None, Lookup("render_mode")).values
     unsaid = [env_id for env_id in env_ids if env_id not in modes]
-    can_draw = engine.pool.ask("has", unsaid, None, "render").values if unsaid else {}
+    can_draw = engine.pool.ask("get", unsaid, None, Lookup("render", "exists")).values if unsaid else {}
     refuse_dark(env_ids, [modes.get(env_id, ("rgb_array",))[0] for env_id in env_ids])
     for env_id in unsaid:
         if not can_draw.get(env_id):

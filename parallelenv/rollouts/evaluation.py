@@ -14,7 +14,7 @@ from parallelenv.contract.batch import Array
 from parallelenv.contract.failures import put
 from parallelenv.contract.message_text import count, number, show
 from parallelenv.contract.spaces import object_array
-from parallelenv.engine.stepper import ResetArgumentsOfEach, Stepper
+from parallelenv.engine.engine import Engine, ResetArgumentsOfEach
 from parallelenv.errors import EnvContractError, WorkerTimeoutError
 from parallelenv.results import StepResult
 from parallelenv.rollouts.rollout_length import RolloutLength, progress_bar
@@ -69,7 +69,7 @@ class _EnvResults:
 
 
 def evaluate(
-    stepper: Stepper,
+    engine: Engine,
     player: Callable[..., Any],
     goal: RolloutLength,
     env_ids: Sequence[int],
@@ -80,7 +80,7 @@ def evaluate(
     """Play episodes. The envs begin with a reset, and need one afterwards.
 
     Args:
-        stepper: Steps the envs.
+        engine: Engine of the envs.
         player: The policy that acts.
         goal: How many episodes.
         env_ids: The envs; each plays its share, and then rests.
@@ -96,11 +96,11 @@ def evaluate(
     asked = [place for place, env_id in enumerate(env_ids) if shares[env_id]]
     playing = tuple(env_ids[place] for place in asked)
     with progress_bar(goal, shows_progress, "run_episodes") as advance:
-        return _play(stepper, player, shares, playing, [each[place] for place in asked], announce, advance)
+        return _play(engine, player, shares, playing, [each[place] for place in asked], announce, advance)
 
 
 def perform(
-    stepper: Stepper,
+    engine: Engine,
     player: Callable[..., Any],
     env_ids: Sequence[int],
     each: ResetArgumentsOfEach,
@@ -110,7 +110,7 @@ def perform(
     """Play until ``look`` returns False. The envs begin with a reset, and need one afterwards.
 
     Args:
-        stepper: See `evaluate`.
+        engine: See `evaluate`.
         player: See `evaluate`.
         env_ids: The envs.
         each: See `evaluate`.
@@ -122,11 +122,11 @@ def perform(
     """
     check_policy(player)
     shares = dict.fromkeys(env_ids, math.inf)
-    return _play(stepper, player, shares, tuple(env_ids), each, announce, lambda _: None, look)
+    return _play(engine, player, shares, tuple(env_ids), each, announce, lambda _: None, look)
 
 
 def _play(
-    stepper: Stepper,
+    engine: Engine,
     player: Callable[..., Any],
     shares: dict[int, float],
     env_ids: tuple[int, ...],
@@ -136,13 +136,13 @@ def _play(
     look: Callable[[], bool] = lambda: True,
 ) -> Evaluation:
     results = {env_id: _EnvResults() for env_id in env_ids}
-    with stepper.borrowed(env_ids) as own:
-        game = _EpisodeRunner(own, PolicyRunner(player, None, own.layout), shares, results, advance, look)
+    with engine.borrowed(env_ids) as own:
+        game = _EpisodeRunner(own, PolicyRunner(player, None, own.pool.layout), shares, results, advance, look)
         announce(env_ids)
         try:
             game.play(env_ids, each)
         except WorkerTimeoutError as error:
-            late = own.late_for_good(error.env_ids)
+            late = own.pool.late(error.env_ids, own.timeout, "run_episodes")
             put(late, "partial", _evaluation(results))
             raise late from None
         except BaseException as error:
@@ -155,7 +155,7 @@ class _EpisodeRunner:
     """Plays episodes.
 
     Args:
-        stepper: Its done policy must step ended envs on: no env begins an episode by itself.
+        engine: Its done policy must step ended envs on: no env begins an episode by itself.
         player: The policy that acts.
         shares: Number of episodes of each env.
         tallies: Where results are added.
@@ -165,14 +165,14 @@ class _EpisodeRunner:
 
     def __init__(
         self,
-        stepper: Stepper,
+        engine: Engine,
         player: PolicyRunner,
         shares: dict[int, float],
         results: dict[int, _EnvResults],
         advance: Callable[[int], Any],
         look: Callable[[], bool],
     ) -> None:
-        self._stepper = stepper
+        self._engine = engine
         self._player = player
         self._shares = shares
         self._tallies = results
@@ -184,13 +184,13 @@ class _EpisodeRunner:
 
         An env without a further episode is finished, too.
         """
-        stepper = self._stepper
+        engine = self._engine
         self._reset(env_ids, each)
-        env_ids = tuple(stepper.episodes.living(env_ids))
+        env_ids = tuple(engine.table.living(env_ids))
         result: Any = None
         while env_ids and self._look():
-            actions, _ = self._player.act(env_ids, stepper.states_of(env_ids, result))
-            result = stepper.step(actions, env_ids, "item")
+            actions, _ = self._player.act(env_ids, engine.states_of(env_ids, result))
+            result = engine.step(actions, env_ids, "item")
             ended = self._note(result)
             if not ended:
                 continue
@@ -201,11 +201,11 @@ class _EpisodeRunner:
             again = [env_id for env_id in ended if left[env_id]]
             if again:
                 self._reset(again, [(None, None)] * len(again))
-                env_ids = tuple(stepper.episodes.living(env_ids))
+                env_ids = tuple(engine.table.living(env_ids))
                 result = None  # it lacks the states of these
 
     def _reset(self, env_ids: Sequence[int], each: ResetArgumentsOfEach) -> None:
-        self._stepper.finish_reset(self._stepper.begin_reset(env_ids, each), None)
+        self._engine.collect_reset(self._engine.submit_reset(env_ids, each), None)
 
     def _note(self, result: StepResult) -> list[int]:
         """Add a step to the tallies and return the envs whose episodes it ended."""

@@ -12,7 +12,7 @@ from parallelenv.contract.protocol import Command, Reply
 from parallelenv.contract.rollout_data import RolloutChunk
 from parallelenv.engine.engine import Engine
 from parallelenv.engine.thread_guard import single_threaded_in
-from parallelenv.engine.tickets import Request
+from parallelenv.engine.tickets import Ticket
 from parallelenv.rollouts.rollout import RolloutRunner, RunningRollout
 from parallelenv.rollouts.rollout_length import RolloutLength, progress_bar
 from parallelenv.rollouts.trajectory import Rollout
@@ -42,7 +42,7 @@ class LocalRollouts:
     ) -> Rollout:
         """Make a rollout of all envs that are not paused until ``is_over`` returns True. Arguments: see `roll_here`."""
         goal = RolloutLength.of(num_steps, None)
-        roller = RolloutRunner(self._engine.stepper)
+        roller = RolloutRunner(self._engine)
         return local_rollout(roller, policy, self._engine.ids(None), goal, rnn_state, shows_progress, is_over)
 
 
@@ -100,16 +100,16 @@ class _RunningLocalRollout(RunningRollout):
     def asked(self) -> list[int]:
         return [] if self._has_stopped else super().asked()
 
-    def _send(self, asked: Sequence[int]) -> Request:
+    def _send(self, asked: Sequence[int]) -> Ticket:
         shares = [self._left[env_id] for env_id in asked]
         lent = [env_id for env_id, share in zip(asked, shares, strict=True) if share != 0]
         self._is_known = True
-        self._roller.episodes.lend(lent)
+        self._roller.table.lend(lent)
         chunk = self._rollout.play(self._stage, Command(0, "rollout", tuple(asked), shares, self._order(self._size)))
         self._note_size(chunk)
-        request = Request(tuple(asked), "rollout")
-        request.values[asked[0]] = chunk
-        return request
+        ticket = Ticket("rollout", tuple(asked))
+        ticket.values[asked[0]] = chunk
+        return ticket
 
     def _note_size(self, chunk: RolloutChunk) -> None:
         """Store the number of steps that were made."""
@@ -138,20 +138,19 @@ class _LocalSteps:
 
     def __init__(self, roller: RolloutRunner) -> None:
         self.doing = ""
-        self.turns: Any = (iter(()), ())
         self._pool, self._recovery = roller.pool, roller.recovery
         batch = roller.pool.batch
         has_loose = any(array is None for array in batch.states)
-        extras = roller.pool.ask("look", roller.pool.env_ids).values if has_loose else {}
+        extras = roller.pool.ask("state", roller.pool.env_ids, None, "leaves").values if has_loose else {}
         first = batch.layout.first
         self.writer: RowSource = _LocalRows(batch, {env_id - first: extra.loose for env_id, extra in extras.items()})
 
     def run_step(self, env_ids: tuple[int, ...], each: Sequence[Any] | None, autoreset: bool) -> Reply:
         """Step envs, wherever they live; an env that is late or lost counts as failed."""
         failed = NO_FAILURES if self._recovery is None else self._recovery.failures_before(env_ids)
-        request = self._pool.post("step", env_ids, each, autoreset, failed=failed)
-        self._pool.wait_or_give_up(request)
-        for env_id, extra in request.values.items():
+        ticket = self._pool.submit("step", env_ids, each, autoreset=autoreset, failed=failed)
+        self._pool.wait_or_give_up(ticket)
+        for env_id, extra in ticket.values.items():
             if extra.loose is not None:
                 self.writer.loose[env_id - self.writer.first] = extra.loose
-        return Reply(0, request.values, request.failures)
+        return Reply(0, ticket.values, ticket.failures)

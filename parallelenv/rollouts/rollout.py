@@ -14,7 +14,7 @@ from parallelenv.contract.batch import Array, Batch
 from parallelenv.contract.broadcast import pickled
 from parallelenv.contract.failures import NO_FAILURES, Failure, raise_failures, raise_of_policy, with_note
 from parallelenv.contract.message_text import list_ids
-from parallelenv.contract.protocol import Extra
+from parallelenv.contract.protocol import Extra, Lookup, MethodCall
 from parallelenv.contract.rollout_data import (
     EpisodeEnds,
     RecurrentState,
@@ -26,8 +26,7 @@ from parallelenv.contract.rollout_data import (
     join_ends,
 )
 from parallelenv.engine.env_table import EnvTable
-from parallelenv.engine.stepper import Stepper
-from parallelenv.engine.tickets import Request
+from parallelenv.engine.tickets import Ticket
 from parallelenv.errors import ArgumentError, ParallelEnvError, ResetNeededError, WorkerTimeoutError
 from parallelenv.rollouts.rollout_length import RolloutLength, progress_bar
 from parallelenv.rollouts.trajectory import Rollout, RolloutBuilder
@@ -48,20 +47,20 @@ class RolloutRunner:
     """Makes rollouts.
 
     Args:
-        stepper: Steps the envs.
+        engine: Engine of the envs.
     """
 
-    def __init__(self, stepper: Stepper) -> None:
-        self.stepper = stepper
-        self.pool = stepper.pool
-        self.policy = stepper.policy
-        self.recovery = stepper.recovery
-        self.timeout = stepper.timeout  # seconds that a chunk may take
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.pool = engine.pool
+        self.policy = engine.done_policy
+        self.recovery = engine.recovery
+        self.timeout = engine.timeout  # seconds that a chunk may take
 
     @property
-    def episodes(self) -> EnvTable:
-        """The table of the episodes."""
-        return self.stepper.episodes
+    def table(self) -> EnvTable:
+        """Where each env is."""
+        return self.engine.table
 
     def run(
         self, player: Any, env_ids: Sequence[int], goal: RolloutLength, rnn_state: Any, shows_progress: bool
@@ -80,7 +79,7 @@ class RolloutRunner:
 
     def check(self, env_ids: Sequence[int], goal: RolloutLength, rnn_state: Any) -> None:
         """Refuse a rollout that does not fit the done policy or ``rnn_state``."""
-        goal.check(self.policy, self.episodes.living(env_ids))
+        goal.check(self.policy, self.table.living(env_ids))
         check_rows("rnn_state", rnn_state, len(env_ids))
 
     def begin(
@@ -92,13 +91,13 @@ class RolloutRunner:
             Which of the envs are at the beginning of an episode, how many episodes each may still end (``None``: any
             number), and what the policy remembers of them, ``None`` if nothing.
         """
-        starts = self.stepper.begin_rollout(env_ids)
-        shares = {**dict.fromkeys(env_ids, 0), **goal.shares(self.episodes.living(env_ids))}
+        starts = self.engine.begin_rollout(env_ids)
+        shares = {**dict.fromkeys(env_ids, 0), **goal.shares(self.table.living(env_ids))}
         if self.policy.skips_done:
             self._leave_out_done(goal, shares)
         if rnn_state is None:
             return starts, shares, None
-        ended = self.episodes.done[list(env_ids)]
+        ended = self.table.done[list(env_ids)]
         begins = frozenset(env_id for env_id, is_new in zip(env_ids, starts | ended, strict=True) if is_new)
         return starts, shares, RecurrentState(tuple(env_ids), rnn_state, begins)
 
@@ -108,7 +107,7 @@ class RolloutRunner:
         Raises:
             ResetNeededError: If one of them has an episode to play.
         """
-        resting = [env_id for env_id, share in shares.items() if self.episodes.done[env_id] and share != 0]
+        resting = [env_id for env_id, share in shares.items() if self.table.done[env_id] and share != 0]
         if resting and goal.num_episodes is not None:
             raise ResetNeededError(
                 f"envs {list_ids(resting)} have ended and rest. Call reset({list_ids(resting)}) before the rollout."
@@ -185,12 +184,12 @@ class RunningRollout:
             self._send_policy(asked, before)
             return 0
         self._size = self._next_size()
-        request = self._send(asked)
+        ticket = self._send(asked)
         # Measured by the hosts' clocks: with hundreds of envs the messages alone may take longer than a chunk should,
         # and a chunk would never have more than one step.
-        paces = [chunk.seconds / chunk.num_steps for chunk in request.values.values() if chunk.num_steps]
+        paces = [chunk.seconds / chunk.num_steps for chunk in ticket.values.values() if chunk.num_steps]
         self._pace = max(paces, default=self._pace)
-        num_ended, _ = self._land(request, asked, before)
+        num_ended, _ = self._land(ticket, asked, before)
         self._count += self._size
         return self._size if self._num_steps is not None else num_ended
 
@@ -203,12 +202,12 @@ class RunningRollout:
         failed = NO_FAILURES if was_known else self._reach(well)
         if recovery is not None:
             failed = {**failed, **pool.death_errors(well)}
-        request = pool.post("rollout", well, None, self._order(0), failed=failed)
-        pool.wait(request, None)
+        ticket = pool.submit("rollout", well, None, self._order(0), failed=failed)
+        pool.wait(ticket, None)
         if recovery is not None:  # envs of a dead worker fail in the next step, as without this call
             failures_before = {*failures_before, *pool.death_errors(well)}
         places = [place for place, env_id in enumerate(asked) if env_id not in failures_before]
-        _, has_lost = self._land(request, [asked[place] for place in places], [leaf[:, places] for leaf in before])
+        _, has_lost = self._land(ticket, [asked[place] for place in places], [leaf[:, places] for leaf in before])
         self._count += has_lost
 
     def _reach(self, env_ids: Sequence[int]) -> Mapping[int, Failure]:
@@ -217,16 +216,16 @@ class RunningRollout:
         Without a recovery late commands stay in flight: no env was lent yet, so no steps are lost.
         """
         roller = self._roller
-        request = roller.pool.post("end_rollout", env_ids)  # cheap: answered after all earlier commands
+        ticket = roller.pool.submit("rollout", env_ids)  # cheap: answered after all earlier commands
         if roller.recovery is not None:
-            self._is_late = not roller.pool.wait_or_give_up(request)
-            return request.failures
+            self._is_late = not roller.pool.wait_or_give_up(ticket)
+            return ticket.failures
         try:
-            roller.pool.wait(request, roller.timeout)
+            roller.pool.wait(ticket, roller.timeout)
         except WorkerTimeoutError as late:
             self._is_late = True
-            return {**request.failures, **{env_id: Failure(late, env_id, "") for env_id in late.env_ids}}
-        return request.failures
+            return {**ticket.failures, **{env_id: Failure(late, env_id, "") for env_id in late.env_ids}}
+        return ticket.failures
 
     def _next_size(self) -> int:
         """Return the number of steps of the next chunk, from the duration of the last one."""
@@ -235,17 +234,17 @@ class RunningRollout:
         size = max(1, min(self._size * _GROWTH, int(self._seconds / self._pace)))
         return size if self._num_steps is None else min(size, self._num_steps - self._count)
 
-    def _send(self, asked: Sequence[int]) -> Request:
+    def _send(self, asked: Sequence[int]) -> Ticket:
         """Send an order to the hosts of these envs and wait until it is done, or too late."""
-        roller, episodes = self._roller, self._roller.episodes
+        roller, table = self._roller, self._roller.table
         left = [self._left[env_id] for env_id in asked]
         each = None if all(share is None for share in left) else left
         lent = [env_id for env_id, share in zip(asked, left, strict=True) if share != 0]
         failed = roller.recovery.failures_before(asked) if roller.recovery is not None else NO_FAILURES
         order = self._order(self._size)
-        request = roller.pool.post("rollout", asked, each, order, lambda _: episodes.lend(lent), failed)
-        self._is_late = not roller.pool.wait_or_give_up(request)
-        return request
+        ticket = roller.pool.submit("rollout", asked, each, order, announce=lambda _: table.lend(lent), failed=failed)
+        self._is_late = not roller.pool.wait_or_give_up(ticket)
+        return ticket
 
     def _order(self, num_steps: int) -> RolloutRequest:
         policy = self._roller.policy
@@ -257,12 +256,12 @@ class RunningRollout:
         rows = [env_id - batch.layout.first for env_id in env_ids]
         return [empty_rows((1, len(rows)), None) if array is None else array[rows][None] for array in batch.states]
 
-    def _land(self, request: Request, asked: Sequence[int], before: list[Array]) -> tuple[int, bool]:
+    def _land(self, ticket: Ticket, asked: Sequence[int], before: list[Array]) -> tuple[int, bool]:
         """Record the result of a chunk; return how many episodes have ended, and whether steps were lost."""
-        roller, episodes = self._roller, self._roller.episodes
-        chunks: list[RolloutChunk] = [request.values[env_id] for env_id in sorted(request.values)]  # not by arrival
+        roller, table = self._roller, self._roller.table
+        chunks: list[RolloutChunk] = [ticket.values[env_id] for env_id in sorted(ticket.values)]  # not by arrival
         failed = {env_id: failure for chunk in chunks for env_id, (_, failure) in chunk.failed.items()}
-        lost = _find_lost(request, asked, chunks)
+        lost = _find_lost(ticket, asked, chunks)
         restarted, left = self._restart_failed({**failed, **lost})
         if lost.keys() & restarted.keys():
             stand_ins = {env_id: failure for env_id, failure in lost.items() if env_id in restarted}
@@ -270,14 +269,14 @@ class RunningRollout:
         for chunk in chunks:
             self._cut_off(chunk, restarted, lost)
             self._assembly.add(self._count, chunk)
-            episodes.note_chunk(chunk)
+            table.note_chunk(chunk)
         for env_id, (_, begun) in restarted.items():
-            episodes.reset_infos[env_id] = begun.info or {}
-        episodes.note_exhausted(env_id for env_id, (_, begun) in restarted.items() if begun.is_exhausted)
+            table.reset_infos[env_id] = begun.info or {}
+        table.note_exhausted(env_id for env_id, (_, begun) in restarted.items() if begun.is_exhausted)
         self._note_failures(left, chunks, any(env_id in lost for env_id in left))
         num_ended = self._spend(chunks)
         self.sent = self._packed if restarted else None
-        episodes.keep(env_id for env_id in asked if env_id not in left or left[env_id].operation == "step")
+        table.keep(env_id for env_id in asked if env_id not in left or left[env_id].operation == "step")
         if roller.recovery is not None:
             roller.recovery.forget(restarted)
         return num_ended, bool(lost)
@@ -330,7 +329,7 @@ class RunningRollout:
                     self._left[env_id] = 0
                 elif left:
                     self._left[env_id] = left - 1
-        self._left.update(dict.fromkeys(self._roller.episodes.exhausted.intersection(self._left), 0))
+        self._left.update(dict.fromkeys(self._roller.table.exhausted.intersection(self._left), 0))
         return total
 
     @contextlib.contextmanager
@@ -346,9 +345,9 @@ class RunningRollout:
                 dead = pool.death_errors(self._env_ids)
                 living = [env_id for env_id in self._env_ids if env_id not in dead]
                 with contextlib.suppress(ParallelEnvError):  # a worker that dies now takes the policy with it
-                    request = pool.post("end_rollout", living)
+                    ticket = pool.submit("rollout", living)
                     if has_ended:
-                        pool.wait(request, self._roller.timeout)
+                        pool.wait(ticket, self._roller.timeout)
 
     def result(self, starts: Array) -> Rollout:
         """Return all steps that were made.
@@ -356,7 +355,7 @@ class RunningRollout:
         Raises:
             BaseException: What an env or the policy raised; ``error.partial`` has the steps that were made.
         """
-        done = self._roller.episodes.done
+        done = self._roller.table.done
         running = {env_id for env_id in self._env_ids if not done[env_id]}.difference(self._failures)
         rnn_state = None
         try:
@@ -370,17 +369,17 @@ class RunningRollout:
         return rollout
 
 
-def _find_lost(request: Request, asked: Sequence[int], chunks: Sequence[RolloutChunk]) -> dict[int, Failure]:
+def _find_lost(ticket: Ticket, asked: Sequence[int], chunks: Sequence[RolloutChunk]) -> dict[int, Failure]:
     """Return the envs whose steps did not arrive, and why."""
-    if not request.failures:
+    if not ticket.failures:
         return {}
     known = {env_id for chunk in chunks for env_id in chunk.env_ids}
     # A chunk that cannot be copied to the caller loses the steps of all its envs.
-    copying = next((failure for failure in request.failures.values() if not failure.is_of_worker), None)
+    copying = next((failure for failure in ticket.failures.values() if not failure.is_of_worker), None)
     lost = {}
     for env_id in asked:
         if env_id not in known:
-            cause = request.failures.get(env_id) or copying or next(iter(request.failures.values()))
+            cause = ticket.failures.get(env_id) or copying or next(iter(ticket.failures.values()))
             lost[env_id] = Failure(cause.exception, env_id, cause.operation)
     return lost
 
@@ -418,7 +417,7 @@ def run_batch_episodes(engine: Engine, env_ids: Sequence[int], *for_policies: An
     Raises:
         ArgumentError: If one of them is given, or an env has no such method.
     """
-    found = engine.pool.ask("has", env_ids, None, _OWN_ROLLOUT).values
+    found = engine.pool.ask("get", env_ids, None, Lookup(_OWN_ROLLOUT, "exists")).values
     lacking = [env_id for env_id in env_ids if not found.get(env_id)]
     if lacking or any(given is not None for given in for_policies):
         why = f", and envs {list_ids(lacking)} have none" if lacking else ", which takes no arguments"
@@ -426,5 +425,5 @@ def run_batch_episodes(engine: Engine, env_ids: Sequence[int], *for_policies: An
             f"rollout() was called without a policy. Give one: rollout(policy, num_steps=...). Without, it calls "
             f"{_OWN_ROLLOUT}() of each env{why}."
         )
-    values = engine.pool.ask("call", env_ids, None, _OWN_ROLLOUT).values
+    values = engine.pool.ask("call", env_ids, None, MethodCall(_OWN_ROLLOUT)).values
     return [values.get(env_id) for env_id in env_ids]

@@ -111,24 +111,24 @@ class _StreamCalls:
     @single_threaded_in("stream")
     def act(self, result: StepResult | None, most: float) -> int:
         """Send actions to at most ``most`` of the envs that wait for one; return how many got one."""
-        stepper = self._engine.stepper
-        waiting = stepper.waiting()
+        engine = self._engine
+        waiting = engine.waiting()
         if result is not None:  # in the order of their results
             came = {env_id: place for place, env_id in enumerate(result.env_ids.tolist())}
             waiting.sort(key=lambda env_id: came.get(env_id, len(came)))
         env_ids = tuple(waiting[: int(min(most, len(waiting)))])
         if env_ids:
-            states = stepper.states_of(env_ids, result)
-            stepper.send(self._actor.act(np.array(env_ids, dtype=np.int64), states), env_ids)
+            states = engine.states_of(env_ids, result)
+            engine.send(self._actor.act(np.array(env_ids, dtype=np.int64), states), env_ids)
         return len(env_ids)
 
     @single_threaded_in("stream")
     def is_under_way(self) -> bool:
         """Whether anything was sent and not received."""
-        return self._engine.stepper.is_under_way
+        return bool(self._engine.table.tickets)
 
     @single_threaded_in("recv")
     def receive(self, min_envs: int, max_envs: int | None, timeout: float | None) -> StepResult:
         """Return the results that have arrived; their states stay valid after the next call."""
-        stepper = self._engine.stepper
-        return stepper.detached(stepper.receive(min_envs, max_envs, timeout, "item"))  # type: ignore[arg-type]
+        engine = self._engine
+        return engine.detached(engine.receive(min_envs, max_envs, timeout, "item"))  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ from typing import Any
 
 from parallelenv.contract import arguments
 from parallelenv.contract.message_text import show
+from parallelenv.contract.protocol import MethodCall
 from parallelenv.contract.tracebacks import short_tracebacks
 from parallelenv.engine.assemble import batch_states
 from parallelenv.engine.thread_guard import single_threaded
@@ -44,7 +45,7 @@ class TaskPool(ParallelEnv):
         With automatic restarts only the latter counts, so ``while not env.all_done()`` plays all tasks, even if all
         envs end one in the same step.
         """
-        return self.all_exhausted() if self.engine.stepper.begins_next_episodes else super().all_done()
+        return self.all_exhausted() if self.engine.begins_next_episodes else super().all_done()
 
     @single_threaded
     def reset_all(self) -> None:
@@ -55,7 +56,7 @@ class TaskPool(ParallelEnv):
         Raises:
             BaseException: What a sampler raised.
         """
-        self.engine.stepper.end_episodes("invoke", self.engine.env_ids, [("_rewind", (), {})] * self.num_envs, None)
+        self.engine.end_episodes(self.engine.env_ids, [MethodCall("_rewind")] * self.num_envs)
 
     @single_threaded
     def set_seeds(self, seeds: int | Sequence[int | None]) -> list[int | None]:
@@ -73,8 +74,8 @@ class TaskPool(ParallelEnv):
         """
         spread = arguments.spread_seeds(seeds, self.engine.env_ids, self.num_envs, whole=True)
         seeded = [env_id for env_id in self.engine.env_ids if spread[env_id] is not None]
-        self.engine.pool.ask("invoke", seeded, [("_reseed", (spread[env_id],), {}) for env_id in seeded])
-        self.engine.stepper.note_seeds(self.engine.env_ids, spread)
+        self.engine.call_each(seeded, [MethodCall("_reseed", (spread[env_id],)) for env_id in seeded])
+        self.engine.note_seeds(self.engine.env_ids, spread)
         return spread
 
     @single_threaded
@@ -94,11 +95,11 @@ class TaskPool(ParallelEnv):
             BaseException: What a task raised; ``error.partial`` maps the other env ids to their observations.
         """
         env_ids = self.engine.ids(id)
-        self.engine.stepper.refuse_unready(env_ids)
-        values = self.engine.pool.ask("invoke", env_ids, [("_observe", (), {})] * len(env_ids)).values
+        self.engine.refuse_unready(env_ids)
+        values = self.engine.pool.ask("call", env_ids, [MethodCall("_observe")] * len(env_ids)).values
         if not env_ids:
-            return self.engine.stepper.latest_states(())
-        return batch_states(self.engine.pool.layout, values, env_ids, self.engine.stepper.episodes.exhausted)
+            return self.engine.latest_states(())
+        return batch_states(self.engine.pool.layout, values, env_ids, self.engine.table.exhausted)
 
 
 def make_env_fns(make_sampler_fn: Any, sampler_fn_args: Any) -> list[Callable[[], TaskEnv]]:

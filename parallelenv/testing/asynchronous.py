@@ -16,10 +16,19 @@ from parallelenv.rollouts.stream import CLOSE, RESET, TERMINATED
 from parallelenv.testing.base import Contract, Make
 from parallelenv.testing.envs import Counter
 from parallelenv.testing.odd_envs import FailingEnv, Sleeper, TroubleError
-from parallelenv.testing.scenario import KINDS, LENGTHS, NUM_ENVS, POLICIES, Actions, assert_same, drain, five_env_fns
+from parallelenv.testing.scenario import (
+    DONE_POLICIES,
+    KINDS,
+    LENGTHS,
+    NUM_ENVS,
+    Actions,
+    assert_same,
+    drain,
+    five_env_fns,
+)
 
 ONES = [1] * NUM_ENVS
-policies = pytest.mark.parametrize("policy", POLICIES)
+done_policies = pytest.mark.parametrize("done_policy", DONE_POLICIES)
 
 
 class AsyncContract(Contract):
@@ -28,10 +37,10 @@ class AsyncContract(Contract):
     # ---------------------------------------------------------------- resets in flight
 
     @pytest.mark.parametrize("kind", ["array", "dict", "mixed"])
-    @policies
-    def test_a_reset_that_was_sent_is_received(self, kind: str, policy: Any, make: Make, make_oracle: Make) -> None:
+    @done_policies
+    def test_send_reset_results_are_received(self, kind: str, done_policy: Any, make: Make, make_oracle: Make) -> None:
         """First state, reward 0, not done, and the info of the reset; then everything as after a reset."""
-        env, oracle = make(KINDS[kind](), policy), make_oracle(KINDS[kind](), policy)
+        env, oracle = make(KINDS[kind](), done_policy), make_oracle(KINDS[kind](), done_policy)
         options = [None if number == 1 else {"try": number} for number in range(NUM_ENVS)]  # `Old` has none
         first, actions = oracle.reset(seed=5, options=options), Actions(oracle, 1).draw(range(NUM_ENVS))
         env.send_reset(seed=5, options=options)
@@ -44,10 +53,10 @@ class AsyncContract(Contract):
         for _ in range(4):
             assert_same(oracle.step(actions).rewards, env.step(actions).rewards)
 
-    @policies
-    def test_steps_and_resets_fly_beside_each_other(self, policy: Any, make: Make, make_oracle: Make) -> None:
-        """Each delays only its own env, and a reset env is at its first state."""
-        env, oracle = make(five_env_fns(Counter), policy), make_oracle(five_env_fns(Counter), policy)
+    @done_policies
+    def test_steps_and_resets_can_be_in_flight_together(self, done_policy: Any, make: Make, make_oracle: Make) -> None:
+        """Each request delays only its own env, and a reset env is at its first state."""
+        env, oracle = make(five_env_fns(Counter), done_policy), make_oracle(five_env_fns(Counter), done_policy)
         for one in (env, oracle):
             one.reset(seed=1)
             one.step(ONES)
@@ -58,14 +67,14 @@ class AsyncContract(Contract):
         for row, env_id in enumerate([4, 0, 2]):
             assert_same(expected.states[row], landed[env_id][0])
             assert landed[env_id][2] == expected.dones[row]
-            assert not landed[env_id][3].get("reset") or policy == "restart"
+            assert not landed[env_id][3].get("reset") or done_policy == "restart"
         again = oracle.reset([3, 1], seed=9)
         assert_same([again[0], again[1]], [landed[3][0], landed[1][0]])
         assert landed[3][1:3] == (0.0, False)
         assert_same(oracle.step(ONES, align="batch"), env.step(ONES, align="batch"))
 
-    def test_a_reset_that_is_sent_drops_a_step(self, make: Make) -> None:
-        """Of its own env; that env is busy until the reset is received."""
+    def test_send_reset_drops_step_in_flight(self, make: Make) -> None:
+        """Only the step of the same env, which is busy until the reset is received."""
         env = make(five_env_fns(Counter))
         env.reset()
         env.send(ONES)
@@ -76,8 +85,8 @@ class AsyncContract(Contract):
         assert [landed[number][0][1] for number in range(NUM_ENVS)] == [1, 0, 1, 0, 1]
         assert env.step(ONES).states[:, 1].tolist() == [2, 1, 2, 1, 2]
 
-    def test_a_reset_ends_a_reset_that_was_sent(self, make: Make) -> None:
-        """Only the later one counts, and there is no second result."""
+    def test_reset_replaces_send_reset_in_flight(self, make: Make) -> None:
+        """Only the later reset counts, and it has only one result."""
         env = make(five_env_fns(Counter))
         env.send_reset(seed=1)
         states = env.reset([0, 2], seed=7)
@@ -85,8 +94,8 @@ class AsyncContract(Contract):
         assert sorted(landed) == [1, 3, 4]
         assert_same(make(five_env_fns(Counter)).reset(seed=7)[[0, 2]], states)
 
-    def test_seeds_that_were_set_are_used(self, make: Make, make_oracle: Make) -> None:
-        """Once, by the next reset, also one in flight."""
+    def test_send_reset_uses_seeds_set_beforehand_once(self, make: Make, make_oracle: Make) -> None:
+        """The next reset of each env uses them, also one in flight."""
         env, oracle = make(five_env_fns(Counter)), make_oracle(five_env_fns(Counter))
         for one in (env, oracle):
             one.seed(11)
@@ -111,10 +120,10 @@ class AsyncContract(Contract):
 
     # ---------------------------------------------------------------- pauses
 
-    @policies
-    def test_an_env_is_paused_when_its_answer_is_in(self, policy: Any, make: Make, make_oracle: Make) -> None:
-        """Requests in flight continue and are received; then it is left out until it is resumed."""
-        env, oracle = make(five_env_fns(Counter), policy), make_oracle(five_env_fns(Counter), policy)
+    @done_policies
+    def test_pause_lets_requests_in_flight_finish(self, done_policy: Any, make: Make, make_oracle: Make) -> None:
+        """They are received; then the paused envs are left out until they are resumed."""
+        env, oracle = make(five_env_fns(Counter), done_policy), make_oracle(five_env_fns(Counter), done_policy)
         for one in (env, oracle):
             one.reset(seed=2)
             one.step(ONES)
@@ -136,8 +145,8 @@ class AsyncContract(Contract):
         env.resume()
         assert_same(oracle.step(ONES, align="batch"), env.step(ONES, align="batch"))
 
-    def test_all_may_be_paused(self, make: Make) -> None:
-        """Then calls without ``id`` step, send and reset nothing."""
+    def test_all_envs_can_be_paused(self, make: Make) -> None:
+        """Calls without ``id`` then step, send and reset nothing."""
         env = make(five_env_fns(Counter))
         env.reset()
         env.pause(slice(None))
@@ -150,7 +159,7 @@ class AsyncContract(Contract):
         env.resume([4])
         assert env.step([1]).env_ids.tolist() == [4]
 
-    # ---------------------------------------------------------------- first come
+    # ---------------------------------------------------------------- fairness and streams
 
     def test_no_env_starves(self, make: Make) -> None:
         """An env that gets a new action at once does not keep others from being received."""
@@ -164,19 +173,21 @@ class AsyncContract(Contract):
             env.send([1], env_id)
         assert counts.min() >= 3, counts
 
-    @policies
-    def test_stream_steps_envs_as_they_become_ready(self, policy: Any, make: Make, make_oracle: Make) -> None:
+    @done_policies
+    def test_stream_steps_envs_as_they_become_ready(self, done_policy: Any, make: Make, make_oracle: Make) -> None:
         """The sequence of each env is the same in every mode; the number of steps is as requested."""
-        kinds = [partial(Counter, number, 99 if policy is None else length) for number, length in enumerate(LENGTHS)]
-        played = [_streamed(one(kinds, policy)) for one in (make_oracle, make)]
+        kinds = [
+            partial(Counter, number, 99 if done_policy is None else length) for number, length in enumerate(LENGTHS)
+        ]
+        played = [_streamed(one(kinds, done_policy)) for one in (make_oracle, make)]
         for env_id in range(NUM_ENVS):
             expected, found = played[0][env_id], played[1][env_id]
             shared = min(len(expected), len(found))
             assert_same(expected[:shared], found[:shared], f"env {env_id} ")
         total = sum(map(len, played[1].values()))
-        assert total == (sum(LENGTHS) if policy == "idle" else 60)
+        assert total == (sum(LENGTHS) if done_policy == "idle" else 60)
 
-    def test_a_stream_goes_on_where_it_was_left(self, make: Make) -> None:
+    def test_stream_can_be_continued_after_break(self, make: Make) -> None:
         """Nothing in flight is lost, and the loop body may pause, resume and reset."""
         env = make([partial(Counter, number, 99) for number in range(NUM_ENVS)], "restart")
         env.send_reset(seed=1)
@@ -198,10 +209,10 @@ class AsyncContract(Contract):
 
     # ---------------------------------------------------------------- one at a time
 
-    @policies
-    def test_one_at_a_time(self, policy: Any, make: Make) -> None:
-        """Until every env has been left out: it ended twice or, with automatic restarts, made ten steps."""
-        env = make(five_env_fns(Counter), policy)
+    @done_policies
+    def test_get_state_and_send_action_drive_one_env_at_a_time(self, done_policy: Any, make: Make) -> None:
+        """Until every env is closed: after two episodes or, with automatic restarts, after ten steps."""
+        env = make(five_env_fns(Counter), done_policy)
         env.send_reset()
         ends: Tally[int] = Tally()
         steps: Tally[int] = Tally()
@@ -222,13 +233,13 @@ class AsyncContract(Contract):
                 env.send_action(1, env_id)
         with pytest.raises(NothingInFlightError):
             env.get_state()
-        if policy == "restart":
+        if done_policy == "restart":
             assert not ends.total()
-        elif policy is not None:
+        elif done_policy is not None:
             assert [steps[env_id] for env_id in range(NUM_ENVS)] == [min(2 * length, 10) for length in LENGTHS]
 
     def test_get_state_timeout_returns_none_and_loses_no_result(self, make: Make) -> None:
-        """And loses nothing. If the caller itself does the work, there is no timeout."""
+        """If the caller itself does the work, there is no timeout."""
         env = make(five_env_fns(Sleeper), timeout=60)
         env.send_reset(3)
         assert env.get_state() is not None
@@ -239,7 +250,7 @@ class AsyncContract(Contract):
 
     # ---------------------------------------------------------------- asyncio
 
-    def test_answers_can_be_awaited(self, make: Make) -> None:
+    def test_arecv_can_be_awaited_and_cancelled(self, make: Make) -> None:
         """Other tasks run meanwhile, and cancelling one loses no result."""
         env = make(five_env_fns(Sleeper), num_cpus=NUM_ENVS)
         env.send_reset()
@@ -262,11 +273,13 @@ class AsyncContract(Contract):
 
     # ---------------------------------------------------------------- whole episodes
 
-    @policies
-    def test_whole_episodes_are_the_same_in_every_mode(self, policy: Any, make: Make, make_oracle: Make) -> None:
-        """Each env plays its share, whatever its episodes are like; then it needs a reset."""
+    @done_policies
+    def test_run_episodes_gives_the_same_episodes_in_every_mode(
+        self, done_policy: Any, make: Make, make_oracle: Make
+    ) -> None:
+        """Each env plays its share of the episodes; then it needs a reset."""
         played: list[Any] = []
-        for one in (make_oracle(five_env_fns(Counter), policy), make(five_env_fns(Counter), policy)):
+        for one in (make_oracle(five_env_fns(Counter), done_policy), make(five_env_fns(Counter), done_policy)):
             one.reset(seed=4)
             one.pause(3)
             found = one.run_episodes(_repeat, 9, seed=6, progress=False)

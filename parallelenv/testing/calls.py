@@ -44,11 +44,13 @@ def scribble(value: Any) -> None:
 class OwnershipContract(Contract):
     """Results belong to the caller, arguments are not changed, and envs keep their own data."""
 
-    @pytest.mark.parametrize(("kind", "policy"), [("array", "restart"), ("dict", "idle"), ("mixed", "restart")])
-    def test_answers_are_the_callers_to_write_on(self, kind: str, policy: Any, make: Make, make_oracle: Make) -> None:
-        """Writing into results does not change later ones."""
+    @pytest.mark.parametrize(("kind", "done_policy"), [("array", "restart"), ("dict", "idle"), ("mixed", "restart")])
+    def test_writing_into_results_does_not_change_later_results(
+        self, kind: str, done_policy: Any, make: Make, make_oracle: Make
+    ) -> None:
+        """Neither results of ``reset``, ``step`` nor ``done``."""
         records = []
-        for env, writes in ((make(KINDS[kind](), policy), True), (make_oracle(KINDS[kind](), policy), False)):
+        for env, writes in ((make(KINDS[kind](), done_policy), True), (make_oracle(KINDS[kind](), done_policy), False)):
             record = AnswerRecord()
             record.add("reset", env.reset(seed=3))
             action = [0.5 if space is None else _first_action(space) for space in env.action_spaces]
@@ -63,7 +65,7 @@ class OwnershipContract(Contract):
             records.append(record)
         records[0].assert_equals(records[1])
 
-    def test_reset_infos_are_the_callers_too(self, make: Make, make_oracle: Make) -> None:
+    def test_writing_into_reset_infos_does_not_change_later_ones(self, make: Make, make_oracle: Make) -> None:
         """Both those that come with a step and those requested."""
         env, oracle = make(five_env_fns(Counter), "restart"), make_oracle(five_env_fns(Counter), "restart")
         for one in (env, oracle):
@@ -76,7 +78,7 @@ class OwnershipContract(Contract):
         scribble(infos[2])
         assert_same(oracle.reset_infos, env.reset_infos)
 
-    def test_views_show_the_same(self, make: Make, make_oracle: Make) -> None:
+    def test_views_with_copy_false_equal_copies(self, make: Make, make_oracle: Make) -> None:
         """With ``copy=False`` states are read-only, and valid until the next call."""
         env, oracle = make(five_env_fns(Counter), "restart", copy=False), make_oracle(five_env_fns(Counter), "restart")
         states = env.reset(seed=1)
@@ -87,8 +89,8 @@ class OwnershipContract(Contract):
             assert_same(expected.states, found.states)
             assert_same(expected.infos, found.infos)
 
-    def test_no_two_envs_share_a_part_of_their_answers(self, make: Make) -> None:
-        """Even if the envs themselves share it."""
+    def test_results_of_different_envs_share_no_objects(self, make: Make) -> None:
+        """Even if the envs themselves share them."""
         env = make(five_env_fns(Toolbox), num_cpus=1)
         env.reset()
         infos = env.step(ONES).infos
@@ -100,7 +102,7 @@ class OwnershipContract(Contract):
         answers[0]["list"].append(3)
         assert [len(answer["list"]) for answer in answers] == [3, 2, 2, 2, 2]
 
-    def test_what_is_given_is_not_changed(self, make: Make) -> None:
+    def test_envs_do_not_modify_arguments_of_the_caller(self, make: Make) -> None:
         """Envs that write into arguments write into copies, one per env."""
         env = make(five_env_fns(Toolbox))
         options: dict[str, Any] = {"deep": [1]}
@@ -115,7 +117,7 @@ class OwnershipContract(Contract):
         assert env.customized_method("spoil", many) == [2] * NUM_ENVS
         assert_same(before, given)
 
-    def test_what_an_env_keeps_is_its_own(self, make: Make) -> None:
+    def test_values_kept_by_envs_are_independent_of_the_caller(self, make: Make) -> None:
         """Even if the caller later changes arguments or results."""
         env = make(five_env_fns(Toolbox))
         value: list[Any] = [1]
@@ -129,7 +131,7 @@ class OwnershipContract(Contract):
         env.customized_method("own_notes")[2].append("mine")
         assert env.get_env_attr("notes") == [[]] * NUM_ENVS
 
-    def test_an_action_that_an_env_keeps_stays_as_it_was(self, make: Make) -> None:
+    def test_action_kept_by_an_env_is_not_overwritten(self, make: Make) -> None:
         """It is not a view of the buffer of the next actions."""
         env = make(five_env_fns(Chain))
         env.reset()
@@ -139,7 +141,7 @@ class OwnershipContract(Contract):
         for number, kept in enumerate(env.get_env_attr("kept")):
             assert_same(given[:, number], np.stack(kept))
 
-    def test_earlier_answers_stay_as_they_were(self, make: Make) -> None:
+    def test_earlier_results_are_not_overwritten(self, make: Make) -> None:
         """Even if envs reuse their buffers."""
         for kind in (Counter, Sheet, Old):
             env = make(five_env_fns(kind), "restart", num_cpus=1)
@@ -162,8 +164,8 @@ def _first_action(space: Any) -> Any:
 class CallContract(Contract):
     """Tests of attributes and methods."""
 
-    def test_methods_take_keywords(self, make: Make) -> None:
-        """None, one dict for all, or one dict per env."""
+    def test_customized_method_passes_keyword_arguments(self, make: Make) -> None:
+        """No arguments, one dict for all, or one dict per env."""
         env = make(five_env_fns(Toolbox))
         assert env.customized_method("name") == ["env0", "env1", "env2", "env3", "env4"]
         assert env.customized_method("name", {"prefix": "x"}, [4, 1]) == ["x4", "x1"]
@@ -171,15 +173,15 @@ class CallContract(Contract):
         assert env.customized_method("part.double", {"by": 3}, slice(3, None)) == [9, 12]
         assert env.customized_method("nothing") == [None] * NUM_ENVS
 
-    def test_returns_come_in_the_order_asked_not_finished(self, make: Make) -> None:
-        """The first env asked is the last to finish."""
+    def test_return_values_are_in_order_of_id_not_of_completion(self, make: Make) -> None:
+        """The first env in ``id`` is the last to finish."""
         env = make(five_env_fns(Toolbox))
         data = [{"sleep": 0.2}, {"sleep": 0.0}, {"sleep": 0.1}]
         assert env.customized_method("name", data, [4, 0, 2]) == ["env4", "env0", "env2"]
         assert env.get_env_attr("notes") == [["name"], [], ["name"], [], ["name"]]
 
-    def test_large_returns_arrive_whole(self, make: Make) -> None:
-        """And are writeable."""
+    def test_large_return_values_arrive_complete(self, make: Make) -> None:
+        """Returned arrays are writeable."""
         env = make(five_env_fns(Toolbox))
         for number, grown in enumerate(env.customized_method("grow", {"size": LARGE})):
             assert_same(np.full(LARGE, float(number)), grown)
@@ -200,7 +202,7 @@ class CallContract(Contract):
             env.customized_method("number")
         assert env.step(ONES).states[:, 1].tolist() == ONES
 
-    def test_an_absent_attribute_is_the_default(self, make: Make) -> None:
+    def test_get_env_attr_returns_default_for_absent_attribute(self, make: Make) -> None:
         """For envs without it; an existing attribute that is ``None`` is not absent."""
         env = make(five_env_fns(OnlySome))
         assert env.get_env_attr("extra") == [None, "extra1", None, "extra3", None]
@@ -208,7 +210,7 @@ class CallContract(Contract):
         assert env.get_env_attr("render_mode", default="?") == [None] * NUM_ENVS
         assert env.get_env_attr("number.real.no", default=0) == [0] * NUM_ENVS
 
-    def test_wrappers_are_looked_through(self, make: Make) -> None:
+    def test_attribute_names_are_resolved_through_wrappers(self, make: Make) -> None:
         """Names are read and set on the outermost wrapper that has them."""
         env = make(_wrapped())
         env.reset()
@@ -226,7 +228,7 @@ class CallContract(Contract):
         names = ("label", "env.label", "unwrapped.length", "unwrapped.unheard", "part.level")
         assert [env.get_env_attr(name, 2)[0] for name in names] == ["set", "inner", 9, "of", 7]
 
-    def test_attributes_are_set_on_the_envs_asked(self, make: Make) -> None:
+    def test_set_env_attr_sets_attributes_of_selected_envs(self, make: Make) -> None:
         """One value for all, or one per env in order of ``id``."""
         env = make(five_env_fns(Toolbox))
         env.set_env_attr("box", {"a": 1})
@@ -235,14 +237,14 @@ class CallContract(Contract):
         assert env.get_env_attr("box") == [{"a": 1}, None, [2], {"a": 1}, "four"]
         assert env.get_env_attr("box", [4, 1]) == ["four", None]
 
-    def test_render_gives_a_frame_of_each(self, make: Make) -> None:
+    def test_render_returns_one_frame_per_env(self, make: Make) -> None:
         """In order of ``id``, or tiled."""
         env = make(five_env_fns(Toolbox))
         env.reset()
         assert [frame[0, 0, 0] for frame in env.render([3, 1])] == [3, 1]
         assert env.render(tile=True).shape == (4, 6, 3)
 
-    def test_an_argument_that_cannot_be_copied_is_refused(self, make: Make) -> None:
+    def test_uncopyable_argument_is_refused(self, make: Make) -> None:
         """Before anything is sent."""
         env = make(five_env_fns(Toolbox))
         env.set_env_attr("box", "old")
@@ -254,7 +256,7 @@ class CallContract(Contract):
         assert env.get_env_attr("box") == ["old"] * NUM_ENVS
         assert env.get_env_attr("notes") == [[]] * NUM_ENVS
 
-    def test_a_return_that_cannot_be_copied_fails_alone(self, make: Make) -> None:
+    def test_uncopyable_return_value_fails_only_for_its_env(self, make: Make) -> None:
         """``error.partial`` has the results of the others."""
         env = make(five_env_fns(Toolbox))
         with pytest.raises(UnpicklableError, match="generator") as caught:

@@ -44,7 +44,7 @@ def _notes(error: BaseException) -> str:
 class FaultContract(Contract):
     """A failure in an env keeps its type, names the env and does not affect other envs."""
 
-    def test_a_failed_step_fails_alone(self, make: Make, make_oracle: Make) -> None:
+    def test_failed_step_does_not_affect_other_envs(self, make: Make, make_oracle: Make) -> None:
         """The others' results are in ``error.partial``, and all envs can be stepped again."""
         env, oracle = make(failing_env_fns("step", [2])), make_oracle(failing_env_fns("", []))
         for one in (env, oracle):
@@ -61,7 +61,7 @@ class FaultContract(Contract):
         assert_same(expected.rewards[[0, 1, 3, 4]], found.rewards)
         assert env.step(ONES).states[:, 1].tolist() == [3, 3, 2, 3, 3]
 
-    def test_several_failures_come_together(self, make: Make) -> None:
+    def test_several_failures_are_raised_as_one_exception_group(self, make: Make) -> None:
         """In one exception group."""
         env = make(failing_env_fns("step", [0, 3]))
         env.reset()
@@ -74,7 +74,7 @@ class FaultContract(Contract):
         assert sorted(caught.value.partial.env_ids.tolist()) == [1, 2, 4]  # type: ignore[attr-defined]
         assert env.get_env_attr("count") == [1, 2, 2, 1, 2]
 
-    def test_a_failed_reset_fails_alone(self, make: Make) -> None:
+    def test_failed_reset_does_not_affect_other_envs(self, make: Make) -> None:
         """The others can be reset and stepped."""
         env = make(failing_env_fns("reset", [1]))
         with pytest.raises(TroubleError) as caught:
@@ -87,7 +87,7 @@ class FaultContract(Contract):
         assert env.step([1], 1).states[0, :2].tolist() == [1, 1]
 
     @pytest.mark.parametrize("kind", ["plain", "keyword", "uncopyable", "exit"])
-    def test_a_failed_method_fails_alone(self, kind: str, make: Make) -> None:
+    def test_failed_method_does_not_affect_other_envs(self, kind: str, make: Make) -> None:
         """Its exception keeps its type; one that cannot be copied is described as text."""
         types: dict[str, Any] = {
             "plain": TroubleError,
@@ -104,14 +104,14 @@ class FaultContract(Contract):
         assert caught.value.partial == {0: 0, 1: 1, 2: 2, 4: 4}
         assert env.customized_method("method", id=[4, 0]) == [4, 0]
 
-    def test_what_returned_nothing_did_not_fail(self, make: Make) -> None:
-        """``error.partial`` has it too."""
+    def test_partial_contains_methods_that_returned_none(self, make: Make) -> None:
+        """``error.partial`` has ``None`` for them."""
         env = make(failing_env_fns("quiet", [0]))
         with pytest.raises(TroubleError) as caught:
             env.customized_method("quiet")
         assert caught.value.partial == {1: None, 2: None, 3: None, 4: None}  # type: ignore[attr-defined]
 
-    def test_a_failed_constructor_leaves_nothing(self, make: Make, tmp_path: Path) -> None:
+    def test_failed_constructor_closes_envs_already_made(self, make: Make, tmp_path: Path) -> None:
         """Envs already made are closed."""
         env_fns = [
             partial(Witness, 0, str(tmp_path)),
@@ -122,10 +122,10 @@ class FaultContract(Contract):
             make(env_fns)
         assert "env 1" in _notes(caught.value)
         for number in (0, 4):
-            assert _told(tmp_path / str(number)) == ["made", "closed"]
+            assert _read_lines(tmp_path / str(number)) == ["made", "closed"]
 
     @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no signals between processes here")
-    def test_a_dead_worker_is_an_error(self, make: Make) -> None:
+    def test_death_of_worker_raises_worker_died_error(self, make: Make) -> None:
         """Envs of other workers remain usable; `restart` rebuilds the dead one's."""
         env = make(five_env_fns(Sleeper))
         env.reset()
@@ -156,7 +156,7 @@ class CloseContract(Contract):
         env.close()
         assert env.closed
         env.close()
-        assert [_told(tmp_path / str(number)) for number in range(NUM_ENVS)] == [["made", "closed"]] * NUM_ENVS
+        assert [_read_lines(tmp_path / str(number)) for number in range(NUM_ENVS)] == [["made", "closed"]] * NUM_ENVS
 
     def test_every_call_after_close_is_refused(self, make: Make) -> None:
         """Immediately."""
@@ -189,7 +189,7 @@ class CloseContract(Contract):
         began = time.monotonic()
         env.close()
         assert time.monotonic() - began < _PATIENCE
-        assert _told(tmp_path / "4")[-1] == "closed"
+        assert _read_lines(tmp_path / "4")[-1] == "closed"
 
     def test_unreferenced_env_is_closed_by_garbage_collection(self, tmp_path: Path) -> None:
         """Without a call of `close`."""
@@ -198,8 +198,8 @@ class CloseContract(Contract):
         env.reset()
         del env
         gc.collect()
-        assert [_told(tmp_path / str(number))[-1] for number in range(NUM_ENVS)] == ["closed"] * NUM_ENVS
+        assert [_read_lines(tmp_path / str(number))[-1] for number in range(NUM_ENVS)] == ["closed"] * NUM_ENVS
 
 
-def _told(path: Path) -> list[str]:
+def _read_lines(path: Path) -> list[str]:
     return path.read_text().split()

@@ -26,10 +26,10 @@ ONES = [1] * NUM_ENVS
 
 
 class InFlightContract(Contract):
-    """Steps that were begun and not yet received."""
+    """Steps that were sent and not yet received."""
 
-    def test_what_was_sent_is_received_once(self, make: Make, make_oracle: Make) -> None:
-        """Each env's own result, whichever is first; then nothing is left."""
+    def test_each_sent_step_is_received_once(self, make: Make, make_oracle: Make) -> None:
+        """Each env's own result, in any order; then nothing is in flight."""
         env, oracle = make(five_env_fns(Counter)), make_oracle(five_env_fns(Counter))
         env.reset(seed=1)
         oracle.reset(seed=1)
@@ -46,7 +46,7 @@ class InFlightContract(Contract):
         with pytest.raises(NothingInFlightError):
             env.recv()
 
-    def test_recv_keeps_to_its_bounds(self, make: Make) -> None:
+    def test_recv_respects_min_envs_and_max_envs(self, make: Make) -> None:
         """At least and at most the given numbers, if enough steps are in flight."""
         env = make(five_env_fns(Counter))
         env.reset()
@@ -55,7 +55,7 @@ class InFlightContract(Contract):
         rest = env.recv(min_envs=9)
         assert 1 <= len(rest.env_ids) <= 2
 
-    def test_a_busy_env_is_refused(self, make: Make) -> None:
+    def test_step_of_busy_env_is_refused(self, make: Make) -> None:
         """Until its step was received; nothing is stepped meanwhile, and other envs are not affected."""
         env = make(five_env_fns(Counter))
         env.reset()
@@ -68,7 +68,7 @@ class InFlightContract(Contract):
         assert sorted(drain(env)) == [1, 2]
         assert env.get_env_attr("count") == [1, 1, 1, 1, 0]
 
-    def test_other_calls_may_come_in_between(self, make: Make) -> None:
+    def test_other_calls_are_possible_while_steps_are_in_flight(self, make: Make) -> None:
         """They see the env after its step, and results are not mixed up."""
         env = make(five_env_fns(Sleeper))
         env.reset()
@@ -77,8 +77,8 @@ class InFlightContract(Contract):
         assert env.get_env_attr("count", [0, 2, 4]) == [1, 1, 1]
         assert {env_id: landed[0][0] for env_id, landed in drain(env).items()} == {0: 0, 1: 1, 2: 2, 3: 3, 4: 4}
 
-    def test_reset_drops_what_is_under_way(self, make: Make) -> None:
-        """Of the envs that are reset."""
+    def test_reset_drops_steps_in_flight(self, make: Make) -> None:
+        """Only those of the envs that are reset."""
         env = make(five_env_fns(Counter))
         env.reset()
         env.send(ONES)
@@ -97,7 +97,7 @@ class InFlightContract(Contract):
         for number in range(NUM_ENVS):
             assert_same(large[number], landed[number][3]["action"])
 
-    def test_absent_envs_answer_at_once(self, make: Make) -> None:
+    def test_absent_envs_are_received_immediately(self, make: Make) -> None:
         """Nothing is sent to ended envs, and they are received as absent."""
         env = make(five_env_fns(Counter), "idle")
         env.reset()
@@ -110,7 +110,7 @@ class InFlightContract(Contract):
         env.send([1, 1], [0, 2])
         assert env.recv(min_envs=2).rewards.tolist() == [None, None]
 
-    def test_paused_envs_are_left_out(self, make: Make) -> None:
+    def test_calls_without_id_skip_paused_envs(self, make: Make) -> None:
         """By calls without ``id``; stepping them by ``id`` is an error. Env ids do not shift."""
         env = make(five_env_fns(Counter))
         env.reset()
@@ -125,7 +125,7 @@ class InFlightContract(Contract):
         env.resume()
         assert env.step(ONES).env_ids.tolist() == [0, 1, 2, 3, 4]
 
-    def test_a_late_step_is_received_later(self, make: Make) -> None:
+    def test_step_can_be_received_after_timeout(self, make: Make) -> None:
         """A timeout loses nothing."""
         env = make(five_env_fns(Sleeper))
         env.reset()
@@ -143,8 +143,8 @@ class InFlightContract(Contract):
         assert [landed[number][0][:2].tolist() for number in range(NUM_ENVS)] == [[n, 1] for n in range(NUM_ENVS)]
         assert env.step([0] * NUM_ENVS).states[:, 1].tolist() == [2] * NUM_ENVS
 
-    def test_a_late_answer_is_never_given_to_a_later_call(self, make: Make) -> None:
-        """It is dropped on arrival."""
+    def test_late_result_is_never_returned_by_a_later_call(self, make: Make) -> None:
+        """The late result is dropped when it arrives."""
         env = make(five_env_fns(Sleeper), timeout=0.8)
         naps = [{"sleep": 1.2 if number == 1 else 0.0, "answer": "late"} for number in range(NUM_ENVS)]
         late: tuple[int, ...] = (1,)
@@ -163,7 +163,7 @@ class InFlightContract(Contract):
         raise AssertionError("An env that was late for 0.4 s did not come back within 16 s.")
 
     @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="no signals between processes here")
-    def test_an_interrupt_leaves_it_usable(self, make: Make, make_oracle: Make) -> None:
+    def test_envs_are_usable_after_an_interrupt(self, make: Make, make_oracle: Make) -> None:
         """``step()`` reports the step in flight, ``recv()`` returns it, ``reset()`` drops it."""
         if threading.current_thread() is not threading.main_thread():
             pytest.skip("interrupts come to the main thread only")

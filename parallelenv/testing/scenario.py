@@ -19,7 +19,7 @@ from parallelenv.results import StepBatch, StepResult
 from parallelenv.testing import envs as zoo
 
 NUM_ENVS = 5
-POLICIES = (None, "idle", "restart", "continue")
+DONE_POLICIES = (None, "idle", "restart", "continue")
 LENGTHS = (4, 7, 3, 6, 4)  # two end at the same time
 _TURNS = 13
 
@@ -151,7 +151,7 @@ def assert_same(expected: Any, found: Any, where: str = "") -> None:
         raise AssertionError(f"{first} (expected against found)")
 
 
-def asked(env: ParallelEnv, form: Any) -> list[int]:
+def selected_ids(env: ParallelEnv, form: Any) -> list[int]:
     """Return the env ids of a form of ``id`` if no env is paused."""
     if form is None:
         return list(range(len(env)))
@@ -178,7 +178,7 @@ def play(env: ParallelEnv, seed: int = 3) -> AnswerRecord:
 
 def _take_turn(env: ParallelEnv, record: AnswerRecord, actions: Actions, turn: int) -> None:
     form = ID_FORMS[turn % len(ID_FORMS)]
-    action = actions.draw(asked(env, form), batched=turn % 3 == 1)
+    action = actions.draw(selected_ids(env, form), batched=turn % 3 == 1)
     if turn % 2:
         record.add(f"step, id={form}", env.step(action, form))
     else:

@@ -13,15 +13,15 @@ from parallelenv.testing.base import Contract, Make, all_forms
 from parallelenv.testing.envs import Counter, Old, Sheet
 from parallelenv.testing.odd_envs import Witness
 from parallelenv.testing.scenario import (
+    DONE_POLICIES,
     KINDS,
     LENGTHS,
     NUM_ENVS,
-    POLICIES,
     Actions,
-    asked,
     assert_same,
     five_env_fns,
     play,
+    selected_ids,
 )
 
 ONES = [1] * NUM_ENVS
@@ -47,16 +47,16 @@ class StepContract(Contract):
     """Tests of reset and step."""
 
     @pytest.mark.parametrize("kind", KINDS)
-    def test_answers_are_those_of_the_oracle(self, kind: str, make: Make, make_oracle: Make) -> None:
+    def test_results_equal_those_of_the_oracle(self, kind: str, make: Make, make_oracle: Make) -> None:
         """Bit for bit, for all kinds of envs, done policies, forms of ``id`` and numbers of workers."""
         if kind == "tensor":
             pytest.importorskip("torch")
-        for policy, num_cpus in self._combinations(kind):
-            with make(KINDS[kind](), policy, num_cpus=num_cpus) as env:
+        for done_policy, num_cpus in self._combinations(kind):
+            with make(KINDS[kind](), done_policy, num_cpus=num_cpus) as env:
                 found = play(env)
-            context = f"asynchronous={policy!r}, num_cpus={num_cpus}, "
+            context = f"asynchronous={done_policy!r}, num_cpus={num_cpus}, "
             found.check_unchanged(context)
-            found.assert_equals(play(make_oracle(KINDS[kind](), policy)), context)
+            found.assert_equals(play(make_oracle(KINDS[kind](), done_policy)), context)
 
     def _combinations(self, kind: str) -> list[tuple[Any, int]]:
         """Return done policies and numbers of workers to test; five envs divide unevenly by two and by three."""
@@ -65,9 +65,9 @@ class StepContract(Contract):
         row = list(KINDS).index(kind)
         if self.starts_slowly:
             return [("restart", 3 if row == 0 else 2), ((None, "idle", "continue")[row % 3], 1)]
-        return [(policy, 1 + (row + column) % 3) for column, policy in enumerate(POLICIES)]
+        return [(done_policy, 1 + (row + column) % 3) for column, done_policy in enumerate(DONE_POLICIES)]
 
-    def test_a_rollout_is_that_of_the_oracle(self, make: Make, make_oracle: Make) -> None:
+    def test_rollout_equals_that_of_the_oracle(self, make: Make, make_oracle: Make) -> None:
         """Bit for bit, for a recurrent policy, including later calls."""
         env, oracle = make(five_env_fns(Counter), "restart"), make_oracle(five_env_fns(Counter), "restart")
         for each in (env, oracle):
@@ -77,12 +77,12 @@ class StepContract(Contract):
             assert_same(vars(oracle.rollout(_counting, **arguments)), vars(env.rollout(_counting, **arguments)))
             assert_same(list(oracle.step(ONES)), list(env.step(ONES)))
 
-    def test_rows_come_in_the_order_asked(self, make: Make) -> None:
+    def test_rows_are_in_order_of_id(self, make: Make) -> None:
         """The first number of each state identifies its env."""
         env = make(five_env_fns(Counter), "continue")
         assert env.reset()[:, 0].tolist() == [0, 1, 2, 3, 4]
         for form in all_forms():
-            env_ids = asked(env, form)
+            env_ids = selected_ids(env, form)
             result = env.step([1] * len(env_ids), form)
             assert result.env_ids.tolist() == env_ids, f"id={form}"
             assert result.states[:, 0].tolist() == env_ids, f"id={form}"
@@ -91,14 +91,14 @@ class StepContract(Contract):
             assert env.reset(form)[:, 0].tolist() == env_ids, f"reset, id={form}"
 
     def test_each_env_gets_its_own_action(self, make: Make) -> None:
-        """In order of ``id``, whatever an env did not get before."""
+        """In order of ``id``, also if other envs were stepped before."""
         env = make(five_env_fns(Counter), "continue")
         env.reset(seed=1)
         plain = env.step([0, 0, 0], [4, 0, 2]).rewards
         env.reset(seed=1)
         assert np.allclose(env.step([3, 1, 2], [4, 0, 2]).rewards - plain, [3, 1, 2])
 
-    def test_types_are_as_promised(self, make: Make) -> None:
+    def test_results_have_the_documented_types(self, make: Make) -> None:
         """Float64 rewards, bool flags, int64 ids, an object array of dicts, states as in their space."""
         env = make(five_env_fns(Sheet))
         states = env.reset(seed=1)
@@ -114,8 +114,8 @@ class StepContract(Contract):
         assert result.infos.dtype == object
         assert all(type(info) is dict for info in result.infos)
 
-    def test_only_the_envs_asked_are_touched(self, make: Make, tmp_path: Any) -> None:
-        """And each of them once."""
+    def test_calls_affect_only_the_envs_in_id(self, make: Make, tmp_path: Any) -> None:
+        """Each of them is called once."""
         env = make(five_env_fns(Witness, str(tmp_path)))
         env.reset()
         env.reset([3, 0])
@@ -124,16 +124,16 @@ class StepContract(Contract):
         expected = [["reset"], ["stepped"], [], ["reset", "stepped"], []]
         assert words == [["made", "reset", *more] for more in expected]
 
-    def test_an_env_must_be_reset_before_it_is_stepped(self, make: Make) -> None:
-        """Otherwise nothing is stepped."""
+    def test_step_before_reset_is_refused(self, make: Make) -> None:
+        """No env is stepped."""
         env = make(five_env_fns(Counter))
         env.reset([0, 1, 2, 4])
         with pytest.raises(ResetNeededError, match="3"):
             env.step(ONES)
         assert env.get_env_attr("count") == [0] * NUM_ENVS
 
-    def test_spaces_are_those_of_the_envs(self, make: Make) -> None:
-        """Each env has its own: seeding it does not affect samples of another's."""
+    def test_spaces_equal_those_of_the_envs(self, make: Make) -> None:
+        """Each env has its own spaces: seeding one does not affect samples of another."""
         env = make(five_env_fns(Counter))
         assert env.observation_spaces == [Counter.observation_space] * NUM_ENVS
         alone = [copy.deepcopy(Counter.action_space) for _ in range(NUM_ENVS)]
@@ -146,7 +146,7 @@ class StepContract(Contract):
 
     # ---------------------------------------------------------------- seeds
 
-    def test_seeds_are_spread(self, make: Make) -> None:
+    def test_int_seed_gives_each_env_its_own_seed(self, make: Make) -> None:
         """Int ``s`` gives env i the seed ``s + i``, wherever it runs and whichever others are reset."""
         env = make(five_env_fns(Counter))
         expected = [_expected_states(number, 7 + number) for number in range(NUM_ENVS)]
@@ -164,7 +164,7 @@ class StepContract(Contract):
         assert_same(np.stack([_expected_states(number, 7 + number) for number in (0, 1, 3)]), rest[[0, 1, 3]])
         assert rest[4, 2] != first[0, 2]
 
-    def test_options_reach_the_envs(self, make: Make) -> None:
+    def test_reset_options_are_passed_to_the_envs(self, make: Make) -> None:
         """One dict for all, or a list with one per env."""
         env = make(five_env_fns(Counter))
         env.reset(options={"level": 3})
@@ -174,7 +174,7 @@ class StepContract(Contract):
 
     # ---------------------------------------------------------------- done policies
 
-    def test_policy_none_stops_all(self, make: Make) -> None:
+    def test_done_policy_none_stops_all_envs(self, make: Make) -> None:
         """The step that ends one env is returned unchanged; then all envs are absent and none is stepped."""
         env = make(five_env_fns(Counter))  # env 2 ends first, after three steps
         env.reset()
@@ -189,7 +189,7 @@ class StepContract(Contract):
         env.reset(1)
         assert [reward is None for reward in env.step(ONES).rewards] == [True, False, True, True, True]
 
-    def test_policy_idle_leaves_ended_envs_out(self, make: Make) -> None:
+    def test_done_policy_idle_skips_ended_envs(self, make: Make) -> None:
         """The others continue."""
         env = make(five_env_fns(Counter), "idle")
         env.reset()
@@ -202,7 +202,7 @@ class StepContract(Contract):
         env.reset([2])
         assert env.step([1], 2).states[0, 1] == 1
 
-    def test_policy_restart_begins_the_next_episode(self, make: Make) -> None:
+    def test_done_policy_restart_resets_within_the_step(self, make: Make) -> None:
         """Within the step; the last state is that of the ended episode, even if the env overwrites it."""
         env = make(five_env_fns(Counter), "restart")
         env.reset(seed=7)
@@ -218,7 +218,7 @@ class StepContract(Contract):
         assert env.step(ONES).states[2, 1] == 1
         assert env.done.tolist() == [True, False, False, False, True]
 
-    def test_policy_restart_keeps_last_states_of_any_kind(self, make: Make) -> None:
+    def test_done_policy_restart_copies_last_states_of_any_type(self, make: Make) -> None:
         """Also of envs that declare no spaces and overwrite what they returned."""
         env = make(five_env_fns(Old), "restart")
         env.reset(seed=7)
@@ -231,7 +231,7 @@ class StepContract(Contract):
         assert_same(ended, result.infos[2]["ended_state"])
         assert_same(alone.reset(), result.states[2])
 
-    def test_policy_continue_steps_on(self, make: Make) -> None:
+    def test_done_policy_continue_steps_ended_envs(self, make: Make) -> None:
         """Even after the end of an episode."""
         env = make(five_env_fns(Counter), "continue")
         env.reset()
@@ -241,8 +241,8 @@ class StepContract(Contract):
         assert result.dones.tolist() == [True, False, True, True, True]
         assert result.truncated.tolist() == [False, False, False, True, False]
 
-    def test_actions_of_absent_envs_are_not_looked_at(self, make: Make) -> None:
-        """But they must be given."""
+    def test_actions_of_absent_envs_are_ignored(self, make: Make) -> None:
+        """An item for them must still be given."""
         env = make(five_env_fns(Counter), "idle")
         env.reset()
         actions = Actions(env, 0)

@@ -79,7 +79,7 @@ def _look() -> dict[str, Any]:
 class WorkerInfoContract(Contract):
     """Tests of `get_worker_info` in envs."""
 
-    def test_an_env_can_ask_where_it_is(self, make: Make, tmp_path: Path) -> None:
+    def test_get_worker_info_works_in_every_env_method(self, make: Make, tmp_path: Path) -> None:
         """In its constructor, reset, step, other calls and close; envs of one worker get different infos."""
         env = make([functools.partial(InfoEnv, str(tmp_path))] * NUM_ENVS, "restart", seed=20)
         assert get_worker_info() is None
@@ -98,8 +98,8 @@ class WorkerInfoContract(Contract):
         env.close()
         assert sorted(path.name.split("_")[0] for path in tmp_path.iterdir()) == list("01234")
 
-    def test_its_seed_is_that_of_its_latest_reset(self, make: Make) -> None:
-        """If that had one; a rebuilt env has that of its constructor."""
+    def test_worker_info_has_the_seed_of_the_latest_reset(self, make: Make) -> None:
+        """If that reset had one; a rebuilt env has the seed of its constructor."""
         env = make([InfoEnv] * NUM_ENVS, num_cpus=3)
         env.send_reset(seed=7)
         env.recv(NUM_ENVS)
@@ -109,12 +109,12 @@ class WorkerInfoContract(Contract):
         env.restart([1])
         assert env.customized_method("ask", id=1)[0]["made"][4] is None
 
-    def test_a_policy_beside_envs_is_none_of_them(self, make: Make) -> None:
-        """And gets no worker info of an env."""
+    def test_policy_in_a_worker_gets_no_worker_info(self, make: Make) -> None:
+        """``get_worker_info()`` returns None there."""
         env = make([InfoEnv] * NUM_ENVS, "restart")
         env.reset(seed=1)
         rollout = env.rollout(_policy_with_info, 5, progress=False)
-        assert not rollout.extras["is_told"].any()
+        assert not rollout.extras["has_worker_info"].any()
         assert [one["step"][0] for one in env.customized_method("ask")] == list(range(NUM_ENVS))
 
     def test_replicated_envs_differ_in_seed_and_worker_info(self) -> None:
@@ -129,7 +129,7 @@ class WorkerInfoContract(Contract):
             copies.reset()
             assert [one["reset"][4] for one in copies.customized_method("ask")] == [5, 6, 7]
 
-    def test_arrays_are_shared(self, make: Make) -> None:
+    def test_shared_arrays_are_read_only_and_keep_their_values(self, make: Make) -> None:
         """With their original values, read-only, also in rebuilt envs."""
         arrays: dict[str, Any] = {
             "table": np.arange(12, dtype=np.int16).reshape(3, 4)[:, ::-1],
@@ -156,4 +156,4 @@ class WorkerInfoContract(Contract):
 
 def _policy_with_info(states: Any) -> Any:
     told = np.full(len(states), get_worker_info() is not None)
-    return np.ones(len(states), np.int64), None, {"is_told": told}
+    return np.ones(len(states), np.int64), None, {"has_worker_info": told}

@@ -5,10 +5,9 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-import operator
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import MappingProxyType
 from typing import Any, NoReturn
 
@@ -19,8 +18,18 @@ from parallelenv.contract.env_specs import is_env
 from parallelenv.contract.failures import Failure
 from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.contract.message_text import show
-from parallelenv.contract.process_info import clock_id, this_process
-from parallelenv.contract.protocol import EXHAUSTED, NOTED, Command, EnvFacts, Extra, Remark, Reply, WorkerSpec
+from parallelenv.contract.process_info import this_process
+from parallelenv.contract.protocol import (
+    EXHAUSTED,
+    Command,
+    EnvFacts,
+    Extra,
+    Lookup,
+    MethodCall,
+    Remark,
+    Reply,
+    WorkerSpec,
+)
 from parallelenv.contract.rollout_data import RolloutRequest
 from parallelenv.contract.worker_info import WorkerInfo, call_for
 from parallelenv.errors import EnvContractError, EnvInterruptedError, ExhaustedError, InvalidEnvError
@@ -32,10 +41,8 @@ from parallelenv.worker.rollout_recorder import HostRollout
 from parallelenv.worker.row_writer import RowWriter
 from parallelenv.worker.tracer import HostTracer, begin_tracing, end_tracing
 
-Walk = Callable[[Iterator[Any], Any, dict[int, Any]], None]
-Turns = tuple[Iterator[int], Sequence[int]]
-"""An iterator that advances by one per env of the walk, and the envs."""
-
+Run = Callable[[Iterator[Any], dict[int, Any]], None]
+"""Runs the rest of a command: takes an iterator over its envs, and writes the results to the dict, by env id."""
 Reset = tuple[float, float, int]
 """Begin and end of a reset within a step, and the env's id."""
 
@@ -48,10 +55,10 @@ _LONGEST_DRAWING = 10.0
 class Host:
     """Owns a group of envs and executes commands on them, in order.
 
-    Each public method below `execute` is an operation: it takes an env id, the command's argument for that env, and the
-    command's common argument; it returns the env's value, or ``None`` if there is none. Only `step` and `rollout` run
-    for all envs of a command at once: calls and look-ups per env would cost a step a tenth of its speed, and a policy
-    is called for all envs together.
+    The operations are `build`, `reset`, `step`, `rollout`, `get`, `set`, `call` and `state`. Most of them take an env
+    id, the command's argument for that env, and the command's common argument; they return the env's value, or ``None``
+    if there is none. Only `step` and `rollout` run for all envs of a command at once: calls and look-ups per env would
+    cost a step a tenth of its speed, and a policy is called for all envs together.
 
     Args:
         spec: The envs, and their settings.
@@ -60,8 +67,8 @@ class Host:
     Attributes:
         everyone: Ids of its envs, ascending.
         doing: What it is doing now, for messages.
-        turns: Position in the latest walk over envs.
-        notes: Records when its envs do what, while it is traced.
+        index: Number of envs of the present command that have begun.
+        tracer: Records when its envs do what, while it is traced.
         resets: Record of resets, during a step that is traced.
         remarks: Warnings to send with the next reply; only for the first env with something unusual.
     """
@@ -69,8 +76,8 @@ class Host:
     def __init__(self, spec: WorkerSpec, *, in_caller: bool = False) -> None:
         self.in_caller = in_caller
         self.doing = ""
-        self.turns: Turns = (iter(()), ())
-        self.notes: HostTracer | None = None
+        self.index = 0
+        self.tracer: HostTracer | None = None
         self.resets: list[Reset] | None = None
         self.remarks: list[Remark] = []
         self._has_remarked = False
@@ -84,6 +91,10 @@ class Host:
         self._rollout: HostRollout | None = None
         self._seeds: dict[int, int] = {}  # of the latest seeded reset of each env
         self._generators: dict[int, EnvGenerators] | None = {} if spec.settings.seed_globals else None
+        self._command: Command | None = None  # the present or the latest one
+        self._run: Run
+        self._items: Iterator[Any]
+        self._reply: Reply
 
     @property
     def envs(self) -> list[Any]:
@@ -98,53 +109,86 @@ class Host:
         self._whole = rows, range(rows.start, rows.stop), writer.cells(rows)
 
     def execute(self, command: Command) -> Reply:
-        """Execute a command on each of its envs; an exception in one env does not affect the others."""
-        return Execution(self, command).run()
+        """Execute a command on each of its envs; an exception in one env does not affect the others.
 
-    def begin(self, command: Command) -> tuple[Walk, Iterator[Any], Turns]:
-        """Return the function that walks over the envs of a command, its items, and the position of the walk."""
-        if command.name == "step":
-            walk: Walk = self._step_all if self._generators is None else self._putting_back(self._step_all)
-            return walk, *self._ready_to_step(command)
-        if command.name == "rollout":
-            return self._roll_out, iter((command,)), (iter(()), ())
-        operation = getattr(self, command.name)
-        if self._generators is not None:
-            operation = functools.partial(self._operate, operation)
+        After an interrupt of the caller's own thread, the same command again continues with the next env.
+        """
+        if command is not self._command:
+            self._begin_command(command, command.is_traced)
+        return call_for(self, self._finish(command).__next__)
 
-        def walk_over(rest: Iterator[Any], common: Any, values: dict[int, Any]) -> None:
-            for env_id, argument in rest:
-                value = operation(env_id, argument, common)
-                if value is not None:
-                    values[env_id] = value
+    def _begin_command(self, command: Command, is_traced: bool) -> None:
+        """Prepare a command and make it the present one."""
+        run: Run
+        if command.operation == "step":
+            run, items = functools.partial(self.step, command.autoreset), self._items_of_step(command)
+        elif command.operation == "rollout":
+            run, items = self.rollout, iter((command,))
+        else:
+            run = functools.partial(self._operate, getattr(self, command.operation), command.common)
+            each = [None] * len(command.env_ids) if command.each is None else command.each
+            items = zip(range(1, len(each) + 1), command.env_ids, each, strict=True)
+        if self._generators is not None and command.operation != "rollout":
+            run = functools.partial(_putting_back, run)
+        if self.tracer is not None and is_traced:
+            run, items = self.tracer.traced(self, command, run, items)
+        self._run, self._items, self._reply, self.index = run, items, Reply(command.number, {}, {}), 0
+        self._command = command  # last: an interrupt before this line repeats the preparation
 
-        each = [None] * len(command.env_ids) if command.each is None else command.each
-        turns = iter(command.env_ids)
-        walk = walk_over if self._generators is None else self._putting_back(walk_over)
-        return walk, zip(turns, each, strict=True), (turns, command.env_ids)
+    def _finish(self, command: Command, *, is_inner: bool = False) -> Iterator[Reply]:
+        """Execute the rest of the present command and yield its reply.
+
+        A generator, because its frame does not keep a reference to its caller: otherwise the traceback of a failure
+        that was not fetched would keep the caller's `ParallelEnv` alive.
+        """
+        reply = self._reply
+        while True:
+            self.doing = command.operation
+            try:
+                self._run(self._items, reply.values)
+            except BaseException as error:  # noqa: BLE001 (told to the user as a failure of its env)
+                self._note_failure(error, reply)
+            else:
+                if self.remarks and not is_inner:  # the reply to a step within a rollout is not sent
+                    reply.output, self.remarks = self.remarks, []
+                yield reply
+
+    def _note_failure(self, error: BaseException, reply: Reply) -> None:
+        """Record an env's failure, or that it has no further episode; raise an interrupt again."""
+        env_id = self.current
+        if env_id is None:
+            raise error
+        if isinstance(error, ExhaustedError) and self.doing == "reset":
+            reply.values[env_id] = self.rest(env_id)
+            return
+        is_interrupt = isinstance(error, KeyboardInterrupt) and self.in_caller
+        if not is_interrupt:
+            reply.failures[env_id] = Failure(error, env_id, self.doing)
+            return
+        interrupted = EnvInterruptedError(
+            f"env {env_id} was interrupted in the middle of {self.doing}; its state is uncertain. Call reset({env_id})."
+        )
+        reply.failures[env_id] = Failure(interrupted, env_id, f"interrupted {self.doing}")
+        raise error
+
+    def _operate(
+        self, operation: Callable[..., Any], common: Any, items: Iterator[Any], values: dict[int, Any]
+    ) -> None:
+        """Run an operation for one env after the other."""
+        for self.index, env_id, argument in items:
+            if self._generators is not None and operation == self.build:
+                seed = self._spec.place.seed
+                self._generators[env_id] = EnvGenerators(None if seed is None else seed + env_id)
+                self._spec.envs[env_id - self._first].prepare()
+            value = self._with_own(env_id, operation)(env_id, argument, common)
+            if value is not None:
+                values[env_id] = value
 
     # ---------------------------------------------------------------- global generators
-
-    def _putting_back(self, walk: Walk) -> Walk:
-        """Return a walk over envs that restores the process's global generators at the end."""
-
-        def walk_and_put_back(rest: Iterator[Any], common: Any, values: dict[int, Any]) -> None:
-            with put_back():
-                walk(rest, common, values)
-
-        return walk_and_put_back
 
     def _with_own(self, env_id: int, call: Callable[..., Any]) -> Callable[..., Any]:
         """Return a call that runs with an env's own global generators, if envs have their own."""
         return call if self._generators is None else functools.partial(self._generators[env_id].run, call)
-
-    def _operate(self, operation: Callable[..., Any], env_id: int, argument: Any, common: Any) -> Any:
-        """Execute an operation on an env with its own global generators."""
-        if self._generators is not None and operation == self.build:
-            seed = self._spec.place.seed
-            self._generators[env_id] = EnvGenerators(None if seed is None else seed + env_id)
-            self._spec.envs[env_id - self._first].prepare()
-        return self._with_own(env_id, operation)(env_id, argument, common)
 
     def describe(self, env_id: int) -> WorkerInfo:
         """Return an env's `WorkerInfo`."""
@@ -167,13 +211,9 @@ class Host:
 
     @property
     def current(self) -> int | None:
-        """The env that the latest walk has reached or stopped at; ``None`` before the first.
-
-        Computed from the rest of the walk, so that walking costs nothing extra.
-        """
-        turns, env_ids = self.turns
-        index = len(env_ids) - operator.length_hint(turns) - 1
-        return env_ids[index] if index >= 0 else None
+        """The env that the latest command has reached or stopped at; ``None`` before its first, and between envs."""
+        index, command = self.index, self._command
+        return None if command is None or not index else command.env_ids[index - 1]
 
     def close(self) -> None:
         """Close all envs.
@@ -190,9 +230,9 @@ class Host:
 
     def _close_all(self) -> None:
         envs, self._envs = self._envs, [None] * len(self._envs)
-        turns = iter(self.everyone)
-        self.turns = turns, self.everyone
-        for _, env in zip(turns, envs, strict=True):
+        self._command, self.index = Command(0, "close", self.everyone), 0
+        for index, env in enumerate(envs):
+            self.index = index + 1
             self._close_env(env)
 
     def _close_env(self, env: Resettable | None) -> None:
@@ -210,8 +250,8 @@ class Host:
 
     # ---------------------------------------------------------------- steps
 
-    def _ready_to_step(self, command: Command) -> tuple[Iterator[Any], Turns]:
-        """Return the row, slice of ``writer.line``, ``step`` and action of each env, for `_step_all`; and the turns."""
+    def _items_of_step(self, command: Command) -> Iterator[Any]:
+        """Return index, row, slice of ``writer.line``, ``step`` and action of each env, for `step`."""
         writer, steps = self._writer, self._steps
         numbers: Sequence[int]
         rows, numbers, cells = self._whole
@@ -219,19 +259,19 @@ class Host:
             numbers = [env_id - writer.first for env_id in command.env_ids]
             rows, cells = numbers, writer.cells(numbers)
             steps = [steps[env_id - self._first] for env_id in command.env_ids]
-        if type(command.common) is tuple:
+        if command.begins:
             steps = self._with_resets(steps, command)
         writer.clear_flags(rows)
-        turns = iter(numbers)
+        actions: Iterable[Any]
         if command.each is None:
-            return zip(turns, cells, steps, writer.actions(rows), strict=True), (turns, command.env_ids)
-        # Copied one by one within the walk, because copying runs user code.
-        steps = [functools.partial(_step_with_copy, step) for step in steps]
-        return zip(turns, cells, steps, command.each, strict=True), (turns, command.env_ids)
+            actions = writer.actions(rows)
+        else:  # copied one by one as they are stepped, because copying runs user code
+            actions, steps = command.each, [functools.partial(_step_with_copy, step) for step in steps]
+        return zip(range(1, len(numbers) + 1), numbers, cells, steps, actions, strict=True)
 
     def _with_resets(self, steps: Sequence[Any], command: Command) -> list[Any]:
         """Replace the steps of envs that are to begin an episode by resets."""
-        begins = set(command.common)
+        begins = set(command.begins)
         return [
             functools.partial(self._reset_instead, env_id) if env_id in begins else step
             for env_id, step in zip(command.env_ids, steps, strict=True)
@@ -281,12 +321,12 @@ class Host:
             text = f"env {env_id}, {type(env.env).__name__}, is a gymnasium.Env, but {what}. {meaning}."
             self.remarks.append(Remark((env_id,), text))
 
-    def _step_all(self, rest: Iterator[Any], autoreset: bool | tuple[int, ...], values: dict[int, Any]) -> None:
-        """Step envs, and begin the next episode of those that ended if requested. ``autoreset``: see `Command`.
+    def step(self, autoreset: bool, items: Iterator[Any], values: dict[int, Any]) -> None:
+        """Step envs, and begin the next episode of those that ended if ``autoreset``. ``items``: see `_items_of_step`.
 
         The overhead here is paid per env and step: 0.5 us, where CartPole takes 9 us.
         """
-        for row, cell, step, action in rest:
+        for self.index, row, cell, step, action in items:
             result = step(action)
             writer = self._writer  # read after the step: an abandoned host writes elsewhere
             if type(result) is not tuple or len(result) != 5:
@@ -303,7 +343,7 @@ class Host:
                 loose_reward = writer.store_reward(row, reward)
             if terminated is not False or truncated is not False:
                 writer.store_flags(row, terminated, truncated)
-                goes_on = autoreset is True and (terminated or truncated)
+                goes_on = autoreset and (terminated or truncated)
                 self._end(row, (info, loose, loose_reward), state, goes_on, values)
             elif info or loose or loose_reward:
                 values[row + writer.first] = _extra(info, loose, loose_reward)
@@ -345,26 +385,32 @@ class Host:
 
     # ---------------------------------------------------------------- rollouts
 
-    def _roll_out(self, rest: Iterator[Command], common: RolloutRequest, values: dict[int, Any]) -> None:
-        """Make a chunk of a rollout, unless it was interrupted before: then its result is no longer wanted.
+    def rollout(self, items: Iterator[Command], values: dict[int, Any]) -> None:
+        """Make a chunk of a rollout; with ``None`` as common argument drop its policy.
 
-        The chunk is the value of the first env, since its arrays have a column for every env.
+        The common argument is a `RolloutRequest`, that of each env how many episodes it may still end. The chunk is the
+        value of the first env, since its arrays have a column for every env. After an interrupt nothing is made: the
+        result is no longer wanted.
         """
-        for command in rest:
-            if self._rollout is None or self._rollout.number != common.rollout:
-                self._rollout = HostRollout(common.rollout, common.policy)
+        for command in items:
+            order: RolloutRequest | None = command.common
+            if order is None:
+                self._rollout = None
+                return
+            if self._rollout is None or self._rollout.number != order.rollout:
+                self._rollout = HostRollout(order.rollout, order.policy)
             values[command.env_ids[0]] = self._rollout.play(self, command)
 
     def run_step(self, env_ids: tuple[int, ...], each: Sequence[Any] | None, autoreset: bool) -> Reply:
         """Step envs within a rollout as a step command would. Afterwards no env is current, since the policy runs."""
-        turns = self.turns
-        reply = self.execute(Command(0, "step", env_ids, each, autoreset))
-        self.turns = turns
-        return reply
-
-    def end_rollout(self, env_id: int, argument: Any, common: Any) -> None:
-        """Drop the policy."""
-        self._rollout = None
+        outer = self._command, self._run, self._items, self._reply
+        command = Command(0, "step", env_ids, each, autoreset=autoreset)
+        try:
+            self._begin_command(command, self.tracer is not None and self.tracer.wants_inner_step())
+            return next(self._finish(command, is_inner=True))
+        finally:
+            self.index = 0
+            self._command, self._run, self._items, self._reply = outer
 
     # ---------------------------------------------------------------- operations
 
@@ -399,69 +445,64 @@ class Host:
         loose = self._writer.store_state(env_id - self._writer.first, state)
         return Extra(info or None, loose) if info or loose else None
 
-    def look(self, env_id: int, argument: Any, common: Any) -> Extra | None:
-        """Return the leaves of an env's latest state that are not in the batch."""
-        loose = self._writer.loose.get(env_id - self._writer.first)
-        return Extra(None, loose) if loose else None
-
-    def get(self, env_id: int, argument: Any, key: str) -> tuple[Any] | None:
-        """Return an attribute in a one-tuple; ``None`` if it is absent."""
-        return get_attribute(self._env(env_id).env, key)
+    def get(self, env_id: int, argument: Any, lookup: Lookup) -> Any:
+        """Look up an attribute, or ask for it, see `Lookup`; ``argument`` is a name or a class, if each has its own."""
+        env = self._env(env_id).env
+        if lookup.how == "wrapper":
+            return any(isinstance(layer, argument) for layer in layers(env))
+        key = argument if lookup.key is None else lookup.key
+        if lookup.how == "required":
+            return get_existing(env, key)
+        if lookup.how == "hint":
+            return near_name(env, key)
+        found = get_attribute(env, key)
+        return found is not None if lookup.how == "exists" else found
 
     def set(self, env_id: int, value: Any, key: str) -> bool | None:
         """Set an attribute to a copy of the value; return whether it is a new one."""
         return set_attribute(self._env(env_id).env, key, deep_copy(value)) or None
 
-    def hint(self, env_id: int, argument: Any, key: str) -> str:
-        """Return a hint at the attribute that an absent name may have meant."""
-        return near_name(self._env(env_id).env, key)
-
-    def call(self, env_id: int, arguments: dict[str, Any] | None, method: str) -> Any:
-        """Call a method with keyword arguments, copied for this env."""
-        self.doing = method + "()"
-        bound = get_method(self._env(env_id).env, method)
-        return bound(**deep_copy(arguments)) if arguments else bound()
-
-    def use(self, env_id: int, arguments: tuple[tuple[Any, ...], dict[str, Any]], what: tuple[str, bool]) -> Any:
-        """Call a method with copies of the arguments; return another attribute as it is, unless it must be a method."""
-        name, must_be_method = what
+    def call(self, env_id: int, call: MethodCall | None, common: MethodCall | Broadcast | None) -> Any:
+        """Call a method with copies of the arguments: of ``call``, else of ``common``, the same for every env."""
+        if isinstance(common, Broadcast):
+            name, positional = common.call()
+            call = MethodCall(name, positional)
+        else:
+            call = MethodCall(*deep_copy(tuple(call))) if call is not None else common or MethodCall("")
+        env, name = self._env(env_id).env, call.name
         self.doing = name + "()"
-        find = get_method if must_be_method else get_existing
-        found = find(self._env(env_id).env, name)
+        found = (get_existing if call.or_attribute else get_method)(env, name)
         if not callable(found):
             return found
-        positional, named = deep_copy(arguments)
-        bound = functools.partial(found, *positional, **named)
+        named = call.named
+        if name == "render" and not (call.positional or named) and draws_by_mode(env):
+            named = {"mode": "rgb_array"}
+        bound = functools.partial(found, *call.positional, **named)
         return _draw(bound) if name == "render" else bound()
 
-    def invoke(self, env_id: int, argument: tuple[str, tuple[Any, ...], dict[str, Any]], common: Any) -> Any:
-        """Call a method with arguments; each env may have a different method."""
-        name, positional, named = argument
-        return self.use(env_id, (positional, named), (name, True))
+    def state(self, env_id: int, saved: bytes | None, what: str) -> Any:
+        """Return or replace what the host knows of an env.
 
-    def tell(self, env_id: int, argument: Any, common: Broadcast) -> Any:
-        """Call a method with arguments that are the same for every env; each env gets copies."""
-        name, positional = common.call()
-        self.doing = name + "()"
-        return get_method(self._env(env_id).env, name)(*positional)
+        ``what`` is ``"save"``: the env's state, pickled, or ``None`` if it cannot be saved; ``"load"``: continue from
+        such a state; ``"leaves"``: the leaves of its latest state that are not in the batch; ``"trace"``: begin to
+        record when each env does what, and return the clock's id and its time, for the first env; ``"record"``: stop
+        recording, and return the record, for the first env.
+        """
+        if what == "leaves":
+            loose = self._writer.loose.get(env_id - self._writer.first)
+            return Extra(None, loose) if loose else None
+        if what == "trace":
+            return begin_tracing(self) if env_id == self.everyone[0] else None
+        if what == "record":
+            return end_tracing(self) if env_id == self.everyone[0] else None
+        if what == "save":
+            return save_env(
+                self._env(env_id).env, None if self._generators is None else self._generators[env_id].save()
+            )
+        self._load(env_id, saved or b"")
+        return None
 
-    def read(self, env_id: int, name: str, common: Any) -> Any:
-        """Return an attribute that the env must have; each env may have a different one."""
-        return get_existing(self._env(env_id).env, name)
-
-    def has(self, env_id: int, argument: Any, key: str) -> bool:
-        """Return whether an attribute exists, even if it cannot be copied."""
-        return get_attribute(self._env(env_id).env, key) is not None
-
-    def is_wrapped(self, env_id: int, wrapper_class: type, common: Any) -> bool:
-        """Return whether the env is wrapped in a wrapper of this class."""
-        return any(isinstance(layer, wrapper_class) for layer in layers(self._env(env_id).env))
-
-    def save(self, env_id: int, argument: Any, common: Any) -> bytes | None:
-        """Return the state of an env, pickled; ``None`` if it cannot be saved."""
-        return save_env(self._env(env_id).env, None if self._generators is None else self._generators[env_id].save())
-
-    def load(self, env_id: int, saved: bytes, common: Any) -> None:
+    def _load(self, env_id: int, saved: bytes) -> None:
         """Restore a state of an env."""
         slot = env_id - self._first
         old = self._env(env_id)
@@ -472,23 +513,6 @@ class Host:
             self._envs[slot] = adapted = adapt(env)
             self._steps[slot] = self._with_own(env_id, adapted.step)
             self._close_env(old)
-
-    def render(self, env_id: int, argument: Any, common: Any) -> Any:
-        """Render an env; only one renders at a time in this process."""
-        env = self._env(env_id).env
-        render = get_method(env, "render")
-        return _draw(functools.partial(render, mode="rgb_array") if draws_by_mode(env) else render)
-
-    def watch(self, env_id: int, argument: Any, common: Any) -> tuple[str, float] | None:
-        """Begin to record when each env does what; return the clock's id and its time."""
-        if env_id != self.everyone[0]:
-            return None
-        begin_tracing(self)
-        return clock_id(), time.perf_counter()
-
-    def unwatch(self, env_id: int, argument: Any, common: Any) -> Any:
-        """Return the record and stop recording."""
-        return end_tracing(self) if env_id == self.everyone[0] else None
 
     def _env(self, env_id: int) -> Resettable:
         env = self._envs[env_id - self._first]
@@ -509,60 +533,10 @@ class Host:
         return known
 
 
-class Execution:
-    """One command in progress on a host. After an interrupt, `run` continues with the next env."""
-
-    def __init__(self, host: Host, command: Command) -> None:
-        self._host = host
-        self._command = command
-        self._reply = Reply(command.number, {}, {})
-        self._walk, self._rest, self._turns = host.begin(command)
-        if host.notes is not None and not 0 < command.number < NOTED:  # 0: a step within a rollout
-            self._walk, self._rest = host.notes.recorded(host, command, self._walk, self._rest)
-
-    def run(self) -> Reply:
-        """Execute the rest of the command and return its reply."""
-        return call_for(self._host, self._running().__next__)
-
-    def _running(self) -> Iterator[Reply]:
-        """Execute the rest of the command and yield its reply.
-
-        A generator, because its frame does not keep a reference to its caller: otherwise the traceback of a failure
-        that was not fetched would keep the caller's `ParallelEnv` alive.
-        """
-        host, reply = self._host, self._reply
-        host.turns = self._turns  # not before: other commands may have begun that are not executed yet
-        while True:
-            host.doing = self._command.name
-            try:
-                self._walk(self._rest, self._command.common, reply.values)
-            except BaseException as error:  # noqa: BLE001 (told to the user as a failure of its env)
-                self._note(error)
-            else:
-                if host.remarks and self._command.number:  # 0: a step within a rollout, whose reply is not sent
-                    reply.output, host.remarks = host.remarks, []
-                yield reply
-
-    def _note(self, error: BaseException) -> None:
-        """Record an env's failure, or that it has no further episode; raise an interrupt again."""
-        env_id = self._host.current
-        if env_id is None:
-            raise error
-        if isinstance(error, ExhaustedError) and self._host.doing == "reset":
-            self._reply.values[env_id] = self._host.rest(env_id)
-            return
-        self._reply.failures[env_id] = self._failure(error, env_id)
-        if isinstance(error, KeyboardInterrupt) and self._host.in_caller:
-            raise error
-
-    def _failure(self, error: BaseException, env_id: int) -> Failure:
-        if isinstance(error, KeyboardInterrupt) and self._host.in_caller:
-            interrupted = EnvInterruptedError(
-                f"env {env_id} was interrupted in the middle of {self._host.doing}; its state is uncertain. "
-                f"Call reset({env_id})."
-            )
-            return Failure(interrupted, env_id, f"interrupted {self._host.doing}")
-        return Failure(error, env_id, self._host.doing)
+def _putting_back(run: Run, items: Iterator[Any], values: dict[int, Any]) -> None:
+    """Run a command and restore the process's global generators at the end."""
+    with put_back():
+        run(items, values)
 
 
 def _draw(render: Callable[[], Any]) -> Any:

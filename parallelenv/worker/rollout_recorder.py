@@ -57,11 +57,9 @@ class StepSource(Protocol):
 
     Attributes:
         doing: See `Host`.
-        turns: See `Host`.
     """
 
     doing: str
-    turns: Any
 
     @property
     def in_caller(self) -> bool:
@@ -177,7 +175,7 @@ class HostRollout:
 
 def _act(player: PolicyRunner, host: StepSource, recorder: StepRecorder) -> list[Any] | None:
     """Call the policy and record its outputs; return the actions, unless they are in the batch."""
-    host.doing, host.turns = "the policy", (iter(()), ())  # what it prints belongs to no env in particular
+    host.doing = "the policy"
     env_ids = recorder.env_ids
     actions, extras = player.act(env_ids, recorder.states_now())
     try:

@@ -26,7 +26,7 @@ from parallelenv.contract.process_info import ProcessInfo, clock_id, this_proces
 from parallelenv.contract.protocol import Command
 
 if TYPE_CHECKING:
-    from parallelenv.worker.host import Host, Reset, Walk
+    from parallelenv.worker.host import Host, Reset, Run
 
 MOST_SPANS = 200_000
 """Maximum number of commands recorded per host."""
@@ -121,40 +121,35 @@ class HostTracer:
         # Evaluated for each env, in C: `append` returns None, which is made true.
         self.clock = map(operator.not_, map(self._moments.append, starmap(perf_counter, repeat(()))))
 
-    def recorded(self, host: Host, command: Command, walk: Walk, rest: Iterator[Any]) -> tuple[Walk, Iterator[Any]]:
-        """Return the walk and its items such that the walk is recorded; unchanged if it is skipped."""
-        if (not command.number and self._leaves_out()) or self.is_full or command.name in ("watch", "unwatch"):
-            return walk, rest
-        watched = self._watched(host, command, walk)
-        return watched, rest if command.name == "rollout" else compress(rest, self.clock)
-
-    def _leaves_out(self) -> bool:
-        """Whether to skip a step within a rollout."""
+    def wants_inner_step(self) -> bool:
+        """Whether to record the next step within a rollout."""
         if self._left_out:
             self._left_out -= 1
-            return True
-        return not self._in_rollout
+            return False
+        return self._in_rollout
 
-    def _watched(self, host: Host, command: Command, walk: Walk) -> Walk:
-        """Return a walk that records its times."""
+    def traced(self, host: Host, command: Command, run: Run, items: Iterator[Any]) -> tuple[Run, Iterator[Any]]:
+        """Return the run of a command and its items such that it is recorded; unchanged if there is no more room."""
+        if self.is_full or (command.operation == "state" and command.common in ("trace", "record")):
+            return run, items
         moments, resets, begun = self._moments, self._resets, len(self._moments)
-        is_rollout = command.name == "rollout"
+        is_rollout = command.operation == "rollout"
 
-        def watched_walk(rest: Iterator[Any], common: Any, values: dict[int, Any]) -> None:
+        def traced_run(items: Iterator[Any], values: dict[int, Any]) -> None:
             first, first_reset, begin = len(moments), len(resets), perf_counter()
             try:
                 self._in_rollout, host.resets = is_rollout or self._in_rollout, None if is_rollout else resets
-                walk(rest, common, values)
+                run(items, values)
             finally:
                 end = perf_counter()
                 self._in_rollout, host.resets = self._in_rollout and not is_rollout, None
                 numbers = len(moments) - first, len(resets) - first_reset
                 stands_for = 1 if command.number else self._thin(end - begin, *numbers)
-                span = begin, end, command.name, command.env_ids, first - begun, len(moments), stands_for
+                span = begin, end, command.operation, command.env_ids, first - begun, len(moments), stands_for
                 self._spans.append(span)
                 self.is_full = len(self._spans) >= MOST_SPANS or len(moments) >= MOST_MOMENTS
 
-        return watched_walk
+        return traced_run, items if is_rollout else compress(items, self.clock)
 
     def _thin(self, seconds: float, num_envs: int, num_resets: int) -> int:
         """Return how many steps a step within a rollout represents: itself and those skipped after it."""
@@ -189,12 +184,13 @@ class HostTracer:
         )
 
 
-def begin_tracing(host: Host) -> None:
-    """Make a host record what its envs do; an earlier record is dropped."""
-    host.notes = HostTracer()
+def begin_tracing(host: Host) -> tuple[str, float]:
+    """Make a host record what its envs do; return its clock's id and time. An earlier record is dropped."""
+    host.tracer = HostTracer()
+    return clock_id(), perf_counter()
 
 
 def end_tracing(host: Host) -> HostRecord | None:
     """Stop a host's recording; return its record, ``None`` if it was not traced."""
-    notes, host.notes = host.notes, None
-    return None if notes is None else notes.record(host.everyone)
+    tracer, host.tracer = host.tracer, None
+    return None if tracer is None else tracer.record(host.everyone)

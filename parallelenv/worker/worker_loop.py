@@ -94,7 +94,7 @@ class MessageHost:
         reply: Reply = self.host.execute(command)
         if self._batch is not None and command.writes_rows:
             reply.rows = self._batch.take_results(command.env_ids)
-        if command.name == "build":  # not before: only loaded libraries can be limited
+        if command.operation == "build":  # not before: only loaded libraries can be limited
             self._limits = self._limits or _limit_threads(self.packed.settings.threads)
         return self.encode(reply)
 

@@ -283,7 +283,7 @@ class AnswerWrapper(ParallelWrapper):
     @property
     def restarts(self) -> bool:
         """Whether an env whose episode ends begins the next one in the same step."""
-        return self.unwrapped.engine.stepper.begins_next_episodes
+        return self.unwrapped.engine.begins_next_episodes
 
     def have_begun(self, env_ids: Sequence[int]) -> bool:
         """Return whether all of these envs have an episode."""

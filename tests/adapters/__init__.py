@@ -1,1 +1,1 @@
-"""Adapters, compared with what they stand for."""
+"""Adapters, compared with the vector envs that they replace."""

@@ -1,4 +1,4 @@
-"""What several tests of adapters get."""
+"""Fixtures for the tests of adapters."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ def make(make_env: MakeEnv) -> Any:
 
 @pytest.fixture(params=["a hundred", pytest.param("thousands", marks=[pytest.mark.neighbours, pytest.mark.long])])
 def num_steps(request: pytest.FixtureRequest) -> int:
-    """For how many steps an adapter is compared with what it stands for."""
+    """For how many steps an adapter is compared with the vector env that it replaces."""
     return 3000 if request.param == "thousands" else 100

@@ -8,7 +8,7 @@ from adapters.neighbours import require, seeded
 
 
 class Learned(NamedTuple):
-    """What came of it: every transition, in the order in which they were stored; the weights; the policy itself."""
+    """The result: every transition, in the order in which they were stored; the weights; the policy."""
 
     transitions: dict[str, Any]
     weights: list[Any]
@@ -40,7 +40,7 @@ def learn(venv: Any, num_steps: int, seed: int = 1) -> Learned:
 
 
 def mean_return(policy: Any, venv: Any, num_episodes: int) -> float:
-    """Return what the policy gets in an episode, without exploring."""
+    """Return the mean return of the policy, without exploring."""
     collector = require("tianshou.data").Collector(policy, venv)
     return float(collector.collect(n_episode=num_episodes, reset_before_collect=True).returns.mean())
 

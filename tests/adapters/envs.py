@@ -1,4 +1,4 @@
-"""Envs for comparing an adapter with the vector env that it stands for, step for step.
+"""Envs for comparing an adapter with the vector env that it replaces, step for step.
 
 What they return is new each time: where the neighbours' vector envs hand on what an env goes on to change, they are
 not to be equalled.
@@ -29,7 +29,7 @@ SPACES: dict[str, tuple[Space, Space]] = {
 
 
 class Varied(gym.Env[Any, Any]):
-    """Random states of a space, and episodes and infos that differ in length and in what is in them.
+    """Random states of a space, and episodes and infos of different lengths and keys.
 
     Args:
         kind: Which of `SPACES`.
@@ -63,7 +63,7 @@ class Varied(gym.Env[Any, Any]):
         )
 
     def info(self, luck: float) -> dict[str, Any]:
-        """Return an info that has not always the same keys in it."""
+        """Return an info whose keys differ from step to step."""
         if luck < 0.3:
             return {}
         said = {"total": self.total, "count": int(10 * luck), "lucky": luck > 0.7, "part": {"luck": np.float32(luck)}}
@@ -75,7 +75,7 @@ class Varied(gym.Env[Any, Any]):
 
 
 def weight(action: Any) -> float:
-    """Return a number that tells actions apart."""
+    """Return a number that differs between actions."""
     if isinstance(action, dict):
         return sum(map(weight, action.values()))
     if isinstance(action, tuple):
@@ -84,7 +84,7 @@ def weight(action: Any) -> float:
 
 
 class Looped(gym.Env[Any, Any]):
-    """One state array, which it writes over all the time, and a reward of shape (1,)."""
+    """One state array, which every step overwrites, and a reward of shape (1,)."""
 
     observation_space = Box(0, 100, (1,), np.float32)
     action_space = Discrete(2)
@@ -120,7 +120,7 @@ class Fragile(Looped):
 
 
 class Slow(Looped):
-    """Takes its time for action 1, and for a reset or a call when told to."""
+    """Takes long for action 1, and for a reset or a call on request."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         self.rest((options or {}).get("rest", 0.0))
@@ -131,13 +131,13 @@ class Slow(Looped):
         return super().step(action)
 
     def rest(self, duration: float) -> float:
-        """Take so many seconds."""
+        """Sleep for some seconds."""
         time.sleep(duration)
         return duration
 
 
 class Drawn(Looped):
-    """Draws frames that are large enough for a video, and tells seeds and steps apart in them."""
+    """Draws frames that are large enough for a video and show seed and step."""
 
     render_mode = "rgb_array"
 

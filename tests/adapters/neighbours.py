@@ -24,7 +24,7 @@ def require(module: str) -> Any:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed what learners draw from, the generators of the whole process, and leave them as they were.
+    """Seed the global random number generators, and restore them afterwards.
 
     Within it torch computes in one thread: for networks this small a second one gains nothing, and where other
     processes want the cores it took ten times as long.

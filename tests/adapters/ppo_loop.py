@@ -38,7 +38,7 @@ class Batch(NamedTuple):
 
 @dataclass
 class Learned:
-    """What came of it: returns of episodes in the order they ended, the loss of each update, and the weights."""
+    """The result: returns of episodes in the order they ended, the loss of each update, and the weights."""
 
     returns: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
@@ -74,7 +74,7 @@ def _network(envs: Any, num_outputs: int, scale: float) -> Any:
 def _collect(
     envs: Any, actor: Any, critic: Any, observations: Any, ended: Any, learned: Learned
 ) -> tuple[Batch, Any, Any]:
-    """Return steps, and where the envs are after them."""
+    """Return steps, and the states of the envs after them."""
     steps: list[Any] = []
     for _ in range(NUM_STEPS):
         seen, is_reset = observations, ended
@@ -108,7 +108,7 @@ def _advantages(batch: Batch, last_value: Any) -> Any:
 
 
 def _improve(actor: Any, critic: Any, optimizer: Any, batch: Batch, last_value: Any) -> float:
-    """Update the weights with all that were steps; return the last loss."""
+    """Update the weights with all valid steps; return the last loss."""
     advantages = _advantages(batch, last_value)
     counts = ~batch.is_reset
     observations, actions, log_probs = batch.observations[counts], batch.actions[counts], batch.log_probs[counts]

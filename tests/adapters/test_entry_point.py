@@ -1,4 +1,4 @@
-"""An id whose vector entry point makes the adapter for Gymnasium."""
+"""Registered ids whose vector entry point makes the adapter for Gymnasium."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from parallelenv.errors import ArgumentError
 
 
 @pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
-def test_an_id_is_registered_with_it(mode: str) -> None:
+def test_gym_register_accepts_vector_entry_point(mode: str) -> None:
     gym.register(
         "Varied-test-v0",
         vector_entry_point="parallelenv:vector_entry_point",
@@ -35,7 +35,7 @@ def test_an_id_is_registered_with_it(mode: str) -> None:
         del gym.registry["Varied-test-v0"]
 
 
-def test_what_is_registered_may_be_a_callable_with_arguments() -> None:
+def test_vector_entry_point_accepts_callable_with_arguments() -> None:
     from parallelenv import vector_entry_point
 
     env = vector_entry_point(2, env=Looped, para_mode="dummy", autoreset_mode="SameStep", max_episode_steps=4, length=9)
@@ -59,7 +59,7 @@ def test_what_is_registered_may_be_a_callable_with_arguments() -> None:
         ({"env": Looped, "parallel_kwargs": {"envs": [Looped]}}, r"parallel_kwargs has \['envs'\] in it"),
     ],
 )
-def test_what_cannot_be_made_is_refused(arguments: Any, message: str) -> None:
+def test_vector_entry_point_refuses_bad_arguments(arguments: Any, message: str) -> None:
     from parallelenv import vector_entry_point
 
     with pytest.raises(ParallelEnvError, match=message):

@@ -1,4 +1,4 @@
-"""Adapters have no answer for an env that rests: they tell the step that finds no further episode, and then refuse."""
+"""Adapters report the step after which an env has no further episode once, and then raise."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ ONE_AND_NINE = [{"total": 1}, {"total": 9}]
 
 
 @nearby
-def test_next_step_shows_it_once_and_then_refuses(make_pool: MakePool) -> None:
+def test_next_step_reports_exhaustion_once_then_raises(make_pool: MakePool) -> None:
     env = make_pool(Walks, ONE_AND_NINE)
     vector_env = env.to_gymnasium()
     vector_env.reset(options={"length": 1})
     assert vector_env.step([1, 1])[2].tolist() == [True, True]
-    states, rewards, terminations, truncations, infos = vector_env.step([1, 1])  # in which both begin, were there two
+    states, rewards, terminations, truncations, infos = vector_env.step([1, 1])  # the step in which both are reset
     assert states[:, :2].tolist() == [[1, 1], [2, 0]]
     assert (rewards.tolist(), terminations.tolist(), truncations.tolist()) == ([0, 0], [False, False], [True, False])
     assert infos["exhausted"].tolist() == [True, False]
@@ -31,7 +31,7 @@ def test_next_step_shows_it_once_and_then_refuses(make_pool: MakePool) -> None:
 
 
 @nearby
-def test_same_step_ends_the_last_task_and_then_refuses(make_pool: MakePool) -> None:
+def test_same_step_ends_the_last_task_then_raises(make_pool: MakePool) -> None:
     env = make_pool(Walks, [{**one, "kind": "sheet"} for one in ONE_AND_NINE])
     vector_env = env.to_gymnasium("SameStep")
     vector_env.reset(options={"length": 1})
@@ -47,7 +47,7 @@ def test_same_step_ends_the_last_task_and_then_refuses(make_pool: MakePool) -> N
 
 
 @nearby
-def test_disabled_and_tianshou_refuse_the_reset(make_pool: MakePool) -> None:
+def test_disabled_and_tianshou_reset_of_exhausted_env_raises(make_pool: MakePool) -> None:
     vector_env = make_pool(Walks, ONE_AND_NINE).to_gymnasium("Disabled")
     vector_env.reset(options={"length": 1})
     vector_env.step([1, 1])
@@ -68,7 +68,7 @@ def test_disabled_and_tianshou_refuse_the_reset(make_pool: MakePool) -> None:
 
 
 @pytest.mark.neighbours
-def test_sb3_gets_the_last_step_and_then_the_error(make_pool: MakePool) -> None:
+def test_sb3_returns_the_last_step_then_raises(make_pool: MakePool) -> None:
     require("stable_baselines3")
     venv = make_pool(Walks, ONE_AND_NINE).to_sb3()
     venv.set_options({"length": 1})

@@ -1,4 +1,4 @@
-"""Actions that carry gradients: learners that differentiate through their envs."""
+"""Actions with gradients, for learners that differentiate through their envs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TRAVELS = r"requires grad.*copied to another process.*tensor\.detach\(\).*torch\
 
 
 class Keeps:
-    """Keeps the action that it was given, and answers a state of it."""
+    """Keeps its actions, and returns a state made of the action."""
 
     def __init__(self) -> None:
         self.kept: list[Any] = []
@@ -51,7 +51,7 @@ class LearnsDeclared(Learns):
         self.action_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
 
 
-# ---------------------------------------------------------------- what need not be torch itself
+# ---------------------------------------------------------------- without torch
 
 
 class FakeTensor:
@@ -87,14 +87,14 @@ WITH_GRADIENT: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("kind", WITH_GRADIENT)
 @in_this_process
-def test_what_carries_gradients_reaches_the_env_itself(fake_torch: Any, make_env: MakeEnv, kind: str) -> None:
+def test_action_with_gradients_is_passed_to_env_uncopied(fake_torch: Any, make_env: MakeEnv, kind: str) -> None:
     envs = [Keeps(), Keeps()]
     env = make_env(envs)
     env.reset()
     given = [WITH_GRADIENT[kind](), WITH_GRADIENT[kind]()]
     env.step(given)
     for one, (kept,) in zip(given, (each.kept for each in envs), strict=True):
-        assert (kept is one) is (kind in ("tensor", "module"))  # what is around it is copied
+        assert (kept is one) is (kind in ("tensor", "module"))  # its container is copied
         assert _inside(kept) is _inside(one)
 
 
@@ -107,7 +107,7 @@ def _inside(action: Any) -> Any:
 
 
 @in_this_process
-def test_what_carries_none_is_copied(fake_torch: Any, make_env: MakeEnv) -> None:
+def test_action_without_gradients_is_copied(fake_torch: Any, make_env: MakeEnv) -> None:
     envs = [Keeps()]
     env = make_env(envs)
     env.reset()
@@ -115,7 +115,7 @@ def test_what_carries_none_is_copied(fake_torch: Any, make_env: MakeEnv) -> None
         env.step([plain])
         assert envs[0].kept[-1] is not plain
     tensor = FakeTensor(True)
-    env.customized_method("step", {"action": tensor})  # an argument of a call, which is data
+    env.customized_method("step", {"action": tensor})  # arguments of methods are copied
     assert envs[0].kept[-1] is not tensor
     fake_torch.is_grad_enabled = lambda: False
     env.step([tensor])
@@ -124,7 +124,7 @@ def test_what_carries_none_is_copied(fake_torch: Any, make_env: MakeEnv) -> None
 
 @pytest.mark.parametrize("kind", WITH_GRADIENT)
 @in_other_processes
-def test_what_carries_gradients_does_not_travel(fake_torch: Any, make_env: MakeEnv, kind: str) -> None:
+def test_action_with_gradients_is_refused_for_other_processes(fake_torch: Any, make_env: MakeEnv, kind: str) -> None:
     env = make_env([Keeps, Keeps], num_cpus=2)
     env.reset()
     for step in (env.step, env.send, env.step_async):
@@ -134,7 +134,7 @@ def test_what_carries_gradients_does_not_travel(fake_torch: Any, make_env: MakeE
 
 
 @in_other_processes
-def test_nor_does_it_where_the_caller_steps_a_share(fake_torch: Any, make_env: MakeEnv) -> None:
+def test_action_with_gradients_is_refused_with_caller_steps(fake_torch: Any, make_env: MakeEnv) -> None:
     env = make_env([Keeps, Keeps], num_cpus=2, caller_steps=True)
     env.reset()
     with pytest.raises(ActionError, match=TRAVELS):
@@ -162,7 +162,7 @@ def _actions(kind: str, net: Any) -> Any:
 @pytest.mark.parametrize("kind", ["rows", "list", "modules", "dicts"])
 @pytest.mark.parametrize("env_class", [Learns, LearnsDeclared])
 @in_this_process
-def test_gradients_come_back_from_the_states(make_env: MakeEnv, kind: str, env_class: Any) -> None:
+def test_gradients_flow_back_from_states(make_env: MakeEnv, kind: str, env_class: Any) -> None:
     torch = require("torch")
     net = torch.nn.Linear(2, 2)
     env = make_env([env_class, env_class], num_cpus=2)
@@ -178,7 +178,7 @@ def test_gradients_come_back_from_the_states(make_env: MakeEnv, kind: str, env_c
 
 @needs_torch
 @in_this_process
-def test_rows_may_be_changed_in_place(make_env: MakeEnv) -> None:
+def test_env_may_modify_its_action_row_in_place(make_env: MakeEnv) -> None:
     torch = require("torch")
 
     class Doubles(Keeps):
@@ -193,7 +193,7 @@ def test_rows_may_be_changed_in_place(make_env: MakeEnv) -> None:
 
 @needs_torch
 @in_other_processes
-def test_detached_actions_travel(make_env: MakeEnv) -> None:
+def test_detached_actions_are_sent_to_other_processes(make_env: MakeEnv) -> None:
     torch = require("torch")
     net = torch.nn.Linear(2, 2)
     env = make_env([Learns, LearnsDeclared], num_cpus=2)

@@ -1,4 +1,4 @@
-"""What else a `VectorEnv` does: masks, infos, attributes, frames, failures."""
+"""Masks, infos, attributes, frames and failures of the adapter for Gymnasium."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
 """Of the modes those two between which there is a difference: without and with a process in between."""
 
 
-# -------------------------------------------------------------------- what it is
+# -------------------------------------------------------------------- basics
 
 
-def test_it_is_a_vector_env_in_every_mode(make: Any) -> None:
+def test_adapter_is_a_vector_env_in_every_mode(make: Any) -> None:
     env = make(autoreset_mode=AutoresetMode.SAME_STEP)
     assert issubclass(type(env), gym.vector.VectorEnv)
     assert env.unwrapped is env
@@ -55,7 +55,7 @@ def test_it_is_a_vector_env_in_every_mode(make: Any) -> None:
 
 
 @nearby
-def test_it_steps_the_envs_of_its_parallel_env(make_env: MakeEnv) -> None:
+def test_adapter_steps_the_envs_of_its_parallel_env(make_env: MakeEnv) -> None:
     ours = make_env([Looped] * 3, asynchronous=None)
     env: Any = ours.to_gymnasium()
     env.reset()
@@ -81,7 +81,7 @@ def test_autoreset_infos_match_reset_infos_of_the_parallel_env(make: Any) -> Non
 
 
 @nearby
-def test_a_policy_of_its_own_is_forgotten(make_env: MakeEnv) -> None:
+def test_adapter_overrides_done_policy_and_resumes_paused_envs(make_env: MakeEnv) -> None:
     ours = make_env([Looped] * 3, asynchronous="restart")
     ours.reset()
     ours.pause([1])
@@ -90,7 +90,7 @@ def test_a_policy_of_its_own_is_forgotten(make_env: MakeEnv) -> None:
     assert env.step(ZEROS)[0].tolist() == [[2], [2], [2]]
 
 
-def test_a_rollout_is_refused_where_resets_come_with_the_next_step(make: Any) -> None:
+def test_rollout_is_refused_in_next_step_mode(make: Any) -> None:
     env = make()
     env.reset()
     with pytest.raises(ArgumentError, match="SameStep"):
@@ -98,7 +98,7 @@ def test_a_rollout_is_refused_where_resets_come_with_the_next_step(make: Any) ->
 
 
 @nearby
-def test_a_saved_state_goes_on_with_resets_that_are_due(make: Any) -> None:
+def test_saved_state_restores_pending_autoresets(make: Any) -> None:
     env, other = make([partial(Varied, mean=2.0)] * 3), make([partial(Varied, mean=2.0)] * 3)
     env.reset(seed=1)
     while not env.parallel_env.has_done():
@@ -108,11 +108,11 @@ def test_a_saved_state_goes_on_with_resets_that_are_due(make: Any) -> None:
         assert difference(env.step(ZEROS), other.step(ZEROS)) is None
 
 
-# -------------------------------------------------------------------- where Gymnasium's own go wrong
+# -------------------------------------------------------------------- errors of Gymnasium's own vector envs
 
 
 @nearby
-def test_infos_of_different_types_stay_what_they_are(make: Any) -> None:
+def test_infos_of_different_types_keep_their_types(make: Any) -> None:
     env = make([partial(Varied, is_plain=False)] * 3, "SameStep")
     alone = [Varied(is_plain=False) for _ in range(3)]
     env.reset(seed=4)
@@ -133,7 +133,7 @@ def test_infos_of_different_types_stay_what_they_are(make: Any) -> None:
 
 
 @nearby
-def test_an_explicit_reset_clears_the_one_that_is_due(make: Any) -> None:
+def test_explicit_reset_clears_pending_autoreset(make: Any) -> None:
     env = make()
     env.reset()
     env.step(ZEROS)
@@ -143,7 +143,7 @@ def test_an_explicit_reset_clears_the_one_that_is_due(make: Any) -> None:
 
 
 @nearby
-def test_statistics_are_kept_where_a_mask_leaves_envs_out(make: Any) -> None:
+def test_reset_mask_keeps_statistics_of_other_envs(make: Any) -> None:
     env = gym.wrappers.vector.RecordEpisodeStatistics(make([partial(Looped, 9)] * 3, "Disabled"))
     env.reset()
     env.step(ZEROS)
@@ -180,7 +180,7 @@ def test_final_observations_are_not_overwritten_by_the_reset(make: Any) -> None:
 
 
 @nearby
-def test_a_mask_leaves_the_callers_dict_as_it_is(make: Any) -> None:
+def test_reset_mask_does_not_modify_the_options_dict(make: Any) -> None:
     env = make([Varied] * 3)
     first, _ = env.reset(seed=1)
     mask = np.array([False, True, False])
@@ -203,7 +203,7 @@ def test_a_mask_leaves_the_callers_dict_as_it_is(make: Any) -> None:
         (np.zeros(3, bool), ValueError),
     ],
 )
-def test_a_mask_that_is_none_is_refused(mask: Any, error: type[Exception], make: Any) -> None:
+def test_invalid_reset_mask_is_refused(mask: Any, error: type[Exception], make: Any) -> None:
     env = make()
     env.reset()
     env.step(ZEROS)
@@ -212,13 +212,13 @@ def test_a_mask_that_is_none_is_refused(mask: Any, error: type[Exception], make:
     assert env.step(ZEROS)[0].tolist() == [[2], [2], [2]]
 
 
-def test_a_mask_cannot_leave_out_an_env_that_was_never_reset(make: Any) -> None:
+def test_reset_mask_cannot_skip_an_env_that_was_never_reset(make: Any) -> None:
     with pytest.raises(ResetNeeded, match=r"envs \[1, 2\]"):
         make().reset(options={"reset_mask": np.array([True, False, False])})
 
 
 @nearby
-def test_seeds_are_checked_before_anything_is_reset(make: Any) -> None:
+def test_seeds_are_checked_before_any_env_is_reset(make: Any) -> None:
     env = make()
     with pytest.raises(ValueError, match="2 seeds were given for 3 envs"):
         env.reset(seed=[1, 2])
@@ -248,7 +248,7 @@ class Spaceless:
 
 
 @nearby
-def test_spaces_may_differ_in_their_bounds(make_env: MakeEnv) -> None:
+def test_observation_mode_different_allows_different_bounds(make_env: MakeEnv) -> None:
     env_fns = [partial(Bounded, 10 + number) for number in range(3)]
     theirs = SyncVectorEnv(env_fns, observation_mode="different")
     ours = make_env(env_fns)
@@ -261,7 +261,7 @@ def test_spaces_may_differ_in_their_bounds(make_env: MakeEnv) -> None:
     assert difference(env.step(ZEROS)[0], theirs.step(ZEROS)[0]) is None
 
 
-def test_spaces_may_be_given(make_env: MakeEnv) -> None:
+def test_observation_mode_accepts_given_spaces(make_env: MakeEnv) -> None:
     single, batched = Box(0, 50, (1,), np.float32), Box(0, 50, (3, 1), np.float32)
     env: Any = make_env([partial(Bounded, 10 + number) for number in range(3)]).to_gymnasium(
         observation_mode=(batched, single)
@@ -272,7 +272,7 @@ def test_spaces_may_be_given(make_env: MakeEnv) -> None:
 
 
 @pytest.mark.parametrize("batched", [Box(0, 50, (2, 1), np.float32), Box(0, 50, (3, 1), np.float64), Discrete(3)])
-def test_a_batched_space_that_holds_other_batches_is_refused(batched: Any) -> None:
+def test_batched_space_of_wrong_shape_or_dtype_is_refused(batched: Any) -> None:
     single = Box(0, 50, (1,), np.float32)
     message = r"of 3 envs in Box\(0.0, 50.0, \(1,\), float32\) have the shapes"
     with ParallelEnv([partial(Bounded, 10)] * 3) as env, pytest.raises(SpacesError, match=message):
@@ -305,7 +305,7 @@ def test_action_spaces_must_be_equal() -> None:
         ({"observation_mode": "any"}, "observation_mode='any' is not known"),
     ],
 )
-def test_unknown_words_are_refused(arguments: Any, message: str) -> None:
+def test_unknown_autoreset_and_observation_modes_are_refused(arguments: Any, message: str) -> None:
     with ParallelEnv([Looped]) as env, pytest.raises(ValueError, match=message):
         env.to_gymnasium(**arguments)
 
@@ -326,12 +326,12 @@ BAD: dict[str, tuple[type[Exception], Callable[[Any], Any]]] = {
 
 @nearby
 @pytest.mark.parametrize("what", BAD)
-def test_bad_arguments_raise_what_they_do_in_the_sync_vector_env(what: str, make: Any) -> None:
+def test_bad_arguments_raise_the_same_errors_as_sync_vector_env(what: str, make: Any) -> None:
     expected, call = BAD[what]
     ours, theirs = (_kind_of_error(call, make_one([partial(Bounded, 9)] * 3)) for make_one in (make, SyncVectorEnv))
     assert ours is not None
     assert issubclass(ours, expected)
-    if not gym.__version__.startswith(("1.1.", "1.2.", "1.3.")):  # which raised various things, or nothing
+    if not gym.__version__.startswith(("1.1.", "1.2.", "1.3.")):  # older versions raised other errors, or none
         assert theirs is expected
 
 
@@ -348,7 +348,7 @@ def _kind_of_error(call: Callable[[Any], Any], env: Any) -> type[Exception] | No
 
 
 @nearby
-def test_calls_reach_attributes_and_methods(make: Any) -> None:
+def test_call_reaches_attributes_and_methods(make: Any) -> None:
     env = make()
     env.reset(seed=7)
     env.step(ZEROS)
@@ -366,7 +366,7 @@ def test_calls_reach_attributes_and_methods(make: Any) -> None:
 
 
 @nearby
-def test_calls_that_cannot_be_are_refused(make: Any) -> None:
+def test_invalid_calls_are_refused(make: Any) -> None:
     env = make()
     env.reset()
     with pytest.raises(AttributeError, match="Looped has no attribute 'nonsense'"):
@@ -380,7 +380,7 @@ def test_calls_that_cannot_be_are_refused(make: Any) -> None:
 
 
 @pytest.mark.parametrize("mode", ["thread"], indirect=True)
-def test_frames_are_drawn_one_after_the_other(make: Any) -> None:
+def test_frames_are_rendered_one_at_a_time(make: Any) -> None:
     class Canvas(Looped):
         drawing = 0
 
@@ -407,7 +407,7 @@ def test_exception_in_one_env_leaves_others_usable(make: Any) -> None:
 
 @nearby
 @pytest.mark.parametrize("autoreset_mode", ["NextStep", "SameStep"])
-def test_an_env_that_is_restarted_counts_as_cut_off(autoreset_mode: str, make: Any) -> None:
+def test_episode_of_restarted_env_is_truncated(autoreset_mode: str, make: Any) -> None:
     env = make([partial(Fragile, 9)] * 3, autoreset_mode, on_failure="restart")
     env.reset()
     env.step(ZEROS)
@@ -418,13 +418,13 @@ def test_an_env_that_is_restarted_counts_as_cut_off(autoreset_mode: str, make: A
     assert not terminations.any()
     said = infos if autoreset_mode == "NextStep" else infos["final_info"]
     assert isinstance(said["failure"][1], KeyError)
-    assert "final_obs" not in infos  # nobody knows what it was
+    assert "final_obs" not in infos  # the last state is unknown
     assert env.step(ZEROS)[0].tolist() == [[3], [0 if autoreset_mode == "NextStep" else 1], [3]]
 
 
 @nearby
 @pytest.mark.parametrize("options", [5, "reset_mask", [{}] * 3])
-def test_options_are_a_dict(options: Any, make: Any) -> None:
+def test_reset_options_must_be_a_dict(options: Any, make: Any) -> None:
     env = make()
     with pytest.raises(ArgumentError, match="is no dict. Give a dict"):
         env.reset(options=options)
@@ -433,7 +433,7 @@ def test_options_are_a_dict(options: Any, make: Any) -> None:
 
 @nearby
 @pytest.mark.parametrize("timeout", ["x", -1, float("nan"), True])
-def test_a_time_to_close_in_is_a_number(timeout: Any, make: Any) -> None:
+def test_close_timeout_must_be_a_number(timeout: Any, make: Any) -> None:
     env = make()
     with pytest.raises(ArgumentError, match="a number of seconds, 0 or more, or None for 3. Nothing was closed"):
         env.close(timeout)
@@ -443,7 +443,7 @@ def test_a_time_to_close_in_is_a_number(timeout: Any, make: Any) -> None:
 
 
 @nearby
-def test_what_is_closed_cannot_be_handed_over(make_env: MakeEnv) -> None:
+def test_to_gymnasium_of_a_closed_env_is_refused(make_env: MakeEnv) -> None:
     env = make_env([Looped])
     env.close()
     with pytest.raises(ClosedError, match=r"^to_gymnasium\(\), to_sb3\(\) or to_tianshou\(\) was called on a closed"):

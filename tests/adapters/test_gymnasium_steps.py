@@ -18,7 +18,7 @@ MODES = ("NextStep", "SameStep", "Disabled")
 
 @pytest.mark.parametrize("autoreset_mode", MODES)
 @pytest.mark.parametrize("kind", SPACES)
-def test_steps_and_resets_are_those_of_the_sync_vector_env(
+def test_steps_and_resets_equal_those_of_sync_vector_env(
     kind: str, autoreset_mode: str, make_env: MakeEnv, num_steps: int
 ) -> None:
     env_fns = [partial(Varied, kind, 4.0 + number) for number in range(NUM_ENVS)]
@@ -51,7 +51,7 @@ def test_steps_and_resets_are_those_of_the_sync_vector_env(
         ("Blackjack-v1", "NextStep"),  # its states are ints, and in `final_obs` ours are of the space's dtype
     ],
 )
-def test_real_envs_are_those_of_the_sync_vector_env(
+def test_real_envs_behave_as_in_sync_vector_env(
     env_id: str, autoreset_mode: str, make_env: MakeEnv, num_steps: int
 ) -> None:
     theirs = gym.make_vec(env_id, NUM_ENVS, "sync", vector_kwargs={"autoreset_mode": autoreset_mode})

@@ -1,4 +1,4 @@
-"""What is begun with the adapter for Gymnasium and awaited later, and what is refused meanwhile."""
+"""Asynchronous calls of the adapter for Gymnasium, and the calls that are refused meanwhile."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
 
 
 @nearby
-def test_what_was_begun_is_awaited(make: Any) -> None:
+def test_async_calls_are_completed_by_their_waits(make: Any) -> None:
     env = make()
     env.reset_async(seed=1)
     assert env.reset_wait()[0].tolist() == [[0], [0], [0]]
@@ -63,7 +63,7 @@ REFUSALS = (AlreadyPendingCallError, NoAsyncCallError, ClosedEnvironmentError)
 
 @nearby
 @pytest.mark.parametrize("begun", BEGIN)
-def test_nothing_else_may_come_before_the_wait(begun: str, make: Any) -> None:
+def test_other_calls_before_the_wait_are_refused(begun: str, make: Any) -> None:
     env = make()
     env.reset()
     BEGIN[begun](env)
@@ -85,7 +85,7 @@ def test_nothing_else_may_come_before_the_wait(begun: str, make: Any) -> None:
 
 @nearby
 @pytest.mark.parametrize("name", WAIT)
-def test_a_wait_with_a_timeout_that_is_none_changes_nothing(name: str, make: Any) -> None:
+def test_wait_with_invalid_timeout_keeps_the_call_pending(name: str, make: Any) -> None:
     env = make()
     env.reset()
     BEGIN[name](env)
@@ -98,14 +98,14 @@ def test_a_wait_with_a_timeout_that_is_none_changes_nothing(name: str, make: Any
 
 @nearby
 @pytest.mark.parametrize("name", WAIT)
-def test_a_wait_needs_a_beginning(name: str, make: Any) -> None:
+def test_wait_without_async_call_is_refused(name: str, make: Any) -> None:
     env = make()
     with pytest.raises(NoAsyncCallError):
         WAIT[name](env)
 
 
 @nearby
-def test_after_the_end_everything_is_refused(make: Any) -> None:
+def test_every_call_after_close_is_refused(make: Any) -> None:
     env = make()
     env.reset()
     env.step_async(ZEROS)
@@ -119,7 +119,7 @@ def test_after_the_end_everything_is_refused(make: Any) -> None:
 
 
 def refusal(call: Callable[[Any], Any], env: Any) -> tuple[type[Exception], str | None]:
-    """Return which error of Gymnasium's an env answers with, and what that says was called."""
+    """Return the class of Gymnasium's error that a call raises, and the call that it names."""
     with pytest.raises(REFUSALS) as caught:
         call(env)
     kind = next(known for known in REFUSALS if isinstance(caught.value, known))
@@ -127,7 +127,7 @@ def refusal(call: Callable[[Any], Any], env: Any) -> tuple[type[Exception], str 
 
 
 @nearby
-def test_refusals_are_those_of_the_async_vector_env(make: Any) -> None:
+def test_errors_equal_those_of_async_vector_env(make: Any) -> None:
     theirs = AsyncVectorEnv([Looped] * 3, shared_memory=False, context="forkserver")
     both = make(), theirs
     try:
@@ -153,21 +153,21 @@ def test_refusals_are_those_of_the_async_vector_env(make: Any) -> None:
 
 
 @pytest.mark.parametrize("mode", ["subproc", "thread"], indirect=True)
-def test_what_is_still_busy_is_not_handed_over(make_env: MakeEnv, tmp_path: Path) -> None:
+def test_to_gymnasium_of_a_busy_env_raises_timeout_error(make_env: MakeEnv, tmp_path: Path) -> None:
     env = make_env(fragile(tmp_path), num_cpus=2, timeout=0.3)
     env.reset()
     for call in (lambda: env.customized_method("wait", id=0), lambda: env.to_gymnasium("SameStep")):
         with pytest.raises(WorkerTimeoutError, match=r"did not answer within 0.3 s. Give a longer timeout, or rebuild"):
             call()
     (tmp_path / "go").touch()
-    assert env.get_env_attr("number") == [0, 1, 2, 3]  # it went on as it was
+    assert env.get_env_attr("number") == [0, 1, 2, 3]  # it continued unchanged
     vector_env = env.to_gymnasium("SameStep")
     vector_env.reset()
     assert vector_env.step([GO_ON] * 4)[0][:, 1].tolist() == [1, 1, 1, 1]
 
 
 @pytest.mark.parametrize("mode", ["subproc", "thread"], indirect=True)
-def test_what_takes_too_long_can_be_awaited_again(make: Any) -> None:
+def test_step_wait_can_be_repeated_after_timeout(make: Any) -> None:
     env = make([partial(Slow, 9)] * 3)
     env.reset()
     env.step_async(ONE_ONE)
@@ -188,7 +188,7 @@ def test_what_takes_too_long_can_be_awaited_again(make: Any) -> None:
 
 @pytest.mark.parametrize("mode", ["subproc", "thread"], indirect=True)
 @pytest.mark.parametrize("name", ["reset", "call"])
-def test_resets_and_calls_that_take_too_long_can_be_awaited_again(name: str, make: Any) -> None:
+def test_reset_wait_and_call_wait_can_be_repeated_after_timeout(name: str, make: Any) -> None:
     env = make([partial(Slow, 9)] * 3)
     env.reset()
     begin: dict[str, Callable[[], Any]] = {
@@ -210,7 +210,7 @@ def test_resets_and_calls_that_take_too_long_can_be_awaited_again(name: str, mak
 
 
 @pytest.mark.parametrize("mode", ["subproc", "thread"], indirect=True)
-def test_a_step_that_was_interrupted_can_be_had(make: Any) -> None:
+def test_interrupted_step_can_be_received_or_dropped(make: Any) -> None:
     env = make([partial(Slow, 9)] * 3)
     env.reset()
     for end in (lambda: env.step_wait()[0].tolist() == [[1], [1], [1]], lambda: not env.reset()[0].any()):

@@ -1,4 +1,4 @@
-"""Gymnasium's vector wrappers do on the adapter what they do on `SyncVectorEnv`."""
+"""Gymnasium's vector wrappers behave on the adapter as on `SyncVectorEnv`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def cart_pole() -> Any:
 
 
 def several(env: Any) -> Any:
-    """Put an env in several wrappers at once."""
+    """Wrap an env in several wrappers."""
     env = vector.RecordEpisodeStatistics(vector.NormalizeReward(vector.NormalizeObservation(env)))
     env = vector.ClipReward(vector.RescaleAction(env, *BOUNDS), -5, 5)
     return vector.DictInfoToList(env) if LISTS_STATISTICS else env
@@ -86,7 +86,7 @@ def both(make_env: MakeEnv, env_fn: Any, autoreset_mode: str) -> tuple[Any, Any]
 
 
 def play(twins: GymnasiumTwins, num_steps: int) -> None:
-    """Step both, and see episodes end."""
+    """Step both until episodes have ended."""
     twins.reset(seed=1)
     twins.theirs.action_space.seed(5)
     assert sum(int(twins.step(twins.theirs.action_space.sample()).sum()) for _ in range(num_steps)) > NUM_ENVS
@@ -95,7 +95,7 @@ def play(twins: GymnasiumTwins, num_steps: int) -> None:
 
 
 def attempt(wrap: Callable[[Any], Any], env: Any) -> tuple[Any, Any]:
-    """Return the wrapped env, and else how the wrapper refuses it: some are not for every autoreset mode."""
+    """Return the wrapped env, or the error of the wrapper: some do not support every autoreset mode."""
     try:
         return wrap(env), None
     except (ValueError, AssertionError) as error:
@@ -105,7 +105,7 @@ def attempt(wrap: Callable[[Any], Any], env: Any) -> tuple[Any, Any]:
 @nearby
 @pytest.mark.parametrize("autoreset_mode", ["NextStep", "SameStep"])
 @pytest.mark.parametrize("name", WRAPPERS)
-def test_wrappers_do_the_same_on_it(name: str, autoreset_mode: str, make_env: MakeEnv) -> None:
+def test_wrappers_behave_as_on_sync_vector_env(name: str, autoreset_mode: str, make_env: MakeEnv) -> None:
     env_fn, wrap = WRAPPERS[name]
     ours, theirs = both(make_env, env_fn, autoreset_mode)
     (our_wrapper, our_refusal), (their_wrapper, their_refusal) = attempt(wrap, ours), attempt(wrap, theirs)
@@ -117,7 +117,7 @@ def test_wrappers_do_the_same_on_it(name: str, autoreset_mode: str, make_env: Ma
 
 
 @nearby
-def test_statistics_of_wrappers_are_the_same(make_env: MakeEnv) -> None:
+def test_episode_statistics_equal_those_on_sync_vector_env(make_env: MakeEnv) -> None:
     twins = GymnasiumTwins(*map(vector.RecordEpisodeStatistics, both(make_env, Varied, "SameStep")))
     play(twins, 100)
     for name in ("episode_count", "return_queue", "length_queue", "episode_returns", "episode_lengths"):
@@ -126,7 +126,7 @@ def test_statistics_of_wrappers_are_the_same(make_env: MakeEnv) -> None:
 
 @nearby
 @pytest.mark.neighbours
-def test_torch_tensors_come_from_it(make_env: MakeEnv) -> None:
+def test_numpy_to_torch_wrapper_returns_tensors(make_env: MakeEnv) -> None:
     torch = require("torch")
     require("array_api_compat")
     twins = GymnasiumTwins(*map(vector.NumpyToTorch, both(make_env, cart_pole, "NextStep")))
@@ -141,7 +141,7 @@ def test_torch_tensors_come_from_it(make_env: MakeEnv) -> None:
 @pytest.mark.neighbours
 @pytest.mark.skipif(not hasattr(vector, "RecordVideo"), reason="Gymnasium 1.2.1 is the first that has RecordVideo")
 @pytest.mark.parametrize("autoreset_mode", ["NextStep", "Disabled"])
-def test_videos_show_the_same(autoreset_mode: str, make_env: MakeEnv, tmp_path: Path) -> None:
+def test_recorded_videos_equal_those_of_sync_vector_env(autoreset_mode: str, make_env: MakeEnv, tmp_path: Path) -> None:
     require("moviepy")
     videos = []
     for number, env in enumerate(both(make_env, Drawn, autoreset_mode)):

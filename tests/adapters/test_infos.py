@@ -1,4 +1,4 @@
-"""Infos of several envs as one dict of arrays: what Gymnasium does, and what it spoils."""
+"""Infos of several envs as one dict of arrays, as in Gymnasium but without loss of values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from parallelenv.contract.difference import difference
 
 
 def gather(*values: Any) -> Any:
-    """Return what becomes of values of three envs under one key; the third has none."""
+    """Return the array gathered from the values of three envs under one key; the third has none."""
     infos = [{"k": value} for value in values]
     gathered = gather_infos([*infos, *[{}] * (3 - len(infos))], 3)
     assert gathered["_k"].tolist() == [index < len(infos) for index in range(3)]
@@ -36,7 +36,7 @@ def gather(*values: Any) -> Any:
         [{"a": np.array("x", dtype=object)}, {}, {}],
     ],
 )
-def test_infos_are_as_gymnasium_makes_them(infos: list[dict[str, Any]]) -> None:
+def test_infos_are_gathered_as_in_gymnasium(infos: list[dict[str, Any]]) -> None:
     vector: Any = VectorEnv()
     vector.num_envs = len(infos)
     expected: dict[str, Any] = {}
@@ -57,7 +57,7 @@ def test_infos_are_as_gymnasium_makes_them(infos: list[dict[str, Any]]) -> None:
         ((2**62, 1), np.int64),
     ],
 )
-def test_numbers_get_the_dtype_that_keeps_them_all(values: tuple[Any, ...], dtype: Any) -> None:
+def test_numbers_get_a_dtype_that_holds_all_of_them(values: tuple[Any, ...], dtype: Any) -> None:
     column = gather(*values)
     assert column.dtype == dtype
     np.testing.assert_array_equal(column, [*values, 0])
@@ -80,14 +80,14 @@ def test_numbers_get_the_dtype_that_keeps_them_all(values: tuple[Any, ...], dtyp
     ],
     ids=repr,
 )
-def test_values_that_no_dtype_keeps_stay_what_they_are(values: tuple[Any, ...]) -> None:
+def test_values_without_a_common_dtype_stay_objects(values: tuple[Any, ...]) -> None:
     column = gather(*values)
     assert column.dtype == object
     assert all(found is value for found, value in zip(column, values, strict=False))
     assert column[2] is None
 
 
-def test_arrays_get_the_dtype_that_keeps_them_all() -> None:
+def test_arrays_get_a_dtype_that_holds_all_of_them() -> None:
     assert gather(np.array([1, 2]), np.array([0.5, 1.5])).tolist() == [[1, 2], [0.5, 1.5], [0, 0]]
     assert gather(np.array(["a"]), np.array(["abc"])).tolist() == [["a"], ["abc"], [""]]
     assert gather(np.array([2**53 + 1]), np.array([0.5])).dtype == object
@@ -101,6 +101,6 @@ def test_a_masked_array_keeps_its_mask() -> None:
         assert all(found is value for found, value in zip(column, values, strict=False))
 
 
-def test_the_mask_replaces_a_key_of_its_name() -> None:
+def test_mask_replaces_an_info_key_of_the_same_name() -> None:
     gathered = gather_infos([{"a": 1, "_a": 5}, {}], 2)
     assert gathered["_a"].tolist() == [True, False]

@@ -1,4 +1,4 @@
-"""What others answered while an env failed: in the form of the adapter, with nothing of ours in it."""
+"""Results of the other envs when one fails, in the format of the adapter."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ both_ways = pytest.mark.parametrize("step", [lambda env: env.step(ONE_ONE), begu
 
 
 def failed(step: Callable[[Any], Any], env: Any) -> Any:
-    """Return what is left of a step in which env 1 failed."""
+    """Return the partial result of a step in which env 1 failed."""
     env.reset()
     with pytest.raises(KeyError, match="one is too much") as caught:
         step(env)
@@ -43,7 +43,7 @@ def failed(step: Callable[[Any], Any], env: Any) -> Any:
 
 @nearby
 @both_ways
-def test_gymnasium_has_the_ends_of_episodes_as_in_a_step(step: Any, make: Any) -> None:
+def test_gymnasium_partial_result_has_episode_ends(step: Any, make: Any) -> None:
     observations, rewards, terminations, truncations, infos = failed(step, make(ENDS_FIRST, "SameStep"))
     assert observations.tolist() == [[0], [1]]
     assert rewards.tolist() == [2, 2]
@@ -57,7 +57,7 @@ def test_gymnasium_has_the_ends_of_episodes_as_in_a_step(step: Any, make: Any) -
 @pytest.mark.neighbours
 @nearby
 @both_ways
-def test_stable_baselines_has_them_as_in_a_step(step: Any, make_env: MakeEnv) -> None:
+def test_sb3_partial_result_has_episode_ends(step: Any, make_env: MakeEnv) -> None:
     require("stable_baselines3.common.vec_env")
     env: Any = make_env(ENDS_FIRST).to_sb3()
     observations, rewards, dones, infos = failed(step, env)
@@ -71,7 +71,7 @@ def test_stable_baselines_has_them_as_in_a_step(step: Any, make_env: MakeEnv) ->
 
 
 @nearby
-def test_tianshou_has_its_five_arrays(make_env: MakeEnv) -> None:
+def test_tianshou_partial_result_has_five_arrays(make_env: MakeEnv) -> None:
     env: Any = make_env(ENDS_FIRST).to_tianshou()
     observations, rewards, terminated, truncated, infos = failed(lambda env: env.step(ONE_ONE), env)
     assert observations.tolist() == [[1], [1]]

@@ -1,4 +1,4 @@
-"""A learner that knows nothing but Gymnasium's interface learns on the adapter what it learns on `SyncVectorEnv`."""
+"""PPO written for Gymnasium's interface learns the same on the adapter as on `SyncVectorEnv`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def make_both(make_env: MakeEnv) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
-def test_ppo_learns_the_same_on_it(make_env: MakeEnv) -> None:
+def test_ppo_learns_the_same_as_on_sync_vector_env(make_env: MakeEnv) -> None:
     ours, theirs = (learn(env, 4) for env in make_both(make_env))
     assert len(ours.returns) > 50
     assert difference(vars(ours), vars(theirs)) is None

@@ -1,4 +1,4 @@
-"""Rewards that are no numbers: no adapter makes one of them, and none goes by unnoticed."""
+"""Adapters refuse rewards that are not numbers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
 
 
 class Paid(Looped):
-    """Rewards its second step with something special, and raises for action 1."""
+    """Returns a given reward for its second step, and raises for action 1."""
 
     def __init__(self, reward: Any = 1.0, length: int = 9) -> None:
         super().__init__(length)
@@ -38,7 +38,7 @@ class Paid(Looped):
 
 @pytest.fixture(params=["gym", pytest.param("sb3", marks=pytest.mark.neighbours)])
 def adapted(request: pytest.FixtureRequest) -> Adapter:
-    """Return an adapter that knows rewards as numbers, and resets within the step."""
+    """Return an adapter that needs numeric rewards and resets within the step."""
     if request.param == "sb3":
         require("stable_baselines3.common.vec_env")
         return lambda env: env.to_sb3()
@@ -57,12 +57,12 @@ NO_NUMBERS = {
 
 @nearby
 @pytest.mark.parametrize("what", NO_NUMBERS)
-def test_what_is_no_number_is_refused(what: str, adapted: Adapter, make_env: MakeEnv) -> None:
+def test_reward_that_is_not_a_number_is_refused(what: str, adapted: Adapter, make_env: MakeEnv) -> None:
     reward, shown = NO_NUMBERS[what]
     env = adapted(make_env([Paid, partial(Paid, reward), Paid]))
     env.reset()
     env.step(ZEROS)
-    with pytest.raises(EnvContractError, match=rf"and these are not: {shown}\. Return such a one") as caught:
+    with pytest.raises(EnvContractError, match=rf"and these do not: {shown}\. Return one") as caught:
         env.step(ZEROS)
     observations, rewards, *_ = caught.value.partial  # type: ignore[attr-defined]
     assert observations.tolist() == [[2], [2]]
@@ -74,7 +74,7 @@ def test_what_is_no_number_is_refused(what: str, adapted: Adapter, make_env: Mak
 
 
 @nearby
-def test_all_of_them_are_named_in_one_error(adapted: Adapter, make_env: MakeEnv) -> None:
+def test_one_error_names_all_envs_with_invalid_rewards(adapted: Adapter, make_env: MakeEnv) -> None:
     env = adapted(make_env([partial(Paid, "none"), Paid, partial(Paid, "much")]))
     env.reset()
     env.step_async(ZEROS)
@@ -86,7 +86,7 @@ def test_all_of_them_are_named_in_one_error(adapted: Adapter, make_env: MakeEnv)
 
 
 @nearby
-def test_it_is_a_failure_beside_others(adapted: Adapter, make_env: MakeEnv) -> None:
+def test_invalid_reward_is_reported_with_other_failures(adapted: Adapter, make_env: MakeEnv) -> None:
     env = adapted(make_env([Paid, partial(Paid, "none"), Paid]))
     env.reset()
     env.step(ZEROS)
@@ -94,13 +94,13 @@ def test_it_is_a_failure_beside_others(adapted: Adapter, make_env: MakeEnv) -> N
         env.step(np.array([1, 0, 0]))
     error: Any = caught.value
     assert [type(one) for one in error.failures.values()] == [KeyError, EnvContractError]
-    assert "Also: A reward is a number" in error.__notes__[-1]
+    assert "Also: A reward must be a number" in error.__notes__[-1]
     assert "Raised by env 1 in step" in error.__notes__[-1]
     assert error.partial.env_ids.tolist() == [2]
 
 
 @nearby
-def test_numbers_of_any_type_are_numbers(adapted: Adapter, make_env: MakeEnv) -> None:
+def test_rewards_of_any_number_type_are_accepted(adapted: Adapter, make_env: MakeEnv) -> None:
     given = [Fraction(1, 2), Decimal("0.25"), True, np.float16(3), np.array([[4]]), np.uint8(5), 6, None, -np.inf]
     env = adapted(make_env([partial(Paid, reward) for reward in given]))
     env.reset()
@@ -112,7 +112,7 @@ def test_numbers_of_any_type_are_numbers(adapted: Adapter, make_env: MakeEnv) ->
 
 @nearby
 @pytest.mark.parametrize(("autoreset_mode", "next_state"), [("NextStep", 0), ("SameStep", 1)])
-def test_the_end_that_came_with_it_is_known(autoreset_mode: str, next_state: int, make: Any) -> None:
+def test_episode_end_in_step_with_invalid_reward_is_kept(autoreset_mode: str, next_state: int, make: Any) -> None:
     env = make([Paid, partial(Paid, "none", 2), Paid], autoreset_mode)
     env.reset()
     env.step(ZEROS)
@@ -122,7 +122,7 @@ def test_the_end_that_came_with_it_is_known(autoreset_mode: str, next_state: int
 
 
 @nearby
-def test_an_env_may_be_restarted_for_it(adapted: Adapter, make_env: MakeEnv) -> None:
+def test_on_failure_restart_applies_to_invalid_rewards(adapted: Adapter, make_env: MakeEnv) -> None:
     env = adapted(make_env([Paid, partial(Paid, "much"), Paid], on_failure="restart"))
     env.reset()
     env.step(ZEROS)
@@ -133,14 +133,12 @@ def test_an_env_may_be_restarted_for_it(adapted: Adapter, make_env: MakeEnv) -> 
 
 @pytest.mark.neighbours
 @nearby
-def test_what_float32_does_not_hold_is_refused_where_it_would_become_infinite(make_env: MakeEnv) -> None:
+def test_sb3_refuses_rewards_that_overflow_float32(make_env: MakeEnv) -> None:
     require("stable_baselines3.common.vec_env")
     env: Any = make_env([Paid, partial(Paid, -1e300), partial(Paid, np.inf)]).to_sb3()
     env.reset()
     env.step(ZEROS)
-    with pytest.raises(
-        EnvContractError, match=r"a number that float32 holds here.*: env 1 -1e\+300 \(float\)"
-    ) as caught:
+    with pytest.raises(EnvContractError, match=r"a number that fits float32.*: env 1 -1e\+300 \(float\)") as caught:
         env.step(ZEROS)
     assert caught.value.partial[1].tolist() == [1, np.inf]  # type: ignore[attr-defined]
     other: Any = make_env([partial(Paid, -1e300)]).to_gymnasium()

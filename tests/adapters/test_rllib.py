@@ -1,4 +1,4 @@
-"""RLlib's env runner takes the vector entry point."""
+"""RLlib's env runner works with the vector entry point."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def rllib() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("mode", ["dummy", "subproc"])
-def test_an_env_runner_samples(mode: str, rllib: Any) -> None:
+def test_env_runner_samples_episodes(mode: str, rllib: Any) -> None:
     ppo, runners = rllib
     config = (
         ppo.PPOConfig()

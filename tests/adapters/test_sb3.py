@@ -33,7 +33,7 @@ nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
 
 
 @pytest.mark.parametrize("kind", ["vector", "number", "image", "flat dict"])
-def test_steps_and_resets_are_those_of_dummy_vec_env(kind: str, make_env: MakeEnv, num_steps: int) -> None:
+def test_steps_and_resets_equal_those_of_dummy_vec_env(kind: str, make_env: MakeEnv, num_steps: int) -> None:
     env_fns = [partial(Varied, kind, 4.0 + number, is_plain=False) for number in range(NUM_ENVS)]
     twins = Sb3Twins(make_env(env_fns, num_cpus=2).to_sb3(), vec_env.DummyVecEnv(env_fns))
     assert twins.ours.observation_space == twins.theirs.observation_space
@@ -42,11 +42,11 @@ def test_steps_and_resets_are_those_of_dummy_vec_env(kind: str, make_env: MakeEn
         one.seed(3)
         one.set_options({"level": 2})
     twins.play(num_steps)
-    twins.play(100)  # without seeds and options, which were used up
+    twins.play(100)  # without seeds and options: they apply to one reset
 
 
 @nearby
-def test_every_env_may_have_options_of_its_own(make_env: MakeEnv) -> None:
+def test_each_env_can_have_its_own_options(make_env: MakeEnv) -> None:
     twins = Sb3Twins(make_env([Varied] * 2).to_sb3(), vec_env.DummyVecEnv([Varied] * 2))
     for one in (twins.ours, twins.theirs):
         one.seed(3)
@@ -55,7 +55,7 @@ def test_every_env_may_have_options_of_its_own(make_env: MakeEnv) -> None:
 
 
 @nearby
-def test_what_is_returned_is_the_callers_to_change(make_env: MakeEnv) -> None:
+def test_modifying_results_does_not_affect_later_steps(make_env: MakeEnv) -> None:
     env: Any = make_env([Looped] * 3).to_sb3()
     env.reset()
     env.step(np.zeros(3, int))
@@ -71,14 +71,14 @@ def test_what_is_returned_is_the_callers_to_change(make_env: MakeEnv) -> None:
 
 
 @nearby
-def test_observations_are_copied_whatever_copy_is(make_env: MakeEnv) -> None:
+def test_observations_are_copied_even_with_copy_false(make_env: MakeEnv) -> None:
     env: Any = make_env([partial(Looped, 9)] * 3, copy=False).to_sb3()
     first = env.reset()
     second = env.step(np.zeros(3, int))[0]  # algorithms store both
     env.step(np.zeros(3, int))
     assert first.tolist() == [[0]] * 3
     assert second.tolist() == [[1]] * 3
-    first[:] = second[:] = 5  # the caller's
+    first[:] = second[:] = 5  # they belong to the caller
 
 
 @nearby
@@ -103,7 +103,7 @@ def test_attributes_and_methods_are_reached_by_index(make_env: MakeEnv) -> None:
 
 
 @nearby
-def test_wrappers_of_the_envs_are_seen(make_env: MakeEnv) -> None:
+def test_env_is_wrapped_detects_wrappers(make_env: MakeEnv) -> None:
     from stable_baselines3.common.monitor import Monitor
 
     env: Any = make_env([lambda: Monitor(Looped()), Looped]).to_sb3()
@@ -112,7 +112,7 @@ def test_wrappers_of_the_envs_are_seen(make_env: MakeEnv) -> None:
 
 
 @nearby
-def test_arguments_that_cannot_be_are_refused(make_env: MakeEnv) -> None:
+def test_invalid_arguments_are_refused(make_env: MakeEnv) -> None:
     env: Any = make_env([Looped] * 2).to_sb3()
     for indices in (1.5, "x", [0, "x"], [2], [-3]):
         with pytest.raises(ArgumentError, match="^indices="):
@@ -141,7 +141,7 @@ def test_frames_are_tiled(make_env: MakeEnv) -> None:
 
 
 @nearby
-def test_steps_may_be_begun_and_awaited(make_env: MakeEnv) -> None:
+def test_step_async_is_completed_by_step_wait(make_env: MakeEnv) -> None:
     env: Any = make_env([Looped] * 3).to_sb3()
     env.reset()
     with pytest.raises(NothingInFlightError, match=r"step_wait\(\) was called, but step_async\(\) was not"):
@@ -157,7 +157,7 @@ def test_steps_may_be_begun_and_awaited(make_env: MakeEnv) -> None:
 
 
 @nearby
-def test_after_the_end_everything_is_refused(make_env: MakeEnv) -> None:
+def test_every_call_after_close_is_refused(make_env: MakeEnv) -> None:
     env: Any = make_env([Looped] * 3).to_sb3()
     env.reset()
     env.step_async(np.zeros(3, int))
@@ -180,7 +180,7 @@ def test_after_the_end_everything_is_refused(make_env: MakeEnv) -> None:
 
 
 @nearby
-def test_nothing_is_bootstrapped_from_an_env_that_was_restarted(make_env: MakeEnv) -> None:
+def test_restarted_env_reports_no_terminal_observation(make_env: MakeEnv) -> None:
     env: Any = make_env([partial(Fragile, 9)] * 2, on_failure="restart").to_sb3()
     env.reset()
     _, rewards, dones, infos = env.step(np.array([0, 1]))
@@ -191,7 +191,7 @@ def test_nothing_is_bootstrapped_from_an_env_that_was_restarted(make_env: MakeEn
     assert "terminal_observation" not in infos[1]
 
 
-def test_envs_that_differ_are_refused() -> None:
+def test_envs_with_different_spaces_or_render_modes_are_refused() -> None:
     other = Looped()
     other.observation_space = gym.spaces.Box(0, 1, (1,), np.float32)
     with ParallelEnv([Looped(), other]) as env, pytest.raises(SpacesError, match="env 1 is Box"):
@@ -217,7 +217,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 
 @nearby
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_algorithms_learn_the_same_on_it(name: str, make_env: MakeEnv) -> None:
+def test_algorithms_learn_the_same_as_on_dummy_vec_env(name: str, make_env: MakeEnv) -> None:
     import stable_baselines3
 
     weights: list[Any] = []

@@ -1,4 +1,4 @@
-"""Stable-Baselines3's wrappers do on the adapter what they do on `DummyVecEnv`."""
+"""Stable-Baselines3's wrappers behave on the adapter as on `DummyVecEnv`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
 
 
 def several(env: Any) -> Any:
-    """Put an env in several wrappers at once."""
+    """Wrap an env in several wrappers."""
     return vec_env.VecCheckNan(vec_env.VecFrameStack(vec_env.VecNormalize(vec_env.VecMonitor(env)), 2), True)
 
 
@@ -52,20 +52,20 @@ def make_twins(make_env: MakeEnv, kind: str, wrap: Callable[[Any], Any]) -> Sb3T
 
 @nearby
 @pytest.mark.parametrize("name", WRAPPERS)
-def test_wrappers_do_the_same_on_it(name: str, make_env: MakeEnv) -> None:
+def test_wrappers_behave_as_on_dummy_vec_env(name: str, make_env: MakeEnv) -> None:
     twins = make_twins(make_env, *WRAPPERS[name])
     assert twins.play(150) > NUM_ENVS
     twins.compare(twins.ours.observation_space, twins.theirs.observation_space)
 
 
 @nearby
-def test_what_was_normalized_is_saved_and_loaded(make_env: MakeEnv, tmp_path: Path) -> None:
+def test_vec_normalize_statistics_are_saved_and_loaded(make_env: MakeEnv, tmp_path: Path) -> None:
     twins = make_twins(make_env, "vector", vec_env.VecNormalize)
     twins.play(100)
     paths = [tmp_path / "ours", tmp_path / "theirs"]
     for one, path in zip((twins.ours, twins.theirs), paths, strict=True):
         one.save(path)
-    # each goes on from what the other has saved
+    # each loads the statistics of the other
     swapped = Sb3Twins(
         vec_env.VecNormalize.load(paths[1], twins.ours.venv), vec_env.VecNormalize.load(paths[0], twins.theirs.venv)
     )
@@ -78,7 +78,7 @@ def test_what_was_normalized_is_saved_and_loaded(make_env: MakeEnv, tmp_path: Pa
 
 
 @nearby
-def test_a_monitor_writes_the_same(make_env: MakeEnv, tmp_path: Path) -> None:
+def test_vec_monitor_writes_the_same_as_on_dummy_vec_env(make_env: MakeEnv, tmp_path: Path) -> None:
     paths = [tmp_path / "ours.monitor.csv", tmp_path / "theirs.monitor.csv"]
     free = iter(paths)
     twins = make_twins(make_env, "vector", lambda env: vec_env.VecMonitor(env, str(next(free))))
@@ -97,7 +97,7 @@ def _episodes(path: Path) -> list[tuple[str, str]]:
 
 
 class Broken(Looped):
-    """Observes no number in the second step."""
+    """Returns nan as state of the second step."""
 
     def step(self, action: Any) -> Any:
         self.state += 1
@@ -105,7 +105,7 @@ class Broken(Looped):
 
 
 @nearby
-def test_what_is_no_number_is_found(make_env: MakeEnv) -> None:
+def test_vec_check_nan_detects_nan_observations(make_env: MakeEnv) -> None:
     texts = []
     for env in (make_env([Broken] * 2).to_sb3(), vec_env.DummyVecEnv([Broken] * 2)):
         checked = vec_env.VecCheckNan(env, raise_exception=True)
@@ -119,7 +119,7 @@ def test_what_is_no_number_is_found(make_env: MakeEnv) -> None:
 
 @nearby
 @pytest.mark.long
-def test_videos_show_the_same(make_env: MakeEnv, tmp_path: Path) -> None:
+def test_recorded_videos_equal_those_of_dummy_vec_env(make_env: MakeEnv, tmp_path: Path) -> None:
     require("moviepy")
     videos = []
     for number, env in enumerate((make_env([Drawn] * 4).to_sb3(), vec_env.DummyVecEnv([Drawn] * 4))):

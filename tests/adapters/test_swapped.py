@@ -1,4 +1,4 @@
-"""What worked with another library's vector envs works with the adapters: each test is a habit of its users."""
+"""Code written for another library's vector envs works with the adapters."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def adapted(request: pytest.FixtureRequest) -> Adapter:
 
 
 class Bare(Looped):
-    """Its reset takes nothing."""
+    """Its reset accepts no arguments."""
 
     def reset(self) -> Any:  # type: ignore[override]
         self.state[:] = 0
@@ -50,7 +50,7 @@ class Bare(Looped):
 
 
 class Seeded(Looped):
-    """Its reset takes a seed alone."""
+    """Its reset accepts only a seed."""
 
     def reset(self, seed: int | None = None) -> Any:  # type: ignore[override]
         self.state[:] = 0 if seed is None else seed
@@ -68,13 +68,13 @@ class Strict(Looped):
 @nearby
 @pytest.mark.filterwarnings("ignore::parallelenv.errors.OldApiWarning")
 @pytest.mark.parametrize("env_class", [Bare, Seeded, Strict])
-def test_a_reset_is_given_what_it_takes(env_class: Any, adapted: Adapter, make_env: MakeEnv) -> None:
+def test_reset_gets_only_arguments_that_it_accepts(env_class: Any, adapted: Adapter, make_env: MakeEnv) -> None:
     adapted(make_env([env_class] * 2)).reset()
 
 
 @nearby
 @pytest.mark.filterwarnings("ignore::parallelenv.errors.OldApiWarning")
-def test_what_is_given_to_a_reset_that_does_not_take_it_is_an_error(make_env: MakeEnv) -> None:
+def test_options_raise_type_error_if_reset_does_not_accept_them(make_env: MakeEnv) -> None:
     env: Any = make_env([Seeded] * 2).to_gymnasium()
     assert env.reset(seed=4)[0].tolist() == [[4], [5]]
     with pytest.raises(TypeError, match="options"):
@@ -82,7 +82,7 @@ def test_what_is_given_to_a_reset_that_does_not_take_it_is_an_error(make_env: Ma
 
 
 class Grumpy(Looped):
-    """Raises another error than the others."""
+    """Raises a given error."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(9)
@@ -96,7 +96,7 @@ class Grumpy(Looped):
 
 
 @nearby
-def test_of_several_errors_the_first_envs_is_raised(adapted: Adapter, make_env: MakeEnv) -> None:
+def test_error_of_the_first_env_is_raised_if_several_fail(adapted: Adapter, make_env: MakeEnv) -> None:
     env = adapted(make_env([partial(Grumpy, KeyError("one")), partial(Grumpy, OSError("two"))]))
     env.reset()
     with pytest.raises(KeyError, match="one") as caught:
@@ -113,7 +113,7 @@ def envs_of(env: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("mode", ["dummy", "thread"], indirect=True)
-def test_envs_in_this_process_are_reached_themselves(adapted: Adapter, make_env: MakeEnv) -> None:
+def test_envs_in_the_same_process_are_accessible(adapted: Adapter, make_env: MakeEnv) -> None:
     wrapped = partial(gym.make, "CartPole-v1")
     env = adapted(make_env([wrapped] * 3, num_cpus=2))
     envs = envs_of(env)
@@ -126,7 +126,7 @@ def test_envs_in_this_process_are_reached_themselves(adapted: Adapter, make_env:
 
 
 @pytest.mark.parametrize("mode", ["subproc"], indirect=True)
-def test_envs_elsewhere_are_reached_by_calls(adapted: Adapter, make_env: MakeEnv) -> None:
+def test_envs_in_other_processes_are_not_accessible(adapted: Adapter, make_env: MakeEnv) -> None:
     env = adapted(make_env([Looped] * 2))
     with pytest.raises(AbsentAttributeError, match=r"is absent: these envs live in other processes\. Use get_"):
         envs_of(env)
@@ -138,7 +138,7 @@ def test_envs_elsewhere_are_reached_by_calls(adapted: Adapter, make_env: MakeEnv
 
 
 class Echo(gym.Env[Any, Any]):
-    """Says what it was given."""
+    """Returns its actions in the infos."""
 
     def __init__(self, action_space: Any) -> None:
         self.action_space, self.observation_space = action_space, Box(0, 9, (1,), np.float32)
@@ -151,8 +151,8 @@ class Echo(gym.Env[Any, Any]):
         return np.zeros(1, np.float32), 0.0, False, False, {"told": told}
 
 
-def told(env: Any, actions: Any) -> list[Any]:
-    """Step, and return what the envs were given: values and dtypes."""
+def received_actions(env: Any, actions: Any) -> list[Any]:
+    """Step, and return values and dtypes of the actions that the envs got."""
     env.reset()
     infos = env.step(actions)[-1]
     if isinstance(infos, dict):
@@ -164,15 +164,15 @@ def told(env: Any, actions: Any) -> list[Any]:
 
 
 @nearby
-def test_actions_of_a_box_reach_envs_in_the_dtype_given(adapted: Adapter, make_env: MakeEnv) -> None:
+def test_box_actions_keep_their_dtype(adapted: Adapter, make_env: MakeEnv) -> None:
     env = adapted(make_env([partial(Echo, Box(-2, 2, (1,), np.float32))] * 2))
-    assert told(env, np.array([[0.1], [0.2]])) == [([0.1], "float64"), ([0.2], "float64")]
-    assert told(env, np.array([[0.5], [1.5]], np.float32)) == [([0.5], "float32"), ([1.5], "float32")]
-    assert told(env, np.array([[0.5], [1.5]], np.float16)) == [([0.5], "float16"), ([1.5], "float16")]
+    assert received_actions(env, np.array([[0.1], [0.2]])) == [([0.1], "float64"), ([0.2], "float64")]
+    assert received_actions(env, np.array([[0.5], [1.5]], np.float32)) == [([0.5], "float32"), ([1.5], "float32")]
+    assert received_actions(env, np.array([[0.5], [1.5]], np.float16)) == [([0.5], "float16"), ([1.5], "float16")]
 
 
 @nearby
-def test_parts_of_actions_keep_their_dtypes(make_env: MakeEnv) -> None:
+def test_box_parts_of_dict_actions_keep_their_dtype(make_env: MakeEnv) -> None:
     space = Dict({"push": Box(-2, 2, (1,), np.float32), "gear": Discrete(3)})
 
     class Parts(Echo):
@@ -187,16 +187,16 @@ def test_parts_of_actions_keep_their_dtypes(make_env: MakeEnv) -> None:
 
 
 @nearby
-def test_floats_that_are_whole_numbers_are_actions_of_discrete_spaces(adapted: Adapter, make_env: MakeEnv) -> None:
+def test_discrete_actions_may_be_whole_floats(adapted: Adapter, make_env: MakeEnv) -> None:
     env = adapted(make_env([partial(Echo, Discrete(3))] * 2))
-    assert told(env, np.array([1.0, 2.0])) == [(1, "int64"), (2, "int64")]
-    assert told(env, np.array([1, 2], np.uint8)) == [(1, "int64"), (2, "int64")]
+    assert received_actions(env, np.array([1.0, 2.0])) == [(1, "int64"), (2, "int64")]
+    assert received_actions(env, np.array([1, 2], np.uint8)) == [(1, "int64"), (2, "int64")]
     for actions in (np.array([0.5, 1]), np.array([np.nan, 1])):
         with pytest.raises(ActionError, match="without loss of meaning"):
             env.step(actions)
 
 
-def test_rewards_of_pendulum_are_the_same_to_the_last_bit() -> None:
+def test_pendulum_rewards_equal_sync_vector_env_bit_for_bit() -> None:
     env_fns = [partial(gym.make, "Pendulum-v1")] * 2
     actions = np.random.default_rng(3).uniform(-2, 2, (20, 2, 1))
     with ParallelEnv(env_fns) as env:
@@ -208,7 +208,7 @@ def test_rewards_of_pendulum_are_the_same_to_the_last_bit() -> None:
 
 
 @nearby
-def test_a_parallel_env_itself_has_the_dtype_of_the_space(make_env: MakeEnv) -> None:
+def test_parallel_env_without_adapter_casts_actions_to_the_space_dtype(make_env: MakeEnv) -> None:
     env = make_env([partial(Echo, Box(-2, 2, (1,), np.float32))] * 2)
     env.reset()
     assert env.step(np.array([[0.5], [1.5]])).infos[0]["told"]["dtype"] == "float32"
@@ -219,7 +219,7 @@ def test_a_parallel_env_itself_has_the_dtype_of_the_space(make_env: MakeEnv) -> 
 
 
 @nearby
-def test_errors_are_of_the_classes_that_others_raise(adapted: Adapter, make_env: MakeEnv) -> None:
+def test_errors_subclass_type_error_and_value_error(adapted: Adapter, make_env: MakeEnv) -> None:
     env = adapted(make_env([Looped] * 2))
     env.reset()
     with pytest.raises(ActionTypeError, match="is a single action"):
@@ -236,7 +236,7 @@ def test_errors_are_of_the_classes_that_others_raise(adapted: Adapter, make_env:
 
 
 @nearby
-def test_a_step_before_the_first_reset_goes_to_the_envs(adapted: Adapter, make_env: MakeEnv) -> None:
+def test_step_before_the_first_reset_is_passed_to_the_envs(adapted: Adapter, make_env: MakeEnv) -> None:
     env = adapted(make_env([Looped] * 2))
     assert env.step(np.zeros(2, int))[0].tolist() == [[1], [1]]
     env = adapted(make_env(["CartPole-v1"] * 2))
@@ -245,19 +245,19 @@ def test_a_step_before_the_first_reset_goes_to_the_envs(adapted: Adapter, make_e
 
 
 @nearby
-def test_states_of_envs_that_were_never_reset_are_not_made_up(make_env: MakeEnv) -> None:
+def test_reset_mask_that_skips_env_without_state_is_refused(make_env: MakeEnv) -> None:
     env: Any = make_env([Looped] * 2).to_gymnasium()
     mask = {"reset_mask": np.array([True, False])}
     with pytest.raises(ResetNeededError, match=r"latest states of envs \[1\] are wanted"):
         env.reset(options=mask)
     env.step(np.zeros(2, int))
     assert env.reset(options=mask)[0].tolist() == [[0], [1]]
-    with pytest.raises(ResetNeededError, match="have no running episode"):  # as ever without an adapter
+    with pytest.raises(ResetNeededError, match="have no running episode"):  # unchanged without an adapter
         make_env([Looped] * 2).step([0, 0])
 
 
 class Typed(Looped):
-    """Returns a state of another type than its space says, which it writes over in the next reset."""
+    """Returns a state of another type than its space, and overwrites it in the next reset."""
 
     def __init__(self, observation_space: Any, state: Any) -> None:
         super().__init__(1)
@@ -283,7 +283,7 @@ class Typed(Looped):
         (Dict({"a": Discrete(5), "b": Box(0, 9, (1,))}), {"a": 2, "b": np.ones(1, np.float32)}),
     ],
 )
-def test_last_states_are_of_the_type_that_the_env_gave(space: Any, state: Any, make_env: MakeEnv) -> None:
+def test_final_obs_has_the_type_that_the_env_returned(space: Any, state: Any, make_env: MakeEnv) -> None:
     env: Any = make_env([partial(Typed, space, state)]).to_gymnasium("SameStep")
     theirs = SyncVectorEnv([partial(Typed, space, state)], autoreset_mode="SameStep")
     for one in (env, theirs):
@@ -293,7 +293,7 @@ def test_last_states_are_of_the_type_that_the_env_gave(space: Any, state: Any, m
 
 
 @pytest.mark.parametrize("mode", ["dummy", "thread", "subproc"], indirect=True)
-def test_states_that_are_not_copied_may_be_written_to(make_env: MakeEnv) -> None:
+def test_states_are_writable_with_copy_false(make_env: MakeEnv) -> None:
     env: Any = make_env([Looped] * 2, copy=False).to_gymnasium()
     for states in (env.reset()[0], env.step([0, 0])[0]):
         states[0] = 7
@@ -307,7 +307,7 @@ def test_states_that_are_not_copied_may_be_written_to(make_env: MakeEnv) -> None
 
 
 @nearby
-def test_tianshou_counts_ids_from_the_end_too(make_env: MakeEnv) -> None:
+def test_tianshou_accepts_negative_ids(make_env: MakeEnv) -> None:
     env: Any = make_env([partial(Looped, length) for length in (5, 6, 7)]).to_tianshou()
     env.reset()
     env.step(np.zeros(3, int))
@@ -319,7 +319,7 @@ def test_tianshou_counts_ids_from_the_end_too(make_env: MakeEnv) -> None:
 
 
 @pytest.mark.parametrize("mode", ["subproc"], indirect=True)
-def test_fewer_workers_than_envs_are_warned_of_where_some_are_waited_for(make_env: MakeEnv) -> None:
+def test_tianshou_async_mode_warns_if_envs_share_workers(make_env: MakeEnv) -> None:
     message = re.escape("3 envs share 2 workers")
     with pytest.warns(UserWarning, match=f"{message}.*num_cpus=len\\(envs\\)") as caught:
         make_env([Looped] * 3, num_cpus=2).to_tianshou(wait_num=2)
@@ -328,7 +328,7 @@ def test_fewer_workers_than_envs_are_warned_of_where_some_are_waited_for(make_en
         warnings.simplefilter("error")
         make_env([Looped] * 3, num_cpus=3).to_tianshou(timeout=1.0)
         make_env([Looped] * 3, num_cpus=2).to_tianshou()
-        ParallelEnv([Looped] * 3).to_tianshou(wait_num=2).close()  # a loop is one worker, whatever is given
+        ParallelEnv([Looped] * 3).to_tianshou(wait_num=2).close()  # dummy mode has one worker
 
 
 # -------------------------------------------------------------------- Stable-Baselines3
@@ -336,7 +336,7 @@ def test_fewer_workers_than_envs_are_warned_of_where_some_are_waited_for(make_en
 
 @pytest.mark.neighbours
 @nearby
-def test_sb3_takes_the_indices_of_a_list(make_env: MakeEnv) -> None:
+def test_sb3_indices_work_like_list_indices(make_env: MakeEnv) -> None:
     env: Any = make_env([partial(Looped, length) for length in (5, 6, 7)]).to_sb3()
     env.reset()
     assert env.get_attr("length", [0, -1]) == [5, 7]
@@ -352,7 +352,7 @@ def test_sb3_takes_the_indices_of_a_list(make_env: MakeEnv) -> None:
 @pytest.mark.neighbours
 @nearby
 @pytest.mark.parametrize("state", [np.ones((1, 2), np.float32), np.float32(3), 4.0, [1, 2]])
-def test_sb3_broadcasts_states(state: Any, make_env: MakeEnv) -> None:
+def test_sb3_broadcasts_states_as_dummy_vec_env_does(state: Any, make_env: MakeEnv) -> None:
     space = Box(0, 9, (2,), np.float32)
     vec_env = require("stable_baselines3.common.vec_env")
     both = make_env([partial(Typed, space, state)]).to_sb3(), vec_env.DummyVecEnv([partial(Typed, space, state)])
@@ -381,7 +381,7 @@ class Spread(Looped):
 
 @pytest.mark.neighbours
 @nearby
-def test_sb3_broadcasts_states_as_numpy_assigns(make_env: MakeEnv) -> None:
+def test_sb3_broadcasts_states_of_smaller_shapes(make_env: MakeEnv) -> None:
     require("stable_baselines3")
     env: Any = make_env([partial(Spread, (1, 2)), partial(Spread, ()), partial(Spread, (1,))]).to_sb3()
     assert env.reset().tolist() == [[0, 0]] * 3

@@ -1,4 +1,4 @@
-"""The adapter for Tianshou equals `DummyVectorEnv`, and collectors take it."""
+"""The adapter for Tianshou equals `DummyVectorEnv`, and collectors accept it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ZEROS = np.zeros(3, np.int64)
 
 
 class Twins(Pair):
-    """An adapter and Tianshou's own vector env, which are called alike."""
+    """An adapter and Tianshou's own vector env, which get the same calls."""
 
     def __getattr__(self, name: str) -> Any:
         def both(*args: Any, **kwargs: Any) -> Any:
@@ -38,7 +38,7 @@ class Twins(Pair):
 
 @pytest.mark.neighbours
 @pytest.mark.parametrize("kind", ["vector", "number", "image", "dict", "text"])
-def test_steps_and_resets_are_those_of_dummy_vector_env(kind: str, make_env: MakeEnv, num_steps: int) -> None:
+def test_steps_and_resets_equal_those_of_dummy_vector_env(kind: str, make_env: MakeEnv, num_steps: int) -> None:
     env_fns = [partial(Varied, kind, 4.0 + number, is_plain=False) for number in range(NUM_ENVS)]
     twins = Twins(make_env(env_fns, num_cpus=2).to_tianshou(), require("tianshou.env").DummyVectorEnv(env_fns))
     twins.seed(3)
@@ -63,7 +63,7 @@ def test_steps_and_resets_are_those_of_dummy_vector_env(kind: str, make_env: Mak
 
 @pytest.mark.neighbours
 @nearby
-def test_observations_are_normalized_alike(make_env: MakeEnv) -> None:
+def test_normalized_observations_equal_those_of_dummy_vector_env(make_env: MakeEnv) -> None:
     env = require("tianshou.env")
     env_fns = [partial(Varied, "vector", 4.0 + number) for number in range(NUM_ENVS)]
     twins = Twins(*map(env.VectorEnvNormObs, (make_env(env_fns).to_tianshou(), env.DummyVectorEnv(env_fns))))
@@ -84,7 +84,7 @@ def test_observations_are_normalized_alike(make_env: MakeEnv) -> None:
 @pytest.mark.neighbours
 @nearby
 @pytest.mark.parametrize("is_async", [False, True])
-def test_collectors_collect_the_same(is_async: bool, make_env: MakeEnv) -> None:
+def test_collectors_collect_the_same_as_with_dummy_vector_env(is_async: bool, make_env: MakeEnv) -> None:
     torch = require("torch")
     env, data = require("tianshou.env"), require("tianshou.data")
     base = require("tianshou.algorithm.algorithm_base")
@@ -92,7 +92,7 @@ def test_collectors_collect_the_same(is_async: bool, make_env: MakeEnv) -> None:
     class Leaning(base.Policy):  # type: ignore[misc, name-defined]
         def forward(self, batch: Any, state: Any = None, **kwargs: Any) -> Any:
             leans = torch.as_tensor((batch.obs[:, 2] > 0).astype(np.int64))
-            nothing = torch.zeros(len(leans), 1)  # the async collector cannot do without
+            nothing = torch.zeros(len(leans), 1)  # required by the async collector
             return data.Batch(act=leans, state=nothing, policy=data.Batch(nothing=nothing))
 
     options: dict[str, Any] = {"wait_num": 3} if is_async else {}
@@ -109,7 +109,7 @@ def test_collectors_collect_the_same(is_async: bool, make_env: MakeEnv) -> None:
         collector.collect(n_step=400)
         found.append([buffer.obs[:400], buffer.act[:400], buffer.rew[:400], buffer.terminated[:400]])
         assert len(buffer) >= 400
-    if not is_async:  # else it depends on who comes first
+    if not is_async:  # otherwise the result depends on which env finishes first
         assert difference(found[0], found[1]) is None
 
 
@@ -119,7 +119,7 @@ def _cart_pole() -> Any:
 
 @nearby
 @pytest.mark.neighbours
-def test_dqn_collects_and_learns_the_same(make_env: MakeEnv) -> None:
+def test_dqn_learns_the_same_as_with_dummy_vector_env(make_env: MakeEnv) -> None:
     ours, theirs = (learn(venv, num_steps=800) for venv in _eight_cart_poles(make_env))
     assert ours.transitions["rew"].shape == (800,)
     assert difference(ours[:2], theirs[:2]) is None
@@ -141,7 +141,7 @@ def _eight_cart_poles(make_env: MakeEnv) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("mode", ["thread", "subproc"], indirect=True)
-def test_steps_return_when_enough_envs_have_finished(make_env: MakeEnv) -> None:
+def test_step_returns_when_wait_num_envs_have_finished(make_env: MakeEnv) -> None:
     env: Any = make_env([partial(Slow, 9)] * 3, num_cpus=3).to_tianshou(wait_num=2)
     assert env.is_async
     env.reset()
@@ -169,7 +169,7 @@ def test_steps_return_when_enough_envs_have_finished(make_env: MakeEnv) -> None:
 
 
 @pytest.mark.parametrize("mode", ["thread", "subproc"], indirect=True)
-def test_after_a_timeout_steps_return_what_is_there(make_env: MakeEnv) -> None:
+def test_step_returns_finished_envs_after_timeout(make_env: MakeEnv) -> None:
     env: Any = make_env([partial(Slow, 9)] * 3, num_cpus=3).to_tianshou(timeout=0.2)
     env.reset()
     *_, infos = env.step([1, 1, 0])
@@ -182,7 +182,7 @@ def test_after_a_timeout_steps_return_what_is_there(make_env: MakeEnv) -> None:
 
 
 @nearby
-def test_an_ended_env_is_left_to_the_caller(make_env: MakeEnv) -> None:
+def test_ended_env_is_not_reset_automatically(make_env: MakeEnv) -> None:
     env: Any = make_env([Looped] * 3, asynchronous="restart").to_tianshou()
     assert len(env) == env.env_num == 3
     assert not env.is_async
@@ -204,7 +204,7 @@ def test_an_ended_env_is_left_to_the_caller(make_env: MakeEnv) -> None:
 
 @nearby
 @pytest.mark.parametrize("options", [{}, {"wait_num": 2}], ids=["sync", "async"])
-def test_after_the_end_everything_is_refused(options: Any, make_env: MakeEnv) -> None:
+def test_every_call_after_close_is_refused(options: Any, make_env: MakeEnv) -> None:
     env: Any = make_env([Looped] * 3, num_cpus=3).to_tianshou(**options)
     env.reset()
     assert not env.is_closed
@@ -224,7 +224,7 @@ def test_after_the_end_everything_is_refused(options: Any, make_env: MakeEnv) ->
             call()
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_invalid_arguments_are_refused() -> None:
     with ParallelEnv(["Blackjack-v1"]) as env, pytest.raises(InvalidEnvError, match="Tianshou takes no tuples"):
         env.to_tianshou()
     with ParallelEnv([Looped] * 2) as env:

@@ -1,4 +1,4 @@
-"""The adapter for Tianshou after something went wrong: which envs wait, and how one goes on."""
+"""The adapter for Tianshou after failures: which envs wait, and how to continue."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ apart = pytest.mark.parametrize("mode", ["thread", "subproc"], indirect=True)
 
 
 class Mortal(Looped):
-    """Ends its worker for action 1."""
+    """Kills its worker for action 1."""
 
     def step(self, action: Any) -> Any:
         if action == 1:
@@ -32,8 +32,8 @@ class Mortal(Looped):
 
 
 def fail(env: Any, actions: Any, error: type[Exception]) -> None:
-    """Step until the failure that is due is raised."""
-    with pytest.raises(error):  # noqa: PT012 (whoever is first is told of first)
+    """Step until the expected failure is raised."""
+    with pytest.raises(error):  # noqa: PT012 (the order of the envs is not fixed)
         env.step(actions)
         while env.waiting_id:
             env.step(None)
@@ -48,7 +48,7 @@ def finish(env: Any, actions: Any) -> list[int]:
 
 
 @pytest.mark.parametrize("mode", ["dummy", "thread", "subproc"], indirect=True)
-def test_an_env_that_raised_waits_no_longer(make_env: MakeEnv) -> None:
+def test_env_that_raised_is_no_longer_waiting(make_env: MakeEnv) -> None:
     env: Any = make_env([partial(Fragile, 9)] * 3, num_cpus=3).to_tianshou(wait_num=1)
     env.reset()
     fail(env, ONE_ONE, KeyError)
@@ -59,7 +59,7 @@ def test_an_env_that_raised_waits_no_longer(make_env: MakeEnv) -> None:
 
 
 @pytest.mark.parametrize("mode", ["subproc"], indirect=True)
-def test_an_env_whose_worker_died_goes_on_after_a_restart(make_env: MakeEnv) -> None:
+def test_env_of_dead_worker_is_usable_after_restart(make_env: MakeEnv) -> None:
     env: Any = make_env([partial(Mortal, 9)] * 3, num_cpus=3).to_tianshou(wait_num=1)
     env.reset()
     fail(env, ONE_ONE, WorkerDiedError)
@@ -80,7 +80,7 @@ DROPS: dict[str, Callable[[Any], Any]] = {
 
 @apart
 @pytest.mark.parametrize("which", DROPS)
-def test_a_reset_drops_what_is_under_way(which: str, make_env: MakeEnv) -> None:
+def test_reset_drops_steps_in_flight(which: str, make_env: MakeEnv) -> None:
     env: Any = make_env([partial(Slow, 9)] * 3, num_cpus=3).to_tianshou(wait_num=2)
     env.reset()
     env.step(ONE_ONE)
@@ -93,7 +93,7 @@ def test_a_reset_drops_what_is_under_way(which: str, make_env: MakeEnv) -> None:
 
 
 @apart
-def test_an_interrupted_step_can_be_had_or_dropped(make_env: MakeEnv) -> None:
+def test_interrupted_step_can_be_received_or_dropped(make_env: MakeEnv) -> None:
     env: Any = make_env([partial(Slow, 9)] * 3, num_cpus=3).to_tianshou()
     env.reset()
     for end in (lambda: env.step(None)[0].tolist() == [[1], [1], [1]], lambda: not env.reset()[0].any()):
@@ -113,7 +113,7 @@ def test_an_interrupted_step_can_be_had_or_dropped(make_env: MakeEnv) -> None:
 
 
 @apart
-def test_a_step_that_is_late_can_be_had(make_env: MakeEnv) -> None:
+def test_late_step_can_be_received_with_action_none(make_env: MakeEnv) -> None:
     env: Any = make_env([partial(Slow, 9)] * 3, num_cpus=3, timeout=0.1).to_tianshou()
     env.reset()
     with pytest.raises(WorkerTimeoutError, match=r"Wait on with step\(None\), give a longer timeout"):
@@ -130,4 +130,4 @@ def test_tianshou_step_with_no_envs_returns_empty_arrays(make_env: MakeEnv) -> N
     assert [len(part) for part in env.step([], [])] == [0] * 5
     first = env.step([0, 0])[0]
     env.step([0, 0])
-    assert first.tolist() == [[1], [1]]  # copies, whatever `copy` was
+    assert first.tolist() == [[1], [1]]  # copies, even with `copy=False`

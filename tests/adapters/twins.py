@@ -1,4 +1,4 @@
-"""Pairs of vector envs that are called alike, and must answer alike, bit for bit."""
+"""Pairs of vector envs that get the same calls and must return the same results, bit for bit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from parallelenv.contract.difference import difference
 
 
 class Pair:
-    """Two vector envs that are called alike.
+    """Two vector envs that get the same calls.
 
     Args:
         ours: The adapter.
@@ -23,7 +23,7 @@ class Pair:
         self.theirs = theirs
 
     def compare(self, ours: Any, theirs: Any) -> None:
-        """Fail if two answers differ anywhere."""
+        """Fail if two results differ."""
         assert difference(ours, theirs) is None, difference(ours, theirs)
 
 
@@ -31,11 +31,11 @@ class GymnasiumTwins(Pair):
     """An adapter for Gymnasium, or a wrapper around it, and the same of `SyncVectorEnv`."""
 
     def reset(self, seed: Any = None, options: dict[str, Any] | None = None) -> None:
-        theirs = None if options is None else dict(options)  # it takes out of it what it reads
+        theirs = None if options is None else dict(options)  # the wrapper removes keys from the dict
         self.compare(self.ours.reset(seed=seed, options=options), self.theirs.reset(seed=seed, options=theirs))
 
     def step(self, actions: Any) -> Any:
-        """Step both; return who has ended."""
+        """Step both; return which envs have ended."""
         answers = self.ours.step(copy.deepcopy(actions)), self.theirs.step(actions)  # some wrappers write into them
         for answer in answers:
             forget_times(answer[-1])
@@ -51,7 +51,7 @@ class Sb3Twins(Pair):
         self.compare(self.ours.unwrapped.reset_infos, self.theirs.unwrapped.reset_infos)
 
     def step(self, actions: Any) -> Any:
-        """Step both; return who has ended."""
+        """Step both; return which envs have ended."""
         observations, *answer = self.ours.step(actions)
         expected, *others = self.theirs.step(actions)
         for infos in (answer[-1], others[-1]):
@@ -79,6 +79,6 @@ def plain(value: Any) -> Any:
 
 
 def forget_times(infos: Any) -> None:
-    """Drop what no two runs have in common from the infos of wrappers that record episodes: how long each took."""
+    """Remove the durations of episodes from the infos: they differ in every run."""
     for info in infos if isinstance(infos, list) else [infos]:
         info.get("episode", {}).pop("t", None)

@@ -1,4 +1,4 @@
-"""`caller_steps=True`: the caller is one of the workers. The whole contract, and what is peculiar to it."""
+"""`caller_steps=True`: the caller is one of the workers. The whole contract, and more tests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from parallelenv.testing import BackendContract
 from parallelenv.testing.base import Make
 from parallelenv.testing.envs import Counter, SteppedEnv
 from parallelenv.testing.odd_envs import Interrupter, Sleeper
-from parallelenv.testing.scenario import KINDS, NUM_ENVS, POLICIES, assert_same, drain, five_env_fns, play
+from parallelenv.testing.scenario import DONE_POLICIES, KINDS, NUM_ENVS, assert_same, drain, five_env_fns, play
 
 HERE = os.getpid()
 INTERRUPT = 4  # an action
@@ -31,7 +31,7 @@ class TestCallerSteps(BackendContract):
     para_mode = "subproc"
     backend_options = {"caller_steps": True}  # noqa: RUF012 (a `Mapping`, as in the suite)
 
-    def test_a_dead_worker_is_an_error(self, make: Make) -> None:
+    def test_death_of_worker_raises_worker_died_error(self, make: Make) -> None:
         """The suite kills the worker of env 4, which would be this process."""
         env = make(five_env_fns(Sleeper))
         env.reset()
@@ -44,8 +44,8 @@ class TestCallerSteps(BackendContract):
         env.reset()
         assert env.step([0] * NUM_ENVS).states[:, :2].tolist() == [[number, 1] for number in range(NUM_ENVS)]
 
-    def test_an_interrupt_leaves_it_usable(self, make: Make, make_oracle: Make) -> None:
-        """The suite takes the env that interrupts, here one of the worker's, for the one that is interrupted."""
+    def test_envs_are_usable_after_an_interrupt(self, make: Make, make_oracle: Make) -> None:
+        """The suite assumes that the env that interrupts, here one of the worker's, is the one interrupted."""
         if threading.current_thread() is not threading.main_thread():
             pytest.skip("interrupts come to the main thread only")
         env, oracle = make(five_env_fns(Interrupter)), make_oracle(five_env_fns(Interrupter))
@@ -67,7 +67,7 @@ class TestCallerSteps(BackendContract):
 
 
 class Home(Counter):
-    """Knows in which process it was made, and interrupts that process if it is told to."""
+    """Knows in which process it was made, and interrupts that process on request."""
 
     closed: ClassVar[list[int]] = []
 
@@ -88,15 +88,15 @@ def homes(num_envs: int = NUM_ENVS) -> list[Any]:
     return [partial(Home, number) for number in range(num_envs)]
 
 
-def make(envs: Any, policy: Any = "continue", num_cpus: int = 2) -> ParallelEnv:
-    return ParallelEnv(envs, "subproc", policy, num_cpus, caller_steps=True)
+def make(envs: Any, done_policy: Any = "continue", num_cpus: int = 2) -> ParallelEnv:
+    return ParallelEnv(envs, "subproc", done_policy, num_cpus, caller_steps=True)
 
 
-# ---------------------------------------------------------------- who lives where
+# ---------------------------------------------------------------- processes of envs
 
 
 @pytest.mark.parametrize(("num_cpus", "ours"), [(1, [0, 1, 2, 3, 4]), (2, [3, 4]), (3, [4]), (5, [4])])
-def test_the_caller_has_the_last_and_smallest_share(num_cpus: int, ours: list[int]) -> None:
+def test_caller_steps_the_last_and_smallest_share(num_cpus: int, ours: list[int]) -> None:
     with make(homes(), num_cpus=num_cpus) as env:
         pids = env.get_env_attr("pid")
         assert [env_id for env_id, pid in enumerate(pids) if pid == HERE] == ours
@@ -105,15 +105,18 @@ def test_the_caller_has_the_last_and_smallest_share(num_cpus: int, ours: list[in
 
 
 @pytest.mark.parametrize("num_cpus", [2, 3])
-@pytest.mark.parametrize("policy", POLICIES)
-def test_answers_are_those_of_the_plain_loop(policy: Any, num_cpus: int) -> None:
+@pytest.mark.parametrize("done_policy", DONE_POLICIES)
+def test_results_equal_those_of_dummy_mode(done_policy: Any, num_cpus: int) -> None:
     for kind in ("registered", "mixed"):
-        with make(KINDS[kind](), policy, num_cpus) as env, ParallelEnv(KINDS[kind](), "dummy", policy) as oracle:
+        with (
+            make(KINDS[kind](), done_policy, num_cpus) as env,
+            ParallelEnv(KINDS[kind](), "dummy", done_policy) as oracle,
+        ):
             play(env).assert_equals(play(oracle), f"{kind}, ")
 
 
 @pytest.mark.parametrize("num_cpus", [1, 2])
-def test_live_instances_are_copied_wherever_they_go(num_cpus: int) -> None:
+def test_env_instances_are_copied_in_caller_and_workers(num_cpus: int) -> None:
     originals = [Home(number) for number in range(NUM_ENVS)]
     for original in originals:
         original.reset(seed=original.number)
@@ -125,12 +128,12 @@ def test_live_instances_are_copied_wherever_they_go(num_cpus: int) -> None:
         env.step([1] * NUM_ENVS)
         assert env.get_env_attr("episode") == [2] * NUM_ENVS
         assert [original.episode for original in originals] == [1] * NUM_ENVS
-        env.restart([0, 4])  # as they were when they were given
+        env.restart([0, 4])  # in their original state
         assert env.get_env_attr("episode") == [1, 2, 2, 2, 1]
         assert env.get_env_attr("count", [0, 4]) == [1, 1]
 
 
-def test_the_callers_own_classes_stay_as_they_are() -> None:
+def test_classes_of_the_caller_are_not_modified() -> None:
     class Local(Home):
         seen: ClassVar[list[int]] = []
 
@@ -142,7 +145,7 @@ def test_the_callers_own_classes_stay_as_they_are() -> None:
         assert all(vars(Local)[name] is value for name, value in before.items())
 
 
-def test_close_closes_the_callers_envs_too() -> None:
+def test_close_closes_envs_of_the_caller() -> None:
     Home.closed.clear()
     env = make(homes())
     env.reset()
@@ -153,7 +156,7 @@ def test_close_closes_the_callers_envs_too() -> None:
 
 
 @pytest.mark.parametrize("value", [1, 0, None, "yes"])
-def test_the_option_is_a_bool(value: Any) -> None:
+def test_caller_steps_must_be_a_bool(value: Any) -> None:
     with pytest.raises(ArgumentError, match=f"caller_steps={value!r} must be True or False"):
         ParallelEnv(homes(), "subproc", caller_steps=value)
 
@@ -164,8 +167,10 @@ def step_in_a_daemon(pipe: Any) -> None:
         pipe.send((multiprocessing.current_process().daemon, env.step([1] * NUM_ENVS).states[:, :2].tolist()))
 
 
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")  # newer Pythons, of fork
-def test_a_daemonic_process_may_step_by_itself() -> None:
+@pytest.mark.filterwarnings(
+    "ignore:This process .* is multi-threaded:DeprecationWarning"
+)  # newer Pythons warn about fork
+def test_caller_steps_works_in_a_daemonic_process() -> None:
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
     process = context.Process(target=step_in_a_daemon, args=(theirs,), daemon=True)
@@ -180,7 +185,7 @@ def test_a_daemonic_process_may_step_by_itself() -> None:
 # ---------------------------------------------------------------- send and recv
 
 
-def test_steps_under_way_are_received_once() -> None:
+def test_steps_in_flight_are_received_once() -> None:
     with make(homes()) as env:
         env.reset()
         env.send([1, 2], [4, 0])
@@ -196,7 +201,7 @@ def test_steps_under_way_are_received_once() -> None:
 # ---------------------------------------------------------------- faults
 
 
-def test_a_killed_worker_leaves_the_callers_share_usable() -> None:
+def test_envs_of_the_caller_survive_death_of_a_worker() -> None:
     with make(homes()) as env:
         env.reset()
         os.kill(env.get_env_attr("pid", 0)[0], signal.SIGKILL)
@@ -213,7 +218,7 @@ def test_a_killed_worker_leaves_the_callers_share_usable() -> None:
 
 
 @pytest.mark.parametrize("env_ids", [[0, 2], [4], [1, 3], [0, 1, 2, 3, 4]], ids=str)
-def test_healthy_envs_are_rebuilt_where_they_were(env_ids: list[int]) -> None:
+def test_restart_rebuilds_envs_in_the_same_process(env_ids: list[int]) -> None:
     with make(homes()) as env:
         pids = env.get_env_attr("pid")
         env.reset()
@@ -225,7 +230,7 @@ def test_healthy_envs_are_rebuilt_where_they_were(env_ids: list[int]) -> None:
         assert env.step([1] * NUM_ENVS).states[:, 1].tolist() == [1] * NUM_ENVS
 
 
-def test_of_a_busy_share_of_the_caller_only_what_is_asked_is_rebuilt() -> None:
+def test_restart_of_busy_env_of_the_caller_rebuilds_only_that_env() -> None:
     Home.closed.clear()
     with make(homes()) as env:
         env.reset()
@@ -238,7 +243,7 @@ def test_of_a_busy_share_of_the_caller_only_what_is_asked_is_rebuilt() -> None:
 
 
 @pytest.mark.parametrize("interrupted", [3, 4])  # the caller's first and last
-def test_ctrl_c_in_the_callers_share_leaves_the_others_to_recv(interrupted: int) -> None:
+def test_recv_returns_other_envs_after_ctrl_c_in_env_of_the_caller(interrupted: int) -> None:
     others = [env_id for env_id in range(NUM_ENVS) if env_id != interrupted]
     with make(homes()) as env:
         env.reset()
@@ -255,7 +260,7 @@ def test_ctrl_c_in_the_callers_share_leaves_the_others_to_recv(interrupted: int)
         assert env.step([1] * NUM_ENVS).states[others, 1].tolist() == [2] * 4
 
 
-def test_ctrl_c_in_a_method_of_the_callers_share_drops_its_answer() -> None:
+def test_ctrl_c_in_method_of_env_of_the_caller_drops_its_result() -> None:
     with make(homes()) as env:
         env.reset()
         with pytest.raises(KeyboardInterrupt):
@@ -266,7 +271,7 @@ def test_ctrl_c_in_a_method_of_the_callers_share_drops_its_answer() -> None:
 
 
 class Interrupted(deque[Any]):
-    """A queue that is interrupted before or after something leaves it."""
+    """A queue that is interrupted before or after an item is taken."""
 
     is_left: bool
 
@@ -278,7 +283,7 @@ class Interrupted(deque[Any]):
 
 @pytest.mark.parametrize("is_left", [False, True])
 @pytest.mark.parametrize("mode", ["dummy", "subproc"])
-def test_ctrl_c_between_a_step_and_its_reply_loses_neither(mode: str, is_left: bool) -> None:
+def test_ctrl_c_between_step_and_reply_loses_neither(mode: str, is_left: bool) -> None:
     with make(homes()) if mode == "subproc" else ParallelEnv(homes(), mode, "continue") as env:
         env.reset()
         channel: Any = env.engine.pool._workers[-1].channel

@@ -1,4 +1,4 @@
-"""Workers that share a core needlessly are moved apart, once, and nobody else is."""
+"""The balancer moves workers that share a core needlessly, and no other process."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Moves(list[tuple[int, set[int]]]):
 
 @pytest.fixture
 def moves(monkeypatch: pytest.MonkeyPatch) -> Moves:
-    """What is moved while nobody else seems to want to run, whatever goes on on this machine."""
+    """The recorded moves, while no other process seems to be runnable."""
     moves = Moves()
     monkeypatch.setattr(os, "sched_setaffinity", moves.record)
     monkeypatch.setattr(_cpu_balancer, "_num_runnable", lambda: 1)
@@ -72,7 +72,7 @@ def moves(monkeypatch: pytest.MonkeyPatch) -> Moves:
 
 
 def crowd(pids: list[int]) -> int:
-    """Let processes be on one core, free to leave it, and return that core; it is not ours if that can be."""
+    """Move processes to one core without pinning them, and return it; not the core of this process if possible."""
     ours = _cpu_balancer._core_if_awake(os.getpid())
     core = next(core for core in sorted(USABLE) if core != ours)
     for cores in ({core}, USABLE):
@@ -95,17 +95,19 @@ def look_until(moves: Moves, pids: list[int]) -> int:
     pytest.fail("nobody was moved")
 
 
-def test_one_of_two_busy_workers_leaves_the_core_that_they_share(start: Start, moves: Moves) -> None:
+def test_balancer_moves_one_of_two_busy_workers_off_a_shared_core(start: Start, moves: Moves) -> None:
     pids = [start(SPIN), start(SPIN)]
     shared = look_until(moves, pids)
     other = min(USABLE - {shared})
     assert moves == [(pids[1], {other}), (pids[1], USABLE)]
     assert moves.landed == other
-    assert [os.sched_getaffinity(pid) for pid in pids] == [USABLE] * 2  # free to run on any, as before
+    assert [os.sched_getaffinity(pid) for pid in pids] == [USABLE] * 2  # not pinned
 
 
 @pytest.mark.parametrize("caller_steps", [False, True])
-def test_a_worker_leaves_the_callers_core_if_the_caller_steps(caller_steps: bool, start: Start, moves: Moves) -> None:
+def test_balancer_moves_worker_off_the_core_of_a_caller_that_steps(
+    caller_steps: bool, start: Start, moves: Moves
+) -> None:
     pid = start(SPIN)
     ours, other, *_ = sorted(USABLE)
     set_affinity(0, {ours})
@@ -121,7 +123,7 @@ def test_a_worker_leaves_the_callers_core_if_the_caller_steps(caller_steps: bool
     assert os.sched_getaffinity(pid) == USABLE
 
 
-def test_ctrl_c_while_a_worker_is_moved_does_not_pin_it(
+def test_ctrl_c_during_a_move_does_not_pin_the_worker(
     start: Start, moves: Moves, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def move_and_interrupt(pid: int, cores: set[int]) -> None:
@@ -140,7 +142,7 @@ def test_balancer_moves_no_process_while_other_processes_are_runnable(
     start: Start, moves: Moves, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pids = [start(SPIN), start(SPIN)]
-    look_until(moves, pids)  # else this test would prove nothing
+    look_until(moves, pids)  # check that the balancer does move them otherwise
     del moves[:]
     monkeypatch.setattr(_cpu_balancer, "_num_runnable", lambda: 4)  # these two, this one, and another
     for _ in range(50):
@@ -151,7 +153,7 @@ def test_balancer_moves_no_process_while_other_processes_are_runnable(
     look_until(moves, pids)
 
 
-def test_sleeping_workers_are_left_alone(start: Start, moves: Moves) -> None:
+def test_balancer_does_not_move_sleeping_workers(start: Start, moves: Moves) -> None:
     pids = [start(SLEEP), start(SLEEP)]
     deadline = time.monotonic() + PATIENCE
     while any(psutil.Process(pid).status() != psutil.STATUS_SLEEPING for pid in pids) and time.monotonic() < deadline:
@@ -163,7 +165,7 @@ def test_sleeping_workers_are_left_alone(start: Start, moves: Moves) -> None:
     assert moves == []
 
 
-def test_workers_bound_to_one_core_by_the_user_stay_there(start: Start, moves: Moves) -> None:
+def test_balancer_does_not_move_workers_pinned_by_the_user(start: Start, moves: Moves) -> None:
     pids = [start(SPIN), start(SPIN)]
     core = max(USABLE)
     for pid in pids:
@@ -174,7 +176,7 @@ def test_workers_bound_to_one_core_by_the_user_stay_there(start: Start, moves: M
     assert [os.sched_getaffinity(pid) for pid in pids] == [{core}] * 2
 
 
-def test_a_dead_worker_does_no_harm(start: Start, moves: Moves) -> None:
+def test_balancer_ignores_dead_workers(start: Start, moves: Moves) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     zombie = subprocess.Popen([sys.executable, "-c", ""])
@@ -188,7 +190,7 @@ def test_a_dead_worker_does_no_harm(start: Start, moves: Moves) -> None:
     zombie.wait()
 
 
-def test_looks_are_rare(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_balancer_limits_how_often_it_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
     monkeypatch.setattr(CpuBalancer, "_spread", lambda self, pids: seen.append(pids))
     monkeypatch.setattr(_cpu_balancer, "_PAUSE", 3600.0)
@@ -199,7 +201,7 @@ def test_looks_are_rare(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("what", ["sched_setaffinity", "/proc/loadavg"])
-def test_where_nothing_can_be_moved_nothing_is_done(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_balancer_does_nothing_without_sched_setaffinity_or_loadavg(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         if what == "sched_setaffinity":
             patch.delattr(os, what)
@@ -234,7 +236,7 @@ def look_until_interrupted() -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # that files were not closed by hand
-def test_a_look_that_is_interrupted_leaves_no_file_open() -> None:
+def test_interrupted_look_leaves_no_file_open() -> None:
     before = len(os.listdir("/proc/self/fd"))
     handler = signal.signal(signal.SIGVTALRM, interrupt)
     try:

@@ -1,4 +1,4 @@
-"""What envs come from is imported once, in the process that workers are forked from."""
+"""Packages of envs are imported once, in the process that workers are forked from."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def make_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ma
 
 
 def run(env: Any, text: str = "os.getpid()", num_cpus: int = NUM_WORKERS, **options: Any) -> list[Any]:
-    """Return what envs say, by default in workers of their own."""
+    """Evaluate an expression in envs, by default in one worker each, and return the results."""
     with ParallelEnv([env] * NUM_WORKERS, "subproc", num_cpus=num_cpus, **options) as pool:
         pool.reset()
         return list(pool.customized_method("evaluate", {"text": text}))
@@ -112,7 +112,7 @@ def test_a_package_is_imported_once_for_all_workers_of_all_pools(make_package: M
     assert server in fork_server_pids()
 
 
-def test_what_is_made_by_name_or_travels_by_value_counts_too(make_package: MakePackage) -> None:
+def test_packages_of_lambdas_and_env_ids_are_imported_once(make_package: MakePackage) -> None:
     package, named = make_package(), make_package("gym.register('Named-v0', entry_point=lambda: Env())")
     module = importlib.import_module(package.name)
     run(lambda: module.Env().unwrapped)
@@ -121,7 +121,7 @@ def test_what_is_made_by_name_or_travels_by_value_counts_too(make_package: MakeP
     assert len(package.imported_in()) == len(named.imported_in()) == 1
 
 
-def test_a_restarted_worker_imports_nothing(make_package: MakePackage) -> None:
+def test_restarted_worker_does_not_import_the_package_again(make_package: MakePackage) -> None:
     package = make_package()
     with ParallelEnv([package.env()] * 2, "subproc", num_cpus=2, on_failure="restart") as env:
         env.reset()
@@ -131,7 +131,7 @@ def test_a_restarted_worker_imports_nothing(make_package: MakePackage) -> None:
     assert len(package.imported_in()) == 1
 
 
-def test_modules_that_pickles_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modules_of_finds_modules_named_in_pickles(monkeypatch: pytest.MonkeyPatch) -> None:
     import fractions as some
 
     class Local(gym.Env[Any, Any]):
@@ -153,7 +153,7 @@ def test_preload_needs_a_fork_server(start_method: str) -> None:
         ParallelEnv(["CartPole-v1"], "subproc", preload="wave")
 
 
-def test_preload_imports_what_envs_import_later(make_package: MakePackage) -> None:
+def test_preload_imports_modules_that_envs_import_later(make_package: MakePackage) -> None:
     package, late = make_package(), make_package()
     text = f"__import__({late.name!r}) and None"
     for _ in range(2):
@@ -176,11 +176,11 @@ def test_unsuitable_preload_modules_raise_or_warn(make_package: MakePackage) -> 
         run(package.env(), preload=[unfit.name])
 
 
-# ---------------------------------------------------------------- imported anew
+# ---------------------------------------------------------------- imported again
 
 
 @pytest.mark.parametrize("file", ["__init__.py", "part.py"])
-def test_what_changed_on_disk_is_imported_anew(make_package: MakePackage, file: str) -> None:
+def test_package_changed_on_disk_is_imported_again(make_package: MakePackage, file: str) -> None:
     package = make_package("from . import part")
     assert run(package.env(), "part.value") == [1] * NUM_WORKERS
     path = package.folder / file
@@ -189,7 +189,7 @@ def test_what_changed_on_disk_is_imported_anew(make_package: MakePackage, file: 
     assert len(package.imported_in()) == 2
 
 
-def test_what_the_environment_may_change_is_imported_anew(
+def test_package_is_imported_again_if_environment_or_sys_path_changes(
     make_package: MakePackage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = make_package("import sys\nfound = os.environ.get('CHOICE'), sys.path[-1]")
@@ -202,7 +202,7 @@ def test_what_the_environment_may_change_is_imported_anew(
     assert len(package.imported_in()) == 2
 
 
-# ---------------------------------------------------------------- what cannot be forked
+# ---------------------------------------------------------------- packages that cannot be forked
 
 
 ABROAD = f"if os.getpid() != {os.getpid()}:\n    "  # the caller imports it as well
@@ -216,9 +216,7 @@ ABROAD = f"if os.getpid() != {os.getpid()}:\n    "  # the caller imports it as w
         ("import socket; ends = socket.socketpair()", "opens a connection"),
     ],
 )
-def test_an_import_that_forks_cannot_share_is_left_to_the_workers(
-    make_package: MakePackage, body: str, reason: str
-) -> None:
+def test_workers_import_packages_that_are_unsafe_to_fork(make_package: MakePackage, body: str, reason: str) -> None:
     package, other = make_package(ABROAD + f"import atexit; {body}"), make_package()
     ends = "[one.kill() for one in [globals().get('child')] if one]"  # of the process
     for _ in range(2):
@@ -233,7 +231,7 @@ def test_an_import_that_forks_cannot_share_is_left_to_the_workers(
     assert SERVERS.refused[package.name].reason == reason
     assert f"{package.name}, whose import {reason}" in doctor_says()
     assert f"{other.name} (0." in doctor_says()
-    package.write("")  # mended
+    package.write("")  # fixed
     run(package.env())
     assert len(package.imported_in()) == 1 + 2 * NUM_WORKERS + 1
 
@@ -246,7 +244,7 @@ def doctor_says() -> str:
 @pytest.mark.parametrize(
     "body", ["raise KeyError('lost')", "from . import part; raise KeyError('lost')", "raise SystemExit(3)"]
 )
-def test_an_import_that_raises_does_so_in_the_worker(make_package: MakePackage, body: str) -> None:
+def test_exception_during_import_is_raised_by_the_worker(make_package: MakePackage, body: str) -> None:
     package = make_package(ABROAD + body)
     with pytest.raises((KeyError, SystemExit), match="lost|3") as caught:
         run(package.env())
@@ -255,7 +253,7 @@ def test_an_import_that_raises_does_so_in_the_worker(make_package: MakePackage, 
     run(package.env())
 
 
-def test_an_import_that_ends_the_process_does_not_end_the_caller(make_package: MakePackage) -> None:
+def test_caller_survives_import_that_exits_the_process(make_package: MakePackage) -> None:
     package = make_package(ABROAD + "os._exit(7)")
     with pytest.raises(Exception, match="exit code 7"):
         run(package.env())
@@ -265,7 +263,7 @@ def test_an_import_that_ends_the_process_does_not_end_the_caller(make_package: M
 # ---------------------------------------------------------------- as if each worker had imported it
 
 
-def test_what_an_import_prints_is_shown_once(make_package: MakePackage, capfd: pytest.CaptureFixture[str]) -> None:
+def test_output_of_an_import_is_shown_once(make_package: MakePackage, capfd: pytest.CaptureFixture[str]) -> None:
     body = "print('hello'); import logging; log = logging.getLogger(__name__)\n"
     body += "import sys; log.addHandler(logging.StreamHandler(sys.stdout))"
     package = make_package(ABROAD + body.replace("\n", "\n    "))
@@ -278,9 +276,7 @@ def test_what_an_import_prints_is_shown_once(make_package: MakePackage, capfd: p
         assert err == ""
 
 
-def test_warnings_of_an_import_are_silenced_where_a_workers_are(
-    make_package: MakePackage, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_no_warning_silences_warnings_of_imports(make_package: MakePackage, capfd: pytest.CaptureFixture[str]) -> None:
     body = "import warnings; warnings.warn('careful', stacklevel=1); warnings.filterwarnings('error', 'mine')"
     for silence in (True, False):
         package = make_package(ABROAD + body)
@@ -303,7 +299,7 @@ def test_random_numbers_of_workers_differ_unless_the_module_seeds_them(make_pack
     assert run(seeded.env(), "random.random()")[0] == random.Random(1).random()
 
 
-def test_workers_know_where_the_caller_is_and_leak_nothing(
+def test_workers_have_cwd_and_argv_of_caller_and_leak_no_descriptors(
     make_package: MakePackage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = make_package("import sys, multiprocessing")
@@ -316,17 +312,17 @@ def test_workers_know_where_the_caller_is_and_leak_nothing(
     assert run(package.env(), "multiprocessing.current_process().name") == ["parallelenv-worker"] * NUM_WORKERS
 
 
-def test_a_pool_in_an_env(make_package: MakePackage) -> None:
+def test_env_can_start_its_own_pool(make_package: MakePackage) -> None:
     package = make_package()
     with ParallelEnv([package.env()], "subproc") as env:
         inner = env.customized_method("children")[0]
     assert len(set(inner)) == 2
 
 
-# ---------------------------------------------------------------- ends
+# ---------------------------------------------------------------- exit
 
 
-def test_killed_servers_are_replaced_and_workers_go_on(make_package: MakePackage) -> None:
+def test_killed_fork_servers_are_replaced_and_workers_keep_running(make_package: MakePackage) -> None:
     package = make_package()
     with ParallelEnv([package.env()] * 2, "subproc", num_cpus=2) as env:
         env.reset()
@@ -339,13 +335,15 @@ def test_killed_servers_are_replaced_and_workers_go_on(make_package: MakePackage
     assert len(package.imported_in()) == 2
 
 
-def test_servers_are_no_children_to_be_joined(make_package: MakePackage) -> None:
+def test_fork_servers_are_not_active_children(make_package: MakePackage) -> None:
     run(make_package().env())
     assert not any("fork-server" in child.name for child in multiprocessing.active_children())
 
 
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")  # newer Pythons, of fork
-def test_a_forked_child_has_servers_of_its_own(make_package: MakePackage) -> None:
+@pytest.mark.filterwarnings(
+    "ignore:This process .* is multi-threaded:DeprecationWarning"
+)  # newer Pythons warn about fork
+def test_forked_child_starts_its_own_fork_servers(make_package: MakePackage) -> None:
     package = make_package()
     run(package.env())
     child = multiprocessing.get_context("fork").Process(target=run, args=(package.env(),))
@@ -393,7 +391,9 @@ def wait_for_import(package: Package, process: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.parametrize("is_importing", [True, False], ids=["importing", "idle"])
-def test_no_server_outlives_a_killed_caller(make_package: MakePackage, tmp_path: Path, is_importing: bool) -> None:
+def test_fork_server_exits_when_the_caller_is_killed(
+    make_package: MakePackage, tmp_path: Path, is_importing: bool
+) -> None:
     package = make_package(SLOW if is_importing else "")
     with start(package, tmp_path) as process:
         wait_for_import(package, process)
@@ -407,7 +407,7 @@ def test_no_server_outlives_a_killed_caller(make_package: MakePackage, tmp_path:
         assert [one for one in alive if one.status() != psutil.STATUS_ZOMBIE] == []
 
 
-def test_ctrl_c_while_a_server_imports_is_for_the_caller(make_package: MakePackage, tmp_path: Path) -> None:
+def test_ctrl_c_during_import_in_fork_server_reaches_only_the_caller(make_package: MakePackage, tmp_path: Path) -> None:
     package = make_package(SLOW)
     with start(package, tmp_path) as process:
         wait_for_import(package, process)

@@ -1,4 +1,4 @@
-"""Ctrl-C at any line of the making of workers and of their end, in the modes that need nothing but this machine.
+"""Ctrl-C at any line of starting and closing workers, in the modes that run on this machine alone.
 
 What is left behind is found at the end of each test, as at that of any test.
 """
@@ -58,7 +58,7 @@ def test_interrupt_during_close_is_raised_and_leaks_nothing(way: str) -> None:
         env.close()
         if not outcome.line:
             break
-        assert outcome.is_told, outcome
+        assert outcome.is_raised, outcome
     assert number > stride
 
 
@@ -66,7 +66,7 @@ EXECUTORS = ("parallelenv/contract/worker_info.py", "parallelenv/worker/host.py"
 
 
 @pytest.mark.parametrize("name", ["step", "reset", "close"])
-def test_after_an_interrupt_at_any_bytecode_the_caller_is_outside_of_envs(name: str) -> None:
+def test_worker_info_is_none_after_an_interrupt_at_any_bytecode(name: str) -> None:
     arguments = ([0, 0],) if name == "step" else ()
     with contextlib.ExitStack() as opened:
         for number in itertools.count(1):
@@ -77,11 +77,11 @@ def test_after_an_interrupt_at_any_bytecode_the_caller_is_outside_of_envs(name: 
             assert get_worker_info() is None, outcome
             if not outcome.line:
                 break
-            assert outcome.is_told, outcome
+            assert outcome.is_raised, outcome
     assert number > 50
 
 
-def test_what_two_interrupts_have_left_open_is_closed_by_the_next_close(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_close_after_two_interrupts_closes_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
@@ -89,11 +89,11 @@ def test_what_two_interrupts_have_left_open_is_closed_by_the_next_close(monkeypa
         env = ParallelEnv([Plain] * 2, "subproc", num_cpus=2, start_method="fork")
         with monkeypatch.context() as patch:
             patch.setattr(Pool, "_close_at_once", interrupted)
-            assert interrupt_at(number, env.close).is_told
+            assert interrupt_at(number, env.close).is_raised
         env.close()
 
 
-# Where a worker and the batch get their descriptors.
+# The files in which a worker and the batch get their descriptors.
 OPENERS = tuple(f"backends/{name}.py" for name in ("fork_server", "log", "memory", "process", "subproc"))
 OPENERS += ("multiprocessing/connection.py",)
 
@@ -106,14 +106,14 @@ def test_interrupt_during_construction_is_raised_and_leaks_nothing(way: str, str
         ParallelEnv.close_all()
         if not outcome.line:
             break
-        assert outcome.is_told, outcome
+        assert outcome.is_raised, outcome
     assert number > stride
 
 
 RESTARTERS = ("parallelenv/engine/worker_pool.py", *OPENERS)
 
 
-def test_an_interrupted_restart_leaves_no_worker_beside_the_next() -> None:
+def test_interrupted_restart_leaks_no_worker() -> None:
     stride = 3
     with ParallelEnv([Plain] * 2, "subproc", num_cpus=2, start_method="fork") as env:
         before = len(psutil.Process().children())
@@ -124,7 +124,7 @@ def test_an_interrupted_restart_leaves_no_worker_beside_the_next() -> None:
             outcome = interrupt_at(number, lambda: env.restart([1]), RESTARTERS)
             if not outcome.line:
                 break
-            assert outcome.is_told, outcome
+            assert outcome.is_raised, outcome
             env.restart([1])
             assert len(psutil.Process().children()) == before, outcome
             assert env.reset().shape == (2, 2)
@@ -139,7 +139,7 @@ class Stuck(Plain):
 
 
 @pytest.mark.parametrize("mode", ["thread", "subproc"])
-def test_an_interrupt_while_a_dropped_object_is_closed_arrives_afterwards(mode: str) -> None:
+def test_interrupt_during_close_by_garbage_collection_is_raised_later(mode: str) -> None:
     env: Any = ParallelEnv([Stuck] * 2, mode, timeout=0.2, num_cpus=2)
     env.reset()
     with pytest.raises(WorkerTimeoutError):

@@ -1,4 +1,4 @@
-"""Workers do not take themselves for the process that an MPI launcher has started."""
+"""Workers do not inherit the environment variables of an MPI launcher."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ALL = {**OF_LAUNCHERS, **OTHERS}
 
 
 class Reporter(Counter):
-    """Says which variables it found when it was made, and when it is asked."""
+    """Reports the variables it found when it was made, and finds now."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -53,7 +53,7 @@ def without_test() -> dict[str, str]:
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """The caller as one that a launcher has started; returns its environment."""
+    """Set the variables of a launcher in the caller; return its environment."""
     for name, value in ALL.items():
         monkeypatch.setenv(name, value)
     return without_test()
@@ -69,7 +69,9 @@ def assert_hidden(env: Any) -> None:
 
 @pytest.mark.parametrize("mode", ["subproc"], indirect=True)
 @pytest.mark.parametrize("start_method", ["forkserver", "spawn", "fork"])
-def test_workers_do_not_see_the_launcher(start_method: str, launched: dict[str, str], make_env: MakeEnv) -> None:
+def test_workers_do_not_inherit_variables_of_the_mpi_launcher(
+    start_method: str, launched: dict[str, str], make_env: MakeEnv
+) -> None:
     missed: list[str] = []
     is_over = threading.Event()
 
@@ -93,14 +95,14 @@ def test_workers_do_not_see_the_launcher(start_method: str, launched: dict[str, 
 
 
 @pytest.mark.parametrize("mode", ["subproc"], indirect=True)
-def test_the_callers_own_envs_see_what_the_caller_sees(launched: dict[str, str], make_env: MakeEnv) -> None:
+def test_envs_of_the_caller_see_variables_of_the_mpi_launcher(launched: dict[str, str], make_env: MakeEnv) -> None:
     env = make_env(REPORTERS, num_cpus=2, caller_steps=True)
     assert env.get_env_attr("found") == [OTHERS, ALL]
     assert without_test() == launched
 
 
 @pytest.mark.parametrize("mode", ["ray", "ray-subproc"], indirect=True)
-def test_actors_do_not_see_the_launcher(make_env: MakeEnv) -> None:
+def test_ray_actors_do_not_inherit_variables_of_the_mpi_launcher(make_env: MakeEnv) -> None:
     # As if Ray had been started by the launched process: its workers inherit what is set there.
     env = make_env(REPORTERS, num_cpus=2, ray_options={"runtime_env": {"env_vars": ALL}})
     assert_hidden(env)

@@ -1,4 +1,4 @@
-"""Workers run the caller's copy of this package, or say that they do not."""
+"""Workers import the caller's copy of this package, or raise."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ OTHER_FIRST = "import parallelenv"  # before a folder comes first that has anoth
 
 
 def run(tmp_path: Path, method: str, first: str = "") -> subprocess.CompletedProcess[str]:
-    """Run a script that has a copy of its own of this package, where another is what Python finds otherwise."""
+    """Run a script with its own copy of this package, where Python would otherwise find another."""
     shutil.copytree(HERE, tmp_path / "parallelenv", ignore=shutil.ignore_patterns("__pycache__"))
     found = os.pathsep.join([str(HERE.parent), *filter(None, sys.path)])
     return subprocess.run(
@@ -62,13 +62,13 @@ def run(tmp_path: Path, method: str, first: str = "") -> subprocess.CompletedPro
 
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn", "fork"])
-def test_workers_run_the_callers_copy(method: str, tmp_path: Path) -> None:
+def test_workers_import_the_same_copy_of_the_package_as_the_caller(method: str, tmp_path: Path) -> None:
     ended = run(tmp_path, method)
     assert ended.stderr == ""
     assert ended.stdout.split() == [str(tmp_path / "parallelenv" / "__init__.py"), "True"]
 
 
-def test_the_users_fork_server_is_left_alone(tmp_path: Path) -> None:
+def test_fork_server_of_the_user_is_not_modified(tmp_path: Path) -> None:
     ended = run(tmp_path, "forkserver", SERVER_FIRST)
     assert ended.stderr == ""
     assert ended.stdout.split() == [str(tmp_path / "parallelenv" / "__init__.py"), "True", "['this']"]
@@ -92,7 +92,7 @@ def test_actors_need_the_same_version(make_env: MakeEnv, monkeypatch: pytest.Mon
         make_env([Plain])
 
 
-def test_a_copy_in_the_current_folder_is_not_taken(tmp_path: Path) -> None:
+def test_copy_in_the_current_directory_is_not_imported(tmp_path: Path) -> None:
     sources, script = tmp_path / "sources", tmp_path / "script.py"
     shutil.copytree(HERE, sources / "parallelenv", ignore=shutil.ignore_patterns("__pycache__"))
     script.write_text(SCRIPT.format(first=""))

@@ -1,4 +1,4 @@
-"""How a process learns that the caller is gone, or that it has let go."""
+"""The pipe by which a process detects that the caller has exited or released it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_owner_can_cut_the_parent_death_pipe() -> None:
     os.close(fileno)
 
 
-def test_it_is_cut_with_the_object() -> None:
+def test_parent_death_pipe_is_cut_when_garbage_collected() -> None:
     lifeline = ParentDeathPipe()
     fileno: Any = death_descriptor(lifeline.address)
     del lifeline
@@ -36,14 +36,14 @@ def test_it_is_cut_with_the_object() -> None:
     os.close(fileno)
 
 
-def test_a_forked_child_does_not_hold_it() -> None:
+def test_forked_child_does_not_keep_the_parent_death_pipe_open() -> None:
     lifeline = ParentDeathPipe()
     fileno: Any = death_descriptor(lifeline.address)
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(writing)
-        os.read(reading, 1)  # lives on
+        os.read(reading, 1)  # keep running
         os._exit(0)
     lifeline.cut()
     assert is_cut(fileno, 10.0)
@@ -53,7 +53,7 @@ def test_a_forked_child_does_not_hold_it() -> None:
     os.close(fileno)
 
 
-def test_waiting_for_the_other_end_to_go_is_bounded_and_no_longer_than_needed() -> None:
+def test_cut_when_free_waits_until_other_end_closes_or_timeout() -> None:
     lifeline = ParentDeathPipe()
     fileno: Any = death_descriptor(lifeline.address)
     lifeline.keep(is_held=True)
@@ -67,7 +67,7 @@ def test_waiting_for_the_other_end_to_go_is_bounded_and_no_longer_than_needed() 
     os.close(fileno)
 
 
-def test_attaching_to_a_cut_pipe_raises_cut_error() -> None:
+def test_attaching_to_a_cut_pipe_raises_caller_gone_error() -> None:
     lifeline = ParentDeathPipe()
     address = lifeline.address
     lifeline.cut()
@@ -77,7 +77,7 @@ def test_attaching_to_a_cut_pipe_raises_cut_error() -> None:
         death_descriptor(address._replace(fileno=file.fileno()))
 
 
-def test_another_machine_is_out_of_reach() -> None:
+def test_death_descriptor_is_none_on_another_machine() -> None:
     lifeline = ParentDeathPipe()
     assert death_descriptor(None) is None
     assert death_descriptor(lifeline.address._replace(place="elsewhere")) is None

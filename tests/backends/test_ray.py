@@ -1,4 +1,4 @@
-"""What is peculiar to the Ray modes: the cluster itself, and how it is left."""
+"""Tests of the Ray modes alone: start of the cluster, resources, failures and shutdown."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ in_ray_modes = pytest.mark.parametrize("mode", ["ray", "ray-subproc"], indirect=
 
 
 @pytest.mark.parametrize("mode", ["ray-subproc"], indirect=True)
-def test_workers_of_an_actor_are_forked_from_what_was_preloaded(mode: str) -> None:
+def test_workers_of_an_actor_have_the_preloaded_modules(mode: str) -> None:
     with ParallelEnv([Small] * 2, mode, num_cpus=2, preload=["wave"]) as env:
         assert env.customized_method("has_imported", {"module": "wave"}) == [True] * 2
 
@@ -59,7 +59,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_line_says_what_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_start_is_announced_on_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     for patience, is_shown in ((0.0, True), (60.0, False)):
         monkeypatch.setattr(progress, "_PATIENCE", patience)
         terminal = Terminal()
@@ -74,7 +74,7 @@ def test_a_line_says_what_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @in_ray_modes
-def test_a_cluster_that_was_there_stays(mode: str) -> None:
+def test_close_does_not_shut_down_a_running_cluster(mode: str) -> None:
     import ray
 
     with ParallelEnv([Small] * 3, mode) as env:
@@ -83,7 +83,7 @@ def test_a_cluster_that_was_there_stays(mode: str) -> None:
 
 
 @in_ray_modes
-def test_what_ray_hands_out_is_writable(mode: str) -> None:
+def test_results_from_ray_are_writable(mode: str) -> None:
     with ParallelEnv([Small] * 3, mode) as env:
         env.reset()
         states, rewards, dones, _ = env.step([0, 0, 0])
@@ -105,7 +105,7 @@ def test_replies_to_rays_calls_can_be_awaited(mode: str) -> None:
 
 
 @in_ray_modes
-def test_an_actor_that_finds_no_place_is_an_error(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_actor_that_cannot_be_scheduled_raises(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(_ray_cluster, "START_TIMEOUT", 1.0)
     with pytest.raises(SchedulingError, match=r"1000 GPU.*the cluster has 0"):
@@ -113,9 +113,7 @@ def test_an_actor_that_finds_no_place_is_an_error(mode: str, monkeypatch: pytest
 
 
 @in_ray_modes
-def test_the_room_of_a_pool_that_is_interrupted_before_it_is_there_becomes_free(
-    mode: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_construction_releases_its_placement_group(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import ray.util
 
     make_group = ray.util.placement_group
@@ -134,9 +132,7 @@ def test_the_room_of_a_pool_that_is_interrupted_before_it_is_there_becomes_free(
 
 
 @in_ray_modes
-def test_an_actor_that_finds_no_place_where_the_user_wants_it_is_an_error(
-    mode: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_actor_that_cannot_be_scheduled_with_ray_options_raises(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(_ray_cluster, "START_TIMEOUT", 1.0)
     options = {"scheduling_strategy": "SPREAD", "resources": {"flux": 1}}
@@ -148,7 +144,7 @@ def test_an_actor_that_finds_no_place_where_the_user_wants_it_is_an_error(
 
 
 @pytest.mark.parametrize("mode", ["ray"], indirect=True)
-def test_an_actor_that_does_not_start_is_an_error(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_actor_that_does_not_start_raises(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     class Stillborn(RayHost):
         def __init__(self, *arguments: Any) -> None:
             raise OSError("no room for a worker")
@@ -159,7 +155,7 @@ def test_an_actor_that_does_not_start_is_an_error(mode: str, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("mode", ["ray-subproc"], indirect=True)
-def test_workers_of_one_actor_answer_each_by_itself(mode: str, tmp_path: Path) -> None:
+def test_workers_of_one_actor_reply_independently(mode: str, tmp_path: Path) -> None:
     with ParallelEnv(fragile(tmp_path), mode, num_cpus=2) as env:
         env.reset()
         env.send([WAIT, GO_ON, GO_ON, GO_ON])
@@ -181,7 +177,7 @@ def test_workers_of_one_actor_answer_each_by_itself(mode: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("mode", ["ray-subproc"], indirect=True)
-def test_a_worker_that_dies_beside_one_that_works_fails_alone(mode: str, tmp_path: Path) -> None:
+def test_death_of_worker_does_not_affect_other_workers_of_its_actor(mode: str, tmp_path: Path) -> None:
     with ParallelEnv(fragile(tmp_path), mode, num_cpus=2) as env:
         env.reset()
         env.send([WAIT, GO_ON, EXIT, GO_ON])
@@ -196,7 +192,7 @@ def test_a_worker_that_dies_beside_one_that_works_fails_alone(mode: str, tmp_pat
 
 
 @pytest.mark.parametrize("mode", ["ray-subproc"], indirect=True)
-def test_an_actor_that_dies_between_two_commands_fails_both(mode: str, tmp_path: Path) -> None:
+def test_death_of_actor_fails_all_of_its_workers(mode: str, tmp_path: Path) -> None:
     with ParallelEnv(fragile(tmp_path), mode, num_cpus=2) as env:
         env.reset()
         (link,) = env.engine.pool._workers
@@ -214,7 +210,7 @@ def test_an_actor_that_dies_between_two_commands_fails_both(mode: str, tmp_path:
 
 @in_ray_modes
 @pytest.mark.parametrize("value", ["yes", 1, None])
-def test_direct_is_a_flag(mode: str, value: Any) -> None:
+def test_direct_must_be_a_bool(mode: str, value: Any) -> None:
     with pytest.raises(ArgumentError, match=f"direct={value!r} must be True or False"):
         ParallelEnv([Small], mode, direct=value)
 
@@ -227,7 +223,7 @@ def test_direct_is_a_flag(mode: str, value: Any) -> None:
         ({"label_selector": {"zone": "moon"}, "scheduling_strategy": "SPREAD"}, r"not started within 2 s.*'moon'"),
     ],
 )
-def test_what_is_not_counted_in_cores_may_be_lacking_too(
+def test_ray_options_that_no_node_satisfies_raise_scheduling_error(
     mode: str, options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
 
@@ -238,7 +234,7 @@ def test_what_is_not_counted_in_cores_may_be_lacking_too(
 
 
 @in_ray_modes
-def test_options_of_wrong_types_are_an_error(mode: str) -> None:
+def test_ray_options_of_wrong_type_raise(mode: str) -> None:
     with pytest.raises(ArgumentError, match="ray_options=.*'many'.*are not what Ray accepts"):
         ParallelEnv([Small], mode, ray_options={"num_cpus": "many"})
 
@@ -250,7 +246,7 @@ def test_actors_cannot_share_a_name(mode: str) -> None:
 
 
 @in_ray_modes
-def test_a_failed_start_gives_its_place_in_the_cluster_back(mode: str) -> None:
+def test_failed_start_releases_its_cluster_membership(mode: str) -> None:
     from parallelenv.backends._ray_cluster import Cluster
 
     before = Cluster._members
@@ -341,7 +337,7 @@ print(ray.is_initialized(), os.environ["MINE"], set(os.environ) - set(before) - 
 
 
 @pytest.mark.long
-def test_ray_may_be_shut_down_under_a_pool() -> None:
+def test_ray_may_be_shut_down_while_a_pool_is_open() -> None:
     pytest.importorskip("ray")
     command = [sys.executable, "-c", SHUT_DOWN]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False, env=own_environment())
@@ -363,7 +359,7 @@ assert dict(os.environ) == before
 
 
 @pytest.mark.parametrize("word", ["ray", "ray-subproc"])
-def test_what_ray_does_not_accept_at_its_start_is_an_error(word: str) -> None:
+def test_ray_init_arguments_that_ray_rejects_raise(word: str) -> None:
     pytest.importorskip("ray")
     command = [sys.executable, "-c", REFUSED, word]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=own_environment())
@@ -371,7 +367,7 @@ def test_what_ray_does_not_accept_at_its_start_is_an_error(word: str) -> None:
 
 
 def own_environment() -> dict[str, str]:
-    """Return the environment variables for a program that knows nothing of the Ray of this process."""
+    """Return the environment variables for a program that shall not join the Ray of this process."""
     return {**without_rays(), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
@@ -381,7 +377,7 @@ def without_rays() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("word", ["ray", "ray-subproc"])
-def test_a_cluster_started_here_is_quiet_and_stays_for_the_next_pool(word: str) -> None:
+def test_cluster_started_by_a_pool_is_quiet_and_reused_by_the_next(word: str) -> None:
     pytest.importorskip("ray")
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, word],
@@ -396,7 +392,7 @@ def test_a_cluster_started_here_is_quiet_and_stays_for_the_next_pool(word: str) 
     assert done.stderr == ""
 
 
-def test_a_ray_that_does_not_start_is_not_blamed_on_the_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_start_timeout_is_not_reported_as_argument_error(monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 
     def time_out(arguments: dict[str, Any]) -> None:
@@ -410,7 +406,7 @@ def test_a_ray_that_does_not_start_is_not_blamed_on_the_arguments(monkeypatch: p
         _ray_cluster._begin_if_needed({"num_cpu": 1})
 
 
-def test_to_start_ray_draws_nothing_from_random(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_starting_ray_does_not_consume_global_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 
     drawn: list[float] = []

@@ -1,4 +1,4 @@
-"""What is peculiar to worker processes on this machine."""
+"""Tests of worker processes on this machine."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def is_alive(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("method", START_METHODS)
-def test_a_script_needs_no_guard_and_leaves_nothing_at_exit(method: str) -> None:
+def test_script_without_main_guard_runs_and_leaks_nothing(method: str) -> None:
     shared_before = set(os.listdir("/dev/shm"))
     process = start(method)
     out, err = process.communicate(timeout=60)
@@ -122,7 +122,7 @@ def test_a_script_needs_no_guard_and_leaves_nothing_at_exit(method: str) -> None
 
 @pytest.mark.parametrize("method", START_METHODS)
 @pytest.mark.parametrize("ending", [BUSY, IDLE], ids=["busy", "idle"])
-def test_no_worker_outlives_a_killed_caller(method: str, ending: str) -> None:
+def test_workers_exit_when_the_caller_is_killed(method: str, ending: str) -> None:
     shared_before = set(os.listdir("/dev/shm"))
     process = start(method, ending)
     workers = read_workers(process)
@@ -138,7 +138,7 @@ def test_no_worker_outlives_a_killed_caller(method: str, ending: str) -> None:
 
 
 @pytest.mark.parametrize("method", START_METHODS)
-def test_ctrl_c_to_the_whole_group_spares_the_workers(method: str) -> None:
+def test_ctrl_c_to_the_process_group_does_not_stop_workers(method: str) -> None:
     process = start(method, INTERRUPTED, start_new_session=True)
     workers = read_workers(process)
     assert process.stdout is not None
@@ -151,7 +151,7 @@ def test_ctrl_c_to_the_whole_group_spares_the_workers(method: str) -> None:
     assert wait_until_gone(workers, patience=2) == []
 
 
-# ---------------------------------------------------------------- surroundings of an env
+# ---------------------------------------------------------------- environment of an env
 
 
 class Witness(gym.Env[Any, Any]):
@@ -202,7 +202,7 @@ class Witness(gym.Env[Any, Any]):
             return [len(inner), inner.num_hosts]
 
 
-def test_workers_know_what_the_caller_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_get_environment_variables_and_gym_registry_of_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     with ParallelEnv([Witness], "subproc"):
         pass  # the fork server runs from here on, and knows the environment of this moment
     monkeypatch.setenv("SET_LATER", "yes")
@@ -248,7 +248,7 @@ def test_idle_blas_threads_sleep_at_once_unless_the_user_decides(
 
 
 @pytest.mark.parametrize("users", [None, "20"])
-def test_a_failed_start_leaves_the_environment_as_it_was(users: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_start_restores_environment_variables(users: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: BaseProcess) -> None:
         seen.append(os.environ[BLAS_TIMEOUT])
         raise BlockingIOError(11, "Resource temporarily unavailable")
@@ -266,10 +266,10 @@ def test_a_failed_start_leaves_the_environment_as_it_was(users: str | None, monk
     assert dict(os.environ) == before
 
 
-def test_all_workers_are_kept_apart_also_those_that_came_later(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpu_balancer_includes_restarted_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     looked_at: list[set[int]] = []
     monkeypatch.setattr(CpuBalancer, "look", lambda self, pids: looked_at.append(set(pids)))
-    monkeypatch.setattr(_pipe, "_SPIN", 5.0)  # any answer is a quick one
+    monkeypatch.setattr(_pipe, "_SPIN", 5.0)  # every reply counts as fast
     with ParallelEnv([Witness, Witness], "subproc", num_cpus=2) as env:
         victim, other = env.customized_method("pid")
         assert looked_at[-1] == {victim, other}
@@ -283,7 +283,7 @@ def test_all_workers_are_kept_apart_also_those_that_came_later(monkeypatch: pyte
 # ---------------------------------------------------------------- classes that only cloudpickle takes
 
 
-def test_infos_may_have_keys_of_a_class_of_the_users() -> None:
+def test_info_keys_can_be_instances_of_a_user_class() -> None:
     class Key(enum.Enum):
         SPEED = 1
 
@@ -296,7 +296,7 @@ def test_infos_may_have_keys_of_a_class_of_the_users() -> None:
         assert env.step([0, 0]).infos.tolist() == [{Key.SPEED: 1.5}] * 2
 
 
-def test_an_answer_does_not_change_the_callers_classes() -> None:
+def test_results_do_not_modify_classes_of_the_caller() -> None:
     class Score:
         best: ClassVar[list[int]] = []
 
@@ -319,18 +319,18 @@ def test_an_answer_does_not_change_the_callers_classes() -> None:
 # ---------------------------------------------------------------- processes of an env's own
 
 
-def test_an_env_may_start_processes_and_pools() -> None:
+def test_env_can_start_processes_and_pools() -> None:
     with ParallelEnv([Witness], "subproc") as env:
         assert env.customized_method("child") == [0]
         assert env.customized_method("pool_in_an_env") == [[2, 2]]
 
 
-def test_pools_in_envs_whose_workers_are_forked() -> None:
+def test_env_in_a_forked_worker_can_start_a_pool() -> None:
     with ParallelEnv([Witness], "subproc", start_method="fork") as env:
         assert env.customized_method("forked_pool_in_an_env") == [2]
 
 
-def test_a_live_env_that_pickles_as_its_constructor_is_warned_of() -> None:
+def test_used_env_that_pickles_without_its_state_warns() -> None:
     fresh, used = gym.make("LunarLander-v3"), gym.make("LunarLander-v3")
     used.reset(seed=1)
     with (
@@ -347,12 +347,12 @@ def test_a_live_env_that_pickles_as_its_constructor_is_warned_of() -> None:
 # ---------------------------------------------------------------- memory
 
 
-def test_a_batch_that_does_not_fit_is_an_error_before_anything_hangs(tmp_path: Path) -> None:
+def test_too_large_shared_memory_raises(tmp_path: Path) -> None:
     with pytest.raises(SharedMemoryError, match="bytes of shared memory, which cannot be had"):
         SharedMemory.create(1 << 60)
 
 
-def test_large_arguments_and_results_both_ways_at_once() -> None:
+def test_large_arguments_and_results_do_not_deadlock() -> None:
     class Echo(Witness):
         action_space = gym.spaces.Text(10)  # type: ignore[assignment]  # loose: actions go through the pipe
 
@@ -376,14 +376,14 @@ def test_worker_reaped_elsewhere_is_reported_as_dead() -> None:
     process.start()
     assert process.pid is not None
     os.waitpid(process.pid, 0)
-    assert process.is_alive()  # as `multiprocessing` will say for ever
+    assert process.is_alive()  # `multiprocessing` does not notice
     worker = WorkerProcess(process)
     worker.join()
     assert not worker.is_alive()
     children._children.discard(process)
 
 
-def test_nothing_is_left_of_a_worker_whose_end_the_fork_server_is_late_to_report(
+def test_close_leaks_nothing_if_fork_server_reports_exit_late(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with ParallelEnv([Witness], "subproc", num_cpus=1, start_method="forkserver"):
@@ -394,7 +394,7 @@ def test_nothing_is_left_of_a_worker_whose_end_the_fork_server_is_late_to_report
     os.kill(server, signal.SIGSTOP)
     wake = threading.Timer(0.2, os.kill, (server, signal.SIGCONT))
     wake.start()
-    monkeypatch.setattr("parallelenv.backends._process.exists", lambda pid: False)
+    monkeypatch.setattr("parallelenv.backends._process.process_exists", lambda pid: False)
     env.close()
     wake.join()
     assert len(os.listdir("/proc/self/fd")) == descriptors

@@ -1,4 +1,4 @@
-"""JupyterLab's server, and a page of it as a user sees and uses it."""
+"""A JupyterLab server, and a page of it."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Notebook:
         return found
 
     def number(self, cell: Any) -> str:
-        """Return what stands beside a cell: ``[3]:`` for the third that was run, ``[*]:`` while it is."""
+        """Return the execution number of a cell: ``[3]:`` for the third that was run, ``[*]:`` while it runs."""
         text: str = cell.locator(".jp-InputPrompt").inner_text()
         return text.strip()
 
@@ -134,6 +134,6 @@ class Notebook:
         self.page.locator('[data-command="notebook:interrupt-kernel"]').first.click()
 
     def output(self, cell: Any) -> str:
-        """Return the text that stands under a cell."""
+        """Return the output text of a cell."""
         text: str = cell.locator(".jp-OutputArea").inner_text()
         return text

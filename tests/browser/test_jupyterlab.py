@@ -1,4 +1,4 @@
-"""JupyterLab in Chromium: notebooks are run, interrupted and run again by its menus and buttons, and looked at."""
+"""JupyterLab in Chromium: notebooks are run, interrupted and rerun by menus and buttons."""
 
 from __future__ import annotations
 
@@ -146,8 +146,8 @@ def test_notebooks_in_jupyterlab(page: Any, address: str, tmp_path: Path) -> Non
     _keep(page, "uncaught.png", uncaught)
 
 
-def test_a_first_look(page: Any, address: str) -> None:
-    """The portrait, tiled frames and a progress bar under way; the first two are the picture of the front page."""
+def test_pictures_of_the_front_page_in_jupyterlab(page: Any, address: str) -> None:
+    """The repr, tiled frames and a running progress bar; the first two are the picture of the front page."""
     page.set_viewport_size({"width": 1000, "height": 1000})
     notebook = Notebook(page, address, "first_look.ipynb")
     page.keyboard.press("Control+b")  # without the list of files
@@ -183,7 +183,7 @@ def _number_of(colour: str, cell: Any) -> int:
 
 
 def _check_tables(notebook: Notebook) -> None:
-    """The four tables stand in the output, are within the page, and are drawn."""
+    """The four tables are in the output, fit the page, and are drawn."""
     tables = notebook.cell("def show(policy").locator(".jp-OutputArea-output table")
     assert [tables.nth(i).locator("caption").inner_text() for i in range(tables.count())] == [
         "asynchronous=None",
@@ -200,7 +200,7 @@ def _check_tables(notebook: Notebook) -> None:
 
 
 def _check_portrait(notebook: Notebook, cell: Any) -> None:
-    """What a `ParallelEnv` shows of itself has two squares of envs that have failed, and a table of workers."""
+    """The repr of a `ParallelEnv` has two squares of failed envs, and a table of workers."""
     assert "2 failed" in notebook.output(cell)
     portrait = cell.locator(".jp-RenderedHTMLCommon").last
     assert [portrait.locator("th").nth(i).inner_text() for i in range(4)] == ["envs", "pid", "memory", "waiting"]

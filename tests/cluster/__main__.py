@@ -22,7 +22,7 @@ def demo() -> int:
     import ray
 
     with contextlib.closing(Nodes()) as nodes:
-        nodes.begin_anew()
+        nodes.renew()
         ray.init(address=nodes.cluster.address, logging_level=logging.ERROR, log_to_driver=False)
         print(f"A Ray cluster of a head and {len(cores_of_nodes())} nodes with 2 cores each.")
         return main(["compare", *(sys.argv[1:] or _DEFAULTS)])

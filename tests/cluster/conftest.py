@@ -1,4 +1,4 @@
-"""Nodes that tests share, and a look at what a test leaves behind."""
+"""Nodes that tests share, and a check for leaks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def cluster() -> Iterator[Nodes]:
     ray = pytest.importorskip("ray")
     with pytest.MonkeyPatch.context() as patch, contextlib.closing(Nodes()) as nodes:
         patch.setenv(SIGN, str(os.getpid()))
-        nodes.begin_anew()
+        nodes.renew()
         ray.init(address=nodes.cluster.address, logging_level=logging.ERROR, log_to_driver=False)
         yield nodes
 
@@ -33,13 +33,13 @@ def cluster() -> Iterator[Nodes]:
 @pytest.fixture
 def nodes(cluster: Nodes) -> Nodes:
     """A cluster of two nodes with two cores each, none of them taken."""
-    cluster.begin_anew()
+    cluster.renew()
     return cluster
 
 
 @pytest.fixture(autouse=True)
 def no_leaks(cluster: Nodes) -> Iterator[None]:
-    """Fail a test that leaves an actor, a worker, or memory behind. What Ray itself keeps changes all the time."""
+    """Fail a test that leaks an actor, a worker, or memory. Ray's own processes are ignored."""
     yield
     deadline = time.monotonic() + 5.0
     while left := [*_processes(), *_memory()]:

@@ -33,11 +33,11 @@ class Nodes:
         self.cluster.wait_for_nodes()
 
     def remove(self, name: str) -> None:
-        """Let a node die, as if its machine were switched off."""
+        """Kill a node, as if its machine were switched off."""
         self.cluster.remove_node(self._nodes.pop(name), allow_graceful=False)
 
-    def begin_anew(self) -> None:
-        """Have the nodes ``a`` and ``b`` with two cores each, and no others, and let Ray know."""
+    def renew(self) -> None:
+        """Reset the cluster to the nodes ``a`` and ``b`` with two cores each, and wait until Ray has noticed."""
         for name in self._nodes.keys() - {"a", "b"}:
             self.remove(name)
         for name in ("a", "b"):

@@ -32,7 +32,7 @@ NUM_ENVS = 8
 
 
 class Settled(Fragile):
-    """Tells on which node it is. Its state has a draw besides, and so have the ends of its episodes."""
+    """Reports its node. Its states and the lengths of its episodes are random."""
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (3,), np.float64)
 
@@ -71,7 +71,7 @@ def places(env: ParallelEnv) -> list[str]:
 
 
 @ways
-def test_there_is_an_actor_on_each_node_with_workers_of_its_own(nodes: Any, direct: bool) -> None:
+def test_each_node_has_one_actor_with_its_own_workers(nodes: Any, direct: bool) -> None:
     with ParallelEnv(settled(), "ray-subproc", num_cpus=4, direct=direct) as env:
         assert places(env) in (["a"] * 4 + ["b"] * 4, ["b"] * 4 + ["a"] * 4)
         pids = [pid for _, pid in env.customized_method("place")]
@@ -83,12 +83,12 @@ def test_there_is_an_actor_on_each_node_with_workers_of_its_own(nodes: Any, dire
         assert set(places(env)) == {"a", "b", "c"}
 
 
-def test_actors_are_spread_where_there_are_several_on_a_node(nodes: Any) -> None:
+def test_hosts_per_node_spreads_actors_evenly_over_nodes(nodes: Any) -> None:
     with ParallelEnv(settled(), "ray-subproc", num_cpus=4, hosts_per_node=2) as env:
         assert sorted(places(env)) == ["a"] * 4 + ["b"] * 4
 
 
-def test_a_node_gets_envs_and_workers_by_its_cores(nodes: Any) -> None:
+def test_nodes_get_envs_and_workers_in_proportion_to_their_cores(nodes: Any) -> None:
     nodes.add("big", 6)
     envs = [partial(Settled, number) for number in range(10)]
     with ParallelEnv(envs, "ray-subproc") as env:
@@ -99,7 +99,7 @@ def test_a_node_gets_envs_and_workers_by_its_cores(nodes: Any) -> None:
         assert len({pid for _, pid in env.customized_method("place")}) == 5
 
 
-def test_an_actor_with_a_share_of_a_core_is_replaced(nodes: Any) -> None:
+def test_actor_with_a_fraction_of_a_core_is_replaced(nodes: Any) -> None:
     with ParallelEnv(settled(), "ray", num_cpus=8) as env:
         assert [share["CPU"] for share in env.customized_method("share")] == [0.5] * 8
         os.kill(env.customized_method("place", id=3)[0][1], signal.SIGKILL)
@@ -121,7 +121,7 @@ print(ray.is_initialized())
 
 
 @modes
-def test_a_cluster_that_is_joined_by_itself_is_not_its_own(nodes: Any, mode: str) -> None:
+def test_close_does_not_shut_down_a_cluster_joined_by_ray_address(nodes: Any, mode: str) -> None:
     environment = {**os.environ, "RAY_ADDRESS": nodes.cluster.address}
     command = [sys.executable, "-c", JOINING, mode]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
@@ -130,7 +130,7 @@ def test_a_cluster_that_is_joined_by_itself_is_not_its_own(nodes: Any, mode: str
 
 @modes
 @ways
-def test_answers_are_those_of_dummy(nodes: Any, mode: str, direct: bool) -> None:
+def test_results_equal_those_of_dummy_mode(nodes: Any, mode: str, direct: bool) -> None:
     def play(word: str, **options: Any) -> list[Any]:
         with ParallelEnv(settled(), word, asynchronous="restart", **options) as env:
             answers: list[Any] = [env.reset(seed=3)]
@@ -145,7 +145,7 @@ def test_answers_are_those_of_dummy(nodes: Any, mode: str, direct: bool) -> None
 
 @modes
 @ways
-def test_a_node_that_is_lost_in_a_step_is_a_dead_worker(nodes: Any, mode: str, direct: bool, tmp_path: Path) -> None:
+def test_node_lost_during_a_step_raises_worker_died_error(nodes: Any, mode: str, direct: bool, tmp_path: Path) -> None:
     options = {"asynchronous": "continue", "direct": direct, **fill(mode)}
     with ParallelEnv(settled(tmp_path), mode, **options) as env:
         env.reset(seed=3)
@@ -169,7 +169,7 @@ def test_a_node_that_is_lost_in_a_step_is_a_dead_worker(nodes: Any, mode: str, d
 
 
 @modes
-def test_a_node_that_is_lost_is_dealt_with_by_restarts(nodes: Any, mode: str, tmp_path: Path) -> None:
+def test_on_failure_restart_replaces_envs_of_a_lost_node(nodes: Any, mode: str, tmp_path: Path) -> None:
     options = {"asynchronous": "restart", "on_failure": "restart", "direct": False, **fill(mode)}
     with ParallelEnv(settled(tmp_path), mode, **options) as env:
         env.reset(seed=3)
@@ -184,15 +184,17 @@ def test_a_node_that_is_lost_is_dealt_with_by_restarts(nodes: Any, mode: str, tm
 
 
 @modes
-def test_what_no_node_has_is_an_error(nodes: Any, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resource_that_no_node_has_raises_scheduling_error(
+    nodes: Any, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(_ray_cluster, "START_TIMEOUT", 2.0)
     with pytest.raises(SchedulingError, match=r"flux=1.*the cluster has 0.*ray_options"):
         ParallelEnv(settled(), mode, num_cpus=2, ray_options={"resources": {"flux": 1}})
-    with ParallelEnv(settled(), mode, num_cpus=4) as env:  # and it holds nothing
+    with ParallelEnv(settled(), mode, num_cpus=4) as env:  # no resources are leaked
         assert env.reset().shape == (NUM_ENVS, 3)
 
 
-def test_what_is_asked_for_reaches_the_actors(nodes: Any) -> None:
+def test_actors_get_the_requested_resources(nodes: Any) -> None:
     nodes.add("rich", 2, num_gpus=1, resources={"flux": 2})
     options = {"resources": {"flux": 1}, "memory": 2**20, "runtime_env": {"env_vars": {"FLAG": "up"}}}
     with ParallelEnv(settled(), "ray", num_cpus=2, num_gpus=1, ray_options=options) as env:
@@ -202,7 +204,7 @@ def test_what_is_asked_for_reaches_the_actors(nodes: Any) -> None:
 
 
 @modes
-def test_the_user_may_say_where_actors_are(nodes: Any, mode: str) -> None:
+def test_scheduling_strategy_of_the_user_places_the_actors(nodes: Any, mode: str) -> None:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

@@ -20,7 +20,7 @@ SIZE = 200_000  # float64 of weights: more than Ray sends with a call
 
 
 class Steady(gym.Env[Any, Any]):
-    """Counts its steps, and has a draw in its state."""
+    """Counts its steps; its state has a random number."""
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float64)
     action_space = gym.spaces.Discrete(5)
@@ -42,7 +42,7 @@ class Steady(gym.Env[Any, Any]):
 
 
 class InfoEnv:
-    """Says in extras on which node it is."""
+    """Reports its node in extras."""
 
     def __init__(self) -> None:
         self.weights = np.zeros(SIZE)
@@ -60,7 +60,7 @@ make_envs = partial(ParallelEnv, [Steady] * 2, "dummy", "restart")
 
 
 def on_both(direct: bool, num_workers: int = 2, **options: Any) -> CollectorSet:
-    """Make collectors of which only one fits on a node; or two, if there are four."""
+    """Make collectors with one per node, or two per node if there are four."""
     resources = {"num_cpus": 4 // num_workers}
     arguments = {"num_steps": 60, "para_mode": "ray", "seed": 1, "direct": direct, **options}
     return CollectorSet.create(num_workers, InfoEnv, make_envs, worker_resources=resources, **arguments)
@@ -68,7 +68,7 @@ def on_both(direct: bool, num_workers: int = 2, **options: Any) -> CollectorSet:
 
 @pytest.fixture
 def puts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Count what is put into Ray's object store for all hosts."""
+    """Record the sizes of objects put into Ray's object store for all hosts."""
     found: list[int] = []
     real = _ray_calls._store
 
@@ -82,7 +82,7 @@ def puts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @ways
-def test_data_of_two_nodes_are_those_of_one_process(nodes: Any, direct: bool) -> None:
+def test_data_of_two_nodes_equal_those_of_one_process(nodes: Any, direct: bool) -> None:
     with (
         on_both(direct) as collectors,
         Collector(InfoEnv, partial(ParallelEnv, [Steady] * 4, "dummy", "restart"), num_steps=60, seed=1) as single,
@@ -109,7 +109,7 @@ def test_weights_are_put_into_the_object_store_once(nodes: Any, puts: list[int])
 
 @pytest.mark.long
 @pytest.mark.parametrize("direct", [True, False])
-def test_when_a_node_dies_its_collector_goes_on_elsewhere(nodes: Any, direct: bool) -> None:
+def test_collector_of_a_lost_node_is_restarted_on_another_node(nodes: Any, direct: bool) -> None:
     with on_both(direct) as collectors:
         weights = np.full(SIZE, 3.0)
         collectors.set_weights(weights)

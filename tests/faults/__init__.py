@@ -1,1 +1,1 @@
-"""Every fault that the library promises to bear, really provoked in every mode: ``make faults``."""
+"""Every fault that the library promises to handle, provoked in every mode: ``make faults``."""

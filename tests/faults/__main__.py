@@ -35,7 +35,7 @@ Cell = tuple[str, str]  # names of a fault and a column
 
 
 class Table:
-    """A plugin of pytest that keeps how each cell went.
+    """A plugin of pytest that records the outcome of each cell.
 
     Args:
         modes: Words of the modes that are asked for.
@@ -54,13 +54,13 @@ class Table:
     # ---------------------------------------------------------------- called by pytest
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Tell what hinders the cells from being found."""
+        """Print errors of the collection."""
         if report.failed:
             print(report.longreprtext, file=sys.stderr)
 
     @pytest.hookimpl(trylast=True)  # after those were left out that do not match -k
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Leave out the modes that are not asked for."""
+        """Drop the modes that were not selected."""
         items[:] = [item for item in items if self._take(item)]
 
     def _take(self, item: pytest.Item) -> bool:
@@ -74,7 +74,7 @@ class Table:
         return is_wanted
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Note how a cell went; its end, where leaks are looked for, counts too."""
+        """Record the outcome of a cell, including its teardown, which checks for leaks."""
         cell = self._of_node[report.nodeid]
         if report.failed:
             self.failures[cell] = f"{self.failures.get(cell, '')}{report.longreprtext}\n"
@@ -89,7 +89,7 @@ class Table:
     # ---------------------------------------------------------------- what is printed
 
     def text(self, fault: Fault, column: Column) -> str:
-        """Return what a cell shows."""
+        """Return the text of a cell."""
         cell = fault.name, column.name
         if column.mode in fault.impossible or cell in self.skips:
             return "-"
@@ -99,7 +99,7 @@ class Table:
         return f"{'ok' if seconds <= fault.allowed(column) else 'SLOW'} {seconds:.2f} s{mark}"
 
     def reasons(self) -> dict[str, list[str]]:
-        """Return where there is nothing to see, by reason."""
+        """Return the empty cells, by reason."""
         found: dict[str, list[str]] = {}
         for fault in self.faults:
             modes: dict[str, list[str]] = {}
@@ -117,7 +117,7 @@ def _listed(seconds: Sequence[float]) -> str:
 
 
 def _print(table: Table) -> bool:
-    """Print the table; return whether all is well."""
+    """Print the table; return whether all cells passed."""
     from faults.cases import FAULTS  # not before pytest has: it lets their asserts say what was wrong
 
     faults, columns = [fault for fault in FAULTS if fault in table.faults], list(table.columns)

@@ -1,4 +1,4 @@
-"""An interpreter of its own that uses a `ParallelEnv`, to be killed, interrupted or starved."""
+"""A separate interpreter that uses a `ParallelEnv`, to be killed, interrupted or starved."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ import psutil
 from faults.columns import Column
 
 _PATIENCE = 60.0
-"""Seconds for what nobody promised to be quick: Ray's start."""
+"""Seconds for what may be slow: Ray's start."""
 
 
 class Caller:
-    """Runs a program of `faults.programs`, which tells how it goes in lines of JSON.
+    """Runs a program of `faults.programs`, which reports in lines of JSON.
 
     Args:
         program: Its name.
@@ -48,7 +48,7 @@ class Caller:
         )
 
     def read(self) -> dict[str, Any]:
-        """Return the next facts that it tells."""
+        """Return the next report."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             if line.startswith("{"):
@@ -65,20 +65,20 @@ class Caller:
             time.sleep(0.002)
 
     def interrupt(self) -> float:
-        """Do as a terminal does at Ctrl-C; return the moment."""
+        """Send SIGINT as a terminal does at Ctrl-C; return the time."""
         moment = time.monotonic()
         os.killpg(self.process.pid, signal.SIGINT)
         return moment
 
     def kill(self) -> float:
-        """Kill it, and nothing else; return the moment."""
+        """Kill only this process; return the time."""
         moment = time.monotonic()
         self.process.kill()
         self.process.wait()
         return moment
 
     def finish(self) -> None:
-        """Let it end; check that it ends well, silently, and that nothing of it is left."""
+        """Wait for its end; check that it succeeds, prints nothing and leaks nothing."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         assert self.process.wait(_PATIENCE) == 0, self.errors()
@@ -86,7 +86,7 @@ class Caller:
         self.check_nothing_left()
 
     def check_nothing_left(self, *, with_processes: bool = True) -> None:
-        """Check that no shared memory has a name, and that no process of its session lives 2 s later."""
+        """Check that no shared memory has a name, and that no process of its session is alive after 2 s."""
         assert set(os.listdir("/dev/shm")) <= self._shared
         deadline = time.monotonic() + 2.0
         while with_processes and (left := self.members()):
@@ -103,7 +103,7 @@ class Caller:
         return self._errors.read()
 
     def end(self) -> None:
-        """End it and all that it started, whatever it is doing."""
+        """Kill it and all processes that it started."""
         for process in self.members():
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()

@@ -33,7 +33,7 @@ class Column:
 
     @property
     def shutdown(self) -> float:
-        """Seconds that what the mode runs on takes to end with the interpreter: of Ray 1.6 were seen."""
+        """Seconds that the mode needs to shut down with the interpreter: Ray took 1.6."""
         return 2.5 if self.needs_ray else 0.0
 
     def make(self, folder: Path, env_fns: list[Any] | None = None, **options: Any) -> ParallelEnv:
@@ -55,7 +55,7 @@ COLUMNS = (
 
 
 def step_all(env: ParallelEnv) -> float:
-    """Step every env and return the moment at which all had answered."""
+    """Step every env and return the time at which all had replied."""
     result = env.step(actions())
     moment = time.monotonic()
     assert result.env_ids.tolist() == list(range(NUM_ENVS))
@@ -65,7 +65,7 @@ def step_all(env: ParallelEnv) -> float:
 
 
 def begin_all(env: ParallelEnv) -> float:
-    """Begin an episode of every env, step each, and return the moment at which all had answered."""
+    """Reset and step every env, and return the time at which all had replied."""
     assert env.reset().tolist() == [[number, 0] for number in range(NUM_ENVS)]
     moment = step_all(env)
     assert env.get_env_attr("steps") == [1] * NUM_ENVS

@@ -1,4 +1,4 @@
-"""Lets the cases say what was wrong."""
+"""Rewrites the asserts of the cases, so that they explain failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a case of the fault table is given, and how it is entered into the table."""
+"""The context of a case of the fault table, and the decorator that adds it to the table."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ IN_THREAD_OF_CALLER = {"dummy": "a call in the caller's own thread cannot be giv
 
 
 class Context:
-    """A way to run envs, and a folder; what is made is closed at the end.
+    """A mode and a folder; envs made here are closed at the end.
 
     Args:
         column: How the envs are run.
@@ -57,7 +57,7 @@ class Context:
             caller.end()
 
     def make(self, env_fns: list[Any] | None = None, **options: Any) -> ParallelEnv:
-        """Return four envs in two workers, of which each has begun an episode."""
+        """Return four envs in two workers, which have been reset."""
         env = self.column.make(self.folder, env_fns, **options)
         self._made.append(env)
         env.reset()
@@ -82,21 +82,21 @@ class Context:
         return caller
 
     def release(self) -> None:
-        """Let envs that wait go on."""
+        """Let waiting envs continue."""
         (self.folder / "go").touch()
 
     @property
     def is_process(self) -> bool:
-        """Whether workers are processes that were started here, or by an actor of ours, whose end we see."""
+        """Whether workers are processes started here or by one of our actors, whose exit is observed."""
         return "subproc" in self.mode
 
     def has(self, what: str, number: int = 0) -> bool:
-        """Whether an env told of something."""
+        """Whether an env has made the file of an event."""
         return (self.folder / f"{what}-{number}").exists()
 
     @contextmanager
     def once_begun(self, act: Callable[[], None], number: int = 0) -> Iterator[list[float]]:
-        """Do something as soon as an env says that it has begun; give a list with the moment of that."""
+        """Do something as soon as an env has begun; give a list with the time of that."""
         moments: list[float] = []
 
         def note_and_act() -> None:
@@ -107,7 +107,7 @@ class Context:
             yield moments
 
     def check_obituary(self, error: BaseException, pid: int, ending: str, env_ids: tuple[int, ...] = (0, 1)) -> None:
-        """Check what a user is told of a dead worker that owned the first two envs."""
+        """Check the error about a dead worker that owned the first two envs."""
         assert isinstance(error, WorkerDiedError)
         assert error.env_ids == env_ids
         text = str(error)
@@ -117,7 +117,7 @@ class Context:
         assert [part for part in parts if part not in text] == [], text
 
     def rebuild(self, env: ParallelEnv, env_ids: Sequence[int] = (0, 1)) -> float:
-        """Check that the envs of the other worker go on, rebuild those of the first, and step all."""
+        """Check that the envs of the other worker continue, rebuild those of the first, and step all."""
         assert env.step([0, 0], [2, 3]).states[:, 0].tolist() == [2, 3]
         assert env.restart(env_ids) == tuple(env_ids)
         return begin_all(env)
@@ -156,7 +156,7 @@ Provoke = Callable[[Context], float]
 
 
 def fault(name: str, impossible: Mapping[str, str] | None = None, **details: Any) -> Callable[[Provoke], Provoke]:
-    """Enter a function into the table."""
+    """Add a function to the table."""
 
     def enter(provoke: Provoke) -> Provoke:
         FAULTS.append(Fault(name, provoke, impossible or {}, **details))
@@ -166,7 +166,7 @@ def fault(name: str, impossible: Mapping[str, str] | None = None, **details: Any
 
 
 def poll(is_true: Callable[[], Any], patience: float = PATIENCE) -> Any:
-    """Ask until the answer is true; return the last answer."""
+    """Call a function until its result is true; return the last result."""
     deadline = time.monotonic() + patience
     while not (answer := is_true()) and time.monotonic() < deadline:
         time.sleep(0.002)
@@ -186,7 +186,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def check_gone(pids: Sequence[int], patience: float = PATIENCE) -> float:
-    """Wait until processes have ended, and return the moment."""
+    """Wait until processes have ended, and return the time."""
     assert poll(lambda: not alive(pids), patience), f"of {pids} {alive(pids)} live on"
     return time.monotonic()
 

@@ -64,11 +64,11 @@ def killed_in_reset(context: Context) -> float:
 def killed_while_sending(context: Context) -> float:
     env = context.make()
     victim = env.customized_method("pid", id=0)[0]
-    in_pipe = context.mode == "subproc"  # which nobody reads while nobody calls: it takes a thousandth of the result
+    in_pipe = context.mode == "subproc"  # which is only read during calls: it holds a thousandth of the result
     env.send(actions("hand_out_much" if in_pipe else "hand_out_slowly"))
     assert poll(lambda: context.has("began"))
     if in_pipe:
-        _await_standstill(victim)
+        _wait_until_idle(victim)
     began = time.monotonic()
     kill(victim)
     with pytest.raises(WorkerDiedError) as caught:
@@ -78,21 +78,21 @@ def killed_while_sending(context: Context) -> float:
     return context.rebuild(env) - began
 
 
-def _await_standstill(pid: int) -> None:
-    """Wait until a process has not worked for as long as it takes to look at it ten times."""
+def _wait_until_idle(pid: int) -> None:
+    """Wait until a process is idle in ten checks."""
     process = psutil.Process(pid)
     looks: list[Any] = []
 
-    def stands_still() -> bool:
+    def is_idle() -> bool:
         looks.append(process.cpu_times()[:2])
         time.sleep(0.005)
         return process.status() == psutil.STATUS_SLEEPING and len(looks) > 10 and looks[-1] == looks[-10]
 
-    assert poll(stands_still)
+    assert poll(is_idle)
 
 
 def _receive_all(env: Any) -> None:
-    """Receive until there is nothing more: the results of those that live may come first."""
+    """Receive until nothing is in flight: results of live workers may come first."""
     received: list[int] = []
     while len(received) < NUM_ENVS:
         received += env.recv(min_envs=NUM_ENVS).env_ids.tolist()
@@ -129,7 +129,7 @@ def left_at_birth(context: Context) -> float:
     began = time.monotonic()
     with pytest.raises(WorkerDiedError, match="The worker of envs 0, 1 .* died while its envs were made") as caught:
         context.make(faulty(context.folder, number=1, birth="leave"))
-    assert "restart" not in str(caught.value)  # nothing was made that could be
+    assert "restart" not in str(caught.value)  # there is no env that could be
     if context.is_process:
         assert "exit code 7" in str(caught.value)
     told = time.monotonic()
@@ -154,7 +154,7 @@ def actor_killed(context: Context) -> float:
 
 
 def _actor_of(worker: int) -> int:
-    """Return the Ray actor above a worker, which a fork server may stand between."""
+    """Return the Ray actor that started a worker, possibly through a fork server."""
     above = psutil.Process(worker).parents()
     return next(process.pid for process in above if "Host" in " ".join(process.cmdline()))
 

@@ -1,4 +1,4 @@
-"""Callers that are interrupted, killed, or come to their end, each in an interpreter of its own."""
+"""Callers that are interrupted, killed, or exit, each in a separate interpreter."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NO_BACKGROUND = {"dummy": "nothing happens in the background"}
 
 
 def _interrupt(context: Context, program: str, begun: str = "began-0") -> float:
-    """Interrupt a program once one of its envs tells that it is there; return the seconds until all step again."""
+    """Interrupt a program once one of its envs has begun; return the seconds until all step again."""
     caller = context.call(program)
     caller.await_file(begun)
     moment = caller.interrupt()
@@ -72,14 +72,16 @@ def twice(context: Context) -> float:
 
 
 def _kill(context: Context, program: str, begun: tuple[str, ...] = ()) -> float:
-    """Kill a program; return the seconds until its workers were gone."""
+    """Kill a program; return the seconds until its workers have exited."""
     caller = context.call(program)
     workers = caller.read()["pids"]
     for name in begun:
         caller.await_file(name)
     moment = caller.kill()
     gone = check_gone(workers)
-    caller.check_nothing_left(with_processes=not context.column.needs_ray)  # Ray's own live on for half a minute
+    caller.check_nothing_left(
+        with_processes=not context.column.needs_ray
+    )  # Ray's own processes exit half a minute later
     return gone - moment
 
 
@@ -111,7 +113,7 @@ def left_busy(context: Context) -> float:
 
 
 def _leave(context: Context, program: str) -> float:
-    """Let a program end with live envs; return the seconds that this took it."""
+    """Let a program exit with open envs; return the seconds that this took."""
     caller = context.call(program)
     facts = caller.read()
     gone = check_gone([caller.process.pid, *facts["pids"]])

@@ -1,4 +1,4 @@
-"""An env that does the fault that it is told to do."""
+"""An env that causes a fault on request."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _FOR_EVER = 60.0
 
 
 class TwoArguments(Exception):
-    """Does not unpickle as exceptions do by default."""
+    """An exception that does not unpickle with the default mechanism."""
 
     def __init__(self, first: str, second: str) -> None:
         super().__init__(f"{first}-{second}")
@@ -49,7 +49,7 @@ class TwoArguments(Exception):
 
 
 class OnlyKeywords(Exception):
-    """Neither does this."""
+    """Likewise, with keyword arguments."""
 
     def __init__(self, *, code: int) -> None:
         super().__init__(f"code {code}")
@@ -57,7 +57,7 @@ class OnlyKeywords(Exception):
 
 
 class Holding(Exception):
-    """Cannot travel at all."""
+    """An exception that does not pickle."""
 
     def __init__(self) -> None:
         super().__init__("held")
@@ -113,36 +113,36 @@ class Faulty(gym.Env[Any, Any]):
         return os.getppid()
 
     def do(self, what: str) -> Any:
-        """Do a fault, by name."""
+        """Cause a fault, by name."""
         return getattr(self, what)()
 
     def _state(self) -> Any:
         return np.array([self.number, self.steps], float)
 
     def _tell(self, what: str) -> None:
-        """Make a file that is complete as soon as it is there."""
+        """Create a file atomically."""
         draft = self.folder / f"{what}-{self.number}-draft"
         draft.write_text(str(os.getpid()))
         draft.rename(self.folder / f"{what}-{self.number}")
 
-    # ---------------------------------------------------------------- what takes long
+    # ---------------------------------------------------------------- slow operations
 
     def go(self) -> None:
         """Nothing."""
 
     def wait(self) -> None:
-        """Go on when told to."""
+        """Wait for a file."""
         self._tell("began")
         deadline = time.monotonic() + _FOR_EVER
         while not (self.folder / "go").exists() and time.monotonic() < deadline:
             time.sleep(0.005)
 
-    def wait_if_told(self) -> None:
+    def wait_if_requested(self) -> None:
         if (self.folder / "slow").exists():
             self.wait()
 
     def hang(self) -> None:
-        """Sleep for ever, that is to the end of the test: a thread could not be ended otherwise."""
+        """Sleep to the end of the test: a thread could not be ended otherwise."""
         self.wait()
 
     def hang_stubbornly(self) -> None:
@@ -150,11 +150,11 @@ class Faulty(gym.Env[Any, Any]):
         self.wait()
 
     def hang_with_the_lock(self) -> None:
-        """Sleep in C code that keeps the interpreter lock, as most C code does."""
+        """Sleep in C code that holds the GIL, as most C code does."""
         self._tell("began")
         ctypes.PyDLL(None).sleep(int(_FOR_EVER))
 
-    # ---------------------------------------------------------------- what is raised
+    # ---------------------------------------------------------------- exceptions
 
     def fall(self) -> None:
         raise ZeroDivisionError(f"env {self.number} fell over")
@@ -177,7 +177,7 @@ class Faulty(gym.Env[Any, Any]):
     def recurse(self) -> None:
         self.recurse()
 
-    # ---------------------------------------------------------------- what ends the process
+    # ---------------------------------------------------------------- process exits
 
     def leave(self) -> None:
         os._exit(7)
@@ -185,7 +185,7 @@ class Faulty(gym.Env[Any, Any]):
     def crash(self) -> None:
         ctypes.string_at(0)
 
-    # ---------------------------------------------------------------- what is handed out
+    # ---------------------------------------------------------------- return values
 
     def hand_out_lock(self) -> Any:
         return self.lock
@@ -209,7 +209,7 @@ class Faulty(gym.Env[Any, Any]):
 
 
 class _Slow:
-    """Takes long to be pickled."""
+    """An object that is slow to pickle."""
 
     def __init__(self, env: Faulty) -> None:
         self._env = env
@@ -220,23 +220,23 @@ class _Slow:
 
 
 class Loose(Faulty):
-    """Takes actions of no fixed form."""
+    """An env without an action space of fixed shape."""
 
     action_space = gym.spaces.Text(20)  # type: ignore[assignment]
 
 
 class Vast(Faulty):
-    """Has states for which no machine has the memory."""
+    """An env whose states exceed the memory of any machine."""
 
     observation_space = gym.spaces.MultiBinary(1 << 45)  # type: ignore[assignment]
 
 
 def faulty(folder: Path, kind: type[Faulty] = Faulty, number: int = -1, **keywords: Any) -> list[Any]:
-    """Return env fns, of which that of env ``number`` has these keywords."""
+    """Return env fns; that of env ``number`` gets these keywords."""
     return [partial(kind, env_id, str(folder), **(keywords if env_id == number else {})) for env_id in range(NUM_ENVS)]
 
 
 def actions(*words: str) -> np.ndarray[Any, Any]:
-    """Return the actions of all envs; those for which no word is given just go on."""
+    """Return the actions of all envs; envs without a given fault just step."""
     numbers = [ACTIONS.index(word) for word in words]
     return np.array(numbers + [0] * (NUM_ENVS - len(numbers)))

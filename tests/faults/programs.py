@@ -1,4 +1,4 @@
-"""What an interpreter does that is to be killed, interrupted or starved: ``python -m faults.programs``.
+"""Programs of an interpreter that is killed, interrupted or starved: ``python -m faults.programs``.
 
 Each program tells how it goes in lines of JSON; moments are those of `time.monotonic`, which all
 processes of a machine share.
@@ -33,7 +33,7 @@ MANY = 8
 
 
 class Stage:
-    """Where a program plays.
+    """The context of a program.
 
     Args:
         column: How it runs envs.
@@ -54,7 +54,7 @@ class Stage:
             ray.init(num_cpus=4, include_dashboard=False, logging_level=logging.ERROR)
 
     def make(self, env_fns: list[Any] | None = None, **options: Any) -> ParallelEnv:
-        """Return four envs in two workers, of which each has begun an episode."""
+        """Return four envs in two workers, which have been reset."""
         env = self.build(env_fns, **options)
         env.reset()
         return env
@@ -68,7 +68,7 @@ class Stage:
         (self.folder / "go").touch()
 
     def pids_of_begun(self) -> list[int]:
-        """Return the processes of the envs that told that they began."""
+        """Return the processes of the envs that have begun."""
         return [int(path.read_text()) for path in self.folder.glob("began-?")]
 
 
@@ -82,7 +82,7 @@ def pids(*envs: ParallelEnv) -> list[int]:
 
 
 def interrupted(call: Callable[[], Any]) -> float:
-    """Make a call that is interrupted, and return the moment at which it let go."""
+    """Make a call that is interrupted, and return the time at which it raised."""
     try:
         call()
     except KeyboardInterrupt:
@@ -100,7 +100,7 @@ def interrupt_step(stage: Stage) -> None:
         env.step(actions())
         raise AssertionError("step() did not say that there is one under way")
     stage.release()
-    if stage.column.mode == "dummy":  # nobody else could go on with what was broken off
+    if stage.column.mode == "dummy":  # the interrupted step cannot be resumed
         with contextlib.suppress(EnvInterruptedError):
             env.recv(min_envs=NUM_ENVS)
             raise AssertionError("recv() did not say that the step was broken off")
@@ -155,13 +155,13 @@ def interrupt_close(stage: Stage) -> None:
 
 
 def interrupt_recovery(stage: Stage) -> None:
-    slow = faulty(stage.folder, number=0, birth="wait_if_told")
+    slow = faulty(stage.folder, number=0, birth="wait_if_requested")
     env = stage.make(slow, asynchronous="restart", on_failure="restart")
     (stage.folder / "slow").touch()
     told = interrupted(lambda: env.step(actions("fall")))
     stage.release()
     ended = []
-    for result in (*_receive_all(env), env.step(actions())):  # who shared its worker may say so late
+    for result in (*_receive_all(env), env.step(actions())):  # envs of the same worker may report it later
         ended += result.env_ids[result.truncated].tolist()
     assert 0 in ended
     assert len(set(ended)) == len(ended)
@@ -170,7 +170,7 @@ def interrupt_recovery(stage: Stage) -> None:
 
 
 def _receive_all(env: ParallelEnv) -> list[Any]:
-    """Return what all envs answer to a step that is under way."""
+    """Return the results of all envs for a step in flight."""
     results = [env.recv()]
     while sum(len(result.env_ids) for result in results) < NUM_ENVS:
         results.append(env.recv())
@@ -227,7 +227,7 @@ def leave_busy(stage: Stage) -> None:
 
 
 def _keep(envs: list[ParallelEnv]) -> None:
-    """Let envs live up to the end of the interpreter."""
+    """Keep envs open until the interpreter exits."""
     sys.modules["__main__"].__dict__["kept"] = envs
 
 
@@ -235,7 +235,7 @@ def _keep(envs: list[ParallelEnv]) -> None:
 
 
 def lose_stdin(stage: Stage) -> None:
-    """Have an env that closes standard input."""
+    """Make an env that closes standard input."""
     env = stage.make()
     began = time.monotonic()
     env.step(actions("close_stdin"))
@@ -249,7 +249,7 @@ def lose_stdin(stage: Stage) -> None:
 
 
 def have_no_stdin(stage: Stage) -> None:
-    """Be started without standard input, as by a daemon; the next descriptor is 0 then."""
+    """Run without standard input, as a daemon does; the next descriptor is 0 then."""
     sys.stdin.close()
     with contextlib.suppress(OSError):
         os.close(0)
@@ -275,7 +275,7 @@ def lack_files(stage: Stage) -> None:
 
 
 def _lack(stage: Stage, limited: Callable[[], AbstractContextManager[None]]) -> None:
-    """Ask for many workers with too little of something, and then for a few with enough of it."""
+    """Request many workers with too few resources, and then a few with enough."""
     many = [partial(Faulty, number, str(stage.folder)) for number in range(MANY)]
     with limited():
         complaint = _complaint(partial(stage.make, many, num_cpus=MANY))
@@ -285,7 +285,7 @@ def _lack(stage: Stage, limited: Callable[[], AbstractContextManager[None]]) -> 
 
 
 def _complaint(make: Callable[[], Any]) -> str:
-    """Return what is raised by making envs."""
+    """Return the error of making envs."""
     try:
         make()
     except ParallelEnvError as error:
@@ -321,7 +321,7 @@ def _restart_with_too_little(env: ParallelEnv) -> None:
 
 @contextlib.contextmanager
 def _limited(limit: int, allowed: int) -> Iterator[None]:
-    """Limit this process, and afterwards set the helpers free too that were started meanwhile."""
+    """Limit this process, and afterwards lift the limit, also for helpers started meanwhile."""
     before = resource.getrlimit(limit)
     resource.setrlimit(limit, (allowed, before[1]))
     try:

@@ -1,4 +1,4 @@
-"""Envs that raise, and things that cannot travel."""
+"""Envs that raise, and objects that do not pickle."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from faults.envs import Holding, Loose, OnlyKeywords, TwoArguments, actions, fau
 from parallelenv.errors import EnvError, EnvInterruptedError, UnpicklableError
 
 
-def _check_told(error: BaseException, operation: str, line: str = "raise ZeroDivisionError(") -> None:
-    """Check that an exception of env 1 says so, and shows the line of the user's that raised it."""
+def _check_message(error: BaseException, operation: str, line: str = "raise ZeroDivisionError(") -> None:
+    """Check that an exception names env 1, and shows the line of the user that raised it."""
     assert f"Raised by env 1 in {operation}, process " in "".join(error.__notes__)
     assert line in "".join(traceback.format_exception(error))
 
 
 def _fail_in_do(context: Context, what: str, kind: Any, line: str) -> tuple[BaseException, float]:
-    """Let env 1 raise something in a method, check what is promised for that, and return it and the recovery."""
+    """Let env 1 raise in a method, check the promised behaviour, and return the error and the recovery time."""
     env = context.make()
     began = time.monotonic()
     with pytest.raises(kind) as caught:
         env.customized_method("do", [{"what": word} for word in ("go", what, "go", "go")])
-    _check_told(caught.value, "do()", line)
+    _check_message(caught.value, "do()", line)
     assert caught.value.partial == {0: None, 2: None, 3: None}
     return caught.value, step_all(env) - began
 
@@ -38,7 +38,7 @@ def in_constructor(context: Context) -> float:
     began = time.monotonic()
     with pytest.raises(ZeroDivisionError, match="env 1 fell over") as caught:
         context.make(faulty(context.folder, number=1, birth="fall"))
-    _check_told(caught.value, "build")
+    _check_message(caught.value, "build")
     told = time.monotonic()
     assert [context.has("closed", number) for number in range(4)] == [True, False, True, True]
     return max(told - began, begin_all(context.make()) - told)
@@ -50,7 +50,7 @@ def in_reset(context: Context) -> float:
     began = time.monotonic()
     with pytest.raises(ZeroDivisionError, match="env 1 fell over") as caught:
         env.reset(options=[None, {"do": "fall"}, None, None])
-    _check_told(caught.value, "reset")
+    _check_message(caught.value, "reset")
     assert caught.value.partial.tolist() == [[0, 0], [2, 0], [3, 0]]  # type: ignore[attr-defined]
     assert env.step([0] * 3, [0, 2, 3]).states[:, 1].tolist() == [1, 1, 1]
     env.reset(1)
@@ -63,7 +63,7 @@ def in_step(context: Context) -> float:
     began = time.monotonic()
     with pytest.raises(ZeroDivisionError, match="env 1 fell over") as caught:
         env.step(actions("go", "fall"))
-    _check_told(caught.value, "step")
+    _check_message(caught.value, "step")
     assert caught.value.partial.states.tolist() == [[0, 1], [2, 1], [3, 1]]  # type: ignore[attr-defined]
     return step_all(env) - began
 
@@ -123,7 +123,7 @@ def in_render(context: Context) -> float:
     began = time.monotonic()
     with pytest.raises(ZeroDivisionError, match="env 1 fell over") as caught:
         env.render()
-    _check_told(caught.value, "render")
+    _check_message(caught.value, "render")
     return step_all(env) - began
 
 
@@ -166,7 +166,7 @@ def keyboard_interrupt(context: Context) -> float:
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         env.step(actions("go", "raise_interrupt"))
-    if context.mode == "dummy":  # there it cannot be told from Ctrl-C
+    if context.mode == "dummy":  # there it cannot be distinguished from Ctrl-C
         with pytest.raises(EnvInterruptedError, match="env 1"):
             env.recv(min_envs=4)
         env.reset(1)
@@ -179,11 +179,11 @@ def recursion(context: Context) -> float:
     return seconds
 
 
-# ---------------------------------------------------------------- what does not pickle
+# ---------------------------------------------------------------- objects that do not pickle
 
 
 def _check_alone(context: Context, act: Callable[[Any], Any], match: str, **options: Any) -> float:
-    """Check that what cannot be copied is an error of its env and its call alone."""
+    """Check that an uncopyable object fails only its env and its call."""
     env = context.make(**options)
     began = time.monotonic()
     with pytest.raises(UnpicklableError, match=match) as caught:

@@ -1,4 +1,4 @@
-"""Surroundings: what envs print and read, what the machine lacks, and whom the caller shares a pool with."""
+"""Surroundings: standard streams, limits of the machine, and other users of the same pool."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def has_no_stdin(context: Context) -> float:
 
 
 def _run(context: Context, program: str) -> float:
-    """Run a program that provokes its fault itself; return the seconds that it needed."""
+    """Run a program that provokes its own fault; return the seconds that it needed."""
     caller = context.call(program)
     facts = caller.read()
     caller.finish()

@@ -25,7 +25,7 @@ def _is_for_the_table(config: pytest.Config) -> bool:
 
 
 def _cells(*, of_all: bool) -> Iterator[tuple[Fault, Column]]:
-    """Return what can happen; those of Ray last, so that it does not take time from the others."""
+    """Return the cells; those of Ray last, so that it does not slow down the others."""
     for column in COLUMNS:
         for fault in FAULTS:
             is_spared = fault.is_slow and (column.needs_ray or column.start_method in ("spawn", "fork"))

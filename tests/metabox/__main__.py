@@ -1,4 +1,4 @@
-"""Train MetaBox's agents with its own parallel environment and with ours, and print where the weights are alike.
+"""Train MetaBox's agents with its own parallel environment and with ours, and compare the weights.
 
 ``python -m tests.metabox [NAME ...] [--modes MODE ...] [--keep FOLDER]``; made ready by ``make metabox``.
 """
@@ -34,7 +34,7 @@ LIMIT = 900.0  # seconds for one run; Ray's workers each import MetaBox
 
 
 def main() -> int:
-    """Run everything, print the table and say if all is as it should be."""
+    """Run everything, print the table and return whether all is as expected."""
     parser = argparse.ArgumentParser(prog="python -m tests.metabox", description=__doc__)
     parser.add_argument("names", nargs="*", choices=[*NAMES, []], metavar="NAME")  # [] is what none come to
     parser.add_argument("--modes", nargs="+", default=MODES, choices=MODES)
@@ -68,7 +68,7 @@ class Bench:
         self._environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
 
     def row(self, name: str, modes: Any) -> tuple[str, dict[str, Any], dict[str, str]]:
-        """Run a trainer with MetaBox's own class and with ours in these modes; return what came of it."""
+        """Run a trainer with MetaBox's own class and with ours in these modes; return the results."""
         light = [("own", "dummy"), *(("ours", mode) for mode in modes if not mode.startswith("ray"))]
         with ThreadPoolExecutor(2) as pool:
             found = dict(zip(light, pool.map(lambda one: self.run(name, *one), light), strict=True))
@@ -114,7 +114,7 @@ class Bench:
 
 
 def is_right(cell: str) -> bool:
-    """Say if what came of a run is as it should be."""
+    """Return whether the result of a run is as expected."""
     return cell.startswith("same") or cell in (REFUSED, DRAWN)
 
 

@@ -30,7 +30,7 @@ TESTED = "RLPSO"
 
 
 def main(name: str, mode: str, whose: str, out: str) -> None:
-    """Train or test, and write what came of it to a file."""
+    """Train or test, and write the results to a file."""
     import metaevobox
     import metaevobox.baseline.metabbo as agents
     import metaevobox.environment.optimizer as optimizers
@@ -119,7 +119,7 @@ def learned(agent: Any) -> Iterator[tuple[str, Any]]:
 
 
 def measured(results: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what a tester has measured, but for times, by name."""
+    """Yield the measurements of a tester, without times, by name."""
     for what, by_problem in results.items():
         if what in ("T0", "T1", "T2") or not isinstance(by_problem, dict):
             continue
@@ -130,7 +130,7 @@ def measured(results: Any) -> Iterator[tuple[str, Any]]:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Say if two arrays are alike bit for bit."""
+    """Return whether two arrays are equal bit for bit."""
     return bool(one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes())
 
 

@@ -1,4 +1,4 @@
-"""What a profile advises, from recordings that are made up: one second, of which envs and messages take so much."""
+"""The advice of a profile, for made-up recordings of one second with given shares of envs and messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WAYS = {ROLLOUT, MANY_STEPS, MORE_ENVS, FEWER, CALLER, DUMMY}
 
 
 def worker(number: int, process: ProcessInfo, operations: Sequence[str], seconds: float) -> WorkerRecord:
-    """Return a worker that has begun to do all of these things at once; each is over when the last one is."""
+    """Return a worker whose operations all begin at once and end with the last one."""
     spans = np.tile([0.0, seconds], (len(operations), 1))
     count = len(operations)
     return WorkerRecord(
@@ -54,13 +54,13 @@ def advice(
         ([this_process()], 0.49, {MANY_STEPS, MORE_ENVS}),
         ([this_process(), this_process()], 0.49, {MANY_STEPS, MORE_ENVS, FEWER}),
         ([AWAY, AWAY], 0.49, {MANY_STEPS, MORE_ENVS, FEWER, CALLER}),
-        ([this_process(), AWAY], 0.49, {MANY_STEPS, MORE_ENVS, FEWER}),  # the caller steps already
+        ([this_process(), AWAY], 0.49, {MANY_STEPS, MORE_ENVS, FEWER}),  # with caller_steps
         ([AWAY, AWAY], 0.83, {MANY_STEPS, MORE_ENVS, FEWER, CALLER, DUMMY}),
         ([AWAY], 0.83, {MANY_STEPS, MORE_ENVS, DUMMY}),
         ([this_process()], 0.83, {MANY_STEPS, MORE_ENVS}),
     ],
 )
-def test_much_time_in_messages_is_named_with_what_helps(
+def test_advice_on_transport_time_suggests_suitable_remedies(
     seats: list[ProcessInfo], transport: float, ways: set[str]
 ) -> None:
     said = advice(seats, transport)
@@ -69,16 +69,16 @@ def test_much_time_in_messages_is_named_with_what_helps(
 
 
 @pytest.mark.parametrize(("seats", "ways"), [([AWAY, AWAY], {ROLLOUT, FEWER}), ([this_process()], {ROLLOUT})])
-def test_in_rollouts_something_else_helps(seats: list[ProcessInfo], ways: set[str]) -> None:
+def test_advice_on_transport_time_in_rollouts_suggests_other_remedies(seats: list[ProcessInfo], ways: set[str]) -> None:
     said = advice(seats, 0.3, ("step", "rollout"))
     assert "putting rollouts together, take 30% of the time" in said
     assert {way for way in WAYS if way in said} == ways
 
 
-def test_little_time_in_messages_is_all_right() -> None:
+def test_advice_accepts_little_transport_time() -> None:
     assert "all is well" in advice([AWAY, AWAY], 0.19)
 
 
-def test_the_greater_loss_is_named() -> None:
+def test_advice_names_the_greater_loss() -> None:
     assert "workers wait for the slowest of them 25% of the time" in advice([AWAY, AWAY], 0.24, waits=0.25)
     assert "messages and the answers' forms take 30%" in advice([AWAY, AWAY], 0.3, waits=0.25)

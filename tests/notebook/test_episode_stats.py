@@ -1,4 +1,4 @@
-"""Episodes are counted as a plain loop would count them, whatever the steps come by."""
+"""Episode statistics equal those of a plain loop, for every way of stepping."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from parallelenv.wrappers import RecordEpisodeStatistics
 
 
 class Plain:
-    """Counts as a reader would."""
+    """A plain implementation of the same statistics."""
 
     def __init__(self, num_envs: int) -> None:
         self.returns: list[float | None] = [None] * num_envs
@@ -55,7 +55,7 @@ class Noting:
 
     def note(self, rewards: Any, ended: Any, rows: Any = None) -> None:
         self.batch.rewards[:] = rewards
-        self.batch.flags[:] = True  # also of those that are not stepped: they keep what they had
+        self.batch.flags[:] = True  # envs that are not stepped keep their values
         self.batch.flags[slice(None) if rows is None else rows] = np.column_stack([ended, np.zeros_like(ended)])
         outcome = self.batch.outcome()
         self.score.log.append(outcome if rows is None else self.score.part(rows, outcome))
@@ -65,7 +65,7 @@ class Noting:
 
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("num_envs", [1, 3, 300])
-def test_sums_are_those_of_a_plain_loop(num_envs: int, seed: int) -> None:
+def test_sums_equal_those_of_a_plain_loop(num_envs: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     noting, plain, goes_on = Noting(num_envs), Plain(num_envs), False
     score = noting.score
@@ -110,32 +110,34 @@ def test_infinite_rewards_cause_no_warning_and_affect_only_their_episode() -> No
         noting.note([reward], [ends])
     standing = score.look()
     assert (standing.num_episodes, standing.mean_return, standing.mean_length) == (2, None, 2.0)
-    assert len(score.log) == 4  # looking has summed up nothing
+    assert len(score.log) == 4  # `look` sums up nothing
 
 
-# ---------------------------------------------------------------- by way of a ParallelEnv
+# ---------------------------------------------------------------- through a ParallelEnv
 
 
-def standing_of(env: ParallelEnv) -> Any:
-    return env.engine.stepper.episodes.score.look()
+def summary_of(env: ParallelEnv) -> Any:
+    return env.engine.table.score.look()
 
 
 def expected(statistics: Any) -> tuple[int, float, float]:
     return len(statistics.returns), float(np.mean(statistics.returns)), float(np.mean(statistics.lengths))
 
 
-@pytest.mark.parametrize("policy", [None, "idle", "restart", "continue"])
+@pytest.mark.parametrize("done_policy", [None, "idle", "restart", "continue"])
 @pytest.mark.parametrize("align", ["item", "batch"])
-def test_a_pool_counts_as_the_wrapper_for_episodes_does(make_env: MakeEnv, policy: Any, align: Any) -> None:
+def test_episode_stats_equal_those_of_record_episode_statistics(
+    make_env: MakeEnv, done_policy: Any, align: Any
+) -> None:
     env = RecordEpisodeStatistics(
-        make_env([lambda number=number: Counter(number, 2 + number) for number in range(3)], asynchronous=policy)
+        make_env([lambda number=number: Counter(number, 2 + number) for number in range(3)], asynchronous=done_policy)
     )
     returns: list[float] = []
     lengths: list[int] = []
     env.reset(seed=0)
     for step in range(30):
-        if policy != "restart" and step % 5 == 4:
-            env.reset([0, 1, 2] if policy is None else [1, 2])
+        if done_policy != "restart" and step % 5 == 4:
+            env.reset([0, 1, 2] if done_policy is None else [1, 2])
         for info in (
             [info for _, _, _, info in env.step([1] * 3, align="batch")]
             if align == "batch"
@@ -144,9 +146,9 @@ def test_a_pool_counts_as_the_wrapper_for_episodes_does(make_env: MakeEnv, polic
             if "episode" in info:
                 returns.append(info["episode"]["r"])
                 lengths.append(info["episode"]["l"])
-    standing = standing_of(env.unwrapped)
+    standing = summary_of(env.unwrapped)
     assert len(returns) > 3
-    if policy is None:  # the wrapper tells of those, too, whom the end of another has ended
+    if done_policy is None:  # the wrapper also reports episodes cut off by the end of another
         assert standing.num_episodes <= len(returns)
     else:
         assert standing.num_episodes == len(returns)
@@ -154,46 +156,46 @@ def test_a_pool_counts_as_the_wrapper_for_episodes_does(make_env: MakeEnv, polic
         assert standing.mean_length == pytest.approx(np.mean(lengths))
 
 
-def test_a_rollout_counts_as_its_steps_do(make_env: MakeEnv) -> None:
+def test_rollout_counts_the_same_as_steps(make_env: MakeEnv) -> None:
     fns = [lambda number=number: Counter(number, 3 + number) for number in range(3)]
     env = make_env(fns, asynchronous="restart")
     env.reset(seed=0)
     for _ in range(40):
         env.step([1] * 3)
-    stepped = standing_of(env)
-    env.close()  # in a cluster there may not be room for both
+    stepped = summary_of(env)
+    env.close()  # a cluster may not have resources for both
     env = make_env(fns, asynchronous="restart")
     env.reset(seed=0)
     for num_steps in (7, 1, 32):
         env.rollout(lambda states: [1] * len(states), num_steps, progress=False)
-    rolled = standing_of(env)
+    rolled = summary_of(env)
     assert rolled.num_episodes == stepped.num_episodes > 20
     assert rolled.num_steps == stepped.num_steps == 120
     assert rolled.mean_return == pytest.approx(stepped.mean_return)
     assert rolled.mean_length == pytest.approx(stepped.mean_length)
 
 
-@pytest.mark.parametrize("policy", [None, "idle", "restart", "continue"])
-def test_whole_episodes_are_counted_once(make_env: MakeEnv, policy: Any) -> None:
-    env = make_env([lambda: Counter(0, 3)] * 2, asynchronous=policy)
+@pytest.mark.parametrize("done_policy", [None, "idle", "restart", "continue"])
+def test_run_episodes_counts_each_episode_once(make_env: MakeEnv, done_policy: Any) -> None:
+    env = make_env([lambda: Counter(0, 3)] * 2, asynchronous=done_policy)
     found = env.run_episodes(lambda states: [1] * len(states), 7, seed=0, progress=False)
-    standing = standing_of(env)
+    standing = summary_of(env)
     assert (standing.num_episodes, standing.mean_length) == (7, 3)
     assert standing.mean_return == pytest.approx(found.returns.mean())
     env.reset()
     for _ in range(3):
         env.step([1, 1])
-    assert standing_of(env).num_episodes == 9
+    assert summary_of(env).num_episodes == 9
 
 
 @pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
 @pytest.mark.parametrize("autoreset_mode", ["NextStep", "SameStep"])
-def test_an_adapter_counts_too(make_env: MakeEnv, autoreset_mode: str) -> None:
+def test_steps_through_an_adapter_are_counted(make_env: MakeEnv, autoreset_mode: str) -> None:
     env = make_env([lambda: Counter(0, 3), lambda: Counter(1, 4)])
     vector_env = env.to_gymnasium(autoreset_mode)
     vector_env.reset(seed=0)
     rewards = np.array([vector_env.step(np.array([1, 1]))[1] for _ in range(20)])
-    standing = standing_of(env)
+    standing = summary_of(env)
     lengths = [3, 4]
     periods = [length + (autoreset_mode == "NextStep") for length in lengths]
     returns = []
@@ -203,19 +205,19 @@ def test_an_adapter_counts_too(make_env: MakeEnv, autoreset_mode: str) -> None:
     assert standing.mean_return == pytest.approx(np.mean(returns))
 
 
-def test_resets_that_are_sent_begin_episodes(make_env: MakeEnv) -> None:
+def test_send_reset_starts_counted_episodes(make_env: MakeEnv) -> None:
     env = make_env([lambda number=number: Counter(number, 2 + number) for number in range(3)], asynchronous="idle")
     env.send_reset()
     for env_ids, result in env.stream(lambda states: [1] * len(states), 60):
         ended = env_ids[result.dones].tolist()
         if ended:
             env.send_reset(ended)
-    standing = standing_of(env)
+    standing = summary_of(env)
     assert standing.num_episodes >= 12
     assert 2 <= standing.mean_length <= 4
 
 
-def test_an_episode_whose_beginning_was_not_seen_is_not_counted(make_env: MakeEnv) -> None:
+def test_episode_without_a_recorded_start_is_not_counted(make_env: MakeEnv) -> None:
     env = make_env([lambda: Counter(0, 3)], asynchronous="restart")
     env.reset(seed=0)
     env.step([1])
@@ -223,11 +225,11 @@ def test_an_episode_whose_beginning_was_not_seen_is_not_counted(make_env: MakeEn
     env.load_state(state)
     for _ in range(5):
         env.step([1])
-    standing = standing_of(env)
+    standing = summary_of(env)
     assert (standing.num_episodes, standing.mean_length) == (1, 3)
 
 
-def test_an_interrupt_while_steps_are_summed_up_counts_none_twice() -> None:
+def test_interrupt_during_summation_counts_no_step_twice() -> None:
     for number in itertools.count(1):
         noting = Noting(2)
         for _ in range(3):
@@ -236,5 +238,5 @@ def test_an_interrupt_while_steps_are_summed_up_counts_none_twice() -> None:
         assert noting.score.look().num_steps == 6
         if not outcome.line:
             break
-        assert outcome.is_told
+        assert outcome.is_raised
     assert number > 1

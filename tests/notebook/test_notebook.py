@@ -1,4 +1,4 @@
-"""What a notebook shows, in a real kernel."""
+"""Outputs of notebook cells, in a real kernel."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ BAR_CELLS = [
 
 
 class Listening(NotebookClient):
-    """Keeps each text that is shown below a cell, also if a later one replaces it."""
+    """Keeps each text shown below a cell, even if a later one replaces it."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -105,7 +105,7 @@ def executed(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def outputs(notebook: Any, cell: int) -> list[dict[str, str]]:
-    """Return what is below a cell, by MIME type."""
+    """Return the outputs of a cell, by MIME type."""
     found = notebook.cells[cell].outputs
     assert all("data" in output for output in found), found
     return [dict(output["data"]) for output in found]
@@ -116,7 +116,7 @@ def picture(output: dict[str, str]) -> Any:
         return np.asarray(image)
 
 
-def test_a_picture_is_replaced_by_the_next_one_below_the_same_cell(executed: Any) -> None:
+def test_show_replaces_the_previous_picture_below_the_same_cell(executed: Any) -> None:
     (output,) = outputs(executed, 1)
     shown = picture(output)
     assert shown.shape == (49, 33, 3)
@@ -125,13 +125,13 @@ def test_a_picture_is_replaced_by_the_next_one_below_the_same_cell(executed: Any
     assert picture(other).shape == (8, 16, 3)
 
 
-def test_a_live_view_ends_with_the_last_frame_and_the_episodes(executed: Any) -> None:
+def test_play_leaves_the_last_frame_and_the_episodes(executed: Any) -> None:
     shown, episodes = outputs(executed, 3)
     assert (picture(shown)[:8, :16] == 80).all()  # the second step of the second episode
     assert episodes["text/plain"].startswith("<Evaluation of 3 episodes")
 
 
-def test_film_table_and_timeline_are_pages_by_themselves(executed: Any) -> None:
+def test_film_table_and_timeline_are_shown_as_html(executed: Any) -> None:
     (film,), (summary,), (timeline,), (shown,), (closed,) = (outputs(executed, cell) for cell in range(4, 9))
     assert 'src="data:image/webp;base64,' in film["text/html"]
     assert "advice: " in summary["text/plain"]
@@ -141,14 +141,14 @@ def test_film_table_and_timeline_are_pages_by_themselves(executed: Any) -> None:
     assert "closed" in closed["text/html"]
 
 
-def test_nbconvert_keeps_them(executed: Any) -> None:
+def test_nbconvert_keeps_all_outputs(executed: Any) -> None:
     exporter = pytest.importorskip("nbconvert").HTMLExporter()
     page, _ = exporter.from_notebook_node(executed)
     for part in ('title="env 0: running"', "data:image/webp;base64,", "<svg ", "data:image/png;base64,"):
         assert part in page
 
 
-def test_bars_show_below_cells_without_ipywidgets_and_vanish(tmp_path: Path) -> None:
+def test_progress_bars_show_without_ipywidgets_and_disappear(tmp_path: Path) -> None:
     client = execute(BAR_CELLS, tmp_path)
     for cell, (name, total) in enumerate(
         [("rollout", "30 steps"), ("run_episodes", "6 episodes"), ("play", "4 steps"), ("record", "4 steps")], start=1

@@ -1,4 +1,4 @@
-"""Where the time goes, recorded in every mode."""
+"""Profiles: recorded steps and times, in every mode."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from parallelenv.worker.tracer import HostRecord, HostTracer, StepSkipping, begi
 
 
 class Sleepy(Counter):
-    """Its action says for how many hundredths of a second a step sleeps."""
+    """Each step sleeps for as many hundredths of a second as its action."""
 
     def step(self, action: int) -> Any:
         time.sleep(0.01 * action)
@@ -46,7 +46,7 @@ def sleepers(make_env: MakeEnv, number: int = 4, **kwargs: Any) -> ParallelEnv:
 
 
 def turns_of(profile: Profile) -> Count[tuple[int, str]]:
-    """Return how often each env did what."""
+    """Return how often each env was stepped and reset."""
     return Count(
         (env_id, worker.operations[span])
         for worker in profile.recording.workers
@@ -54,10 +54,10 @@ def turns_of(profile: Profile) -> Count[tuple[int, str]]:
     )
 
 
-# ---------------------------------------------------------------- what is recorded
+# ---------------------------------------------------------------- recordings
 
 
-def test_every_step_and_reset_of_every_env_is_there(make_env: MakeEnv) -> None:
+def test_profile_has_every_step_and_reset_of_every_env(make_env: MakeEnv) -> None:
     env = sleepers(make_env, asynchronous="restart")
     with env.profile() as profile:
         for _ in range(5):
@@ -84,10 +84,10 @@ def test_every_step_and_reset_of_every_env_is_there(make_env: MakeEnv) -> None:
         assert (worker.turns[:, 1] <= stops + 1e-9).all()
         assert (worker.spans[:, 0] >= recording.begin).all()
         assert (worker.spans[:, 1] <= recording.end).all()
-    env.step([1] * 4)  # and nobody is watched any more
+    env.step([1] * 4)  # after the recording
 
 
-def test_times_are_those_that_envs_take(make_env: MakeEnv) -> None:
+def test_profile_times_match_durations_of_env_steps(make_env: MakeEnv) -> None:
     env = sleepers(make_env, 2, asynchronous="restart")
     with env.profile() as profile:
         for _ in range(4):
@@ -110,7 +110,7 @@ def test_times_are_those_that_envs_take(make_env: MakeEnv) -> None:
         assert found.straggler_loss == 0
 
 
-def test_a_rollout_shows_its_steps_and_what_the_policy_takes(make_env: MakeEnv) -> None:
+def test_profile_of_a_rollout_has_its_steps_and_policy_time(make_env: MakeEnv) -> None:
     env = sleepers(make_env, 2, asynchronous="restart")
 
     def slow(states: Any) -> list[int]:
@@ -128,7 +128,7 @@ def test_a_rollout_shows_its_steps_and_what_the_policy_takes(make_env: MakeEnv) 
     assert "policy" in repr(found)
 
 
-def test_steps_that_are_sent_are_recorded_too(make_env: MakeEnv) -> None:
+def test_profile_records_steps_that_were_sent(make_env: MakeEnv) -> None:
     env = sleepers(make_env, asynchronous="restart")
     with env.profile() as profile:
         env.send([1, 1, 1, 1])
@@ -145,7 +145,7 @@ class Raising(Counter):
         return super().step(action)
 
 
-def test_an_env_that_raises_is_recorded_with_the_others(make_env: MakeEnv) -> None:
+def test_profile_records_a_step_that_raises(make_env: MakeEnv) -> None:
     env = make_env([Raising] * 4, num_cpus=1, asynchronous="continue")
     env.reset(seed=0)
     with env.profile() as profile:
@@ -165,13 +165,13 @@ def record_and_fail(env: ParallelEnv) -> Profile:
     return profile
 
 
-def test_an_error_in_the_block_goes_through_and_what_was_recorded_stays(make_env: MakeEnv) -> None:
+def test_error_in_the_profile_block_propagates_and_keeps_the_recording(make_env: MakeEnv) -> None:
     env = sleepers(make_env)
     profile = record_and_fail(env)
     assert turns_of(profile) == {(env_id, "step"): 1 for env_id in range(4)}
 
 
-def test_an_adapter_is_recorded_as_what_it_steps(make_env: MakeEnv) -> None:
+def test_profile_records_steps_through_an_adapter(make_env: MakeEnv) -> None:
     env = make_env([lambda: Counter(0, 2)] * 2)
     vector_env = env.to_gymnasium("NextStep")
     vector_env.reset(seed=0)
@@ -183,7 +183,7 @@ def test_an_adapter_is_recorded_as_what_it_steps(make_env: MakeEnv) -> None:
     assert len(profile.recording.calls) >= 3
 
 
-# ---------------------------------------------------------------- when something fails
+# ---------------------------------------------------------------- failures
 
 
 class Killed(Counter):
@@ -194,7 +194,7 @@ class Killed(Counter):
 
 
 @pytest.mark.parametrize("mode", ["subproc"], indirect=True)
-def test_a_worker_that_dies_has_noted_nothing_and_the_others_have(make_env: MakeEnv) -> None:
+def test_profile_omits_a_worker_that_died(make_env: MakeEnv) -> None:
     env = make_env([Killed] * 4, num_cpus=2)
     env.reset(seed=0)
     with env.profile() as profile, pytest.raises(WorkerDiedError):
@@ -202,14 +202,14 @@ def test_a_worker_that_dies_has_noted_nothing_and_the_others_have(make_env: Make
     assert profile.recording.missing == (2, 3)
     assert turns_of(profile) == {(0, "step"): 1, (1, "step"): 1}
     assert "not recorded: envs [2, 3]" in repr(profile.summary())
-    with env.profile() as profile:  # of those that live
+    with env.profile() as profile:  # of the live workers
         env.step([1, 1], [0, 1])
     assert turns_of(profile) == {(0, "step"): 1, (1, "step"): 1}
 
 
 @pytest.mark.parametrize("mode", ["subproc", "ray", "ray-subproc"], indirect=True)
 @pytest.mark.parametrize("on_failure", ["raise", "restart"])
-def test_a_worker_that_is_built_anew_is_recorded_from_then_on(make_env: MakeEnv, on_failure: Any) -> None:
+def test_profile_records_a_rebuilt_worker_from_its_restart(make_env: MakeEnv, on_failure: Any) -> None:
     env = make_env([Killed] * 4, num_cpus=2, asynchronous="restart", on_failure=on_failure)
     env.reset(seed=0)
     with env.profile() as profile:
@@ -224,7 +224,7 @@ def test_a_worker_that_is_built_anew_is_recorded_from_then_on(make_env: MakeEnv,
         assert {2, 3} <= set(rebuilt)
         for _ in range(5):
             env.step([1, 1, 1, 1])
-        env.restart([0])  # in a worker that lives, which goes on noting
+        env.restart([0])  # its worker is alive and continues to record
     recording = profile.recording
     assert (recording.missing, recording.rebuilt) == ((), rebuilt)
     turns = turns_of(profile)
@@ -245,7 +245,7 @@ def test_a_worker_that_is_built_anew_is_recorded_from_then_on(make_env: MakeEnv,
 
 
 @pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
-def test_a_pool_that_is_closed_in_the_block_has_calls_only(make_env: MakeEnv) -> None:
+def test_profile_of_an_env_closed_in_the_block_has_only_calls(make_env: MakeEnv) -> None:
     env = sleepers(make_env)
     with env.profile() as profile:
         env.step([1] * 4)
@@ -270,7 +270,7 @@ def test_profile_omits_workers_that_exceed_the_collect_timeout(
 
 
 class Gate(Counter):
-    """Its step waits until somebody opens it."""
+    """Its step waits until it is opened."""
 
     is_in, is_open = threading.Event(), threading.Event()
 
@@ -282,7 +282,7 @@ class Gate(Counter):
 
 @contextlib.contextmanager
 def in_a_step(env: ParallelEnv) -> Iterator[None]:
-    """Let another thread be in a step."""
+    """Run a step in another thread meanwhile."""
     Gate.is_in.clear()
     Gate.is_open.clear()
     thread = threading.Thread(target=env.step, args=([1, 1],))
@@ -295,7 +295,7 @@ def in_a_step(env: ParallelEnv) -> Iterator[None]:
         thread.join(30)
 
 
-def test_a_call_of_another_thread_is_waited_for_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_profile_waits_at_its_end_for_a_call_of_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     with ParallelEnv([Gate, Gate], asynchronous="restart") as env:
         env.reset(seed=0)
         monkeypatch.setattr("parallelenv.notebook.recorder.time.sleep", lambda seconds: Gate.is_open.set())
@@ -307,7 +307,7 @@ def test_a_call_of_another_thread_is_waited_for_at_the_end(monkeypatch: pytest.M
         assert turns_of(profile) == {(0, "step"): 1, (1, "step"): 1}
 
 
-def test_a_call_of_another_thread_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_profile_stops_waiting_for_another_thread_after_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("parallelenv.notebook.recorder.COLLECT_TIMEOUT", 0.05)
     with ParallelEnv([Gate, Gate], asynchronous="restart") as env:
         env.reset(seed=0)
@@ -330,7 +330,7 @@ class Interrupted(Counter):
         return super().step(action)
 
 
-def test_an_interrupted_step_does_not_go_on_to_end_the_block() -> None:
+def test_interrupted_step_does_not_resume_at_the_end_of_the_block() -> None:
     with ParallelEnv([Interrupted, Interrupted], asynchronous="restart") as env:
         env.reset(seed=0)
         with pytest.raises(KeyboardInterrupt), env.profile() as profile:
@@ -342,11 +342,11 @@ def test_an_interrupted_step_does_not_go_on_to_end_the_block() -> None:
             env.recv(2)
         assert host._envs[1].env.count == 1
         env.reset()
-        assert host.notes is None
+        assert host.tracer is None
 
 
 @pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
-def test_two_at_once_are_refused(make_env: MakeEnv) -> None:
+def test_second_concurrent_profile_is_refused(make_env: MakeEnv) -> None:
     env = sleepers(make_env)
     with env.profile() as profile:
         with pytest.raises(EnvBusyError, match="is recorded already"):
@@ -355,7 +355,7 @@ def test_two_at_once_are_refused(make_env: MakeEnv) -> None:
     assert turns_of(profile) == {(env_id, "step"): 1 for env_id in range(4)}
 
 
-def test_before_the_end_there_is_nothing_to_ask() -> None:
+def test_profile_has_no_summary_before_the_block_ends() -> None:
     with ParallelEnv([Counter]) as env, env.profile() as profile:
         assert repr(profile) == "<Profile, still recording>"
         for ask in (profile.summary, profile.plot, lambda: profile.save("trace.json")):
@@ -363,7 +363,7 @@ def test_before_the_end_there_is_nothing_to_ask() -> None:
                 ask()
 
 
-def test_a_host_stops_noting_when_it_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recording_stops_when_the_buffer_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("parallelenv.worker.tracer.MOST_SPANS", 3)
     with ParallelEnv([Counter, Counter], asynchronous="restart") as env:
         env.reset(seed=0)
@@ -375,10 +375,10 @@ def test_a_host_stops_noting_when_it_is_full(monkeypatch: pytest.MonkeyPatch) ->
     assert "incomplete: the recording is full" in repr(profile.summary())
 
 
-# ---------------------------------------------------------------- nothing when off
+# ---------------------------------------------------------------- no recording outside of the block
 
 
-def test_a_host_is_what_it_was_before_and_afterwards() -> None:
+def test_tracing_restores_the_host_afterwards() -> None:
     with ParallelEnv([Counter]) as env:
         env.reset(seed=0)
         host = env.engine.pool._workers[0].channel._host  # type: ignore[attr-defined]
@@ -386,15 +386,15 @@ def test_a_host_is_what_it_was_before_and_afterwards() -> None:
         user = type(env.engine.guard.users)
         with env.profile():
             env.step([1])
-            assert host.notes is not None
-            assert host.resets is None  # but within what is noted
+            assert host.tracer is not None
+            assert host.resets is None  # only within recorded commands
             assert type(host) is Host  # an object whose class was changed is slower ever after
-        assert host.notes is None
+        assert host.tracer is None
         assert set(vars(host)) == before
         assert type(env.engine.guard.users) is user
 
 
-def test_a_host_that_is_not_watched_has_nothing_to_say() -> None:
+def test_end_tracing_returns_none_for_an_untraced_host() -> None:
     with ParallelEnv([Counter]) as env:
         host = env.engine.pool._workers[0].channel._host  # type: ignore[attr-defined]
         assert end_tracing(host) is None
@@ -402,10 +402,10 @@ def test_a_host_that_is_not_watched_has_nothing_to_say() -> None:
         assert isinstance(end_tracing(host), HostRecord)
 
 
-# ---------------------------------------------------------------- other clocks
+# ---------------------------------------------------------------- clocks of other machines
 
 
-def test_the_clock_of_another_machine_is_brought_in_line() -> None:
+def test_clock_of_another_machine_is_aligned() -> None:
     with ParallelEnv([Counter]) as env:
         recorder = Recorder(env)
         recorder._answers = {0: ("other", 990.0, (10.0, 11.0))}
@@ -419,9 +419,7 @@ def test_the_clock_of_another_machine_is_brought_in_line() -> None:
         assert found.spans.tolist()[0] == pytest.approx([15.1, 16.1])
         assert recorder._aligned(far, (20.0, 29.0)).spans.tolist()[0] == pytest.approx([20.5, 21.5])
         third = HostRecord(**{**fields, "clock": "third", "now": 1005.0, "spans": spans, "operations": ["step"]})
-        assert recorder._aligned(third, (20.0, 29.0)).spans.tolist()[0] == pytest.approx(
-            [19.5, 20.5]
-        )  # built anew there
+        assert recorder._aligned(third, (20.0, 29.0)).spans.tolist()[0] == pytest.approx([19.5, 20.5])  # rebuilt there
     assert clock_id()
     assert this_process() == ProcessInfo(os.getpid(), this_process().machine)
 
@@ -437,7 +435,7 @@ def test_the_clock_of_another_machine_is_brought_in_line() -> None:
         (2, [3, 3], 0.0, "all is well"),
     ],
 )
-def test_advice_names_what_takes_the_time(
+def test_advice_names_the_largest_time_share(
     num_cpus: int, actions: list[int], pause: float, advice: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("parallelenv.notebook.profile_summary.usable_cores", lambda: 1)
@@ -479,7 +477,7 @@ def test_spans_are_merged() -> None:
     assert total_length(merge(np.zeros((0, 2)))) == 0
 
 
-# ---------------------------------------------------------------- picture and trace
+# ---------------------------------------------------------------- timeline and trace
 
 
 @pytest.fixture(scope="module")
@@ -493,13 +491,13 @@ def recorded() -> Profile:
     return profile
 
 
-def test_a_trace_is_what_perfetto_reads(recorded: Profile, tmp_path: Path) -> None:
+def test_saved_trace_has_the_format_of_perfetto(recorded: Profile, tmp_path: Path) -> None:
     path = recorded.save(tmp_path / "trace.json")
     trace = json.loads(path.read_text())
     events = trace["traceEvents"]
     said = {(event["name"], event["tid"]): event["args"] for event in events if event["ph"] == "M"}
     assert said["process_name", 1] == {"name": "ParallelEnv"}
-    assert said["thread_name", 1] == {"name": "caller"}  # thread 0 would be laid over another one by Perfetto
+    assert said["thread_name", 1] == {"name": "caller"}  # Perfetto would overlay thread 0 with another one
     for number, worker in enumerate(recorded.recording.workers, start=2):
         name = f"worker of envs {2 * number - 4}-{2 * number - 3} ({worker.process.pid})"
         assert said["thread_name", number] == {"name": name}
@@ -527,7 +525,7 @@ def test_a_trace_is_what_perfetto_reads(recorded: Profile, tmp_path: Path) -> No
         recorded.save("trace\0.json")
 
 
-def test_a_timeline_is_a_picture_by_itself(recorded: Profile, tmp_path: Path) -> None:
+def test_timeline_is_a_self_contained_svg(recorded: Profile, tmp_path: Path) -> None:
     path = tmp_path / "time.svg"
     timeline = recorded.plot(path=path)
     root = xml.etree.ElementTree.fromstring(path.read_text())
@@ -545,7 +543,7 @@ def test_a_timeline_is_a_picture_by_itself(recorded: Profile, tmp_path: Path) ->
         recorded.plot(path=tmp_path / "time.png")
 
 
-def test_parts_of_a_share_stand_under_it_and_the_others_add_up(recorded: Profile) -> None:
+def test_summary_indents_sub_shares_and_main_shares_add_up(recorded: Profile) -> None:
     found = recorded.summary()
     lines = repr(found).splitlines()
     rows = {line[:12].rstrip(): float(line[12:].split("%")[0]) for line in lines[2:6]}
@@ -566,16 +564,16 @@ def test_parts_of_a_share_stand_under_it_and_the_others_add_up(recorded: Profile
         (86400.0, "86,400 s"),
     ],
 )
-def test_durations_have_three_digits_and_a_unit_that_suits_them(seconds: float, text: str) -> None:
+def test_durations_have_three_digits_and_a_suitable_unit(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
-def test_the_axis_of_a_timeline_has_round_numbers() -> None:
+def test_timeline_axis_has_round_numbers() -> None:
     assert [_moment(seconds, 2e-5) for seconds in (0.0, 4e-5, 0.0125)] == ["0 µs", "40 µs", "12,500 µs"]
     assert [_moment(seconds, 0.5) for seconds in (0.5, 12000.0)] == ["0.5 s", "12,000 s"]
 
 
-def test_a_part_of_a_timeline_can_be_asked_for(recorded: Profile) -> None:
+def test_plot_accepts_a_part_of_the_recording(recorded: Profile) -> None:
     whole, part = recorded.plot(), recorded.plot(0.0, 0.02)
     assert 0 < part.svg.count("env 1: step") < whole.svg.count("env 1: step")
     for begin, end in [(0.2, 0.1), (-1.0, None), (1e6, None), ("a", None), (None, True), (float("nan"), None)]:
@@ -583,8 +581,8 @@ def test_a_part_of_a_timeline_can_be_asked_for(recorded: Profile) -> None:
             recorded.plot(begin, end)  # type: ignore[arg-type]
 
 
-def test_a_long_recording_is_shaded_with_some_steps_below(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(StepSkipping, "left_out", lambda *_: 0)  # else how long it is depends on the machine
+def test_timeline_of_a_long_recording_is_condensed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StepSkipping, "left_out", lambda *_: 0)  # otherwise its length depends on the machine
     with ParallelEnv([Counter] * 8, asynchronous="restart") as env:
         env.reset(seed=0)
         with env.profile() as profile:

@@ -1,4 +1,4 @@
-"""What a `ParallelEnv` shows of itself in a notebook, and that it costs and harms nobody."""
+"""The repr of a `ParallelEnv` in a notebook, and that it has no side effects."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def counters(*numbers: int, length: int = 3) -> list[Any]:
 
 
 def bundle(env: Any) -> dict[str, str]:
-    """Return what IPython would show, asked as it asks."""
+    """Return the outputs that IPython would show."""
     from IPython.core.formatters import DisplayFormatter
 
     formatter = DisplayFormatter()
@@ -46,7 +46,7 @@ def states_of(env: ParallelEnv) -> list[str]:
 
 
 class Tags(html.parser.HTMLParser):
-    """Notes the tags, and that each is closed."""
+    """Records the tags, and checks that each is closed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,10 +72,10 @@ def parsed(page: str) -> Tags:
     return tags
 
 
-# ---------------------------------------------------------------- what is shown
+# ---------------------------------------------------------------- contents
 
 
-def test_it_says_what_there_is_to_say(make_env: MakeEnv, mode: str) -> None:
+def test_repr_shows_envs_episodes_steps_and_workers(make_env: MakeEnv, mode: str) -> None:
     env = make_env(counters(0, 1, 2, 3), asynchronous="restart", num_cpus=2)
     env.reset(seed=0)
     for _ in range(10):
@@ -106,7 +106,7 @@ class InfoEnv(Counter):
         return os.getpid()
 
 
-def test_the_process_ids_are_those_of_the_workers_also_after_a_restart(make_env: MakeEnv) -> None:
+def test_repr_shows_process_ids_of_workers_after_restart(make_env: MakeEnv) -> None:
     env = make_env([lambda number=number: InfoEnv(number) for number in range(4)], num_cpus=2)
     for _ in range(2):
         found = repr_data(env, "").workers
@@ -116,7 +116,7 @@ def test_the_process_ids_are_those_of_the_workers_also_after_a_restart(make_env:
 
 
 @pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
-def test_every_state_has_its_colour(make_env: MakeEnv) -> None:
+def test_repr_shows_each_env_state_in_its_colour(make_env: MakeEnv) -> None:
     env = make_env(counters(0, 1, 2, 3, length=2), asynchronous="idle", num_cpus=2)
     assert states_of(env) == ["needs reset"] * 4
     assert "4 need reset" in bundle(env)["text/plain"]
@@ -144,7 +144,7 @@ class Killed(Counter):
 
 
 @pytest.mark.parametrize("mode", ["subproc"], indirect=True)
-def test_envs_whose_worker_died_have_failed(make_env: MakeEnv) -> None:
+def test_repr_shows_envs_of_a_dead_worker_as_failed(make_env: MakeEnv) -> None:
     env = make_env([lambda number=number: Killed(number) for number in range(4)], num_cpus=2)
     env.reset(seed=0)
     with pytest.raises(WorkerDiedError):
@@ -164,7 +164,7 @@ def test_repr_shows_ended_envs_as_running_with_restart(make_env: MakeEnv) -> Non
     assert states_of(env) == ["running", "running"]
 
 
-def test_a_wrapper_shows_what_it_is_around(make_env: MakeEnv) -> None:
+def test_repr_of_a_wrapper_shows_the_wrapped_env(make_env: MakeEnv) -> None:
     env = CheckFinite(make_env(counters(0, 1)))
     env.reset(seed=0)
     found = bundle(env)
@@ -172,14 +172,14 @@ def test_a_wrapper_shows_what_it_is_around(make_env: MakeEnv) -> None:
     assert "2 running" in found["text/html"]
 
 
-def test_what_could_be_markup_is_text() -> None:
+def test_markup_in_texts_is_escaped() -> None:
     portrait = ReprData("<script>alert('&')</script>", ["running"], EpisodeSummary(0, 0, None, None), None, [])
     tags = parsed(portrait.html())
     assert "script" not in tags.seen
     assert "<script>alert('&')</script>" in "".join(tags.texts)
 
 
-def test_thousands_of_envs_stay_small_on_the_page() -> None:
+def test_html_of_thousands_of_envs_stays_small() -> None:
     workers = [WorkerRow((index,), ProcessInfo(1, "elsewhere"), None, 0.5) for index in range(500)]
     portrait = ReprData("many", ["running"] * 5000, EpisodeSummary(1, 0, None, None), 1.0, workers)
     assert len(portrait.html()) < 60_000
@@ -189,7 +189,7 @@ def test_thousands_of_envs_stay_small_on_the_page() -> None:
     assert "5,000 running" in portrait.text()
 
 
-def test_numbers_of_one_and_of_many_read_well() -> None:
+def test_singular_plural_and_thousands_separators() -> None:
     one = ReprData("", ["needs reset"], EpisodeSummary(1, 1, -1.5, 1.0), 155.4, [])
     assert "envs      1 needs reset\n" in one.text()
     assert "so far    1 step (155/s)\n" in one.text()
@@ -199,21 +199,21 @@ def test_numbers_of_one_and_of_many_read_well() -> None:
     assert "episodes  4,321 ended; mean of the last 100: return 123,457, length 2,048" in many.text()
 
 
-def test_states_differ_in_more_than_colour() -> None:
+def test_env_states_differ_in_colour_and_sign() -> None:
     assert len({look.colour for look in LOOKS.values()}) == len({look.sign for look in LOOKS.values()}) == len(LOOKS)
 
 
-def test_envs_without_tasks_are_exhausted() -> None:
+def test_repr_shows_envs_without_tasks_as_exhausted() -> None:
     with ParallelEnv([Counter] * 2, asynchronous="restart") as env:
         env.reset(seed=0)
-        env.engine.stepper.episodes.exhausted.add(1)
+        env.engine.table.exhausted.add(1)
         assert states_of(env) == ["running", "exhausted"]
 
 
-# ---------------------------------------------------------------- that it asks nobody
+# ---------------------------------------------------------------- no side effects
 
 
-def test_probing_reaches_no_worker_and_finds_no_more(make_env: MakeEnv, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probing_for_repr_methods_sends_nothing_to_workers(make_env: MakeEnv, monkeypatch: pytest.MonkeyPatch) -> None:
     env = make_env(counters(0, 1))
     env.reset(seed=0)
 
@@ -240,7 +240,7 @@ class Slow(Counter):
 
 
 @pytest.mark.parametrize("mode", ["dummy", "thread"], indirect=True)
-def test_it_is_shown_while_another_thread_waits_in_a_step(make_env: MakeEnv) -> None:
+def test_repr_is_shown_while_another_thread_steps(make_env: MakeEnv) -> None:
     Slow.begun, Slow.may_end = threading.Event(), threading.Event()
     env = make_env([Slow, Slow])
     env.reset(seed=0)
@@ -256,7 +256,7 @@ def test_it_is_shown_while_another_thread_waits_in_a_step(make_env: MakeEnv) -> 
     assert states_of(env) == ["running", "running"]
 
 
-def test_a_closed_one_is_grey_and_keeps_its_counts(make_env: MakeEnv) -> None:
+def test_repr_of_a_closed_env_is_grey_and_keeps_its_counts(make_env: MakeEnv) -> None:
     env = make_env(counters(0, 1), asynchronous="restart")
     env.reset(seed=0)
     for _ in range(3):
@@ -278,14 +278,14 @@ class Broken(gym.Env[Any, Any]):
         raise ValueError("no")
 
 
-def test_one_that_could_not_be_made_shows_that() -> None:
+def test_repr_of_an_env_whose_constructor_failed() -> None:
     env = ParallelEnv.__new__(ParallelEnv)
     with pytest.raises(ValueError, match="no"):
         env.__init__([Broken])  # type: ignore[misc]
     assert env._repr_mimebundle_() == {"text/plain": "<parallelenv.ParallelEnv, not constructed>"}
 
 
-def test_memory_of_what_is_gone_or_elsewhere_is_not_known() -> None:
+def test_memory_of_ended_or_remote_processes_is_unknown() -> None:
     assert ProcessInfo(0, this_process().machine).memory() is None
     assert ProcessInfo(os.getpid(), "elsewhere").memory() is None
     assert ProcessInfo(2**22 + 1, this_process().machine).memory() is None
@@ -326,7 +326,7 @@ def test_constantly_busy_workers_show_little_waiting_time(make_env: MakeEnv) -> 
 
 
 @pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
-def test_long_pauses_do_not_count(make_env: MakeEnv, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_rate_ignores_long_pauses(make_env: MakeEnv, monkeypatch: pytest.MonkeyPatch) -> None:
     env = make_env([Sleepy, Sleepy])
     env.reset(seed=0)
     env.step([1, 1])
@@ -336,20 +336,20 @@ def test_long_pauses_do_not_count(make_env: MakeEnv, monkeypatch: pytest.MonkeyP
     env.step([1, 1])
     after = env.engine.pool.hours.elapsed()
     assert before < after < before + 0.9
-    threading.Event().wait(0.1)  # a short one does
+    threading.Event().wait(0.1)  # short pauses count
     env.step([1, 1])
     assert env.engine.pool.hours.elapsed() > after + 0.1
 
 
 @pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
-def test_pauses_between_cells_do_not_count(make_env: MakeEnv, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_rate_ignores_pauses_between_cells(make_env: MakeEnv, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = ["first"]
     monkeypatch.setattr("parallelenv.engine.utilisation.current_run", lambda: runs[-1])
     env = make_env([Sleepy, Sleepy])
     env.reset(seed=0)
     env.step([1, 1])
     before = env.engine.pool.hours.elapsed()
-    threading.Event().wait(0.5)  # within a cell, as a learner learns
+    threading.Event().wait(0.5)  # within a cell, for example while learning
     env.step([1, 1])
     after = env.engine.pool.hours.elapsed()
     assert after > before + 0.5
@@ -359,7 +359,7 @@ def test_pauses_between_cells_do_not_count(make_env: MakeEnv, monkeypatch: pytes
     assert env.engine.pool.hours.elapsed() < after + 0.4
 
 
-def test_the_package_lists_its_folders() -> None:
+def test_pyproject_lists_all_packages() -> None:
     root = Path(__file__).parents[2]
     listed = re.search(r"^packages = (.*)$", (root / "pyproject.toml").read_text(), re.MULTILINE)
     folders = {f"parallelenv.{path.parent.name}" for path in root.glob("parallelenv/*/__init__.py")}
@@ -367,7 +367,7 @@ def test_the_package_lists_its_folders() -> None:
     assert folders | {"parallelenv"} == set(re.findall(r'"([\w.]+)"', listed[1]))
 
 
-def test_a_step_counts_rewards_that_are_no_numbers_as_unknown(make_env: MakeEnv) -> None:
+def test_repr_omits_mean_return_of_non_numeric_rewards(make_env: MakeEnv) -> None:
     env = make_env([lambda: Vector(0, 2)] * 2, asynchronous="restart")
     env.reset(seed=0)
     for _ in range(4):

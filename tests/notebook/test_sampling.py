@@ -1,4 +1,4 @@
-"""Of quick steps only some are recorded, and they stand for the others."""
+"""Only some of many fast steps are recorded, and represent the others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import time
 import weakref
 from collections.abc import Callable
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from conftest import MakeEnv
 
 from parallelenv import ParallelEnv
 from parallelenv.contract.process_info import this_process
-from parallelenv.contract.protocol import NOTED
 from parallelenv.engine.thread_guard import Use
 from parallelenv.errors import EnvBusyError
 from parallelenv.notebook.profile import Profile
@@ -44,7 +42,7 @@ WITH_GAPS = NUM_FIRST + NUM_WINDOWS * (GAP + 1 + IN_WINDOW)
 
 @pytest.fixture
 def leave_out(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Return what lets so many steps be left out after those that were noted, however quick they are."""
+    """Return a function that sets how many steps are skipped after the recorded ones."""
 
     def force(number: int) -> None:
         monkeypatch.setattr(StepSkipping, "left_out", lambda *_: number)
@@ -62,10 +60,10 @@ def noted_steps(profile: Profile) -> dict[int, int]:
     return {env.env_id: env.steps for env in profile.summary().envs}
 
 
-# ---------------------------------------------------------------- what is left out
+# ---------------------------------------------------------------- skipped steps
 
 
-def test_every_host_notes_the_steps_that_the_caller_says(make_env: MakeEnv, leave_out: Callable[[int], None]) -> None:
+def test_every_host_records_the_steps_chosen_by_the_caller(make_env: MakeEnv, leave_out: Callable[[int], None]) -> None:
     leave_out(GAP)
     env = counters(make_env)
     with env.profile() as profile:
@@ -86,7 +84,7 @@ def test_every_host_notes_the_steps_that_the_caller_says(make_env: MakeEnv, leav
     assert f"of the time and {noted} steps of envs" in repr(found)
 
 
-def test_slow_steps_are_all_noted(make_env: MakeEnv) -> None:
+def test_all_slow_steps_are_recorded(make_env: MakeEnv) -> None:
     env = counters(make_env, 2)
     with env.profile() as profile:
         for _ in range(NUM_FIRST + 20):
@@ -97,7 +95,7 @@ def test_slow_steps_are_all_noted(make_env: MakeEnv) -> None:
     assert noted_steps(profile) == {0: NUM_FIRST + 20, 1: NUM_FIRST + 20}
 
 
-def test_most_quick_steps_are_left_out() -> None:
+def test_most_fast_steps_are_skipped() -> None:
     with ParallelEnv([lambda: Counter(0, 1000)] * 2, asynchronous="restart") as env:
         env.reset(seed=0)
         with env.profile() as profile:
@@ -107,7 +105,7 @@ def test_most_quick_steps_are_left_out() -> None:
     assert noted_steps(profile)[1] < 2700
 
 
-def test_it_takes_so_much_of_the_time_as_is_wanted() -> None:
+def test_step_skipping_keeps_the_recording_cost_at_its_target() -> None:
     thinning = StepSkipping()
     assert thinning.left_out(8, 1.01 * COST_OF_COMMAND / ALLOWED, 0, 0) == 0
     for num_envs, num_resets in ((0, 0), (4, 0), (4, 2)):
@@ -118,9 +116,9 @@ def test_it_takes_so_much_of_the_time_as_is_wanted() -> None:
         assert 8 * cost / ((8 + np.mean(gaps)) * seconds) == pytest.approx(WANTED, rel=0.02)
 
 
-def test_a_host_thins_steps_within_a_rollout_by_itself(leave_out: Callable[[int], None]) -> None:
+def test_host_skips_steps_within_a_rollout(leave_out: Callable[[int], None]) -> None:
     leave_out(4)
-    num_steps = NUM_FIRST - 1 + 50  # the last one of the first ones stands for five, and so do nine others
+    num_steps = NUM_FIRST - 1 + 50  # the last of the first steps represents five, and so do nine others
     with ParallelEnv([lambda: Counter(0, 1000)] * 2, asynchronous="restart") as env:
         env.reset(seed=0)
         with env.profile() as profile:
@@ -134,7 +132,7 @@ def test_a_host_thins_steps_within_a_rollout_by_itself(leave_out: Callable[[int]
     assert 0 < found.policy_share < 1
 
 
-def test_what_was_sent_before_a_window_is_waited_for(make_env: MakeEnv, leave_out: Callable[[int], None]) -> None:
+def test_sampling_window_waits_for_steps_sent_before(make_env: MakeEnv, leave_out: Callable[[int], None]) -> None:
     leave_out(GAP)
     env = counters(make_env)
     with env.profile() as profile:
@@ -146,21 +144,21 @@ def test_what_was_sent_before_a_window_is_waited_for(make_env: MakeEnv, leave_ou
     assert 0 < sum(noted_steps(profile).values()) < 600
 
 
-def test_a_window_does_not_begin_while_something_is_under_way_that_is_not_noted() -> None:
+def test_sampling_window_starts_only_without_unrecorded_steps_in_flight() -> None:
     with ParallelEnv([lambda: Sleepy(0, 1000)] * 2, "thread", "restart", num_cpus=2) as env:
         env.reset(seed=0)
         sampling = Sampling(env.engine)
         env.send([100], [0])
-        assert len(list(sampling._clear_the_way(count(NOTED)))) == 8  # and then it does: not for ever
+        assert len(list(sampling._clear_the_way())) == 8  # then it starts: the wait is limited
         env.recv()
-        assert len(list(sampling._clear_the_way(count(NOTED)))) == 1
+        assert len(list(sampling._clear_the_way())) == 1
 
 
 def num_resets(profile: Profile) -> int:
     return sum(len(worker.resets) for worker in profile.recording.workers)
 
 
-def test_a_reset_is_noted_with_its_step(make_env: MakeEnv, leave_out: Callable[[int], None]) -> None:
+def test_autoreset_is_recorded_with_its_step(make_env: MakeEnv, leave_out: Callable[[int], None]) -> None:
     leave_out(GAP)
     env = make_env([lambda: Counter(0, 1)] * 4, num_cpus=2, asynchronous="restart")
     env.reset(seed=0)
@@ -177,7 +175,7 @@ def test_a_reset_is_noted_with_its_step(make_env: MakeEnv, leave_out: Callable[[
 
 
 @pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
-def test_a_reset_in_the_place_of_a_step_is_noted_with_it(make_env: MakeEnv, leave_out: Callable[[int], None]) -> None:
+def test_next_step_reset_is_recorded(make_env: MakeEnv, leave_out: Callable[[int], None]) -> None:
     leave_out(GAP)
     env = make_env([lambda: Counter(0, 1)] * 2, num_cpus=2)
     vector_env = env.to_gymnasium("NextStep")
@@ -190,7 +188,7 @@ def test_a_reset_in_the_place_of_a_step_is_noted_with_it(make_env: MakeEnv, leav
     assert num_resets(profile) == pytest.approx(steps, abs=2 * (1 + NUM_WINDOWS))  # every other one of two envs
 
 
-def test_a_reset_within_a_rollout_is_noted_with_its_step(leave_out: Callable[[int], None]) -> None:
+def test_autoreset_within_a_rollout_is_recorded_with_its_step(leave_out: Callable[[int], None]) -> None:
     leave_out(4)
     with ParallelEnv([lambda: Counter(0, 1)] * 2, asynchronous="restart") as env:
         env.reset(seed=0)
@@ -199,7 +197,7 @@ def test_a_reset_within_a_rollout_is_noted_with_its_step(leave_out: Callable[[in
     assert num_resets(profile) == 2 * (NUM_FIRST - 1 + 10)
 
 
-def test_what_it_costs_to_note_resets_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_skipping_gets_the_number_of_resets_per_host(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
     def note(_: StepSkipping, num_noted: int, seconds: float, *numbers: float) -> int:
@@ -219,11 +217,11 @@ def test_what_it_costs_to_note_resets_is_known(monkeypatch: pytest.MonkeyPatch) 
         asked.clear()
 
 
-# ---------------------------------------------------------------- what stands for what
+# ---------------------------------------------------------------- weights
 
 
 class Sleepy(Counter):
-    """Its action says for how many milliseconds a step sleeps; on a busy machine it is longer."""
+    """Each step sleeps for as many milliseconds as its action, or longer on a busy machine."""
 
     slept = 0.0
 
@@ -242,7 +240,7 @@ def test_sampled_profile_estimates_match_measured_times(make_env: MakeEnv, leave
     own = 0.0
     with env.profile() as profile:
         for number in range(WITH_GAPS):
-            slow = number >= NUM_FIRST  # all that is left out is slow
+            slow = number >= NUM_FIRST  # all skipped steps are slow
             env.step([4, 8] if slow else [0, 0])
             begin = time.perf_counter()
             time.sleep(8e-3 if slow else 0.0)
@@ -250,7 +248,7 @@ def test_sampled_profile_estimates_match_measured_times(make_env: MakeEnv, leave
     slept = env.get_env_attr("slept")
     found = profile.summary()
     together = sum(slept) if len(found.workers) == 1 else max(slept)
-    # Near enough on a busy machine; of what was noted alone, nearly nothing would be the envs' or the caller's.
+    # Near enough on a busy machine; unweighted, the shares of envs and caller would be nearly 0.
     assert found.env_share == pytest.approx(together / found.seconds, rel=0.5)
     assert found.caller_share == pytest.approx(own / found.seconds, rel=0.5)
     for env_time, seconds in zip(found.envs, slept, strict=True):
@@ -258,7 +256,7 @@ def test_sampled_profile_estimates_match_measured_times(make_env: MakeEnv, leave
 
 
 def made_up() -> Recording:
-    """Return 10 seconds, of which the first and the ninth were noted: a step of 0.2 s and one of 0.5 s."""
+    """Return a recording of 10 seconds with two windows: a step of 0.2 s in the first, one of 0.5 s in the ninth."""
     spans = np.array([[0.1, 0.3], [8.25, 8.75]])
     worker = WorkerRecord(
         (0,),
@@ -291,13 +289,13 @@ def test_sampling_windows_are_weighted_by_the_time_they_represent() -> None:
     assert found.envs[0].longest == pytest.approx(0.5)
 
 
-def test_nothing_is_said_of_the_caller_where_nothing_was_noted() -> None:
+def test_time_outside_of_windows_is_not_attributed_to_the_caller() -> None:
     recording = made_up()
     assert recording.outside(recording.calls).tolist() == [[0.5, 1.0]]
     assert recording.outside(np.zeros((0, 2))).tolist() == [[0, 1], [8, 9]]
 
 
-def test_time_up_to_a_moment_is_counted() -> None:
+def test_cover_sums_span_time_up_to_a_moment() -> None:
     spans = np.array([[1.0, 2.0], [4.0, 6.0]])
     assert cover(spans, np.array([0, 1.5, 3, 5, 9])).tolist() == [0, 0.5, 1, 2, 3]
     assert cover(np.zeros((0, 2)), np.array([[1.0, 2.0]])).tolist() == [[0, 0]]
@@ -309,13 +307,13 @@ def test_time_up_to_a_moment_is_counted() -> None:
 USE: Use = (5, "step")
 
 
-def test_a_call_of_another_thread_that_is_refused_is_not_noted() -> None:
+def test_refused_call_of_another_thread_is_not_recorded() -> None:
     calls = CallRecorder({"": USE})
     assert calls.setdefault("", (6, "step")) is USE
     assert len(calls) == 0
 
 
-def test_a_call_within_a_call_is_a_part_of_it() -> None:
+def test_nested_call_is_part_of_the_outer_call() -> None:
     user: dict[str, Use] = {}
     calls = CallRecorder(user)
     begin = time.perf_counter()
@@ -326,12 +324,12 @@ def test_a_call_within_a_call_is_a_part_of_it() -> None:
     calls.clear()
     assert not user
     calls.setdefault("", USE)
-    calls.close(time.perf_counter())  # in the midst of it
+    calls.close(time.perf_counter())  # during the call
     spans = calls.spans(begin, time.perf_counter())
     assert len(spans) == 2
     assert (np.diff(spans.ravel()) > 0).all()
     assert calls.windows == [(begin, spans[-1, 1])]
-    calls.close(time.perf_counter())  # nothing is open
+    calls.close(time.perf_counter())  # no window is open
     assert len(calls.windows) == 1
 
 
@@ -339,7 +337,7 @@ def test_calls_are_clipped_to_the_sampling_window() -> None:
     calls = CallRecorder({})
     calls.open(1.0, is_in_call=False)
     calls.close(2.0)
-    for _ in range(3):  # noted in vain; the last one goes on when the window opens
+    for _ in range(3):  # not recorded; the last one continues when the window opens
         calls.clear()
         calls.setdefault("", USE)
     opened = time.perf_counter()
@@ -347,7 +345,7 @@ def test_calls_are_clipped_to_the_sampling_window() -> None:
     calls.clear()
     ended = time.perf_counter()
     calls.close(ended)
-    calls.setdefault("", USE)  # and after it there is none
+    calls.setdefault("", USE)  # no window is open afterwards
     calls.clear()
     spans = calls.spans(0.0, time.perf_counter())
     assert len(spans) == 1
@@ -358,7 +356,7 @@ def test_recorded_calls_fall_within_sampling_windows(make_env: MakeEnv, leave_ou
     leave_out(GAP)
     env = counters(make_env)
     with env.profile() as profile:
-        for _ in range(WITH_GAPS - IN_WINDOW):  # it ends with one that is noted in vain
+        for _ in range(WITH_GAPS - IN_WINDOW):  # it ends with a step outside of the windows
             env.step([1] * 4)
     recording = profile.recording
     begins, ends = recording.windows[recording.window_of(recording.calls[:, 0])].T
@@ -366,11 +364,11 @@ def test_recorded_calls_fall_within_sampling_windows(make_env: MakeEnv, leave_ou
     assert (recording.calls[:, 1] <= ends).all()
 
 
-# ---------------------------------------------------------------- nothing is left behind
+# ---------------------------------------------------------------- cleanup
 
 
 @pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
-def test_in_a_gap_nothing_is_noted_and_it_is_recorded_all_the_same(
+def test_nothing_is_recorded_in_a_gap_while_profiling_continues(
     make_env: MakeEnv, leave_out: Callable[[int], None]
 ) -> None:
     leave_out(10**6)
@@ -380,18 +378,16 @@ def test_in_a_gap_nothing_is_noted_and_it_is_recorded_all_the_same(
         for _ in range(NUM_FIRST + 3):
             env.step([1] * 4)
         assert env.engine.guard.users is user
-        assert next(env.engine.pool._numbers) < NOTED
+        assert not next(env.engine.pool._traced or iter([True]))
         with pytest.raises(EnvBusyError, match="is recorded already"):
             env.profile().__enter__()
     assert env.engine.guard.users is user
-    assert env.engine.pool._numbers is env.engine.pool._plain_numbers
+    assert env.engine.pool._traced is None
     assert noted_steps(profile) == dict.fromkeys(range(4), NUM_FIRST)
     assert len(profile.recording.windows) == 1
 
 
-def test_an_interrupt_in_the_choice_costs_that_call_and_the_rest_of_the_recording(
-    make_env: MakeEnv, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupt_in_step_skipping_ends_the_recording(make_env: MakeEnv, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: Any) -> int:
         raise KeyboardInterrupt
 
@@ -424,7 +420,7 @@ def test_unfinished_recording_does_not_keep_the_env_alive() -> None:
 # ---------------------------------------------------------------- pictures
 
 
-def test_a_picture_and_a_trace_of_a_sample_have_gaps(leave_out: Callable[[int], None], tmp_path: Path) -> None:
+def test_timeline_and_trace_of_a_sampled_profile_have_gaps(leave_out: Callable[[int], None], tmp_path: Path) -> None:
     leave_out(200)
     with ParallelEnv([lambda: Counter(0, 1000)] * 8, asynchronous="restart") as env:
         env.reset(seed=0)

@@ -1,4 +1,4 @@
-"""Envs that are looked at: below a cell, live, and on film. Without a screen."""
+"""`show`, `play` and `record`, without a display."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Image = pytest.importorskip("PIL.Image")
 
 
 class Lamp(Counter):
-    """Shows how often it was stepped, by its brightness; each is larger than the one before."""
+    """Its brightness shows its step count; each env is larger than the one before."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
     render_mode = "rgb_array"
@@ -48,7 +48,7 @@ class Dark(Counter):
 
 
 class Bare:
-    """No gymnasium env, and nothing to see."""
+    """Not a gymnasium.Env, and without render()."""
 
     count = 0
 
@@ -83,7 +83,7 @@ def frames_of(data: bytes) -> list[Any]:
 
 @pytest.fixture
 def as_webp(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Films are those of a machine without imageio-ffmpeg."""
+    """Record films as on a machine without imageio-ffmpeg."""
     monkeypatch.setattr("parallelenv.notebook.show.has_ffmpeg", lambda: False)
 
 
@@ -91,23 +91,23 @@ without_ffmpeg = pytest.mark.usefixtures("as_webp")
 
 
 @without_ffmpeg
-@pytest.mark.parametrize("policy", [None, "restart"])
-def test_a_film_shows_all_envs_after_each_step(make_env: MakeEnv, policy: Any) -> None:
-    env = lamps(make_env, 0, 1, 2, asynchronous=policy, num_cpus=2)
+@pytest.mark.parametrize("done_policy", [None, "restart"])
+def test_film_shows_all_envs_after_each_step(make_env: MakeEnv, done_policy: Any) -> None:
+    env = lamps(make_env, 0, 1, 2, asynchronous=done_policy, num_cpus=2)
     film = env.record(stay, 6, seed=0, progress=False)
     frames = frames_of(film.data)
     assert film.num_frames == len(frames) == 7
     assert (film.fps, film.path) == (10, None)
     assert frames[0].shape == (49, 33, 3)  # two columns and two rows, with a gap
     brightness = [round(float(frame[:8, :16].mean()) / 40) for frame in frames]
-    assert brightness == [0, 1, 2, 3, 0, 1, 2]  # whoever ends begins anew
+    assert brightness == [0, 1, 2, 3, 0, 1, 2]  # ended envs are reset
     assert film.episodes.lengths.tolist() == [4, 4, 4]
     with pytest.raises(Exception, match=r"reset"):
         env.step([1] * 3)
 
 
 @pytest.mark.parametrize("video_format", ["webp", "gif", "png"])
-def test_a_film_is_written_where_it_is_asked_for(video_format: str, tmp_path: Path) -> None:
+def test_film_is_written_to_the_given_path(video_format: str, tmp_path: Path) -> None:
     path = tmp_path / f"film.{video_format}"
     with ParallelEnv([Lamp, Lamp]) as env:
         film = env.record(stay, 2, path, id=[1], fps=5, progress=False)
@@ -120,7 +120,7 @@ def test_a_film_is_written_where_it_is_asked_for(video_format: str, tmp_path: Pa
 
 
 @without_ffmpeg
-def test_a_film_is_a_player_that_needs_nothing_else() -> None:
+def test_html_of_a_film_is_self_contained() -> None:
     with ParallelEnv([Lamp]) as env:
         film = env.record(stay, 2, progress=False)
     found = film._repr_mimebundle_()
@@ -131,8 +131,8 @@ def test_a_film_is_a_player_that_needs_nothing_else() -> None:
 
 
 @pytest.mark.skipif(not has_ffmpeg(), reason="imageio-ffmpeg is not installed")
-def test_an_mp4_has_a_player_with_controls(tmp_path: Path) -> None:
-    with ParallelEnv([lambda: Lamp(2, 4)]) as env:  # 16 x 24, and a size that is odd
+def test_html_of_an_mp4_film_has_video_controls(tmp_path: Path) -> None:
+    with ParallelEnv([lambda: Lamp(2, 4)]) as env:  # 16 x 24, and an odd size
         film = env.record(stay, 4, progress=False)
         odd = env.record(stay, 4, tmp_path / "odd.mp4", width=15, progress=False)
     for one in (film, odd):
@@ -142,7 +142,7 @@ def test_an_mp4_has_a_player_with_controls(tmp_path: Path) -> None:
 
 
 @without_ffmpeg
-def test_a_film_that_is_too_large_is_not_put_into_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_large_film_is_not_embedded_in_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(films, "_LARGEST", 10)
     with ParallelEnv([Lamp]) as env:
         found = env.record(stay, 2, progress=False)._repr_mimebundle_()
@@ -151,7 +151,7 @@ def test_a_film_that_is_too_large_is_not_put_into_the_page(monkeypatch: pytest.M
 
 
 @without_ffmpeg
-def test_wide_frames_are_made_smaller() -> None:
+def test_wide_frames_are_scaled_down() -> None:
     picture = np.zeros((100, 300, 3), np.uint8)
     picture[:, 150:] = 200
     small = tile_frames([picture], width=30)
@@ -164,7 +164,7 @@ def test_wide_frames_are_made_smaller() -> None:
     assert np.array_equal(frames_of(encode_picture(picture))[0], picture)
 
 
-def test_what_cannot_be_filmed_is_refused_before_anything_is_reset(tmp_path: Path) -> None:
+def test_record_checks_its_arguments_before_any_reset(tmp_path: Path) -> None:
     folder = tmp_path / "folder.gif"
     cases: list[tuple[dict[str, Any], type[Exception], str]] = [
         ({"steps": 0}, ArgumentError, "steps=0 must be an int"),
@@ -200,7 +200,7 @@ def test_what_cannot_be_filmed_is_refused_before_anything_is_reset(tmp_path: Pat
     assert list(tmp_path.iterdir()) == [folder]
 
 
-def test_a_film_that_may_not_be_written_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_record_checks_write_permission_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "film.gif"
     path.touch()
     asked = []
@@ -214,7 +214,7 @@ def test_a_film_that_may_not_be_written_is_refused_at_once(tmp_path: Path, monke
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
-def test_a_film_that_could_not_be_written_is_not_lost(tmp_path: Path) -> None:
+def test_film_is_in_partial_if_writing_fails(tmp_path: Path) -> None:
     (tmp_path / "full.gif").symlink_to("/dev/full")
     with ParallelEnv([Lamp]) as env, pytest.raises(OSError, match="No space left") as caught:
         env.record(stay, 2, tmp_path / "full.gif", progress=False)
@@ -234,7 +234,9 @@ def test_a_film_that_could_not_be_written_is_not_lost(tmp_path: Path) -> None:
         ("png", 0.02, 50_000),
     ],
 )
-def test_a_browser_plays_a_film_as_it_says(tmp_path: Path, video_format: str, fps: Any, milliseconds: int) -> None:
+def test_film_fps_equals_the_written_frame_duration(
+    tmp_path: Path, video_format: str, fps: Any, milliseconds: int
+) -> None:
     path = tmp_path / f"film.{video_format}"
     with ParallelEnv([Lamp]) as env:
         film = env.record(stay, 2, path, fps=fps, progress=False)
@@ -256,7 +258,7 @@ def test_invalid_render_fps_metadata_raises_argument_error() -> None:
 
 
 @without_ffmpeg
-def test_a_picture_that_a_format_has_no_room_for_ends_it_with_the_first_one(tmp_path: Path) -> None:
+def test_frame_too_large_for_the_format_is_refused_at_the_first_frame(tmp_path: Path) -> None:
     class Tower(Lamp):
         def render(self) -> Any:
             return np.zeros((16_384, 2, 3), np.uint8)
@@ -273,12 +275,12 @@ def test_a_picture_that_a_format_has_no_room_for_ends_it_with_the_first_one(tmp_
         assert film.size == (2, 16_384)
 
 
-def test_render_of_what_cannot_draw_names_the_way(make_env: MakeEnv) -> None:
+def test_render_of_an_env_without_render_method_raises(make_env: MakeEnv) -> None:
     with pytest.raises(AbsentMethodError, match=r"Bare has no method 'render', and no wrapper around it has"):
         make_env([Bare]).render()
 
 
-def test_what_goes_wrong_keeps_the_episodes_so_far() -> None:
+def test_failed_recording_has_finished_episodes_in_partial() -> None:
     seen = []
 
     def fail(states: Any) -> list[int]:
@@ -293,7 +295,7 @@ def test_what_goes_wrong_keeps_the_episodes_so_far() -> None:
         assert caught.value.partial.lengths.tolist() == [2, 2]  # type: ignore[attr-defined]
 
 
-def test_a_wrapper_refuses_what_would_go_past_it() -> None:
+def test_wrapper_refuses_play_and_record() -> None:
     with CheckFinite(ParallelEnv([Lamp])) as env:
         for call in ("play", "record"):
             with pytest.raises(WrappedError, match=rf"{call}\(\) would go past CheckFinite"):
@@ -303,7 +305,7 @@ def test_a_wrapper_refuses_what_would_go_past_it() -> None:
 @without_ffmpeg
 @pytest.mark.parametrize("name", ["CartPole-v1", "LunarLander-v3"])
 @pytest.mark.parametrize("mode", ["dummy", "subproc"])
-def test_real_envs_are_filmed_without_a_screen(name: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_real_envs_are_recorded_without_a_display(name: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("Box2D" if "Lunar" in name else "pygame")
     monkeypatch.delenv("DISPLAY", raising=False)
     with ParallelEnv.make(name, 2, mode, num_cpus=2, render_mode="rgb_array") as env:
@@ -319,7 +321,7 @@ def test_real_envs_are_filmed_without_a_screen(name: str, mode: str, monkeypatch
     ("package", "name", "arguments"),
     [("ale_py", "ALE/Pong-v5", {}), ("mujoco", "Reacher-v5", {"width": 64, "height": 64})],
 )
-def test_other_real_envs_are_filmed_where_they_are_installed(
+def test_atari_and_mujoco_envs_are_recorded_if_installed(
     package: str, name: str, arguments: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = pytest.importorskip(package)
@@ -338,7 +340,7 @@ def test_other_real_envs_are_filmed_where_they_are_installed(
 
 
 @pytest.mark.parametrize("call", ["show", "play"])
-def test_without_a_notebook_there_is_nowhere_to_show_it(call: str) -> None:
+def test_show_and_play_need_a_notebook(call: str) -> None:
     with ParallelEnv([Lamp]) as env:
         env.reset()
         arguments = (stay, 1) if call == "play" else ()
@@ -348,7 +350,7 @@ def test_without_a_notebook_there_is_nowhere_to_show_it(call: str) -> None:
 
 @pytest.fixture
 def shown(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Return the pictures that are shown, as if this were a notebook."""
+    """Pretend to be a notebook, and return the shown pictures."""
     pictures: list[Any] = []
     monkeypatch.setattr("parallelenv.notebook.show.refuse_no_notebook", lambda call: None)
     monkeypatch.setattr(Screen, "show", lambda self, picture: pictures.append(picture))
@@ -376,7 +378,7 @@ in_modes = pytest.mark.parametrize("mode", ["dummy", "thread", "subproc"], indir
 
 @in_modes
 @pytest.mark.parametrize("kind", ["gymnasium", "blank"])
-def test_envs_that_are_shown_before_a_reset_are_one_error(make_env: MakeEnv, shown: list[Any], kind: str) -> None:
+def test_show_before_reset_raises_one_error(make_env: MakeEnv, shown: list[Any], kind: str) -> None:
     fns: list[Any] = [Blank] * 4 if kind == "blank" else [lambda: gym.wrappers.OrderEnforcing(Lamp())] * 4
     env = make_env(fns, num_cpus=2)
     with pytest.raises(
@@ -397,7 +399,7 @@ def test_envs_that_are_shown_before_a_reset_are_one_error(make_env: MakeEnv, sho
 
 
 @in_modes
-def test_what_envs_raise_of_themselves_before_a_reset_is_one_error(make_env: MakeEnv, shown: list[Any]) -> None:
+def test_equal_render_errors_before_reset_are_raised_once_with_hint(make_env: MakeEnv, shown: list[Any]) -> None:
     env = make_env([Ordered] * 4, num_cpus=2)
     with pytest.raises(AttributeError, match="no attribute 'level'") as caught:
         env.show()
@@ -420,7 +422,7 @@ def test_show_raises_render_errors_with_reset_hint_only_before_reset(make_env: M
             raise ValueError("no paint" if self.number else "no brush")
 
     env = make_env([lambda number=number: Broken(number) for number in (0, 1, 1)], num_cpus=2)
-    with pytest.raises(ExceptionGroup, match="3 envs failed") as group:  # they do not agree
+    with pytest.raises(ExceptionGroup, match="3 envs failed") as group:  # their errors differ
         env.show()
     assert group.value.__notes__ == ["envs 0, 1, 2 have no episode yet. Call reset() before show()."]
     env.reset()
@@ -430,7 +432,7 @@ def test_show_raises_render_errors_with_reset_hint_only_before_reset(make_env: M
 
 
 class Watchful(Dark):
-    """Says if it has drawn."""
+    """Records whether it has drawn."""
 
     has_drawn = False
 
@@ -440,7 +442,7 @@ class Watchful(Dark):
 
 
 @in_modes
-def test_what_cannot_be_seen_is_refused_before_anything_is_drawn(make_env: MakeEnv, shown: list[Any]) -> None:
+def test_show_refuses_unrenderable_envs_before_rendering_any(make_env: MakeEnv, shown: list[Any]) -> None:
     env = make_env([Watchful, Lamp, Bare], num_cpus=2)
     env.reset()
     with pytest.raises(ArgumentError, match=r"env 0 has render_mode=None, so there is nothing to see.*'rgb_array'"):
@@ -454,7 +456,7 @@ def test_what_cannot_be_seen_is_refused_before_anything_is_drawn(make_env: MakeE
     assert len(shown) == 2
 
 
-def test_of_many_envs_small_frames_are_put_together(shown: list[Any], tmp_path: Path) -> None:
+def test_frames_of_many_envs_are_scaled_down_and_tiled(shown: list[Any], tmp_path: Path) -> None:
     class Wide(Lamp):
         def render(self) -> Any:
             frame = np.zeros((40, 60 - 20 * self.number, 3), np.uint8)
@@ -476,7 +478,7 @@ def test_of_many_envs_small_frames_are_put_together(shown: list[Any], tmp_path: 
     assert (whole[-10:, -20:] == 0).all(), "narrower frames are padded"
 
 
-def test_frames_that_are_shown_have_the_ids_of_their_envs(shown: list[Any]) -> None:
+def test_shown_frames_are_labelled_with_env_ids(shown: list[Any]) -> None:
     class Grey(Lamp):
         def render(self) -> Any:
             return np.full((100, 100, 3), 90, np.uint8)
@@ -504,7 +506,7 @@ def test_frames_that_are_shown_have_the_ids_of_their_envs(shown: list[Any]) -> N
     assert plain.shape == (100, 200, 3)
 
 
-def test_frames_keep_their_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frame_rate_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     now, slept = [100.0], []
 
     def sleep(seconds: float) -> None:
@@ -517,9 +519,9 @@ def test_frames_keep_their_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     for takes in (0.0, 0.0, 0.04, 0.5, 0.0):
         pace.wait()
         now[0] += takes
-    assert slept == [0.1, 0.1, 0.06]  # what came late is not made up for
+    assert slept == [0.1, 0.1, 0.06]  # late frames do not shorten later pauses
 
 
-def test_a_screen_belongs_to_no_env() -> None:
+def test_screen_show_without_a_notebook_raises() -> None:
     with pytest.raises(NotebookNeededError):
         Screen().show(np.zeros((2, 2, 3), np.uint8))

@@ -1,1 +1,1 @@
-"""A soak: every mode is stepped while a seeded adversary disturbs it, and every transition is accounted for."""
+"""A soak test: every mode is stepped while a seeded adversary disturbs it, and every transition is checked."""

@@ -1,4 +1,4 @@
-"""What is known of one env, and one env's part of an answer."""
+"""The expected state of one env, and one env's part of a result."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from parallelenv import StepBatch, StepResult
 
 
 class ViolationError(Exception):
-    """The library did something that it promises not to do."""
+    """The library violated a promise."""
 
 
 @dataclass(slots=True)
 class Flight:
-    """A step that was begun and not delivered.
+    """A step that was sent and not received.
 
     Attributes:
         token: Of its action.
@@ -69,7 +69,7 @@ class Account:
 
 @dataclass(slots=True)
 class Row:
-    """One env's part of an answer."""
+    """One env's part of a result."""
 
     env_id: int
     state: Any
@@ -81,7 +81,7 @@ class Row:
 
 
 def rows_of(result: StepResult | StepBatch) -> Iterator[Row]:
-    """Take an answer of either alignment apart."""
+    """Split a result of either alignment into rows."""
     items = result if isinstance(result, StepBatch) else zip(*result, strict=True)
     flags = zip(result.terminated.tolist(), result.truncated.tolist(), strict=True)
     for env_id, item, (terminated, truncated) in zip(result.env_ids.tolist(), items, flags, strict=True):

@@ -1,4 +1,4 @@
-"""What happens in each turn, drawn from the seed alone: the same seed means the same course of events.
+"""The events of each turn, drawn from the seed alone: the same seed gives the same events.
 
 What a turn finds, say which envs have a step under way, depends on timing; what it wants does not.
 """

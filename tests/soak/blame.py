@@ -1,4 +1,4 @@
-"""Whom an error names, and what for."""
+"""The envs that an error names, and the kind of failure."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Blame:
 
     @property
     def is_of_death(self) -> bool:
-        """Whether it says that a worker is dead."""
+        """Whether it reports a dead worker."""
         return isinstance(self.error, WorkerDiedError)
 
     @property
     def is_of_time(self) -> bool:
-        """Whether it says that envs are late."""
+        """Whether it reports a timeout."""
         return isinstance(self.error, WorkerTimeoutError)
 
     @property
@@ -47,7 +47,7 @@ class Blame:
 
 
 def blames(error: BaseException) -> Iterator[Blame]:
-    """Take an error apart."""
+    """Split an error into its parts."""
     parts = error.exceptions if isinstance(error, BaseExceptionGroup) else (error,)
     failures: dict[int, BaseException] = getattr(error, "failures", {})
     for part in parts:

@@ -1,4 +1,4 @@
-"""Makes calls under the eyes of a watchdog, and interrupts them if that is wanted."""
+"""Makes calls monitored by a watchdog, and interrupts them on request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls to a `ParallelEnv` by somebody who reads its errors and does what they say, with every answer booked."""
+"""Calls to a `ParallelEnv` that follow the advice of its errors and record every result."""
 
 from __future__ import annotations
 
@@ -60,18 +60,18 @@ class Client:
         self._settle(partial(self.env.send, np.array(actions), named_ids), env_ids)
 
     def receive(self, lowest: int, highest: int | None, timeout: float | None, align: Any) -> None:
-        """Receive what has come, and see that it is neither too little nor too much."""
-        flying = self.ledger.flying
+        """Receive results, and check that their number is within the bounds."""
+        in_flight = self.ledger.in_flight
         call = partial(self.env.recv, lowest, highest, timeout, align)
         settled = self._settle(call, (), is_glance=timeout is not None)
         if settled is None:
             return
-        demand(set(settled) <= set(flying), f"recv() gave {settled}, but owed {flying}")
-        demand(len(settled) >= min(lowest, len(flying)), f"recv({lowest}) gave only", settled)
+        demand(set(settled) <= set(in_flight), f"recv() gave {settled}, but owed {in_flight}")
+        demand(len(settled) >= min(lowest, len(in_flight)), f"recv({lowest}) gave only", settled)
         demand(highest is None or len(settled) <= highest, f"recv(max_envs={highest}) gave", settled)
 
     def _settle(self, call: Callable[[], Any], asked: Sequence[int], *, is_glance: bool = False) -> list[int] | None:
-        """Make a call that is about steps, and book what comes of it.
+        """Make a call about steps, and record its results.
 
         Args:
             call: The call.
@@ -98,7 +98,7 @@ class Client:
         return None
 
     def _after_error(self, error: BaseException, asked: Sequence[int]) -> list[int] | None:
-        """Book an error, and the results of those whom it does not concern."""
+        """Record an error, and the results of the other envs."""
         self._note(f"  {describe(error)}")
         result = getattr(error, "partial", _MISSING)
         if result is _MISSING:  # nothing was sent
@@ -116,19 +116,19 @@ class Client:
             self.ledger.bury(blame)
 
     def _after_timeout(self, error: WorkerTimeoutError, is_glance: bool) -> None:
-        """Note who is late. Their steps go on."""
+        """Record which envs are late. Their steps continue."""
         self._note(f"  {describe(error)}")
-        strangers = set(error.env_ids) - set(self.ledger.flying)
+        strangers = set(error.env_ids) - set(self.ledger.in_flight)
         demand(not strangers, f"envs {sorted(strangers)} are said to be late, but owe nothing:", error)
         if not is_glance:
             self._bury(error)
 
     def _after_interrupt(self, asked: Sequence[int]) -> None:
-        """Receive all that is under way, and find out about steps that the interrupt hit at their very edges."""
+        """Receive all steps in flight, and check steps interrupted at their beginning or end."""
         self.ledger.blur()
-        while self.ledger.flying:
+        while self.ledger.in_flight:
             try:
-                result = self.caller.make(partial(self.env.recv, len(self.ledger.flying), None, 1.0))
+                result = self.caller.make(partial(self.env.recv, len(self.ledger.in_flight), None, 1.0))
             except NothingInFlightError:
                 break
             except WorkerTimeoutError as error:
@@ -144,8 +144,8 @@ class Client:
         self._search(asked)
 
     def _search(self, asked: Sequence[int]) -> None:
-        """Ask the envs whose step neither came nor is under way any more whether it was made."""
-        missing = self.ledger.flying
+        """Ask envs whose step was neither received nor is in flight whether it was made."""
+        missing = self.ledger.in_flight
         demand(
             not asked or set(missing) <= set(asked), f"of {asked} a step was interrupted, lost are those of", missing
         )
@@ -155,11 +155,11 @@ class Client:
                 self.ledger.find(env_id, places[0], may_be_unbegun=env_id in asked)
             else:
                 self.ledger.withdraw([env_id])
-        self.ledger.follow(self.env.done)  # the end of one may be the end of all
+        self.ledger.follow(self.env.done)  # the end of one env may end all
         if missing:
             self._note(f"  never begun, or torn: {missing}")
 
-    # ---------------------------------------------------------------- episodes and lives
+    # ---------------------------------------------------------------- episodes and rebuilds
 
     def reset(self, env_ids: list[int], seed: int | None, options: dict[str, Any] | None) -> None:
         """Reset envs; the options are for the first."""
@@ -187,7 +187,7 @@ class Client:
         self.ledger.begin(good, states, self.env.reset_infos, seeds)
 
     def _after_failed_reset(self, error: BaseException, env_ids: list[int]) -> tuple[Any, set[int]]:
-        """Return the states of the envs that were reset all the same, and who was not."""
+        """Return the states of the envs that were reset nevertheless, and the ids of the others."""
         self._note(f"  {describe(error)}")
         demand(bool(named(error)), "an unexpected error:", describe(error))
         self._bury(error)
@@ -199,7 +199,7 @@ class Client:
         begin = time.monotonic()
         try:
             rebuilt = self.caller.make(partial(self.env.restart, env_ids))
-        except KeyboardInterrupt:  # who was rebuilt is not known
+        except KeyboardInterrupt:  # which envs were rebuilt is unknown
             self.restart(list(range(len(self.env))))
             return
         except _OURS:
@@ -220,7 +220,7 @@ class Client:
             self.caller.make(self.env.close)
         self.env.close()
 
-    # ---------------------------------------------------------------- what envs say besides
+    # ---------------------------------------------------------------- other calls
 
     def ask(self, call: Callable[[], list[Any]]) -> list[Any]:
         """Make a call by name and return its answer, nothing if there is none."""

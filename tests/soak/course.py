@@ -1,4 +1,4 @@
-"""The soak of one mode: turn by turn, with a new pool now and then."""
+"""The soak test of one mode: turn by turn, with a new pool occasionally."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _LINES_EVERY = 5.0
 
 
 class Course:
-    """Soaks one mode.
+    """Runs the soak test of one mode.
 
     Args:
         mode: The mode.
@@ -67,9 +67,9 @@ class Course:
         self._player: Player
 
     def run(self, seconds: float) -> Tally:
-        """Soak for some seconds and return what was counted."""
+        """Run for some seconds and return the counts."""
         self._make_pool()
-        self._client.env.close()  # what Python and Ray keep for good is there now
+        self._client.env.close()  # resources that Python and Ray keep exist now
         before = Holdings()
         # The pauses before restarts, which grow up to 5 s, would take up all the time.
         unhurried = mock.patch.multiple(recovery, _FIRST_DELAY=0.01, _LONGEST_DELAY=0.05)
@@ -79,7 +79,7 @@ class Course:
             try:
                 self._take_turns(seconds)
             finally:
-                self._let_go(is_abandoned=False)
+                self._release(is_abandoned=False)
         self._look_for_leaks(before)
         self._look_at_memory(seconds)
         return self._tally
@@ -106,7 +106,7 @@ class Course:
     def _take_turn(self) -> None:
         turn = self._adversary.plan(self._tally.turns)
         if self._is_lost:
-            self._let_go(is_abandoned=False)
+            self._release(is_abandoned=False)
             self._make_pool()
             self._is_lost = False
         self._caller.interrupt_after = None
@@ -123,10 +123,10 @@ class Course:
     # ---------------------------------------------------------------- pools
 
     def _make_pool(self) -> None:
-        policy, is_tough, options = self._draw_options()
+        done_policy, is_tough, options = self._draw_options()
         self._note(f"a pool with {self._options}")
         env = self._caller.make(partial(self._make_env, options))
-        ledger = Ledger(self._num_envs, policy, is_tough, self._tally)
+        ledger = Ledger(self._num_envs, done_policy, is_tough, self._tally)
         self._client = Client(env, ledger, self._caller)
         self._player = Player(self._client, self._mode, self._timeout, self._tokens, self._tally)
 
@@ -135,11 +135,11 @@ class Course:
         return ParallelEnv(env_fns, self._mode, timeout=self._timeout, **options)
 
     def _draw_options(self) -> tuple[str | None, bool, dict[str, Any]]:
-        """Return policy, whether the pool restarts failed envs, and all options."""
+        """Return the done policy, whether the pool restarts failed envs, and all options."""
         dice = self._adversary.dice("pool", self._tally.turns)
-        policy, on_failure = dice.choice((None, "idle", "restart", "continue")), dice.choice(("raise", "restart"))
+        done_policy, on_failure = dice.choice((None, "idle", "restart", "continue")), dice.choice(("raise", "restart"))
         options = {
-            "asynchronous": policy,
+            "asynchronous": done_policy,
             "on_failure": on_failure,
             "max_restarts": dice.choice((2, 10, 1000)),
             "copy": dice.choice((True, True, False)),
@@ -150,17 +150,17 @@ class Course:
         if self._mode == "ray-subproc":
             options["hosts_per_node"] = dice.choice((1, 2))
         self._options = str(options)
-        return policy, on_failure == "restart", options
+        return done_policy, on_failure == "restart", options
 
     def _make_in_vain(self) -> None:
-        """Make a second pool, which is interrupted; what it leaves shows at the end."""
+        """Make a second pool, which is interrupted; leaks are found at the end."""
         with contextlib.suppress(KeyboardInterrupt):
             self._caller.make(partial(self._make_env, {"num_cpus": 1})).close()
 
     def _renew(self, *, is_abandoned: bool) -> None:
-        """Let go of the pool, see that it ends and its workers with it, and make another."""
+        """Release the pool, check that it and its workers end, and make another."""
         pids = {account.pid for account in self._client.ledger.accounts}
-        remains = self._let_go(is_abandoned=is_abandoned)
+        remains = self._release(is_abandoned=is_abandoned)
         gc.collect()
         kept = remains() if remains else None
         if kept is not None:
@@ -172,8 +172,8 @@ class Course:
         demand(kept is None, "a pool that nobody needs any more was kept")
         demand(not left, "these processes outlived their pool:", left)
 
-    def _let_go(self, *, is_abandoned: bool) -> weakref.ref[ParallelEnv] | None:
-        """Close the pool unless it is to be abandoned, and forget it; return what becomes of it."""
+    def _release(self, *, is_abandoned: bool) -> weakref.ref[ParallelEnv] | None:
+        """Close the pool unless it is abandoned, and drop the reference; return a weak reference."""
         if not hasattr(self, "_client"):  # making it failed
             return None
         remains = weakref.ref(self._client.env)

@@ -1,4 +1,4 @@
-"""Envs whose every answer says whose it is, and which do what their action says."""
+"""Envs whose results identify them, and which act according to their actions."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ Action = tuple[float, float, float]
 
 
 class TroubleError(Exception):
-    """What an env raises on request."""
+    """An exception that an env raises on request."""
 
 
 class KnottedError(Exception):
-    """What cannot travel between processes."""
+    """An exception that does not pickle."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -61,7 +61,7 @@ class Numbered(gym.Env[Any, Any]):
         self.token = NO_TOKEN
         self.mark = NO_TOKEN
         self.stumbles = False
-        self._view = np.zeros(6)  # one and the same at every step: what was answered must not change with it
+        self._view = np.zeros(6)  # the same object at every step: earlier results must not change with it
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         super().reset(seed=seed)
@@ -99,12 +99,12 @@ class Numbered(gym.Env[Any, Any]):
         return self._view
 
     def echo(self, value: float, until: float = 0.0) -> tuple[int, float]:
-        """Return who it is, and what it was given."""
+        """Return its env id and its arguments."""
         _sleep_until(until)
         return self.env_id, value
 
     def where(self) -> tuple[int, float, int, int]:
-        """Return who it is, its birth, its episode and its step."""
+        """Return its env id, its birth, its episode and its step."""
         return self.env_id, self.birth, self.episode, self.steps
 
 
@@ -114,5 +114,5 @@ def _sleep_until(moment: float) -> None:
 
 
 def speaks(step: int) -> bool:
-    """Whether the info of a step says something: so that plain answers and others mix."""
+    """Whether a step has an info, so that results with and without infos mix."""
     return step % 3 == 0

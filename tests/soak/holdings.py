@@ -1,4 +1,4 @@
-"""What this process holds: processes, threads, descriptors, shared memory, and how much memory."""
+"""The resources of this process: processes, threads, descriptors, shared memory and memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _RAY_DESCRIPTORS = 8  # connections that Ray opens and closes when it likes
 
 
 class Holdings:
-    """What this process has now.
+    """The resources that this process has now.
 
     Attributes:
         processes: Children, and theirs, by process id.
@@ -34,7 +34,7 @@ class Holdings:
         self.descriptors = _listing("/proc/self/fd")
 
     def beyond(self, before: Holdings) -> list[str]:
-        """Return what is here that was not before, one line each."""
+        """Return the resources that were not there before, one line each."""
         leaks = [f"process {pid} ({what})" for pid, what in self.processes.items() if pid not in before.processes]
         leaks += [f"thread {thread.name}" for thread in self.threads - before.threads]
         leaks += [f"/dev/shm/{name}" for name in self.shared - before.shared]
@@ -46,7 +46,7 @@ class Holdings:
 
 
 def leaks_beyond(before: Holdings) -> list[str]:
-    """Return what is left that was not there before, after some patience."""
+    """Return the resources that were not there before, after a timeout."""
     deadline = time.monotonic() + PATIENCE
     while (leaks := Holdings().beyond(before)) and time.monotonic() < deadline:
         gc.collect()
@@ -55,7 +55,7 @@ def leaks_beyond(before: Holdings) -> list[str]:
 
 
 def survivors(pids: set[int]) -> list[int]:
-    """Return which of these processes are still there, after some patience."""
+    """Return which of these processes are still alive, after a timeout."""
     deadline = time.monotonic() + PATIENCE
     pids = pids - {0, os.getpid()}
     while (alive := [pid for pid in pids if _is_alive(pid)]) and time.monotonic() < deadline:

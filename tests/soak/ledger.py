@@ -1,4 +1,4 @@
-"""The accounts of all envs: which transition each of them owes next. Every answer is checked against it."""
+"""The accounts of all envs: the next expected transition of each. Every result is checked against them."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ class Ledger:
 
     Args:
         num_envs: Number of envs.
-        policy: The pool's.
+        done_policy: The done policy of the pool.
         is_tough: Whether the pool restarts failed envs itself.
         tally: Where to count.
     """
 
-    def __init__(self, num_envs: int, policy: str | None, is_tough: bool, tally: Tally) -> None:
+    def __init__(self, num_envs: int, done_policy: str | None, is_tough: bool, tally: Tally) -> None:
         self.accounts = [Account(env_id) for env_id in range(num_envs)]
-        self._policy = policy
-        self._skips_done = policy in (None, "idle")
+        self._done_policy = done_policy
+        self._skips_done = done_policy in (None, "idle")
         self.is_tough = is_tough
         self._tally = tally
 
     def where(self, holds: Callable[[Account], Any]) -> list[int]:
-        """Return the envs for whose accounts something holds."""
+        """Return the envs whose accounts fulfil a condition."""
         return [account.env_id for account in self.accounts if holds(account)]
 
     @property
-    def flying(self) -> list[int]:
-        """Envs with a step under way."""
+    def in_flight(self) -> list[int]:
+        """Envs with a step in flight."""
         return self.where(lambda account: account.flight)
 
     # ---------------------------------------------------------------- steps
 
     def depart(self, env_ids: Sequence[int], actions: Sequence[Action]) -> None:
-        """Note that steps were asked for."""
+        """Record that steps were requested."""
         for env_id, (token, deed, _) in zip(env_ids, actions, strict=True):
             account = self.accounts[env_id]
             account.flight = Flight(token, deed, account.is_over)
@@ -55,7 +55,7 @@ class Ledger:
             self.accounts[env_id].flight = None
 
     def deliver(self, result: StepResult | StepBatch) -> list[int]:
-        """Check an answer and return whose it is."""
+        """Check a result and return its env ids."""
         env_ids: list[int] = result.env_ids.tolist()
         demand(len(set(env_ids)) == len(env_ids), "an env was delivered twice in one answer:", env_ids)
         for row in rows_of(result):
@@ -78,7 +78,7 @@ class Ledger:
 
     def _advance(self, account: Account, flight: Flight, row: Row) -> None:
         ends = flight.deed in ENDINGS
-        restarts = ends and self._policy == "restart"
+        restarts = ends and self._done_policy == "restart"
         state = row.info.get("ended_state") if restarts else row.state
         step = account.step + 1
         self._check_state(account, state, (account.birth, account.episode, step, flight.token), row)
@@ -86,7 +86,7 @@ class Ledger:
         flags = (flight.deed in (END, STUMBLE), flight.deed == CUT)
         demand((row.terminated, row.truncated) == flags, f"flags {flags} were expected:", row)
         demand(row.info.get("token") == (flight.token if speaks(step) else None), "another step's info:", row)
-        demand(row.info.get("reset") == (restarts if self._policy == "restart" else None), "info['reset']:", row)
+        demand(row.info.get("reset") == (restarts if self._done_policy == "restart" else None), "info['reset']:", row)
         account.step = step
         self._tally.transitions += 1
         if restarts:
@@ -103,13 +103,13 @@ class Ledger:
         account.pid = int(found[PID])
 
     def _end(self, account: Account) -> None:
-        """Note the end of an episode, as the policy says."""
-        ended = self.accounts if self._policy is None else [account]
+        """Note the end of an episode, as the done policy says."""
+        ended = self.accounts if self._done_policy is None else [account]
         for other in ended:
             other.is_over = self._skips_done
 
     def follow(self, done: Any) -> None:
-        """Believe the pool who is done, after a result was lost to an interrupt."""
+        """Take over the pool's `done` after a result was lost to an interrupt."""
         for account in self.accounts:
             account.is_over = self._skips_done and bool(done[account.env_id])
 
@@ -135,7 +135,7 @@ class Ledger:
         demand(birth != account.birth, f"env {account.env_id} was to be rebuilt, but lives on")
 
     def lose(self, blame: Blame) -> list[int]:
-        """Note what an error says of steps that have no result; return whose they are."""
+        """Record an error about steps without a result; return their env ids."""
         for env_id in blame.env_ids:
             account = self.accounts[env_id]
             flight, account.flight = account.flight, None
@@ -150,15 +150,15 @@ class Ledger:
         return list(blame.env_ids)
 
     def bury(self, blame: Blame) -> None:
-        """Note which envs an error says to be dead or late."""
+        """Record which envs an error reports as dead or late."""
         for env_id in blame.env_ids:
             self.accounts[env_id].is_dead |= blame.is_of_death
             self.accounts[env_id].is_late |= blame.is_of_time
 
-    # ---------------------------------------------------------------- episodes and lives
+    # ---------------------------------------------------------------- episodes and rebuilds
 
     def drop(self, env_ids: Iterable[int]) -> None:
-        """Note that envs are being reset: a step of theirs is dropped, and they need a reset until it is done."""
+        """Record that a reset of envs has begun: their steps are dropped, and they need a reset until it is done."""
         for env_id in env_ids:
             account = self.accounts[env_id]
             if account.flight:
@@ -171,7 +171,7 @@ class Ledger:
         return [replace(self.accounts[env_id]) for env_id in env_ids]
 
     def restore(self, accounts: Iterable[Account]) -> None:
-        """Note that nothing has happened to envs."""
+        """Restore the accounts of envs."""
         for account in accounts:
             self.accounts[account.env_id] = account
 
@@ -181,7 +181,7 @@ class Ledger:
             account.is_blurred |= self.is_tough and account.flight is not None
 
     def begin(self, env_ids: Sequence[int], states: Any, infos: Sequence[dict[str, Any]], seeds: Sequence[Any]) -> None:
-        """Check what envs answered to a reset."""
+        """Check the results of a reset."""
         demand(len(states) == len(env_ids), f"{len(states)} states came of a reset of {len(env_ids)} envs")
         for env_id, state, seed in zip(env_ids, states, seeds, strict=True):
             account, birth, episode = self.accounts[env_id], state[1], int(state[2])
@@ -210,19 +210,19 @@ class Ledger:
             account.is_new, account.is_blurred, account.is_dead, account.is_late = True, False, False, False
             self._tally.restarts += 1
 
-    # ---------------------------------------------------------------- what envs say besides
+    # ---------------------------------------------------------------- other calls
 
     def recognise(self, env_id: int, whereabouts: tuple[int, float, int, int]) -> None:
-        """Check what an env without a step under way says of itself."""
+        """Check the self-report of an env without a step in flight."""
         account = self.accounts[env_id]
         demand(whereabouts[ENV_ID] == env_id, f"env {env_id} was asked, another answered:", whereabouts)
-        if account.needs_reset or account.is_new or self.is_tough:  # it may have begun anew unseen
+        if account.needs_reset or account.is_new or self.is_tough:  # it may have been reset unnoticed
             return
         known = (env_id, account.birth, account.episode, account.step)
         demand(tuple(whereabouts) == known, f"env {env_id} is not where it was left, at {known}:", whereabouts)
 
     def find(self, env_id: int, whereabouts: tuple[int, float, int, int], *, may_be_unbegun: bool) -> None:
-        """Learn what became of a step of which nothing came after an interrupt."""
+        """Record whether a step was made whose result was lost to an interrupt."""
         account = self.accounts[env_id]
         flight, account.flight = account.flight, None
         _, birth, episode, step = whereabouts

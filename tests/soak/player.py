@@ -1,4 +1,4 @@
-"""Turns, carried out on a pool in whatever state it is."""
+"""Executes turns on a pool in any state."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .tally import Tally
 
 
 class Player:
-    """Carries turns out.
+    """Executes turns.
 
     Args:
         client: Uses the pool.
@@ -42,10 +42,10 @@ class Player:
         self._note = client.caller.note
 
     def play(self, turn: Turn) -> None:
-        """Do what earlier errors asked for, then the turn."""
+        """Follow the advice of earlier errors, then execute the turn."""
         self._repair(turn)
         what = f"{turn.call} ({turn.disturbance})" if turn.disturbance else turn.call
-        self._note(f"turn {turn.number}: {what}, {len(self._ledger.flying)} under way")
+        self._note(f"turn {turn.number}: {what}, {len(self._ledger.in_flight)} under way")
         if turn.kill and turn.kill_after is None:
             self._kill(turn)
         self._caller.interrupt_after = turn.interrupt_after
@@ -63,11 +63,11 @@ class Player:
         self._note(f"  killed {pids}")
 
     def _repair(self, turn: Turn) -> None:
-        """Do now and then what errors asked for: restart, wait on, reset."""
+        """Occasionally follow the advice of errors: restart, wait, reset."""
         ledger, client = self._ledger, self._client
         late = ledger.where(lambda account: account.is_late)
-        if late and turn.mood < 0.3 and ledger.flying:
-            client.receive(len(ledger.flying), None, 0.8 * self._timeout, turn.align)
+        if late and turn.mood < 0.3 and ledger.in_flight:
+            client.receive(len(ledger.in_flight), None, 0.8 * self._timeout, turn.align)
             late = []
         if late and turn.mood < 0.9:
             client.restart(late)
@@ -92,11 +92,11 @@ class Player:
             self._client.send(self._actions(turn, env_ids), env_ids, named_ids)
 
     def _receive(self, turn: Turn) -> None:
-        if turn.disturbance or not self._ledger.flying:
+        if turn.disturbance or not self._ledger.in_flight:
             interrupt_after, self._caller.interrupt_after = self._caller.interrupt_after, None
             self._send(turn)
             self._caller.interrupt_after = interrupt_after
-        if self._ledger.flying:
+        if self._ledger.in_flight:
             self._client.receive(*turn.window, turn.timeout, turn.align)
 
     def _reset(self, turn: Turn) -> None:
@@ -107,7 +107,7 @@ class Player:
         self._client.restart(turn.rank[: min(3, turn.count or 1)])
 
     def _echo(self, turn: Turn) -> None:
-        """Call methods whose answers are known."""
+        """Call methods whose return values are known."""
         env_ids = turn.rank[: turn.count or 6]
         token = next(self._tokens)
         data = [{"value": token + env_id / 1024} for env_id in env_ids]
@@ -143,7 +143,7 @@ class Player:
             account.is_paused = False
 
     def _refused(self, turn: Turn) -> None:
-        """Ask for what must be refused; that nothing was stepped shows in what follows."""
+        """Make calls that must be refused; later turns show whether an env was stepped."""
         env_ids = self._ledger.where(_must_be_refused)
         if not env_ids:
             return
@@ -156,7 +156,7 @@ class Player:
     # ---------------------------------------------------------------- actions
 
     def _choose(self, turn: Turn) -> tuple[list[int], Any]:
-        """Return who steps, and how to name them."""
+        """Return which envs step, and the form of ``id``."""
         accounts = self._ledger.accounts
         everyone = [account.env_id for account in accounts if not account.is_paused]
         able = [env_id for env_id in turn.rank if accounts[env_id].can_step]
@@ -170,7 +170,7 @@ class Player:
         return chosen, forms[turn.form](chosen)
 
     def _actions(self, turn: Turn, env_ids: list[int]) -> list[Action]:
-        """Return an action per env; those first in rank do what the turn says."""
+        """Return an action per env; the first in rank do what the turn requires."""
         first = sorted(env_ids, key=turn.rank.index)
         deeds = dict(zip(first, turn.deeds, strict=False))
         actions = []
@@ -180,7 +180,7 @@ class Player:
         return actions
 
     def _allowed(self, env_id: int, deed: int, seconds: float) -> tuple[int, float]:
-        """Return what an env may do where it lives: nobody can end or give up the caller's own thread."""
+        """Return what an env may do in its mode: the caller's own thread cannot be ended or abandoned."""
         account = self._ledger.accounts[env_id]
         if account.is_over:
             return deed, seconds
@@ -196,5 +196,5 @@ class Player:
 
 
 def _must_be_refused(account: Account) -> bool:
-    """Whether a step is certainly refused: after a reset that was given up there may be an episode."""
+    """Whether a step is certainly refused: after an abandoned reset there may be an episode."""
     return bool(account.flight or account.is_paused or (account.needs_reset and not account.is_blurred))

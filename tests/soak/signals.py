@@ -1,4 +1,4 @@
-"""The adversary's hands: what reaches a call from outside while it runs."""
+"""Signals that the adversary sends during a call."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ PATIENCE = 60.0
 
 
 class StuckError(BaseException):
-    """A call did not return. No `Exception`, so that nothing on the way takes it for an env's."""
+    """A call did not return. Not an `Exception`, so that it is not handled as an error of an env."""
 
 
 class StopError(BaseException):
-    """The user wants an end."""
+    """The user stops the test."""
 
 
 class Interrupter:
@@ -73,7 +73,7 @@ class Interrupter:
 
 @contextlib.contextmanager
 def meanwhile(delay: float | None, act: Callable[[], None]) -> Iterator[None]:
-    """Do something after some seconds, in another thread, unless the block has ended; ``None``: never."""
+    """Do something after some seconds in another thread, unless the block has ended; ``None``: never."""
     if delay is None:
         yield
         return
@@ -89,7 +89,7 @@ def meanwhile(delay: float | None, act: Callable[[], None]) -> Iterator[None]:
 def kill(pids: list[int]) -> int:
     """Kill processes that are ours and return how many there were.
 
-    The system may have given the id of one that died unnoticed to somebody else.
+    The system may have given the id of a dead process to another one.
     """
     count = 0
     for pid in pids:

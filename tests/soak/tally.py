@@ -1,4 +1,4 @@
-"""What a soak of one mode counts, and its line in the table at the end."""
+"""The counts of the soak test of one mode, and its line in the final table."""
 
 from __future__ import annotations
 

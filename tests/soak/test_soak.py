@@ -1,4 +1,4 @@
-"""A minute of the soak, shared out over the modes. `make soak` takes ten."""
+"""A minute of the soak test, divided among the modes. `make soak` takes ten."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SECONDS = 60 / len(MODES)
 
 @pytest.mark.long
 @pytest.mark.parametrize("mode", MODES)
-def test_nothing_is_lost_or_mixed_up(mode: str, request: pytest.FixtureRequest) -> None:
+def test_soak_finds_no_wrong_result_and_no_leak(mode: str, request: pytest.FixtureRequest) -> None:
     require_mode(mode, request)
     tally = Course(mode, seed=1, num_envs=32).run(_SECONDS)
     print(format_tallies([tally]))

@@ -52,7 +52,7 @@ class Cheered(ParallelWrapper):
 
 @nearby
 @pytest.mark.parametrize("asynchronous", [None, "idle", "restart", "continue"])
-def test_states_are_processed_wherever_they_are(asynchronous: Any, make_env: MakeEnv) -> None:
+def test_states_are_processed_in_every_kind_of_call(asynchronous: Any, make_env: MakeEnv) -> None:
     plain: Any = make_env(ENV_FNS, asynchronous=asynchronous)
     doubled = Doubled(make_env(ENV_FNS, asynchronous=asynchronous))
     assert difference(plain.reset(seed=1) * 2.0, doubled.reset(seed=1)) is None
@@ -106,7 +106,7 @@ def test_dicts_are_processed(make_env: MakeEnv) -> None:
 
 
 @nearby
-def test_everything_else_is_forwarded(make_env: MakeEnv) -> None:
+def test_wrapper_forwards_everything_else(make_env: MakeEnv) -> None:
     inner = make_env(ENV_FNS)
     env = Cheered(Doubled(inner))
     assert env.unwrapped is inner
@@ -127,12 +127,12 @@ def test_everything_else_is_forwarded(make_env: MakeEnv) -> None:
 
 
 @pytest.mark.parametrize("call", ["rollout", "to_gymnasium", "to_sb3", "to_tianshou"])
-def test_what_would_go_past_a_wrapper_is_refused(call: str) -> None:
+def test_calls_that_bypass_the_wrapper_are_refused(call: str) -> None:
     with ParallelEnv([Counter]) as env, pytest.raises(WrappedError, match=rf"{call}\(\) would go past Cheered"):
         getattr(Cheered(env), call)()
 
 
-def test_what_is_no_parallel_env_is_refused() -> None:
+def test_wrapping_anything_but_a_parallel_env_is_refused() -> None:
     with pytest.raises(ArgumentError, match="is no ParallelEnv"):
         ParallelWrapper(Counter())  # type: ignore[arg-type]
     for kind in (ParallelWrapper, NormalizeStates, RecordEpisodeStatistics):
@@ -150,7 +150,7 @@ class Fallen(Fragile):
 
 
 class Watching(AnswerWrapper):
-    """Notes whose answers it has seen."""
+    """Records the env ids of the results it has seen."""
 
     def __init__(self, env: Any) -> None:
         super().__init__(env)
@@ -167,7 +167,7 @@ class Watching(AnswerWrapper):
 
 
 @nearby
-def test_every_answer_is_seen_once(make_env: MakeEnv) -> None:
+def test_wrapper_sees_every_result_once(make_env: MakeEnv) -> None:
     env = Watching(Doubled(make_env([partial(Fallen, number) for number in range(3)])))
     env.reset()
     env.reset([2, 0])
@@ -183,7 +183,7 @@ def test_every_answer_is_seen_once(make_env: MakeEnv) -> None:
 
 @nearby
 @pytest.mark.parametrize("align", ["item", "batch"])
-def test_what_is_left_of_a_call_is_seen_and_processed(align: Any, make_env: MakeEnv) -> None:
+def test_partial_results_are_processed_by_wrappers(align: Any, make_env: MakeEnv) -> None:
     env = Watching(Doubled(make_env([partial(Fallen, number) for number in range(3)])))
     with pytest.raises(ZeroDivisionError) as caught:
         env.reset([2, 0, 1], options=[None, {"fall": 1}, None])
@@ -203,7 +203,7 @@ def test_what_is_left_of_a_call_is_seen_and_processed(align: Any, make_env: Make
 
 @nearby
 @pytest.mark.parametrize("copy", [True, False])
-def test_per_env_answers_are_those_of_the_env(copy: bool, make_env: MakeEnv) -> None:
+def test_batch_aligned_results_equal_those_of_the_env(copy: bool, make_env: MakeEnv) -> None:
     env_fns = [partial(Sheet, number, 2 + number) for number in range(2)]
     plain = make_env(env_fns, asynchronous="idle")
     env = CheckFinite(make_env(env_fns, asynchronous="idle", copy=copy))
@@ -228,7 +228,7 @@ def test_step_wait_is_refused_without_a_step(make_env: MakeEnv) -> None:
 
 
 @nearby
-def test_spaces_of_all_envs_are_those_of_the_wrapper(make_env: MakeEnv) -> None:
+def test_observation_spaces_are_those_of_the_wrapper(make_env: MakeEnv) -> None:
     space = gym.spaces.Box(-1, 1, (3,))
     env = Doubled(make_env(ENV_FNS), space)
     assert env.observation_spaces == [space] * 3
@@ -241,7 +241,7 @@ class Renamed(StateWrapper):
         return {"other": states["image"]}
 
 
-def test_states_that_are_not_like_the_space_are_refused() -> None:
+def test_processed_states_that_do_not_match_the_space_are_refused() -> None:
     with CheckFinite(ParallelEnv([Counter])) as env:
         assert env.reset().shape == (1, 3)
     with Cheered(Renamed(ParallelEnv([Sheet]))) as renamed:
@@ -257,7 +257,7 @@ def test_states_that_are_not_like_the_space_are_refused() -> None:
 
 
 @nearby
-def test_a_wrapped_env_that_was_handed_over_is_refused(make_env: MakeEnv) -> None:
+def test_wrapper_around_a_converted_env_is_refused(make_env: MakeEnv) -> None:
     env = Doubled(make_env(ENV_FNS))
     env.unwrapped.to_gymnasium()
     with pytest.raises(HandedOverError, match=r"in Doubled was handed over by to_gymnasium"):
@@ -273,7 +273,7 @@ def wrapped(env: Any, stack_size: int = 2) -> RecordEpisodeStatistics:
 
 
 @nearby
-def test_a_state_that_is_loaded_is_gone_on_from_by_wrappers_too(make_env: MakeEnv) -> None:
+def test_wrappers_continue_identically_after_load_state(make_env: MakeEnv) -> None:
     env = wrapped(make_env(ENV_FNS, asynchronous="restart"))
     env.reset(seed=1)
     env.step(ONES)
@@ -290,13 +290,13 @@ def test_a_state_that_is_loaded_is_gone_on_from_by_wrappers_too(make_env: MakeEn
 
 
 class Locked(Counter):
-    """Neither says its state nor can be pickled."""
+    """Has no get_state() and cannot be pickled."""
 
     def __reduce__(self) -> Any:
         raise TypeError("not me")
 
 
-def test_a_state_through_wrappers_names_the_unsaved_too() -> None:
+def test_saved_state_of_wrappers_names_unsaved_envs() -> None:
     with wrapped(ParallelEnv([Counter, Locked])) as env:
         env.reset(seed=1)
         saved = env.save_state()
@@ -305,7 +305,7 @@ def test_a_state_through_wrappers_names_the_unsaved_too() -> None:
 
 
 class Stubborn(Counter):
-    """Says its state, and does not take it back if its number is 1."""
+    """Has get_state(); set_state() raises if its number is 1."""
 
     def get_state(self) -> Any:
         return self.count
@@ -317,7 +317,7 @@ class Stubborn(Counter):
 
 
 @nearby
-def test_wrappers_go_on_from_a_state_that_one_env_does_not_take(make_env: MakeEnv) -> None:
+def test_wrappers_load_their_state_even_if_one_env_refuses_its_own(make_env: MakeEnv) -> None:
     env = StackStates(make_env([partial(Stubborn, number, 9) for number in range(2)]), 2)
     env.reset(seed=1)
     for _ in range(2):
@@ -331,7 +331,7 @@ def test_wrappers_go_on_from_a_state_that_one_env_does_not_take(make_env: MakeEn
 
 
 @nearby
-def test_a_state_of_other_wrappers_is_refused_and_nothing_touched(make_env: MakeEnv) -> None:
+def test_state_of_other_wrappers_is_refused_and_changes_nothing(make_env: MakeEnv) -> None:
     env = wrapped(make_env(ENV_FNS))
     env.reset(seed=1)
     env.step(ONES)

@@ -1,4 +1,4 @@
-"""What episodes came to, compared with what Gymnasium's wrapper around each env says."""
+"""Episode statistics, compared with those of Gymnasium's wrapper around each env."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LENGTHS = [3, 4, 6]
 
 
 class Plain(Counter):
-    """Says what is new in an info that is new."""
+    """Returns a new info in every step."""
 
     def step(self, action: int) -> Any:
         *others, _ = super().step(action)
@@ -35,7 +35,7 @@ def around_one(number: int) -> Any:
 
 
 def play(env: Any) -> list[Any]:
-    """Step all, some and by send and recv, reset one in the middle; return what is said of episodes."""
+    """Step all, some and by send and recv, reset one in between; return the episode statistics."""
     actions = np.array([1, 2, 3])
     env.reset(seed=2)
     told: list[Any] = []
@@ -74,7 +74,7 @@ def test_statistics_match_those_of_a_wrapper_around_each_env(asynchronous: Any, 
 
 
 @nearby
-def test_what_is_said_has_plain_types(make_env: MakeEnv) -> None:
+def test_episode_statistics_have_plain_types(make_env: MakeEnv) -> None:
     env = RecordEpisodeStatistics(make_env([Counter]), stats_key="told")
     env.reset()
     for _ in range(3):
@@ -85,7 +85,7 @@ def test_what_is_said_has_plain_types(make_env: MakeEnv) -> None:
 
 
 @nearby
-def test_with_continue_an_episode_ends_once(make_env: MakeEnv) -> None:
+def test_done_policy_continue_reports_an_episode_once(make_env: MakeEnv) -> None:
     env = RecordEpisodeStatistics(make_env([partial(Counter, 0, 2)], asynchronous="continue"), buffer_length=1)
     for _ in range(2):
         env.reset()
@@ -97,7 +97,7 @@ def test_with_continue_an_episode_ends_once(make_env: MakeEnv) -> None:
 
 @nearby
 @pytest.mark.parametrize("asynchronous", ["idle", "restart", "continue"])
-def test_a_step_that_failed_does_not_count(asynchronous: Any, make_env: MakeEnv) -> None:
+def test_failed_step_is_not_counted(asynchronous: Any, make_env: MakeEnv) -> None:
     env_fns = [partial(Fragile, number) for number in range(2)]
     env = RecordEpisodeStatistics(make_env(env_fns, asynchronous=asynchronous, on_failure="restart"))
     env.reset()
@@ -113,7 +113,7 @@ def test_a_step_that_failed_does_not_count(asynchronous: Any, make_env: MakeEnv)
 
 
 @nearby
-def test_what_is_left_of_a_call_counts(make_env: MakeEnv) -> None:
+def test_partial_results_are_counted(make_env: MakeEnv) -> None:
     env = RecordEpisodeStatistics(make_env([partial(Counter, 0, 2), partial(Fragile, 1)], asynchronous="idle"))
     env.reset()
     for _ in range(2):
@@ -124,7 +124,7 @@ def test_what_is_left_of_a_call_counts(make_env: MakeEnv) -> None:
 
 
 @nearby
-def test_what_cannot_be_counted_is_refused_and_not_lost(make_env: MakeEnv) -> None:
+def test_clashing_keys_and_invalid_rewards_are_refused_and_kept(make_env: MakeEnv) -> None:
     twice = RecordEpisodeStatistics(make_env([partial(around_one, 0)]))
     twice.reset()
     twice.step([0])
@@ -144,7 +144,7 @@ def test_what_cannot_be_counted_is_refused_and_not_lost(make_env: MakeEnv) -> No
 
 
 class Says(Plain):
-    """Ends after ``length`` steps; in its third step it answers what it is told to."""
+    """Ends after ``length`` steps; its third step returns a given reward and info."""
 
     def __init__(self, length: int, reward: Any = 1.0, info: dict[str, Any] | None = None) -> None:
         super().__init__(0, length)
@@ -158,7 +158,7 @@ class Says(Plain):
 
 @nearby
 @pytest.mark.parametrize("reward", [Fraction(5, 2), Decimal("2.5")])
-def test_rewards_of_other_types_of_numbers_count(reward: Any, make_env: MakeEnv) -> None:
+def test_rewards_of_any_number_type_are_counted(reward: Any, make_env: MakeEnv) -> None:
     env = RecordEpisodeStatistics(make_env([partial(Says, 3, reward)], asynchronous="restart"))
     env.reset(seed=0)
     infos = [env.step([1]).infos[0] for _ in range(3)]
@@ -188,7 +188,7 @@ def test_episode_end_is_reported_when_another_env_is_refused(reward: Any, make_e
 
 
 @nearby
-def test_an_episode_whose_end_was_refused_is_not_a_part_of_the_next(make_env: MakeEnv) -> None:
+def test_episode_with_refused_end_does_not_extend_the_next(make_env: MakeEnv) -> None:
     clashing = partial(Says, 3, 1.0, {"episode": 5})
     env = RecordEpisodeStatistics(make_env([clashing, partial(Says, 3)], asynchronous="restart"))
     env.reset()
@@ -201,7 +201,7 @@ def test_an_episode_whose_end_was_refused_is_not_a_part_of_the_next(make_env: Ma
 
 
 @nearby
-def test_a_state_that_is_loaded_keeps_as_many_episodes_as_are_kept_here(make_env: MakeEnv) -> None:
+def test_load_state_keeps_the_buffer_length_of_the_wrapper(make_env: MakeEnv) -> None:
     env = RecordEpisodeStatistics(make_env([partial(Says, 1)], asynchronous="restart"), 2)
     env.reset()
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""Numbers that are none, in actions, states and rewards."""
+"""Non-finite numbers in actions, states and rewards."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAN, INF = float("nan"), float("inf")
 
 
 class Echo(gym.Env[Any, Any]):
-    """Answers what it was told to."""
+    """Returns given states and rewards."""
 
     observation_space = Dict({"a": Box(-INF, INF, (2,)), "b": Box(-INF, INF, (), np.float64)})
     action_space = Discrete(2)
@@ -70,7 +70,7 @@ def batch(*values: float) -> Any:
         (Parts, [{"push": batch(value)[0], "turn": 0} for value in (NAN, 0, 0)], r"action\['push'\] of env 0"),
     ],
 )
-def test_actions_are_refused_before_anything_is_sent(
+def test_non_finite_actions_are_refused_before_anything_is_sent(
     kind: Any, actions: Any, where: str, call: str, make_env: MakeEnv
 ) -> None:
     env = env_of(kind, make_env)
@@ -85,7 +85,7 @@ def test_actions_are_refused_before_anything_is_sent(
 
 
 @nearby
-def test_tensors_are_looked_at_too(make_env: MakeEnv) -> None:
+def test_tensor_actions_are_checked(make_env: MakeEnv) -> None:
     torch = pytest.importorskip("torch")
     env = env_of(Forces, make_env)
     actions = torch.zeros(3, 2)
@@ -96,7 +96,7 @@ def test_tensors_are_looked_at_too(make_env: MakeEnv) -> None:
 
 
 @nearby
-def test_actions_of_envs_that_rest_are_not_looked_at(make_env: MakeEnv) -> None:
+def test_actions_of_idle_envs_are_not_checked(make_env: MakeEnv) -> None:
     env = CheckFinite(make_env([partial(Forces, length=1), Forces], asynchronous="idle"))
     env.reset()
     env.step(batch(0, 0))
@@ -109,7 +109,7 @@ def test_actions_of_envs_that_rest_are_not_looked_at(make_env: MakeEnv) -> None:
 
 
 @nearby
-def test_what_is_wrong_otherwise_is_for_the_step_to_say(make_env: MakeEnv) -> None:
+def test_otherwise_invalid_actions_raise_action_error(make_env: MakeEnv) -> None:
     env = env_of(Parts, make_env)
     wrong: Any
     for wrong in (5, {"push": batch(NAN, 0, 0)}, [3, 4, 5], "abc"):
@@ -123,7 +123,7 @@ def test_what_is_wrong_otherwise_is_for_the_step_to_say(make_env: MakeEnv) -> No
 
 @nearby
 @pytest.mark.parametrize("align", ["item", "batch"])
-def test_answers_name_the_env_and_the_place(align: Any, make_env: MakeEnv) -> None:
+def test_error_names_the_env_and_the_place(align: Any, make_env: MakeEnv) -> None:
     env = env_of(partial(Echo, state=INF), make_env)
     with pytest.raises(NotFiniteError, match=r"nan or infinite in: state\['a'\] of env 1\.") as caught:
         env.step([0], id=1, align=align)
@@ -161,14 +161,14 @@ def test_all_non_finite_values_are_reported_with_partial_results(make_env: MakeE
 
 
 @nearby
-def test_last_states_are_looked_at(make_env: MakeEnv) -> None:
+def test_last_states_are_checked(make_env: MakeEnv) -> None:
     env = env_of(partial(Echo, state=NAN, length=1), make_env, asynchronous="restart")
     with pytest.raises(NotFiniteError, match="last state of envs 0, 1, 2"):
         env.step([0, 0, 0])
 
 
 @nearby
-def test_infinite_numbers_may_be_allowed(make_env: MakeEnv) -> None:
+def test_check_inf_false_allows_infinite_numbers(make_env: MakeEnv) -> None:
     env = CheckFinite(make_env([partial(Echo, state=INF, reward=-INF)] * 2), check_inf=False)
     env.reset()
     assert env.step([0, 0]).rewards.tolist() == [-INF, -INF]
@@ -185,12 +185,12 @@ class Poisoned(Old):
 
 
 @nearby
-def test_a_check_inf_that_is_no_bool_is_refused(make_env: MakeEnv) -> None:
+def test_check_inf_must_be_a_bool(make_env: MakeEnv) -> None:
     with pytest.raises(ArgumentError, match="check_inf='no' must be True or False"):
         CheckFinite(make_env([Echo]), check_inf="no")  # type: ignore[arg-type]
 
 
-def test_states_without_a_space_are_looked_at(make_env: MakeEnv) -> None:
+def test_states_without_a_space_are_checked(make_env: MakeEnv) -> None:
     env = CheckFinite(make_env([partial(Poisoned, 0), partial(Ragged, 1), Counter, Sheet]))
     env.reset(seed=1)
     sheet = {"force": np.zeros(2, np.float32), "move": 0}
@@ -202,7 +202,7 @@ def test_states_without_a_space_are_looked_at(make_env: MakeEnv) -> None:
 
 
 @nearby
-def test_what_is_finite_passes_as_it_is(make_env: MakeEnv) -> None:
+def test_finite_results_are_not_modified(make_env: MakeEnv) -> None:
     env = CheckFinite(make_env([partial(Sheet, number, 3) for number in range(2)], asynchronous="idle"))
     env.reset(seed=1)
     for _ in range(5):

@@ -1,4 +1,4 @@
-"""A stack of wrappers answers in every mode what it answers around a loop."""
+"""Stacked wrappers give the same results in every mode."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from conftest import MakeEnv
 from parallelenv import ParallelEnv
 from parallelenv.contract.difference import difference
 from parallelenv.testing.envs import Counter
-from parallelenv.testing.scenario import POLICIES, Actions, five_env_fns
+from parallelenv.testing.scenario import DONE_POLICIES, Actions, five_env_fns
 from parallelenv.wrappers import CheckFinite, NormalizeRewards, NormalizeStates, RecordEpisodeStatistics, StackStates
 
 
 def play(inner: ParallelEnv, folder: Path) -> list[Any]:
-    """Return all that a stack answers to every kind of call, and what it remembers."""
+    """Return the results of every kind of call, and the saved state of the wrappers."""
     env = CheckFinite(NormalizeRewards(NormalizeStates(StackStates(RecordEpisodeStatistics(inner), 3))))
     draw = Actions(inner, 1).draw
     log: list[Any] = [env.reset(seed=4)]
@@ -28,24 +28,26 @@ def play(inner: ParallelEnv, folder: Path) -> list[Any]:
             answers += [env.reset(np.flatnonzero(env.done), seed=turn)]
         env.step_async(draw(env_ids), env_ids)  # not recv(): sums of another order differ in their last bits
         answers += [env.step_wait()]
-        log += [[told(answer) for answer in answers], env.done]
+        log += [[without_durations(answer) for answer in answers], env.done]
     env.state_statistics.save(folder / "states.npz")
     log += [env.state_statistics.count, env.reward_statistics.count, (folder / "states.npz").stat().st_size > 0]
     env.step_async(draw(range(5)))
-    return [*log, told(env.step_wait()), env.get_env_attr("count")]
+    return [*log, without_durations(env.step_wait()), env.get_env_attr("count")]
 
 
-def told(answer: Any) -> Any:
-    """Return an answer without the seconds that episodes took."""
+def without_durations(answer: Any) -> Any:
+    """Return a result without the durations of episodes."""
     if hasattr(answer, "env_ids"):
         for info in [row[3] for row in answer] if isinstance(answer, list) else answer.infos:
             info.get("episode", {}).pop("t", None)
     return answer
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_stack_of_wrappers_is_the_same_in_every_mode(make_env: MakeEnv, policy: Any, tmp_path: Path) -> None:
-    with ParallelEnv(five_env_fns(Counter), asynchronous=policy) as oracle:
+@pytest.mark.parametrize("done_policy", DONE_POLICIES)
+def test_stacked_wrappers_give_the_same_results_in_every_mode(
+    make_env: MakeEnv, done_policy: Any, tmp_path: Path
+) -> None:
+    with ParallelEnv(five_env_fns(Counter), asynchronous=done_policy) as oracle:
         expected = play(oracle, tmp_path)
-    found = play(make_env(five_env_fns(Counter), asynchronous=policy, num_cpus=2), tmp_path)
+    found = play(make_env(five_env_fns(Counter), asynchronous=done_policy, num_cpus=2), tmp_path)
     assert difference(expected, found) is None, difference(expected, found)

@@ -1,4 +1,4 @@
-"""States and rewards on a common scale."""
+"""Normalized states and rewards."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ONES = np.ones(3, np.int64)
 
 
 class Sensor(gym.Env[Any, Any]):
-    """Dict states, of which not every part has a scale; what it answers is told by its actions."""
+    """Dict states with parts that are not normalized; its actions determine states and rewards."""
 
     observation_space = Dict({"far": Box(-1e3, 1e3, (2,)), "near": Box(-1, 1, (1,)), "kind": Discrete(4)})
     action_space = Box(-1e3, 1e3, (), np.float64)
@@ -59,7 +59,7 @@ def seen_of(env: Any, steps: int) -> list[Any]:
 
 @nearby
 @pytest.mark.parametrize("asynchronous", [None, "idle", "restart", "continue"])
-def test_statistics_are_those_of_all_states_of_envs_that_acted(asynchronous: Any, make_env: MakeEnv) -> None:
+def test_statistics_cover_all_states_of_envs_that_were_stepped(asynchronous: Any, make_env: MakeEnv) -> None:
     seen = np.array(seen_of(make_env(ENV_FNS, asynchronous=asynchronous), 9), np.float64)
     env = NormalizeStates(make_env(ENV_FNS, asynchronous=asynchronous))
     seen_of(env, 9)
@@ -69,7 +69,7 @@ def test_statistics_are_those_of_all_states_of_envs_that_acted(asynchronous: Any
     assert np.allclose(moments.variance, seen.var(axis=0), rtol=1e-12)
 
 
-def test_it_normalises_as_gymnasium_does() -> None:
+def test_normalization_equals_that_of_gymnasium() -> None:
     def make() -> Any:
         return gym.make("CartPole-v1", max_episode_steps=100)
 
@@ -91,7 +91,7 @@ def test_it_normalises_as_gymnasium_does() -> None:
 
 
 @nearby
-def test_paused_envs_and_those_not_asked_do_not_count(make_env: MakeEnv) -> None:
+def test_paused_and_unselected_envs_do_not_count(make_env: MakeEnv) -> None:
     env = NormalizeRewards(NormalizeStates(make_env([Sensor] * 3)))
     inner: Any = env.env
     env.reset()
@@ -106,7 +106,7 @@ def test_paused_envs_and_those_not_asked_do_not_count(make_env: MakeEnv) -> None
 
 
 @nearby
-def test_last_states_are_on_the_same_scale_and_do_not_count(make_env: MakeEnv) -> None:
+def test_last_states_are_normalized_but_not_counted(make_env: MakeEnv) -> None:
     plain, env = make_env(ENV_FNS, asynchronous="restart"), NormalizeStates(make_env(ENV_FNS, asynchronous="restart"))
     for one in (plain, env):
         one.reset(seed=1)
@@ -122,7 +122,7 @@ def test_last_states_are_on_the_same_scale_and_do_not_count(make_env: MakeEnv) -
 
 
 @nearby
-def test_only_the_keys_that_are_named_change(make_env: MakeEnv) -> None:
+def test_only_the_given_keys_are_normalized(make_env: MakeEnv) -> None:
     env = NormalizeStates(make_env([Sensor] * 2), keys=["far"])
     assert list(env.statistics.shapes) == ["['far']"]
     assert env.single_observation_space == Dict(
@@ -141,7 +141,7 @@ def test_only_the_keys_that_are_named_change(make_env: MakeEnv) -> None:
     assert list(both.statistics.shapes) == ["['far']", "['near']"]
 
 
-def test_outcomes_are_clipped() -> None:
+def test_normalized_values_are_clipped() -> None:
     with NormalizeStates(ParallelEnv([Sensor]), clip=0.5) as env:
         first = env.process({"far": np.full((1, 2), 9.0), "near": np.zeros((1, 1)), "kind": [1]})
         assert first["far"].tolist() == [[0.5, 0.5]]
@@ -167,7 +167,7 @@ def test_frozen_statistics_do_not_change() -> None:
         assert first.rewards.tolist() == again.rewards.tolist()
 
 
-def test_the_outermost_freezes_all_that_count() -> None:
+def test_frozen_on_the_outermost_wrapper_freezes_all() -> None:
     states = NormalizeStates(ParallelEnv([Sensor] * 2))
     env = RecordEpisodeStatistics(NormalizeRewards(RecordEpisodeStatistics(states)))
     with env:
@@ -180,7 +180,7 @@ def test_the_outermost_freezes_all_that_count() -> None:
         before = pickle.dumps((env.state_statistics, env.reward_statistics))
         env.step([3.0, 5.0])
         assert pickle.dumps((env.state_statistics, env.reward_statistics)) == before
-        states.frozen = False  # of what is outside of it nothing
+        states.frozen = False  # not those outside of it
         assert not env.frozen
         env.step([3.0, 5.0])
         assert env.state_statistics.count == 6
@@ -190,7 +190,7 @@ def test_the_outermost_freezes_all_that_count() -> None:
         assert env.reward_statistics.count == 4
 
 
-def test_frozen_as_an_argument_is_of_one() -> None:
+def test_frozen_argument_freezes_only_its_wrapper() -> None:
     with NormalizeRewards(NormalizeStates(ParallelEnv([Sensor])), frozen=True) as env:
         assert not env.frozen
         env.reset()
@@ -198,7 +198,7 @@ def test_frozen_as_an_argument_is_of_one() -> None:
         assert (env.state_statistics.count, env.reward_statistics.count) == (2, 0)
 
 
-def test_nothing_that_counts_is_nothing_to_freeze() -> None:
+def test_frozen_without_normalizing_wrappers_raises() -> None:
     with RecordEpisodeStatistics(ParallelEnv([Sensor])) as env:
         with pytest.raises(AttributeError, match="'frozen'.*neither around this"):
             env.frozen = True
@@ -206,7 +206,7 @@ def test_nothing_that_counts_is_nothing_to_freeze() -> None:
 
 
 @pytest.mark.parametrize("outermost", [NormalizeStates, NormalizeRewards])
-def test_statistics_have_names_that_reach_through_the_other(outermost: Any) -> None:
+def test_state_and_reward_statistics_are_found_through_wrappers(outermost: Any) -> None:
     inner = ({NormalizeStates, NormalizeRewards} - {outermost}).pop()
     with outermost(inner(ParallelEnv([Sensor]))) as env:
         env.reset()
@@ -233,7 +233,7 @@ def test_statistics_are_saved_loaded_and_shared(tmp_path: Path) -> None:
             assert difference(evaluation.reset()["far"], expected) is None
 
 
-def test_merged_statistics_are_those_of_everything() -> None:
+def test_merged_statistics_equal_those_of_all_data() -> None:
     values = np.random.default_rng(1).normal(1e6, 0.01, (101, 3))  # where sums of squares would cancel out
     parts = [RunningStatistics({"": (3,)}) for _ in range(3)]
     for index, batch in enumerate(np.split(values, [1, 2, 2, 40, 77])):  # one of them empty
@@ -250,7 +250,7 @@ def test_merged_statistics_are_those_of_everything() -> None:
     assert repr(total) == "<RunningStatistics of {'': (3,)}, 101 seen>"
 
 
-def test_what_does_not_belong_together_is_refused(tmp_path: Path) -> None:
+def test_statistics_of_different_shapes_are_refused(tmp_path: Path) -> None:
     statistics = RunningStatistics({"": (3,)})
     with pytest.raises(ArgumentError, match=r"The other has the leaves .*\(4,\).*these statistics are of .*\(3,\)"):
         statistics.merge(RunningStatistics({"": (4,)}))
@@ -289,7 +289,7 @@ def test_what_does_not_belong_together_is_refused(tmp_path: Path) -> None:
         {"names": np.array(["", ""]), "count1": np.int64(1), "mean1": np.ones(2), "squares1": np.ones(2)},
     ],
 )
-def test_files_with_nonsense_in_them_are_refused(wrong: dict[str, Any], tmp_path: Path) -> None:
+def test_invalid_statistics_files_are_refused(wrong: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "scale.npz"
     right: dict[str, Any] = {
         "names": np.array([""]),
@@ -304,7 +304,7 @@ def test_files_with_nonsense_in_them_are_refused(wrong: dict[str, Any], tmp_path
         RunningStatistics.load(path)
 
 
-def test_what_cannot_be_saved_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_failed_save_leaves_no_file(tmp_path: Path) -> None:
     statistics = RunningStatistics({"": ()})
     folder = tmp_path / "folder"
     folder.mkdir()
@@ -321,13 +321,13 @@ def test_what_cannot_be_saved_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 @nearby
-def test_a_state_of_other_returns_is_refused(make_env: MakeEnv) -> None:
+def test_state_saved_with_another_gamma_is_refused(make_env: MakeEnv) -> None:
     env = NormalizeRewards(make_env([Sensor]), 0.9)
     with pytest.raises(ArgumentError, match=r"'gamma': 0\.9}.*here it is .*'gamma': 0\.5}.*the same arguments"):
         NormalizeRewards(env.unwrapped, 0.5).load_state(env.save_state())
 
 
-def test_arguments_that_do_not_fit_are_refused() -> None:
+def test_invalid_arguments_are_refused() -> None:
     with ParallelEnv([Sensor]) as env:
         cases: list[tuple[dict[str, Any], str]] = [
             ({"keys": ["colour"]}, "has 'colour' in it; the observation space has the keys"),
@@ -360,7 +360,7 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
         NormalizeStates(Counter())
 
 
-def test_what_would_spoil_statistics_is_refused_and_not_lost() -> None:
+def test_non_finite_values_are_refused_and_kept_in_the_error() -> None:
     env = NormalizeRewards(NormalizeStates(ParallelEnv([Sensor] * 2)))
     with env:
         env.reset()
@@ -410,7 +410,7 @@ class Told(gym.Env[Any, Any]):
 
 @nearby
 @pytest.mark.parametrize(("huge", "gamma"), [(1e200, 0.99), (-1e155, 1.0), (1.7e308, 1.0)])
-def test_huge_rewards_are_refused_and_forgotten(huge: float, gamma: float, make_env: MakeEnv) -> None:
+def test_huge_rewards_are_refused_and_not_counted(huge: float, gamma: float, make_env: MakeEnv) -> None:
     rewards = [1.0, huge, 3.0, 5.0]
     env = NormalizeRewards(make_env([partial(Told, rewards), partial(Told, [1.0, 2.0, 3.0, 4.0])]), gamma)
     env.reset()
@@ -422,7 +422,7 @@ def test_huge_rewards_are_refused_and_forgotten(huge: float, gamma: float, make_
     assert env.statistics.count == 5
 
 
-def test_returns_that_grow_too_large_are_refused() -> None:
+def test_returns_that_would_overflow_are_refused() -> None:
     with NormalizeRewards(ParallelEnv([partial(Told, [1e153] * 99)]), 1.0) as env:
         env.reset()
         for _ in range(10):
@@ -435,7 +435,7 @@ def test_returns_that_grow_too_large_are_refused() -> None:
 
 @nearby
 @pytest.mark.parametrize("huge", [1e200, -1.7e308, np.nan, np.inf])
-def test_huge_states_are_refused_and_forgotten(huge: float, make_env: MakeEnv) -> None:
+def test_huge_states_are_refused_and_not_counted(huge: float, make_env: MakeEnv) -> None:
     kinds = [partial(Told, [0.0] * 4, [1.0, huge, 3.0, 4.0]), partial(Told, [0.0] * 4, [5.0, 6.0, 7.0, 8.0])]
     env = NormalizeStates(make_env(kinds), clip=np.inf)
     env.reset()
@@ -452,7 +452,7 @@ def test_huge_states_are_refused_and_forgotten(huge: float, make_env: MakeEnv) -
 
 
 @nearby
-def test_a_first_state_that_is_refused_is_so_alone(make_env: MakeEnv) -> None:
+def test_refused_first_state_does_not_affect_other_envs(make_env: MakeEnv) -> None:
     kinds = [partial(Told, [1.0] * 9, first=1e200), partial(Told, [1.0] * 9, first=2.0)]
     env = StackStates(NormalizeStates(make_env(kinds)), 2)
     with pytest.raises(NotFiniteError, match="for ever by: state of env 0") as caught:
@@ -461,11 +461,11 @@ def test_a_first_state_that_is_refused_is_so_alone(make_env: MakeEnv) -> None:
     assert error.refused == {0: np.array([1e200])}
     assert error.partial.shape == (1, 2, 1)
     states = env.step([0, 0]).states
-    assert states[0, 0] == states[0, 1]  # what is before the first that was seen
+    assert states[0, 0] == states[0, 1]  # the padding
     assert states[1, 0] != states[1, 1]
 
 
-def test_several_that_are_too_large_together_are_refused_together() -> None:
+def test_values_whose_sum_of_squares_overflows_are_refused() -> None:
     statistics = RunningStatistics({"": ()})
     statistics.update({"": np.array([1.0, 2.0])})
     huge = np.full(9, 1.3e154)  # their squares are finite, and the sum of these is not
@@ -484,7 +484,7 @@ def test_several_that_are_too_large_together_are_refused_together() -> None:
 
 
 @nearby
-def test_a_return_ends_though_another_env_is_refused(make_env: MakeEnv) -> None:
+def test_running_return_is_reset_even_if_another_env_is_refused(make_env: MakeEnv) -> None:
     kinds = [partial(Told, [5.0] * 3), partial(Told, [1.0, 1.0, np.nan])]
     env = NormalizeRewards(make_env(kinds, asynchronous="restart"), 1.0)
     env.reset()
@@ -501,7 +501,7 @@ def test_a_return_ends_though_another_env_is_refused(make_env: MakeEnv) -> None:
 
 
 @nearby
-def test_wrappers_outside_go_on_from_what_those_inside_answer(make_env: MakeEnv) -> None:
+def test_outer_wrappers_use_partial_results_of_inner_wrappers(make_env: MakeEnv) -> None:
     steady = partial(Told, [1.0] * 6, [100.0 * step for step in range(6)])
     broken = partial(Told, [1.0] * 6, [1.0, 2.0, np.nan, 4.0, 5.0, 6.0])
     inner = NormalizeStates(make_env([steady, broken]))
@@ -520,7 +520,7 @@ def test_wrappers_outside_go_on_from_what_those_inside_answer(make_env: MakeEnv)
 
 
 @nearby
-def test_a_stack_begins_anew_after_an_end_that_was_refused_inside(make_env: MakeEnv) -> None:
+def test_frame_stack_restarts_after_an_end_refused_by_an_inner_wrapper(make_env: MakeEnv) -> None:
     kinds = [partial(Told, [1.0, 1.0, np.inf], [1.0, 2.0, 3.0], first=7.0)]
     env = StackStates(NormalizeRewards(make_env(kinds, asynchronous="restart")), 2)
     env.reset()
@@ -545,7 +545,7 @@ def test_running_returns_restart_on_reset_and_ignore_failed_steps(make_env: Make
 
 
 @nearby
-def test_a_wrapper_inside_sees_the_rewards_as_they_were(make_env: MakeEnv) -> None:
+def test_inner_wrapper_sees_unnormalized_rewards(make_env: MakeEnv) -> None:
     env = NormalizeRewards(RecordEpisodeStatistics(make_env(ENV_FNS, asynchronous="idle")))
     plain = make_env(ENV_FNS, asynchronous="idle")
     env.reset(seed=1)
@@ -560,7 +560,7 @@ def test_a_wrapper_inside_sees_the_rewards_as_they_were(make_env: MakeEnv) -> No
 
 
 @nearby
-def test_a_policy_normalises_beside_the_envs(make_env: MakeEnv) -> None:
+def test_normalizer_can_be_used_by_a_policy_in_the_workers(make_env: MakeEnv) -> None:
     env = NormalizeStates(make_env(ENV_FNS, asynchronous="restart"))
     env.reset(seed=1)
     for _ in range(5):
@@ -578,7 +578,7 @@ def test_a_policy_normalises_beside_the_envs(make_env: MakeEnv) -> None:
 
 
 @nearby
-def test_sheets_keep_their_words(make_env: MakeEnv) -> None:
+def test_text_parts_of_dict_states_are_not_changed(make_env: MakeEnv) -> None:
     env = NormalizeStates(make_env([partial(Sheet, number, 2) for number in range(2)], asynchronous="restart"))
     env.reset(seed=1)
     batch = env.step(env.action_space.sample(), align="batch")

@@ -1,4 +1,4 @@
-"""The latest states of an episode as one, compared with what Gymnasium's wrapper around each env answers."""
+"""Stacked states, compared with those of Gymnasium's wrapper around each env."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def stacked_by_gymnasium(make: Any, padding_type: str) -> Any:
 
 
 def play(env: Any, make: Any) -> list[Any]:
-    """Step all, some and by send and recv; reset one and then those that are done; return all that is answered."""
+    """Step all, some and by send and recv; reset one and then those that are done; return all results."""
     actions = [np.asarray(make().action_space.sample()) * 0 for _ in range(4)]
     told = [env.reset(seed=5)]
     for step in range(9):
@@ -60,7 +60,7 @@ def play(env: Any, make: Any) -> list[Any]:
 @pytest.mark.parametrize("make", [pole, pair])
 @pytest.mark.parametrize("padding_type", ["reset", "zero"])
 @pytest.mark.parametrize("asynchronous", [None, "idle", "restart", "continue"])
-def test_it_stacks_as_a_wrapper_around_each_env(
+def test_stacks_equal_those_of_a_wrapper_around_each_env(
     asynchronous: Any, padding_type: Any, make: Any, make_env: MakeEnv
 ) -> None:
     env_fns = [partial(make, number) for number in range(4)]
@@ -74,7 +74,7 @@ def test_it_stacks_as_a_wrapper_around_each_env(
 
 
 @nearby
-def test_stacks_are_the_users_own(make_env: MakeEnv) -> None:
+def test_stacks_are_copies(make_env: MakeEnv) -> None:
     env = StackStates(make_env([Counter] * 2, copy=False), 2)
     first = env.reset(seed=1)
     kept = first.copy()
@@ -85,7 +85,7 @@ def test_stacks_are_the_users_own(make_env: MakeEnv) -> None:
 
 
 @nearby
-def test_an_env_that_fails_leaves_the_stacks_of_others_right(make_env: MakeEnv) -> None:
+def test_failed_env_does_not_affect_stacks_of_other_envs(make_env: MakeEnv) -> None:
     env = StackStates(make_env([partial(Fragile, number) for number in range(2)]), 2)
     env.reset()
     with pytest.raises(ZeroDivisionError) as caught:
@@ -108,14 +108,14 @@ def test_rebuilt_env_starts_a_new_frame_stack(asynchronous: Any, make_env: MakeE
     assert result.infos[1].get("ended_state") is None
 
 
-def test_an_env_that_was_wrapped_under_way_begins_with_what_comes_first() -> None:
+def test_env_wrapped_during_an_episode_pads_with_its_next_state() -> None:
     with ParallelEnv([Counter] * 2) as env:
         env.reset(seed=1)
         late = StackStates(env, 3)
         assert late.step([0, 0]).states[0, :, 1].tolist() == [1, 1, 1]
 
 
-def test_what_has_no_fixed_form_is_refused() -> None:
+def test_text_states_and_invalid_arguments_are_refused() -> None:
     with ParallelEnv([Sheet]) as env, pytest.raises(SpacesError, match=r"state\['word'\] is in Text.*no fixed form"):
         StackStates(env, 2)
     with ParallelEnv([Counter, Words]) as env, pytest.raises(SpacesError, match="declare no space that.*spaces="):

@@ -1,4 +1,4 @@
-"""States of all kinds go through a wrapper unharmed, and so do answers with which something is wrong."""
+"""States of all kinds pass through a wrapper unchanged, also in partial results."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Drawn(gym.Env[Any, Any]):
     action_space = spaces.Discrete(2)
 
     def __init__(self, space: gym.Space[Any], length: int) -> None:
-        self.observation_space = deepcopy(space)  # of each its own, which it seeds
+        self.observation_space = deepcopy(space)  # each env has its own and seeds it
         self.length = length
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
@@ -64,9 +64,7 @@ SAMPLED = {
 @pytest.mark.parametrize("space", SAMPLED.values(), ids=SAMPLED)
 @pytest.mark.parametrize("asynchronous", [None, "idle", "restart", "continue"])
 @pytest.mark.parametrize("copy", [True, False])
-def test_states_of_every_space_go_through_as_they_are(
-    space: Any, asynchronous: Any, copy: bool, make_env: MakeEnv
-) -> None:
+def test_states_of_every_space_pass_unchanged(space: Any, asynchronous: Any, copy: bool, make_env: MakeEnv) -> None:
     plain, *wrapped = (
         make_env([partial(Drawn, space, length) for length in (1, 2, 5)], asynchronous=asynchronous, copy=copy)
         for _ in range(3)
@@ -81,7 +79,7 @@ def test_states_of_every_space_go_through_as_they_are(
 @nearby
 @pytest.mark.parametrize("kind", [Words, Chain, Net, Sheet, Pair, Old, Ragged])
 @pytest.mark.parametrize("asynchronous", ["idle", "restart"])
-def test_states_of_odd_envs_go_through_as_they_are(kind: Any, asynchronous: Any, make_env: MakeEnv) -> None:
+def test_states_of_unusual_envs_pass_unchanged(kind: Any, asynchronous: Any, make_env: MakeEnv) -> None:
     env_fns = [partial(kind, number, 2 + number) for number in range(2)]
     plain, env = (make_env(env_fns, asynchronous=asynchronous, copy=False) for _ in range(2))
     same = Same(env)
@@ -96,7 +94,7 @@ def test_states_of_odd_envs_go_through_as_they_are(kind: Any, asynchronous: Any,
 
 
 class Wrong(Same):
-    """Does not what it should from its second call on."""
+    """Returns a given object from its second call on."""
 
     def __init__(self, env: Any, answer: Any) -> None:
         super().__init__(env)
@@ -125,7 +123,7 @@ class Wrong(Same):
         ({"a": np.zeros((2, 3))}, r"a dict with the keys \['a'\]"),
     ],
 )
-def test_what_is_no_batch_of_states_is_refused(answer: Any, found: str, align: Any, make_env: MakeEnv) -> None:
+def test_process_result_that_is_not_a_batch_is_refused(answer: Any, found: str, align: Any, make_env: MakeEnv) -> None:
     env = Wrong(make_env([partial(Counter, number, 9) for number in range(2)]), answer)
     env.reset(seed=1)
     for _ in range(2):
@@ -138,7 +136,7 @@ def test_what_is_no_batch_of_states_is_refused(answer: Any, found: str, align: A
 
 
 @nearby
-def test_tuples_must_be_tuples(make_env: MakeEnv) -> None:
+def test_process_result_of_wrong_tuple_length_is_refused(make_env: MakeEnv) -> None:
     env = Wrong(make_env([Pair] * 2), (np.zeros(2),))
     env.reset(seed=1)
     with pytest.raises(SpacesError, match=r"states must be a tuple of \d; found was \("):
@@ -147,8 +145,8 @@ def test_tuples_must_be_tuples(make_env: MakeEnv) -> None:
 
 @nearby
 @pytest.mark.parametrize("align", ["item", "batch"])
-def test_what_process_raises_loses_no_answer_and_is_not_answered_outside(align: Any, make_env: MakeEnv) -> None:
-    once = ZeroDivisionError("mine")  # the very same twice
+def test_error_in_process_has_unprocessed_results_in_partial(align: Any, make_env: MakeEnv) -> None:
+    once = ZeroDivisionError("mine")  # the same object twice
     inner = Wrong(make_env([partial(Counter, number, 2) for number in range(2)], asynchronous="restart"), once)
     env = RecordEpisodeStatistics(StackStates(NormalizeStates(inner), 2))
     env.reset(seed=1)
@@ -166,7 +164,7 @@ def test_what_process_raises_loses_no_answer_and_is_not_answered_outside(align: 
 
 
 class Late(Same):
-    """Brings a last state to another form, and then raises."""
+    """Changes a last state, and then raises."""
 
     def process(self, states: Any) -> Any:
         if states[0, 1] == 0 and self.done[0]:
@@ -175,7 +173,7 @@ class Late(Same):
 
 
 @nearby
-def test_what_process_raises_leaves_last_states_as_they_were(make_env: MakeEnv) -> None:
+def test_error_in_process_keeps_last_states_unchanged(make_env: MakeEnv) -> None:
     env = Late(make_env([partial(Counter, 0, 1)], asynchronous="restart"))
     env.reset(seed=1)
     with pytest.raises(ZeroDivisionError) as caught:
@@ -196,7 +194,7 @@ class Fallen(Fragile):
 
 @nearby
 @pytest.mark.parametrize("kind", [CheckFinite, NormalizeStates])
-def test_what_an_env_raises_in_a_reset_is_not_hidden(kind: Any, make_env: MakeEnv) -> None:
+def test_error_of_a_reset_is_raised_before_refusals_of_wrappers(kind: Any, make_env: MakeEnv) -> None:
     env = StackStates(kind(make_env([partial(Fallen, number) for number in range(3)])), 2)
     env.reset()
     with pytest.raises(ZeroDivisionError, match="at the beginning") as caught:
@@ -210,7 +208,7 @@ def test_what_an_env_raises_in_a_reset_is_not_hidden(kind: Any, make_env: MakeEn
 
 
 @nearby
-def test_what_an_env_raises_in_a_step_is_not_hidden(make_env: MakeEnv) -> None:
+def test_error_of_a_step_is_raised_before_errors_of_wrappers(make_env: MakeEnv) -> None:
     env = Wrong(make_env([partial(Fallen, number) for number in range(2)]), IndexError("mine"))
     outer = StackStates(env, 2)
     outer.reset()
@@ -247,7 +245,7 @@ class Choosier(Choosy):
 
 @nearby
 @pytest.mark.parametrize("kind", [Words, Net, Sheet, Pair, Old])
-def test_wrappers_of_ones_own_refuse_envs_of_every_space(kind: Any, make_env: MakeEnv) -> None:
+def test_custom_wrappers_can_refuse_envs_of_every_space(kind: Any, make_env: MakeEnv) -> None:
     env = Choosier(Choosy(make_env([partial(kind, number, 9) for number in range(3)])))
     with pytest.raises(NotFiniteError, match="not 1") as caught:
         env.reset(seed=1)

@@ -22,7 +22,7 @@ nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
 
 
 class Lamp(Counter):
-    """Shows how often it was stepped, by its brightness."""
+    """Its brightness shows its step count."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
     render_mode = "rgb_array"
@@ -54,7 +54,7 @@ def read(path: Path) -> list[Any]:
 
 @nearby
 @pytest.mark.parametrize("video_format", ["webp", "gif", "png"])
-def test_a_film_shows_each_step(video_format: str, make_env: MakeEnv, tmp_path: Path) -> None:
+def test_film_shows_each_step(video_format: str, make_env: MakeEnv, tmp_path: Path) -> None:
     env = RecordVideo(lamps(make_env, 0, 1), tmp_path / "films", video_length=4, video_format=video_format)
     env.reset()
     for _ in range(3):
@@ -73,7 +73,7 @@ def test_a_film_shows_each_step(video_format: str, make_env: MakeEnv, tmp_path: 
 
 
 @nearby
-def test_films_begin_when_they_are_wanted_and_end_with_close(make_env: MakeEnv, tmp_path: Path) -> None:
+def test_step_trigger_starts_films_and_close_ends_them(make_env: MakeEnv, tmp_path: Path) -> None:
     asked: list[int] = []
 
     def is_wanted(step: int) -> bool:
@@ -94,7 +94,7 @@ def test_films_begin_when_they_are_wanted_and_end_with_close(make_env: MakeEnv, 
 
 
 @nearby
-def test_a_film_begins_once_at_a_step(make_env: MakeEnv, tmp_path: Path) -> None:
+def test_step_trigger_starts_only_one_film_per_step(make_env: MakeEnv, tmp_path: Path) -> None:
     env = RecordVideo(lamps(make_env, 0), tmp_path, lambda step: step % 2 == 0, 1)
     env.reset()
     for _ in range(3):
@@ -103,7 +103,7 @@ def test_a_film_begins_once_at_a_step(make_env: MakeEnv, tmp_path: Path) -> None
 
 
 @nearby
-def test_a_film_may_be_of_some_envs_and_waits_for_their_reset(make_env: MakeEnv, tmp_path: Path) -> None:
+def test_film_of_some_envs_starts_after_their_reset(make_env: MakeEnv, tmp_path: Path) -> None:
     env = RecordVideo(lamps(make_env, 0, 1, 2), tmp_path, id=[2, 0], video_format="png")
     env.reset(0)
     env.step([0], id=0)
@@ -120,7 +120,7 @@ def test_a_film_may_be_of_some_envs_and_waits_for_their_reset(make_env: MakeEnv,
 
 
 @nearby
-def test_an_env_without_frames_loses_no_answer(make_env: MakeEnv, tmp_path: Path) -> None:
+def test_error_of_an_env_without_frames_has_results_in_partial(make_env: MakeEnv, tmp_path: Path) -> None:
     env = RecordVideo(make_env([Dark]), tmp_path)
     with pytest.raises(ArgumentError, match="render_mode='rgb_array'") as caught:
         env.reset(seed=1)
@@ -135,7 +135,7 @@ def test_an_env_without_frames_loses_no_answer(make_env: MakeEnv, tmp_path: Path
 
 
 @nearby
-def test_a_trigger_that_raises_loses_no_answer(make_env: MakeEnv, tmp_path: Path) -> None:
+def test_error_of_the_trigger_has_results_in_partial(make_env: MakeEnv, tmp_path: Path) -> None:
     def is_wanted(step: int) -> bool:
         if step in (0, 2):
             raise ZeroDivisionError("no idea")
@@ -157,7 +157,7 @@ def test_a_trigger_that_raises_loses_no_answer(make_env: MakeEnv, tmp_path: Path
 
 
 @nearby
-def test_a_film_that_cannot_be_written_is_kept(make_env: MakeEnv, tmp_path: Path) -> None:
+def test_film_that_cannot_be_written_is_kept(make_env: MakeEnv, tmp_path: Path) -> None:
     folder = tmp_path / "films"
     env = RecordVideo(lamps(make_env, 0, asynchronous="continue"), folder, video_length=2)
     env.reset()
@@ -180,7 +180,7 @@ def test_a_film_that_cannot_be_written_is_kept(make_env: MakeEnv, tmp_path: Path
     assert env.paths == [path]
 
 
-def test_a_film_that_breaks_off_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_write_of_a_film_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with RecordVideo(ParallelEnv([Lamp]), tmp_path) as env:
         env.reset()
         with monkeypatch.context() as patch:
@@ -191,7 +191,7 @@ def test_a_film_that_breaks_off_leaves_no_file(tmp_path: Path, monkeypatch: pyte
     assert [path.name for path in tmp_path.iterdir()] == ["parallelenv-step-0.webp"]
 
 
-def test_a_film_is_not_written_over_another(tmp_path: Path) -> None:
+def test_film_does_not_overwrite_another(tmp_path: Path) -> None:
     names = []
     for length in (1, 2, 3):
         with RecordVideo(ParallelEnv([Lamp]), tmp_path) as env:
@@ -209,7 +209,7 @@ class Bleak(Lamp):
 
 
 @nearby
-def test_frames_that_are_no_pictures_are_not_filmed(make_env: MakeEnv, tmp_path: Path) -> None:
+def test_invalid_frames_are_refused(make_env: MakeEnv, tmp_path: Path) -> None:
     env = RecordVideo(make_env([Bleak]), tmp_path)
     with pytest.raises(ArgumentError, match="frame of env 0 is of shape .* and dtype float64") as caught:
         env.reset()
@@ -219,7 +219,7 @@ def test_frames_that_are_no_pictures_are_not_filmed(make_env: MakeEnv, tmp_path:
 
 
 @pytest.mark.parametrize("render_mode", [None, "human", "ansi", "rgb_array_list"])
-def test_envs_that_answer_no_picture_are_refused_at_once(render_mode: Any, tmp_path: Path) -> None:
+def test_envs_with_other_render_modes_are_refused_first(render_mode: Any, tmp_path: Path) -> None:
     dark = Lamp(1)
     dark.render_mode = render_mode
     with ParallelEnv([Lamp(0), dark]) as env:
@@ -231,7 +231,7 @@ def test_envs_that_answer_no_picture_are_refused_at_once(render_mode: Any, tmp_p
             assert len(others.paths) == 1
 
 
-def test_an_old_env_without_render_modes_is_filmed(tmp_path: Path) -> None:
+def test_old_env_without_render_modes_is_recorded(tmp_path: Path) -> None:
     class Painted(Old):
         def render(self) -> Any:
             return np.full((8, 8, 3), 9, np.uint8)
@@ -242,14 +242,14 @@ def test_an_old_env_without_render_modes_is_filmed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("trigger", ["episode_trigger", "record_video_trigger"])
-def test_triggers_of_others_are_translated(trigger: str, tmp_path: Path) -> None:
+def test_trigger_of_another_library_gets_a_hint(trigger: str, tmp_path: Path) -> None:
     foreign: dict[str, Any] = {trigger: bool}
     said = f"{trigger}=.* is no argument of RecordVideo. Give step_trigger"
     with ParallelEnv([Lamp]) as env, pytest.raises(TypeError, match=said):
         RecordVideo(env, tmp_path, **foreign)
 
 
-def test_arguments_that_do_not_fit_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_arguments_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with ParallelEnv([Lamp]) as env:
         cases: list[tuple[dict[str, Any], str]] = [
             (
@@ -277,7 +277,7 @@ def test_arguments_that_do_not_fit_are_refused(tmp_path: Path, monkeypatch: pyte
             RecordVideo(env, tmp_path)
 
 
-def test_frames_of_different_sizes_make_a_film(tmp_path: Path) -> None:
+def test_frames_of_different_sizes_are_padded_in_a_film(tmp_path: Path) -> None:
     frames = [np.full((4, 6, 3), 50, np.uint8), np.full((6, 4, 3), 90, np.uint8)]
     save_animation(tmp_path / "film.PNG", frames, fps=50)
     first, second = read(tmp_path / "film.PNG")
@@ -291,7 +291,7 @@ def test_frames_of_different_sizes_make_a_film(tmp_path: Path) -> None:
         save_animation(tmp_path / "film.png", [])
 
 
-def test_a_real_env_is_filmed(tmp_path: Path) -> None:
+def test_real_env_is_recorded(tmp_path: Path) -> None:
     def make() -> Any:
         return gym.make("CartPole-v1", render_mode="rgb_array")
 

@@ -84,7 +84,7 @@ def run(folder: Path, suite: str, mode: str, only: str) -> dict[str, str]:
 
 
 def compare(suite: str, mode: str, outcomes: dict[str, str], known: list[Known]) -> tuple[Counter[str], list[str]]:
-    """Return how many tests passed, or failed for which reason; and what is not as the list says."""
+    """Return how many tests passed or failed for each reason, and the deviations from the list."""
     counts: Counter[str] = Counter()
     wrong = [] if outcomes else ["No test has run."]
     for test, outcome in sorted(outcomes.items()):

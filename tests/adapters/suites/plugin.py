@@ -101,7 +101,7 @@ def pytest_runtest_call() -> Any:
 
 
 def pytest_runtest_logreport(report: Any) -> None:
-    """Note how a test went: its call, or the part around it that failed."""
+    """Record the outcome of a test: of its call, or of the setup or teardown that failed."""
     if "PYTEST_XDIST_WORKER" not in os.environ and (report.when == "call" or not report.passed):
         with open(os.environ["SUITES_OUTCOMES"], "a") as file:
             file.write(f"{report.outcome}\t{report.nodeid}\n")
