@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
+from parallelenv.backends._bell import LOOK, BellAccess, BellEnd
 from parallelenv.backends._shared_memory import SharedArrays, SharedMemory
 from parallelenv.backends._wire import Wire
 from parallelenv.contract.batch import Batch, Layout
-from parallelenv.contract.codec import PRINTED, Message, decode, encode_reply
+from parallelenv.contract.codec import DONE, PRINTED, Message, decode, encode_reply
 from parallelenv.contract.packed_spec import PackedSpec
-from parallelenv.contract.protocol import Reply
+from parallelenv.contract.protocol import Command, Reply
 from parallelenv.worker.host import Host
 from parallelenv.worker.worker_log import WorkerLog, redirect_descriptors, redirect_streams
 from parallelenv.worker.worker_loop import MessageHost, die_with_caller, prepare_worker
@@ -38,6 +39,40 @@ class PipeHost(MessageHost):
         super().__init__(host, packed)
         self.wire = wire
         self._log = log
+        self._bell: BellEnd | None = None
+        self._is_woken = False  # whether the present command came by the bell
+
+    def receive(self) -> Message:
+        """Wait for the next command, from the pipe or by the bell.
+
+        Raises:
+            EOFError, OSError: If the caller has closed the pipe.
+        """
+        bell, self._is_woken = self._bell, False
+        while bell is not None:
+            message = bell.wait()
+            if message is not None:
+                self._is_woken = True
+                return message
+            message = self.wire.receive()
+            if message.tag != LOOK.tag:
+                return message
+        return self.wire.receive()
+
+    def send(self, message: Message) -> None:
+        """Send a reply; if it says nothing and the command came by the bell, only count it."""
+        if self._is_woken and self._bell is not None and message.tag == DONE:
+            self._bell.finish()
+        else:
+            self.wire.send(message)
+
+    def decode(self, message: Message) -> Command | Message | None:
+        """Return the command in a message, see `MessageHost.decode`."""
+        command: Any = super().decode(message)
+        if not isinstance(command, BellAccess):
+            return command  # type: ignore[no-any-return]
+        self._bell = BellEnd.receive(self.wire.connection, command.line, command.nbytes)
+        return None
 
     def attach(self, layout: Layout) -> None:
         """Use the memory whose descriptor follows."""
@@ -49,7 +84,7 @@ class PipeHost(MessageHost):
         message = encode_reply(reply)
         if self._log is None or not self._log.has_grown():
             return message
-        return message._replace(tag=message.tag | PRINTED)
+        return Message(message.tag | PRINTED, message.number, message.frames)
 
 
 def serve(connection: Connection, log: WorkerLog | None, foreign: Sequence[Connection] = ()) -> None:
@@ -89,4 +124,5 @@ def _serve(wire: Wire, log: WorkerLog | None) -> None:
     if log is not None:
         redirect_streams(log, lambda: host.current, (1, 2))
     prepare_worker(packed)
-    PipeHost(host, packed, wire, log).obey(wire.receive, wire.send)
+    pipe_host = PipeHost(host, packed, wire, log)
+    pipe_host.obey(pipe_host.receive, pipe_host.send)

@@ -32,7 +32,7 @@ class DummyBackend(Backend):
     def allocate(self, layout: Layout) -> Batch:  # noqa: D102 (see Backend)
         return Batch.private(layout)
 
-    def wait(self, channels: Sequence[Any], timeout: float | None) -> Sequence[Any]:
+    def wait(self, channels: Sequence[Any], timeout: float | None, wanted: int = 1) -> Sequence[Any]:
         """Work instead of waiting. The time limit has no effect, since nothing else could check it."""
         return [channel for channel in channels if channel.work()]
 

@@ -237,10 +237,10 @@ class RayBackend:
         memory = SharedMemory.create(layout.nbytes)
         return Batch(layout, memory.map, owner=memory)
 
-    def wait(self, channels: Sequence[Any], timeout: float | None) -> Sequence[Any]:  # noqa: D102 (see Backend)
+    def wait(self, channels: Sequence[Any], timeout: float | None, wanted: int = 1) -> Sequence[Any]:  # noqa: D102 (see Backend)
         near = [channel for channel in channels if isinstance(channel, LocalChannel)]
         if len(near) == len(channels):
-            return self._switchboard.wait(near, timeout)
+            return self._switchboard.wait(near, timeout, wanted)
         far = {channel.answers[0]: channel for channel in channels if isinstance(channel, RayChannel)}
         if not self._cluster.session.lasts:
             return list(far.values())
@@ -251,7 +251,7 @@ class RayBackend:
             # Nothing waits for both: so wait for remote actors in short intervals.
             ready = look(far, min(left, _MOMENT) if near else left)
             if near:
-                ready += self._switchboard.wait(near, 0.0)
+                ready += self._switchboard.wait(near, 0.0, 1)
             if left <= 0:
                 break
         return ready

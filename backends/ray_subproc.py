@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 from parallelenv.backends._ray_cluster import cores_of_nodes
 from parallelenv.backends._ray_host import RayHost
-from parallelenv.backends._wire import Wire
 from parallelenv.backends._worker_process import PipeHost
 from parallelenv.backends.ray import RayBackend
 from parallelenv.backends.subproc import SubprocBackend, check_preload
@@ -29,7 +28,7 @@ from parallelenv.errors import ArgumentError
 class CallerConnection(NamedTuple):
     """The connection over which a host receives its commands."""
 
-    wire: Wire
+    fileno: int
 
 
 class ReplyWaiter(SubprocBackend):
@@ -55,8 +54,8 @@ class ReplyWaiter(SubprocBackend):
             self._caller = None
         return self._has_news
 
-    def wait(self, channels: Sequence[Any], timeout: float | None) -> Sequence[Any]:  # noqa: D102 (see Backend)
-        ready = super().wait(channels, timeout)
+    def wait(self, channels: Sequence[Any], timeout: float | None, wanted: int = 1) -> Sequence[Any]:  # noqa: D102 (see Backend)
+        ready = super().wait(channels, timeout, wanted)
         if self._caller not in ready:
             return ready
         self._has_news = True
@@ -137,7 +136,7 @@ class PipePoolHost(PipeHost):
 
     def obey(self, receive: Callable[[], Message], send: Callable[[Message], None]) -> None:
         """Execute commands like `MessageHost.obey`, but in parallel if they concern different envs."""
-        caller = CallerConnection(self.wire)
+        caller = CallerConnection(self.wire.fileno)
         try:
             while True:
                 if self.host.await_command(caller):

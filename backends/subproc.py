@@ -18,10 +18,11 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
+from parallelenv.backends._bell import HAS_BELL
 from parallelenv.backends._cpu_balancer import CpuBalancer
 from parallelenv.backends._fork_server import SERVERS, ForkServer, starting
 from parallelenv.backends._in_process import CallerChannel
-from parallelenv.backends._pipe import LAST_CHANCE, PipeChannel, Switchboard
+from parallelenv.backends._pipe import LAST_CHANCE, BellChannel, PipeChannel, Switchboard
 from parallelenv.backends._process import WorkerProcess
 from parallelenv.backends._shared_memory import SharedArrays, SharedMemory
 from parallelenv.backends._worker_process import serve
@@ -52,20 +53,27 @@ class SubprocBackend:
             interrupts it.
         preload: Names of modules to import once, before workers are forked, in addition to those of the pickled envs:
             modules that envs import later. With ``"forkserver"`` on Linux.
+        eventfd: Whether a step is announced to all workers at once by an eventfd, rather than over a pipe to each.
+            Default: on Linux with an x86-64 processor.
     """
 
     uses_live_envs = False
     placement = ""
 
     def __init__(
-        self, *, start_method: str | None = None, caller_steps: bool = False, preload: Sequence[str] = ()
+        self,
+        *,
+        start_method: str | None = None,
+        caller_steps: bool = False,
+        preload: Sequence[str] = (),
+        eventfd: bool = HAS_BELL,
     ) -> None:
         methods = start_methods()
         if start_method is not None and start_method not in methods:
             raise ArgumentError(
                 f"start_method={show(start_method)} does not exist here; expected one of {tuple(methods)}."
             )
-        check_flags(caller_steps=caller_steps)
+        check_flags(caller_steps=caller_steps, eventfd=eventfd)
         self._method = start_method or methods[0]
         self._preload = check_preload(preload)
         if preload and (self._method != "forkserver" or sys.platform != "linux"):
@@ -73,6 +81,11 @@ class SubprocBackend:
                 f"preload={list(preload)!r} needs start_method='forkserver', on Linux: with {self._method!r} here "
                 "nothing is imported before workers start. Leave one of them out."
             )
+        if eventfd and not HAS_BELL:
+            raise ArgumentError(
+                "eventfd=True needs Linux on an x86-64 processor. Leave it out: pipes announce steps then."
+            )
+        self._eventfd = eventfd
         self._caller_steps = caller_steps
         self._callers_share: tuple[int, ...] = ()  # env ids of the host in this process
         self._switchboard = Switchboard(CpuBalancer(caller_steps))
@@ -103,12 +116,16 @@ class SubprocBackend:
         wanted = {spec.env_ids for spec in packed}
         self._switchboard.end(wanted)  # ends workers of an interrupted launch
         try:
+            if packed and self._eventfd and self._switchboard.bell is None:
+                self._switchboard.make_bell(len(packed))
             channels = self._start_processes(packed)
             for channel, spec in zip(channels, packed, strict=True):
                 with contextlib.suppress(OSError):  # if it has died, its first command reports it
                     channel.notify(spec)
                     if isinstance(shared, SharedArrays):
                         shared.send(channel.wire.connection, channel.process.pid)
+                    if isinstance(channel, BellChannel):
+                        channel.connect_bell()
         except BaseException:
             self._switchboard.end(wanted)
             raise
@@ -176,7 +193,9 @@ class SubprocBackend:
                 foreign = [*_OPEN, ours] if self._method == "fork" else []
                 process = context.Process(target=serve, args=(theirs, log, foreign), name="parallelenv-worker")
                 process.start()
-            channel = PipeChannel(WorkerProcess(process), ours, log, self._switchboard.poller, env_ids)
+            board = self._switchboard
+            arguments = WorkerProcess(process), ours, log, board.poller, env_ids
+            channel = PipeChannel(*arguments) if board.bell is None else BellChannel(board.bell, *arguments)
             self._switchboard.add(channel)
             _OPEN.add(ours)
             theirs.close()
@@ -188,8 +207,13 @@ class SubprocBackend:
         memory = SharedMemory.create(layout.nbytes)
         return Batch(layout, memory.map, owner=memory)
 
-    def wait(self, channels: Sequence[Any], timeout: float | None) -> Sequence[Any]:  # noqa: D102 (see Backend)
-        return self._switchboard.wait(channels, timeout)
+    def wait(self, channels: Sequence[Any], timeout: float | None, wanted: int = 1) -> Sequence[Any]:  # noqa: D102 (see Backend)
+        return self._switchboard.wait(channels, timeout, wanted)
+
+    def flush(self) -> None:
+        """Send the commands that are queued, once a call has given all of its commands to the channels."""
+        if self._switchboard.bell is not None:
+            self._switchboard.bell.flush()
 
     def fileno(self) -> int | None:  # noqa: D102 (see Backend)
         return self._switchboard.poller.fileno()

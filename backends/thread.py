@@ -161,7 +161,7 @@ class ThreadBackend:
     def allocate(self, layout: Layout) -> Batch:  # noqa: D102 (see Backend)
         return Batch.private(layout)
 
-    def wait(self, channels: Sequence[Any], timeout: float | None) -> Sequence[Any]:  # noqa: D102 (see Backend)
+    def wait(self, channels: Sequence[Any], timeout: float | None, wanted: int = 1) -> Sequence[Any]:  # noqa: D102 (see Backend)
         deadline = None if timeout is None else time.monotonic() + timeout
         if self._answered.bell is not None:
             self._answered.bell.silence()

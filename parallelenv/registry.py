@@ -97,8 +97,7 @@ def _refuse_details(options: dict[str, Any], num_gpus: float, own_arguments: Seq
     if num_gpus:
         raise ArgumentError(
             f"num_gpus={show(num_gpus)} cannot be kept with para_mode={AUTO!r}: only Ray's workers are given GPUs, and "
-            "it "
-            "never chooses Ray. Name the mode, para_mode='ray', or leave num_gpus at 0."
+            "it never chooses Ray. Name the mode, para_mode='ray', or leave num_gpus at 0."
         )
 
 

@@ -83,8 +83,8 @@ class WrongBackend(DummyBackend):
         self.batch = super().allocate(layout)
         return self.batch
 
-    def wait(self, channels: Sequence[Any], timeout: float | None) -> Sequence[Any]:
-        ready = super().wait(channels, timeout)
+    def wait(self, channels: Sequence[Any], timeout: float | None, wanted: int = 1) -> Sequence[Any]:
+        ready = super().wait(channels, timeout, wanted)
         if self.batch is not None:
             self.batch.rewards[0] += 1
         return ready

@@ -20,3 +20,10 @@ class TestContractByRaysCalls(TestContract):
     """With Ray calls, as in a cluster whose actors are on other machines."""
 
     backend_options = {"direct": False}  # noqa: RUF012 (as a third party would write it)
+
+
+@pytest.mark.parametrize("mode", ["subproc"], indirect=True)
+class TestContractByPipes(TestContract):
+    """Without a bell, as on systems that have none."""
+
+    backend_options = {"eventfd": False}  # noqa: RUF012 (as a third party would write it)

@@ -24,7 +24,7 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 
 from parallelenv import ParallelEnv
-from parallelenv.backends import _cpu_balancer, _pipe, _wire, subproc
+from parallelenv.backends import _bell, _cpu_balancer, _pipe, _wire, subproc
 from parallelenv.contract import codec
 from parallelenv.engine import utilisation
 
@@ -58,6 +58,7 @@ class Spy:
 PICKLING = {"Pickler", "Unpickler", "dump", "dumps", "load", "loads"}
 WATCHED: list[tuple[Any, str, set[str]]] = [
     (_wire, "os", {"write", "writev", "read", "readv"}),
+    (_bell, "os", {"eventfd_write", "eventfd_read"}),
     (codec, "pickle", PICKLING),
     (codec, "cloudpickle", PICKLING),
     (codec, "copying", PICKLING),
@@ -163,6 +164,10 @@ SPACES: dict[str, tuple[gym.Space[Any], gym.Space[Any]]] = {
 }
 
 
+PIPES, BELL = {"eventfd": False}, {"eventfd": True}
+with_bell = pytest.mark.skipif(not _bell.HAS_BELL, reason="there is no bell on this system")
+
+
 @contextmanager
 def settled(
     spaces: tuple[gym.Space[Any], gym.Space[Any]] = SPACES["vector"],
@@ -170,14 +175,16 @@ def settled(
     num_envs: int = 8,
     num_cpus: int = 2,
     copy: bool = True,
+    options: dict[str, Any] = PIPES,
     **kwargs: Any,
 ) -> Iterator[tuple[ParallelEnv, Callable[[], Any]]]:
     """Make a pool that has made some steps, and a function that makes one more."""
+    options = options if mode == "subproc" else {}
     first_of_each_worker = range(0, num_envs, num_envs // num_cpus) if mode == "subproc" else ()
     env_fns = [
         partial(Constant, *spaces, watches=number in first_of_each_worker, **kwargs) for number in range(num_envs)
     ]
-    with ParallelEnv(env_fns, mode, "restart", num_cpus, copy=copy) as env:
+    with ParallelEnv(env_fns, mode, "restart", num_cpus, copy=copy, **options) as env:
         env.reset()
         action = env.action_space.sample()  # type: ignore[union-attr]
         for _ in range(5):
@@ -198,6 +205,31 @@ def test_plain_step_sends_one_small_message_each_way(spaces: Any, ends: bool, lo
         assert Counter(log) == {("write", HEADER): 2 * NUM_STEPS, ("read", HEADER): 2 * NUM_STEPS}
         for events in env.customized_method("between_steps", id=[0, 4]):
             assert events == [[("write", HEADER), ("read", HEADER)]] * (NUM_STEPS - 1)
+
+
+def wait_until_workers_sleep(env: ParallelEnv) -> None:
+    """Wait until every worker has noticed the latest ring, so that none needs a message to look for the next one."""
+    bell = env.engine.pool._backend._switchboard.bell  # type: ignore[attr-defined]
+    lines = [entry.line for entry in bell._entries.values()]
+    while any(bell.words[line + _bell._SEEN] != bell.words[0] for line in lines):
+        pass
+
+
+@with_bell
+@pytest.mark.parametrize("ends", [False, True])
+@pytest.mark.parametrize("spaces", SPACES.values(), ids=SPACES)
+def test_plain_step_rings_once_and_each_worker_counts_once(spaces: Any, ends: bool, log: list[Event]) -> None:
+    with settled(spaces, ends=ends, options=BELL) as (env, step):
+        log.clear()
+        for _ in range(NUM_STEPS):
+            wait_until_workers_sleep(env)
+            step()
+        events = Counter(name for name, _ in log)
+        assert events.keys() == {"eventfd_write", "eventfd_read"}
+        assert events["eventfd_write"] == NUM_STEPS
+        assert events["eventfd_read"] <= NUM_STEPS * (1 + 2)  # the old bell, and the counter once per worker
+        for between in env.customized_method("between_steps", id=[0, 4]):
+            assert between == [[("eventfd_write", 0)]] * (NUM_STEPS - 1)
 
 
 @pytest.mark.parametrize("autoreset_mode", ["NextStep", "SameStep", "Disabled"])
@@ -236,6 +268,13 @@ def test_infos_cost_one_pickle_per_worker(info: dict[str, Any], loads: int, log:
             names = [[name for name, _ in one] for one in events]
             assert len(names) == NUM_STEPS - 1
             assert all(one in (["dumps", "write", "read"], ["Pickler", "write", "read"]) for one in names)
+
+
+def test_step_of_all_envs_of_a_worker_needs_no_pickle(log: list[Event]) -> None:
+    with settled() as (env, _):
+        log.clear()
+        env.step([1] * 4, [4, 5, 6, 7])
+        assert log == [("write", HEADER), ("read", HEADER)]
 
 
 @pytest.mark.parametrize(("env_ids", "owners"), [([0, 1], 1), ([6], 1), ([7, 4], 1), ([3, 4], 2)], ids=str)
@@ -315,18 +354,29 @@ def test_states_are_copied_once(mode: str, copy: bool, copies: int) -> None:
         assert copies_made(step, 8 * 256 * 256) == copies
 
 
-CALLS = {("dummy", 1): 85, ("subproc", 1): 57, ("subproc", 2): 75}
-"""Python calls of a step of 16 envs, by mode and number of workers."""
+CALLS = {
+    ("dummy", 1, False): 69,
+    ("subproc", 1, False): 57,
+    ("subproc", 2, False): 75,
+    ("subproc", 1, True): 57,
+    ("subproc", 2, True): 75,
+}
+"""Python calls of a step of 16 envs, by mode, number of workers, and whether a bell announces it."""
 
 
 @pytest.mark.usefixtures("undisturbed")
-@pytest.mark.parametrize(("mode", "num_cpus"), CALLS)
-def test_step_makes_few_python_calls(mode: str, num_cpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("mode", "num_cpus", "has_bell"), CALLS)
+def test_step_makes_few_python_calls(mode: str, num_cpus: int, has_bell: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if has_bell and not _bell.HAS_BELL:
+        pytest.skip("there is no bell on this system")
+
     def wait_late(*arguments: Any) -> Any:
         time.sleep(0.005)  # so that it finds all replies together
         return wait(*arguments)
 
     wait = subproc.SubprocBackend.wait
     monkeypatch.setattr(subproc.SubprocBackend, "wait", wait_late)
-    with settled(mode=mode, num_envs=16, num_cpus=num_cpus) as (_, step):
-        assert min(count_calls(step) for _ in range(NUM_STEPS)) <= 1.1 * CALLS[mode, num_cpus]
+    with settled(mode=mode, num_envs=16, num_cpus=num_cpus, options={"eventfd": has_bell}) as (_, step):
+        found = min(count_calls(step) for _ in range(NUM_STEPS))
+        print(found)
+        assert found <= 1.1 * CALLS[mode, num_cpus, has_bell]

@@ -78,7 +78,7 @@ class PipedBackend(Backend):
     def allocate(self, layout: Layout) -> Batch:
         return Batch.private(layout)
 
-    def wait(self, channels: Sequence[Any], timeout: float | None) -> Sequence[Any]:
+    def wait(self, channels: Sequence[Any], timeout: float | None, wanted: int = 1) -> Sequence[Any]:
         pipes = {channel.pipe: channel for channel in channels}
         return [one for one in channels if one.inbox] or [pipes[pipe] for pipe in wait(pipes, timeout)]
 

@@ -145,10 +145,10 @@ def checked_env(make: Any, name: str, *, must_restart: bool) -> ParallelEnv:
             "and envs to collect from and test envs, play apart, and what is replaced is closed."
         )
     if must_restart and env.asynchronous != "restart":
-        policy = env.asynchronous
+        done_policy = env.asynchronous
         env.close()
         raise ArgumentError(
-            f"{name}() returned a ParallelEnv with asynchronous={policy!r}. A collector does not stop where an episode "
+            f"{name}() returned a ParallelEnv with asynchronous={done_policy!r}. A collector does not stop where an episode "
             "ends: make it with asynchronous='restart'."
         )
     _taken.add(env)

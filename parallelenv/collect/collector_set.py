@@ -503,6 +503,5 @@ def _with_resources(
             raise
         raise ArgumentError(
             f"worker_resources={show(resources)} cannot be kept with para_mode={para_mode!r}: only Ray gives its "
-            "workers "
-            "resources. Leave them out, or give para_mode='ray'."
+            "workers resources. Leave them out, or give para_mode='ray'."
         ) from error

@@ -149,6 +149,5 @@ def _make_writer(log_dir: str) -> Any:
                 raise
     raise MissingDependencyError(
         f"log_dir={show(log_dir)} needs the package 'tensorboardX', or 'tensorboard' beside torch. Install it with: "
-        "pip "
-        "install tensorboardX"
+        "pip install tensorboardX"
     )

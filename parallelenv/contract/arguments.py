@@ -84,8 +84,7 @@ def check_spaces(spaces: Any) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any
     if not is_pair or not all(isinstance(one, gymnasium.Space) and type(one) is not gymnasium.Space for one in spaces):
         raise ArgumentError(
             f"spaces={show(spaces)} is no pair of spaces. Give (observation_space, action_space) of one env, a tuple "
-            "of "
-            "two of Gymnasium's, or leave it out, and envs are asked for theirs."
+            "of two of Gymnasium's, or leave it out, and envs are asked for theirs."
         )
     return copy.deepcopy(spaces[0]), copy.deepcopy(spaces[1])
 

@@ -32,9 +32,11 @@ HEADER = struct.Struct("<BQQ")
 """Tag, number, and bytes of what follows up to the end of the pickle."""
 _SIZES = struct.Struct("<I")
 
-_PICKLED, _STEP, _STEP_AUTORESET, _DONE, _PLAIN, _NOT_READ, _STEP_OR_RESET = range(7)
+_PICKLED, _STEP, _STEP_AUTORESET, DONE, _PLAIN, _NOT_READ, _STEP_OR_RESET = range(7)
 _TRACED = 0x40
 """Added to the tag of a step that is recorded."""
+PLAIN_STEPS = frozenset({_STEP, _STEP_AUTORESET, _STEP | _TRACED, _STEP_AUTORESET | _TRACED})
+"""Tags of messages that step all envs of a worker and need no frames."""
 PRINTED = 0x80
 """Added to the tag of a reply whose host has printed something, which is not part of the message."""
 
@@ -97,7 +99,7 @@ def encode_command(command: Command, everyone: tuple[int, ...]) -> Message:
     Raises:
         UnpicklableError: If an argument cannot be pickled; the message has the env id.
     """
-    if command.reads_actions and command.env_ids is everyone and command.rows is None:
+    if command.operation == "step" and command.each is None and command.env_ids is everyone and command.rows is None:
         traced = _TRACED if command.is_traced else 0
         if command.begins:
             return Message(_STEP_OR_RESET | traced, command.number, [pickle.dumps(command.begins, protocol=5)])
@@ -128,7 +130,7 @@ def decode_command(message: Message, everyone: tuple[int, ...]) -> Any:
 def encode_reply(reply: Reply) -> Message:
     """Return a reply as a message; a value that cannot be pickled becomes a failure of its env."""
     if not (reply.values or reply.failures or reply.rows or reply.output):
-        return Message(_DONE, reply.number)
+        return Message(DONE, reply.number)
     plain = None if reply.failures or reply.rows or reply.output else _plain_extras(reply.values)
     if plain is not None:
         return Message(_PLAIN, reply.number, [pickle.dumps(plain, protocol=5)])
@@ -158,7 +160,7 @@ def decode_reply(message: Message) -> Reply:
         UnreadableError: If the host could not read the command, or the reply as a whole cannot be unpickled.
     """
     tag = message.tag & ~PRINTED
-    if tag == _DONE:
+    if tag == DONE:
         return Reply(message.number)
     if tag == _NOT_READ:
         raise UnreadableError(message.number, bytes(message.frames[0]).decode())

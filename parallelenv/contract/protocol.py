@@ -404,12 +404,14 @@ class Backend(Protocol):
         """Return a new batch in memory of a kind that this backend's hosts can use."""
         ...
 
-    def wait(self, channels: Sequence[Channel], timeout: float | None) -> Sequence[Channel]:
+    def wait(self, channels: Sequence[Channel], timeout: float | None, wanted: int = 1) -> Sequence[Channel]:
         """Wait until a host has a reply or has died.
 
         Args:
             channels: Those with a command in flight, at least one.
             timeout: Seconds; ``None`` means no limit.
+            wanted: How many replies the caller needs to go on. A backend that wakes for each of them at little cost may
+                wait for so many; it must not wait on for a host that has died or has printed something.
 
         Returns:
             The channels whose `Channel.receive` will not block; empty after ``timeout``.

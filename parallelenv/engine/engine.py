@@ -126,11 +126,11 @@ class Engine:
         self.timeout = timeout
         self.recovery = None if max_restarts is None else Recovery(self.pool, max_restarts)
         self._retried = 0.0  # when lost resets were last repeated
-        self._follow(done_policy, copy)
+        self.follow(done_policy, copy)
         seeds = arguments.spread_seeds(seed, self.env_ids, self.num_envs, whole=False)
         self.seeds: dict[int, int | None] = dict(enumerate(seeds))
 
-    def _follow(
+    def follow(
         self,
         done_policy: DonePolicy,
         copies: bool,
@@ -210,7 +210,6 @@ class Engine:
         each = self._actions.take(self.pool.batch, action, env_ids, stepped, chosen)
 
         def announce(ticket: Ticket) -> None:
-            table.note_stepped(stepped)
             table.occupy(env_ids, ticket, separately=separately)
 
         failed = NO_FAILURES if self.recovery is None else self.recovery.failures_before(stepped)
@@ -599,7 +598,7 @@ class Engine:
         if self.recovery is None:
             self.pool.refuse_dead(env_ids)
         other = copy.copy(self)
-        other._follow(DonePolicy(), True)
+        other.follow(DonePolicy(), True)
         other.table.share_score(self.table.score)
         self.table.lose(env_ids)
         try:
@@ -705,7 +704,7 @@ class Engine:
         }
         if any(getattr(old, name) is not value for name, value in changes.items()):
             self.pool.rearrange(old.changed(**changes))
-        self._follow(policy, self.copies or always_copies, reward_dtype, as_given=True)
+        self.follow(policy, self.copies or always_copies, reward_dtype, as_given=True)
         self.table.share_score(score)
         self.table.begin_unknown()
         self.pool.waits_by = waits_by

@@ -112,6 +112,8 @@ class EnvTable:
             separately: Whether its results are returned in the order of arrival, rather than in that of ``env_ids``.
         """
         ticket.env_ids = env_ids
+        if self._unstepped and ticket.operation == "step":
+            self.note_stepped(ticket.asked)
         self.tickets.update(dict.fromkeys(env_ids, ticket))
         if separately:
             ticket.arrivals = self._arrivals

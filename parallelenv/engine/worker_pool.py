@@ -1,6 +1,6 @@
 """The workers of one `ParallelEnv`: operations are split, numbered, sent and gathered here.
 
-Only this file handles workers that failed, died or hang.
+Workers that fail, die or hang are found and replaced here; `recovery` decides when.
 """
 
 from __future__ import annotations
@@ -124,6 +124,7 @@ class Pool:
         """Start the workers; if that fails, none is left running."""
         self.env_ids = tuple(env_id for spec in specs for env_id in spec.env_ids)
         self._backend = backend
+        self._flush: Callable[[], None] | None = getattr(backend, "flush", None)
         self._listener = listener
         self._printed: list[Printed] = []
         self._first = self.env_ids[0]
@@ -314,7 +315,7 @@ class Pool:
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while ticket.pending:
-            if not self.pump(deadline):
+            if not self.pump(deadline, len(ticket.pending)):
                 raise self.late(ticket.running, timeout, ticket.operation)
 
     def wait_or_give_up(self, ticket: Ticket) -> bool:
@@ -448,7 +449,12 @@ class Pool:
         positions: dict[WorkerHandle, list[int]] = {}
         for position, env_id in enumerate(env_ids):
             positions.setdefault(self._worker(env_id), []).append(position)
-        return [(worker, tuple(env_ids[index] for index in found), found) for worker, found in positions.items()]
+        shards: list[Shard] = []
+        for worker, found in positions.items():
+            part, everyone = tuple(env_ids[index] for index in found), worker.spec.env_ids
+            # The same object for all envs of a worker: their step then needs no pickle.
+            shards.append((worker, everyone if part == everyone else part, found))
+        return shards
 
     def _positions(self, worker: WorkerHandle) -> slice:
         return slice(worker.spec.env_ids[0] - self._first, worker.spec.env_ids[-1] - self._first + 1)
@@ -479,6 +485,8 @@ class Pool:
                     worker.channel.send(message)
                 except HostDied:
                     self._mark_dead(worker)
+            if self._flush is not None:
+                self._flush()
 
     def give_up(self, ticket: Ticket, error: Exception) -> None:
         """Fail the envs that have not replied to a call, and all other calls to their hosts."""
@@ -497,11 +505,12 @@ class Pool:
         """Return a descriptor that is readable while `pump` may find a reply, see `Backend.fileno`."""
         return self._backend.fileno()
 
-    def pump(self, deadline: float | None) -> bool:
+    def pump(self, deadline: float | None, wanted: int = 1) -> bool:
         """Wait for replies of hosts, and record them.
 
         Args:
             deadline: Moment of `time.monotonic` at which to stop waiting, or ``None``.
+            wanted: See `Backend.wait`.
 
         Returns:
             Whether any reply arrived before the deadline.
@@ -509,9 +518,10 @@ class Pool:
         Raises:
             ClosedError: If another thread has closed the pool.
         """
-        self._refuse_closed()
+        if not self._workers:
+            self._refuse_closed()
         timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
-        ready = self._backend.wait([worker.channel for worker in self._workers if worker.in_flight], timeout)
+        ready = self._backend.wait([worker.channel for worker in self._workers if worker.in_flight], timeout, wanted)
         with self._shield:
             for channel in ready:
                 self._receive(self._worker_of_channel[channel])

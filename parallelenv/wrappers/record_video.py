@@ -32,7 +32,8 @@ class RecordVideo(AnswerWrapper):
         env: A `ParallelEnv`, or another wrapper. Make its envs with ``render_mode="rgb_array"``.
         video_folder: Folder for videos, made if it does not exist. Files are called ``<name_prefix>-step-<first
             step>.<video_format>``; existing ones are kept, the new one is then ``...-step-<first step>-2`` and so on.
-        step_trigger: Called before each step or receive with their number so far; returns whether to begin a video.
+        step_trigger: Called once for each number of steps and receives so far, before the next frame is added; returns
+            whether to begin a video.
             ``None`` records one video, from the start.
         video_length: Frames per video.
         name_prefix: Prefix of file names.
@@ -77,9 +78,8 @@ class RecordVideo(AnswerWrapper):
             raise ArgumentError(f"id={show(id)} names no envs, so there is nothing to film. Leave it out for all.")
         if not isinstance(name_prefix, str) or not name_prefix or set(name_prefix) & set("/\\\0"):
             raise ArgumentError(
-                f"name_prefix={show(name_prefix)} is no beginning of a file name. Give a text without slashes; folders "
-                "go "
-                "into video_folder."
+                f"name_prefix={show(name_prefix)} is no beginning of a file name. Give a text without slashes; "
+                "folders go into video_folder."
             )
         if not isinstance(video_folder, (str, os.PathLike)):
             raise ArgumentError(f"video_folder={show(video_folder)} is no path of a folder.")

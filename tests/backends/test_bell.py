@@ -1,0 +1,176 @@
+"""Steps that are announced by a bell: what happens when workers, the caller or the counter do not behave."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Discrete
+
+from parallelenv import ParallelEnv
+from parallelenv.backends import _bell, _pipe
+from parallelenv.backends._bell import BellEnd
+from parallelenv.errors import ArgumentError, WorkerDiedError
+
+pytestmark = pytest.mark.skipif(not _bell.HAS_BELL, reason="there is no bell on this system")
+
+
+class Meddler(gym.Env[Any, Any]):
+    """Counts its steps. An action above 0 does something to its worker's side of the bell first.
+
+    Actions: 1 counts once more, 2 fills the counter, 3 writes the word without counting, 4 kills the worker before it
+    counts, 5 prints, 6 has an info.
+    """
+
+    observation_space = Box(0, np.inf, (1,), np.float64)
+    action_space = Discrete(7)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.count = 0
+        return np.zeros(1), {}
+
+    def step(self, action: Any) -> Any:
+        self.count += 1
+        end = next((one for one in gc.get_objects() if isinstance(one, BellEnd)), None)
+        if end is not None and action == 1:
+            os.eventfd_write(end._counter, 1)
+        elif end is not None and action == 2:
+            with contextlib.suppress(BlockingIOError):  # it is full already
+                os.eventfd_write(end._counter, 2**64 - 2)
+        elif end is not None and action == 3:
+            vars(end)["finish"] = partial(finish_without_counting, end)
+        elif action == 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif action == 5:
+            print("said")
+        return np.full(1, float(self.count)), 1.0, False, False, {"told": self.count} if action == 6 else {}
+
+    def pid(self) -> int:
+        return os.getpid()
+
+
+def finish_without_counting(end: BellEnd) -> None:
+    end._words[end._line + _bell._DONE] = end._word
+    del vars(end)["finish"]
+
+
+def make(num_workers: int = 2, **options: Any) -> ParallelEnv:
+    env = ParallelEnv([Meddler] * (2 * num_workers), "subproc", "continue", num_workers, **options)
+    env.reset()
+    env.step([0] * len(env))  # the bell announces the next ones
+    return env
+
+
+def bell_of(env: ParallelEnv) -> Any:
+    return env.engine.pool._backend._switchboard.bell  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("meddling", [1, 2])
+def test_counter_that_is_too_high_confuses_no_step(meddling: int) -> None:
+    with make() as env:
+        for number in range(2, 12):
+            assert env.step([meddling, 0, 0, meddling]).states[:, 0].tolist() == [number] * 4
+
+
+def test_finished_worker_that_did_not_count_is_found_with_the_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_pipe, "_HEARTBEAT", 0.01)
+    with make() as env:
+        assert env.step([3, 0, 3, 0]).states[:, 0].tolist() == [2.0] * 4
+        assert env.step([0] * 4).states[:, 0].tolist() == [3.0] * 4
+
+
+def test_worker_that_dies_between_ring_and_count_is_an_error_and_can_be_replaced() -> None:
+    with make() as env:
+        with pytest.raises(WorkerDiedError) as caught:
+            env.step([4, 0, 0, 0])
+        assert caught.value.partial.env_ids.tolist() == [2, 3]  # type: ignore[attr-defined]
+        assert env.restart(0) == (0, 1)
+        env.reset([0, 1])
+        for number in range(1, 4):
+            assert env.step([0] * 4).states[:, 0].tolist() == [number, number, number + 2, number + 2]
+
+
+@pytest.mark.parametrize("action", [5, 6])
+def test_worker_with_something_to_say_replies_over_its_pipe(action: int, capfd: pytest.CaptureFixture[str]) -> None:
+    with make() as env:
+        for number in range(2, 6):
+            result = env.step([action, 0, 0, 0])
+            assert result.states[:, 0].tolist() == [number] * 4
+            assert result.infos[0] == ({"told": number} if action == 6 else {})
+    assert capfd.readouterr().out.count("said") == (4 if action == 5 else 0)
+
+
+def test_worker_that_slept_through_rings_does_its_step() -> None:
+    with make() as env:
+        pid = env.customized_method("pid", id=[2])[0]
+        rings = bell_of(env).words[0]
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            env.send([0] * 4)
+            for number in range(2, 7):
+                result = env.recv(2)
+                assert result.env_ids.tolist() == [0, 1]
+                assert result.states[:, 0].tolist() == [number] * 2
+                env.send([0, 0], [0, 1])
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        assert bell_of(env).words[0] == rings + 6
+        result = env.recv(4)
+        assert dict(zip(result.env_ids.tolist(), result.states[:, 0].tolist(), strict=True)) == {0: 7, 1: 7, 2: 2, 3: 2}
+        assert env.step([0] * 4).states[:, 0].tolist() == [8, 8, 3, 3]
+
+
+def test_few_of_many_workers_are_not_woken_by_the_bell() -> None:
+    with make(5) as env:
+        rings = bell_of(env).words[0]
+        for number in range(2, 5):
+            assert env.step([0, 0], [4, 5]).states[:, 0].tolist() == [number] * 2
+        assert bell_of(env).words[0] == rings
+
+
+def test_step_right_after_an_adapter_was_made_uses_the_new_batch() -> None:
+    with make() as env:
+        vector_env: Any = env.to_gymnasium("SameStep")
+        for number in range(2, 5):
+            assert vector_env.step(np.zeros(4, int))[0][:, 0].tolist() == [number] * 4
+
+
+def test_fork_of_the_caller_while_a_step_is_under_way_leaves_it_alone() -> None:
+    with make() as env:
+        env.send([0] * 4)
+        if (pid := os.fork()) == 0:
+            bell_of(env).close()
+            os._exit(0)
+        os.waitpid(pid, 0)
+        assert env.recv(4).states[:, 0].tolist() == [2.0] * 4
+        assert env.step([0] * 4).states[:, 0].tolist() == [3.0] * 4
+
+
+def test_other_commands_come_after_the_step_that_was_announced_before() -> None:
+    with make() as env:
+        for number in range(2, 30):
+            env.send([0] * 4)
+            assert env.get_env_attr("count") == [number] * 4
+            assert env.recv(4).states[:, 0].tolist() == [number] * 4
+
+
+@pytest.mark.parametrize("eventfd", [None, 1, "yes"])
+def test_eventfd_that_is_no_bool_is_refused(eventfd: Any) -> None:
+    with pytest.raises(ArgumentError, match="eventfd"):
+        ParallelEnv([Meddler], "subproc", eventfd=eventfd)
+
+
+def test_eventfd_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("parallelenv.backends.subproc.HAS_BELL", False)
+    with pytest.raises(ArgumentError, match=r"eventfd=True needs Linux on an x86-64 processor\. Leave it out"):
+        ParallelEnv([Meddler], "subproc", eventfd=True)
