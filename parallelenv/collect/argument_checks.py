@@ -148,8 +148,8 @@ def checked_env(make: Any, name: str, *, must_restart: bool) -> ParallelEnv:
         done_policy = env.asynchronous
         env.close()
         raise ArgumentError(
-            f"{name}() returned a ParallelEnv with asynchronous={done_policy!r}. A collector does not stop where an episode "
-            "ends: make it with asynchronous='restart'."
+            f"{name}() returned a ParallelEnv with asynchronous={done_policy!r}. A collector does not stop where an "
+            "episode ends: make it with asynchronous='restart'."
         )
     _taken.add(env)
     return env
