@@ -7,7 +7,8 @@ import dataclasses
 import functools
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import compress
 from types import MappingProxyType
 from typing import Any, NoReturn
 
@@ -41,8 +42,10 @@ from parallelenv.worker.rollout_recorder import HostRollout
 from parallelenv.worker.row_writer import RowWriter
 from parallelenv.worker.tracer import HostTracer, begin_tracing, end_tracing
 
-Run = Callable[[Iterator[Any], dict[int, Any]], None]
-"""Runs the rest of a command: takes an iterator over its envs, and writes the results to the dict, by env id."""
+Run = Callable[[dict[int, Any]], None]
+"""Runs the rest of a command, and writes the results to the dict, by env id."""
+Columns = tuple[Sequence[Any], ...]
+"""What a command needs of each of its envs."""
 Reset = tuple[float, float, int]
 """Begin and end of a reset within a step, and the env's id."""
 
@@ -93,7 +96,8 @@ class Host:
         self._generators: dict[int, EnvGenerators] | None = {} if spec.settings.seed_globals else None
         self._command: Command | None = None  # the present or the latest one
         self._run: Run
-        self._items: Iterator[Any]
+        self._columns: Columns
+        self._clock: Iterator[bool] | None = None  # notes when each env begins, while the command is recorded
         self._reply: Reply
 
     @property
@@ -121,18 +125,18 @@ class Host:
         """Prepare a command and make it the present one."""
         run: Run
         if command.operation == "step":
-            run, items = functools.partial(self.step, command.autoreset), self._items_of_step(command)
+            run, columns = functools.partial(self.step, command.autoreset), self._columns_of_step(command)
         elif command.operation == "rollout":
-            run, items = self.rollout, iter((command,))
+            run, columns = self.rollout, ([command],)
         else:
             run = functools.partial(self._operate, getattr(self, command.operation), command.common)
-            each = [None] * len(command.env_ids) if command.each is None else command.each
-            items = zip(range(1, len(each) + 1), command.env_ids, each, strict=True)
+            columns = command.env_ids, [None] * len(command.env_ids) if command.each is None else command.each
         if self._generators is not None and command.operation != "rollout":
             run = functools.partial(_putting_back, run)
+        self._clock = None
         if self.tracer is not None and is_traced:
-            run, items = self.tracer.traced(self, command, run, items)
-        self._run, self._items, self._reply, self.index = run, items, Reply(command.number, {}, {}), 0
+            run, self._clock = self.tracer.traced(self, command, run)
+        self._run, self._columns, self._reply, self.index = run, columns, Reply(command.number, {}, {}), 0
         self._command = command  # last: an interrupt before this line repeats the preparation
 
     def _finish(self, command: Command, *, is_inner: bool = False) -> Iterator[Reply]:
@@ -145,7 +149,7 @@ class Host:
         while True:
             self.doing = command.operation
             try:
-                self._run(self._items, reply.values)
+                self._run(reply.values)
             except BaseException as error:  # noqa: BLE001 (told to the user as a failure of its env)
                 self._note_failure(error, reply)
             else:
@@ -171,11 +175,18 @@ class Host:
         reply.failures[env_id] = Failure(interrupted, env_id, f"interrupted {self.doing}")
         raise error
 
-    def _operate(
-        self, operation: Callable[..., Any], common: Any, items: Iterator[Any], values: dict[int, Any]
-    ) -> None:
+    def _walk(self) -> Iterator[Any]:
+        """Return an iterator over the envs that have not begun: ``index`` once they have, and their columns."""
+        index, columns = self.index, self._columns
+        if index:  # an env has failed or was interrupted
+            columns = tuple(column[index:] for column in columns)
+        walk = zip(range(index + 1, index + 1 + len(columns[0])), *columns, strict=True)
+        return walk if self._clock is None else compress(walk, self._clock)
+
+    def _operate(self, operation: Callable[..., Any], common: Any, values: dict[int, Any]) -> None:
         """Run an operation for one env after the other."""
-        for self.index, env_id, argument in items:
+        for index, env_id, argument in self._walk():
+            self.index = index
             if self._generators is not None and operation == self.build:
                 seed = self._spec.place.seed
                 self._generators[env_id] = EnvGenerators(None if seed is None else seed + env_id)
@@ -250,8 +261,8 @@ class Host:
 
     # ---------------------------------------------------------------- steps
 
-    def _items_of_step(self, command: Command) -> Iterator[Any]:
-        """Return index, row, slice of ``writer.line``, ``step`` and action of each env, for `step`."""
+    def _columns_of_step(self, command: Command) -> Columns:
+        """Return row, slice of ``writer.line``, ``step`` and action of each env, for `step`."""
         writer, steps = self._writer, self._steps
         numbers: Sequence[int]
         rows, numbers, cells = self._whole
@@ -262,12 +273,12 @@ class Host:
         if command.begins:
             steps = self._with_resets(steps, command)
         writer.clear_flags(rows)
-        actions: Iterable[Any]
+        actions: Sequence[Any]
         if command.each is None:
             actions = writer.actions(rows)
         else:  # copied one by one as they are stepped, because copying runs user code
             actions, steps = command.each, [functools.partial(_step_with_copy, step) for step in steps]
-        return zip(range(1, len(numbers) + 1), numbers, cells, steps, actions, strict=True)
+        return numbers, cells, steps, actions
 
     def _with_resets(self, steps: Sequence[Any], command: Command) -> list[Any]:
         """Replace the steps of envs that are to begin an episode by resets."""
@@ -321,12 +332,13 @@ class Host:
             text = f"env {env_id}, {type(env.env).__name__}, is a gymnasium.Env, but {what}. {meaning}."
             self.remarks.append(Remark((env_id,), text))
 
-    def step(self, autoreset: bool, items: Iterator[Any], values: dict[int, Any]) -> None:
-        """Step envs, and begin the next episode of those that ended if ``autoreset``. ``items``: see `_items_of_step`.
+    def step(self, autoreset: bool, values: dict[int, Any]) -> None:
+        """Step envs, and begin the next episode of those that ended if ``autoreset``.
 
         The overhead here is paid per env and step: 0.5 us, where CartPole takes 9 us.
         """
-        for self.index, row, cell, step, action in items:
+        for index, row, cell, step, action in self._walk():
+            self.index = index
             result = step(action)
             writer = self._writer  # read after the step: an abandoned host writes elsewhere
             if type(result) is not tuple or len(result) != 5:
@@ -385,14 +397,15 @@ class Host:
 
     # ---------------------------------------------------------------- rollouts
 
-    def rollout(self, items: Iterator[Command], values: dict[int, Any]) -> None:
+    def rollout(self, values: dict[int, Any]) -> None:
         """Make a chunk of a rollout; with ``None`` as common argument drop its policy.
 
         The common argument is a `RolloutRequest`, that of each env how many episodes it may still end. The chunk is the
         value of the first env, since its arrays have a column for every env. After an interrupt nothing is made: the
         result is no longer wanted.
         """
-        for command in items:
+        columns, self._columns = self._columns, ([],)
+        for command in columns[0]:
             order: RolloutRequest | None = command.common
             if order is None:
                 self._rollout = None
@@ -403,14 +416,14 @@ class Host:
 
     def run_step(self, env_ids: tuple[int, ...], each: Sequence[Any] | None, autoreset: bool) -> Reply:
         """Step envs within a rollout as a step command would. Afterwards no env is current, since the policy runs."""
-        outer = self._command, self._run, self._items, self._reply
+        outer = self._command, self._run, self._columns, self._clock, self._reply
         command = Command(0, "step", env_ids, each, autoreset=autoreset)
         try:
             self._begin_command(command, self.tracer is not None and self.tracer.wants_inner_step())
             return next(self._finish(command, is_inner=True))
         finally:
             self.index = 0
-            self._command, self._run, self._items, self._reply = outer
+            self._command, self._run, self._columns, self._clock, self._reply = outer
 
     # ---------------------------------------------------------------- operations
 
@@ -533,10 +546,10 @@ class Host:
         return known
 
 
-def _putting_back(run: Run, items: Iterator[Any], values: dict[int, Any]) -> None:
+def _putting_back(run: Run, values: dict[int, Any]) -> None:
     """Run a command and restore the process's global generators at the end."""
     with put_back():
-        run(items, values)
+        run(values)
 
 
 def _draw(render: Callable[[], Any]) -> Any:

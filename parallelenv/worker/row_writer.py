@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -62,13 +62,13 @@ class RowWriter:
         """Return the slices of ``line`` with the states of these rows."""
         return take(self._cells, rows)
 
-    def actions(self, rows: Any) -> Iterable[Any]:
+    def actions(self, rows: Any) -> Sequence[Any]:
         """Return copies of the actions in these rows: an env may keep or change its action."""
         if self._single_action is not None:
             own_rows: Array = self._single_action[rows].copy()
-            return own_rows
+            return own_rows  # type: ignore[return-value]
         leaves = [array[rows].copy() for array in self.batch.actions]
-        return map(self.batch.layout.actions.join, zip(*leaves, strict=True))
+        return list(map(self.batch.layout.actions.join, zip(*leaves, strict=True)))
 
     # ---------------------------------------------------------------- results
 

@@ -14,7 +14,7 @@ import operator
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import compress, cycle, repeat, starmap
+from itertools import cycle, repeat, starmap
 from math import ceil
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -128,18 +128,18 @@ class HostTracer:
             return False
         return self._in_rollout
 
-    def traced(self, host: Host, command: Command, run: Run, items: Iterator[Any]) -> tuple[Run, Iterator[Any]]:
-        """Return the run of a command and its items such that it is recorded; unchanged if there is no more room."""
+    def traced(self, host: Host, command: Command, run: Run) -> tuple[Run, Iterator[bool] | None]:
+        """Return the run of a command such that it is recorded, and the clock of its envs; without, if it is full."""
         if self.is_full or (command.operation == "state" and command.common in ("trace", "record")):
-            return run, items
+            return run, None
         moments, resets, begun = self._moments, self._resets, len(self._moments)
         is_rollout = command.operation == "rollout"
 
-        def traced_run(items: Iterator[Any], values: dict[int, Any]) -> None:
+        def traced_run(values: dict[int, Any]) -> None:
             first, first_reset, begin = len(moments), len(resets), perf_counter()
             try:
                 self._in_rollout, host.resets = is_rollout or self._in_rollout, None if is_rollout else resets
-                run(items, values)
+                run(values)
             finally:
                 end = perf_counter()
                 self._in_rollout, host.resets = self._in_rollout and not is_rollout, None
@@ -149,7 +149,7 @@ class HostTracer:
                 self._spans.append(span)
                 self.is_full = len(self._spans) >= MOST_SPANS or len(moments) >= MOST_MOMENTS
 
-        return traced_run, items if is_rollout else compress(items, self.clock)
+        return traced_run, None if is_rollout else self.clock
 
     def _thin(self, seconds: float, num_envs: int, num_resets: int) -> int:
         """Return how many steps a step within a rollout represents: itself and those skipped after it."""

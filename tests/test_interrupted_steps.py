@@ -1,0 +1,83 @@
+"""Ctrl-C before any line of a step: every result is delivered once and in order, and no env is skipped."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Discrete
+from interrupting import interrupt_at
+
+from parallelenv import ParallelEnv
+from parallelenv.backends import _cpu_balancer
+from parallelenv.backends._bell import HAS_BELL
+from parallelenv.errors import EnvInterruptedError, NothingInFlightError
+
+NUM_ENVS = 4
+ZEROS = [0] * NUM_ENVS
+
+
+class Counting(gym.Env[Any, Any]):
+    """Its state is the number of its steps."""
+
+    observation_space = Box(0, np.inf, (1,), np.float64)
+    action_space = Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.count = 0
+        return np.zeros(1), {}
+
+    def step(self, action: Any) -> Any:
+        self.count += 1
+        return np.full(1, float(self.count)), 1.0, False, False, {}
+
+
+def receive(env: ParallelEnv) -> list[float] | None:
+    """Return the states of the interrupted step, ``None`` if none was sent, ``[]`` if an env was interrupted in it."""
+    try:
+        return env.recv(NUM_ENVS).states[:, 0].tolist()  # type: ignore[no-any-return]
+    except NothingInFlightError:
+        return None
+    except EnvInterruptedError:
+        return []
+
+
+@pytest.mark.parametrize(
+    ("mode", "options"),
+    [
+        ("dummy", {}),
+        ("subproc", {"eventfd": False}),
+        pytest.param("subproc", {"eventfd": True}, marks=pytest.mark.skipif(not HAS_BELL, reason="there is no bell")),
+        ("subproc", {"caller_steps": True}),
+    ],
+    ids=["dummy", "pipes", "bell", "caller_steps"],
+)
+def test_interrupted_step_is_delivered_once_and_in_order(
+    mode: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_cpu_balancer, "_PAUSE", 3600.0)  # it opens files, which Ctrl-C may leave open
+    with ParallelEnv([Counting] * NUM_ENVS, mode, "continue", 2, **options) as env:
+        env.reset()
+        env.step(ZEROS)
+        count, line, num_received = 1, 0, 0
+        while True:
+            line += 1
+            outcome = interrupt_at(line, lambda: env.step(ZEROS))
+            if not outcome.line:
+                break
+            assert outcome.is_raised, outcome
+            found = receive(env)
+            if found == []:
+                env.reset()
+                count = 0
+            elif found is not None:
+                assert found == [count + 1] * NUM_ENVS, outcome
+                count += 1
+                num_received += 1
+            states = env.step(ZEROS).states[:, 0].tolist()
+            # One more if the interrupt came after the result was complete: `step` was about to return it.
+            assert states in ([count + 1] * NUM_ENVS, [count + 2] * NUM_ENVS), outcome
+            count = int(states[0])
+        assert num_received > 50
