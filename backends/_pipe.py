@@ -12,8 +12,8 @@ from collections.abc import Container, Sequence
 from multiprocessing import connection
 from typing import Any
 
-from parallelenv.backends._bell import Bell, BellAccess
 from parallelenv.backends._cpu_balancer import CpuBalancer
+from parallelenv.backends._eventfd_bell import Bell, BellAccess
 from parallelenv.backends._process import UNKNOWN, process_exists
 from parallelenv.backends._shared_memory import SharedMemory
 from parallelenv.backends._wire import Wire, spin

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
+from parallelenv.contract.error_text import show
 from parallelenv.contract.interrupts import DeferSigint
-from parallelenv.contract.message_text import show
 from parallelenv.errors import ArgumentError, SchedulingError
 
 ActorOptions = dict[str, Any]

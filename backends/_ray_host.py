@@ -13,7 +13,7 @@ from parallelenv.backends._wire import Wire
 from parallelenv.backends._worker_process import SPIN, PipeHost
 from parallelenv.contract.batch import Array
 from parallelenv.contract.codec import Message, decode
-from parallelenv.contract.packed_spec import PackedSpec
+from parallelenv.contract.packed_worker_spec import PackedSpec
 from parallelenv.contract.protocol import Command, Printed, Reply, WorkerSpec
 from parallelenv.contract.shared_arrays import frozen
 from parallelenv.worker.host import Host

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-from parallelenv.backends._bell import LOOK, BellAccess, BellEnd
+from parallelenv.backends._eventfd_bell import LOOK, BellAccess, BellEnd
 from parallelenv.backends._shared_memory import SharedArrays, SharedMemory
 from parallelenv.backends._wire import Wire
 from parallelenv.contract.batch import Batch, Layout
 from parallelenv.contract.codec import DONE, PRINTED, Message, decode, encode_reply
-from parallelenv.contract.packed_spec import PackedSpec
+from parallelenv.contract.packed_worker_spec import PackedSpec
 from parallelenv.contract.protocol import Command, Reply
 from parallelenv.worker.host import Host
 from parallelenv.worker.worker_log import WorkerLog, redirect_descriptors, redirect_streams

@@ -24,9 +24,9 @@ from parallelenv.backends._shared_memory import SharedMemory
 from parallelenv.contract.arguments import check_flags
 from parallelenv.contract.batch import Array, Batch, Layout
 from parallelenv.contract.codec import Message, encode
+from parallelenv.contract.error_text import count, show
 from parallelenv.contract.interrupts import DeferSigint
-from parallelenv.contract.message_text import count, show
-from parallelenv.contract.packed_spec import PackageVersion, PackedSpec, package_version
+from parallelenv.contract.packed_worker_spec import PackageVersion, PackedSpec, package_version
 from parallelenv.contract.progress import announce_if_slow
 from parallelenv.contract.protocol import Channel, Placement, Printed, WorkerSpec
 from parallelenv.errors import ArgumentError, SchedulingError, WorkerStartError

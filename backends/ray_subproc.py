@@ -17,7 +17,7 @@ from parallelenv.backends.ray import RayBackend
 from parallelenv.backends.subproc import SubprocBackend, check_preload
 from parallelenv.contract.batch import Batch, Layout
 from parallelenv.contract.codec import Message
-from parallelenv.contract.message_text import show
+from parallelenv.contract.error_text import show
 from parallelenv.contract.protocol import Command, Placement, Printed, Reply, WorkerSpec
 from parallelenv.engine.tickets import Ticket
 from parallelenv.engine.worker_handles import apportion, branches_of

@@ -18,8 +18,8 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-from parallelenv.backends._bell import HAS_BELL
 from parallelenv.backends._cpu_balancer import CpuBalancer
+from parallelenv.backends._eventfd_bell import HAS_BELL
 from parallelenv.backends._fork_server import SERVERS, ForkServer, starting
 from parallelenv.backends._in_process import CallerChannel
 from parallelenv.backends._pipe import LAST_CHANCE, BellChannel, PipeChannel, Switchboard
@@ -31,8 +31,8 @@ from parallelenv.contract.batch import Array, Batch, Layout
 from parallelenv.contract.copying import deep_copy
 from parallelenv.contract.cpu_cores import usable_cores
 from parallelenv.contract.env_specs import EnvFactory, modules_of
-from parallelenv.contract.message_text import show
-from parallelenv.contract.packed_spec import PackedSpec
+from parallelenv.contract.error_text import show
+from parallelenv.contract.packed_worker_spec import PackedSpec
 from parallelenv.contract.protocol import Channel, Placement, Printed, WorkerSpec
 from parallelenv.errors import ArgumentError, WorkerStartError
 from parallelenv.worker.worker_log import WorkerLog

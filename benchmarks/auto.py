@@ -23,7 +23,7 @@ import numpy as np
 from benchmarks.envs import CARTPOLE, LUNAR_LANDER, WHOLE_HIGHWAY, EnvKind, timed
 from parallelenv import ParallelEnv
 from parallelenv.contract.cpu_cores import usable_cores
-from parallelenv.contract.message_text import format_table
+from parallelenv.contract.error_text import format_table
 
 AUTO = "auto"
 CONTENDERS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -19,7 +19,7 @@ import numpy as np
 
 from parallelenv import Collector, CollectorSet, ParallelEnv
 from parallelenv.contract.cpu_cores import usable_cores
-from parallelenv.contract.message_text import format_table
+from parallelenv.contract.error_text import format_table
 
 NUM_ENVS = 8  # of a collector
 ENOUGH = 1.7  # of one collector's rate, with two

@@ -23,7 +23,7 @@ import numpy as np
 from benchmarks.envs import BLACKJACK, BRIEF, CARTPOLE, EnvKind, Timed
 from parallelenv import ParallelEnv
 from parallelenv.contract.batch import Batch
-from parallelenv.contract.message_text import format_table
+from parallelenv.contract.error_text import format_table
 from parallelenv.engine.episode_stats import EpisodeStats
 from parallelenv.worker.tracer import NUM_FIRST
 

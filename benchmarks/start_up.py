@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 from parallelenv.contract.cpu_cores import usable_cores
-from parallelenv.contract.message_text import format_table
+from parallelenv.contract.error_text import format_table
 
 # Importing it computes for so long, and notes that it was imported.
 _PACKAGE = """

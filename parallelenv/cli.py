@@ -18,7 +18,7 @@ from parallelenv import __version__
 from parallelenv.autotune import compare, doctor, report
 from parallelenv.autotune.recommend import recommend
 from parallelenv.contract.cpu_cores import usable_cores
-from parallelenv.contract.message_text import did_you_mean, one_line
+from parallelenv.contract.error_text import did_you_mean, one_line
 from parallelenv.contract.progress import open_bar
 from parallelenv.errors import ParallelEnvError, UnknownModeError
 

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
 from parallelenv.contract import migration_hints
-from parallelenv.contract.message_text import did_you_mean, show
+from parallelenv.contract.error_text import did_you_mean, show
 from parallelenv.contract.protocol import Backend
 from parallelenv.errors import ArgumentError, MissingDependencyError, UnknownModeError, UnknownOptionError
 

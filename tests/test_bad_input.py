@@ -21,7 +21,7 @@ from gymnasium.error import ResetNeeded
 import parallelenv
 from parallelenv import ParallelEnv, ParallelEnvError
 from parallelenv.contract.cpu_cores import usable_cores
-from parallelenv.contract.message_text import show
+from parallelenv.contract.error_text import show
 from parallelenv.errors import (
     AbsentAttributeError,
     AbsentMethodError,

@@ -28,7 +28,7 @@ from parallelenv.autotune.compare import Comparison, ComparisonRow, ComparisonSe
 from parallelenv.backends.dummy import DummyBackend
 from parallelenv.cli import main
 from parallelenv.contract.cpu_cores import Cores, usable_cores
-from parallelenv.contract.message_text import format_table
+from parallelenv.contract.error_text import format_table
 from parallelenv.contract.protocol import Placement
 from parallelenv.errors import MissingDependencyError, SchedulingError
 from parallelenv.registry import known_modes

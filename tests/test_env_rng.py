@@ -17,7 +17,7 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 
 from parallelenv import ParallelEnv
-from parallelenv.contract.difference import difference
+from parallelenv.contract.value_difference import difference
 from parallelenv.errors import ArgumentError, InvalidStateError
 
 MakeEnv = Callable[..., ParallelEnv]

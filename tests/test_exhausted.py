@@ -14,7 +14,7 @@ from conftest import MakeEnv, MakePool, needs_ray
 from samplers import Once, Walks
 
 from parallelenv import ParallelEnv
-from parallelenv.contract.difference import difference
+from parallelenv.contract.value_difference import difference
 from parallelenv.engine import recovery
 from parallelenv.errors import ExhaustedError, ResetNeededError, WorkerDiedError
 from parallelenv.tasks.sampler_env import TaskEnv, make_task_env

@@ -12,7 +12,7 @@ from conftest import MakeEnv
 from fragile import GO_ON, RAISE, Fragile
 
 from parallelenv import ParallelEnv
-from parallelenv.contract.difference import difference
+from parallelenv.contract.value_difference import difference
 from parallelenv.errors import ArgumentError, EnvBusyError, NothingInFlightError
 from parallelenv.testing.envs import Counter
 

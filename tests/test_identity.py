@@ -9,7 +9,7 @@ import cloudpickle
 import numpy as np
 import pytest
 
-from parallelenv.contract.difference import difference
+from parallelenv.contract.value_difference import difference
 
 
 class Opaque:

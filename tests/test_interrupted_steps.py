@@ -12,7 +12,7 @@ from interrupting import interrupt_at
 
 from parallelenv import ParallelEnv
 from parallelenv.backends import _cpu_balancer
-from parallelenv.backends._bell import HAS_BELL
+from parallelenv.backends._eventfd_bell import HAS_BELL
 from parallelenv.errors import EnvInterruptedError, NothingInFlightError
 
 NUM_ENVS = 4

@@ -14,7 +14,7 @@ import pytest
 from parallelenv.contract.codec import PRINTED, Message, decode, encode
 from parallelenv.contract.env_specs import make_factories
 from parallelenv.contract.message_channel import MessageChannel
-from parallelenv.contract.packed_spec import PackedSpec
+from parallelenv.contract.packed_worker_spec import PackedSpec
 from parallelenv.contract.protocol import (
     Command,
     Death,

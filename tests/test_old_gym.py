@@ -14,7 +14,7 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 
 from parallelenv import ParallelEnv, recommend
-from parallelenv.contract.difference import difference
+from parallelenv.contract.value_difference import difference
 from parallelenv.errors import EnvContractError, OldApiWarning
 from parallelenv.notebook.tiles import refuse_dark_envs
 from parallelenv.wrappers import RecordVideo

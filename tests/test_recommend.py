@@ -23,7 +23,7 @@ from parallelenv.autotune.costs import (
     simplest_of_fastest,
 )
 from parallelenv.cli import main
-from parallelenv.contract.difference import difference
+from parallelenv.contract.value_difference import difference
 from parallelenv.errors import ArgumentError, InvalidEnvError, UnknownModeError, UnknownOptionError
 
 US, MS = 1e-6, 1e-3

@@ -16,7 +16,7 @@ from gymnasium.wrappers import TimeLimit
 from samplers import PLAIN, Walks
 
 from parallelenv import ParallelEnv, ParallelWrapper
-from parallelenv.contract.difference import difference
+from parallelenv.contract.value_difference import difference
 from parallelenv.errors import (
     AbsentMethodError,
     ArgumentError,

@@ -24,7 +24,8 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 
 from parallelenv import ParallelEnv
-from parallelenv.backends import _bell, _cpu_balancer, _pipe, _wire, subproc
+from parallelenv.backends import _cpu_balancer, _pipe, _wire, subproc
+from parallelenv.backends import _eventfd_bell as _bell
 from parallelenv.contract import codec
 from parallelenv.engine import utilisation
 

@@ -14,7 +14,7 @@ from parallelenv.contract.batch import Array, Batch, Layout
 from parallelenv.contract.codec import Message
 from parallelenv.contract.cpu_cores import usable_cores
 from parallelenv.contract.message_channel import MessageChannel
-from parallelenv.contract.packed_spec import PackedSpec
+from parallelenv.contract.packed_worker_spec import PackedSpec
 from parallelenv.contract.protocol import Backend, Channel, Death, Placement, Printed, WorkerSpec
 from parallelenv.contract.shared_arrays import copied
 from parallelenv.worker.worker_loop import serve

@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode
 from parallelenv.adapters.gymnasium import GymnasiumVectorEnv
 from parallelenv.contract import arguments
 from parallelenv.contract.env_specs import make_factories
-from parallelenv.contract.message_text import show
+from parallelenv.contract.error_text import show
 from parallelenv.contract.spaces import describe_value
 from parallelenv.env import ParallelEnv
 from parallelenv.errors import ArgumentError, InvalidEnvError

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from parallelenv.contract.batch import Array
+from parallelenv.contract.error_text import one_line
 from parallelenv.contract.failures import add_note, put
-from parallelenv.contract.message_text import one_line
 from parallelenv.contract.tracebacks import short_tracebacks
 from parallelenv.results import StepBatch, StepResult
 

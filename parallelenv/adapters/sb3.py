@@ -15,7 +15,7 @@ from parallelenv.adapters.pending_calls import nothing_begun, step_under_way
 from parallelenv.adapters.spaces import check_alike, declared_spaces
 from parallelenv.contract import arguments
 from parallelenv.contract.batch import Array
-from parallelenv.contract.message_text import show
+from parallelenv.contract.error_text import show
 from parallelenv.contract.protocol import Lookup, MethodCall
 from parallelenv.contract.tracebacks import short_tracebacks, warn_user
 from parallelenv.engine.done_policies import EndedEpisode, SameStep

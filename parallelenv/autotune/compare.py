@@ -19,9 +19,9 @@ import gymnasium
 from parallelenv.autotune.costs import CLOSE_ENOUGH
 from parallelenv.autotune.recommend import recommend
 from parallelenv.contract.cpu_cores import cpu_seconds, describe_cores
-from parallelenv.contract.difference import difference
-from parallelenv.contract.message_text import one_line
+from parallelenv.contract.error_text import one_line
 from parallelenv.contract.progress import Bar
+from parallelenv.contract.value_difference import difference
 from parallelenv.env import ParallelEnv
 from parallelenv.errors import InvalidEnvError, MissingDependencyError
 from parallelenv.registry import known_modes

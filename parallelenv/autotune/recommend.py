@@ -14,7 +14,7 @@ from parallelenv.contract import arguments, env_specs
 from parallelenv.contract.batch import Array
 from parallelenv.contract.cpu_cores import usable_cores
 from parallelenv.contract.env_specs import EnvFactory
-from parallelenv.contract.message_text import count, duration, one_line
+from parallelenv.contract.error_text import count, duration, one_line
 from parallelenv.contract.spaces import Spaces
 from parallelenv.errors import UnpicklableError
 

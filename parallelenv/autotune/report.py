@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from parallelenv.autotune.compare import ORACLE, Comparison, ComparisonRow, arguments_of
-from parallelenv.contract.message_text import format_table
+from parallelenv.contract.error_text import format_table
 from parallelenv.errors import ArgumentError, MissingDependencyError
 
 _HEADER = ("mode", "workers", "start-up s", "steps/s", "ratio", "identical", "note")

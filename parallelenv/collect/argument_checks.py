@@ -11,7 +11,7 @@ import numpy as np
 
 from parallelenv.contract.arguments import check_positive
 from parallelenv.contract.env_specs import bind_arguments
-from parallelenv.contract.message_text import show
+from parallelenv.contract.error_text import show
 from parallelenv.env import ParallelEnv
 from parallelenv.errors import ArgumentError
 

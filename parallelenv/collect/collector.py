@@ -26,7 +26,7 @@ from parallelenv.contract.arguments import check_name, check_policy
 from parallelenv.contract.batch import Array
 from parallelenv.contract.copying import deep_copy
 from parallelenv.contract.env_specs import bind_arguments
-from parallelenv.contract.message_text import count, show
+from parallelenv.contract.error_text import count, show
 from parallelenv.engine.thread_guard import single_threaded
 from parallelenv.env import ParallelEnv
 from parallelenv.errors import AbsentAttributeError, ArgumentError, WorkerDiedError, WorkerTimeoutError

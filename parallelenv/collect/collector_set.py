@@ -29,7 +29,7 @@ from parallelenv.collect.stopping import Stoppable
 from parallelenv.collect.unsent_samples import UnsentSamples
 from parallelenv.contract import arguments
 from parallelenv.contract.broadcast import Broadcast
-from parallelenv.contract.message_text import count, show
+from parallelenv.contract.error_text import count, show
 from parallelenv.engine.thread_guard import single_threaded
 from parallelenv.env import ParallelEnv
 from parallelenv.errors import ArgumentError, ClosedError, UnknownOptionError, UnpicklableError

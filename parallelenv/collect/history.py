@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from parallelenv.contract.message_text import count, show
+from parallelenv.contract.error_text import count, show
 from parallelenv.errors import ArgumentError, MissingDependencyError
 
 

@@ -11,7 +11,7 @@ from gymnasium.vector.utils import batch_space, iterate
 
 from parallelenv.contract.batch import Batch, Layout, Rows
 from parallelenv.contract.copying import graph_parts
-from parallelenv.contract.message_text import count, show, were
+from parallelenv.contract.error_text import count, show, were
 from parallelenv.contract.spaces import as_array, casts_to, describe_value, is_tensor
 from parallelenv.errors import ActionError, ActionTypeError
 

@@ -1,19 +1,19 @@
-"""Checks arguments other than actions, spreads them over envs, and converts every form of ``id`` to env ids."""
+"""Checks arguments other than actions and ids, and spreads them over envs."""
 
 from __future__ import annotations
 
 import copy
 import math
-import operator
 from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
 import numpy as np
 
-from parallelenv.contract.message_text import count, show, were
+from parallelenv.contract.env_ids import is_int
+from parallelenv.contract.error_text import count, show, were
 from parallelenv.contract.spaces import describe_value
-from parallelenv.errors import ArgumentError, IdRangeError, IdTypeError, InvalidIdError
+from parallelenv.errors import ArgumentError
 
 _LONGEST = 1e8
 """Seconds, three years: the system's own waiting calls overflow at about 1e10."""
@@ -24,7 +24,7 @@ MISSING: Any = type("MISSING", (), {"__repr__": lambda self: "<not given>"})()
 
 def check_counts(num_cpus: Any, num_gpus: Any) -> int | None:
     """Return how many cores may be used, ``None`` for all (``None`` and 0 mean all). Raise if a count is invalid."""
-    if num_cpus is not None and not (_is_int(num_cpus) and num_cpus == 0):
+    if num_cpus is not None and not (is_int(num_cpus) and num_cpus == 0):
         check_positive("num_cpus", num_cpus)
     if not isinstance(num_gpus, (int, float)) or isinstance(num_gpus, bool) or not 0 <= num_gpus < math.inf:
         raise ArgumentError(f"num_gpus={show(num_gpus)} is no number of GPUs. Give 0 or more; fractions are allowed.")
@@ -132,7 +132,7 @@ def spread_seeds(seed: Any, env_ids: Sequence[int], num_envs: int, *, whole: boo
     """Return one seed per env: ``seed + env_id`` for an int, or the items of a list."""
     if seed is None and not whole:
         return [None] * len(env_ids)
-    if _is_int(seed):
+    if is_int(seed):
         _check_seed(seed)
         return [int(seed) + env_id for env_id in env_ids]
     if seed is None or isinstance(seed, (str, bytes, bool, dict, set)) or not _is_sized(seed):
@@ -148,13 +148,13 @@ def check_base_seed(seed: Any) -> int | None:
     """Return the seed from which the seeds of all envs are derived, or ``None`` for none."""
     if seed is None:
         return None
-    if not _is_int(seed):
+    if not is_int(seed):
         raise ArgumentError(f"seed={show(seed)} is no int. Env i gets seed + i; for others call seed([...]).")
     return _check_seed(seed)
 
 
 def _check_seed(seed: Any) -> int:
-    if not _is_int(seed) or seed < 0:
+    if not is_int(seed) or seed < 0:
         raise ArgumentError(f"seed={show(seed)} is no seed. Seeds are ints of 0 or more.")
     return int(seed)
 
@@ -258,73 +258,3 @@ def _is_sized(items: Any) -> bool:
 def is_number(value: Any) -> bool:
     """Whether a value is a real number of Python or NumPy, and not a bool."""
     return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
-
-
-def _is_int(value: Any) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-
-
-_FORMS = "an int, a list, tuple or array of ints, a slice, or a bool mask"
-
-
-def parse_ids(argument: Any, num_envs: int, name: str = "id") -> tuple[int, ...]:
-    """Return the env ids that an ``id`` argument names, in the order given.
-
-    Args:
-        argument: An int, a sequence or array of ints, a slice, or a bool mask of length ``num_envs``. (The caller
-            handles ``None``, which depends on which envs are paused.)
-        num_envs: Number of envs; ids run from 0 to ``num_envs - 1``.
-        name: Name of the argument in the public call.
-
-    Raises:
-        IdTypeError: If it has none of these forms.
-        IdRangeError: If an id is negative or too large.
-        InvalidIdError: If an id occurs twice or a mask has the wrong length.
-    """
-    if isinstance(argument, slice):
-        return _from_slice(argument, num_envs, name)
-    if _is_int(argument):
-        return _checked((int(argument),), argument, num_envs, name)
-    if isinstance(argument, (str, bytes, dict, set, frozenset, bool, np.bool_)):
-        raise IdTypeError(f"{name}={show(argument)} names no envs. Give {_FORMS}.")
-    return _from_sequence(argument, num_envs, name)
-
-
-def _from_slice(argument: slice, num_envs: int, name: str) -> tuple[int, ...]:
-    try:
-        return tuple(range(*argument.indices(num_envs)))
-    except (TypeError, ValueError) as error:
-        raise IdTypeError(f"{name}={show(argument)} is no usable slice: {error}.") from None
-
-
-def _from_sequence(argument: Any, num_envs: int, name: str) -> tuple[int, ...]:
-    try:
-        items = argument.tolist() if hasattr(argument, "tolist") else list(argument)
-    except TypeError:
-        raise IdTypeError(f"{name}={show(argument)} names no envs. Give {_FORMS}.") from None
-    if not isinstance(items, list):  # a zero-dimensional array
-        return parse_ids(items, num_envs, name)
-    if items and all(isinstance(item, (bool, np.bool_)) for item in items):
-        return _from_mask(items, num_envs, name)
-    if not all(_is_int(item) for item in items):
-        wrong = next(item for item in items if not _is_int(item))
-        raise IdTypeError(f"{name}={show(argument)} has {show(wrong)} in it, which is no int. Give {_FORMS}.")
-    return _checked(tuple(map(operator.index, items)), argument, num_envs, name)
-
-
-def _from_mask(mask: list[bool], num_envs: int, name: str) -> tuple[int, ...]:
-    if len(mask) != num_envs:
-        raise InvalidIdError(
-            f"{name} is a mask of length {len(mask)}, but there are {num_envs} envs. Give one bool per env."
-        )
-    return tuple(index for index, chosen in enumerate(mask) if chosen)
-
-
-def _checked(env_ids: tuple[int, ...], argument: Any, num_envs: int, name: str) -> tuple[int, ...]:
-    outside = [env_id for env_id in env_ids if not 0 <= env_id < num_envs]
-    if outside:
-        raise IdRangeError(f"{name}={show(argument)} names env {outside[0]}, but ids run from 0 to {num_envs - 1}.")
-    if len(set(env_ids)) != len(env_ids):
-        twice = next(env_id for env_id in env_ids if env_ids.count(env_id) > 1)
-        raise InvalidIdError(f"{name}={show(argument)} names env {twice} twice. Name each env once.")
-    return env_ids

@@ -21,7 +21,7 @@ from gymnasium.utils import EzPickle
 
 from parallelenv.contract import migration_hints
 from parallelenv.contract.copying import loads
-from parallelenv.contract.message_text import did_you_mean, show
+from parallelenv.contract.error_text import did_you_mean, show
 from parallelenv.contract.process_info import ProcessInfo
 from parallelenv.errors import ArgumentError, DuplicateEnvError, InvalidEnvError, UnknownOptionError, UnpicklableError
 

@@ -16,7 +16,7 @@ import cloudpickle
 
 from parallelenv.contract import tracebacks
 from parallelenv.contract.copying import loads
-from parallelenv.contract.message_text import count, list_ids
+from parallelenv.contract.error_text import count, list_ids
 from parallelenv.contract.tracebacks import shorten
 from parallelenv.errors import EnvError, ParallelEnvError, WorkerDiedError, WorkerTimeoutError
 

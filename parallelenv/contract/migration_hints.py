@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from parallelenv.contract.message_text import near_attribute, show
+from parallelenv.contract.error_text import near_attribute, show
 from parallelenv.errors import AbsentAttributeError, UnknownOptionError
 
 GIVE_SPACES = "give ParallelEnv spaces=(observation_space, action_space)"

@@ -16,7 +16,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 
-from parallelenv.contract.message_text import show
+from parallelenv.contract.error_text import show
 from parallelenv.errors import EnvContractError
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from parallelenv.contract.batch import Array
-from parallelenv.contract.message_text import count
+from parallelenv.contract.error_text import count
 from parallelenv.errors import ArgumentError
 
 VERSION = 1

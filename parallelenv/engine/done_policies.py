@@ -14,7 +14,7 @@ import numpy as np
 
 from parallelenv.contract import migration_hints
 from parallelenv.contract.batch import Array
-from parallelenv.contract.message_text import did_you_mean
+from parallelenv.contract.error_text import did_you_mean
 from parallelenv.errors import UnknownPolicyError
 
 _OBJECT = np.dtype(object)

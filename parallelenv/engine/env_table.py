@@ -24,8 +24,8 @@ import numpy as np
 
 from parallelenv.contract.batch import Array, has_true
 from parallelenv.contract.copying import deep_copy
+from parallelenv.contract.error_text import list_ids
 from parallelenv.contract.failures import Failure, raise_failures
-from parallelenv.contract.message_text import list_ids
 from parallelenv.contract.protocol import EXHAUSTED, NOTHING
 from parallelenv.engine.checkpoint import Checkpoint
 from parallelenv.engine.done_policies import DonePolicy

@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from typing import Any, NamedTuple, Protocol
 
-from parallelenv.contract.message_text import count
+from parallelenv.contract.error_text import count
 from parallelenv.contract.progress import kernel_of_notebook
 from parallelenv.engine.worker_output import say
 

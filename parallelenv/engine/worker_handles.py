@@ -10,7 +10,7 @@ from typing import Any
 
 from parallelenv.contract.batch import Array
 from parallelenv.contract.env_specs import EnvFactory
-from parallelenv.contract.message_text import list_ids, name_envs
+from parallelenv.contract.error_text import list_ids, name_envs
 from parallelenv.contract.protocol import Channel, Death, Placement, PoolPosition, WorkerSettings, WorkerSpec
 from parallelenv.engine.tickets import Ticket
 from parallelenv.engine.utilisation import BusyTime

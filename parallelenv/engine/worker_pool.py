@@ -17,9 +17,9 @@ from typing import Any
 from parallelenv.contract.batch import Array, Batch, Layout, take
 from parallelenv.contract.cpu_cores import usable_cores
 from parallelenv.contract.env_specs import EnvFactory, refuse_live, refuse_shared
+from parallelenv.contract.error_text import list_ids, name_envs
 from parallelenv.contract.failures import NO_FAILURES, Failure
 from parallelenv.contract.interrupts import DeferSigint
-from parallelenv.contract.message_text import list_ids, name_envs
 from parallelenv.contract.process_info import ProcessInfo
 from parallelenv.contract.protocol import (
     Backend,

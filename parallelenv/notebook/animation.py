@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from parallelenv.contract.batch import Array
-from parallelenv.contract.message_text import show
+from parallelenv.contract.error_text import show
 from parallelenv.errors import ArgumentError, MissingDependencyError
 
 FORMATS = ("webp", "gif", "png", "mp4")

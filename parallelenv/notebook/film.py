@@ -7,7 +7,7 @@ import html
 from pathlib import Path
 from typing import Any
 
-from parallelenv.contract.message_text import count
+from parallelenv.contract.error_text import count
 from parallelenv.errors import ArgumentError
 from parallelenv.notebook.animation import format_of
 from parallelenv.rollouts.evaluation import Evaluation

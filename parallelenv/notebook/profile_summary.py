@@ -10,7 +10,7 @@ import numpy as np
 
 from parallelenv.contract.batch import Array
 from parallelenv.contract.cpu_cores import usable_cores
-from parallelenv.contract.message_text import count, duration, format_table, list_ids, name_range
+from parallelenv.contract.error_text import count, duration, format_table, list_ids, name_range
 from parallelenv.contract.process_info import this_process
 from parallelenv.notebook.recording import Recording, WorkerRecord, merge, total_length
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from parallelenv.contract.batch import Array
-from parallelenv.contract.message_text import show
+from parallelenv.contract.error_text import show
 from parallelenv.contract.process_info import ProcessInfo
 from parallelenv.errors import ArgumentError
 from parallelenv.worker.tracer import HostRecord

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from parallelenv.contract.message_text import count, format_table, name_range, number
+from parallelenv.contract.error_text import count, format_table, name_range, number
 from parallelenv.contract.process_info import UNKNOWN_PROCESS, ProcessInfo
 from parallelenv.engine.episode_stats import LATEST, EpisodeSummary
 

@@ -12,8 +12,8 @@ from gymnasium.error import ResetNeeded
 
 from parallelenv.contract.arguments import check_positive
 from parallelenv.contract.batch import Array
+from parallelenv.contract.error_text import list_ids, name_envs, show
 from parallelenv.contract.failures import add_note, put
-from parallelenv.contract.message_text import list_ids, name_envs, show
 from parallelenv.engine.engine import Engine
 from parallelenv.errors import ArgumentError, ParallelEnvError, ResetNeededError
 from parallelenv.notebook.animation import (

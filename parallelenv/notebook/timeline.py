@@ -12,7 +12,7 @@ import numpy as np
 
 from parallelenv.contract.arguments import is_number
 from parallelenv.contract.batch import Array
-from parallelenv.contract.message_text import duration, name_range, show
+from parallelenv.contract.error_text import duration, name_range, show
 from parallelenv.errors import ArgumentError
 from parallelenv.notebook.recording import Recording, WorkerRecord, checked_path, cover, merge, total_length
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from parallelenv.contract.message_text import name_range
+from parallelenv.contract.error_text import name_range
 from parallelenv.notebook.recording import Recording, WorkerRecord, merge
 
 _PROCESS = 1

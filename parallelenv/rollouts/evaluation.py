@@ -11,8 +11,8 @@ import numpy as np
 
 from parallelenv.contract.arguments import check_policy
 from parallelenv.contract.batch import Array
+from parallelenv.contract.error_text import count, number, show
 from parallelenv.contract.failures import put
-from parallelenv.contract.message_text import count, number, show
 from parallelenv.contract.spaces import object_array
 from parallelenv.engine.engine import Engine, ResetArgumentsOfEach
 from parallelenv.errors import EnvContractError, WorkerTimeoutError

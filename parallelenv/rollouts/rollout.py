@@ -12,8 +12,8 @@ import numpy as np
 from parallelenv.contract.arguments import check_policy
 from parallelenv.contract.batch import Array, Batch
 from parallelenv.contract.broadcast import pickled
+from parallelenv.contract.error_text import list_ids
 from parallelenv.contract.failures import NO_FAILURES, Failure, raise_failures, raise_of_policy, with_note
-from parallelenv.contract.message_text import list_ids
 from parallelenv.contract.protocol import Extra, Lookup, MethodCall
 from parallelenv.contract.rollout_data import (
     EpisodeEnds,

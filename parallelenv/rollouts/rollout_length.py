@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from parallelenv.contract.arguments import check_positive
-from parallelenv.contract.message_text import count, show
+from parallelenv.contract.error_text import count, show
 from parallelenv.contract.progress import open_bar
 from parallelenv.engine.done_policies import DonePolicy
 from parallelenv.errors import ArgumentError

@@ -10,8 +10,8 @@ import numpy as np
 
 from parallelenv.contract.batch import Array, Batch, gather_states
 from parallelenv.contract.copying import deep_copy
+from parallelenv.contract.error_text import count
 from parallelenv.contract.failures import Failure
-from parallelenv.contract.message_text import count
 from parallelenv.contract.protocol import Extra
 from parallelenv.contract.rollout_data import (
     EpisodeEnds,

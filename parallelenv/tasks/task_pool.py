@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from parallelenv.contract import arguments
-from parallelenv.contract.message_text import show
+from parallelenv.contract.error_text import show
 from parallelenv.contract.protocol import MethodCall
 from parallelenv.contract.tracebacks import short_tracebacks
 from parallelenv.engine.assemble import batch_states

@@ -12,7 +12,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector.utils import concatenate, create_empty_array
 
-from parallelenv.contract.difference import difference
+from parallelenv.contract.value_difference import difference
 from parallelenv.env import ParallelEnv
 from parallelenv.errors import NothingInFlightError
 from parallelenv.results import StepBatch, StepResult

@@ -10,7 +10,7 @@ import gymnasium
 from gymnasium.spaces import Tuple
 
 from parallelenv.contract.env_specs import is_env
-from parallelenv.contract.message_text import show
+from parallelenv.contract.error_text import show
 from parallelenv.errors import AbsentMethodError, EnvContractError
 
 EnvStep = tuple[Any, Any, bool, bool, dict[str, Any]]

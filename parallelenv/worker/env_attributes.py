@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from parallelenv.contract.env_specs import is_env
-from parallelenv.contract.message_text import near_attribute
+from parallelenv.contract.error_text import near_attribute
 from parallelenv.errors import AbsentAttributeError, AbsentMethodError
 
 _ABSENT = object()

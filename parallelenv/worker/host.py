@@ -16,9 +16,9 @@ from parallelenv.contract.batch import Batch
 from parallelenv.contract.broadcast import Broadcast
 from parallelenv.contract.copying import deep_copy, deep_copy_but_graph
 from parallelenv.contract.env_specs import is_env
+from parallelenv.contract.error_text import show
 from parallelenv.contract.failures import Failure
 from parallelenv.contract.interrupts import DeferSigint
-from parallelenv.contract.message_text import show
 from parallelenv.contract.process_info import this_process
 from parallelenv.contract.protocol import (
     EXHAUSTED,

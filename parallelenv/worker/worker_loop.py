@@ -15,7 +15,7 @@ from typing import Any
 from parallelenv.contract.batch import Batch, Layout
 from parallelenv.contract.codec import Message, decode, decode_command, encode_not_read, encode_reply
 from parallelenv.contract.env_specs import register_again
-from parallelenv.contract.packed_spec import PackedSpec
+from parallelenv.contract.packed_worker_spec import PackedSpec
 from parallelenv.contract.protocol import Command, Reply, UnreadableError
 from parallelenv.contract.shared_arrays import frozen
 from parallelenv.worker.host import Host

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from parallelenv.contract.arguments import check_align, parse_ids
+from parallelenv.contract.arguments import check_align
+from parallelenv.contract.env_ids import parse_ids
 from parallelenv.contract.spaces import Structure, object_array
 from parallelenv.errors import HandedOverError, ResetNeededError
 from parallelenv.results import StepBatch, StepResult

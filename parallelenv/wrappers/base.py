@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from parallelenv.contract import arguments, migration_hints
 from parallelenv.contract.copying import deep_copy
-from parallelenv.contract.message_text import show
+from parallelenv.contract.error_text import show
 from parallelenv.contract.tracebacks import ShortTracebacks
 from parallelenv.engine.checkpoint import WrappedState
 from parallelenv.errors import ArgumentError, InvalidStateError, ParallelEnvError, WrappedError

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from parallelenv.contract import arguments, migration_hints
 from parallelenv.contract.arguments import is_number
 from parallelenv.contract.batch import Array
-from parallelenv.contract.message_text import show
+from parallelenv.contract.error_text import show
 from parallelenv.contract.spaces import Structure
 from parallelenv.errors import ArgumentError, NotFiniteError, SpacesError
 from parallelenv.results import StepResult

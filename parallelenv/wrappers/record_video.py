@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any, Never
 
 from parallelenv.contract import migration_hints
-from parallelenv.contract.arguments import check_positive, parse_ids
+from parallelenv.contract.arguments import check_positive
 from parallelenv.contract.batch import Array
-from parallelenv.contract.message_text import show
+from parallelenv.contract.env_ids import parse_ids
+from parallelenv.contract.error_text import show
 from parallelenv.errors import ArgumentError
 from parallelenv.notebook.animation import check_format, check_fps, check_size, save_animation
 from parallelenv.notebook.tiles import refuse_dark_envs

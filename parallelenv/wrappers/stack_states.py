@@ -9,7 +9,7 @@ from gymnasium.vector.utils import batch_space
 
 from parallelenv.contract.arguments import check_positive
 from parallelenv.contract.batch import Array
-from parallelenv.contract.message_text import show
+from parallelenv.contract.error_text import show
 from parallelenv.contract.spaces import Structure, as_array
 from parallelenv.errors import ArgumentError, SpacesError
 from parallelenv.results import StepResult

@@ -10,7 +10,7 @@ import pytest
 
 from adapters.envs import Looped
 from parallelenv import ParallelEnvError
-from parallelenv.contract.difference import difference
+from parallelenv.contract.value_difference import difference
 from parallelenv.errors import ArgumentError
 
 

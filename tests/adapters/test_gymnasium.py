@@ -17,7 +17,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from adapters.envs import Fragile, Looped, Varied
 from parallelenv import ParallelEnv
-from parallelenv.contract.difference import difference
+from parallelenv.contract.value_difference import difference
 from parallelenv.errors import ArgumentError, ClosedError, HandedOverError, SpacesError
 
 ZEROS = np.zeros(3, dtype=np.int64)

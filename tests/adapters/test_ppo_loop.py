@@ -10,7 +10,7 @@ import pytest
 from conftest import MakeEnv
 
 from adapters.ppo_loop import learn
-from parallelenv.contract.difference import difference
+from parallelenv.contract.value_difference import difference
 
 pytestmark = pytest.mark.neighbours
 

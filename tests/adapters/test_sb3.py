@@ -15,7 +15,7 @@ from adapters.envs import Fragile, Looped, Varied
 from adapters.neighbours import require, seeded
 from adapters.twins import Sb3Twins
 from parallelenv import ParallelEnv
-from parallelenv.contract.difference import difference
+from parallelenv.contract.value_difference import difference
 from parallelenv.errors import (
     ArgumentError,
     ClosedError,

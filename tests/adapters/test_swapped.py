@@ -18,7 +18,7 @@ from gymnasium.vector import SyncVectorEnv
 from adapters.envs import Looped
 from adapters.neighbours import require
 from parallelenv import ParallelEnv
-from parallelenv.contract.difference import difference
+from parallelenv.contract.value_difference import difference
 from parallelenv.errors import (
     AbsentAttributeError,
     ActionError,

@@ -16,7 +16,7 @@ from adapters.envs import Looped, Slow, Varied
 from adapters.neighbours import require
 from adapters.twins import Pair
 from parallelenv import ParallelEnv
-from parallelenv.contract.difference import difference
+from parallelenv.contract.value_difference import difference
 from parallelenv.errors import ArgumentError, ClosedError, EnvBusyError, InvalidEnvError, NothingInFlightError
 
 NUM_ENVS = 5

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from parallelenv.contract.difference import difference
+from parallelenv.contract.value_difference import difference
 
 
 class Pair:

@@ -15,8 +15,9 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 
 from parallelenv import ParallelEnv
-from parallelenv.backends import _bell, _pipe
-from parallelenv.backends._bell import BellEnd
+from parallelenv.backends import _eventfd_bell as _bell
+from parallelenv.backends import _pipe
+from parallelenv.backends._eventfd_bell import BellEnd
 from parallelenv.errors import ArgumentError, WorkerDiedError
 
 pytestmark = pytest.mark.skipif(not _bell.HAS_BELL, reason="there is no bell on this system")

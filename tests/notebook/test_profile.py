@@ -19,7 +19,7 @@ import pytest
 from conftest import MakeEnv
 
 from parallelenv import ParallelEnv
-from parallelenv.contract.message_text import duration
+from parallelenv.contract.error_text import duration
 from parallelenv.contract.process_info import ProcessInfo, clock_id, this_process
 from parallelenv.errors import ArgumentError, ClosedError, EnvBusyError, NotRecordedError, WorkerDiedError
 from parallelenv.notebook.profile import Profile

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from parallelenv.contract.message_text import format_table
+from parallelenv.contract.error_text import format_table
 
 
 @dataclass

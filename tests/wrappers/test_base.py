@@ -14,7 +14,7 @@ from conftest import MakeEnv
 from fragile import GO_ON, RAISE, Fragile
 
 from parallelenv import ParallelEnv, ParallelWrapper, StateWrapper
-from parallelenv.contract.difference import difference
+from parallelenv.contract.value_difference import difference
 from parallelenv.errors import (
     ArgumentError,
     ClosedError,

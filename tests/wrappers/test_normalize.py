@@ -16,7 +16,7 @@ from fragile import GO_ON, RAISE, Fragile
 from gymnasium.spaces import Box, Dict, Discrete
 
 from parallelenv import ParallelEnv
-from parallelenv.contract.difference import difference
+from parallelenv.contract.value_difference import difference
 from parallelenv.errors import ArgumentError, EnvContractError, NotFiniteError, SpacesError
 from parallelenv.testing.envs import Counter, Ragged, Sheet, Words
 from parallelenv.wrappers import (

@@ -14,7 +14,7 @@ from fragile import GO_ON, RAISE, Fragile
 from gymnasium import spaces
 
 from parallelenv import StateWrapper
-from parallelenv.contract.difference import difference
+from parallelenv.contract.value_difference import difference
 from parallelenv.errors import NotFiniteError, SpacesError
 from parallelenv.testing.envs import Chain, Counter, Net, Old, Pair, Ragged, Sheet, Words
 from parallelenv.wrappers import AnswerWrapper, CheckFinite, NormalizeStates, RecordEpisodeStatistics, StackStates
