@@ -83,10 +83,10 @@ if not TYPE_CHECKING:  # to a type checker any name would be there
             value = globals()[name] = getattr(import_module(f"parallelenv.{_HOMES[name]}"), name)
             return value
         from parallelenv import errors
-        from parallelenv.contract import message_text, tracebacks
+        from parallelenv.contract import error_text, tracebacks
 
         try:
-            hint = message_text.did_you_mean(name, __all__)
+            hint = error_text.did_you_mean(name, __all__)
             raise errors.AbsentAttributeError(f"module 'parallelenv' has no attribute {name!r}.{hint}")
         except errors.AbsentAttributeError as error:
             tracebacks.shorten(error)
