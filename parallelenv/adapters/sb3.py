@@ -175,7 +175,11 @@ class SB3VecEnv(VecEnv):
         """Return for each env whether a wrapper of this class is around it."""
         if not isinstance(wrapper_class, type):
             raise ArgumentError(f"wrapper_class={show(wrapper_class)} is no class. Give the class of a wrapper.")
-        return self.parallel_env.engine.look_up(Lookup(how="wrapper"), wrapper_class, self._ids(indices))
+        ids = self._ids(indices)
+        asked = list(dict.fromkeys(ids))
+        found = self.parallel_env.engine.look_up(Lookup(how="wrapper"), wrapper_class, asked)
+        is_wrapped = dict(zip(asked, found, strict=True))
+        return [is_wrapped[env_id] for env_id in ids]
 
     def get_images(self) -> Sequence[Any]:
         """Return one frame per env; ``None`` if the render mode is not ``"rgb_array"``."""
