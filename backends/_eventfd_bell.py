@@ -66,9 +66,11 @@ class Entry:
         line: As given.
         word: The step that was announced and not answered; 0 if there is none.
         wire: The worker's pipe.
+        was_told: Whether the worker got a message to look for that step.
     """
 
     wire: Wire
+    was_told = False
 
     def __init__(self, bell: Bell, line: int) -> None:
         self._bell = bell
@@ -144,12 +146,14 @@ class Bell:
         words, rings = self.words, self.words[0]
         for entry, (tag, number, _), wire in queue:
             entry.word = words[entry.line + _COMMAND] = number << _TAG_BITS | tag
-            entry.wire = wire
+            entry.wire, entry.was_told = wire, False
         words[0] = rings + 1
         os.eventfd_read(self._bells[rings & 1])
         os.eventfd_write(self._bells[(rings + 1) & 1], 1)
         for entry in self._entries.values():
-            if entry.word and words[entry.line + _SEEN] != rings and words[entry.line + _TAKEN] != entry.word:
+            is_awake = words[entry.line + _SEEN] == rings or words[entry.line + _TAKEN] == entry.word
+            if entry.word and not is_awake and not entry.was_told:
+                entry.was_told = True  # once: messages to a worker that does not run would fill its pipe
                 with contextlib.suppress(OSError):
                     entry.wire.send(LOOK)
 

@@ -261,9 +261,11 @@ class BellChannel(PipeChannel):
 
     def receive_message(self) -> Message:
         entry = self.entry
-        while entry.word and not self.found_dead and not self.wire.connection.poll(_GLANCE):
-            if entry.has_finished:
-                return Message(DONE, entry.take())
+        while entry.word and not entry.has_finished and not self.found_dead:
+            if self.wire.connection.poll(_GLANCE):
+                break
+        if entry.has_finished:  # also if the pipe has a message: it is a reply to a later command
+            return Message(DONE, entry.take())
         message = super().receive_message()
         entry.word = 0  # the worker has something to say
         return message

@@ -7,6 +7,7 @@ import gc
 import os
 import signal
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -16,9 +17,9 @@ from gymnasium.spaces import Box, Discrete
 
 from parallelenv import ParallelEnv
 from parallelenv.backends import _eventfd_bell as _bell
-from parallelenv.backends import _pipe
+from parallelenv.backends import _pipe, _wire
 from parallelenv.backends._eventfd_bell import BellEnd
-from parallelenv.errors import ArgumentError, WorkerDiedError
+from parallelenv.errors import ArgumentError, WorkerDiedError, WorkerTimeoutError
 
 pytestmark = pytest.mark.skipif(not _bell.HAS_BELL, reason="there is no bell on this system")
 
@@ -60,6 +61,19 @@ class Meddler(gym.Env[Any, Any]):
         return os.getpid()
 
 
+class Gated(Meddler):
+    """With action 1 it waits for a file."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+
+    def step(self, action: Any) -> Any:
+        while action and not self.path.exists():
+            pass
+        return super().step(0)
+
+
 def finish_without_counting(end: BellEnd) -> None:
     end._words[end._line + _bell._DONE] = end._word
     del vars(end)["finish"]
@@ -70,6 +84,10 @@ def make(num_workers: int = 2, **options: Any) -> ParallelEnv:
     env.reset()
     env.step([0] * len(env))  # the bell announces the next ones
     return env
+
+
+def channels_of(env: ParallelEnv) -> list[Any]:
+    return [worker.channel for worker in env.engine.pool._workers]
 
 
 def bell_of(env: ParallelEnv) -> Any:
@@ -129,6 +147,47 @@ def test_worker_that_slept_through_rings_does_its_step() -> None:
         result = env.recv(4)
         assert dict(zip(result.env_ids.tolist(), result.states[:, 0].tolist(), strict=True)) == {0: 7, 1: 7, 2: 2, 3: 2}
         assert env.step([0] * 4).states[:, 0].tolist() == [8, 8, 3, 3]
+
+
+def test_worker_that_sleeps_for_long_blocks_nothing_and_gets_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[Any] = []
+    send = _wire.Wire.send
+
+    def note(wire: Any, message: Any) -> None:
+        if message == _bell.LOOK:
+            looks.append(wire)
+        send(wire, message)
+
+    monkeypatch.setattr(_wire.Wire, "send", note)
+    with make() as env:
+        pid = env.customized_method("pid", id=[2])[0]
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            env.send([0] * 4)
+            for _ in range(600):  # 280 messages fill a pipe
+                assert env.recv(2).env_ids.tolist() == [0, 1]
+                env.send([0, 0], [0, 1])
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        (sleeper,) = (channel.wire for channel in channels_of(env) if 2 in channel.env_ids)
+        assert looks.count(sleeper) == 1
+        assert sorted(env.recv(4).env_ids.tolist()) == [0, 1, 2, 3]
+
+
+def test_step_that_finished_before_a_later_call_is_not_lost_by_a_large_argument(tmp_path: Path) -> None:
+    with ParallelEnv([partial(Gated, tmp_path / "go")] * 2, "subproc", "continue", 1, timeout=0.05) as env:
+        env.reset()
+        env.step([0] * 2)
+        env.send([1] * 2)
+        with pytest.raises(WorkerTimeoutError):
+            env.customized_method("close")
+        (tmp_path / "go").touch()
+        (worker,) = env.engine.pool._workers
+        channel: Any = worker.channel
+        while not (channel.entry.has_finished and channel.wire.connection.poll(1.0)):
+            pass
+        env.set_env_attr("weights", b"x" * 100_000)
+        assert env.recv(2).rewards.tolist() == [1.0, 1.0]
 
 
 def test_few_of_many_workers_are_not_woken_by_the_bell() -> None:
