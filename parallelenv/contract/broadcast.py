@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import cloudpickle
 import numpy as np
 
 from parallelenv.contract.batch import Array
-from parallelenv.contract.copying import loads
+from parallelenv.contract.copying import dumps, loads
 from parallelenv.errors import UnpicklableError
 
 
@@ -59,7 +58,7 @@ def pickled(content: Any, what: str, way_out: str) -> Array:
         UnpicklableError: If it cannot be pickled.
     """
     try:
-        packed = cloudpickle.dumps(content)
+        packed = dumps(content)
     except Exception as error:  # pickling runs user code, which may raise anything
         raise UnpicklableError(
             f"{what} cannot be copied to the workers ({type(error).__name__}: {error}). Nothing was sent. {way_out}"

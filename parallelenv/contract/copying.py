@@ -13,8 +13,10 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from collections import ChainMap
 from collections.abc import Callable, Iterable
-from typing import Any
+from types import CodeType
+from typing import Any, ClassVar
 
 import cloudpickle
 import cloudpickle.cloudpickle as dynamic
@@ -22,6 +24,32 @@ import numpy as np
 
 from parallelenv.contract.spaces import is_tensor, tensors
 from parallelenv.errors import UnpicklableError
+
+
+def _reduce_code(code: CodeType) -> tuple[Any, ...]:
+    function, arguments = cloudpickle.Pickler.dispatch_table[CodeType](code)
+    return function, tuple(code.co_filename if one == "<dynamic-code>" else one for one in arguments)
+
+
+class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """cloudpickle's, but functions keep the name of their file.
+
+    Without it, as from cloudpickle 3.1.3 on, a traceback could not show the line of an env that a notebook defines.
+    """
+
+    dispatch_table: ClassVar[Any] = ChainMap({CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table)
+
+
+def dumps(value: Any) -> bytes:
+    """Pickle a value, with the classes and functions in it that the reader cannot import; `loads` is the counterpart.
+
+    Raises:
+        Exception: If it cannot be pickled.
+    """
+    file = io.BytesIO()
+    Pickler(file, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
+    return file.getvalue()
+
 
 _IMMUTABLE = frozenset({bool, int, float, complex, str, bytes, type(None)})
 
@@ -47,7 +75,7 @@ def deep_copy(value: Any) -> Any:
     try:
         return copy.deepcopy(value)
     except Exception:  # noqa: BLE001 (user code; what travels between processes can be copied here too)
-        return loads(cloudpickle.dumps(value))
+        return loads(dumps(value))
 
 
 def graph_parts(value: Any) -> list[Any]:
@@ -85,7 +113,7 @@ def deep_copy_but_graph(value: Any) -> Any:
 def pickle_roundtrip(value: Any) -> Any:
     """Return a copy as another process would receive it: what cannot be pickled raises here, in every mode."""
     is_plain = is_unchangeable(value) or (type(value) is np.ndarray and not value.dtype.hasobject)
-    return deep_copy(value) if is_plain or is_tensor(value) else loads(cloudpickle.dumps(value))
+    return deep_copy(value) if is_plain or is_tensor(value) else loads(dumps(value))
 
 
 def _may_share(values: Any) -> bool:
@@ -178,7 +206,7 @@ def _unpicklable_part(value: Any) -> Any:
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, (tuple, list)) else ()
     for part in parts:
         try:
-            cloudpickle.dumps(part)
+            dumps(part)
         except Exception:  # noqa: BLE001 (that one)
             return _unpicklable_part(part)
     return value

@@ -14,13 +14,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import cloudpickle
 import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.utils import EzPickle
 
 from parallelenv.contract import migration_hints
-from parallelenv.contract.copying import loads
+from parallelenv.contract.copying import dumps, loads
 from parallelenv.contract.error_text import did_you_mean, show
 from parallelenv.contract.process_info import ProcessInfo
 from parallelenv.errors import ArgumentError, DuplicateEnvError, InvalidEnvError, UnknownOptionError, UnpicklableError
@@ -373,7 +372,7 @@ def _was_reset(env: Any) -> bool:
 
 def _pack_source(factory: EnvFactory) -> bytes:
     try:
-        packed: bytes = cloudpickle.dumps(factory.source)
+        packed = dumps(factory.source)
     except Exception as error:  # pickling runs user code, which may raise anything
         kind = "instance" if factory.is_live else "env fn"
         raise UnpicklableError(
@@ -394,7 +393,7 @@ def _unpicklable_attributes(source: Any) -> str:
 def pickles(value: Any) -> bool:
     """Whether a value can be pickled and sent to another process."""
     try:
-        cloudpickle.dumps(value)
+        dumps(value)
     except Exception:  # noqa: BLE001 (the answer is no, whatever the reason)
         return False
     return True
@@ -411,7 +410,7 @@ def registered_by_user() -> dict[str, bytes]:
         for name, spec in gymnasium.registry.items()
         if not (isinstance(spec.entry_point, str) and spec.entry_point.startswith("gymnasium.envs."))
     }
-    return {name: cloudpickle.dumps(spec) for name, spec in foreign.items() if pickles(spec)}
+    return {name: dumps(spec) for name, spec in foreign.items() if pickles(spec)}
 
 
 def register_again(specs: dict[str, bytes]) -> None:

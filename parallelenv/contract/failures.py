@@ -12,10 +12,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NoReturn, cast
 
-import cloudpickle
-
 from parallelenv.contract import tracebacks
-from parallelenv.contract.copying import loads
+from parallelenv.contract.copying import dumps, loads
 from parallelenv.contract.error_text import count, list_ids
 from parallelenv.contract.tracebacks import shorten
 from parallelenv.errors import EnvError, ParallelEnvError, WorkerDiedError, WorkerTimeoutError
@@ -163,7 +161,7 @@ def _portable_pickle(exception: BaseException) -> bytes | None:
     """Pickle an exception in a form that unpickles; ``None`` if there is none."""
     for form in (exception, _ExceptionParts(exception)):
         try:
-            pickled: bytes = cloudpickle.dumps(form)
+            pickled = dumps(form)
             loads(pickled)
         except Exception:  # noqa: BLE001 (a class that imports only there: the text below stands for it)
             continue
