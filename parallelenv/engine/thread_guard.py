@@ -6,9 +6,9 @@ import functools
 import os
 import threading
 from collections.abc import Callable
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, NoReturn, Protocol, TypeVar, cast
 
-from parallelenv.contract.tracebacks import shorten
+from parallelenv.contract.tracebacks import shorten, shortens_tracebacks
 from parallelenv.errors import ClosedError, ConcurrentUseError, ForkedError, ParallelEnvError, UnpicklableError
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -16,18 +16,29 @@ Use = tuple[int, str]
 """A call in progress: its thread and its name."""
 
 
-class _Process:
+class ThisProcess:
     """The id of this process, without a system call for each use: one takes 1 us between the steps of real envs."""
 
     pid = os.getpid()
 
     @classmethod
     def look_again(cls) -> None:
+        """Read it anew, after a fork."""
         cls.pid = os.getpid()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_Process.look_again)
+    os.register_at_fork(after_in_child=ThisProcess.look_again)
+
+
+class CallTracer(Protocol):
+    """Records when calls begin and end."""
+
+    def begin(self) -> None:
+        """Record that an outermost call begins."""
+
+    def end(self) -> None:
+        """Record that it ends."""
 
 
 class Guard:
@@ -42,15 +53,21 @@ class Guard:
         is_closed: Whether it can no longer be used.
         home: Id of the process that made it.
         users: Under the key ``""`` the outermost call in progress, if there is one.
+        tracer: Is told when outermost calls begin and end; ``None``: nothing is.
     """
 
     def __init__(self, name: str = "ParallelEnv", ended: str = "closed", unrepeatable: tuple[str, ...] = ()) -> None:
         self.is_closed = False
         self.users: dict[str, Use] = {}
+        self.tracer: CallTracer | None = None
         self._name = name
         self._ended = ended
         self._unrepeatable = unrepeatable
-        self.home = _Process.pid
+        self.home = ThisProcess.pid
+
+    def is_usable(self) -> bool:
+        """Whether it is neither closed nor in a process forked from the one that made it."""
+        return not self.is_closed and ThisProcess.pid == self.home
 
     def check_within(self, use: Use, outermost: Use) -> None:
         """Refuse a call during another one, unless it was made within that one and is allowed there.
@@ -79,9 +96,19 @@ class Guard:
             f"only there. Make a {self._name} in this process."
         )
 
-    def closed_within(self, call: str) -> ClosedError:
-        """Return the error for a call during which the object was closed."""
-        return ClosedError(f"This {self._name} was {self._ended} while {call}() was running.")
+    def shorten(self, error: BaseException, call: str) -> None:
+        """Shorten the traceback of an error that a call raises.
+
+        Args:
+            error: The error.
+            call: The call, if it is the outermost one, else empty.
+
+        Raises:
+            ClosedError: Instead of an error of a call during which the object was closed, and with it its resources.
+        """
+        shorten(error)
+        if self.is_closed and call and isinstance(error, Exception):
+            raise ClosedError(f"This {self._name} was {self._ended} while {call}() was running.") from error
 
 
 def single_threaded(method: _Method, call: str | None = None) -> _Method:
@@ -102,25 +129,25 @@ def single_threaded(method: _Method, call: str | None = None) -> _Method:
         use = threading.get_ident(), name
         outermost: Use | None = None
         try:
-            if guard.is_closed or _Process.pid != guard.home:
+            if not guard.is_usable():
                 raise guard.refusal(name)
             # `setdefault` is atomic, and an interrupt right after it cannot lock this thread out.
             outermost = guard.users.setdefault("", use)
             if outermost is not use:
                 guard.check_within(use, outermost)
+            elif guard.tracer is not None:
+                guard.tracer.begin()
             return method(self, *args, **kwargs)
         except BaseException as error:
-            shorten(error)
-            # Its resources may have been closed during the call.
-            if guard.is_closed and outermost is use and isinstance(error, Exception):
-                raise guard.closed_within(name) from error
+            guard.shorten(error, name if outermost is use else "")
             raise
         finally:
             if outermost is use or guard.users.get("") is use:
                 guard.users.clear()
+                if guard.tracer is not None:
+                    guard.tracer.end()
 
-    vars(guarded)["has_short_traceback"] = True
-    return cast("_Method", guarded)
+    return cast("_Method", shortens_tracebacks(guarded))
 
 
 def single_threaded_in(call: str) -> Callable[[_Method], _Method]:

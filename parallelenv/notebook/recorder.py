@@ -16,14 +16,14 @@ from collections.abc import Generator, Iterator
 from itertools import chain, repeat
 from time import perf_counter
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from parallelenv.contract.batch import Array
 from parallelenv.contract.process_info import clock_id
 from parallelenv.engine.engine import Engine
-from parallelenv.engine.thread_guard import Use, single_threaded_in
+from parallelenv.engine.thread_guard import single_threaded_in
 from parallelenv.errors import ConcurrentUseError, EnvBusyError, ParallelEnvError
 from parallelenv.notebook.profile import Profile
 from parallelenv.notebook.recording import Recording, WorkerRecord
@@ -155,38 +155,26 @@ _MOST_MARKS = 2_000_000
 
 
 class CallRecorder:
-    """Replaces the guard's ``users`` and records when a call begins and ends.
-
-    Args:
-        user: The guard's own ``users``. It stays in use, so either may take over at any moment.
+    """Records when calls begin and end, as `Guard.tracer`.
 
     Attributes:
         windows: Begin and end of the closed windows.
     """
 
-    __slots__ = ("_known", "_marks", "_opened", "_user", "windows")
+    __slots__ = ("_known", "_marks", "_opened", "windows")
 
-    def __init__(self, user: dict[str, Use]) -> None:
-        self._user = user
+    def __init__(self) -> None:
         self._marks = array("d")  # begins; negative ends; zero at the end of a window
         self._known = 0  # number of marks in closed windows
         self._opened: float | None = None
         self.windows: list[tuple[float, float]] = []
 
-    def setdefault(self, key: str, default: Use) -> Use:
-        """Record the begin of a call, unless it is within another one."""
-        user = self._user.setdefault(key, default)
-        if user is default:
-            self._marks.append(perf_counter())
-        return user
+    def begin(self) -> None:
+        """Record the begin of a call."""
+        self._marks.append(perf_counter())
 
-    def get(self, key: str) -> Use | None:
-        """Return the call in progress."""
-        return self._user.get(key)
-
-    def clear(self) -> None:
+    def end(self) -> None:
         """Record the end of the call."""
-        self._user.clear()
         self._marks.append(-perf_counter())
 
     def __len__(self) -> int:
@@ -234,28 +222,27 @@ class Sampling:
 
     def __init__(self, engine: Engine) -> None:
         self._guard = weakref.ref(engine.guard)  # weak: the pool, which holds the numbers, would keep it alive
-        self._user = engine.guard.users
         self._pool = pool = engine.pool
         self._num_links, self._num_envs = pool.num_handles, -(-len(pool.env_ids) // pool.num_handles)
         self._step_skipping = StepSkipping()
-        self.calls = CallRecorder(self._user)
+        self.calls = CallRecorder()
 
     def begin(self, now: float) -> None:
         """Record everything at first, then as much as does not take too long. No call may be in progress."""
         self.calls.open(now, is_in_call=False)
-        self._become(self.calls)
+        self._trace_calls(self.calls)
         self._pool.trace_by(chain(chain.from_iterable(self._choose()), repeat(False)))
 
     def end(self, now: float) -> None:
         """Stop recording."""
         self.calls.close(now)
         self._pool.trace_by(None)
-        self._become(self._user)
+        self._trace_calls(None)
 
-    def _become(self, user: Any) -> None:
+    def _trace_calls(self, tracer: CallRecorder | None) -> None:
         guard = self._guard()
         if guard is not None:
-            guard.users = user
+            guard.tracer = tracer
 
     def _choose(self) -> Iterator[Iterator[bool]]:
         """Yield for each call whether it is recorded: alternately some steps are, and some are skipped."""
@@ -266,14 +253,14 @@ class Sampling:
                 num_steps = _IN_WINDOW
                 if left_out:
                     self.calls.close(perf_counter())
-                    self._become(self._user)
+                    self._trace_calls(None)
                     yield repeat(False, left_out)
-                    self._become(self.calls)
+                    self._trace_calls(self.calls)
                     yield from self._clear_the_way()
                     self.calls.open(perf_counter(), is_in_call=True)
         finally:
             self.calls.close(perf_counter())
-            self._become(self._user)
+            self._trace_calls(None)
 
     def _note(self, num_steps: int) -> Generator[Iterator[bool], None, int]:
         """Record steps; return how many steps to skip after them."""

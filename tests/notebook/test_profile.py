@@ -383,15 +383,15 @@ def test_tracing_restores_the_host_afterwards() -> None:
         env.reset(seed=0)
         host = env.engine.pool._workers[0].channel._host  # type: ignore[attr-defined]
         before = set(vars(host))
-        user = type(env.engine.guard.users)
         with env.profile():
             env.step([1])
             assert host.tracer is not None
+            assert env.engine.guard.tracer is not None
             assert host.resets is None  # only within recorded commands
             assert type(host) is Host  # an object whose class was changed is slower ever after
         assert host.tracer is None
         assert set(vars(host)) == before
-        assert type(env.engine.guard.users) is user
+        assert env.engine.guard.tracer is None
 
 
 def test_end_tracing_returns_none_for_an_untraced_host() -> None:

@@ -7,6 +7,7 @@ import json
 import time
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,7 @@ from conftest import MakeEnv
 
 from parallelenv import ParallelEnv
 from parallelenv.contract.process_info import this_process
-from parallelenv.engine.thread_guard import Use
-from parallelenv.errors import EnvBusyError
+from parallelenv.errors import ConcurrentUseError, EnvBusyError
 from parallelenv.notebook.profile import Profile
 from parallelenv.notebook.profile_summary import summarise
 from parallelenv.notebook.recorder import CallRecorder, Sampling
@@ -304,26 +304,27 @@ def test_cover_sums_span_time_up_to_a_moment() -> None:
 # ---------------------------------------------------------------- calls
 
 
-USE: Use = (5, "step")
+def test_refused_and_nested_calls_are_not_recorded(make_env: MakeEnv) -> None:
+    env = counters(make_env)
+    calls = env.engine.guard.tracer = CallRecorder()
+    env.reset()
+    assert len(calls) == 2  # begin and end; a reset makes calls of its own
+    with ThreadPoolExecutor(1) as other:
+        env.engine.guard.users[""] = (0, "step")
+        with pytest.raises(ConcurrentUseError):
+            other.submit(env.reset).result()
+        env.engine.guard.users.clear()
+    env.engine.guard.tracer = None
+    assert len(calls) == 2
 
 
-def test_refused_call_of_another_thread_is_not_recorded() -> None:
-    calls = CallRecorder({"": USE})
-    assert calls.setdefault("", (6, "step")) is USE
-    assert len(calls) == 0
-
-
-def test_nested_call_is_part_of_the_outer_call() -> None:
-    user: dict[str, Use] = {}
-    calls = CallRecorder(user)
+def test_call_that_a_window_cuts_is_recorded_up_to_its_end() -> None:
+    calls = CallRecorder()
     begin = time.perf_counter()
     calls.open(begin, is_in_call=False)
-    calls.setdefault("", USE)
-    calls.setdefault("", (5, "get_env_attr"))
-    assert calls.get("") is user[""] is USE
-    calls.clear()
-    assert not user
-    calls.setdefault("", USE)
+    calls.begin()
+    calls.end()
+    calls.begin()
     calls.close(time.perf_counter())  # during the call
     spans = calls.spans(begin, time.perf_counter())
     assert len(spans) == 2
@@ -334,19 +335,19 @@ def test_nested_call_is_part_of_the_outer_call() -> None:
 
 
 def test_calls_are_clipped_to_the_sampling_window() -> None:
-    calls = CallRecorder({})
+    calls = CallRecorder()
     calls.open(1.0, is_in_call=False)
     calls.close(2.0)
     for _ in range(3):  # not recorded; the last one continues when the window opens
-        calls.clear()
-        calls.setdefault("", USE)
+        calls.end()
+        calls.begin()
     opened = time.perf_counter()
     calls.open(opened, is_in_call=True)
-    calls.clear()
+    calls.end()
     ended = time.perf_counter()
     calls.close(ended)
-    calls.setdefault("", USE)  # no window is open afterwards
-    calls.clear()
+    calls.begin()  # no window is open afterwards
+    calls.end()
     spans = calls.spans(0.0, time.perf_counter())
     assert len(spans) == 1
     assert opened == spans[0, 0] < spans[0, 1] <= ended
@@ -373,15 +374,14 @@ def test_nothing_is_recorded_in_a_gap_while_profiling_continues(
 ) -> None:
     leave_out(10**6)
     env = counters(make_env)
-    user = env.engine.guard.users
     with env.profile() as profile:
+        assert env.engine.guard.tracer is not None
         for _ in range(NUM_FIRST + 3):
             env.step([1] * 4)
-        assert env.engine.guard.users is user
+        assert env.engine.guard.tracer is None
         assert not next(env.engine.pool._traced or iter([True]))
         with pytest.raises(EnvBusyError, match="is recorded already"):
             env.profile().__enter__()
-    assert env.engine.guard.users is user
     assert env.engine.pool._traced is None
     assert noted_steps(profile) == dict.fromkeys(range(4), NUM_FIRST)
     assert len(profile.recording.windows) == 1
