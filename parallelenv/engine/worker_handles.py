@@ -13,7 +13,6 @@ from parallelenv.contract.env_specs import EnvFactory
 from parallelenv.contract.error_text import list_ids, name_envs
 from parallelenv.contract.protocol import Channel, Death, Placement, PoolPosition, WorkerSettings, WorkerSpec
 from parallelenv.engine.tickets import Ticket
-from parallelenv.engine.utilisation import BusyTime
 from parallelenv.errors import WorkerDiedError
 
 
@@ -28,7 +27,6 @@ class WorkerHandle:
             dropped.
         death: Cause of its death, ``None`` while it lives.
         has_built: Whether its envs were ever made.
-        shift: When it is busy.
     """
 
     spec: WorkerSpec
@@ -36,7 +34,6 @@ class WorkerHandle:
     in_flight: dict[int, Ticket | None] = field(default_factory=dict)
     death: Death | None = None
     has_built: bool = False
-    shift: BusyTime = field(default_factory=BusyTime)
 
     @property
     def branches(self) -> tuple[tuple[int, ...], ...]:

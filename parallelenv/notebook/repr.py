@@ -55,8 +55,7 @@ _SQUARE = (
 )
 _CELL = "padding:1px 10px 1px 0;text-align:"
 _BOX = "display:inline-block;padding:8px 12px;border:1px solid #8888;border-radius:4px;font-size:13px;line-height:1.5"
-_HEADER = {"envs": "left", "pid": "right", "memory": "right", "waiting": "right"}
-_WAITING = "waiting: share of the time a worker had no work, while your code or slower workers ran"
+_HEADER = {"envs": "left", "pid": "right", "memory": "right"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +66,11 @@ class WorkerRow:
         env_ids: Its envs.
         process: Its process.
         memory: Memory of its process in bytes; ``None`` if unknown.
-        waiting: Share of the time in which it was idle, 0 to 1; ``None`` before the first request.
     """
 
     env_ids: tuple[int, ...]
     process: ProcessInfo
     memory: int | None
-    waiting: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +81,12 @@ class ReprData:
         title: Its ``repr``, or that of a wrapper around it.
         states: State of each env, a key of `LOOKS`.
         standing: Episodes and their results.
-        rate: Env steps per second, without pauses of more than 10 s; ``None`` without steps.
         workers: The workers that are alive.
     """
 
     title: str
     states: list[str]
     standing: EpisodeSummary
-    rate: float | None
     workers: list[WorkerRow]
 
     def counts(self) -> dict[str, str]:
@@ -106,9 +101,9 @@ class ReprData:
         """Return facts about steps and episodes, by label."""
         facts = {}
         standing = self.standing
-        if self.rate is not None:
+        if standing.num_steps:
             together = " of all envs together" if len(self.states) > 1 else ""
-            facts["so far"] = f"{count(standing.num_steps, 'step')} ({number(self.rate)}/s){together}"
+            facts["so far"] = f"{count(standing.num_steps, 'step')}{together}"
         if standing.num_episodes:
             latest = min(standing.num_episodes, LATEST)
             means = [("return", standing.mean_return), ("length", standing.mean_length)]
@@ -124,7 +119,6 @@ class ReprData:
                 name_range(worker.env_ids),
                 _name_process(worker.process),
                 "" if worker.memory is None else f"{worker.memory / 1e6:,.0f} MB",
-                "" if worker.waiting is None else f"{worker.waiting:.0%}",
             )
             for worker in self.workers[:_MOST_WORKERS]
         ]
@@ -135,11 +129,6 @@ class ReprData:
         left = len(self.workers) - _MOST_WORKERS
         return f"... and {count(left, 'more worker')}" if left > 0 else ""
 
-    @property
-    def has_waiting(self) -> bool:
-        """Whether the table has the column of waiting times."""
-        return any(worker.waiting is not None for worker in self.workers[:_MOST_WORKERS])
-
     def text(self) -> str:
         """Return the display as plain text."""
         facts = {"envs": ", ".join(self.counts().values()), **self.facts()}
@@ -149,8 +138,6 @@ class ReprData:
             lines += ["", *(f"  {line}" for line in table.splitlines())]
         if self.rest:
             lines.append(f"  {self.rest}")
-        if self.has_waiting:
-            lines.append(f"  ({_WAITING})")
         return "\n".join(lines)
 
     def html(self) -> str:
@@ -185,8 +172,6 @@ class ReprData:
         head = "".join(f'<th style="{_CELL}{side}">{name}</th>' for name, side in _HEADER.items())
         body = "".join(f"<tr>{_html_row(row)}</tr>" for row in self.rows())
         rest = f"<div>{self.rest}</div>" if self.rest else ""
-        if self.has_waiting:
-            rest += f'<div style="opacity:0.7;font-size:12px">{_WAITING}</div>'
         rows = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
         return f'<table style="margin:6px 0 0;font-size:inherit">{rows}</table>{rest}'
 
@@ -200,9 +185,7 @@ def repr_data(env: ParallelEnv, title: str) -> ReprData:
     """Return what is known of a `ParallelEnv`, open or closed, even while it or another thread is busy."""
     pool = env.engine.pool
     standing = env.engine.table.score.look()
-    seconds = pool.hours.elapsed()
-    rate = standing.num_steps / seconds if seconds > 0 and standing.num_steps else None
-    return ReprData(title, _states(env), standing, rate, _workers(pool.processes, pool.workload()))
+    return ReprData(title, _states(env), standing, _workers(pool.processes, pool.living))
 
 
 def mime_bundle(env: Any) -> dict[str, str]:
@@ -230,20 +213,18 @@ def _states(env: ParallelEnv) -> list[str]:
     return states
 
 
-def _workers(
-    processes: dict[int, ProcessInfo], workload: Sequence[tuple[tuple[int, ...], float | None]]
-) -> list[WorkerRow]:
+def _workers(processes: dict[int, ProcessInfo], hosts: Sequence[tuple[int, ...]]) -> list[WorkerRow]:
     """Return the workers: hosts, or the processes behind a host if it has several."""
     found: list[WorkerRow] = []
     memory: dict[ProcessInfo, int | None] = {}
-    for env_ids, waiting in workload:
+    for env_ids in hosts:
         parts: dict[ProcessInfo, list[int]] = {}
         for env_id in env_ids:
             parts.setdefault(processes.get(env_id, UNKNOWN_PROCESS), []).append(env_id)
         for process, owned in parts.items():
             if process not in memory:
                 memory[process] = process.memory() if len(found) < _MOST_WORKERS else None
-            found.append(WorkerRow(tuple(owned), process, memory[process], waiting))
+            found.append(WorkerRow(tuple(owned), process, memory[process]))
     return found
 
 

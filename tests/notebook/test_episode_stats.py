@@ -57,10 +57,7 @@ class Noting:
         self.batch.rewards[:] = rewards
         self.batch.flags[:] = True  # envs that are not stepped keep their values
         self.batch.flags[slice(None) if rows is None else rows] = np.column_stack([ended, np.zeros_like(ended)])
-        outcome = self.batch.outcome()
-        self.score.log.append(outcome if rows is None else self.score.part(rows, outcome))
-        if len(self.score.log) == self.score.room:
-            self.score.settle()
+        self.score.note(self.batch.outcome(), rows)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -110,7 +107,7 @@ def test_infinite_rewards_cause_no_warning_and_affect_only_their_episode() -> No
         noting.note([reward], [ends])
     standing = score.look()
     assert (standing.num_episodes, standing.mean_return, standing.mean_length) == (2, None, 2.0)
-    assert len(score.log) == 4  # `look` sums up nothing
+    assert score.look() == standing
 
 
 # ---------------------------------------------------------------- through a ParallelEnv

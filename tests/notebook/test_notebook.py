@@ -137,7 +137,7 @@ def test_film_table_and_timeline_are_shown_as_html(executed: Any) -> None:
     assert "advice: " in summary["text/plain"]
     assert timeline["text/html"].startswith("<svg ")
     assert "3 running" in shown["text/html"]
-    assert "waiting" in shown["text/plain"]
+    assert "memory" in shown["text/plain"]
     assert "closed" in closed["text/html"]
 
 

@@ -85,8 +85,7 @@ def test_repr_shows_envs_episodes_steps_and_workers(make_env: MakeEnv, mode: str
     assert text.startswith(repr(env))
     assert "envs      4 running" in text
     assert re.search(r"episodes  12 ended; mean of the last 12: return -?[\d.]+, length 3\n", text)
-    assert re.search(r"  40 steps \([\d,.]+/s\) of all envs together\n", text)
-    assert "(waiting: share of the time a worker had no work, while your code or slower workers ran)" in text
+    assert "  so far    40 steps of all envs together\n" in text
     tags = parsed(page)
     assert set(tags.seen) <= {"div", "span", "code", "table", "thead", "tbody", "tr", "td", "th"}
     assert page.count('title="env ') == 4
@@ -95,7 +94,6 @@ def test_repr_shows_envs_episodes_steps_and_workers(make_env: MakeEnv, mode: str
     assert pids is None
     assert sum((worker.env_ids for worker in portrait.workers), ()) == (0, 1, 2, 3)
     assert all(worker.process.is_near and worker.memory and worker.memory > 2**20 for worker in portrait.workers)
-    assert all(worker.waiting is not None and 0 <= worker.waiting <= 1 for worker in portrait.workers)
     assert len(portrait.workers) == (1 if mode == "dummy" else 2)
     is_here = mode in ("dummy", "thread")
     assert all((worker.process == this_process()) == is_here for worker in portrait.workers)
@@ -173,15 +171,15 @@ def test_repr_of_a_wrapper_shows_the_wrapped_env(make_env: MakeEnv) -> None:
 
 
 def test_markup_in_texts_is_escaped() -> None:
-    portrait = ReprData("<script>alert('&')</script>", ["running"], EpisodeSummary(0, 0, None, None), None, [])
+    portrait = ReprData("<script>alert('&')</script>", ["running"], EpisodeSummary(0, 0, None, None), [])
     tags = parsed(portrait.html())
     assert "script" not in tags.seen
     assert "<script>alert('&')</script>" in "".join(tags.texts)
 
 
 def test_html_of_thousands_of_envs_stays_small() -> None:
-    workers = [WorkerRow((index,), ProcessInfo(1, "elsewhere"), None, 0.5) for index in range(500)]
-    portrait = ReprData("many", ["running"] * 5000, EpisodeSummary(1, 0, None, None), 1.0, workers)
+    workers = [WorkerRow((index,), ProcessInfo(1, "elsewhere"), None) for index in range(500)]
+    portrait = ReprData("many", ["running"] * 5000, EpisodeSummary(1, 0, None, None), workers)
     assert len(portrait.html()) < 60_000
     assert "... and 4,744 more" in portrait.html()
     assert "... and 484 more workers" in portrait.text()
@@ -190,12 +188,12 @@ def test_html_of_thousands_of_envs_stays_small() -> None:
 
 
 def test_singular_plural_and_thousands_separators() -> None:
-    one = ReprData("", ["needs reset"], EpisodeSummary(1, 1, -1.5, 1.0), 155.4, [])
+    one = ReprData("", ["needs reset"], EpisodeSummary(1, 1, -1.5, 1.0), [])
     assert "envs      1 needs reset\n" in one.text()
-    assert "so far    1 step (155/s)\n" in one.text()
+    assert "so far    1 step\n" in one.text()
     assert one.text().endswith("episodes  1 ended: return -1.5, length 1")
-    many = ReprData("", ["running"] * 2, EpisodeSummary(1234567, 4321, 123456.7, 2048.5), 98765.4, [])
-    assert "so far    1,234,567 steps (98,765/s) of all envs together" in many.text()
+    many = ReprData("", ["running"] * 2, EpisodeSummary(1234567, 4321, 123456.7, 2048.5), [])
+    assert "so far    1,234,567 steps of all envs together" in many.text()
     assert "episodes  4,321 ended; mean of the last 100: return 123,457, length 2,048" in many.text()
 
 
@@ -292,71 +290,7 @@ def test_memory_of_ended_or_remote_processes_is_unknown() -> None:
     assert (this_process().memory() or 0) > 2**20
 
 
-# ---------------------------------------------------------------- time
-
-
-class Sleepy(Counter):
-    def step(self, action: int) -> Any:
-        threading.Event().wait(0.01 * action)
-        return super().step(action)
-
-
-def test_less_loaded_worker_shows_more_waiting_time(make_env: MakeEnv, mode: str) -> None:
-    env = make_env([Sleepy, Sleepy], num_cpus=2)
-    env.reset(seed=0)
-    for _ in range(10):
-        env.step([1, 4] if mode != "dummy" else [2, 2])
-    portrait = repr_data(env, "")
-    assert portrait.rate is not None
-    assert 2 <= portrait.rate <= 60  # two steps in 40 ms, but the machine may be busy with others
-    waiting = [worker.waiting or 0.0 for worker in portrait.workers]
-    if mode == "dummy":
-        assert waiting[0] < 0.5
-    elif not mode.startswith("ray-"):
-        assert waiting[0] > waiting[1] + 0.3
-
-
-@pytest.mark.parametrize("mode", ["thread", "subproc"], indirect=True)
-def test_constantly_busy_workers_show_little_waiting_time(make_env: MakeEnv) -> None:
-    env = make_env([Sleepy, Sleepy], num_cpus=2, asynchronous="restart")
-    env.reset(seed=0)
-    for _ in env.stream(lambda states: [2] * len(states), 40):
-        pass
-    assert max(worker.waiting or 0.0 for worker in repr_data(env, "").workers) < 0.3
-
-
-@pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
-def test_step_rate_ignores_long_pauses(make_env: MakeEnv, monkeypatch: pytest.MonkeyPatch) -> None:
-    env = make_env([Sleepy, Sleepy])
-    env.reset(seed=0)
-    env.step([1, 1])
-    before = env.engine.pool.hours.elapsed()
-    monkeypatch.setattr("parallelenv.engine.utilisation.PAUSE", 0.3)
-    threading.Event().wait(1.0)
-    env.step([1, 1])
-    after = env.engine.pool.hours.elapsed()
-    assert before < after < before + 0.9
-    threading.Event().wait(0.1)  # short pauses count
-    env.step([1, 1])
-    assert env.engine.pool.hours.elapsed() > after + 0.1
-
-
-@pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
-def test_step_rate_ignores_pauses_between_cells(make_env: MakeEnv, monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = ["first"]
-    monkeypatch.setattr("parallelenv.engine.utilisation.current_run", lambda: runs[-1])
-    env = make_env([Sleepy, Sleepy])
-    env.reset(seed=0)
-    env.step([1, 1])
-    before = env.engine.pool.hours.elapsed()
-    threading.Event().wait(0.5)  # within a cell, for example while learning
-    env.step([1, 1])
-    after = env.engine.pool.hours.elapsed()
-    assert after > before + 0.5
-    threading.Event().wait(0.5)
-    runs.append("second")
-    env.step([1, 1])
-    assert env.engine.pool.hours.elapsed() < after + 0.4
+# ---------------------------------------------------------------- other
 
 
 def test_pyproject_lists_all_packages() -> None:
