@@ -17,12 +17,15 @@ from parallelenv.contract.spaces import Structure
 from parallelenv.errors import BatchMemoryError
 
 if TYPE_CHECKING:
+    from parallelenv.contract.info_columns import InfoColumns
     from parallelenv.contract.protocol import Extra
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 Rows: TypeAlias = list[Array]
 """Copies of some rows, array by array, to be sent between a host and the caller."""
 
+INFO_NBYTES = 256
+"""Bytes of each env's row for its info, see `InfoColumns`: 32 numbers."""
 _ALIGNMENT = 64  # a cache line: hosts that write neighbouring arrays do not slow each other down
 
 
@@ -45,6 +48,7 @@ class Layout:
         keeps_ended: Whether the last states of ended episodes are kept as well as the first of the next.
         keeps_types: Whether these last states keep the type that the env returned, also where the rows change it.
         broadcasts: Whether states are accepted whose shape broadcasts to that of the space.
+        has_infos: Whether there is room for infos of a steady form.
     """
 
     def __init__(
@@ -57,7 +61,9 @@ class Layout:
         *,
         keeps_types: bool = False,
         broadcasts: bool = False,
+        has_infos: bool = False,
     ) -> None:
+        self.has_infos = has_infos
         self.keeps_ended = keeps_ended
         self.keeps_types = keeps_types
         self.broadcasts = broadcasts
@@ -73,8 +79,8 @@ class Layout:
         self.state_fields = _fields(self.states)
 
     def part(self, env_ids: Sequence[int]) -> Layout:
-        """Return the layout of a batch for these consecutive env ids only."""
-        return self.changed(first=env_ids[0], num_envs=len(env_ids))
+        """Return the layout of a batch for these consecutive env ids only, whose rows travel: without infos."""
+        return self.changed(first=env_ids[0], num_envs=len(env_ids), has_infos=False)
 
     def changed(self, **changes: Any) -> Layout:
         """Return a copy of the layout with some arguments changed."""
@@ -85,8 +91,11 @@ class Layout:
     def fields(self) -> list[Field]:
         """Every array of the batch, in memory order."""
         states = [field for field in self.state_fields if field]
+        ended = states if self.keeps_ended else []
+        byte = np.dtype(np.uint8)
+        infos = [Field((INFO_NBYTES,), byte), Field((), byte)] if self.has_infos else []
         rewards, flags = Field((), np.dtype(np.float64)), Field((2,), np.dtype(bool))
-        return [*self.action_fields, *states, *(states if self.keeps_ended else []), rewards, flags]
+        return [*self.action_fields, *states, *ended, *infos, rewards, flags]
 
     @property
     def nbytes(self) -> int:
@@ -107,6 +116,9 @@ class Batch:
         states: One array per leaf, ``(num_envs, *shape)``; ``None`` for loose leaves.
         single_state: The only item of ``states``, if a state is a single array.
         ended_states: Likewise, the last states of the latest ended episodes; empty unless the layout keeps them.
+        infos: ``(num_envs, INFO_NBYTES)`` uint8, memory for `InfoColumns`; ``None`` if the layout has none.
+        info_columns: Where hosts write infos of a steady form; ``None``: nowhere.
+        info_marks: ``(num_envs,)`` uint8: 1 where the info of the latest step is there.
         rewards: ``(num_envs,)`` float64.
         flags: ``(num_envs, 2)`` bool: terminated, truncated.
         terminated: ``(num_envs,)`` bool, a view of ``flags``.
@@ -124,6 +136,9 @@ class Batch:
         self.single_state = self.states[0] if layout.states.is_single else None
         ended = layout.state_fields if layout.keeps_ended else []
         self.ended_states: list[Array | None] = [next(arrays) if field else None for field in ended]
+        self.infos: Array | None = next(arrays) if layout.has_infos else None
+        self.info_marks: Array | None = next(arrays) if layout.has_infos else None
+        self.info_columns: InfoColumns | None = None
         self.rewards, self.flags = arrays
         self.terminated, self.truncated = self.flags[:, 0], self.flags[:, 1]
         self.env_ids: Array = np.arange(layout.first, layout.first + layout.num_envs, dtype=np.int64)
@@ -149,6 +164,16 @@ class Batch:
                 "states."
             ) from error
         return cls(layout, memory)
+
+    def ended(self, env_ids: Sequence[int]) -> tuple[int, ...]:
+        """Return those of some envs whose flags are set."""
+        ends: list[bool] = self.flags[self.rows(env_ids)].any(axis=1).tolist()
+        return tuple(env_id for env_id, end in zip(env_ids, ends, strict=True) if end)
+
+    def drop_infos(self, rows: Any) -> None:
+        """Let the columns have no infos of these rows."""
+        if self.info_columns is not None:
+            self.info_columns.clear(rows)
 
     def rows(self, env_ids: Sequence[int]) -> Any:
         """Return the index of these envs' rows: a slice if they are consecutive.

@@ -8,7 +8,7 @@ from typing import Any
 from parallelenv.contract.arguments import check_policy
 from parallelenv.contract.batch import Batch
 from parallelenv.contract.failures import NO_FAILURES
-from parallelenv.contract.protocol import Command, Reply
+from parallelenv.contract.protocol import Command, Extra, Reply
 from parallelenv.contract.rollout_data import RolloutChunk
 from parallelenv.engine.engine import Engine
 from parallelenv.engine.thread_guard import single_threaded_in
@@ -153,4 +153,8 @@ class _LocalSteps:
         for env_id, extra in ticket.values.items():
             if extra.loose is not None:
                 self.writer.loose[env_id - self.writer.first] = extra.loose
+        columns = self._pool.batch.info_columns
+        for position, info in columns.read(self.writer.rows(env_ids), len(env_ids)) if columns is not None else ():
+            if env_ids[position] not in ticket.failures:
+                ticket.values[env_ids[position]] = Extra(info)
         return Reply(0, ticket.values, ticket.failures)

@@ -10,6 +10,7 @@ import numpy as np
 
 from parallelenv.contract.batch import Array, Batch, take
 from parallelenv.contract.copying import deep_copy
+from parallelenv.contract.info_columns import InfoColumns, InfoForm
 from parallelenv.contract.spaces import as_array, describe_value
 from parallelenv.errors import EnvContractError
 
@@ -28,6 +29,8 @@ class RowWriter:
         line: The states one after the other, as a memoryview, if each is a vector, else ``None``. Assigning to a slice
             checks shape and dtype and copies in 70 ns; numpy takes 180 ns.
         rewards: ``(num_envs,)`` float64, as a memoryview: setting a number takes 18 ns instead of 30 ns.
+        infos: The columns for infos; ``None``: infos are returned like other values.
+        keeps_types: See `Layout`.
         loose: Loose leaves of the latest states, by row, as the envs returned them: no array keeps these for a rollout.
     """
 
@@ -41,14 +44,18 @@ class RowWriter:
         terminated: Any = batch.terminated
         truncated: Any = batch.truncated
         self._terminated, self._truncated = memoryview(terminated), memoryview(truncated)
+        self._flag_bytes = memoryview(batch.flags.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
         self.batch = batch
         self.loose: dict[int, list[Any]] = {}
-        self._keeps_types, self._broadcasts = batch.layout.keeps_types, batch.layout.broadcasts
+        self.infos: InfoColumns | None = None
+        self.keeps_types, self._broadcasts = batch.layout.keeps_types, batch.layout.broadcasts
         self._structure = batch.layout.states
         self._single = single
         self.line: Any = memoryview(single.reshape(-1)) if is_vector else None
         self._single_action: Any = batch.actions[0] if batch.actions and batch.layout.actions.is_single else None
         pairs = zip(batch.states, batch.ended_states, strict=True) if batch.ended_states else ()
+        ended: Any = batch.ended_states[0] if is_vector and batch.ended_states else None
+        self._ended_line: Any = None if ended is None else memoryview(ended.reshape(-1))
         self._kept = [(array, ended) for array, ended in pairs if array is not None and ended is not None]
         self._cells = [slice(row * width, row * width + width) for row in range(batch.layout.num_envs)]
 
@@ -65,16 +72,34 @@ class RowWriter:
     def actions(self, rows: Any) -> Sequence[Any]:
         """Return copies of the actions in these rows: an env may keep or change its action."""
         if self._single_action is not None:
-            own_rows: Array = self._single_action[rows].copy()
-            return own_rows  # type: ignore[return-value]
+            own_rows: Array = self._single_action[rows]
+            # The items of a vector are numbers, made as they are taken.
+            return own_rows if own_rows.ndim == 1 else own_rows.copy()  # type: ignore[return-value]
         leaves = [array[rows].copy() for array in self.batch.actions]
         return list(map(self.batch.layout.actions.join, zip(*leaves, strict=True)))
 
     # ---------------------------------------------------------------- results
 
     def clear_flags(self, rows: Any) -> None:
-        """Set the flags of these rows to False."""
-        self.batch.flags[rows] = False
+        """Set the flags of these rows to False, and drop their infos."""
+        if type(rows) is slice:  # 0.15 us; by numpy 0.35 us
+            begin, end = 2 * rows.start, 2 * rows.stop
+            self._flag_bytes[begin:end] = bytes(end - begin)
+        else:
+            self.batch.flags[rows] = False
+        if self.infos is not None:
+            self.infos.clear(rows)
+
+    def set_info_form(self, form: InfoForm, env_ids: Sequence[int]) -> None:
+        """Write infos of this form to columns, those of other forms not; an empty form: none."""
+        if self.batch.info_marks is not None:
+            self.batch.info_marks[self.batch.rows(env_ids)] = 0
+            self.infos = InfoColumns(form, self.batch) if form else None
+
+    def ended(self, rows: Sequence[int]) -> list[int]:
+        """Return the ids of the envs in these rows whose flags are set."""
+        terminated, truncated, first = self._terminated, self._truncated, self.first
+        return [row + first for row in rows if terminated[row] or truncated[row]]
 
     def store_flags(self, row: int, terminated: Any, truncated: Any) -> None:
         """Write whether an episode ended."""
@@ -121,13 +146,15 @@ class RowWriter:
 
     def keep_ended(self, row: int) -> None:
         """Copy the state in a row to the last states of ended episodes."""
+        if self.line is not None and self._ended_line is not None:  # 0.25 us; row by row 0.5 us
+            cell = self._cells[row]
+            self._ended_line[cell] = self.line[cell]
+            return
         for array, ended in self._kept:
             ended[row] = array[row]
 
     def as_given(self, state: Any) -> tuple[Any] | None:
-        """Return a last state in a one-tuple if it must keep its type and the rows would change it."""
-        if not self._keeps_types:
-            return None
+        """Return a last state in a one-tuple if the rows would change its type. Wanted if `keeps_types`."""
         for array, leaf in zip(self.batch.states, self._structure.split_state(state), strict=True):
             if array is not None:
                 kind = np.ndarray if array.ndim > 1 else array.dtype.type

@@ -1,0 +1,167 @@
+"""Infos of a steady form, kept as columns of the batch instead of being pickled.
+
+Many envs return the same keys with numbers in every step: those of MuJoCo four to eight. For 16 HalfCheetahs, whose
+steps take 46 us, pickled infos took two fifths of the speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from parallelenv.contract.batch import INFO_NBYTES, Array, Batch
+
+_PLAIN = {float: np.dtype(np.float64), int: np.dtype(np.int64), bool: np.dtype(bool)}
+_MOST_ITEMS = 16
+"""Size of the largest array that is written to a column."""
+_ALIGNMENT = 8
+
+
+class InfoColumn(NamedTuple):
+    """One key of an info.
+
+    Attributes:
+        key: The key.
+        kind: Type of its value: float, int, bool, a NumPy scalar, or `numpy.ndarray`.
+        dtype: Dtype of its column.
+        shape: Shape of the value.
+    """
+
+    key: str
+    kind: type
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a value."""
+        return self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
+
+
+InfoForm = tuple[InfoColumn, ...]
+"""The keys of an info, in order, and the types of their values."""
+
+
+def form_of(info: dict[Any, Any]) -> InfoForm | None:
+    """Return the form of an info; ``None`` if it has keys or values of other types, or is too large."""
+    form = tuple(_column(key, value) for key, value in info.items())
+    if not form or None in form:
+        return None
+    fits = sum(-(-column.nbytes // _ALIGNMENT) * _ALIGNMENT for column in form if column) <= INFO_NBYTES
+    return form if fits else None  # type: ignore[return-value]
+
+
+def _column(key: Any, value: Any) -> InfoColumn | None:
+    kind = type(value)
+    dtype = _PLAIN.get(kind) or getattr(value, "dtype", None)
+    is_number = kind in _PLAIN or isinstance(value, np.generic)
+    if type(key) is not str or not isinstance(dtype, np.dtype) or dtype.kind not in "biuf" or dtype.itemsize > 8:
+        return None
+    if kind is np.ndarray and value.size <= _MOST_ITEMS:
+        return InfoColumn(key, kind, dtype, value.shape)
+    return InfoColumn(key, kind, dtype) if is_number else None
+
+
+class InfoColumns:
+    """The columns of a form in the memory of a batch.
+
+    Args:
+        form: The form.
+        batch: The batch.
+    """
+
+    def __init__(self, form: InfoForm, batch: Batch) -> None:
+        memory: Any = batch.infos
+        self._keys = [column.key for column in form]
+        marks: Any = batch.info_marks
+        self._marks: Any = memoryview(marks)
+        self._kinds = [column.kind for column in form]
+        self._arrays: list[Array] = []
+        flat, begin, num_envs = memory.reshape(-1), 0, batch.layout.num_envs
+        for column in form:
+            shape = (num_envs, *column.shape)
+            self._arrays.append(np.ndarray(shape, column.dtype, buffer=flat, offset=begin))
+            begin += -(-column.nbytes * num_envs // _ALIGNMENT) * _ALIGNMENT
+        self._stores = [
+            _array_store(array, column) if column.shape or column.kind is np.ndarray else _number_store(array)
+            for array, column in zip(self._arrays, form, strict=True)
+        ]
+        self._lists = [_lister(array, column) for array, column in zip(self._arrays, form, strict=True)]
+
+    # ---------------------------------------------------------------- for hosts
+
+    def write(self, row: int, info: Any) -> bool:
+        """Write an info to a row, and mark it; ``False`` if it does not have the form."""
+        if type(info) is not dict or list(info) != self._keys:
+            return False
+        try:
+            for value, kind, store in zip(info.values(), self._kinds, self._stores, strict=True):
+                if type(value) is not kind:
+                    return False
+                store(row, value)
+        except (ValueError, TypeError, OverflowError):  # an int of more than 64 bits, an array of another shape
+            return False
+        self._marks[row] = 1
+        return True
+
+    def clear(self, rows: Any) -> None:
+        """Remove the marks of rows."""
+        if type(rows) is slice:
+            self._marks[rows] = bytes(rows.stop - rows.start)
+        else:
+            for row in rows:
+                self._marks[row] = 0
+
+    # ---------------------------------------------------------------- for the caller
+
+    def read(self, rows: Any, num_rows: int) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Return the infos of the marked rows as new dicts, each after its position among the rows.
+
+        Args:
+            rows: Index of the rows.
+            num_rows: How many these are.
+        """
+        marks = bytes(self._marks[rows]) if type(rows) is slice else bytes(self._marks[row] for row in rows)
+        positions: Sequence[int] = range(num_rows)
+        if marks.count(1) < num_rows:
+            positions = [position for position in positions if marks[position]]
+            chosen = range(rows.start, rows.stop) if type(rows) is slice else rows
+            rows = [chosen[position] for position in positions]
+        keys = self._keys
+        columns = [as_list(rows) for as_list in self._lists] if positions else []
+        infos = (dict(zip(keys, values, strict=True)) for values in zip(*columns, strict=True))
+        return zip(positions, infos, strict=True)
+
+
+def _number_store(array: Array) -> Callable[[int, Any], None]:
+    """Return what writes a number: a memoryview takes 18 ns, an array 30 ns."""
+    values: Any = array
+    view: Any = memoryview(values)
+    try:
+        view[0] = view[0]
+    except NotImplementedError:  # a format that it lacks, such as float16
+        return array.__setitem__
+    setter: Callable[[int, Any], None] = view.__setitem__
+    return setter
+
+
+def _array_store(array: Array, column: InfoColumn) -> Callable[[int, Any], None]:
+    dtype, shape = column.dtype, column.shape
+
+    def store(row: int, value: Any) -> None:
+        if value.dtype != dtype or value.shape != shape:
+            raise ValueError("another form")
+        array[row] = value
+
+    return store
+
+
+def _lister(array: Array, column: InfoColumn) -> Callable[[Any], list[Any]]:
+    """Return what makes a list of the values of some rows, each of the very type."""
+    if column.kind in _PLAIN:
+        return lambda rows: array[rows].tolist()
+    if column.kind is np.ndarray:
+        return lambda rows: [value.copy() for value in array[rows]]
+    return lambda rows: list(array[rows])

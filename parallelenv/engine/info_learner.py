@@ -1,0 +1,70 @@
+"""Learns while envs are stepped in which form their infos come."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from parallelenv.contract.info_columns import InfoForm, form_of
+from parallelenv.contract.protocol import Extra
+
+_NUM_ALIKE = 3
+"""Steps in a row whose infos have one form, before that form gets columns."""
+_NUM_MISSES = 16
+"""Steps in a row in which many infos have another form than the columns, before the form is given up."""
+_NUM_TRIES = 64
+"""Steps whose infos have no form for columns, and changes of the form, after which no more are looked at."""
+
+
+class InfoLearner:
+    """Decides which form of infos has columns in the batch.
+
+    Attributes:
+        form: The form; empty: none.
+    """
+
+    def __init__(self) -> None:
+        self.form: InfoForm = ()
+        self._candidate: InfoForm = ()
+        self._num_alike = 0
+        self._num_misses = 0
+        self._tries = _NUM_TRIES
+        self._generation = -1
+
+    def note(self, values: Mapping[int, Extra], num_envs: int, generation: int, num_steps: int) -> bool:
+        """Note the infos of a step that came as values.
+
+        Args:
+            values: Results of envs beyond their rows, by env id.
+            num_envs: Number of envs stepped.
+            generation: `Pool.generation`: hosts that replaced others do not know the form.
+            num_steps: Number of steps since this was last called, about: the others had no values.
+
+        Returns:
+            Whether hosts have to be told the form.
+        """
+        is_told = not self.form or generation == self._generation
+        infos = [extra.info for extra in values.values() if extra.info]
+        if 2 * len(infos) <= num_envs and is_told:
+            self._num_misses = 0
+            return False
+        if self.form and is_told:
+            self._num_misses = self._num_misses + 1 if num_steps < _NUM_ALIKE else 1
+            if self._num_misses < _NUM_MISSES:
+                return False
+            self.form, self._num_alike, self._num_misses = (), 0, 0
+            self._tries -= _NUM_MISSES
+            return True
+        if self.form:
+            self._generation = generation
+            return True
+        return self._has_learned(infos[0], generation) if self._tries > 0 else False
+
+    def _has_learned(self, info: dict[str, object], generation: int) -> bool:
+        form = form_of(info) or ()
+        self._num_alike = self._num_alike + 1 if form and form == self._candidate else 0
+        self._candidate = form
+        self._tries -= not form
+        if self._num_alike < _NUM_ALIKE:
+            return False
+        self.form, self._generation = form, generation
+        return True

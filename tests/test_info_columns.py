@@ -1,0 +1,259 @@
+"""Infos of a steady form travel as columns: each value keeps its type, and what has another form is not lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Discrete
+from hypothesis import given
+from hypothesis import strategies as st
+
+from parallelenv import ParallelEnv
+from parallelenv.contract.batch import INFO_NBYTES, Batch, Layout
+from parallelenv.contract.info_columns import InfoColumns, form_of
+from parallelenv.contract.protocol import Extra
+from parallelenv.engine.info_learner import InfoLearner
+
+NUM_ENVS = 5
+STEADY = {"a float": 0.5, "an int": 3, "a bool": True, "f4": np.float32(2.5), "f2": np.float16(1), "i": np.int64(7)}
+
+
+class Telling(gym.Env[Any, Any]):
+    """Says numbers in most steps, something else in some, and nothing in others."""
+
+    observation_space = Box(-1, 1, (4,), np.float32)
+    action_space = Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.count = 0
+        self.trace = np.zeros(3)
+        return np.zeros(4, np.float32), {"begun": 1}
+
+    def step(self, action: Any) -> Any:
+        self.count += 1
+        self.trace += 1  # one array, changed in each step
+        info: dict[str, Any] = {"x": self.count * 0.5, "n": np.float64(self.count), "b": self.count % 2 == 0}
+        info |= {"i": self.count, "trace": self.trace}
+        if self.count % 7 == 0:
+            info = {"other": "x"}
+        if self.count % 11 == 0:
+            info = {}
+        if self.count % 13 == 0:
+            info["i"] = 2**70
+        return np.zeros(4, np.float32), 1.0, self.count == 25, False, info
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two values are equal and of the same types, and dicts have the same order."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and np.array_equal(one, other)
+    return bool(one == other)
+
+
+def columns_of(form: Any, num_envs: int = 3) -> InfoColumns:
+    layout = Layout(Box(0, 1, (2,)), Discrete(2), 0, num_envs, has_infos=True)
+    return InfoColumns(form, Batch.private(layout))
+
+
+MODES = [
+    ("dummy", {}),
+    ("thread", {}),
+    ("subproc", {}),
+    ("subproc", {"eventfd": False}),
+    ("subproc", {"caller_steps": True}),
+]
+
+
+@pytest.mark.parametrize("asynchronous", [None, "idle", "restart", "continue"])
+@pytest.mark.parametrize(("mode", "options"), MODES, ids=str)
+def test_infos_equal_those_without_columns(
+    mode: str, options: dict[str, Any], asynchronous: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        ParallelEnv([Telling] * NUM_ENVS, mode, asynchronous, 2, **options) as env,
+        ParallelEnv([Telling] * NUM_ENVS, "dummy", asynchronous) as oracle,
+    ):
+        monkeypatch.setattr(oracle.engine.pool, "learn_infos", lambda _: None)
+        env.reset(seed=0)
+        oracle.reset(seed=0)
+        for number in range(1, 100):
+            ids = None if number % 3 else [0, 4, 2]
+            actions = np.zeros(3 if ids else NUM_ENVS, int)
+            found, expected = env.step(actions, ids), oracle.step(actions, ids)
+            assert all(map(same, found.infos, expected.infos)), number
+            if asynchronous != "restart" and oracle.all_done():
+                env.reset()
+                oracle.reset()
+        assert env.engine.pool.batch.info_columns is not None
+
+
+@pytest.mark.parametrize("mode", ["dummy", "subproc"])
+def test_infos_are_the_users_own(mode: str) -> None:
+    with ParallelEnv([Telling] * NUM_ENVS, mode, "continue", 2) as env:
+        env.reset()
+        results = [env.step([0] * NUM_ENVS) for _ in range(6)]
+        before = [result.infos[1]["trace"].copy() for result in results]
+        results[-1].infos[0]["trace"][:] = -1
+        results[-1].infos[0]["x"] = "mine"
+        env.step([0] * NUM_ENVS)
+        assert [result.infos[1]["trace"].tolist() for result in results] == [array.tolist() for array in before]
+        assert [array[0] for array in before] == [1, 2, 3, 4, 5, 6]
+
+
+def test_infos_received_out_of_order_and_of_resets_are_not_mixed() -> None:
+    with ParallelEnv([Telling] * 4, "subproc", "idle", 2) as env:
+        env.reset()
+        for _ in range(6):
+            env.step([0] * 4)
+        env.send([0, 0], [2, 3])
+        env.send_reset([0, 1])
+        result = env.recv(4)
+        infos = dict(zip(result.env_ids.tolist(), result.infos, strict=True))
+        assert infos[2] == {"other": "x"}
+        assert infos[0] == {"begun": 1, "reset": True}
+
+
+def test_rebuilt_worker_learns_the_form_again() -> None:
+    with ParallelEnv([Telling] * 4, "subproc", "continue", 2) as env:
+        env.reset()
+        for _ in range(6):
+            env.step([0] * 4)
+        env.restart([0, 1])
+        env.reset([0, 1])
+        for number in range(1, 6):
+            result = env.step([0] * 2, [0, 1])
+            assert [info["i"] for info in result.infos] == [number] * 2
+
+
+def test_rollout_has_the_infos_of_all_steps() -> None:
+    for mode in ("dummy", "subproc"):
+        with ParallelEnv([Telling] * 4, mode, "restart", 2) as env:
+            env.reset()
+            for _ in range(6):
+                env.step([0] * 4)
+            env.reset()
+            for policy in (Zeros(), lambda states: np.zeros(len(states), int)):
+                env.reset()
+                rollout = env.rollout(policy, 5)
+                assert [rollout.infos[step, 2]["i"] for step in range(5)] == [1, 2, 3, 4, 5]
+
+
+class Zeros:
+    """A policy that can be pickled, so that it acts in the workers."""
+
+    def __call__(self, states: Any) -> Any:
+        return np.zeros(len(states), int)
+
+
+# ---------------------------------------------------------------- forms and columns
+
+
+numbers = st.floats(allow_nan=False) | st.integers(-(2**63), 2**63 - 1) | st.booleans()
+scalars = numbers.flatmap(lambda value: st.sampled_from([value, np.float64(value), np.bool_(value)]))
+infos = st.dictionaries(st.text(max_size=5), scalars, min_size=1, max_size=6)
+
+
+@given(infos)
+def test_any_info_of_numbers_is_read_as_it_was_written(info: dict[str, Any]) -> None:
+    form = form_of(info)
+    assert form is not None
+    columns = columns_of(form)
+    assert columns.write(1, info)
+    assert [(position, same(found, info)) for position, found in columns.read(slice(0, 3), 3)] == [(1, True)]
+    assert [position for position, _ in columns.read([1, 2], 2)] == [0]
+    columns.clear([1])
+    assert not list(columns.read(slice(0, 3), 3))
+
+
+@pytest.mark.parametrize(
+    "info",
+    [
+        {},
+        {"text": "a"},
+        {"none": None},
+        {3: 1.0},
+        {"nested": {"x": 1.0}},
+        {"list": [1.0]},
+        {"large": np.zeros(17)},
+        {"objects": np.array([None])},
+        {str(number): 1.0 for number in range(INFO_NBYTES // 8 + 1)},
+        {"complex": np.complex128(1)},
+    ],
+    ids=str,
+)
+def test_other_infos_have_no_form(info: dict[Any, Any]) -> None:
+    assert form_of(info) is None
+
+
+@pytest.mark.parametrize(
+    "info",
+    [
+        {**STEADY, "more": 1},
+        dict(reversed(STEADY.items())),
+        {**STEADY, "a float": 1},
+        {**STEADY, "an int": 2**63},
+        {**STEADY, "an int": True},
+        {**STEADY, "a float": np.float64(1)},
+        {**STEADY, "trace": np.zeros(3)},
+        {**STEADY, "trace": np.zeros(2, np.float32)},
+        None,
+        [],
+    ],
+    ids=str,
+)
+def test_info_of_another_form_is_not_written(info: Any) -> None:
+    form = form_of({**STEADY, "trace": np.zeros(2)} if info and "trace" in info else STEADY)
+    assert form is not None
+    columns = columns_of(form)
+    assert not columns.write(0, info)
+    assert not list(columns.read(slice(0, 3), 3))
+
+
+def told(*infos: dict[str, Any] | None) -> dict[int, Extra]:
+    return {env_id: Extra(info) for env_id, info in enumerate(infos)}
+
+
+def test_form_is_learned_after_a_few_steps_and_given_up_after_many_others() -> None:
+    learner = InfoLearner()
+    assert [learner.note(told(STEADY, STEADY), 2, 0, 1) for _ in range(4)] == [False, False, False, True]
+    assert learner.form == form_of(STEADY)
+    assert not learner.note({}, 2, 0, 1)
+    assert learner.note({}, 2, 1, 1)  # a worker was replaced
+    given_up = [learner.note(told({"x": "y"}, {"x": "y"}), 2, 1, 1) for _ in range(16)]
+    assert given_up == [False] * 15 + [True]
+    assert not learner.form
+
+
+def test_form_that_keeps_changing_is_given_up_for_good() -> None:
+    learner = InfoLearner()
+    told_times = 0
+    for number in range(2000):
+        kind = {"x": 1.0} if number // 20 % 2 else {"y": 1}
+        told_times += learner.note(told(kind, kind), 2, 0, 1)
+    assert told_times < 20
+    assert not learner.form
+
+
+def test_ends_of_episodes_between_steady_steps_keep_the_form() -> None:
+    learner = InfoLearner()
+    for _ in range(4):
+        learner.note(told(STEADY), 1, 0, 1)
+    assert learner.form
+    assert not any(learner.note(told({"episode": {}}), 1, 0, 100) for _ in range(50))
+    assert learner.form
+
+
+def test_few_infos_of_many_envs_are_not_learned() -> None:
+    learner = InfoLearner()
+    assert not any(learner.note(told(STEADY), 4, 0, 1) for _ in range(10))
+
+
+def test_batch_whose_rows_travel_has_no_room_for_infos() -> None:
+    assert not Layout(None, None, 0, 4, has_infos=True).part((1, 2)).has_infos
