@@ -20,12 +20,13 @@ import platform
 import select
 import sys
 import time
+from collections.abc import Callable, Sequence
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 from parallelenv.backends._shared_memory import SharedMemory
-from parallelenv.backends._wire import Wire, spin
+from parallelenv.backends._wire import Wire, sched_yield
 from parallelenv.contract.codec import Message
 from parallelenv.contract.interrupts import DeferSigint
 
@@ -36,11 +37,21 @@ LOOK = Message(0x3F)
 SPIN = 200e-6
 """Seconds that a worker spins for the next ring before it sleeps, if the last one came about as soon. On 2 cores, 16
 CartPoles made 0.67 of the steps without, and 200 us slowed down busy neighbours."""
+CALLER_SPIN = 200e-6
+"""The same for the caller and its workers."""
+_LATE = 30e-6
+"""Seconds after which a worker that was awake has certainly begun."""
 _WORDS = 8
 """Words of a worker: a cache line. The first line has the number of rings."""
 _COMMAND, _TAKEN, _DONE, _SEEN = range(4)
 _NEVER = 2**64 - 1
-_TAG_BITS = 8
+_HAS_MESSAGE = 1 << 63
+"""In the word of a step that is done: there is a message in the pipe, too."""
+_TAG_BITS, _SUBSET_BITS = 8, 10
+_TAG_MASK, _SUBSET_MASK = (1 << _TAG_BITS) - 1, (1 << _SUBSET_BITS) - 1
+_OTHER_BITS = _TAG_BITS + _SUBSET_BITS
+_NUM_LOOKS = 8
+"""Looks at a word of shared memory, of 0.4 us each, before one at the pipe, of 1 us."""
 
 
 class BellAccess(NamedTuple):
@@ -53,6 +64,11 @@ class BellAccess(NamedTuple):
 
     line: int
     nbytes: int
+
+
+def _word(number: int, tag: int, subset: int) -> int:
+    """Return the word that announces a step."""
+    return number << _OTHER_BITS | subset << _TAG_BITS | tag
 
 
 class Entry:
@@ -86,7 +102,19 @@ class Entry:
     def take(self) -> int:
         """Return the number of that step, whose reply is taken."""
         word, self.word = self.word, 0
-        return word >> _TAG_BITS
+        return word >> _OTHER_BITS
+
+    def announce(self, word: int, wire: Wire) -> None:
+        """Write the word of a step. Harmless if repeated: the worker does each step once."""
+        self.word = self._bell.words[self.line + _COMMAND] = word
+        self.wire, self.was_told = wire, False
+
+    def tell(self) -> None:
+        """Send the worker a message to look for its step, which it has not begun: it may have missed the ring."""
+        if self._bell.words[self.line + _TAKEN] != self.word and not self.was_told:
+            self.was_told = True  # once: messages to a worker that does not run would fill its pipe
+            with contextlib.suppress(OSError):  # if it has died, the next wait finds out
+                self.wire.send(LOOK)
 
 
 class Bell:
@@ -138,24 +166,32 @@ class Bell:
         if not self.queue:
             return
         queue, self.queue = self.queue, []
-        if 2 * len(queue) < len(self._entries):
+        if self.wakes_too_many(len(queue)):
             for _, message, wire in queue:
                 with contextlib.suppress(OSError):  # if it has died, the next wait finds out
                     wire.send(message)
             return
         words, rings = self.words, self.words[0]
-        for entry, (tag, number, _), wire in queue:
-            entry.word = words[entry.line + _COMMAND] = number << _TAG_BITS | tag
-            entry.wire, entry.was_told = wire, False
-        words[0] = rings + 1
-        os.eventfd_read(self._bells[rings & 1])
-        os.eventfd_write(self._bells[(rings + 1) & 1], 1)
+        for entry, (tag, number, _, subset), wire in queue:
+            entry.announce(_word(number, tag, subset), wire)
+        self.ring()
         for entry in self._entries.values():
-            is_awake = words[entry.line + _SEEN] == rings or words[entry.line + _TAKEN] == entry.word
-            if entry.word and not is_awake and not entry.was_told:
-                entry.was_told = True  # once: messages to a worker that does not run would fill its pipe
-                with contextlib.suppress(OSError):
-                    entry.wire.send(LOOK)
+            if entry.word and words[entry.line + _SEEN] != rings:
+                entry.tell()
+
+    def wakes_too_many(self, num_wanted: int) -> bool:
+        """Whether the bell would wake more workers than are wanted, and than it would take to send messages."""
+        return 2 * num_wanted < len(self._entries)
+
+    def ring(self) -> None:
+        """Wake all workers that wait for the bell. After an interrupt it is called again."""
+        rings = self.words[0] + 1
+        self.words[0] = rings
+        os.eventfd_write(self._bells[rings & 1], 1)
+        try:
+            os.eventfd_read(self._bells[1 - (rings & 1)])
+        except BlockingIOError:  # silenced by a ring that was interrupted
+            return
 
     def silence(self) -> None:
         """Reset the counter. The words decide which workers have finished, so an interrupt afterwards loses nothing."""
@@ -177,6 +213,94 @@ class Bell:
     def __del__(self, is_finalizing: Any = sys.is_finalizing) -> None:
         if not is_finalizing():
             self.close()
+
+
+class BellStep:
+    """A `RepeatedStep` of workers that are woken by the bell.
+
+    Nothing here needs protection from interrupts: a word can be written and the bell rung again, and nothing is read
+    that could not be read again.
+
+    Args:
+        bell: The bell.
+        parts: The `BellChannel` of each worker, and the message of its step without its number.
+        poll: Waits for the counter and all pipes, as ``poll.poll`` does.
+        spread: Called if a worker has not begun long after the ring: workers may share a core while another is idle.
+    """
+
+    def __init__(
+        self,
+        bell: Bell,
+        parts: Sequence[tuple[Any, Message]],
+        poll: Any,
+        spread: Callable[[], None],
+    ) -> None:
+        self._bell = bell
+        self._words = bell.words
+        self._parts = parts
+        self._poll = poll
+        self._spread = spread
+        # Of each worker: the place of its word, and what the number of a step is added to.
+        self._commands = [
+            (channel.entry.line + _COMMAND, _word(place, message.tag, message.subset))
+            for place, (channel, message) in enumerate(parts)
+        ]
+        self._awaited: list[tuple[int, int]] = []  # of each worker: the place and the word that says that it is done
+        self._is_quick = True
+        self._has_told = False
+
+    def send(self, number: int) -> None:
+        words, shifted, awaited = self._words, number << _OTHER_BITS, []
+        for place, other_bits in self._commands:
+            words[place] = word = shifted + other_bits
+            awaited.append((place + _DONE, word))
+        self._awaited, self._has_told = awaited, False
+        self._bell.ring()
+
+    def wait(self, timeout: float) -> bool:
+        words = self._words
+        begin = time.perf_counter()
+        end = begin + CALLER_SPIN if self._is_quick else begin
+        late = begin + _LATE
+        for place, word in self._awaited:
+            while (done := words[place]) != word:
+                if done == word | _HAS_MESSAGE:
+                    return False
+                now = time.perf_counter()
+                if now < end:
+                    sched_yield()
+                    if now > late:
+                        late = end
+                        if any(words[one - _DONE + _TAKEN] != awaited for one, awaited in self._awaited):
+                            self._spread()
+                elif not self._sleep(begin + timeout):
+                    return False
+        self._is_quick = time.perf_counter() - begin < CALLER_SPIN
+        return True
+
+    def _sleep(self, until: float) -> bool:
+        """Wait until some worker may have finished. ``False``: one has a message, or died, or it took too long."""
+        words = self._words
+        if not self._has_told:
+            self._has_told = True
+            rings = words[0] - 1
+            for (channel, _), (_, word) in zip(self._parts, self._awaited, strict=True):
+                line = channel.entry.line
+                if words[line + _SEEN] != rings and words[line + _TAKEN] != word:
+                    with contextlib.suppress(OSError):  # if it has died, the poll finds out
+                        channel.wire.send(LOOK)
+        found = self._poll(max(0.0, until - time.perf_counter()) * 1000)
+        if len(found) != 1 or found[0][0] != self._bell.fileno:
+            return False
+        self._bell.silence()
+        return True
+
+    def file(self, number: int) -> None:
+        for place, (channel, message) in enumerate(self._parts):
+            channel.await_step(_word(number + place, message.tag, message.subset))
+        self._bell.ring()
+        for channel, _ in self._parts:
+            channel.entry.tell()  # an interrupted ring may have left it waiting for the other eventfd
 
 
 class BellEnd:
@@ -214,24 +338,38 @@ class BellEnd:
 
     def wait(self) -> Message | None:
         """Wait for a step that is announced by the bell; ``None``: there is something to read from the pipe."""
-        words, line = self._words, self._line
+        words, place, last = self._words, self._line + _COMMAND, self._word
         begin = time.perf_counter()
+        end = begin + SPIN if self._is_quick else begin
         while True:
-            rings, word = words[0], words[line + _COMMAND]
-            if word != self._word:  # before the pipe: nothing is announced while the pipe has an unanswered command
-                self._word = words[line + _TAKEN] = word
+            rings, word = words[0], words[place]
+            if word != last:  # before the pipe: no step is announced while it has an unanswered command
+                self._word = words[self._line + _TAKEN] = word
                 self._is_quick = time.perf_counter() - begin < 2 * SPIN
-                return Message(word & (1 << _TAG_BITS) - 1, word >> _TAG_BITS)
-            words[line + _SEEN] = rings
+                return Message(word & _TAG_MASK, word >> _OTHER_BITS, (), word >> _TAG_BITS & _SUBSET_MASK)
+            words[self._line + _SEEN] = rings
             poll, glance = self._polls[(rings + 1) & 1]
-            found = spin(glance, SPIN) if self._is_quick else None
+            found: Any = ()
+            while not found and time.perf_counter() < end:
+                for _ in range(_NUM_LOOKS):
+                    if words[place] != last:
+                        break
+                    sched_yield()
+                else:
+                    found = glance()
+                    continue
+                break
+            if words[place] != last:
+                continue
             found = found or poll()
-            if words[line + _COMMAND] == self._word and any(descriptor == self._pipe for descriptor, _ in found):
+            if words[place] == last and any(descriptor == self._pipe for descriptor, _ in found):
                 self._is_quick = time.perf_counter() - begin < 2 * SPIN
                 return None
 
-    def finish(self) -> None:
-        """Report that the step is done, with nothing to say."""
-        self._words[self._line + _DONE] = self._word
-        with contextlib.suppress(BlockingIOError):  # it is full, so the caller is awake
+    def finish(self, *, has_message: bool) -> None:
+        """Report that the step is done; ``has_message``: and that something about it was sent over the pipe."""
+        self._words[self._line + _DONE] = self._word | _HAS_MESSAGE if has_message else self._word
+        try:  # `contextlib.suppress` takes three calls more, at every step
             os.eventfd_write(self._counter, 1)
+        except BlockingIOError:  # it is full, so the caller is awake
+            return

@@ -9,8 +9,8 @@ from parallelenv.contract.batch import Batch
 from parallelenv.contract.copying import cannot_be_given, cannot_travel, deep_copy, deep_copy_but_graph
 from parallelenv.contract.failures import Failure
 from parallelenv.contract.interrupts import DeferSigint
-from parallelenv.contract.protocol import Command, Death, EnvFacts, Extra, Reply, WorkerSpec
-from parallelenv.worker.host import Host
+from parallelenv.contract.protocol import Command, Death, EnvFacts, Extra, RepeatedStep, Reply, WorkerSpec
+from parallelenv.worker.host import Host, PreparedStep
 
 _STATES = frozenset({"loose", "ended_loose", "ended_state"})
 """The fields of an `Extra` that may carry gradients."""
@@ -62,6 +62,63 @@ class CallerChannel:
         self._host.close()
         with DeferSigint():  # an interrupt in a `__del__` would be lost
             vars(self._host).pop("_writer", None)  # frees its memory now, not when the user drops the closed object
+
+
+class CallerStep:
+    """A `RepeatedStep` of a host in the caller's thread.
+
+    Args:
+        channel: Its channel.
+        prepared: The step.
+    """
+
+    def __init__(self, channel: CallerChannel, prepared: PreparedStep) -> None:
+        self._channel = channel
+        self._prepared = prepared
+        self._repeat = channel.host.repeat
+
+    @classmethod
+    def of(cls, channel: CallerChannel, command: Command) -> CallerStep | None:
+        """Return the step of a command, ``None`` if its host cannot prepare it."""
+        prepared = channel.host.prepare(command)
+        return None if prepared is None else cls(channel, prepared)
+
+    def send(self, number: int) -> None:
+        self._prepared.command.number = number
+
+    def wait(self, timeout: float) -> bool:
+        """Step; nothing else could. See `RepeatedStep`."""
+        reply = self._repeat(self._prepared)
+        return not (reply.values or reply.failures or reply.output)
+
+    def file(self, number: int) -> None:
+        """See `RepeatedStep`. The host knows by the command's number how far it is."""
+        self._prepared.command.number = number
+        self._channel.send(self._prepared.command)
+
+
+class JointStep:
+    """A `RepeatedStep` of workers, and of the caller's own envs while these step.
+
+    Args:
+        workers: The workers' part.
+        callers: The caller's part.
+        place: Place of the caller's command among all.
+    """
+
+    def __init__(self, workers: RepeatedStep, callers: CallerStep, place: int) -> None:
+        self._workers, self._callers, self._place = workers, callers, place
+
+    def send(self, number: int) -> None:
+        self._workers.send(number)
+        self._callers.send(number + self._place)
+
+    def wait(self, timeout: float) -> bool:
+        return self._callers.wait(timeout) and self._workers.wait(timeout)
+
+    def file(self, number: int) -> None:
+        self._workers.file(number)
+        self._callers.file(number + self._place)
 
 
 def copy_arguments(command: Command) -> Command:

@@ -13,15 +13,16 @@ from multiprocessing import connection
 from typing import Any
 
 from parallelenv.backends._cpu_balancer import CpuBalancer
-from parallelenv.backends._eventfd_bell import Bell, BellAccess
+from parallelenv.backends._eventfd_bell import Bell, BellAccess, BellStep
+from parallelenv.backends._in_process import CallerChannel, CallerStep, JointStep
 from parallelenv.backends._process import UNKNOWN, process_exists
 from parallelenv.backends._shared_memory import SharedMemory
 from parallelenv.backends._wire import Wire, spin
 from parallelenv.contract.batch import Batch
 from parallelenv.contract.codec import DONE, PLAIN_STEPS, Message, encode_reply
 from parallelenv.contract.interrupts import DeferSigint
-from parallelenv.contract.message_channel import MessageChannel
-from parallelenv.contract.protocol import Death, Printed, Reply
+from parallelenv.contract.message_channel import MessageChannel, MessageStep
+from parallelenv.contract.protocol import Command, Death, Printed, RepeatedStep, Reply
 from parallelenv.worker.worker_log import WorkerLog
 
 _HEARTBEAT = 0.25
@@ -43,6 +44,7 @@ class Poller:
     """Waits for any of many pipes, without building the list for every wait.
 
     Attributes:
+        poll: Waits for any descriptor, as ``poll.poll`` does; ``None`` where there is none.
         pids: Processes at their other ends.
         is_quick: Whether recent replies came within `_SPIN`, so that spinning pays.
         awaits_first: Whether nothing was awaited since the latest message was sent.
@@ -53,6 +55,7 @@ class Poller:
         self.pids: list[int] = []
         self._poll: Any = select.poll() if hasattr(select, "poll") else None
         self._epoll: Any = None
+        self.poll: Any = self._poll.poll if self._poll is not None else None
         self.is_quick = True
         self.awaits_first = False
         self._glance: Any = functools.partial(self._poll.poll, 0) if self._poll is not None else None
@@ -250,6 +253,16 @@ class BellChannel(PipeChannel):
         self._num_unread = 1
         self._poller.awaits_first = True
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether the pipe may have something unread that the next command relies on."""
+        return self._is_behind or self._num_unread > 0
+
+    def await_step(self, word: int) -> None:
+        """Receive the reply to a step that is announced, or announce it, by this word."""
+        self.entry.announce(word, self.wire)
+        self._num_unread = 1
+
     def work(self) -> bool:
         return bool(self.inbox) or self.entry.has_finished
 
@@ -298,6 +311,28 @@ class Switchboard:
         """Let a bell announce plain steps from now on."""
         self.bell = Bell(num_workers)
         self.poller.watch(self.bell)
+
+    def prepare_step(self, commands: Sequence[tuple[Any, Command]]) -> RepeatedStep | None:
+        """See `Backend`: a step of workers that the bell wakes, and of the caller's own envs."""
+        parts, own = [], None
+        if any(isinstance(channel, BellChannel) and channel.is_behind for channel, _ in commands):
+            return None
+        for channel, command in commands:
+            if isinstance(channel, CallerChannel):
+                own = CallerStep.of(channel, command)
+            elif (message := channel.plain_step(command)) is not None:
+                parts.append((channel, message))
+        if len(parts) + (own is not None) < len(commands):
+            return None
+        if not parts:
+            return own
+        if self.bell is not None and self.bell.wakes_too_many(len(parts)):
+            return None
+        steps: RepeatedStep = MessageStep(parts, self.wait)
+        if self.bell is not None:
+            spread = functools.partial(self._spreader.look, self.poller.pids)
+            steps = BellStep(self.bell, parts, self.poller.poll, spread)
+        return steps if own is None else JointStep(steps, own, len(parts))
 
     def add(self, channel: PipeChannel) -> None:
         """Register a channel."""

@@ -23,7 +23,7 @@ _HEADER_SIZE = HEADER.size
 _IS_POSIX = sys.platform != "win32"
 
 
-_yield: Callable[[], None] | None = getattr(os, "sched_yield", None)
+sched_yield: Any = getattr(os, "sched_yield", None)
 
 
 def spin(ready: Callable[[], Any], limit: float) -> Any:
@@ -40,11 +40,11 @@ def spin(ready: Callable[[], Any], limit: float) -> Any:
     Returns:
         The first true result, or the last false one.
     """
-    if _yield is None:
+    if sched_yield is None:
         return ready()
     end = time.perf_counter() + limit
     while not (answer := ready()) and time.perf_counter() < end:
-        _yield()
+        sched_yield()
     return answer
 
 
@@ -71,9 +71,9 @@ class Wire:
         Raises:
             OSError: If the other end is closed.
         """
-        tag, number, frames = message
+        tag, number, frames, subset = message
         if not frames:
-            self._write(HEADER.pack(tag, number, 0))
+            self._write(HEADER.pack(tag, subset, number, 0))
             return
         for part in message.parts():
             self._write(part)
@@ -86,9 +86,9 @@ class Wire:
         """
         if self._spin_time:
             spin(self._glance, self._spin_time)
-        tag, number, nbytes = HEADER.unpack(self._read(_HEADER_SIZE))
+        tag, subset, number, nbytes = HEADER.unpack(self._read(_HEADER_SIZE))
         if not nbytes:
-            return Message(tag, number)
+            return Message(tag, number, (), subset)
         head, sizes = split_body(memoryview(self._read(nbytes)))
         return Message(tag, number, [head, *map(self._read_into_new, sizes)])
 

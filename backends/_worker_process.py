@@ -14,10 +14,10 @@ from parallelenv.backends._eventfd_bell import LOOK, BellAccess, BellEnd
 from parallelenv.backends._shared_memory import SharedArrays, SharedMemory
 from parallelenv.backends._wire import Wire
 from parallelenv.contract.batch import Batch, Layout
-from parallelenv.contract.codec import DONE, PRINTED, Message, decode, encode_reply
+from parallelenv.contract.codec import DONE, PRINTED, UNTRACED_STEPS, Message, decode, encode_reply
 from parallelenv.contract.packed_worker_spec import PackedSpec
 from parallelenv.contract.protocol import Command, Reply
-from parallelenv.worker.host import Host
+from parallelenv.worker.host import Host, PreparedStep
 from parallelenv.worker.worker_log import WorkerLog, redirect_descriptors, redirect_streams
 from parallelenv.worker.worker_loop import MessageHost, die_with_caller, prepare_worker
 
@@ -41,6 +41,44 @@ class PipeHost(MessageHost):
         self._log = log
         self._bell: BellEnd | None = None
         self._is_woken = False  # whether the present command came by the bell
+        self._prepared: dict[Any, PreparedStep] = {}  # by tag and subset
+
+    def obey(self, receive: Any, send: Any) -> None:
+        """Execute commands until the connection is closed, see `MessageHost`.
+
+        A step that comes by the bell is executed here: three calls from this one to the env's ``step``.
+        """
+        try:
+            while True:
+                message = receive()
+                if not self._is_woken or message.tag not in UNTRACED_STEPS:
+                    reply = self.execute(message)
+                    if reply is not None:
+                        send(reply)
+                    continue
+                prepared = self._prepared.get(message[::3]) or self._prepare(message)
+                if prepared is None:
+                    send(self.execute(message))
+                    continue
+                prepared.command.number = message.number
+                result = self.host.repeat(prepared)
+                has_printed = self._log is not None and self._log.has_grown()
+                if result.values or result.failures or result.output or has_printed:
+                    send(_marked(encode_reply(result), has_printed))
+                else:
+                    self._bell.finish(has_message=False)  # type: ignore[union-attr]
+        finally:
+            self.host.close()
+
+    def _prepare(self, message: Message) -> PreparedStep | None:
+        """Prepare a step that comes by the bell, for the next ones like it."""
+        while message.subset >= len(self.subsets):  # its envs were told over the pipe
+            self.decode(self.wire.receive())
+        command = self.decode(message)
+        prepared: PreparedStep | None = self.host.prepare(command)
+        if prepared is not None:
+            self._prepared[message[::3]] = prepared
+        return prepared
 
     def receive(self) -> Message:
         """Wait for the next command, from the pipe or by the bell.
@@ -61,10 +99,11 @@ class PipeHost(MessageHost):
 
     def send(self, message: Message) -> None:
         """Send a reply; if it says nothing and the command came by the bell, only count it."""
-        if self._is_woken and self._bell is not None and message.tag == DONE:
-            self._bell.finish()
-        else:
+        has_message = not self._is_woken or message.tag != DONE
+        if has_message:
             self.wire.send(message)
+        if self._is_woken and self._bell is not None:
+            self._bell.finish(has_message=has_message)
 
     def decode(self, message: Message) -> Command | Message | None:
         """Return the command in a message, see `MessageHost.decode`."""
@@ -77,14 +116,17 @@ class PipeHost(MessageHost):
     def attach(self, layout: Layout) -> None:
         """Use the memory whose descriptor follows."""
         memory = SharedMemory.receive(self.wire.connection, layout.nbytes)
+        self._prepared.clear()
         self.host.attach(Batch(layout, memory.map, owner=memory))
 
     def encode(self, reply: Reply) -> Message:
         """Return a reply as a message, with a mark if anything was printed meanwhile."""
-        message = encode_reply(reply)
-        if self._log is None or not self._log.has_grown():
-            return message
-        return Message(message.tag | PRINTED, message.number, message.frames)
+        return _marked(encode_reply(reply), self._log is not None and self._log.has_grown())
+
+
+def _marked(message: Message, has_printed: bool) -> Message:
+    """Return a reply with a mark if anything was printed meanwhile."""
+    return Message(message.tag | PRINTED, message.number, message.frames) if has_printed else message
 
 
 def serve(connection: Connection, log: WorkerLog | None, foreign: Sequence[Connection] = ()) -> None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from parallelenv.backends._in_process import CallerChannel
+from parallelenv.backends._in_process import CallerChannel, CallerStep
 from parallelenv.contract.batch import Array, Batch, Layout
-from parallelenv.contract.protocol import Backend, Channel, Placement, Printed, WorkerSpec
+from parallelenv.contract.protocol import Backend, Channel, Command, Placement, Printed, RepeatedStep, WorkerSpec
 from parallelenv.contract.shared_arrays import copied
 
 
@@ -35,6 +35,9 @@ class DummyBackend(Backend):
     def wait(self, channels: Sequence[Any], timeout: float | None, wanted: int = 1) -> Sequence[Any]:
         """Work instead of waiting. The time limit has no effect, since nothing else could check it."""
         return [channel for channel in channels if channel.work()]
+
+    def prepare_step(self, commands: Sequence[tuple[Any, Command]]) -> RepeatedStep | None:  # noqa: D102 (see Backend)
+        return CallerStep.of(*commands[0]) if len(commands) == 1 else None
 
     def close(self, channels: Sequence[Channel], timeout: float) -> Sequence[Printed]:  # noqa: D102 (see Backend)
         for channel in channels:

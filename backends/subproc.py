@@ -33,7 +33,7 @@ from parallelenv.contract.cpu_cores import usable_cores
 from parallelenv.contract.env_specs import EnvFactory, modules_of
 from parallelenv.contract.error_text import show
 from parallelenv.contract.packed_worker_spec import PackedSpec
-from parallelenv.contract.protocol import Channel, Placement, Printed, WorkerSpec
+from parallelenv.contract.protocol import Channel, Command, Placement, Printed, RepeatedStep, WorkerSpec
 from parallelenv.errors import ArgumentError, WorkerStartError
 from parallelenv.worker.worker_log import WorkerLog
 
@@ -209,6 +209,9 @@ class SubprocBackend:
 
     def wait(self, channels: Sequence[Any], timeout: float | None, wanted: int = 1) -> Sequence[Any]:  # noqa: D102 (see Backend)
         return self._switchboard.wait(channels, timeout, wanted)
+
+    def prepare_step(self, commands: Sequence[tuple[Any, Command]]) -> RepeatedStep | None:  # noqa: D102 (see Backend)
+        return self._switchboard.prepare_step(commands)
 
     def flush(self) -> None:
         """Send the commands that are queued, once a call has given all of its commands to the channels."""

@@ -203,6 +203,31 @@ def step() -> str:
     )
 
 
+def beaten_path() -> str:
+    """A step that is repeated: what is left of it, and where it leaves the path."""
+    parts = [text(20, y + 4, name, 14, "start", font_weight="bold") for name, y in _LANES]
+    parts += [f'<line x1="86" y1="{y}" x2="884" y2="{y}" stroke="{REST}"/>' for _, y in _LANES]
+    parts += _block(92, 58, 66, "step(a)", PAPER)
+    parts += [arrow(158, 66, 172, 104)]
+    parts += _block(164, 118, 84, "actions", SAND) + _block(252, 118, 66, "ring", AMBER)
+    parts += [arrow(300, 134, 322, 180), arrow(300, 134, 322, 250)]
+    parts += _block(324, 196, 74, "step env 0", BLUE) + _block(402, 196, 74, "step env 1", BLUE)
+    parts += _block(480, 196, 46, "done", AMBER)
+    parts += _block(324, 266, 98, "step env 2", BLUE) + _block(426, 266, 98, "step env 3", BLUE)
+    parts += _block(528, 266, 46, "done", AMBER)
+    parts += [arrow(526, 184, 562, 136), arrow(574, 254, 610, 136)]
+    parts += _block(556, 118, 168, "copy rows, make infos", SAND)
+    parts += [arrow(716, 104, 740, 74)]
+    parts += _block(742, 58, 96, "4 items", PAPER)
+    parts.append(text(338, 112, "a word for each worker,", 12, "start", fill=GREY))
+    parts.append(text(338, 128, "one eventfd for all", 12, "start", fill=GREY))
+    parts += _block(
+        164, 330, 560, "a failure, a text, a death, a late env, an interrupt: a ticket, and the general way", PALE
+    )
+    parts += [arrow(670, 134, 670, 312), arrow(206, 134, 206, 312)]
+    return picture(900, 366, "The beaten path: a step like the ones before, with all decisions taken", parts)
+
+
 def _block(x: float, y: float, width: float, words: str, fill: str) -> list[str]:
     return [box(x, y - 15, width, 30, fill), text(x + width / 2, y + 4, words, 12)]
 
@@ -298,7 +323,13 @@ def policy(word: str | None) -> str:
 def draw() -> dict[str, str]:
     """Return all pictures by file name."""
     policies = {f"policy-{str(word).lower()}.svg": policy(word) for word in (None, "idle", "restart", "continue")}
-    return {"house.svg": house(), "layers.svg": layers(), "step.svg": step(), **policies}
+    return {
+        "house.svg": house(),
+        "layers.svg": layers(),
+        "step.svg": step(),
+        "beaten_path.svg": beaten_path(),
+        **policies,
+    }
 
 
 if __name__ == "__main__":

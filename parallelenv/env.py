@@ -8,6 +8,7 @@ import copy as copying
 import functools
 import inspect
 import multiprocessing.util  # noqa: F401 (its exit handler joins workers: ours, registered later, runs before it)
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +28,7 @@ from parallelenv.contract.error_text import count, show
 from parallelenv.contract.protocol import Lookup, MethodCall
 from parallelenv.contract.shared_arrays import check_shared
 from parallelenv.contract.spaces import batched
-from parallelenv.contract.tracebacks import short_tracebacks, warn_user
+from parallelenv.contract.tracebacks import short_tracebacks, shortens_tracebacks, warn_user
 from parallelenv.engine import notebook_cells
 from parallelenv.engine.assemble import Align
 from parallelenv.engine.checkpoint import SavedState, check_saved
@@ -370,7 +371,7 @@ class ParallelEnv:
     def step(self, action: Any, id: Any, align: Literal["batch"]) -> StepBatch: ...
     @overload
     def step(self, action: Any, id: Any = None, *, align: Literal["batch"]) -> StepBatch: ...
-    @single_threaded
+    @shortens_tracebacks
     def step(self, action: Any, id: Any = None, align: Align = "item") -> StepResult | StepBatch:
         """Step envs and wait for all of them.
 
@@ -396,9 +397,25 @@ class ParallelEnv:
             WorkerDiedError: If a worker died.
             WorkerTimeoutError: If the pool's timeout passed; `recv` continues the wait.
         """
-        arguments.check_align(align)
-        env_ids = self._engine.table.unpaused if id is None else self._engine.ids(id)
-        return self._engine.step(action, env_ids, align)
+        engine, guard = self._engine, self._guard
+        use, outermost, call = (threading.get_ident(), "step"), None, ""
+        try:  # like `single_threaded`, without its frame
+            plan = engine.plans.get(align) if id is None and type(align) is str else engine.plan_of(id, align)
+            if plan is not None:
+                outermost = guard.users.setdefault("", use)
+                if outermost is use and guard.is_usable() and plan.is_valid():
+                    call = "step"
+                    return plan.step(action)
+                if outermost is use:
+                    guard.users.clear()
+                    outermost = None
+            return engine.step_unplanned(action, id, align)
+        except BaseException as error:
+            guard.shorten(error, call)
+            raise
+        finally:
+            if outermost is use or guard.users.get("") is use:
+                guard.users.clear()
 
     # ---------------------------------------------------------------- asynchronous stepping
 

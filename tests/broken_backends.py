@@ -236,6 +236,9 @@ class Backend(DummyBackend):
     def launch(self, specs: Sequence[WorkerSpec]) -> Any:
         return [self.channel_class(spec) for spec in specs]
 
+    def prepare_step(self, commands: Sequence[Any]) -> None:
+        """Every step goes through the channels."""
+
 
 class WrongTypes(Backend):
     def allocate(self, layout: Layout) -> Batch:

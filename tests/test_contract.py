@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from conftest import needs_ray
 
+from parallelenv.engine.engine import Engine
 from parallelenv.testing import BackendContract
 
 
@@ -27,3 +28,12 @@ class TestContractByPipes(TestContract):
     """Without a bell, as on systems that have none."""
 
     backend_options = {"eventfd": False}  # noqa: RUF012 (as a third party would write it)
+
+
+@pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
+class TestContractWithoutPlans(TestContract):
+    """Every step takes the general way."""
+
+    @pytest.fixture(autouse=True)
+    def _switch_off(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(Engine, "plans_steps", False)

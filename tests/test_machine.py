@@ -44,6 +44,7 @@ class Twins:
         if not self.is_sound:
             self.close()
             self._made = [self._make(self._mode), self._make("dummy")]
+            self.oracle.engine.plans_steps = False
             self.is_sound = True
         for env in self._made:
             drain(env)

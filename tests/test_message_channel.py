@@ -97,7 +97,7 @@ def test_messages_as_bytes(number: int, arrays: tuple[int, ...]) -> None:
             array[:] = -array
             assert array.tolist() == [-item for item in range(size)]
     assert Message.from_bytes(Message(3, number).to_bytes()) == Message(3, number)
-    assert len(Message(3, number).to_bytes()) == 17
+    assert len(Message(3, number).to_bytes()) == 19
 
 
 def test_replies_are_read_before_a_large_command_is_sent(channel: Direct) -> None:

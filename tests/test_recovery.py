@@ -229,9 +229,9 @@ def test_worker_killed_while_waiting_for_another_is_restarted(
     pool = env.engine.pool
     wait = pool.wait
 
-    def wait_and_kill(request: Any, timeout: float | None) -> None:
+    def wait_and_kill(request: Any, *arguments: Any) -> None:
         """Kill the worker of env 0 after its reply, and let the pool notice."""
-        wait(request, timeout)
+        wait(request, *arguments)
         if request.operation in ("build", "rollout"):
             monkeypatch.undo()
             os.kill(env.customized_method("pid", id=[0])[0], signal.SIGKILL)

@@ -27,10 +27,10 @@ from parallelenv import ParallelEnv
 from parallelenv.backends import _cpu_balancer, _pipe, _wire, subproc
 from parallelenv.backends import _eventfd_bell as _bell
 from parallelenv.contract import codec
-from parallelenv.engine import utilisation
+from parallelenv.engine import step_plan
 
 NUM_STEPS = 10
-HEADER = 17  # bytes of a message that needs no more
+HEADER = 19  # bytes of a message that needs no more
 Event = tuple[str, int]
 """A function that was called, and the bytes it moved if it moves bytes."""
 
@@ -61,7 +61,6 @@ WATCHED: list[tuple[Any, str, set[str]]] = [
     (_wire, "os", {"write", "writev", "read", "readv"}),
     (_bell, "os", {"eventfd_write", "eventfd_read"}),
     (codec, "pickle", PICKLING),
-    (codec, "cloudpickle", PICKLING),
     (codec, "copying", PICKLING),
 ]
 
@@ -240,35 +239,37 @@ def test_step_through_an_adapter_sends_one_message_each_way(spaces: Any, autores
         vector_env: Any = env.to_gymnasium(autoreset_mode)
         vector_env.reset()
         action = vector_env.action_space.sample()
-        vector_env.step(action)
+        for _ in range(3):
+            vector_env.step(action)
         log.clear()
         for _ in range(NUM_STEPS):  # with NextStep every other one resets all
             vector_env.step(action)
         messages = Counter(name for name, _ in log)
-        assert messages["write"] == 2 * NUM_STEPS
-        resets = NUM_STEPS if autoreset_mode == "NextStep" else 0
-        assert messages["dumps"] == resets
-        assert messages["read"] == 2 * NUM_STEPS
+        assert messages == {"write": 2 * NUM_STEPS, "read": 2 * NUM_STEPS}
 
 
-@pytest.mark.parametrize(
-    ("info", "loads"),
-    [({"speed": 1.5, "lap": 3}, 1), ({"trace": [np.zeros(3)]}, 5)],  # of four envs: together, or a head and each
-    ids=["flat", "nested"],
-)
-def test_infos_cost_one_pickle_per_worker(info: dict[str, Any], loads: int, log: list[Event]) -> None:
-    with settled(info=info) as (env, step):
+def test_infos_of_other_forms_cost_one_pickle_per_worker(log: list[Event]) -> None:
+    with settled(info={"trace": [np.zeros(3)]}) as (env, step):
         log.clear()
         for _ in range(NUM_STEPS):
             step()
         count = Counter(name for name, _ in log)
         count["loads"] += count.pop("load", 0) + count.pop("Unpickler", 0)
+        loads = 5  # a head, and each of four envs
         assert count == {"write": 2 * NUM_STEPS, "read": 4 * NUM_STEPS, "loads": 2 * NUM_STEPS * loads}
         assert sum(nbytes for name, nbytes in log if name == "write") == HEADER * 2 * NUM_STEPS
         for events in env.customized_method("between_steps", id=[0, 4]):
-            names = [[name for name, _ in one] for one in events]
-            assert len(names) == NUM_STEPS - 1
-            assert all(one in (["dumps", "write", "read"], ["Pickler", "write", "read"]) for one in names)
+            assert [[name for name, _ in one] for one in events] == [["Pickler", "write", "read"]] * (NUM_STEPS - 1)
+
+
+def test_infos_of_a_steady_form_cost_no_pickle(log: list[Event]) -> None:
+    with settled(info={"speed": np.float64(1.5), "lap": 3}) as (env, step):
+        log.clear()
+        for _ in range(NUM_STEPS):
+            assert step().infos[5] == {"speed": 1.5, "lap": 3, "reset": False}
+        assert Counter(log) == {("write", HEADER): 2 * NUM_STEPS, ("read", HEADER): 2 * NUM_STEPS}
+        for events in env.customized_method("between_steps", id=[0, 4]):
+            assert events == [[("write", HEADER), ("read", HEADER)]] * (NUM_STEPS - 1)
 
 
 def test_step_of_all_envs_of_a_worker_needs_no_pickle(log: list[Event]) -> None:
@@ -323,8 +324,7 @@ def undisturbed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Disable periodic actions."""
     monkeypatch.setattr(_pipe, "_HEARTBEAT", 60.0)
     monkeypatch.setattr(_cpu_balancer, "_PAUSE", 3600.0)
-    monkeypatch.setattr(utilisation, "_NUM_FIRST", 0)
-    monkeypatch.setattr(utilisation, "_QUICK", 60.0)
+    monkeypatch.setattr(step_plan, "PATIENCE", 60.0)
 
 
 @pytest.mark.usefixtures("undisturbed")
@@ -356,11 +356,11 @@ def test_states_are_copied_once(mode: str, copy: bool, copies: int) -> None:
 
 
 CALLS = {
-    ("dummy", 1, False): 69,
-    ("subproc", 1, False): 57,
+    ("dummy", 1, False): 33,
+    ("subproc", 1, False): 60,
     ("subproc", 2, False): 75,
-    ("subproc", 1, True): 57,
-    ("subproc", 2, True): 75,
+    ("subproc", 1, True): 30,
+    ("subproc", 2, True): 30,
 }
 """Python calls of a step of 16 envs, by mode, number of workers, and whether a bell announces it."""
 

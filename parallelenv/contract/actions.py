@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
@@ -42,6 +43,7 @@ class ActionReader:
         self._space = layout.action_space
         self._fields = layout.action_fields
         self._only = layout.action_fields[0] if self._structure.is_single and self._fields else None
+        self._takes_ints = self._only is not None and self._only.shape == () and self._only.dtype == np.int64
 
     def take(
         self, batch: Batch, action: Any, env_ids: Sequence[int], stepped: Sequence[int], chosen: Sequence[int] | None
@@ -72,6 +74,11 @@ class ActionReader:
         ):  # the usual case, without further checks: 0.4 us instead of 4 us
             batch.actions[0][batch.rows(stepped)] = action
             return None
+        is_list = type(action) is list and chosen is None and len(action) == len(env_ids)
+        if self._takes_ints and is_list and set(map(type, action)) == {int}:  # 2 us instead of 12 us
+            with contextlib.suppress(OverflowError):
+                batch.actions[0][batch.rows(stepped)] = action
+                return None
         parts = [] if self._keeps_graphs is None else graph_parts(action)
         if parts and not self._keeps_graphs:
             raise _gradients_end(parts[0])

@@ -15,10 +15,9 @@ import pickle
 import pickletools
 import struct
 from collections import ChainMap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import cloudpickle
 import numpy as np
 
 from parallelenv.contract import copying
@@ -28,17 +27,33 @@ from parallelenv.contract.protocol import Command, EnvFacts, Extra, Reply, Unrea
 from parallelenv.errors import UnpicklableError
 
 _OUT_OF_BAND = 65536
-HEADER = struct.Struct("<BQQ")
-"""Tag, number, and bytes of what follows up to the end of the pickle."""
+HEADER = struct.Struct("<BHQQ")
+"""Tag, subset, number, and bytes of what follows up to the end of the pickle."""
 _SIZES = struct.Struct("<I")
 
-_PICKLED, _STEP, _STEP_AUTORESET, DONE, _PLAIN, _NOT_READ, _STEP_OR_RESET = range(7)
+_PICKLED, _STEP, _STEP_AUTORESET, DONE, _PLAIN, _NOT_READ, _STEP_OR_RESET, _STEP_OR_RESET_ENDED = range(8)
 _TRACED = 0x40
 """Added to the tag of a step that is recorded."""
-PLAIN_STEPS = frozenset({_STEP, _STEP_AUTORESET, _STEP | _TRACED, _STEP_AUTORESET | _TRACED})
+UNTRACED_STEPS = frozenset({_STEP, _STEP_AUTORESET, _STEP_OR_RESET_ENDED})
+"""Tags of messages that step envs of a worker, need no frames and are not recorded."""
+PLAIN_STEPS = UNTRACED_STEPS | {tag | _TRACED for tag in UNTRACED_STEPS}
 """Tags of messages that step all envs of a worker and need no frames."""
+MOST_SUBSETS = 1023
+"""Subsets that get a number."""
 PRINTED = 0x80
 """Added to the tag of a reply whose host has printed something, which is not part of the message."""
+
+
+class StepSubset(NamedTuple):
+    """Tells a host that a step of these envs will be asked for by a number, so that nothing has to be pickled.
+
+    Attributes:
+        number: The number, from 1.
+        env_ids: Some of its envs.
+    """
+
+    number: int
+    env_ids: tuple[int, ...]
 
 
 class Message(NamedTuple):
@@ -48,11 +63,13 @@ class Message(NamedTuple):
         tag: Kind of message.
         number: Number of the command that it contains or replies to.
         frames: A pickle and its out-of-band buffers; empty if the tag is enough.
+        subset: Number of the envs of a plain step, see `StepSubset`; 0: all envs of the host.
     """
 
     tag: int
     number: int = 0
     frames: Sequence[Any] = ()
+    subset: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -62,10 +79,11 @@ class Message(NamedTuple):
     def parts(self) -> list[Any]:
         """Return the bytes and buffers to write, one after the other."""
         if not self.frames:
-            return [HEADER.pack(self.tag, self.number, 0)]
+            return [HEADER.pack(self.tag, self.subset, self.number, 0)]
         head, *buffers = self.frames
         sizes = struct.pack(f"<I{len(buffers)}Q", len(buffers), *(memoryview(buffer).nbytes for buffer in buffers))
-        return [b"".join((HEADER.pack(self.tag, self.number, len(sizes) + len(head)), sizes, head)), *buffers]
+        header = HEADER.pack(self.tag, self.subset, self.number, len(sizes) + len(head))
+        return [b"".join((header, sizes, head)), *buffers]
 
     def to_bytes(self) -> bytes:
         """Return the whole message, for a transport that keeps messages apart."""
@@ -75,9 +93,9 @@ class Message(NamedTuple):
     def from_bytes(cls, data: Any) -> Message:
         """Return the message of which `to_bytes` returned ``data``."""
         view = memoryview(data)
-        tag, number, nbytes = HEADER.unpack_from(view)
+        tag, subset, number, nbytes = HEADER.unpack_from(view)
         if not nbytes:
-            return cls(tag, number)
+            return cls(tag, number, (), subset)
         end = HEADER.size + nbytes
         head, sizes = split_body(view[HEADER.size : end])
         ends = list(itertools.accumulate(sizes, initial=end))
@@ -90,8 +108,8 @@ def split_body(body: memoryview) -> tuple[memoryview, tuple[int, ...]]:
     return body[_SIZES.size + 8 * count :], struct.unpack_from(f"<{count}Q", body, _SIZES.size)
 
 
-def encode_command(command: Command, everyone: tuple[int, ...]) -> Message:
-    """Return a command as a message to a host that owns the envs ``everyone``.
+def encode_command(command: Command, everyone: tuple[int, ...], subsets: Mapping[tuple[int, ...], int]) -> Message:
+    """Return a command as a message to a host that owns the envs ``everyone``, and knows some subsets by number.
 
     Arguments of users are pickled by cloudpickle, which includes classes and functions defined in a notebook; anything
     else is pickled without it (17 us against 31 us).
@@ -99,20 +117,23 @@ def encode_command(command: Command, everyone: tuple[int, ...]) -> Message:
     Raises:
         UnpicklableError: If an argument cannot be pickled; the message has the env id.
     """
-    if command.operation == "step" and command.each is None and command.env_ids is everyone and command.rows is None:
+    if command.operation == "step" and command.each is None and command.rows is None:
         traced = _TRACED if command.is_traced else 0
-        if command.begins:
+        is_whole = command.env_ids is everyone
+        if command.begins and is_whole:
             return Message(_STEP_OR_RESET | traced, command.number, [pickle.dumps(command.begins, protocol=5)])
-        return Message((_STEP_AUTORESET if command.autoreset else _STEP) | traced, command.number)
-    pickler = pickle.Pickler if command.each is None else cloudpickle.Pickler
+        if not command.begins and (is_whole or command.env_ids in subsets):
+            tag = _STEP_AUTORESET if command.autoreset else _STEP_OR_RESET_ENDED if command.begins_ended else _STEP
+            return Message(tag | traced, command.number, (), 0 if is_whole else subsets[command.env_ids])
+    pickler = pickle.Pickler if command.each is None else copying.Pickler
     try:
         return Message(_PICKLED, command.number, _dump(pickler, command))
     except Exception as error:  # pickling runs user code, which may raise anything
         raise _blamed(command, error) from error
 
 
-def decode_command(message: Message, everyone: tuple[int, ...]) -> Any:
-    """Return the command, or the other object that was encoded.
+def decode_command(message: Message, subsets: Sequence[tuple[int, ...]]) -> Any:
+    """Return the command, or the other object that was encoded. ``subsets``: by number, the first has all envs.
 
     Raises:
         UnreadableError: If an argument of the user's cannot be unpickled.
@@ -124,7 +145,9 @@ def decode_command(message: Message, everyone: tuple[int, ...]) -> Any:
             raise UnreadableError(message.number, f"{type(error).__name__}: {error}") from error
     tag, is_traced = message.tag & ~_TRACED, message.tag >= _TRACED
     begins = pickle.loads(message.frames[0]) if tag == _STEP_OR_RESET else ()
-    return Command(message.number, "step", everyone, None, None, tag == _STEP_AUTORESET, begins, is_traced)
+    env_ids = subsets[message.subset]
+    begins_ended = tag == _STEP_OR_RESET_ENDED
+    return Command(message.number, "step", env_ids, None, None, tag == _STEP_AUTORESET, begins, begins_ended, is_traced)
 
 
 def encode_reply(reply: Reply) -> Message:
@@ -134,18 +157,18 @@ def encode_reply(reply: Reply) -> Message:
     plain = None if reply.failures or reply.rows or reply.output else _plain_extras(reply.values)
     if plain is not None:
         return Message(_PLAIN, reply.number, [pickle.dumps(plain, protocol=5)])
-    for pickler in (pickle.Pickler, cloudpickle.Pickler):
+    for pickler in (pickle.Pickler, copying.Pickler):
         try:
             return Message(_PICKLED, reply.number, _dump_reply(pickler, reply))
         except Exception:  # noqa: BLE001 (user code again; the next way, then one by one)
             continue
     for env_id, value in list(reply.values.items()):
         try:
-            _dump(cloudpickle.Pickler, value)
+            _dump(copying.Pickler, value)
         except Exception as error:  # noqa: BLE001 (told to the user as a failure of this env)
             del reply.values[env_id]
             reply.failures[env_id] = Failure(cannot_travel(value, error), env_id, "the copying of its result")
-    return Message(_PICKLED, reply.number, _dump_reply(cloudpickle.Pickler, reply))
+    return Message(_PICKLED, reply.number, _dump_reply(copying.Pickler, reply))
 
 
 def encode_not_read(error: UnreadableError) -> Message:
@@ -203,7 +226,7 @@ def _cannot_be_read(error: Exception) -> UnpicklableError:
 
 def encode(anything: Any) -> Message:
     """Return any other object as a message."""
-    return Message(_PICKLED, 0, _dump(cloudpickle.Pickler, anything))
+    return Message(_PICKLED, 0, _dump(copying.Pickler, anything))
 
 
 def decode(message: Message) -> Any:
@@ -298,7 +321,7 @@ def _untangled(value: Any) -> Any:
 def _blamed(command: Command, error: Exception) -> UnpicklableError:
     for env_id, argument in zip(command.env_ids, command.each or (), strict=True):
         try:
-            _dump(cloudpickle.Pickler, argument)
+            _dump(copying.Pickler, argument)
         except Exception as reason:  # noqa: BLE001 (this is the one)
             return cannot_be_given(command.operation, env_id, argument, reason)
     return UnpicklableError(

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from parallelenv.contract.batch import Batch
-from parallelenv.contract.codec import PRINTED, Message, decode_reply, encode, encode_command
+from parallelenv.contract.codec import (
+    DONE,
+    MOST_SUBSETS,
+    PLAIN_STEPS,
+    PRINTED,
+    Message,
+    StepSubset,
+    decode_reply,
+    encode,
+    encode_command,
+)
+from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.contract.protocol import Command, Death, HostDied, Printed, Reply
 
 
@@ -36,6 +49,7 @@ class MessageChannel(ABC):
         self.inbox: deque[Message] = deque()
         self._batch: Batch | None = None  # if its rows travel
         self._num_unread = 0
+        self._subsets: dict[tuple[int, ...], int] = {}
 
     # ---------------------------------------------------------------- for subclasses
 
@@ -76,15 +90,14 @@ class MessageChannel(ABC):
     def pack(self, command: Command) -> Any:  # noqa: D102
         if self._batch is not None and command.reads_actions:
             command.rows = self._batch.take_actions(command.env_ids)
-        return encode_command(command, self.env_ids)
+        return encode_command(command, self.env_ids, self._subsets)
 
     def send(self, packed: Any) -> None:  # noqa: D102
         try:
             # Two ends that both send more than the transport holds would wait for each other for good.
             if self._num_unread and packed.frames and packed.nbytes > self.safe_bytes:
                 while self._num_unread:
-                    self.inbox.append(self.receive_message())
-                    self._num_unread -= 1
+                    self.inbox.append(self.read_message())
             self.send_message(packed)
         except (EOFError, OSError) as error:
             raise HostDied from error
@@ -95,10 +108,9 @@ class MessageChannel(ABC):
             message = self.inbox.popleft()
         else:
             try:
-                message = self.receive_message()
+                message = self.read_message()
             except (EOFError, OSError) as error:
                 raise HostDied from error
-            self._num_unread -= 1
         reply = decode_reply(message)
         if message.tag >= PRINTED:
             reply.output = [*reply.output, *self.take_output(is_idle=not self._num_unread)]
@@ -108,6 +120,29 @@ class MessageChannel(ABC):
         self._batch = batch
         self.notify(batch.layout.part(self.env_ids))
 
+    def read_message(self) -> Message:
+        """Return the next reply undecoded; errors: see `receive_message`."""
+        message = self.receive_message()
+        self._num_unread -= 1
+        return message
+
+    def plain_step(self, command: Command) -> Message | None:
+        """Return the message of a step that needs no pickle, without its number; ``None`` if it needs one.
+
+        Steps of some of the host's envs get a number for these envs, of which the host is told.
+        """
+        if command.env_ids is not self.env_ids and self._batch is None:
+            self.name_subset(command.env_ids)
+        message: Message = self.pack(command)
+        return None if message.frames or message.tag not in PLAIN_STEPS else message
+
+    def name_subset(self, env_ids: tuple[int, ...]) -> None:
+        """Let steps of these envs be sent by a number, if the host does not have too many of them already."""
+        if env_ids not in self._subsets and len(self._subsets) < MOST_SUBSETS:
+            number = len(self._subsets) + 1
+            self.notify(StepSubset(number, env_ids))
+            self._subsets[env_ids] = number
+
     def notify(self, anything: Any) -> None:
         """Send an object that has no reply, such as the host's `PackedSpec`, before its first command.
 
@@ -115,3 +150,63 @@ class MessageChannel(ABC):
         """
         with contextlib.suppress(OSError):
             self.send_message(encode(anything))
+
+
+class MessageStep:
+    """A `RepeatedStep` that is one small message to each host and one back.
+
+    Args:
+        parts: Channels, and the message of each without its number, see `MessageChannel.plain_step`.
+        wait: `Backend.wait`.
+    """
+
+    def __init__(self, parts: Sequence[tuple[MessageChannel, Message]], wait: Callable[..., Sequence[Any]]) -> None:
+        self._parts = parts
+        self._wait = wait
+        self._shield = DeferSigint()  # what was written or read cannot be written or read again
+        self._number = self._num_sent = 0
+        self._pending: dict[Any, int] = {}  # place of each channel without a reply
+        self._done: list[int] = []  # places of those whose reply was read and says only that the step is done
+
+    def send(self, number: int) -> None:  # noqa: D102 (see RepeatedStep)
+        with self._shield:
+            self._send(number)
+
+    def _send(self, number: int) -> None:
+        """Send all messages, or those before one to a host that has died, as its channel tells the next wait."""
+        self._number, self._done = number, []
+        self._pending = {channel: place for place, (channel, _) in enumerate(self._parts)}
+        for channel, (tag, _, _, subset) in self._parts:
+            with contextlib.suppress(HostDied):
+                channel.send(Message(tag, number, (), subset))
+            number += 1
+
+    def wait(self, timeout: float) -> bool:  # noqa: D102 (see RepeatedStep)
+        pending, deadline = self._pending, time.monotonic() + timeout
+        while pending:
+            ready = self._wait(list(pending), max(0.0, deadline - time.monotonic()), len(pending))
+            with self._shield:
+                if not ready or not all(map(self._read, ready)):
+                    return False
+        return True
+
+    def _read(self, channel: MessageChannel) -> bool:
+        """Read a reply; return whether it says only that the step is done."""
+        if channel.inbox or channel not in self._pending:
+            return False
+        try:
+            message = channel.read_message()
+        except (EOFError, OSError):  # the host has died
+            return False
+        place = self._pending.pop(channel)
+        if message.tag == DONE:
+            self._done.append(place)
+        else:
+            channel.inbox.append(message)
+        return message.tag == DONE
+
+    def file(self, number: int) -> None:  # noqa: D102 (see RepeatedStep)
+        if self._number != number:  # interrupted before it was sent
+            self._send(number)
+        for place in self._done:
+            self._parts[place][0].inbox.append(Message(DONE, number + place))

@@ -57,6 +57,7 @@ class Command:
         common: A further argument, the same for every env.
         autoreset: Whether a step also resets each env whose episode it ends.
         begins: Envs that a step resets instead of stepping them.
+        begins_ended: Whether these are those whose flags, of their latest step, are set in the batch.
         is_traced: Whether a host that is traced records this command.
         rows: Action rows of ``env_ids``, filled in by a channel whose host does not share the caller's batch.
     """
@@ -68,8 +69,14 @@ class Command:
     common: Any = None
     autoreset: bool = False
     begins: tuple[int, ...] = ()
+    begins_ended: bool = False
     is_traced: bool = False
     rows: Rows | None = None
+
+    @property
+    def is_plain_step(self) -> bool:
+        """Whether it is a step with the actions in the batch and no resets besides, which is not recorded."""
+        return self.operation == "step" and self.each is None and not (self.begins or self.is_traced)
 
     @property
     def reads_actions(self) -> bool:
@@ -367,6 +374,34 @@ class Branching(Channel, Protocol):
     branches: tuple[tuple[int, ...], ...]
 
 
+class RepeatedStep(Protocol):
+    """A plain step of the same envs, which a backend has prepared to send again and again.
+
+    Its hosts have nothing else in flight when `send` is called. An interrupt may come anywhere in these methods.
+    """
+
+    def send(self, number: int) -> None:
+        """Let the hosts step. The command to the first has this number, to the next the next one, and so on."""
+        ...
+
+    def wait(self, timeout: float) -> bool:
+        """Wait until all hosts have stepped, no longer than ``timeout`` seconds.
+
+        Returns:
+            Whether all have, and have nothing to say, so that the step is finished: no reply follows. If ``False``,
+            `file` is called.
+        """
+        ...
+
+    def file(self, number: int) -> None:
+        """Let the hosts' replies to the step of this number be received like those to any other command.
+
+        Called in a section that Ctrl-C does not interrupt; also if `send` or `wait` was interrupted anywhere. The hosts
+        then step in any case, once.
+        """
+        ...
+
+
 class Backend(Protocol):
     """Places hosts and waits for them. It does not interpret commands.
 
@@ -417,6 +452,17 @@ class Backend(Protocol):
             The channels whose `Channel.receive` will not block; empty after ``timeout``.
         """
         ...
+
+    def prepare_step(self, commands: Sequence[tuple[Channel, Command]]) -> RepeatedStep | None:
+        """Prepare a step that is likely to be repeated many times.
+
+        Args:
+            commands: Plain step commands, one to each of some hosts that have nothing in flight.
+
+        Returns:
+            ``None`` if there is no quicker way than to pack and send them each time.
+        """
+        return None
 
     def fileno(self) -> int | None:
         """Return a descriptor by which an event loop can wait for replies.

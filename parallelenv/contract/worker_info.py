@@ -5,12 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Protocol, TypeVar
+from types import CodeType, MappingProxyType
+from typing import Any, Protocol, TypeVar
 
 from parallelenv.contract.batch import Array
 
 _Value = TypeVar("_Value")
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,21 +59,33 @@ def get_worker_info() -> WorkerInfo | None:
         A `WorkerInfo`; ``None`` outside envs.
     """
     frame = inspect.currentframe()
-    while frame is not None and frame.f_code is not call_for.__code__:
+    while frame is not None and frame.f_code not in _CALLERS_OF_ENVS:
         frame = frame.f_back
     if frame is None:
         return None
-    host: WorkerInfoSource = frame.f_locals["host"]
+    host: WorkerInfoSource = frame.f_locals[_CALLERS_OF_ENVS[frame.f_code]]
     env_id = host.current
     return None if env_id is None else host.describe(env_id)
 
 
-def call_for(host: WorkerInfoSource, call: Callable[[], _Value]) -> _Value:
-    """Call a function. While it runs, `get_worker_info` queries this host.
+_CALLERS_OF_ENVS: dict[CodeType, str] = {}
+"""Code of the functions whose frames tell which host calls envs, and their variable that has the host."""
 
-    It finds the host on the call stack. A variable would have to be set and reset, and Ctrl-C between the two would
+
+def calls_envs(function: _Function) -> _Function:
+    """Mark a function whose first argument is a host. While it runs, `get_worker_info` queries this host.
+
+    The host is found on the call stack. A variable would have to be set and reset, and Ctrl-C between the two would
     leave it set for good. A call leaves the stack however it ends.
     """
+    code = function.__code__
+    _CALLERS_OF_ENVS[code] = code.co_varnames[0]
+    return function
+
+
+@calls_envs
+def call_for(host: WorkerInfoSource, call: Callable[[], _Value]) -> _Value:
+    """Call a function. While it runs, `get_worker_info` queries this host."""
     return call()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -13,10 +13,12 @@ from parallelenv.contract.failures import Failure, raise_failures
 from parallelenv.contract.protocol import NOTHING, Extra
 from parallelenv.contract.spaces import object_array
 from parallelenv.engine.done_policies import DonePolicy
-from parallelenv.engine.env_table import EnvTable
 from parallelenv.engine.tickets import Outcome
 from parallelenv.errors import EnvContractError
 from parallelenv.results import StepBatch, StepResult
+
+if TYPE_CHECKING:
+    from parallelenv.engine.env_table import EnvTable
 
 Align = Literal["item", "batch"]
 
@@ -35,6 +37,21 @@ class Assembler:
         self._table = table
         self._copy = copy
 
+    def infos(self, batch: Batch, rows: Any, count: int) -> Array:
+        """Return the infos of envs that said nothing but what is in the columns, ``(count,)``, each a separate dict.
+
+        Args:
+            batch: The arrays.
+            rows: Their rows.
+            count: How many there are.
+        """
+        infos = self._policy.plain_infos(count)
+        if batch.info_columns is not None:
+            for position, info in batch.info_columns.read(rows, count):
+                info.update(infos[position])
+                infos[position] = info
+        return infos
+
     def assemble(self, batch: Batch, landed: Outcome, align: Align) -> StepResult | StepBatch:
         """Return the result of a step in the form of ``align``.
 
@@ -50,14 +67,10 @@ class Assembler:
             table.note_exhausted(landed.exhausted)
         reborn = self._note_resets(landed) if self._policy.resets_next and has_true(table.done) else None
         flags = table.note_step(landed.env_ids, rows, terminated, truncated)
-        score = table.score
-        log = score.log
-        log.append(batch.outcome() if stepped is table.everyone else score.part(rows, batch.outcome()))
-        if len(log) == score.room:
-            score.settle()
+        table.score.note(batch.outcome(), None if stepped is table.everyone else rows)
         if reborn:
-            score.begin(reborn)
-        infos = self._infos(batch, landed, flags[2])
+            table.score.begin(reborn)
+        infos = self._infos(batch, landed, rows, flags[2])
         if align == "batch":
             return by_env(batch, landed, rows, flags, infos)
         return by_item(batch, landed, rows, flags, infos, self._copy)
@@ -77,15 +90,13 @@ class Assembler:
                 self._table.reset_infos[env_id] = deep_copy(landed.extras.get(env_id, NOTHING).info or {})
         self._table.note_first_states(landed.begun)
 
-    def _infos(self, batch: Batch, landed: Outcome, dones: Array) -> Array:
+    def _infos(self, batch: Batch, landed: Outcome, rows: Any, dones: Array) -> Array:
         """Return the infos, a separate dict for each env, even where an env's own is empty."""
         env_ids, extras = landed.env_ids, landed.extras
-        infos = self._policy.plain_infos(len(env_ids))
+        infos = self.infos(batch, rows, len(landed.stepped))
         if len(landed.stepped) < len(env_ids):
-            stepped = set(landed.stepped)
-            for position, env_id in enumerate(env_ids):
-                if env_id not in stepped:
-                    infos[position] = self._table.absent_info(env_id)
+            found = dict(zip(landed.stepped, infos.tolist(), strict=True))
+            infos = object_array([found[one] if one in found else self._table.absent_info(one) for one in env_ids])
         if extras:
             for position, env_id in enumerate(env_ids):
                 said = extras[env_id].info if env_id in extras else None

@@ -16,6 +16,7 @@ import signal
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Self
 
@@ -38,7 +39,8 @@ from parallelenv.engine.done_policies import DonePolicy
 from parallelenv.engine.env_table import EnvTable
 from parallelenv.engine.event_loop import sleep_until_woken
 from parallelenv.engine.recovery import Recovery
-from parallelenv.engine.rewards import refuse_other_rewards
+from parallelenv.engine.rewards import refuse_other_rewards, too_large_rewards
+from parallelenv.engine.step_plan import StepPlan
 from parallelenv.engine.thread_guard import Guard, single_threaded, single_threaded_in
 from parallelenv.engine.tickets import Outcome, Ticket
 from parallelenv.engine.worker_pool import Pool
@@ -51,6 +53,7 @@ from parallelenv.errors import (
 )
 from parallelenv.results import StepBatch, StepResult
 
+_MOST_PLANS, _NUM_LATEST = 64, 8
 _MOMENT = 0.05
 """Seconds after which a finalizer has surely returned."""
 ResetArguments = tuple[int | None, dict[str, Any] | None]
@@ -81,6 +84,7 @@ class Engine:
     Attributes:
         pool: The workers.
         table: Where each env is.
+        assembler: Builds results of steps.
         done_policy: What happens when an episode ends.
         recovery: Restarts envs that fail; ``None``: they are not restarted.
         copies: Whether states are copied for the user.
@@ -95,6 +99,9 @@ class Engine:
     Raises:
         BaseException: What an env's constructor raised; nothing is left running.
     """
+
+    plans_steps = True
+    """Whether steps that are repeated are planned. The results are the same; tests compare them."""
 
     def __init__(
         self,
@@ -149,16 +156,19 @@ class Engine:
         stepless = (env_id for env_id, one in zip(self.env_ids, self.pool.facts, strict=True) if not one.has_steps)
         self.done_policy = done_policy
         self.copies = copies
-        self.table = EnvTable(self.env_ids, done_policy, frozenset(stepless))
-        self._assembler = Assembler(done_policy, self.table, copies)
+        self.table = EnvTable(self.env_ids, done_policy, frozenset(stepless), self.pool.settle)
+        self.assembler = Assembler(done_policy, self.table, copies)
         self._reward_dtype = reward_dtype
         self._actions = ActionReader(self.pool.layout, keeps_graphs=self.pool.keeps_graphs, as_given=as_given)
-        # Envs whose latest call was a completed step, and the table's version then: the next step needs no checks.
-        self._ready: tuple[Sequence[int] | None, int] = None, 0
+        # By align, of all envs that are not paused; or by align and env ids.
+        self.plans: dict[Any, StepPlan] = {}
+        self._refused: dict[Any, int] = {}  # steps that cannot be planned, with the pool's generation
+        self._latest: deque[Any] = deque(maxlen=_NUM_LATEST)  # shapes of the latest steps that had no plan
 
     def close(self, timeout: float) -> None:
         """Close all envs and end all workers, which have ``timeout`` seconds to close their envs."""
         self.guard.is_closed = True
+        self.plans.clear()  # they hold the batch
         self.pool.close(timeout)
         self._finalizer.detach()
 
@@ -201,10 +211,7 @@ class Engine:
             ActionError: If the actions do not fit. In all cases nothing was sent.
         """
         table, policy = self.table, self.done_policy
-        ready, version = self._ready
-        if env_ids is not ready or table.version != version:
-            self._refuse_not_ready(env_ids)
-        self._ready = None, 0
+        self._refuse_not_ready(env_ids)
         may_rest = policy.skips_done or table.exhausted
         stepped, chosen = table.choose(env_ids) if may_rest else (env_ids, None)
         each = self._actions.take(self.pool.batch, action, env_ids, stepped, chosen)
@@ -282,20 +289,21 @@ class Engine:
 
     # ---------------------------------------------------------------- wait
 
-    def wait(self, ticket: Ticket, timeout: float | None) -> None:
+    def wait(self, ticket: Ticket, timeout: float | None, begin: float | None = None) -> None:
         """Wait for all replies to a call.
 
         Args:
             ticket: The ticket of the call.
             timeout: Seconds; ``None`` means the engine's own, and then a recovery restarts envs that are late.
+            begin: Moment of `time.monotonic` from which they count; ``None``: now.
 
         Raises:
             WorkerTimeoutError: If they do not arrive in time. The wait can be repeated.
         """
         if timeout is None and self.recovery is not None:
-            self.pool.wait_or_give_up(ticket)
+            self.pool.wait_or_give_up(ticket, begin)
         else:
-            self.pool.wait(ticket, self.timeout if timeout is None else timeout)
+            self.pool.wait(ticket, self.timeout if timeout is None else timeout, begin)
 
     def _wait_for_arrivals(self, wanted: int, timeout: float | None, begin: float) -> None:
         """Wait until that many results have arrived. Timeout and errors: see `wait`; it counts from ``begin``."""
@@ -349,9 +357,9 @@ class Engine:
         failures = whole.failures
         good = whole.without_failures() if failures else whole
         try:
-            result = self._assembler.assemble(self.pool.batch, good, align)
+            result = self.assembler.assemble(self.pool.batch, good, align)
             if unpaid:  # they have stepped: their episodes are recorded, the result is dropped
-                self._assembler.assemble(self.pool.batch, whole.without_failure_of(unpaid), "batch")
+                self.assembler.assemble(self.pool.batch, whole.without_failure_of(unpaid), "batch")
         except (ValueError, TypeError) as error:  # for example from a user's own space
             self.table.release(outcome.env_ids)
             raise EnvContractError(f"What the envs answered cannot be batched: {error}.") from error
@@ -369,6 +377,7 @@ class Engine:
         rows = self.pool.batch.rows(outcome.begun)
         self.pool.batch.rewards[rows] = 0.0
         self.pool.batch.flags[rows] = False
+        self.pool.batch.drop_infos(rows)
         exhausted = [env_id for env_id in outcome.exhausted if env_id in outcome.begun]
         self.table.note_exhausted(exhausted)
         for env_id in exhausted:
@@ -397,6 +406,7 @@ class Engine:
             row = env_id - batch.layout.first
             batch.rewards[row] = 0.0
             batch.flags[row] = False, True
+            batch.drop_infos([row])
             info = {**(begun.info or {} if begun.is_exhausted else {}), "failure": with_note(failure)}
             extras[env_id] = Extra(info, begun.loose, reset_info=begun.info, is_exhausted=begun.is_exhausted)
             self.table.reset_infos[env_id] = begun.info or {}
@@ -455,11 +465,91 @@ class Engine:
 
     def step(self, action: Any, env_ids: Sequence[int], align: Align) -> StepResult | StepBatch:
         """Step envs and return the result."""
-        ticket = self.submit_step(action, env_ids)
-        self.wait(ticket, None)
+        plan = self.plans.get(align if env_ids is self.table.unpaused else (align, env_ids))
+        if plan is not None and plan.is_valid():
+            return plan.step(action)
+        return self.step_by_ticket(action, env_ids, align)
+
+    def step_by_ticket(self, action: Any, env_ids: Sequence[int], align: Align) -> StepResult | StepBatch:
+        """Step envs and return the result, without a plan."""
+        return self.finish_step(self.submit_step(action, env_ids), align)
+
+    def finish_step(self, ticket: Ticket, align: Align, begin: float | None = None) -> StepResult | StepBatch:
+        """Wait for a step and return its result; plan the next one like it.
+
+        Args:
+            ticket: Its ticket.
+            align: See `ParallelEnv.step`.
+            begin: Moment of `time.monotonic` from which the timeout counts; ``None``: now.
+        """
+        self.wait(ticket, None, begin)
+        env_ids = ticket.env_ids
         result = self.collect_step(Outcome(env_ids, ticket.asked, ticket.values, ticket.failures), align)
-        self._ready = env_ids, self.table.version
+        if ticket.values:
+            self.pool.learn_infos(ticket)
+        if self.plans_steps:
+            self._plan(env_ids, align)
         return result
+
+    def _plan(self, env_ids: Sequence[int], align: Align) -> None:
+        """Plan steps like the latest one, if it is not the first of its shape: two halves may take turns."""
+        table, pool = self.table, self.pool
+        key = align if env_ids is table.unpaused else (align, env_ids)
+        plan = self.plans.get(key)
+        if plan is None and self._refused.get(key) == pool.generation:
+            return
+        if plan is None and key not in self._latest:
+            self._latest.append(key)
+            return
+        is_unusual = (
+            table.exhausted
+            or (self.recovery is not None and self.recovery.has_unreported)
+            or (self.done_policy.resets_next and table.ended(env_ids) != pool.batch.ended(env_ids))
+        )
+        if is_unusual or table.tickets:
+            return
+        stepped, chosen = table.choose(env_ids) if self.done_policy.skips_done else (env_ids, None)
+        if plan is None or plan.generation != pool.generation or plan.stepped != stepped:
+            how = {"autoreset": self.done_policy.autoreset, "begins_ended": self.done_policy.resets_next}
+            prepared = pool.prepare_step(stepped, **how) if stepped else None
+            if prepared is None:
+                self.plans.pop(key, None)
+                self._refused = {**dict(list(self._refused.items())[-_MOST_PLANS:]), key: pool.generation}
+                return
+            if len(self.plans) >= _MOST_PLANS:
+                self.plans.clear()
+                self._refused.clear()
+            plan = self.plans[key] = StepPlan(self, env_ids, stepped, chosen, align, *prepared)
+        plan.renew()
+
+    @single_threaded_in("step")
+    def step_unplanned(self, action: Any, id: Any, align: Any) -> StepResult | StepBatch:
+        """Step envs: `ParallelEnv.step`, if nothing is planned for it."""
+        arguments.check_align(align)
+        return self.step(action, self.table.unpaused if id is None else self.ids(id), align)
+
+    def plan_of(self, id: Any, align: Any) -> StepPlan | None:
+        """Return the plan of a step, if there is one. Arguments: see `ParallelEnv.step`."""
+        if type(id) is not list and type(id) is not tuple:
+            return None
+        if not self.plans or set(map(type, id)) != {int} or type(align) is not str:
+            return None
+        return self.plans.get((align, tuple(id)))
+
+    def write_actions(
+        self, action: Any, env_ids: Sequence[int], stepped: Sequence[int], chosen: Sequence[int] | None
+    ) -> bool:
+        """Write actions to the batch; return ``False`` if they have no place there. Arguments: see `ActionReader`."""
+        return self._actions.take(self.pool.batch, action, env_ids, stepped, chosen) is None
+
+    def has_wrong_rewards(self, stepped: Sequence[int]) -> bool:
+        """Whether rewards of a step, which are numbers, do not fit the dtype that they must have."""
+        dtype = self._reward_dtype
+        return dtype is not None and bool(too_large_rewards(self.pool.batch, stepped, dtype))
+
+    def assemble(self, outcome: Outcome, align: Align) -> StepResult | StepBatch:
+        """Return the result of a step without failures, and record it in the table."""
+        return self.assembler.assemble(self.pool.batch, outcome, align)
 
     def step_wait(self, env_ids: Sequence[int], timeout: float | None, align: Align) -> StepResult | StepBatch:
         """Return the result of a step that was sent, or whose call was interrupted.

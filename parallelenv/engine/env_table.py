@@ -17,7 +17,7 @@ Most envs are running and most columns are empty for them, so phases are kept as
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -56,6 +56,7 @@ class EnvTable:
         env_ids: All env ids, ascending.
         policy: What happens when an episode ends.
         stepless: Ids of envs without episodes, because they have no ``reset`` and ``step``.
+        settle: Enters a planned step that was interrupted, see `Pool.settle`.
 
     Attributes:
         everyone: All env ids, ascending.
@@ -66,12 +67,17 @@ class EnvTable:
         paused: ``(num_envs,)`` bool.
         unpaused: Env ids that are not paused, ascending.
         reset_infos: The info of each env's latest reset.
-        tickets: The step or reset of each env whose result the user does not have, by env id.
-        version: Changes with everything but ordinary steps.
+        version: Changes with everything but steps of a `StepPlan`.
         score: Statistics of the episodes that have ended.
     """
 
-    def __init__(self, env_ids: tuple[int, ...], policy: DonePolicy, stepless: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self,
+        env_ids: tuple[int, ...],
+        policy: DonePolicy,
+        stepless: frozenset[int] = frozenset(),
+        settle: Callable[[], None] = lambda: None,
+    ) -> None:
         num_envs = len(env_ids)
         self._stepless = stepless
         self.everyone = env_ids
@@ -86,7 +92,8 @@ class EnvTable:
         self.paused = np.zeros(num_envs, dtype=bool)
         self.unpaused = env_ids
         self.reset_infos: list[dict[str, Any]] = [{} for _ in range(num_envs)]
-        self.tickets: dict[int, Ticket] = {}
+        self._tickets: dict[int, Ticket] = {}
+        self._settle = settle
         self._arrivals: list[Arrival] = []  # of all tickets in the table, in order
         self.version = 0
         self.share_score(EpisodeStats(num_envs))
@@ -103,6 +110,12 @@ class EnvTable:
 
     # ---------------------------------------------------------------- calls under way
 
+    @property
+    def tickets(self) -> dict[int, Ticket]:
+        """The step or reset of each env whose result the user does not have, by env id."""
+        self._settle()
+        return self._tickets
+
     def occupy(self, env_ids: Sequence[int], ticket: Ticket, *, separately: bool) -> None:
         """Enter a step or reset that is about to be sent; results of these envs that were not returned are lost.
 
@@ -111,10 +124,11 @@ class EnvTable:
             ticket: The ticket, with all of its commands.
             separately: Whether its results are returned in the order of arrival, rather than in that of ``env_ids``.
         """
+        self.version += 1
         ticket.env_ids = env_ids
         if self._unstepped and ticket.operation == "step":
             self.note_stepped(ticket.asked)
-        self.tickets.update(dict.fromkeys(env_ids, ticket))
+        self._tickets.update(dict.fromkeys(env_ids, ticket))
         if separately:
             ticket.arrivals = self._arrivals
             self._arrivals.append((ticket, ticket.answered))
@@ -123,7 +137,7 @@ class EnvTable:
 
     def release(self, env_ids: Iterable[int]) -> None:
         """Remove envs whose result was returned, or is not wanted any more."""
-        tickets = self.tickets
+        tickets = self._tickets
         if env_ids is self.everyone:
             tickets.clear()
         for env_id in env_ids if tickets else ():
@@ -140,7 +154,7 @@ class EnvTable:
 
     def _undelivered(self, ticket: Ticket, env_ids: Sequence[int] | None) -> list[int]:
         """Return those of some envs that have answered, by default all, whose result was not returned."""
-        tickets = self.tickets
+        tickets = self._tickets
         return [one for one in (ticket.answered if env_ids is None else env_ids) if tickets.get(one) is ticket]
 
     @property
@@ -152,7 +166,7 @@ class EnvTable:
     def waited_for(self) -> list[int]:
         """Ids of envs whose answer has not arrived."""
         arrived = set(self.arrived)
-        return [env_id for env_id in self.tickets if env_id not in arrived]
+        return [env_id for env_id in self._tickets if env_id not in arrived]
 
     # ---------------------------------------------------------------- which envs may be stepped
 
@@ -312,6 +326,7 @@ class EnvTable:
     def note_exhausted(self, env_ids: Iterable[int]) -> None:
         """Mark envs as exhausted; for a reset within a step, call this before the step's flags are noted."""
         for env_id in env_ids:
+            self.version += 1
             self.exhausted.add(env_id)
             self._fresh.discard(env_id)
             self.done[env_id], self.terminated[env_id], self.truncated[env_id] = True, False, True

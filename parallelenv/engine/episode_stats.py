@@ -97,11 +97,6 @@ class EpisodeStats:
 
     Args:
         num_envs: Number of envs.
-
-    Attributes:
-        log: Outcomes of steps since they were last summed: `Batch.outcome`, in a tuple after the stepped rows if these
-            are not all. After appending item number `room`, the caller must call `settle`.
-        room: Maximum number of items.
     """
 
     def __init__(self, num_envs: int) -> None:
@@ -110,9 +105,9 @@ class EpisodeStats:
         self._sums = _Totals(
             np.zeros(num_envs), np.zeros(num_envs, np.int64), np.zeros(num_envs, bool), 0, 0, deque(maxlen=LATEST)
         )
-        self.room = max(32, min(1024, _ROOM // num_envs))
+        self._room = max(32, min(1024, _ROOM // num_envs))
         self._is_whole = True  # whether each item of the log is a step of all envs
-        self.log: list[EncodedOutcome] = []
+        self._log: list[EncodedOutcome] = []
         self._begun: list[tuple[int, Any]] = []
 
     def follow(self, goes_on: bool) -> None:
@@ -120,10 +115,25 @@ class EpisodeStats:
         self.settle()
         self._goes_on = goes_on
 
+    def note(self, outcome: bytes, rows: Any = None) -> None:
+        """Add a step.
+
+        Args:
+            outcome: See `Batch.outcome`.
+            rows: Rows of the envs that were stepped; ``None``: all.
+        """
+        if rows is None:
+            self._log.append(outcome)
+        else:
+            self._is_whole = False
+            self._log.append((rows, outcome))
+        if len(self._log) == self._room:
+            self.settle()
+
     def begin(self, rows: Any) -> None:
         """Record that the envs in these rows begin episodes."""
-        self._begun.append((len(self.log), rows))
-        if len(self._begun) > self.room:
+        self._begun.append((len(self._log), rows))
+        if len(self._begun) > self._room:
             self.settle()
 
     def lose(self) -> None:
@@ -157,20 +167,15 @@ class EpisodeStats:
         """Sum the log."""
         with DeferSigint():  # else an interrupt could make them count twice
             _add(self._sums, self._pending(), self._goes_on)
-            self.log.clear()
+            self._log.clear()
             self._begun.clear()
             self._is_whole = True
-
-    def part(self, rows: Any, outcome: bytes) -> EncodedOutcome:
-        """Return the log item for a step of some envs only."""
-        self._is_whole = False
-        return rows, outcome
 
     def _pending(self) -> _Steps:
         """Return the steps of the log, which are not in the sums yet."""
         n = self._num_envs
         begun = [(step, row) for step, rows in self._begun.copy() for row in np.arange(n)[rows].tolist()]
-        is_whole, log = self._is_whole, self.log.copy()
+        is_whole, log = self._is_whole, self._log.copy()
         outcomes = [one if isinstance(one, bytes) else one[1] for one in log] if not is_whole else log
         rewards, ended = read_outcomes(cast("list[bytes]", outcomes), n)
         valid = None

@@ -90,6 +90,11 @@ class Recovery:
         for env_id in env_ids:
             self._unreported.pop(env_id, None)
 
+    @property
+    def has_unreported(self) -> bool:
+        """Whether an env was rebuilt, which was not reported to the user yet."""
+        return bool(self._unreported)
+
     def failures_before(self, env_ids: Sequence[int]) -> Mapping[int, Failure]:
         """Return the envs that cannot continue the episode that the user knows of, and why not."""
         if not (self._unreported or self._pool.has_dead):  # called at every step

@@ -40,7 +40,8 @@ def refuse_other_rewards(batch: Batch, landed: Outcome, dtype: np.dtype[Any]) ->
         The same, with an `EnvContractError` as failure of each env with another reward; and the ids of those envs,
         ascending. Their steps still count.
     """
-    wrong = _too_large(batch, landed, dtype)
+    wrong = too_large_rewards(batch, landed.stepped, dtype)
+    wrong = {env_id: reward for env_id, reward in wrong.items() if env_id not in landed.failures}
     if landed.extras:
         extras, others = _numbered(batch, landed)
         landed, wrong = replace(landed, extras=extras), {**wrong, **others}
@@ -69,16 +70,13 @@ def _numbered(batch: Batch, landed: Outcome) -> tuple[Mapping[int, Any], dict[in
     return extras, wrong
 
 
-def _too_large(batch: Batch, landed: Outcome, dtype: np.dtype[Any]) -> dict[int, Any]:
+def too_large_rewards(batch: Batch, env_ids: Sequence[int], dtype: np.dtype[Any]) -> dict[int, Any]:
     """Return, by env id, the finite rewards in the batch that would be infinite in the dtype."""
     if dtype == batch.rewards.dtype:
         return {}
-    rewards = batch.rewards[batch.rows(landed.stepped)]
+    rewards = batch.rewards[batch.rows(env_ids)]
     is_too_large = np.abs(rewards) > np.finfo(dtype).max
     if not is_too_large.any():
         return {}
-    return {
-        landed.stepped[position]: float(rewards[position])
-        for position in np.flatnonzero(is_too_large & np.isfinite(rewards)).tolist()
-        if landed.stepped[position] not in landed.failures
-    }
+    places = np.flatnonzero(is_too_large & np.isfinite(rewards)).tolist()
+    return {env_ids[place]: float(rewards[place]) for place in places}

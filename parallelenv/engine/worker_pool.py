@@ -12,13 +12,14 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from parallelenv.contract.batch import Array, Batch, Layout, take
 from parallelenv.contract.cpu_cores import usable_cores
 from parallelenv.contract.env_specs import EnvFactory, refuse_live, refuse_shared
 from parallelenv.contract.error_text import list_ids, name_envs
 from parallelenv.contract.failures import NO_FAILURES, Failure
+from parallelenv.contract.info_columns import InfoColumns
 from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.contract.process_info import ProcessInfo
 from parallelenv.contract.protocol import (
@@ -31,6 +32,7 @@ from parallelenv.contract.protocol import (
     Placement,
     PoolPosition,
     Printed,
+    RepeatedStep,
     Reply,
     UnreadableError,
     WorkerSettings,
@@ -38,11 +40,14 @@ from parallelenv.contract.protocol import (
 )
 from parallelenv.contract.shared_arrays import NOTHING_SHARED, share
 from parallelenv.contract.spaces import Spaces, common_space, with_spaces
+from parallelenv.engine.info_learner import InfoLearner
 from parallelenv.engine.tickets import Ticket
-from parallelenv.engine.utilisation import Utilisation
 from parallelenv.engine.worker_handles import Shard, WorkerHandle, split_further, spread
 from parallelenv.engine.worker_output import show_printed
 from parallelenv.errors import ArgumentError, ClosedError, UnpicklableError, WorkerDiedError, WorkerTimeoutError
+
+if TYPE_CHECKING:
+    from parallelenv.engine.step_plan import StepPlan
 
 PrintedListener = Callable[[Sequence[Printed]], None]
 Announcement = Callable[[Ticket], None]
@@ -81,7 +86,10 @@ class Pool:
         env_ids: All env ids, ascending.
         layout: Layout of the batch.
         batch: The arrays that all hosts read and write.
-        hours: How long hosts are busy.
+        number: Number of the next command.
+        generation: Changes when a worker is replaced or dies, with the batch, and with what is traced.
+        planned: The step of a `StepPlan` that is under way and not entered in a ticket.
+        shield: Delays Ctrl-C.
     """
 
     facts: list[EnvFacts]
@@ -107,7 +115,10 @@ class Pool:
         self._has_spaces = False  # if False, every env is asked for its own
         self._timeout: float | None = None  # building envs has no time limit
         self._call_timeout = timeout
-        self._numbers = itertools.count(1)
+        self.number = 1
+        self._infos, self._noted = InfoLearner(), 0
+        self.generation = 0
+        self.planned: StepPlan | None = None
         self._traced: Iterator[bool] | None = None
         self.processes = {}
         self.is_watched = False
@@ -129,8 +140,7 @@ class Pool:
         self._printed: list[Printed] = []
         self._first = self.env_ids[0]
         self._pid = os.getpid()
-        self._shield = DeferSigint()
-        self.hours = Utilisation()
+        self.shield = DeferSigint()
         self.wakers: set[Callable[[], None]] = set()  # of tasks that wait for replies in event loops
         self._rest: tuple[int, Sequence[Channel]] | None = None  # the closing thread, and the channels it closes
         self._lost: dict[int, WorkerDiedError] = {}  # envs whose worker is dead, also one behind a host
@@ -161,14 +171,14 @@ class Pool:
             self.facts = with_spaces([facts[env_id] for env_id in self.env_ids], spaces)
             observation_space = common_space(one.observation_space for one in self.facts)
             action_space = common_space(one.action_space for one in self.facts)
-            self.attach(Layout(observation_space, action_space, self._first, len(self.facts), keeps_ended))
+            spaces_and_rows = observation_space, action_space, self._first, len(self.facts), keeps_ended
+            self.attach(Layout(*spaces_and_rows, has_infos=True))
         except BaseException as error:
             self.close(0.0 if isinstance(error, KeyboardInterrupt) else CLOSE_TIMEOUT)
             raise
         self._timeout = self._call_timeout
         self._note_built(self._workers)
         self.processes.update({env_id: one.process for env_id, one in facts.items()})
-        self.hours = Utilisation()
 
     def _note_built(self, workers: Iterable[WorkerHandle]) -> None:
         for worker in workers:
@@ -185,6 +195,7 @@ class Pool:
             WorkerTimeoutError: If hosts do not finish, within the pool's timeout, commands that they would answer in
                 the old layout. Nothing was changed.
         """
+        self.settle()
         self._let_finish(self._workers, self._timeout)
         busy = [env_id for worker in self._workers if worker.in_flight for env_id in worker.spec.env_ids]
         if busy:
@@ -194,6 +205,7 @@ class Pool:
     def trace_by(self, choices: Iterator[bool] | None) -> None:
         """Let an iterator choose which calls traced hosts record; ``None``: none."""
         self._traced = choices
+        self.generation += 1
 
     @property
     def num_hosts(self) -> int:
@@ -284,6 +296,7 @@ class Pool:
             WorkerDiedError: If a worker is known to be dead, unless its envs are to be built; nothing was sent.
             UnpicklableError: If an argument cannot be copied; nothing was sent.
         """
+        self.settle()
         ticket = Ticket(operation, tuple(env_ids), each)
         ticket.is_traced = self._traced is not None and next(self._traced)
         if failed:
@@ -297,7 +310,8 @@ class Pool:
         parts = self._split(env_ids)
         for worker, part, positions in split_further(parts) if separately else parts:
             arguments = None if each is None else take(each, positions)
-            command = Command(next(self._numbers), operation, part, arguments, common, autoreset)
+            command = Command(self.number, operation, part, arguments, common, autoreset)
+            self.number += 1
             command.is_traced = ticket.is_traced
             if begins:
                 command.begins = tuple(env_id for env_id in part if env_id in begins)
@@ -305,27 +319,85 @@ class Pool:
         self._dispatch(ticket, packed, announce)
         return ticket
 
+    def prepare_step(
+        self, env_ids: Sequence[int], *, autoreset: bool, begins_ended: bool
+    ) -> tuple[RepeatedStep, list[tuple[WorkerHandle, tuple[int, ...]]]] | None:
+        """Prepare a step of envs to be repeated. No worker may have anything in flight.
+
+        Returns:
+            The step, and the worker and the envs of each of its commands. ``None`` if it cannot be repeated: the
+            backend has no quick way for it, it is to be recorded, or a worker is dead.
+        """
+        if self._traced is not None or self._lost or any(worker.in_flight for worker in self._workers):
+            return None
+        # The caller's own envs come last.
+        split = sorted(self._split(env_ids), key=lambda shard: shard[0].channel.in_caller)
+        shards = [(worker, part) for worker, part, _ in split]
+        commands = [
+            (worker.channel, Command(0, "step", part, autoreset=autoreset, begins_ended=begins_ended))
+            for worker, part in shards
+        ]
+        repeated = self._backend.prepare_step(commands) if hasattr(self._backend, "prepare_step") else None
+        return None if repeated is None else (repeated, shards)
+
+    def learn_infos(self, ticket: Ticket) -> None:
+        """Let hosts write infos to columns once these have a steady form, and no longer if they have none.
+
+        Args:
+            ticket: A step that has just returned; nothing is in flight.
+        """
+        num_steps = (self.number - self._noted) // len(self._workers)
+        self._noted = self.number
+        if self.batch.infos is None:
+            return
+        if not self._infos.note(ticket.values, len(ticket.asked), self.generation, num_steps):
+            return
+        form = self._infos.form
+        self.batch.info_columns = InfoColumns(form, self.batch) if form else None
+        living = [worker.spec.env_ids[0] for worker in self._workers if worker.death is None]
+        self.try_asking("state", living, None, form)
+
+    def settle(self) -> None:
+        """Enter a planned step that is under way, because its call was interrupted, in a ticket like any other."""
+        if self.planned is not None:
+            self.planned.enter()
+
+    def enter_step(
+        self, ticket: Ticket, shards: Sequence[tuple[WorkerHandle, tuple[int, ...]]], step: RepeatedStep, number: int
+    ) -> None:
+        """Record a planned step as in flight, under the number of its first command. Called with `shield` held."""
+        self.planned = None
+        for index, (worker, env_ids) in enumerate(shards):
+            ticket.pending[number + index] = env_ids
+            worker.in_flight[number + index] = ticket
+        step.file(number)
+
     # ---------------------------------------------------------------- replies
 
-    def wait(self, ticket: Ticket, timeout: float | None) -> None:
+    def wait(self, ticket: Ticket, timeout: float | None, begin: float | None = None) -> None:
         """Wait until all hosts have replied to a call.
+
+        Args:
+            ticket: The call.
+            timeout: Seconds; ``None`` means no limit.
+            begin: Moment of `time.monotonic` from which they count; ``None``: now.
 
         Raises:
             WorkerTimeoutError: If they have not within ``timeout`` seconds.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = None if timeout is None else (time.monotonic() if begin is None else begin) + timeout
         while ticket.pending:
             if not self.pump(deadline, len(ticket.pending)):
                 raise self.late(ticket.running, timeout, ticket.operation)
 
-    def wait_or_give_up(self, ticket: Ticket) -> bool:
-        """Wait for replies as long as a call may take. Late envs then count as failed.
+    def wait_or_give_up(self, ticket: Ticket, begin: float | None = None) -> bool:
+        """Wait for replies as long as a call may take. Late envs then count as failed. Arguments: see `wait`.
 
         Returns:
             Whether all replied in time.
         """
         try:
-            self.wait(ticket, self._timeout)
+            self.wait(ticket, self._timeout, begin)
         except WorkerTimeoutError as late:
             self.give_up(ticket, late)
             return False
@@ -393,6 +465,7 @@ class Pool:
         Raises:
             InvalidEnvError: If one was given as a live instance that never left this process; nothing was changed.
         """
+        self.settle()
         self._refuse_live(env_ids)
         workers = dict.fromkeys(map(self._worker, env_ids))
         self._let_finish([worker for worker in workers if not worker.is_stuck_for(env_ids)], self._timeout)
@@ -437,6 +510,7 @@ class Pool:
     def adopt(self, batch: Batch) -> None:
         """Use an existing batch and hand it to all hosts."""
         self.layout, self.batch = batch.layout, batch
+        self.generation += 1
         for worker in self._workers:
             worker.channel.attach(batch)
 
@@ -466,16 +540,10 @@ class Pool:
         self, ticket: Ticket, packed: Sequence[tuple[WorkerHandle, Command, Any]], announce: Announcement
     ) -> None:
         """Send all commands of a call, or none if interrupted before ``announce`` is called with it."""
-        with self._shield:
+        with self.shield:
             for _, command, _ in packed:
                 ticket.pending[command.number] = command.env_ids
             announce(ticket)
-            hours = self.hours
-            if hours.left:
-                hours.left -= 1
-            else:
-                asked = {worker for worker, _, _ in packed}
-                hours.sent([worker.shift for worker in self._workers if worker.in_flight or worker in asked])
             for worker, command, message in packed:
                 worker.in_flight[command.number] = ticket
                 if worker.death is not None:  # it died at the command before, sent to another worker behind it
@@ -518,11 +586,12 @@ class Pool:
         Raises:
             ClosedError: If another thread has closed the pool.
         """
+        self.settle()
         if not self._workers:
             self._refuse_closed()
         timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
         ready = self._backend.wait([worker.channel for worker in self._workers if worker.in_flight], timeout, wanted)
-        with self._shield:
+        with self.shield:
             for channel in ready:
                 self._receive(self._worker_of_channel[channel])
         if ready and self.wakers:
@@ -548,8 +617,6 @@ class Pool:
         if reply.output:
             self._printed += reply.output
         ticket = worker.in_flight.pop(reply.number, None)
-        if worker.shift.since and not worker.in_flight:
-            self.hours.received(worker.shift)
         if ticket is None:  # given up, or only output
             return
         if reply.rows is not None:
@@ -568,13 +635,10 @@ class Pool:
         )
         return {env_id: Failure(cause, env_id, "the copying between processes") for env_id in env_ids}
 
-    def workload(self) -> list[tuple[tuple[int, ...], float | None]]:
-        """Return the env ids of each living host, and the share of the time in which it was idle.
-
-        Another thread may be using the pool meanwhile.
-        """
-        living = [worker for worker in list(self._workers) if worker.death is None]
-        return [(worker.spec.env_ids, self.hours.waiting(worker.shift)) for worker in living]
+    @property
+    def living(self) -> list[tuple[int, ...]]:
+        """Env ids of each living worker."""
+        return [worker.spec.env_ids for worker in list(self._workers) if worker.death is None]
 
     @property
     def num_handles(self) -> int:
@@ -603,6 +667,7 @@ class Pool:
         """Record the envs that have lost their worker behind a host."""
         for env_id, failure in reply.failures.items():
             if failure.is_of_worker and isinstance(failure.exception, WorkerDiedError):
+                self.generation += 1
                 self._lost[env_id] = failure.exception
 
     @property
@@ -627,6 +692,7 @@ class Pool:
             ClosedError: If another thread has closed the pool: only that thread ends the hosts.
         """
         self._refuse_closed()
+        self.generation += 1
         worker.death = worker.channel.cause_of_death()
         owned = worker.spec.env_ids
         self._lost.update(dict.fromkeys(owned, worker.death_error(owned)))
@@ -656,14 +722,15 @@ class Pool:
         Raises:
             WorkerStartError: If it cannot be started. The envs are then dead, and this can be tried again.
         """
-        with self._shield:
+        self.generation += 1
+        with self.shield:
             if worker.death is None:
                 worker.channel.kill()
                 worker.death = Death(detail="It was busy, and replaced because an env of it had to be rebuilt.")
                 self._lost.update(dict.fromkeys(worker.spec.env_ids, worker.death_error(worker.spec.env_ids)))
             self._fail_waiting(worker)
         (channel,) = self._backend.launch([worker.spec])
-        with self._shield:
+        with self.shield:
             if "batch" in vars(self):  # a pool behind a host gets its batch after the first build
                 channel.attach(self.batch)
             self._worker_of_channel.pop(worker.channel, None)
@@ -690,7 +757,7 @@ class Pool:
             return
         channels = [worker.channel for worker in workers if not worker.death]
         try:
-            with DeferSigint():  # not `self._shield`: another thread may be using the pool
+            with DeferSigint():  # not `self.shield`: another thread may be using the pool
                 self._workers, self._rest = [], (threading.get_ident(), channels)
                 vars(self).pop("batch", None)  # frees its memory now, not with the closed object
                 for worker in workers:

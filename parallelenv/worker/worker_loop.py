@@ -13,7 +13,7 @@ from multiprocessing.connection import wait
 from typing import Any
 
 from parallelenv.contract.batch import Batch, Layout
-from parallelenv.contract.codec import Message, decode, decode_command, encode_not_read, encode_reply
+from parallelenv.contract.codec import Message, StepSubset, decode, decode_command, encode_not_read, encode_reply
 from parallelenv.contract.env_specs import register_again
 from parallelenv.contract.packed_worker_spec import PackedSpec
 from parallelenv.contract.protocol import Command, Reply, UnreadableError
@@ -68,6 +68,7 @@ class MessageHost:
         self.packed = packed
         self._batch: Batch | None = None  # if its rows travel
         self._limits: Any = None
+        self.subsets = [packed.env_ids]  # by number, see `StepSubset`
 
     def obey(self, receive: Callable[[], Message], send: Callable[[Message], None]) -> None:
         """Execute commands until the connection is closed; then close the envs. Arguments: see `serve`.
@@ -101,11 +102,14 @@ class MessageHost:
     def decode(self, message: Message) -> Command | Message | None:
         """Return the command in a message; the reply, if it cannot be read; ``None`` if it was no command."""
         try:
-            command = decode_command(message, self.packed.env_ids)
+            command = decode_command(message, self.subsets)
         except UnreadableError as error:
             return encode_not_read(error)
         if isinstance(command, Layout):
             self.attach(command)
+            return None
+        if isinstance(command, StepSubset):
+            self.subsets.append(command.env_ids)
             return None
         return command  # type: ignore[no-any-return]
 

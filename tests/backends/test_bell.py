@@ -19,6 +19,7 @@ from parallelenv import ParallelEnv
 from parallelenv.backends import _eventfd_bell as _bell
 from parallelenv.backends import _pipe, _wire
 from parallelenv.backends._eventfd_bell import BellEnd
+from parallelenv.engine import step_plan
 from parallelenv.errors import ArgumentError, WorkerDiedError, WorkerTimeoutError
 
 pytestmark = pytest.mark.skipif(not _bell.HAS_BELL, reason="there is no bell on this system")
@@ -74,7 +75,8 @@ class Gated(Meddler):
         return super().step(0)
 
 
-def finish_without_counting(end: BellEnd) -> None:
+def finish_without_counting(end: BellEnd, *, has_message: bool) -> None:
+    assert not has_message
     end._words[end._line + _bell._DONE] = end._word
     del vars(end)["finish"]
 
@@ -103,6 +105,7 @@ def test_counter_that_is_too_high_confuses_no_step(meddling: int) -> None:
 
 def test_finished_worker_that_did_not_count_is_found_with_the_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_pipe, "_HEARTBEAT", 0.01)
+    monkeypatch.setattr(step_plan, "PATIENCE", 0.01)
     with make() as env:
         assert env.step([3, 0, 3, 0]).states[:, 0].tolist() == [2.0] * 4
         assert env.step([0] * 4).states[:, 0].tolist() == [3.0] * 4

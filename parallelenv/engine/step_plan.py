@@ -1,0 +1,173 @@
+"""The beaten path of a step: what can be decided once for the same envs is decided once.
+
+A plan is made when the same envs are stepped for the second time, and is valid until something else than such
+a step happens: a reset, another call on the same envs, a failure, an env that rests, a worker replaced. It has no
+meaning of its own: whatever is unusual within a step, it enters its step in a `Ticket` and lets the engine go on.
+
+An interrupt needs no protection here: one assignment says that the step is under way and one that its result is
+returned, and what lies between can be done again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from parallelenv.contract.batch import Array, gather_states, has_true
+from parallelenv.contract.protocol import NOTHING, RepeatedStep
+from parallelenv.engine.assemble import Align, ended_state
+from parallelenv.engine.tickets import Outcome, Ticket
+from parallelenv.engine.worker_handles import WorkerHandle
+from parallelenv.results import StepBatch, StepResult
+
+if TYPE_CHECKING:
+    from parallelenv.engine.engine import Engine
+
+PATIENCE = 0.25
+"""Seconds after which a wait is left to the engine, which also looks for deaths and output that no reply reports."""
+
+
+class StepPlan:
+    """One shape of a step: which envs, in which form the result is wanted.
+
+    Args:
+        engine: The engine.
+        env_ids: The envs of the result, in its order.
+        stepped: Those of them that are stepped.
+        chosen: Their positions in ``env_ids``; ``None``: all.
+        align: See `ParallelEnv.step`.
+        repeated: The step, prepared by the backend.
+        shards: The worker and the envs of each of its commands.
+
+    Attributes:
+        env_ids: As given.
+        stepped: As given.
+        align: As given.
+        generation: `Pool.generation` for which it is.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        env_ids: Sequence[int],
+        stepped: Sequence[int],
+        chosen: Sequence[int] | None,
+        align: Align,
+        repeated: RepeatedStep,
+        shards: Sequence[tuple[WorkerHandle, tuple[int, ...]]],
+    ) -> None:
+        self.env_ids = env_ids
+        self.stepped = stepped
+        self.align = align
+        self._chosen = chosen
+        self._engine = engine
+        self._pool, self._table, self._policy = engine.pool, engine.table, engine.done_policy
+        self._repeated, self._shards, self._num_commands = repeated, shards, len(shards)
+        self._batch = batch = engine.pool.batch
+        self._rows = rows = batch.rows(stepped)
+        is_vector = len(batch.actions) == 1 and batch.layout.actions.is_single
+        self._actions: Array | None = batch.actions[0] if is_vector and chosen is None else None
+        self._action_shape = (len(stepped), *batch.actions[0].shape[1:]) if is_vector else ()
+        # Views of the rows, which are copied: indexing each array anew takes 0.15 us more.
+        is_slice = type(rows) is slice
+        self._views = (batch.rewards[rows], batch.flags[rows], batch.env_ids[rows]) if is_slice else None
+        single = batch.single_state
+        self._states = single[rows] if is_slice and single is not None and engine.copies else None
+        self._is_item = align == "item" and chosen is None
+        self._is_whole = stepped is self._table.everyone
+        self._number = 0
+        self._had_end = True  # whether an env may be recorded as done
+        self._version = self.generation = -1
+
+    # ---------------------------------------------------------------- validity
+
+    def is_valid(self) -> bool:
+        """Whether nothing but steps of this plan has happened since `renew`, and none is under way."""
+        pool = self._pool
+        return self._version == self._table.version and self.generation == pool.generation and pool.planned is None
+
+    def renew(self) -> None:
+        """Make the plan valid from now on."""
+        self._version, self.generation = self._table.version, self._pool.generation
+        self._had_end = has_true(self._table.done)
+
+    # ---------------------------------------------------------------- a step
+
+    def step(self, action: Any) -> StepResult | StepBatch:
+        """Step the envs and return the result, as `Engine.step` does."""
+        if (
+            self._actions is not None
+            and type(action) is np.ndarray
+            and action.dtype == self._actions.dtype
+            and action.shape == self._action_shape
+        ):
+            self._actions[self._rows] = action
+        elif not self._engine.write_actions(action, self.env_ids, self.stepped, self._chosen):
+            return self._engine.step_by_ticket(action, self.env_ids, self.align)
+        pool, timeout = self._pool, self._engine.timeout
+        begin = None if timeout is None else time.monotonic()
+        number = self._number = pool.number
+        pool.number = number + self._num_commands
+        pool.planned = self
+        self._repeated.send(number)
+        is_done = self._repeated.wait(PATIENCE if timeout is None else min(PATIENCE, timeout))
+        if not is_done or self._engine.has_wrong_rewards(self.stepped):
+            return self._engine.finish_step(self.enter(), self.align, begin)
+        if self._is_item and not (self._had_end and self._policy.resets_next):
+            return self._result()
+        return self._assembled()
+
+    def enter(self) -> Ticket:
+        """Enter the step under way in a ticket like that of any other call, and return it."""
+        with self._pool.shield:
+            ticket = Ticket("step", self.stepped)
+            self._pool.enter_step(ticket, self._shards, self._repeated, self._number)
+            self._table.occupy(self.env_ids, ticket, separately=False)
+        return ticket
+
+    def _assembled(self) -> StepResult | StepBatch:
+        """Return the result in any form."""
+        result = self._engine.assemble(Outcome(self.env_ids, self.stepped, {}, {}), self.align)
+        self._pool.planned = None
+        self._had_end = has_true(self._table.done)
+        if self._policy.skips_done and self._had_end:
+            self._table.version += 1  # other envs step next
+        return result
+
+    def _result(self) -> StepResult | StepBatch:
+        """Return the result as four batched items, all envs stepped."""
+        batch, table, policy, rows = self._batch, self._table, self._policy, self._rows
+        if self._views is not None:
+            rewards, flags, env_ids = self._views
+            rewards, flags = rewards.copy(), flags.copy()
+        else:
+            rewards, flags, env_ids = batch.rewards[rows], batch.flags[rows], batch.env_ids[rows]
+        count = len(rewards)
+        has_end = has_true(flags)
+        if has_end and policy.skips_done:
+            return self._assembled()
+        states: Any = self._states
+        states = gather_states(batch, self.stepped, rows, {}, self._engine.copies) if states is None else states.copy()
+        infos = self._engine.assembler.infos(batch, rows, count)
+        if has_end or self._had_end:
+            dones = flags[:, 0] | flags[:, 1]
+            policy.mark_done(table.done, rows, dones)
+            self._had_end = has_end
+            if has_end and policy.autoreset:
+                self._describe_ends(dones, infos)
+        else:
+            dones = np.zeros(count, bool)
+        result = StepResult.of(states, rewards, dones, infos, flags, env_ids)
+        table.score.note(batch.outcome(), None if self._is_whole else rows)
+        self._pool.planned = None  # last: an interrupt before this line loses nothing
+        return result
+
+    def _describe_ends(self, dones: Array, infos: Array) -> None:
+        """Add to infos what the resets within the step, whose own infos are empty, would hide."""
+        for position in dones.nonzero()[0].tolist():
+            env_id = self.stepped[position]
+            self._table.reset_infos[env_id] = {}
+            self._policy.describe_end(infos[position], ended_state(self._batch, env_id, NOTHING), {}, False)

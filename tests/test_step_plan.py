@@ -1,0 +1,294 @@
+"""Steps that are repeated take the beaten path, with the results of the general way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Text
+
+from parallelenv import ParallelEnv
+from parallelenv.errors import (
+    ActionError,
+    ClosedError,
+    ConcurrentUseError,
+    EnvBusyError,
+    EnvPausedError,
+    ResetNeededError,
+    WorkerDiedError,
+    WorkerTimeoutError,
+)
+from parallelenv.testing.odd_envs import Sleeper
+from parallelenv.testing.scenario import assert_same
+
+NUM_ENVS = 6
+MODES = [("dummy", {}), ("subproc", {}), ("subproc", {"caller_steps": True})]
+VECTOR = Box(-10, 10, (3,), np.float32)
+
+
+class Ending(gym.Env[Any, Any]):
+    """Ends after some steps, with states of a space.
+
+    Args:
+        space: Its observation space.
+        length: Steps of its first episode; the next ones are one longer each.
+        fails_at: The step that raises; 0: none.
+    """
+
+    action_space = Discrete(3)
+
+    def __init__(self, space: gym.Space[Any] = VECTOR, length: int = 4, fails_at: int = 0) -> None:
+        self.observation_space = space
+        self.length, self.fails_at = length, fails_at
+        self.total = 0
+
+    def state(self) -> Any:
+        self.observation_space.seed(self.total)
+        return self.observation_space.sample()
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.count = 0
+        self.length += 1
+        return self.state(), {}
+
+    def step(self, action: Any) -> Any:
+        self.count += 1
+        self.total += 1
+        if self.total == self.fails_at:
+            raise ValueError("too far")
+        return self.state(), float(action), self.count >= self.length, action == 2, {}
+
+
+@pytest.fixture
+def make() -> Iterator[Callable[..., ParallelEnv]]:
+    with ExitStack() as stack:
+
+        def made(*arguments: Any, plans: bool = True, **options: Any) -> ParallelEnv:
+            env = stack.enter_context(ParallelEnv(*arguments, **options))
+            env.engine.plans_steps = plans
+            return env
+
+        yield made
+
+
+def is_planned(env: ParallelEnv) -> bool:
+    return any(plan.is_valid() for plan in env.engine.plans.values())
+
+
+def planned(make: Any, mode: str = "subproc", env_fns: Any = None, **options: Any) -> ParallelEnv:
+    """Return a `ParallelEnv` whose next step of all envs is planned."""
+    options.setdefault("asynchronous", "continue")
+    env: ParallelEnv = make(env_fns or [Ending] * NUM_ENVS, mode, num_cpus=2, **options)
+    env.reset()
+    for _ in range(3):
+        env.step(np.zeros(len(env), int))
+    assert is_planned(env)
+    return env
+
+
+@pytest.mark.parametrize("align", ["item", "batch"])
+@pytest.mark.parametrize("asynchronous", [None, "idle", "restart", "continue"])
+@pytest.mark.parametrize(
+    "space",
+    [VECTOR, Box(0, 255, (4, 4, 3), np.uint8), Dict({"a": VECTOR, "b": MultiDiscrete([3, 4])}), Text(5)],
+    ids=["vector", "image", "dict", "text"],
+)
+@pytest.mark.parametrize(("mode", "options"), MODES, ids=str)
+def test_results_equal_those_without_plans(
+    mode: str, options: Any, space: Any, asynchronous: Any, align: Any, make: Any
+) -> None:
+    env_fns = [lambda length=length: Ending(space, length) for length in range(3, 3 + NUM_ENVS)]
+    one = make(env_fns, mode, asynchronous, 2, **options)
+    other = make(env_fns, "dummy", asynchronous, plans=False)
+    one.reset()
+    other.reset()
+    num_planned = 0
+    for number in range(40):
+        ids = [None, [0, 1, 2], (5, 0), slice(3, 6)][number % 4] if number > 10 else None
+        actions = np.full(len(one.engine.ids(ids)), number % 2)
+        num_planned += is_planned(one)
+        found, expected = one.step(actions, ids, align), other.step(actions, ids, align)
+        assert_same(found, expected)
+        for name in ("terminated", "truncated", "env_ids"):
+            assert_same(getattr(found, name), getattr(expected, name))
+        assert_same(one.done, other.done)
+        assert_same(one.reset_infos, other.reset_infos)
+        if asynchronous != "restart" and other.all_done():
+            one.reset()
+            other.reset()
+    assert one.engine.table.score.look() == other.engine.table.score.look()
+    assert num_planned > 5
+
+
+@pytest.mark.parametrize("autoreset_mode", ["NextStep", "SameStep"])
+@pytest.mark.parametrize("mode", ["dummy", "subproc"])
+def test_adapters_take_the_beaten_path_through_the_ends_of_episodes(mode: str, autoreset_mode: str, make: Any) -> None:
+    env_fns = [lambda length=length: Ending(VECTOR, length) for length in range(3, 3 + NUM_ENVS)]
+    env = make(env_fns, mode, num_cpus=2)
+    ours = env.to_gymnasium(autoreset_mode)
+    theirs = gym.vector.SyncVectorEnv(env_fns, autoreset_mode=autoreset_mode)
+    assert_same(ours.reset()[0], theirs.reset()[0])
+    num_planned = 0
+    for _ in range(40):
+        num_planned += is_planned(env)
+        found, expected = (one.step(np.ones(NUM_ENVS, int)) for one in (ours, theirs))
+        for one, other in zip(found[:4], expected[:4], strict=True):
+            assert_same(one, other)
+    assert num_planned > 30
+
+
+def test_views_without_copies_are_read_only(make: Any) -> None:
+    env = planned(make, copy=False)
+    states = env.step([0] * NUM_ENVS).states
+    assert not states.flags.writeable
+    assert is_planned(env)
+
+
+def test_results_are_the_users_own(make: Any) -> None:
+    env = planned(make, asynchronous="restart")
+    first = env.step([1] * NUM_ENVS)
+    before = [np.copy(part) for part in (first.states, first.rewards, first.dones)]
+    flags = first.terminated, first.truncated, first.env_ids
+    for part in (first.states, first.rewards, first.dones, *flags):
+        part[:] = 1
+    first.infos[0]["mine"] = 1
+    second = env.step([1] * NUM_ENVS)
+    assert second.env_ids.tolist() == list(range(NUM_ENVS))
+    assert "mine" not in second.infos[0]
+    assert all(part.flags.owndata or part.base is None for part in (second.states, second.rewards, second.dones))
+    assert not np.shares_memory(second.states, env.engine.pool.batch.single_state)
+    assert before[1].tolist() == [1.0] * NUM_ENVS
+
+
+@pytest.mark.parametrize("mode", ["dummy", "subproc"])
+@pytest.mark.parametrize(
+    ("act", "error"),
+    [
+        (lambda env: env.pause(2), None),
+        (lambda env: env.reset(), None),
+        (lambda env: env.send([0], [1]), EnvBusyError),
+        (lambda env: env.load_state(env.save_state()), None),
+        (lambda env: env.close(), ClosedError),
+        (lambda env: env.restart(1), ResetNeededError),
+    ],
+    ids=["pause", "reset", "send", "load_state", "close", "restart"],
+)
+def test_anything_else_ends_a_plan(act: Any, error: Any, mode: str, make: Any) -> None:
+    env = planned(make, mode)
+    act(env)
+    assert not is_planned(env)
+    num_envs = len(env.engine.table.unpaused)
+    if error is None:
+        assert len(env.step(np.zeros(num_envs, int)).states) == num_envs
+    else:
+        with pytest.raises(error):
+            env.step(np.zeros(num_envs, int))
+
+
+def test_calls_on_other_things_leave_a_plan_valid(make: Any) -> None:
+    env = planned(make)
+    assert env.get_env_attr("total") == [3] * NUM_ENVS
+    env.set_env_attr("mark", 1)
+    assert is_planned(env)
+    assert env.step([0] * NUM_ENVS).rewards.tolist() == [0.0] * NUM_ENVS
+
+
+@pytest.mark.parametrize("mode", ["dummy", "subproc"])
+def test_wrong_actions_are_refused_and_nothing_is_stepped(mode: str, make: Any) -> None:
+    env = planned(make, mode)
+    for action in ([0] * (NUM_ENVS - 1), np.zeros((NUM_ENVS, 2), int), ["a"] * NUM_ENVS):
+        with pytest.raises(ActionError):
+            env.step(action)
+    assert env.get_env_attr("total") == [3] * NUM_ENVS
+    assert is_planned(env)
+
+
+@pytest.mark.parametrize(("mode", "options"), MODES, ids=str)
+def test_failure_of_an_env_keeps_the_results_of_the_others(mode: str, options: Any, make: Any) -> None:
+    env_fns = [lambda fails_at=(5 if number == 3 else 0): Ending(fails_at=fails_at) for number in range(NUM_ENVS)]
+    env = planned(make, mode, env_fns, **options)
+    env.step([0] * NUM_ENVS)
+    with pytest.raises(ValueError, match="too far") as caught:
+        env.step([1] * NUM_ENVS)
+    assert caught.value.partial.env_ids.tolist() == [0, 1, 2, 4, 5]  # type: ignore[attr-defined]
+    assert env.step([1] * NUM_ENVS).rewards.tolist() == [1.0] * NUM_ENVS
+    assert env.get_env_attr("total") == [6] * NUM_ENVS
+
+
+def test_death_before_a_planned_step_is_an_error(make: Any) -> None:
+    env = planned(make, env_fns=[Sleeper] * 4, asynchronous="continue")
+    os.kill(env.customized_method("process", id=0)[0], signal.SIGKILL)
+    with pytest.raises(WorkerDiedError) as caught:
+        env.step([0, 0, 0, 0])
+    assert caught.value.env_ids == (0, 1)
+
+
+class Gated(Ending):
+    """Waits for an event of its process if the action is 1, for a moment."""
+
+    def step(self, action: Any) -> Any:
+        if action == 1:
+            threading.Event().wait(0.5)
+        return super().step(0)
+
+
+def test_timeout_counts_from_the_call_and_the_result_is_received_later(make: Any) -> None:
+    env = planned(make, env_fns=[Gated] * 2, timeout=0.1)
+    with pytest.raises(WorkerTimeoutError, match="within 0.1 s"):
+        env.step([1, 0])
+    assert env.recv(2, timeout=10).env_ids.tolist() == [0, 1]
+    env.step([0, 0])
+
+
+def test_another_thread_is_refused_during_a_planned_step(make: Any) -> None:
+    env = planned(make, env_fns=[Gated] * 2)
+    found: list[BaseException] = []
+    begun = threading.Event()
+
+    def other() -> None:
+        begun.wait()
+        while not env.engine.guard.users:
+            pass
+        try:
+            env.step([0, 0])
+        except ConcurrentUseError as error:
+            found.append(error)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    begun.set()
+    env.step([1, 0])
+    thread.join()
+    assert [str(error)[:6] for error in found] == ["step()"]
+    env.step([0, 0])
+
+
+def test_paused_envs_are_refused_by_id(make: Any) -> None:
+    env = planned(make)
+    for _ in range(3):
+        env.step([0, 0], [1, 2])
+    env.pause(2)
+    with pytest.raises(EnvPausedError):
+        env.step([0, 0], [1, 2])
+
+
+def test_mask_of_bools_is_not_taken_for_ids(make: Any) -> None:
+    env = planned(make, env_fns=[Ending] * 2)
+    for _ in range(3):
+        env.step([0, 0], [1, 0])
+    assert env.step([0], [True, False]).env_ids.tolist() == [0]
+
+
+def test_many_shapes_keep_few_plans(make: Any) -> None:
+    env = planned(make, "dummy", [Ending] * 100)
+    for number in range(100):
+        for _ in range(3):
+            env.step([0], [number])
+    assert len(env.engine.plans) <= 64
