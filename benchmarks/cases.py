@@ -5,8 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.envs import CARTPOLE, HIGHWAY, KILOBYTE, SLEEPER, STILL, TEXTS, EnvKind, timed
-from benchmarks.systems import BARE, BY_NAME, IN_PROCESS_PEER, OURS, PROCESS_PEER, SYSTEMS, System
+from benchmarks.envs import (
+    CARTPOLE,
+    HALF_CHEETAH,
+    HIGHWAY,
+    KILOBYTE,
+    LUNAR_LANDER,
+    MINIGRID,
+    PONG,
+    SLEEPER,
+    STILL,
+    TEXTS,
+    EnvKind,
+    timed,
+)
+from benchmarks.systems import BARE, BY_NAME, IN_PROCESS_PEER, OURS, PROCESS_PEER, SIDE_BY_SIDE, SYSTEMS, System
 
 LIMIT = "limit"  # as many bare loops as there are usable cores: what no system can exceed
 
@@ -71,7 +84,7 @@ class Case:
         peer_rounds: For the others, which start one process per env; ratios to them are taken in these rounds.
         seconds: For which a system is timed in each round.
         options: Keyword arguments of `ParallelEnv`.
-        curve: Panel of the picture it belongs to, ``"cost"`` or ``"envs"``; empty: none.
+        curve: Panel of the picture it belongs to, ``"cost"``, ``"envs"`` or ``"real"``; empty: none.
         is_fresh: Whether each round has an interpreter of its own.
         with_memory: Whether the memory of the workers is looked at.
         may_refuse: Whether a system that fails here is taken for one that does not accept such envs.
@@ -96,7 +109,7 @@ class Case:
         """Return in how many rounds, the first ones, a system takes part."""
         if system.uses_ray:  # a peer's workers import torch one by one: 45 to 90 s for 16 on 2 cores
             return min(2, self.rounds) if system.kind == OURS else 1
-        return self.rounds if system.name in ALONE else self.peer_rounds
+        return self.rounds if system.name in (*ALONE, SIDE_BY_SIDE) else self.peer_rounds
 
 
 def _names(*kinds: str, with_ray: bool = False) -> tuple[str, ...]:
@@ -105,7 +118,7 @@ def _names(*kinds: str, with_ray: bool = False) -> tuple[str, ...]:
 
 ALONE = ("bare", "dummy", "thread", "subproc", "caller-steps")  # no process per env, no Ray: quick to open
 EVERYONE = (*ALONE, *_names(IN_PROCESS_PEER, PROCESS_PEER))
-EVERYONE_AND_RAY = tuple(name for name in BY_NAME if name != "ray-calls")
+EVERYONE_AND_RAY = tuple(name for name in BY_NAME if name not in (SIDE_BY_SIDE, "ray-calls"))
 # One process per env, so only as far as a machine has room for them; threads and pipes are left to the cases of 16.
 CURVE = ("bare", "dummy", "thread", "subproc", "caller-steps", "gym-async", "sb3-subproc", "ts-subproc", "ts-shmem")
 
@@ -237,7 +250,25 @@ FORMS = (
         (above("subproc", 5, "sb3-subproc"),),
     ),
     Case("texts", TEXTS, 16, EVERYONE, (above("subproc", 3, PROCESS_PEER),), may_refuse=True),
-    Case("highway", HIGHWAY, 16, ("bare", "subproc", "caller-steps", "gym-async"), rounds=2, peer_rounds=2, seconds=2),
+)
+
+# Beside bare loops that run at the same time: two of them share caches and memory, so each is slower than one alone.
+_REAL = ("bare", SIDE_BY_SIDE, "dummy", "thread", "subproc", "caller-steps", "gym-async", "sb3-subproc", "ts-shmem")
+REAL = (
+    Case(
+        "half-cheetah",
+        HALF_CHEETAH,
+        16,
+        _REAL,
+        (above("subproc", 1.3, BARE), above("caller-steps", 1.6, BARE)),
+        rounds=7,
+        curve="real",
+    ),
+    Case("pong", PONG, 16, _REAL, (above("subproc", 0.92, SIDE_BY_SIDE),), rounds=7, seconds=0.8, curve="real"),
+    Case("lunar-lander", LUNAR_LANDER, 16, _REAL, curve="real"),
+    # The others exchange by shared memory, which has no place for the text.
+    Case("minigrid", MINIGRID, 16, (*_REAL, "gym-pipe", "ts-subproc"), may_refuse=True, curve="real"),
+    Case("highway", HIGHWAY, 16, _REAL, rounds=3, peer_rounds=2, seconds=2, curve="real"),
 )
 
 _ORIGINAL = 96  # env steps/s of the class that this one is modelled on, in its Ray mode: measured once, elsewhere
@@ -346,4 +377,4 @@ OTHERS = (
     ),
 )
 
-CASES: tuple[Case, ...] = (*CARTPOLES, *STEP_COSTS, *FORMS, *RAY, *OTHERS)
+CASES: tuple[Case, ...] = (*CARTPOLES, *STEP_COSTS, *FORMS, *REAL, *RAY, *OTHERS)

@@ -54,7 +54,10 @@ def throughput(system: System, case: Case, seconds: float) -> Numbers:
     begin = time.perf_counter()
     with opened(system, case, case.num_envs) as running:
         numbers = {"ready_s": time.perf_counter() - begin}
-        numbers["rate"] = case.num_envs / _step_time(running, case, case.num_envs, seconds)
+        if running.rate is not None:
+            numbers["rate"] = running.rate(_actions(case, case.num_envs), _WARM_UP, seconds)
+        else:
+            numbers["rate"] = case.num_envs / _step_time(running, case, case.num_envs, seconds)
         if case.with_memory and system.kind == "ours":
             numbers |= _memory_per_worker()
     return numbers
@@ -168,7 +171,7 @@ def _step_time(running: Opened, case: Case, num_envs: int, seconds: float) -> fl
 
 def _actions(case: Case, num_envs: int) -> list[Any]:
     rows = max(16, min(_ROWS, 1_000_000 // num_envs))
-    return list(np.random.default_rng(SEED).integers(0, case.envs.num_actions, (rows, num_envs)))
+    return case.envs.draw_actions(rows, num_envs)
 
 
 def _repeat(call: Callable[[Any], Any], arguments: list[Any], seconds: float) -> float:

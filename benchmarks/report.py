@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.cases import LIMIT, UNITS, Case
 from benchmarks.runner import Outcome, Outcomes, Results
-from benchmarks.systems import BARE, BY_NAME, PROCESS_PEER
+from benchmarks.systems import BARE, BY_NAME, PROCESS_PEER, SIDE_BY_SIDE
 from benchmarks.verdicts import Verdict, ratios, verdicts, wording
 
 _LIMITS = Path(__file__).parent / "limits.toml"
@@ -23,7 +23,8 @@ All rounds: [results.json](results.json).
 {note}
 Numbers are medians over the rounds, with the lowest and the highest round in brackets. Ratios are taken within a round.
 *Bare* is a plain loop over the same envs that stores nothing; the *limit* is as many such loops as there are usable
-cores; the *best process peer* is the fastest, in the same round, of the vector envs that run one process per env.
+cores. *Side by side* are as many bare loops, each over its share of the envs, that ran at the same time. The *best
+process peer* is the fastest, in the same round, of the vector envs that run their envs in other processes.
 """
 
 
@@ -101,11 +102,14 @@ def _case(case: Case, outcomes: Outcomes) -> str:
     metrics = [metric for metric in UNITS if any(outcome.values(metric) for outcome in outcomes.values())]
     has_rates = "rate" in metrics
     header = ["system", "rounds", *(UNITS[metric][0] for metric in metrics)]
-    header += ["x bare", "x limit", "x best process peer"] if has_rates else []
+    columns = {BARE: "x bare", LIMIT: "x limit", SIDE_BY_SIDE: "x side by side", PROCESS_PEER: "x best process peer"}
+    if SIDE_BY_SIDE not in case.systems:
+        del columns[SIDE_BY_SIDE]
+    header += columns.values() if has_rates else ()
     rows = []
     for name, outcome in outcomes.items():
         row = [BY_NAME[name].title, str(len(outcome.rounds)), *(_cell(outcome, metric) for metric in metrics)]
-        row += [_ratio(outcomes, name, other) for other in (BARE, LIMIT, PROCESS_PEER)] if has_rates else []
+        row += [_ratio(outcomes, name, other) for other in columns] if has_rates else []
         rows.append(row if outcome.failure is None and outcome.rounds else _without(case, row, outcome))
     return f"### {case.name}\n\n{_envs(case)}\n\n{table(header, rows)}"
 

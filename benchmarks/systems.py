@@ -6,15 +6,16 @@ To add a peer, write one function that opens it and one line of `SYSTEMS`.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy
 
-EnvFns = Sequence[Callable[[], Any]]
+from benchmarks.side_by_side import EnvFns, SideBySide
 
 BARE = "bare"
+SIDE_BY_SIDE = "bare-side-by-side"
 OURS = "ours"
 IN_PROCESS_PEER = "in-process peer"
 PROCESS_PEER = "process peer"
@@ -26,21 +27,24 @@ class Opened:
 
     Attributes:
         reset: Takes the seed of the first env; the others get the numbers after it.
-        step: Takes one action per env, as an array; restarts the envs that ended.
+        step: Takes one action per env, as an array; restarts the envs that ended. ``None`` if there is a rate.
         close: Leaves nothing running.
         method: Takes the name of a method without arguments, calls it in every env.
         attribute: Takes the name of an attribute, reads it in every env.
         rollout: Takes a policy and a number of steps, lets the policy act for so long.
         env: The system's own object, for what only some can do.
+        rate: Takes a batch of actions per step, seconds to warm up and seconds to step; returns env steps per second.
+            Only of systems that are not stepped by a caller.
     """
 
     reset: Callable[[int], Any]
-    step: Callable[[Any], Any]
+    step: Any
     close: Callable[[], Any]
     method: Callable[[str], Any] | None = None
     attribute: Callable[[str], Any] | None = None
     rollout: Callable[[Any, int], Any] | None = None
     env: Any = None
+    rate: Callable[[list[Any], float, float], float] | None = None
 
 
 Opener = Callable[[EnvFns, dict[str, Any]], Opened]
@@ -53,7 +57,7 @@ class System:
     Attributes:
         name: What ``--only`` and the cases call it.
         title: What the tables call it.
-        kind: ``BARE``, ``OURS``, ``IN_PROCESS_PEER`` or ``PROCESS_PEER``: what it is compared with.
+        kind: ``BARE``, ``SIDE_BY_SIDE``, ``OURS``, ``IN_PROCESS_PEER`` or ``PROCESS_PEER``: what it is compared with.
         colour: In the picture.
         module: What is imported before anything is timed.
         opener: Takes env fns and a case's options for `ParallelEnv`, returns it opened.
@@ -105,6 +109,14 @@ def bare_loop(env_fns: EnvFns, options: dict[str, Any]) -> Opened:
             env.close()
 
     return Opened(reset, step, close, rollout=rollout)
+
+
+def bare_loops(env_fns: EnvFns, options: dict[str, Any]) -> Opened:
+    """Step envs by hand, in as many processes as there are usable cores, at the same time."""
+    from parallelenv.contract.cpu_cores import usable_cores  # not at the top: peers run without our package
+
+    loops = SideBySide(bare_loop, env_fns, usable_cores())
+    return Opened(loops.reset, None, loops.close, rate=loops.rate)
 
 
 def ours(mode: str, **extra: Any) -> Opener:
@@ -221,6 +233,7 @@ _CALLS = {"direct": False}
 
 SYSTEMS: tuple[System, ...] = (
     System("bare", "bare loop", BARE, "#000000", "gymnasium", bare_loop),
+    System(SIDE_BY_SIDE, "bare loops side by side", SIDE_BY_SIDE, "#555555", "gymnasium", bare_loops),
     System("dummy", "ParallelEnv dummy", OURS, "#8c564b", _OURS, ours("dummy")),
     System("thread", "ParallelEnv thread", OURS, "#e377c2", _OURS, ours("thread")),
     System("subproc", "ParallelEnv subproc", OURS, "#d62728", _OURS, ours("subproc")),
