@@ -44,6 +44,7 @@ UNITS: dict[str, tuple[str, str]] = {
     "fd_growth": ("more file descriptors", ".0f"),
     "store_growth_mb": ("MB more in Ray's object store", ".2f"),
     "env_steps": ("env steps", ",.0f"),
+    "others_percent": ("% of a core used by other programs", ".1f"),
 }
 
 

@@ -12,7 +12,8 @@ import sys
 from multiprocessing.connection import Connection
 
 from benchmarks.cases import CASES, Case
-from benchmarks.probes import PROBES, Numbers
+from benchmarks.disturbance import Disturbance, Numbers
+from benchmarks.probes import PROBES
 from benchmarks.systems import BY_NAME, System
 
 _PR_SET_PDEATHSIG = 1
@@ -37,8 +38,9 @@ def main() -> None:
 
 def _measure(system: System, case: Case, seconds: float) -> tuple[Numbers | None, str | None]:
     """Return ``(numbers, None)``, or ``(None, what failed)``."""
+    disturbance = Disturbance()
     try:
-        return PROBES[case.probe](system, case, seconds), None
+        return PROBES[case.probe](system, case, seconds, disturbance) | disturbance.numbers(), None
     except Exception as error:  # noqa: BLE001 (likewise)
         return None, one_line(error)
 

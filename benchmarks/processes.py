@@ -69,7 +69,8 @@ class Child:
             SystemFailedError: If it did not.
         """
         self._pipe.send((case, seconds))
-        return self._receive(timeout)
+        numbers: dict[str, float] = self._receive(timeout)
+        return numbers
 
     def _receive(self, timeout: float) -> Any:
         try:

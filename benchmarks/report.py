@@ -11,7 +11,8 @@ from statistics import median
 from typing import Any
 
 from benchmarks.cases import LIMIT, UNITS, Case
-from benchmarks.runner import Outcome, Outcomes, Results
+from benchmarks.disturbance import QUIET
+from benchmarks.runner import REPEATS, Outcome, Outcomes, Results
 from benchmarks.systems import BARE, BY_NAME, PROCESS_PEER, SIDE_BY_SIDE
 from benchmarks.verdicts import Verdict, ratios, verdicts, wording
 
@@ -21,6 +22,9 @@ _HEAD = """# Results
 Written by `{command}`. How it is measured: [README.md](README.md).
 All rounds: [results.json](results.json).
 {note}
+A round in which other programs used more than {quiet:g} % of a core was measured again, up to {repeats} times. If they
+were never quieter, the quietest measurement is kept and the round is *disturbed*: {disturbed} of {rounds} rounds.
+
 Numbers are medians over the rounds, with the lowest and the highest round in brackets. Ratios are taken within a round.
 *Bare* is a plain loop over the same envs that stores nothing; the *limit* is as many such loops as there are usable
 cores. *Side by side* are as many bare loops, each over its share of the envs, that ran at the same time. The *best
@@ -34,8 +38,16 @@ def write(folder: Path, cases: Sequence[Case], results: Results, machine: dict[s
     judged = verdicts(ran, results)
     folder.joinpath("results.json").write_text(_json(ran, results, machine, judged, command), encoding="utf-8")
     note = "" if len(ran) == len(cases) else f"\n**Interrupted: {len(ran)} of {len(cases)} cases were run.**\n"
+    outcomes = [outcome for case in ran for outcome in results[case.name].values()]
     parts = [
-        _HEAD.format(command=command, note=note),
+        _HEAD.format(
+            command=command,
+            note=note,
+            quiet=QUIET,
+            repeats=REPEATS,
+            disturbed=sum(len(outcome.disturbed) for outcome in outcomes),
+            rounds=sum(len(outcome.rounds) for outcome in outcomes),
+        ),
         "![Rates by step cost and by number of envs](results.png)\n",
         table(("", "machine"), machine.items()),
         _targets(judged),
@@ -71,7 +83,8 @@ def _targets(judged: Sequence[Verdict]) -> str:
             BY_NAME[verdict.target.system].title,
             wording(verdict.target),
             _measured(verdict),
-            verdict.word if verdict.word == "met" else f"**{verdict.word}**",
+            (verdict.word if verdict.word == "met" else f"**{verdict.word}**")
+            + f", {verdict.disturbed} of {len(verdict.values)} rounds disturbed" * bool(verdict.disturbed),
         )
         for verdict in judged
     ]
@@ -108,7 +121,8 @@ def _case(case: Case, outcomes: Outcomes) -> str:
     header += columns.values() if has_rates else ()
     rows = []
     for name, outcome in outcomes.items():
-        row = [BY_NAME[name].title, str(len(outcome.rounds)), *(_cell(outcome, metric) for metric in metrics)]
+        rounds = str(len(outcome.rounds)) + f", {len(outcome.disturbed)} disturbed" * bool(outcome.disturbed)
+        row = [BY_NAME[name].title, rounds, *(_cell(outcome, metric) for metric in metrics)]
         row += [_ratio(outcomes, name, other) for other in columns] if has_rates else []
         rows.append(row if outcome.failure is None and outcome.rounds else _without(case, row, outcome))
     return f"### {case.name}\n\n{_envs(case)}\n\n{table(header, rows)}"
@@ -136,7 +150,7 @@ def _cell(outcome: Outcome, metric: str) -> str:
 
 
 def _ratio(outcomes: Outcomes, name: str, against: str) -> str:
-    values = ratios(outcomes, name, against, "rate")
+    values = ratios(outcomes, name, against, "rate").values()
     return f"{median(values):.2f}" if values else ""
 
 

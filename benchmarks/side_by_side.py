@@ -72,6 +72,7 @@ class SideBySide:
             pipe.close()
         for process in self._processes:
             process.join()
+            process.close()
 
 
 def _run(opener: Callable[[EnvFns, dict[str, Any]], Any], env_fns: EnvFns, pipe: Connection) -> None:

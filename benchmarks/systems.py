@@ -6,6 +6,7 @@ To add a peer, write one function that opens it and one line of `SYSTEMS`.
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +34,7 @@ class Opened:
         attribute: Takes the name of an attribute, reads it in every env.
         rollout: Takes a policy and a number of steps, lets the policy act for so long.
         env: The system's own object, for what only some can do.
+        ready_s: Seconds until the first states were there.
         rate: Takes a batch of actions per step, seconds to warm up and seconds to step; returns env steps per second.
             Only of systems that are not stepped by a caller.
     """
@@ -44,6 +46,7 @@ class Opened:
     attribute: Callable[[str], Any] | None = None
     rollout: Callable[[Any, int], Any] | None = None
     env: Any = None
+    ready_s: float = 0.0
     rate: Callable[[list[Any], float, float], float] | None = None
 
 
@@ -199,25 +202,16 @@ def start_ray() -> None:
     """Start Ray on this machine, also where there is one of somebody else."""
     import ray
 
-    ray.init("local", include_dashboard=False, log_to_driver=False, logging_level="error")
+    ray.init("local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
 
 
 def ts_ray(env_fns: EnvFns, options: dict[str, Any]) -> Opened:
-    """Open Tianshou's Ray vector env, with a Ray that is started and stopped with it, as ours is, if none runs."""
+    """Open Tianshou's Ray vector env, with a Ray that is started with it, as ours is, if none runs."""
     import ray
 
-    starts_ray = not ray.is_initialized()
-    if starts_ray:
+    if not ray.is_initialized():
         start_ray()
-    opened = ts("RayVectorEnv")(env_fns, options)
-
-    def close() -> None:
-        opened.env.close()
-        if starts_ray:
-            ray.shutdown()
-
-    opened.close = close
-    return opened
+    return ts("RayVectorEnv")(env_fns, options)
 
 
 _OURS = "parallelenv"
