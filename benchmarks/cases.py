@@ -254,7 +254,10 @@ FORMS = (
 )
 
 # Beside bare loops that run at the same time: two of them share caches and memory, so each is slower than one alone.
-_REAL = ("bare", SIDE_BY_SIDE, "dummy", "thread", "subproc", "caller-steps", "gym-async", "sb3-subproc", "ts-shmem")
+_REAL = (
+    *("bare", SIDE_BY_SIDE, "dummy", "thread", "subproc", "caller-steps"),
+    *("gym-async", "gym-async-capped", "sb3-subproc", "ts-shmem", "torchrl"),
+)
 REAL = (
     Case(
         "half-cheetah",

@@ -46,10 +46,16 @@ def _measure(system: System, case: Case, seconds: float) -> tuple[Numbers | None
 
 
 def one_line(error: BaseException) -> str:
-    """Return type and message of an error in one short line; of several, those of the first."""
+    """Return type and message of an error in one short line; of several errors those of the first.
+
+    Of a message that quotes a worker's traceback, its last line.
+    """
     if isinstance(error, BaseExceptionGroup):
         return f"{one_line(error.exceptions[0])} (and {len(error.exceptions) - 1} more)"
-    text = f"{type(error).__name__}: {error}"
+    message = str(error).strip()
+    if "Traceback (most recent call last)" in message:
+        message = message.splitlines()[-1]
+    text = f"{type(error).__name__}: {message}"
     return " ".join(text.split())[:200]
 
 

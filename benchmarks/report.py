@@ -61,7 +61,11 @@ def read(folder: Path) -> tuple[Results, dict[str, str], str]:
     content = json.loads(folder.joinpath("results.json").read_text(encoding="utf-8"))
     results = {
         name: {
-            system: Outcome({int(turn): numbers for turn, numbers in found["rounds"].items()}, found["failure"])
+            system: Outcome(
+                {int(turn): numbers for turn, numbers in found["rounds"].items()},
+                found["failure"],
+                found.get("absence", ""),
+            )
             for system, found in case["systems"].items()
         }
         for name, case in content["cases"].items()
@@ -137,7 +141,7 @@ def _envs(case: Case) -> str:
 def _without(case: Case, row: list[str], outcome: Outcome) -> list[str]:
     """Return a row with the reason why numbers are missing in place of the rounds."""
     words = "does not accept it" if case.may_refuse else "failed"
-    reason = f"{words}: {outcome.failure}" if outcome.failure else "left out (--quick)"
+    reason = f"{words}: {outcome.failure}" if outcome.failure else f"left out: {outcome.absence or '--quick'}"
     return [row[0], f"{row[1]}; {reason}", *row[2:]]
 
 

@@ -52,10 +52,12 @@ class Outcome:
     Attributes:
         rounds: Numbers of each round that it finished.
         failure: Why it did not finish the others; ``None`` if it did.
+        absence: Why it did not take part; empty if it did.
     """
 
     rounds: dict[int, dict[str, float]] = field(default_factory=dict)
     failure: str | None = None
+    absence: str = ""
 
     def values(self, metric: str) -> list[float]:
         """Return one number of all rounds."""
@@ -132,7 +134,7 @@ def run(cases: Sequence[Case], pace: Pace, results: Results) -> None:
         for number, case in enumerate(cases, 1):
             minutes = (time.monotonic() - begin) / 60
             print(f"[{minutes:5.1f} min] case {number} of {len(cases)}: {case.name} ", end="", flush=True)
-            results[case.name] = {name: Outcome() for name in case.systems}
+            results[case.name] = {name: Outcome(absence=BY_NAME[name].absence()) for name in case.systems}
             _run_case(case, pace, running, results[case.name])
             failed = [name for name, outcome in results[case.name].items() if outcome.failure]
             disturbed = sum(len(outcome.disturbed) for outcome in results[case.name].values())
@@ -141,7 +143,7 @@ def run(cases: Sequence[Case], pace: Pace, results: Results) -> None:
 
 
 def _run_case(case: Case, pace: Pace, running: Children, outcomes: Outcomes) -> None:
-    systems = [BY_NAME[name] for name in case.systems]
+    systems = [BY_NAME[name] for name in case.systems if not outcomes[name].absence]
     for turn in range(max(pace.rounds_of(case, system) for system in systems)):
         taking_part = [system.name for system in systems if turn < pace.rounds_of(case, system)]
         for name in rotated(taking_part, turn):

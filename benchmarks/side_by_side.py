@@ -57,7 +57,8 @@ class SideBySide:
             RuntimeError: If a process failed.
         """
         for pipe, question in zip(self._pipes, questions, strict=True):
-            pipe.send(question)
+            with contextlib.suppress(OSError):  # its process has failed, and its answer says why
+                pipe.send(question)
         answers = [pipe.recv() for pipe in self._pipes]
         for answer in answers:
             if isinstance(answer, str):

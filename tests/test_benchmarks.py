@@ -24,7 +24,7 @@ from benchmarks.envs import STILL, EnvKind, Timed
 from benchmarks.processes import SystemFailedError
 from benchmarks.runner import REPEATS, Outcome, Pace
 from benchmarks.side_by_side import SideBySide
-from benchmarks.systems import SIDE_BY_SIDE, Opened, bare_loop
+from benchmarks.systems import BY_NAME, SIDE_BY_SIDE, Opened, bare_loop
 from benchmarks.verdicts import verdicts
 from parallelenv.contract.cpu_cores import usable_cores
 
@@ -85,6 +85,18 @@ def test_failure_of_a_repeat_is_a_failure() -> None:
     outcome = measured(Scripted(50.0, "it hangs"))
     assert outcome.failure == "it hangs"
     assert outcome.disturbed == {0}
+
+
+def test_absent_system_is_a_row_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    absent = replace(BY_NAME["dummy"], absence=lambda: "no such package")
+    monkeypatch.setitem(BY_NAME, "dummy", absent)
+    case = replace(CASE, systems=("bare", "dummy"), targets=(above("dummy", 2, "bare"),))
+    monkeypatch.setattr(runner, "Children", lambda: Scripted(0.0))
+    results: runner.Results = {}
+    runner.run([case], Pace(), results)
+    assert results["case"]["dummy"] == Outcome(absence="no such package")
+    assert "| ParallelEnv dummy | 0; left out: no such package |" in report._case(case, results["case"])
+    assert [verdict.word for verdict in verdicts([case], results)] == ["not measured"]
 
 
 def rates(*values: float, disturbed: tuple[int, ...] = ()) -> Outcome:
@@ -193,6 +205,14 @@ def test_loops_side_by_side_share_the_envs(loops: SideBySide, tmp_path: Path) ->
 
     assert loops.rate([np.arange(5)], 0.01, 0.05) > 0
     assert {path.name for path in tmp_path.glob("action *")} == {f"action {index}" for index in range(5)}
+
+
+def test_loop_whose_envs_cannot_be_made_says_why() -> None:
+    loops = SideBySide(bare_loop, EnvKind("", gymnasium.make, {"id": "NoSuchEnv-v0"}).env_fns(2), 2)
+    with pytest.raises(RuntimeError, match=r"NameNotFound: .*NoSuchEnv"):
+        loops.reset(0)
+    loops.close()
+    assert not multiprocessing.active_children()
 
 
 def fails_when_stepped(env_fns: Any, options: Any) -> Opened:
