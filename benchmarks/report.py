@@ -48,7 +48,7 @@ def write(folder: Path, cases: Sequence[Case], results: Results, machine: dict[s
             disturbed=sum(len(outcome.disturbed) for outcome in outcomes),
             rounds=sum(len(outcome.rounds) for outcome in outcomes),
         ),
-        "![Rates by step cost and by number of envs](results.png)\n",
+        "![Rates by step cost, by number of envs, and of real envs](results.png)\n",
         table(("", "machine"), machine.items()),
         _targets(judged),
         *(_case(case, results[case.name]) for case in ran),
