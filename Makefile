@@ -76,7 +76,7 @@ picture: $(VENV)/.browser ## Take the picture of JupyterLab in the documentation
 	PARALLELENV_REQUIRE_BROWSER=1 PARALLELENV_SCREENSHOTS=build/screenshots $(PYTEST) -m browser -k first_look tests/browser
 	cp build/screenshots/notebook.png docs/img/notebook.png
 
-bench: $(VENV)/.bench ## Measure every mode beside the peers; takes some 25 minutes, BENCH_ARGS=--quick some 4.
+bench: $(VENV)/.bench ## Measure every mode beside the peers; takes some 35 minutes, BENCH_ARGS=--quick some 6.
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
 bench-auto: $(VENV)/.bench ## Measure what para_mode="auto" chooses beside every mode that it chooses from; some 5 minutes.

@@ -11,7 +11,6 @@ import shlex
 import signal
 import sys
 from pathlib import Path
-from statistics import median
 
 from benchmarks import machine, picture, report
 from benchmarks.cases import CASES, Case
@@ -30,17 +29,16 @@ def main() -> int:
         _write(options.out or _COMMITTED, cases, *report.read(options.out or _COMMITTED))
         return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as an exception, so that the children are ended
-    about, results, foreign = machine.describe(), Results(), {}
+    about, results = machine.describe(), Results()
     print(f"usable cores: {about['usable cores']}, load average {about['load average before the start']}")
     is_interrupted = False
     try:
-        run(cases, Pace(options.rounds, options.seconds, options.quick), results, foreign)
+        run(cases, Pace(options.rounds, options.seconds, options.quick), results)
     except KeyboardInterrupt:
         is_interrupted = True
         if results:
             results.popitem()  # the case that was under way
     folder = _folder(options, is_interrupted)
-    about["cores kept busy by others, before each case"] = _spread(list(foreign.values()))
     _write(folder, cases, results, about, shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]))
     return 130 if is_interrupted else 0
 
@@ -74,12 +72,6 @@ def _folder(options: argparse.Namespace, is_interrupted: bool) -> Path:
         return options.out
     is_full = not (options.only or options.rounds or options.seconds or options.quick or is_interrupted)
     return _COMMITTED if is_full else _ELSEWHERE
-
-
-def _spread(values: list[float]) -> str:
-    if not values:
-        return "unknown"
-    return f"{median(values):.2f} ({min(values):.2f} .. {max(values):.2f})"
 
 
 def _write(folder: Path, cases: list[Case], results: Results, about: dict[str, str], command: str) -> None:

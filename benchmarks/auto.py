@@ -18,8 +18,6 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-import numpy as np
-
 from benchmarks.envs import CARTPOLE, LUNAR_LANDER, WHOLE_HIGHWAY, EnvKind, timed
 from parallelenv import ParallelEnv
 from parallelenv.contract.cpu_cores import usable_cores
@@ -108,7 +106,7 @@ def _load() -> str:
 
 def _measure(case: Case, rounds: int, seconds: float) -> tuple[dict[str, list[float]], Any]:
     """Return the rates of each contender, one per round, and what was recommended."""
-    actions = np.random.default_rng(0).integers(0, case.kind.num_actions, (256, case.num_envs))
+    actions = case.kind.draw_actions(256, case.num_envs)
     rates: dict[str, list[float]] = {name: [] for name in CONTENDERS}
     with _opened(case) as envs:
         count = _steps_in(seconds, envs["dummy"], actions)

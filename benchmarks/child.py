@@ -12,7 +12,8 @@ import sys
 from multiprocessing.connection import Connection
 
 from benchmarks.cases import CASES, Case
-from benchmarks.probes import PROBES, Numbers
+from benchmarks.disturbance import Disturbance, Numbers
+from benchmarks.probes import PROBES
 from benchmarks.systems import BY_NAME, System
 
 _PR_SET_PDEATHSIG = 1
@@ -37,17 +38,24 @@ def main() -> None:
 
 def _measure(system: System, case: Case, seconds: float) -> tuple[Numbers | None, str | None]:
     """Return ``(numbers, None)``, or ``(None, what failed)``."""
+    disturbance = Disturbance()
     try:
-        return PROBES[case.probe](system, case, seconds), None
+        return PROBES[case.probe](system, case, seconds, disturbance) | disturbance.numbers(), None
     except Exception as error:  # noqa: BLE001 (likewise)
         return None, one_line(error)
 
 
 def one_line(error: BaseException) -> str:
-    """Return type and message of an error in one short line; of several, those of the first."""
+    """Return type and message of an error in one short line; of several errors those of the first.
+
+    Of a message that quotes a worker's traceback, its last line.
+    """
     if isinstance(error, BaseExceptionGroup):
         return f"{one_line(error.exceptions[0])} (and {len(error.exceptions) - 1} more)"
-    text = f"{type(error).__name__}: {error}"
+    message = str(error).strip()
+    if "Traceback (most recent call last)" in message:
+        message = message.splitlines()[-1]
+    text = f"{type(error).__name__}: {message}"
     return " ".join(text.split())[:200]
 
 

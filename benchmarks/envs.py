@@ -106,6 +106,21 @@ def make_highway(name: str = "highway-fast-v0") -> gymnasium.Env:
     return gymnasium.make(name)
 
 
+def make_pong() -> gymnasium.Env:
+    """Make Pong as agents are trained on it: grey pictures of 84x84, four frames a step."""
+    import ale_py  # registers its envs
+
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # no banner from each env
+    return gymnasium.wrappers.AtariPreprocessing(gymnasium.make("ALE/Pong-v5", frameskip=1))
+
+
+def make_minigrid() -> gymnasium.Env:
+    """Make an env whose observations are a Dict of a direction, an image and a text."""
+    import minigrid  # noqa: F401 (registers its envs)
+
+    return gymnasium.make("MiniGrid-DoorKey-8x8-v0")
+
+
 class Napper(Timed):
     """Waits as long in each step, so that nodes which share one machine do not take each other's cores."""
 
@@ -121,17 +136,23 @@ class EnvKind:
         title: What it is, for the tables.
         make: The callable that makes one; importable, so that it travels to every kind of worker.
         arguments: Its keyword arguments.
-        num_actions: Actions are drawn from ``0..num_actions - 1``.
     """
 
     title: str
     make: Callable[..., gymnasium.Env]
     arguments: dict[str, Any] = field(default_factory=dict)
-    num_actions: int = 2
 
     def env_fns(self, num_envs: int) -> list[Callable[[], gymnasium.Env]]:
         """Return one env fn per env."""
         return [functools.partial(self.make, **self.arguments) for _ in range(num_envs)]
+
+    def draw_actions(self, num_steps: int, num_envs: int) -> list[Any]:
+        """Return a batch of random actions per step, from the env's own space; the same ones at each call."""
+        env = self.make(**self.arguments)
+        space = gymnasium.vector.utils.batch_space(env.action_space, num_envs)
+        env.close()
+        space.seed(0)
+        return [space.sample() for _ in range(num_steps)]
 
 
 def timed(seconds: float, title: str, **arguments: Any) -> EnvKind:
@@ -141,9 +162,12 @@ def timed(seconds: float, title: str, **arguments: Any) -> EnvKind:
 
 CARTPOLE = EnvKind("CartPole-v1", gymnasium.make, {"id": "CartPole-v1"})
 BLACKJACK = EnvKind("Blackjack-v1", gymnasium.make, {"id": "Blackjack-v1"})
-LUNAR_LANDER = EnvKind("LunarLander-v3", gymnasium.make, {"id": "LunarLander-v3"}, num_actions=4)
-HIGHWAY = EnvKind("highway-fast-v0", make_highway, num_actions=5)
-WHOLE_HIGHWAY = EnvKind("highway-v0", make_highway, {"name": "highway-v0"}, num_actions=5)
+LUNAR_LANDER = EnvKind("LunarLander-v3", gymnasium.make, {"id": "LunarLander-v3"})
+HALF_CHEETAH = EnvKind("HalfCheetah-v5", gymnasium.make, {"id": "HalfCheetah-v5"})
+PONG = EnvKind("ALE/Pong-v5 with AtariPreprocessing", make_pong)
+MINIGRID = EnvKind("MiniGrid-DoorKey-8x8-v0", make_minigrid)
+HIGHWAY = EnvKind("highway-fast-v0", make_highway)
+WHOLE_HIGHWAY = EnvKind("highway-v0", make_highway, {"name": "highway-v0"})
 SLEEPER = EnvKind("sleep, exponential, mean 10 ms", Sleeper, {"seconds": 0.01})
 STILL = EnvKind("a step of no cost", Timed)
 BRIEF = EnvKind("episodes of one step", Brief)

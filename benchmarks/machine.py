@@ -14,7 +14,10 @@ import psutil
 from benchmarks.processes import ROOT
 from parallelenv.contract.cpu_cores import usable_cores
 
-_PACKAGES = ("parallelenv", "gymnasium", "numpy", "ray", "stable_baselines3", "tianshou", "torch", "highway-env")
+_PACKAGES = (
+    *("parallelenv", "gymnasium", "numpy", "ray", "stable_baselines3", "tianshou", "torchrl", "torch"),
+    *("mujoco", "ale-py", "Box2D", "minigrid", "highway-env"),
+)
 
 
 def describe() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""results.png: rates against the cost of a step, and against the number of envs."""
+"""results.png: rates against the cost of a step, against the number of envs, and of real envs."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from benchmarks.cases import CURVE, Case
 from benchmarks.runner import Results
-from benchmarks.systems import BARE, BY_NAME, OURS
+from benchmarks.systems import BARE, BY_NAME, OURS, SIDE_BY_SIDE
+from benchmarks.verdicts import ratios
 from parallelenv.contract.cpu_cores import usable_cores
 
 Points = list[tuple[float, float, float, float]]  # x, and rate: median, lowest, highest
 
 
 def draw(path: Path, cases: Sequence[Case], results: Results, machine: dict[str, str]) -> None:
-    """Draw both panels, as far as their cases were run."""
+    """Draw the panels, as far as their cases were run."""
     matplotlib.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
-    figure = Figure(figsize=(13, 7), dpi=130, layout="constrained")
-    cost, envs = figure.subplots(1, 2)
+    figure = Figure(figsize=(13, 12), dpi=130, layout="constrained")
+    panels = figure.subplot_mosaic([["cost", "envs"], ["real", "real"]], height_ratios=(1.2, 1))
+    cost, envs, real = panels["cost"], panels["envs"], panels["real"]
     _panel(cost, "cost", cases, results)
     cost.set(title="16 envs, by what a step costs", xlabel="CPU time of a step")
     cost.xaxis.set_major_formatter(FuncFormatter(seconds_label))
@@ -32,9 +34,14 @@ def draw(path: Path, cases: Sequence[Case], results: Results, machine: dict[str,
     envs.xaxis.set_major_formatter(FuncFormatter(count_label))
     envs.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     envs.yaxis.set_minor_locator(NullLocator())
-    _legend(figure, (cost, envs))
+    _bars(real, [case for case in cases if case.curve == "real"], results)
+    _legend(figure, (cost, envs, real))
+    disturbed = sum(len(outcome.disturbed) for outcomes in results.values() for outcome in outcomes.values())
     figure.suptitle(
-        f"{machine['usable cores']} cores, {machine['CPU']}, {machine['date']}", fontsize=9, color="#555555"
+        f"{machine['usable cores']} cores, {machine['CPU']}, {machine['date']}"
+        + f"; other programs disturbed {disturbed} rounds" * bool(disturbed),
+        fontsize=9,
+        color="#555555",
     )
     figure.savefig(path)
 
@@ -90,8 +97,46 @@ def _line(axes: Any, name: str, points: Points) -> None:
     axes.fill_between(x, lowest, highest, color=system.colour, alpha=0.15, linewidth=0)
 
 
+def _bars(axes: Any, cases: Sequence[Case], results: Results) -> None:
+    """Draw the rates of real envs as multiples of the bare loop's, with their spread."""
+    axes.set(title="Real envs, 16 of each", ylabel="times one bare loop")
+    axes.set_xticks(range(len(cases)), [case.envs.title for case in cases])
+    axes.grid(axis="y", color="#dddddd", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.axhline(1, color=BY_NAME["bare"].colour, linewidth=2.2)
+    for number, case in enumerate(cases):
+        limit = _multiples(SIDE_BY_SIDE, case, results)
+        if limit:
+            label = BY_NAME[SIDE_BY_SIDE].title
+            axes.hlines(median(limit), number - 0.45, number + 0.45, "#000000", ":", linewidth=1.6, label=label)
+    names = dict.fromkeys(name for case in cases for name in case.systems if name not in ("bare", SIDE_BY_SIDE))
+    width = 0.84 / max(1, len(names))
+    for place, name in enumerate(names):
+        for number, case in enumerate(cases):
+            found = _multiples(name, case, results)
+            if found:
+                middle = median(found)
+                axes.bar(
+                    number + (place - (len(names) - 1) / 2) * width,
+                    middle,
+                    0.9 * width,
+                    yerr=[[middle - min(found)], [max(found) - middle]],
+                    color=BY_NAME[name].colour,
+                    ecolor="#555555",
+                    label=BY_NAME[name].title,
+                )
+
+
+def _multiples(name: str, case: Case, results: Results) -> list[float]:
+    """Return the rates of a system as multiples of the bare loop's; empty if it took no part, or failed."""
+    outcomes = results.get(case.name, {})
+    if name not in outcomes or outcomes[name].failure:
+        return []
+    return list(ratios(outcomes, name, BARE, "rate").values())
+
+
 def _legend(figure: Figure, panels: Sequence[Any]) -> None:
-    """Put one legend below both panels, each system once."""
+    """Put one legend below the panels, each system once."""
     found: dict[str, Any] = {}
     for axes in panels:
         handles, labels = axes.get_legend_handles_labels()

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.cases import Case
+from benchmarks.disturbance import CpuTimes, Disturbance, Numbers
 from benchmarks.envs import lean
 from benchmarks.systems import Opened, System, start_ray
 
@@ -33,37 +34,49 @@ _REPORT = 2.0  # seconds until Ray tells how full its object store is; within on
 _HELPERS = ("multiprocessing.forkserver", "multiprocessing.resource_tracker", "/ray/")  # in their command lines
 _MB = 1e6
 
-Numbers = dict[str, float]
-Probe = Callable[[System, Case, float], Numbers]
+Probe = Callable[[System, Case, float, Disturbance], Numbers]
 
 
 @contextmanager
-def opened(system: System, case: Case, num_envs: int) -> Iterator[Opened]:
-    """Open a system and reset it; close it whatever happens."""
+def opened(system: System, case: Case, num_envs: int, disturbance: Disturbance) -> Iterator[Opened]:
+    """Open a system and reset it; close it whatever happens.
+
+    Other programs are watched until it is closed: its workers end then, and not all of them are waited for.
+    """
+    has_ray = system.uses_ray and sys.modules["ray"].is_initialized()
+    before = CpuTimes.now()
+    begin = time.perf_counter()
     running = system.opener(case.envs.env_fns(num_envs), case.options if system.kind == "ours" else {})
     try:
         running.reset(SEED)
+        running.ready_s = time.perf_counter() - begin
+        ready = CpuTimes.now()
         yield running
+        disturbance.note(before, ready, CpuTimes.now())
     finally:
         running.close()
         gc.collect()  # not in the next system's time
+        if system.uses_ray and not has_ray:
+            sys.modules["ray"].shutdown()  # a pool leaves its Ray to the next one, and Ray is never idle
 
 
-def throughput(system: System, case: Case, seconds: float) -> Numbers:
+def throughput(system: System, case: Case, seconds: float, disturbance: Disturbance) -> Numbers:
     """Return the rate of env steps, and the time until the first states were there."""
-    begin = time.perf_counter()
-    with opened(system, case, case.num_envs) as running:
-        numbers = {"ready_s": time.perf_counter() - begin}
-        numbers["rate"] = case.num_envs / _step_time(running, case, case.num_envs, seconds)
+    with opened(system, case, case.num_envs, disturbance) as running:
+        numbers = {"ready_s": running.ready_s}
+        if running.rate is not None:
+            numbers["rate"] = running.rate(_actions(case, case.num_envs), _WARM_UP, seconds)
+        else:
+            numbers["rate"] = case.num_envs / _step_time(running, case, case.num_envs, seconds)
         if case.with_memory and system.kind == "ours":
             numbers |= _memory_per_worker()
     return numbers
 
 
-def throughput_within_ray(system: System, case: Case, seconds: float) -> Numbers:
+def throughput_within_ray(system: System, case: Case, seconds: float, disturbance: Disturbance) -> Numbers:
     """Do as `throughput`, with a Ray that runs already, if the system uses it."""
     with _running_ray(system):
-        return throughput(system, case, seconds)
+        return throughput(system, case, seconds, disturbance)
 
 
 @contextmanager
@@ -81,9 +94,9 @@ def _running_ray(system: System) -> Iterator[None]:
         ray.shutdown()
 
 
-def rollout(system: System, case: Case, seconds: float) -> Numbers:
+def rollout(system: System, case: Case, seconds: float, disturbance: Disturbance) -> Numbers:
     """Return the rate of env steps in rollouts, each of `_ROLLOUT` steps, with a Ray that runs already."""
-    with _running_ray(system), opened(system, case, case.num_envs) as running:
+    with _running_ray(system), opened(system, case, case.num_envs, disturbance) as running:
 
         def play(policy: Any) -> None:
             running.rollout(policy, _ROLLOUT)
@@ -91,20 +104,20 @@ def rollout(system: System, case: Case, seconds: float) -> Numbers:
         return {"rate": case.num_envs * _ROLLOUT / _repeat(play, [lean], seconds)}
 
 
-def growth(system: System, case: Case, seconds: float) -> Numbers:
+def growth(system: System, case: Case, seconds: float, disturbance: Disturbance) -> Numbers:
     """Return how the time of a step grows with the number of envs; 1 is in proportion."""
     times = []
     for num_envs in _GROWTH:
-        with opened(system, case, num_envs) as running:
+        with opened(system, case, num_envs, disturbance) as running:
             times.append(_step_time(running, case, num_envs, seconds / len(_GROWTH)))
     slope = np.polyfit(np.log(_GROWTH), np.log(times), 1)[0]
     return {"slope": float(slope)}
 
 
-def calls(system: System, case: Case, seconds: float) -> Numbers:
+def calls(system: System, case: Case, seconds: float, disturbance: Disturbance) -> Numbers:
     """Return how often per second a method of every env is called, and an attribute of every env read."""
     numbers = {}
-    with opened(system, case, case.num_envs) as running:
+    with opened(system, case, case.num_envs, disturbance) as running:
         if running.method is not None:
             numbers["methods"] = 1 / _repeat(running.method, ["total"], seconds / 2)
         if running.attribute is not None:
@@ -112,27 +125,26 @@ def calls(system: System, case: Case, seconds: float) -> Numbers:
     return numbers
 
 
-def stragglers(system: System, case: Case, seconds: float) -> Numbers:
+def stragglers(system: System, case: Case, seconds: float, disturbance: Disturbance) -> Numbers:
     """Return the rate of transitions when every step waits for all envs, and when nobody waits for the slowest."""
-    with opened(system, case, case.num_envs) as running:
+    with opened(system, case, case.num_envs, disturbance) as running:
         by_step = case.num_envs / _step_time(running, case, case.num_envs, seconds / 2)
         by_recv = _first_come_rate(running.env, case, seconds / 2)
     return {"step_rate": by_step, "recv_rate": by_recv, "gain": by_recv / by_step}
 
 
-def start_up(system: System, case: Case, seconds: float) -> Numbers:
+def start_up(system: System, case: Case, seconds: float, disturbance: Disturbance) -> Numbers:
     """Return the time until the first states, of the interpreter's first pool and of its second."""
     times = []
     for _ in range(2):
-        begin = time.perf_counter()
-        with opened(system, case, case.num_envs):
-            times.append(time.perf_counter() - begin)
+        with opened(system, case, case.num_envs, disturbance) as running:
+            times.append(running.ready_s)
     return {"cold_s": times[0], "warm_s": times[1]}
 
 
-def idle(system: System, case: Case, seconds: float) -> Numbers:
+def idle(system: System, case: Case, seconds: float, disturbance: Disturbance) -> Numbers:
     """Return what a pool costs that is asked nothing."""
-    with opened(system, case, case.num_envs) as running:
+    with opened(system, case, case.num_envs, disturbance) as running:
         _step_time(running, case, case.num_envs, 0.2)
         time.sleep(0.5)  # whoever still spins for a moment may do so
         before, begin = _cpu_seconds(), time.perf_counter()
@@ -141,12 +153,15 @@ def idle(system: System, case: Case, seconds: float) -> Numbers:
     return {"cpu_percent": 100 * used / wall}
 
 
-def leaks(system: System, case: Case, seconds: float) -> Numbers:
-    """Return what a million env steps leave behind; in a quick run fewer, as many as there is time for."""
+def leaks(system: System, case: Case, seconds: float, disturbance: Disturbance) -> Numbers:
+    """Return what a million env steps leave behind; in a quick run fewer, as many as there is time for.
+
+    What is counted does not depend on other programs, so they are not noted.
+    """
     rows = _actions(case, case.num_envs)
     share = min(1.0, seconds / case.seconds)
     batches = -(-int(_LEAK_STEPS * share) // case.num_envs)
-    with _running_ray(system), opened(system, case, case.num_envs) as running:
+    with _running_ray(system), opened(system, case, case.num_envs, Disturbance()) as running:
         if system.uses_ray:
             _fill_ray(running.env, int(_RAY_CALLS * share))
         _many(running.step, rows, max(200, batches // 5))  # caches and arenas are filled first
@@ -168,7 +183,7 @@ def _step_time(running: Opened, case: Case, num_envs: int, seconds: float) -> fl
 
 def _actions(case: Case, num_envs: int) -> list[Any]:
     rows = max(16, min(_ROWS, 1_000_000 // num_envs))
-    return list(np.random.default_rng(SEED).integers(0, case.envs.num_actions, (rows, num_envs)))
+    return case.envs.draw_actions(rows, num_envs)
 
 
 def _repeat(call: Callable[[Any], Any], arguments: list[Any], seconds: float) -> float:

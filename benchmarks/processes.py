@@ -34,11 +34,12 @@ class Child:
     def __init__(self, system: str) -> None:
         self._token = uuid.uuid4().hex
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `end`)
+        self._folder = tempfile.TemporaryDirectory()  # where it runs: MuJoCo writes a log into the current folder
         self._pipe, theirs = Pipe()
         # A session of its own: Ctrl-C reaches the runner alone, which then ends everybody.
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.child", system, str(theirs.fileno())],
-            cwd=ROOT,
+            cwd=self._folder.name,
             env={**os.environ, **_QUIET, "PYTHONPATH": _python_path(), _TOKEN: self._token},
             stdin=subprocess.DEVNULL,
             stdout=self._output,
@@ -68,7 +69,8 @@ class Child:
             SystemFailedError: If it did not.
         """
         self._pipe.send((case, seconds))
-        return self._receive(timeout)
+        numbers: dict[str, float] = self._receive(timeout)
+        return numbers
 
     def _receive(self, timeout: float) -> Any:
         try:
@@ -105,6 +107,7 @@ class Child:
         self._process.wait()
         _kill_marked(self._token)
         self._output.close()
+        self._folder.cleanup()
 
 
 def _kill_marked(token: str) -> None:
@@ -123,5 +126,5 @@ def _has(process: psutil.Process, token: str) -> bool:
 
 
 def _python_path() -> str:
-    """Return a search path with the checkout in it: workers that are spawned find `benchmarks.envs` there."""
+    """Return a search path with the checkout in it: the child and workers that are spawned find `benchmarks` there."""
     return os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))

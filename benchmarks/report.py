@@ -11,8 +11,9 @@ from statistics import median
 from typing import Any
 
 from benchmarks.cases import LIMIT, UNITS, Case
-from benchmarks.runner import Outcome, Outcomes, Results
-from benchmarks.systems import BARE, BY_NAME, PROCESS_PEER
+from benchmarks.disturbance import QUIET
+from benchmarks.runner import REPEATS, Outcome, Outcomes, Results
+from benchmarks.systems import BARE, BY_NAME, PROCESS_PEER, SIDE_BY_SIDE
 from benchmarks.verdicts import Verdict, ratios, verdicts, wording
 
 _LIMITS = Path(__file__).parent / "limits.toml"
@@ -21,9 +22,13 @@ _HEAD = """# Results
 Written by `{command}`. How it is measured: [README.md](README.md).
 All rounds: [results.json](results.json).
 {note}
+A round in which other programs used more than {quiet:g} % of a core was measured again, up to {repeats} times. If they
+were never quieter, the quietest measurement is kept and the round is *disturbed*: {disturbed} of {rounds} rounds.
+
 Numbers are medians over the rounds, with the lowest and the highest round in brackets. Ratios are taken within a round.
 *Bare* is a plain loop over the same envs that stores nothing; the *limit* is as many such loops as there are usable
-cores; the *best process peer* is the fastest, in the same round, of the vector envs that run one process per env.
+cores. *Side by side* are as many bare loops, each over its share of the envs, that ran at the same time. The *best
+process peer* is the fastest, in the same round, of the vector envs that run their envs in other processes.
 """
 
 
@@ -33,9 +38,17 @@ def write(folder: Path, cases: Sequence[Case], results: Results, machine: dict[s
     judged = verdicts(ran, results)
     folder.joinpath("results.json").write_text(_json(ran, results, machine, judged, command), encoding="utf-8")
     note = "" if len(ran) == len(cases) else f"\n**Interrupted: {len(ran)} of {len(cases)} cases were run.**\n"
+    outcomes = [outcome for case in ran for outcome in results[case.name].values()]
     parts = [
-        _HEAD.format(command=command, note=note),
-        "![Rates by step cost and by number of envs](results.png)\n",
+        _HEAD.format(
+            command=command,
+            note=note,
+            quiet=QUIET,
+            repeats=REPEATS,
+            disturbed=sum(len(outcome.disturbed) for outcome in outcomes),
+            rounds=sum(len(outcome.rounds) for outcome in outcomes),
+        ),
+        "![Rates by step cost, by number of envs, and of real envs](results.png)\n",
         table(("", "machine"), machine.items()),
         _targets(judged),
         *(_case(case, results[case.name]) for case in ran),
@@ -48,7 +61,11 @@ def read(folder: Path) -> tuple[Results, dict[str, str], str]:
     content = json.loads(folder.joinpath("results.json").read_text(encoding="utf-8"))
     results = {
         name: {
-            system: Outcome({int(turn): numbers for turn, numbers in found["rounds"].items()}, found["failure"])
+            system: Outcome(
+                {int(turn): numbers for turn, numbers in found["rounds"].items()},
+                found["failure"],
+                found.get("absence", ""),
+            )
             for system, found in case["systems"].items()
         }
         for name, case in content["cases"].items()
@@ -70,7 +87,8 @@ def _targets(judged: Sequence[Verdict]) -> str:
             BY_NAME[verdict.target.system].title,
             wording(verdict.target),
             _measured(verdict),
-            verdict.word if verdict.word == "met" else f"**{verdict.word}**",
+            (verdict.word if verdict.word == "met" else f"**{verdict.word}**")
+            + f", {verdict.disturbed} of {len(verdict.values)} rounds disturbed" * bool(verdict.disturbed),
         )
         for verdict in judged
     ]
@@ -101,11 +119,15 @@ def _case(case: Case, outcomes: Outcomes) -> str:
     metrics = [metric for metric in UNITS if any(outcome.values(metric) for outcome in outcomes.values())]
     has_rates = "rate" in metrics
     header = ["system", "rounds", *(UNITS[metric][0] for metric in metrics)]
-    header += ["x bare", "x limit", "x best process peer"] if has_rates else []
+    columns = {BARE: "x bare", LIMIT: "x limit", SIDE_BY_SIDE: "x side by side", PROCESS_PEER: "x best process peer"}
+    if SIDE_BY_SIDE not in case.systems:
+        del columns[SIDE_BY_SIDE]
+    header += columns.values() if has_rates else ()
     rows = []
     for name, outcome in outcomes.items():
-        row = [BY_NAME[name].title, str(len(outcome.rounds)), *(_cell(outcome, metric) for metric in metrics)]
-        row += [_ratio(outcomes, name, other) for other in (BARE, LIMIT, PROCESS_PEER)] if has_rates else []
+        rounds = str(len(outcome.rounds)) + f", {len(outcome.disturbed)} disturbed" * bool(outcome.disturbed)
+        row = [BY_NAME[name].title, rounds, *(_cell(outcome, metric) for metric in metrics)]
+        row += [_ratio(outcomes, name, other) for other in columns] if has_rates else []
         rows.append(row if outcome.failure is None and outcome.rounds else _without(case, row, outcome))
     return f"### {case.name}\n\n{_envs(case)}\n\n{table(header, rows)}"
 
@@ -119,7 +141,7 @@ def _envs(case: Case) -> str:
 def _without(case: Case, row: list[str], outcome: Outcome) -> list[str]:
     """Return a row with the reason why numbers are missing in place of the rounds."""
     words = "does not accept it" if case.may_refuse else "failed"
-    reason = f"{words}: {outcome.failure}" if outcome.failure else "left out (--quick)"
+    reason = f"{words}: {outcome.failure}" if outcome.failure else f"left out: {outcome.absence or '--quick'}"
     return [row[0], f"{row[1]}; {reason}", *row[2:]]
 
 
@@ -132,7 +154,7 @@ def _cell(outcome: Outcome, metric: str) -> str:
 
 
 def _ratio(outcomes: Outcomes, name: str, against: str) -> str:
-    values = ratios(outcomes, name, against, "rate")
+    values = ratios(outcomes, name, against, "rate").values()
     return f"{median(values):.2f}" if values else ""
 
 

@@ -5,16 +5,21 @@ To add a peer, write one function that opens it and one line of `SYSTEMS`.
 
 from __future__ import annotations
 
+import functools
 import importlib
-from collections.abc import Callable, Sequence
+import importlib.util
+import inspect
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy
 
-EnvFns = Sequence[Callable[[], Any]]
+from benchmarks.side_by_side import EnvFns, SideBySide
 
 BARE = "bare"
+SIDE_BY_SIDE = "bare-side-by-side"
 OURS = "ours"
 IN_PROCESS_PEER = "in-process peer"
 PROCESS_PEER = "process peer"
@@ -26,21 +31,26 @@ class Opened:
 
     Attributes:
         reset: Takes the seed of the first env; the others get the numbers after it.
-        step: Takes one action per env, as an array; restarts the envs that ended.
+        step: Takes one action per env, as an array; restarts the envs that ended. ``None`` if there is a rate.
         close: Leaves nothing running.
         method: Takes the name of a method without arguments, calls it in every env.
         attribute: Takes the name of an attribute, reads it in every env.
         rollout: Takes a policy and a number of steps, lets the policy act for so long.
         env: The system's own object, for what only some can do.
+        ready_s: Seconds until the first states were there.
+        rate: Takes a batch of actions per step, seconds to warm up and seconds to step; returns env steps per second.
+            Only of systems that are not stepped by a caller.
     """
 
     reset: Callable[[int], Any]
-    step: Callable[[Any], Any]
+    step: Any
     close: Callable[[], Any]
     method: Callable[[str], Any] | None = None
     attribute: Callable[[str], Any] | None = None
     rollout: Callable[[Any, int], Any] | None = None
     env: Any = None
+    ready_s: float = 0.0
+    rate: Callable[[list[Any], float, float], float] | None = None
 
 
 Opener = Callable[[EnvFns, dict[str, Any]], Opened]
@@ -53,11 +63,12 @@ class System:
     Attributes:
         name: What ``--only`` and the cases call it.
         title: What the tables call it.
-        kind: ``BARE``, ``OURS``, ``IN_PROCESS_PEER`` or ``PROCESS_PEER``: what it is compared with.
+        kind: ``BARE``, ``SIDE_BY_SIDE``, ``OURS``, ``IN_PROCESS_PEER`` or ``PROCESS_PEER``: what it is compared with.
         colour: In the picture.
         module: What is imported before anything is timed.
         opener: Takes env fns and a case's options for `ParallelEnv`, returns it opened.
         uses_ray: Whether it starts Ray, which takes seconds: fewer rounds.
+        absence: Returns why it cannot take part on this machine; empty if it can.
     """
 
     name: str
@@ -67,6 +78,7 @@ class System:
     module: str
     opener: Opener
     uses_ray: bool = False
+    absence: Callable[[], str] = str
 
     def load(self) -> None:
         """Import what the system needs."""
@@ -107,6 +119,18 @@ def bare_loop(env_fns: EnvFns, options: dict[str, Any]) -> Opened:
     return Opened(reset, step, close, rollout=rollout)
 
 
+def bare_loops(env_fns: EnvFns, options: dict[str, Any]) -> Opened:
+    """Step envs by hand, in as many processes as there are usable cores, at the same time."""
+    loops = SideBySide(bare_loop, env_fns, _cores())
+    return Opened(loops.reset, None, loops.close, rate=loops.rate)
+
+
+def _cores() -> int:
+    from parallelenv.contract.cpu_cores import usable_cores  # here, because most peers run without our package
+
+    return usable_cores()
+
+
 def ours(mode: str, **extra: Any) -> Opener:
     """Return what opens `ParallelEnv` in a mode."""
 
@@ -140,6 +164,18 @@ def gym(name: str, **extra: Any) -> Opener:
         return Opened(lambda seed: env.reset(seed=seed), env.step, env.close, env.call, env.get_attr, env=env)
 
     return open_it
+
+
+def gym_capped(env_fns: EnvFns, options: dict[str, Any]) -> Opened:
+    """Open Gymnasium's processes, of which only as many step at the same time as there are usable cores."""
+    return gym("AsyncVectorEnv", max_concurrency=_cores())(env_fns, options)
+
+
+def _gym_is_uncapped() -> str:
+    from gymnasium.vector import AsyncVectorEnv
+
+    has_cap = "max_concurrency" in inspect.signature(AsyncVectorEnv).parameters
+    return "" if has_cap else "AsyncVectorEnv of this Gymnasium has no max_concurrency"
 
 
 def sb3(name: str, **extra: Any) -> Opener:
@@ -183,29 +219,63 @@ def ts(name: str) -> Opener:
     return open_it
 
 
+def torchrl(env_fns: EnvFns, options: dict[str, Any]) -> Opened:
+    """Open TorchRL's pool with one worker per usable core; exchange is by shared memory.
+
+    It takes no seed for all envs, so each gets its own when it is made. It is not asked for infos: it can pass on
+    those of HalfCheetah, but no Python numbers.
+    """
+    import torch
+    from torchrl.envs import AsyncEnvPool
+
+    pool = AsyncEnvPool(
+        [functools.partial(_torchrl_env, make, seed) for seed, make in enumerate(env_fns)],
+        backend="multiprocessing",
+        exchange="shm",
+        envs_per_worker=-(-len(env_fns) // _cores()),
+    )
+    states: Any = None
+
+    def reset(seed: int) -> None:
+        nonlocal states
+        states = pool.reset()
+
+    def step(actions: Any) -> Any:
+        nonlocal states
+        states["action"] = torch.from_numpy(actions)
+        answer, states = pool.step_and_maybe_reset(states)
+        return answer
+
+    return Opened(reset, step, pool.close, env=pool)
+
+
+def _torchrl_env(make: Callable[[], Any], seed: int) -> Any:
+    from torchrl.envs import GymWrapper
+
+    env = GymWrapper(make(), categorical_action_encoding=True)  # numbers as actions, as all others take them
+    env.set_seed(seed)
+    return env
+
+
+def _torchrl_is_absent() -> str:
+    is_absent = importlib.util.find_spec("torchrl") is None
+    return "torchrl is not installed: pip install 'parallelenv[bench-torchrl]'" if is_absent else ""
+
+
 def start_ray() -> None:
     """Start Ray on this machine, also where there is one of somebody else."""
     import ray
 
-    ray.init("local", include_dashboard=False, log_to_driver=False, logging_level="error")
+    ray.init("local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
 
 
 def ts_ray(env_fns: EnvFns, options: dict[str, Any]) -> Opened:
-    """Open Tianshou's Ray vector env, with a Ray that is started and stopped with it, as ours is, if none runs."""
+    """Open Tianshou's Ray vector env, with a Ray that is started with it, as ours is, if none runs."""
     import ray
 
-    starts_ray = not ray.is_initialized()
-    if starts_ray:
+    if not ray.is_initialized():
         start_ray()
-    opened = ts("RayVectorEnv")(env_fns, options)
-
-    def close() -> None:
-        opened.env.close()
-        if starts_ray:
-            ray.shutdown()
-
-    opened.close = close
-    return opened
+    return ts("RayVectorEnv")(env_fns, options)
 
 
 _OURS = "parallelenv"
@@ -221,6 +291,7 @@ _CALLS = {"direct": False}
 
 SYSTEMS: tuple[System, ...] = (
     System("bare", "bare loop", BARE, "#000000", "gymnasium", bare_loop),
+    System(SIDE_BY_SIDE, "bare loops side by side", SIDE_BY_SIDE, "#555555", "gymnasium", bare_loops),
     System("dummy", "ParallelEnv dummy", OURS, "#8c564b", _OURS, ours("dummy")),
     System("thread", "ParallelEnv thread", OURS, "#e377c2", _OURS, ours("thread")),
     System("subproc", "ParallelEnv subproc", OURS, "#d62728", _OURS, ours("subproc")),
@@ -230,12 +301,24 @@ SYSTEMS: tuple[System, ...] = (
     System("ray-calls", "ParallelEnv ray direct=False", OURS, "#dbdb00", _OURS, ours("ray", **_CALLS), uses_ray=True),
     System("gym-sync", "Gymnasium SyncVectorEnv", IN_PROCESS_PEER, "#9edae5", _GYM, gym("SyncVectorEnv")),
     System("gym-async", "Gymnasium AsyncVectorEnv", PROCESS_PEER, "#1f77b4", _GYM, gym("AsyncVectorEnv")),
+    System(
+        "gym-async-capped",
+        "Gymnasium Async, max_concurrency",
+        PROCESS_PEER,
+        "#0b3d91",
+        _GYM,
+        gym_capped,
+        absence=_gym_is_uncapped,
+    ),
     System("gym-pipe", "Gymnasium Async, no shm", PROCESS_PEER, "#aec7e8", _GYM, gym("AsyncVectorEnv", **_PIPE)),
     System("sb3-dummy", "SB3 DummyVecEnv", IN_PROCESS_PEER, "#98df8a", _SB3, sb3("DummyVecEnv")),
     System("sb3-subproc", "SB3 SubprocVecEnv", PROCESS_PEER, "#2ca02c", _SB3, sb3("SubprocVecEnv", **_FORK)),
     System("ts-dummy", "Tianshou DummyVectorEnv", IN_PROCESS_PEER, "#c5b0d5", _TS, ts("DummyVectorEnv")),
     System("ts-subproc", "Tianshou SubprocVectorEnv", PROCESS_PEER, "#9467bd", _TS, ts("SubprocVectorEnv")),
     System("ts-shmem", "Tianshou ShmemVectorEnv", PROCESS_PEER, "#17becf", _TS, ts("ShmemVectorEnv")),
+    System(
+        "torchrl", "TorchRL AsyncEnvPool", PROCESS_PEER, "#b15928", "torchrl.envs", torchrl, absence=_torchrl_is_absent
+    ),
     System("ts-ray", "Tianshou RayVectorEnv", PROCESS_PEER, "#dbdb8d", _TS, ts_ray, uses_ray=True),
 )
 

@@ -60,7 +60,7 @@ def _stamp(kind: Any, name: str) -> None:
 
 def _record(env: ParallelEnv, num_envs: int) -> dict[tuple[str, ...], list[list[float]]]:
     """Return the times of all stamps of each step, by the way that the step took."""
-    actions = np.random.default_rng(0).integers(0, CARTPOLE.num_actions, (_STEPS, num_envs))
+    actions = CARTPOLE.draw_actions(_STEPS, num_envs)
     found = defaultdict(list)
     for row in actions:
         _stamps.clear()

@@ -8,7 +8,7 @@ from statistics import median
 
 from benchmarks.cases import LIMIT, UNITS, Case, Target
 from benchmarks.runner import Outcomes, Results
-from benchmarks.systems import BY_NAME, IN_PROCESS_PEER, PROCESS_PEER
+from benchmarks.systems import BARE, BY_NAME, IN_PROCESS_PEER, PROCESS_PEER
 from parallelenv.contract.cpu_cores import usable_cores
 
 _PLURALS = {IN_PROCESS_PEER: "the best in-process peer", PROCESS_PEER: "the best process peer", LIMIT: "the limit"}
@@ -23,12 +23,14 @@ class Verdict:
         target: The target.
         values: One per round in which both sides took part.
         failure: Why there are none, or not all; ``None`` if there is nothing to say.
+        disturbed: In how many of these rounds other programs used too much CPU, on either side.
     """
 
     case: str
     target: Target
     values: tuple[float, ...]
     failure: str | None
+    disturbed: int = 0
 
     @property
     def measured(self) -> float:
@@ -63,11 +65,13 @@ def verdicts(cases: Sequence[Case], results: Results) -> list[Verdict]:
 def _verdict(case: Case, target: Target, outcomes: Outcomes) -> Verdict:
     outcome = outcomes[target.system]
     values = ratios(outcomes, target.system, target.against, target.metric)
-    return Verdict(case.name, target, tuple(values), outcome.failure)
+    sides = [outcome, *(outcomes[name] for name in _meant(outcomes, target.against))]
+    disturbed = sum(any(turn in side.disturbed for side in sides) for turn in values)
+    return Verdict(case.name, target, tuple(values.values()), outcome.failure, disturbed)
 
 
-def ratios(outcomes: Outcomes, system: str, against: str, metric: str) -> list[float]:
-    """Return a number of one system as a multiple of another's, or of the best of a kind, round by round.
+def ratios(outcomes: Outcomes, system: str, against: str, metric: str) -> dict[int, float]:
+    """Return, by round, a number of one system as a multiple of another's, or of the best of a kind.
 
     Args:
         outcomes: Of one case.
@@ -75,23 +79,20 @@ def ratios(outcomes: Outcomes, system: str, against: str, metric: str) -> list[f
         against: A system's name, a kind of peer or ``LIMIT``; empty: the number itself is returned.
         metric: Which number.
     """
-    if not against:
-        return outcomes[system].values(metric)
-    found = []
+    factor = usable_cores() if against == LIMIT else 1
+    found = {}
     for turn, numbers in outcomes[system].rounds.items():
-        other = _reference(outcomes, against, metric, turn)
+        others = [outcomes[name].rounds.get(turn, {}).get(metric, 0.0) for name in _meant(outcomes, against)]
+        other = factor * max(others, default=0.0) if against else 1.0
         if other and metric in numbers:
-            found.append(numbers[metric] / other)
+            found[turn] = numbers[metric] / other
     return found
 
 
-def _reference(outcomes: Outcomes, against: str, metric: str, turn: int) -> float:
-    """Return what is divided by in one round; 0 if nobody to compare with took part in it."""
-    if against == LIMIT:
-        return usable_cores() * _reference(outcomes, "bare", metric, turn)
-    names = [name for name in outcomes if against in (name, BY_NAME[name].kind)]
-    numbers = [outcomes[name].rounds.get(turn, {}).get(metric, 0.0) for name in names]
-    return max(numbers, default=0.0)
+def _meant(outcomes: Outcomes, against: str) -> list[str]:
+    """Return the names of the systems of which the best is compared with."""
+    against = BARE if against == LIMIT else against
+    return [name for name in outcomes if against in (name, BY_NAME[name].kind)]
 
 
 def wording(target: Target) -> str:
