@@ -61,7 +61,7 @@ class CallerChannel:
         self._queue.clear()
         self._host.close()
         with DeferSigint():  # an interrupt in a `__del__` would be lost
-            vars(self._host).pop("_writer", None)  # frees its memory now, not when the user drops the closed object
+            self._host.detach()  # frees its memory now, not when the user drops the closed object
 
 
 class CallerStep:

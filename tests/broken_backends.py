@@ -143,7 +143,7 @@ class ClosesTwice(Channel):
 class ResetsTwice(Channel):
     def send(self, packed: Command) -> None:
         if packed.operation == "reset":
-            self._host.execute(replace(packed))
+            self._host.execute(replace(packed, number=-1))
         super().send(packed)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import gymnasium as gym
@@ -13,8 +14,9 @@ from hypothesis import strategies as st
 
 from parallelenv import ParallelEnv
 from parallelenv.contract.batch import INFO_NBYTES, Batch, Layout
-from parallelenv.contract.info_columns import InfoColumns, form_of
+from parallelenv.contract.info_columns import InfoColumns, InfoTable, form_of
 from parallelenv.contract.protocol import Extra
+from parallelenv.contract.rollout_data import EpisodeEnds, RolloutChunk
 from parallelenv.engine.info_learner import InfoLearner
 
 NUM_ENVS = 5
@@ -257,3 +259,23 @@ def test_few_infos_of_many_envs_are_not_learned() -> None:
 
 def test_batch_whose_rows_travel_has_no_room_for_infos() -> None:
     assert not Layout(None, None, 0, 4, has_infos=True).part((1, 2)).has_infos
+
+
+def test_chunk_of_a_rollout_pickles_infos_of_one_form_as_arrays() -> None:
+    nothing = np.zeros((2, 2))
+    ends = EpisodeEnds(np.zeros(0, int), np.zeros(0, int), [])
+    said = {
+        (0, 0): Extra(dict(STEADY)),
+        (0, 1): Extra({**STEADY, "an int": 2**40}),
+        (1, 0): Extra({"other": "x"}),
+        (1, 1): Extra(dict(STEADY), reset_info={"begun": 1}),
+        (2, 0): Extra(None, reward=("none",)),
+    }
+    chunk = RolloutChunk((0, 1), [nothing], [nothing], nothing, nothing > 0, nothing > 0, ends, said=dict(said))
+    found = pickle.loads(pickle.dumps(chunk)).said
+    assert found.keys() == said.keys()
+    for place, extra in said.items():
+        assert all(same(*pair) for pair in zip(found[place], extra, strict=True))
+    table, places = InfoTable.of({(0, 0): {"n": 1}, (0, 1): {"n": 2**70}})
+    assert table is None
+    assert not places

@@ -6,7 +6,7 @@ steps take 46 us, pickled infos took two fifths of the speed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,6 +40,8 @@ class InfoColumn(NamedTuple):
         return self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
 
 
+Place = tuple[int, int]
+"""A step and an env id."""
 InfoForm = tuple[InfoColumn, ...]
 """The keys of an info, in order, and the types of their values."""
 
@@ -165,3 +167,51 @@ def _lister(array: Array, column: InfoColumn) -> Callable[[Any], list[Any]]:
     if column.kind is np.ndarray:
         return lambda rows: [value.copy() for value in array[rows]]
     return lambda rows: list(array[rows])
+
+
+class InfoTable(NamedTuple):
+    """Infos of one form from many steps, an array per key: for a chunk of a rollout that travels.
+
+    Attributes:
+        form: The form.
+        places: ``(m, 2)`` int64: step and env id of each.
+        columns: The values of each key, ``(m, *shape)``.
+    """
+
+    form: InfoForm
+    places: Array
+    columns: list[Array]
+
+    @classmethod
+    def of(
+        cls, infos: Mapping[tuple[int, int], dict[str, Any]]
+    ) -> tuple[InfoTable | None, Collection[tuple[int, int]]]:
+        """Return the infos of the first one's form; ``None`` if it has none. Also the places of those in the table.
+
+        Args:
+            infos: Infos by step and env id.
+        """
+        form = form_of(next(iter(infos.values()), {}))
+        if form is None:
+            return None, ()
+        keys, kinds = tuple(one.key for one in form), tuple(one.kind for one in form)
+        chosen = {
+            place: info
+            for place, info in infos.items()
+            if tuple(info) == keys and tuple(map(type, info.values())) == kinds
+        }
+        if np.ndarray in kinds:
+            chosen = {place: info for place, info in chosen.items() if form_of(info) == form}
+        try:
+            columns = [np.array([info[one.key] for info in chosen.values()], one.dtype) for one in form]
+        except OverflowError:  # ints of more than 64 bits
+            return None, ()
+        return cls(form, np.array(list(chosen), np.int64).reshape(-1, 2), columns), chosen.keys()
+
+    def infos(self) -> dict[Place, dict[str, Any]]:
+        """Return the infos by step and env id, each value of its very type."""
+        keys = [one.key for one in self.form]
+        lists = [_lister(array, one)(slice(None)) for array, one in zip(self.columns, self.form, strict=True)]
+        places = [(step, env_id) for step, env_id in self.places.tolist()]
+        rows = zip(*lists, strict=True)
+        return {place: dict(zip(keys, values, strict=True)) for place, values in zip(places, rows, strict=True)}

@@ -152,6 +152,11 @@ class Host:
         rows = writer.rows(self.everyone)
         self._whole = rows, range(rows.start, rows.stop), writer.cells(rows)
 
+    def detach(self) -> None:
+        """Release the batch. No command may follow."""
+        for name in ("_writer", "_whole", "_columns", "_run"):
+            vars(self).pop(name, None)
+
     def execute(self, command: Command) -> Reply:
         """Execute a command on each of its envs; an exception in one env does not affect the others.
 
