@@ -120,6 +120,7 @@ Pretend = Callable[..., list[str]]
         (SLOW, 16, 2, None, "subproc 2"),
         (SLOW_WAITING, 16, 2, None, "thread 16"),
         (SLOW_TO_MAKE, 16, 2, None, "subproc 2"),
+        (replace(BRIEF, making=5.0), 16, 2, None, "subproc 2"),
     ],
 )
 def test_fastest_mode_and_number_of_workers_are_chosen(

@@ -67,8 +67,8 @@ def recommend(
     Each mode that could be faster than the best so far is stepped with random actions for some tenths of a second, with
     one real env per worker (one of each kind if the list has different env fns, up to three), which all env ids of the
     worker share. They are closed afterwards. Live instances are copied and the copies tried in separate processes; the
-    instances are not touched. Envs whose steps take longer than 0.1 s, or that take longer than 1 s to make and reset,
-    are stepped once or twice, and the choice is estimated from that.
+    instances are not touched. If a step takes longer than 0.05 s, or making and resetting an env longer than 1 s, only
+    ``"dummy"`` is tried, with one env, and the mode is estimated from its figures.
 
     Args:
         envs: See `ParallelEnv`.

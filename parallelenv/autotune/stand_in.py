@@ -46,11 +46,7 @@ class StandIn(gymnasium.Env[Any, Any]):
     Args:
         trial: Name of the trial.
         factory: Makes the env.
-        must_be_new: Whether to refuse an env that existed before, as it may be the user's.
-
-    Raises:
-        NotNewError: If it does.
-        Exception: What the env's constructor raised.
+        must_be_new: Whether to raise `NotNewError` for an env that existed before, as it may be the user's.
     """
 
     def __init__(self, trial: str, factory: EnvFactory, *, must_be_new: bool = False) -> None:
@@ -97,11 +93,7 @@ class StandIn(gymnasium.Env[Any, Any]):
 
 
 def _build_new(factory: EnvFactory) -> Any:
-    """Build an env that did not exist before.
-
-    Raises:
-        NotNewError: If the env fn returns the same one twice.
-    """
+    """Build an env; raise `NotNewError` if the env fn returns the same one twice."""
     begin = time.perf_counter()
     env = factory.build()
     if isinstance(factory.source, (EnvSpec, type)) or time.perf_counter() - begin > _QUICK_BUILD:

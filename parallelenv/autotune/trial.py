@@ -157,8 +157,7 @@ class Trial:
     def run_here(self) -> TrialResult:
         """Try one candidate after the other, the simplest first."""
         if self.are_copies:  # this object is in a worker, in the place of an env
-            info: Any = get_worker_info()
-            self.shared = info.shared
+            self.shared = get_worker_info().shared  # type: ignore[union-attr]
         begin = time.perf_counter()
         with _without_side_effects(), contextlib.ExitStack() as self._stack:
             self._name = os.urandom(8).hex()
@@ -251,8 +250,11 @@ class Trial:
         """Whether a candidate can be tried, or judged without a trial."""
         if candidate.mode == "subproc" and (obstacle := self.find_obstacle()):
             self._failed.setdefault("subproc", obstacle)
-        may_hold_gil = candidate.mode == "thread" and not self._waits and self._best.mode != "thread"
-        return candidate.mode not in self._failed and not (may_hold_gil and self._takes_long(candidate))
+        if candidate.mode in self._failed or not self._takes_long(candidate):
+            return candidate.mode not in self._failed
+        # Threads surely help envs that wait, or if they have helped before; the gain of caller_steps is never sure.
+        helps = candidate.mode == "subproc" or self._waits or self._best.mode == "thread"
+        return helps and not candidate.caller_steps
 
     def _takes_long(self, candidate: Candidate) -> bool:
         """Whether a trial would take long. Threads are expected to make their envs in turns, because of the GIL."""
@@ -267,18 +269,22 @@ class Trial:
             self._best, self._pool = candidate, None
             return True
         pool: _Pool | None
+        before = self._best.seconds
         try:
             pool = self._open(candidate)
             pools = [pool] if self._pool is None else [pool, self._pool]
             end = time.perf_counter() + _DUEL
             for turn in range(_ROUNDS):
-                for one in pools if turn % 2 else reversed(pools):
-                    one.time()
+                for each in pools if turn % 2 else reversed(pools):
+                    each.time()
                 if time.perf_counter() > end:
                     break
         except Exception as error:  # noqa: BLE001 (envs raise anything; in a loop these work)
             self._failed[candidate.mode] = f"a trial of them failed ({one_line(error)})"
             return False
+        for one in self._tried:  # in a slower moment of the machine they would have been slower, too
+            if one is not self._best:
+                one.times = deque((seconds * self._best.seconds / before for seconds in one.times), _ROUNDS)
         self._tried.append(candidate)
         wins = candidate.seconds * CLOSE_ENOUGH < self._best.seconds
         if wins:
@@ -388,25 +394,18 @@ def _measure_steps(env: ParallelEnv) -> tuple[float, float]:
 
 
 def _switches() -> tuple[int, int]:
-    """Return how often this thread gave up its core to wait, and how often it was preempted.
-
-    If the system does not report it, all time not spent computing counts as waiting.
-    """
+    """Return how often this thread gave up its core to wait, and how often it was preempted."""
     try:
         import resource
 
         usage = resource.getrusage(resource.RUSAGE_THREAD)
-    except (ImportError, AttributeError):  # not Linux
+    except (ImportError, AttributeError):  # not Linux: all time not spent computing counts as waiting
         return time.perf_counter_ns(), 0
     return usage.ru_nvcsw, usage.ru_nivcsw
 
 
 def _random_actions(env: ParallelEnv) -> list[Any]:
-    """Return some random actions for all envs of a pool.
-
-    Raises:
-        EnvContractError: If an env declares no action space, and none is given.
-    """
+    """Return some random actions for all envs of a pool."""
     # of copies, so that an env's own space, maybe shared in its class, keeps its seed
     space: Any = batched(copy.deepcopy(env.single_action_space), len(env))
     each: list[Any] = [space] if space is not None else env.action_spaces
