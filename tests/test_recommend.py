@@ -43,7 +43,7 @@ class Kind:
             return busy + 50 * US + 31 * US * workers + num_envs * self.step
         slower = 1.5 if busy and workers >= cores else 1.0  # a worker shares its core with the caller
         work = max(share * self.step, num_envs * self.compute / min(workers, cores)) * slower
-        call = {"thread": 50 * US + 31 * US * workers, "subproc": 20 * US + 8 * US * (workers - candidate.caller_steps)}
+        call = {"thread": 50 * US + 31 * US * workers, "subproc": 20 * US + 8 * US * (workers - len(candidate.options))}
         return max(busy, call[candidate.mode] + work)
 
 

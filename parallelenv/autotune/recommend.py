@@ -153,16 +153,14 @@ def _describe(found: TrialResult, num_envs: int, caller_busy: bool) -> str:
         parts.append("No other mode open to them can be clearly faster.")
     for mode, why in found.failed.items():
         parts.append(f"{'Threads' if mode == 'thread' else 'Other processes'} are out of the question: {why}.")
-    if best.caller_steps:
+    if best.options:
         parts.append("The caller steps a share of the envs itself, which are not isolated from it.")
     return " ".join(parts)
 
 
 def _name(candidate: Candidate) -> str:
-    if candidate.workers == 1 and candidate.mode == _SAFE:
-        return _SAFE
-    option = "caller_steps and " if candidate.caller_steps else ""
-    return f"{candidate.mode} with {option}{count(candidate.workers, 'worker')}"
+    parts = [*candidate.options, count(candidate.workers, "worker")]
+    return _SAFE if candidate.mode == _SAFE else f"{candidate.mode} with {' and '.join(parts)}"
 
 
 def _rate(num_envs: int, candidate: Candidate) -> str:

@@ -60,7 +60,7 @@ _PATIENCE = 20.0
 
 @dataclass(slots=True)
 class Candidate:
-    """A mode with its number of workers.
+    """A mode with its number of workers, and ``caller_steps=True`` or no option.
 
     Attributes:
         times: Seconds of a step of all envs, in each of the latest rounds.
@@ -69,7 +69,7 @@ class Candidate:
 
     mode: str
     workers: int
-    caller_steps: bool = False
+    options: dict[str, Any]
     times: deque[float] = field(default_factory=lambda: deque(maxlen=_ROUNDS))
     was_tried: bool = True
 
@@ -77,11 +77,6 @@ class Candidate:
     def seconds(self) -> float:
         """Median of the times."""
         return median(self.times)
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Options of the mode's backend."""
-        return {"caller_steps": True} if self.caller_steps else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,9 +158,9 @@ class Trial:
             self._name = os.urandom(8).hex()
             self._failed: dict[str, str] = {}
             self._try_dummy()
-            for mode, caller_steps in (("thread", False), ("subproc", False), ("subproc", True)):
-                for workers in self._counts(mode, caller_steps):
-                    candidate = Candidate(mode, workers, caller_steps)
+            for mode, options in ("thread", {}), ("subproc", {}), ("subproc", {"caller_steps": True}):
+                for workers in self._counts(mode, options):
+                    candidate = Candidate(mode, workers, options)
                     is_worth_it = self._least(candidate) * CLOSE_ENOUGH < self._best.seconds
                     if not is_worth_it or time.perf_counter() - begin > _LIMIT or not self._is_possible(candidate):
                         break
@@ -178,8 +173,8 @@ class Trial:
         self._making, step, compute, nbytes = self._first_steps()
         self._computing, self._nbytes = min(1.0, compute / step), round(nbytes)
         self._waits = self._computing < 0.5
-        self._busy = 0.0
-        self._best = dummy = Candidate("dummy", 1)
+        self._busy, self._stepping = 0.0, 1.0
+        self._best = dummy = Candidate("dummy", 1, {})
         dummy.times.append(step * len(self.factories))
         self._tried = [dummy]
         self._pool: _Pool | None = None  # of the best candidate
@@ -189,13 +184,14 @@ class Trial:
                 self._pool.time()
         if self.caller_busy:
             self._busy = dummy.seconds / max(1, self.cores - 1)
+            self._stepping = dummy.seconds / (dummy.seconds + self._busy)
             dummy.times = deque([dummy.seconds + self._busy], _ROUNDS)
             self._pool = self._pool and self._open(dummy)
 
     @property
     def _step(self) -> float:
         """Seconds of a step of one env, by the latest rounds of the loop."""
-        return (self._tried[0].seconds - self._busy) / len(self.factories)
+        return self._tried[0].seconds * self._stepping / len(self.factories)
 
     def _first_steps(self) -> list[float]:
         """Step one env of each kind. These envs stay open, and are those of all pools in this thread.
@@ -211,23 +207,21 @@ class Trial:
             kind.prepare()
             now = time.perf_counter()
             env_fn = functools.partial(StandIn, self._name, kind, must_be_new=not self.are_copies)
-            env = self._make(Candidate("dummy", 1), [env_fn])
+            env = self._make(Candidate("dummy", 1, {}), [env_fn])
             nbytes = _count_bytes(env.reset(seed=0))
             found[env_id] = time.perf_counter() - now, *_measure_steps(env), nbytes
         self.factories = [one if one.env_id in found else self.factories[0] for one in self.factories]
         return np.mean([found[one.env_id] for one in self.factories], axis=0).tolist()  # type: ignore[no-any-return]
 
-    def _counts(self, mode: str, caller_steps: bool) -> list[int]:
+    def _counts(self, mode: str, options: dict[str, Any]) -> list[int]:
         """Return the numbers of workers to try, in order.
 
         A process beyond the number of cores costs some 40 MB, a thread almost nothing: for envs that wait, more
         processes than cores are considered only if threads do not help.
         """
-        if caller_steps:
-            fastest = min(
-                (one for one in self._tried if one.mode == "subproc"), key=lambda one: one.seconds, default=None
-            )
-            return [fastest.workers] if fastest and not self.caller_busy else []
+        if options:
+            tried = [(one.seconds, one.workers) for one in self._tried if one.mode == "subproc"]
+            return [min(tried)[1]] if tried and not self.caller_busy else []
         exceeds_cores = self._waits and not (mode == "subproc" and self._best.mode == "thread")
         most = min(len(self.factories), self.num_cpus or max(self.cores, MOST_WORKERS if exceeds_cores else 0))
         counts = [most]
@@ -250,11 +244,10 @@ class Trial:
         """Whether a candidate can be tried, or judged without a trial."""
         if candidate.mode == "subproc" and (obstacle := self.find_obstacle()):
             self._failed.setdefault("subproc", obstacle)
-        if candidate.mode in self._failed or not self._takes_long(candidate):
-            return candidate.mode not in self._failed
         # Threads surely help envs that wait, or if they have helped before; the gain of caller_steps is never sure.
-        helps = candidate.mode == "subproc" or self._waits or self._best.mode == "thread"
-        return helps and not candidate.caller_steps
+        surely_helps = candidate.mode == "subproc" or self._waits or self._best.mode == "thread"
+        can_be_judged = (surely_helps and not candidate.options) or not self._takes_long(candidate)
+        return can_be_judged and candidate.mode not in self._failed
 
     def _takes_long(self, candidate: Candidate) -> bool:
         """Whether a trial would take long. Threads are expected to make their envs in turns, because of the GIL."""
