@@ -1,7 +1,8 @@
 """`para_mode="auto"` beside the modes that it chooses from, on the same envs and with the same actions.
 
-All are open at once and are timed in turns, each with the same number of steps, so that all of them see the
-same episodes and a slow moment of the machine meets all of them: read the ratios, not the rates.
+First `auto` opens, which is timed. Then the others open, and all are timed in turns, each with the same number of
+steps, so that all of them see the same episodes and a slow moment of the machine meets all of them: read the ratios,
+not the rates.
 
 Usage: python -m benchmarks.auto [--only NAME...] [--rounds 9] [--seconds 0.3]
 """
@@ -12,13 +13,12 @@ import argparse
 import importlib.util
 import os
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from benchmarks.envs import CARTPOLE, LUNAR_LANDER, WHOLE_HIGHWAY, EnvKind, timed
+from benchmarks.envs import CARTPOLE, LUNAR_LANDER, SLEEPER, WHOLE_HIGHWAY, EnvKind, timed
 from parallelenv import ParallelEnv
 from parallelenv.contract.cpu_cores import usable_cores
 from parallelenv.contract.error_text import format_table
@@ -59,11 +59,14 @@ class Case:
 
 
 CASES = (
+    Case("cartpole-2", CARTPOLE, 2),
     Case("cartpole", CARTPOLE, 16),
     Case("cartpole-64", CARTPOLE, 64),
     Case("lunar-lander", LUNAR_LANDER, 16, needs="Box2D"),
     Case("highway", WHOLE_HIGHWAY, 16, needs="highway_env", most_rounds=3),
+    Case("100us", timed(100e-6, "100 us CPU"), 16),
     Case("1ms", timed(1e-3, "1 ms CPU"), 16),
+    Case("sleep", SLEEPER, 16, most_rounds=5),
 )
 
 
@@ -79,12 +82,13 @@ def main() -> int:
             print(f"{case.title}: left out, {case.needs} is not installed (it is in the extra 'bench')")
             continue
         load = _load()
-        rates, recommendation = _measure(case, min(options.rounds, case.most_rounds), options.seconds)
+        rates, opening, recommendation = _measure(case, min(options.rounds, case.most_rounds), options.seconds)
         ratio = _ratio(rates)
         is_enough = is_enough and ratio >= ENOUGH
-        rows.append((case.title, *(_rounded(median(rates[name])) for name in CONTENDERS), f"{ratio:.2f}"))
+        medians = (_rounded(median(rates[name])) for name in CONTENDERS)
+        rows.append((case.title, *medians, f"{ratio:.2f}", f"{opening:.1f}"))
         print(f"{case.title} (load average {load}): {recommendation}", flush=True)
-    print("\n" + format_table(("envs", *CONTENDERS, "auto/best"), rows, left=("envs",)))
+    print("\n" + format_table(("envs", *CONTENDERS, "auto/best", "opening s"), rows, left=("envs",)))
     return 0 if is_enough else 1
 
 
@@ -104,26 +108,23 @@ def _load() -> str:
     return f"{os.getloadavg()[0]:.2f}" if hasattr(os, "getloadavg") else "unknown"
 
 
-def _measure(case: Case, rounds: int, seconds: float) -> tuple[dict[str, list[float]], Any]:
-    """Return the rates of each contender, one per round, and what was recommended."""
+def _measure(case: Case, rounds: int, seconds: float) -> tuple[dict[str, list[float]], float, Any]:
+    """Return the rates of each contender, one per round, how long `auto` took to open, and what was recommended."""
     actions = case.kind.draw_actions(256, case.num_envs)
     rates: dict[str, list[float]] = {name: [] for name in CONTENDERS}
-    with _opened(case) as envs:
+    with ExitStack() as stack:
+        envs, begin = {}, time.perf_counter()
+        for name, (mode, options) in CONTENDERS.items():
+            env = ParallelEnv(case.kind.env_fns(case.num_envs), mode, "restart", **options)
+            envs[name] = stack.enter_context(env)
+            if name == AUTO:
+                opening = time.perf_counter() - begin
         count = _steps_in(seconds, envs["dummy"], actions)
         for turn in range(rounds):
             names = list(CONTENDERS) if turn % 2 else list(reversed(CONTENDERS))
             for name in names:
                 rates[name].append(case.num_envs * _rate(envs[name], actions, count, seed=turn))
-        return rates, envs[AUTO].recommendation
-
-
-@contextmanager
-def _opened(case: Case) -> Iterator[dict[str, ParallelEnv]]:
-    with ExitStack() as stack:
-        yield {
-            name: stack.enter_context(ParallelEnv(case.kind.env_fns(case.num_envs), mode, "restart", **options))
-            for name, (mode, options) in CONTENDERS.items()
-        }
+        return rates, opening, envs[AUTO].recommendation
 
 
 def _steps_in(seconds: float, env: ParallelEnv, actions: Any) -> int:

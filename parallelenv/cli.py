@@ -82,8 +82,8 @@ def _add_recommend(commands: Any) -> None:
     parser = commands.add_parser(
         "recommend",
         help="try your envs for a moment and say which mode suits them",
-        description="Step one env for a moment with random actions, estimate how long all of them take in each "
-        'mode, and say in one line which is best and why. It is what para_mode="auto" goes by.',
+        description="Step the envs for a moment with random actions in each mode that could be the fastest, and say in "
+        'one line which is and why. It is what para_mode="auto" goes by.',
     )
     add = parser.add_argument
     add("envs", nargs="+", metavar="ENV", help="registered id, for example CartPole-v1 or module:Name-v0")

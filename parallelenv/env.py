@@ -88,7 +88,7 @@ class ParallelEnv:
             are envs too; a `gymnasium.Env` that has these, or whose ``reset`` takes no ``seed`` or ``options``, is used
             in the old way, with an `OldApiWarning`. Objects without them can only be used for calls and attributes.
         para_mode: ``"dummy"`` (a loop), ``"thread"``, ``"subproc"``, ``"ray"``, ``"ray-subproc"``, a word that another
-            package adds, a backend class, or ``"auto"``: the mode that `recommend` chooses.
+            package adds, a backend class, or ``"auto"``: the mode that `recommend` chooses by a trial of a second.
         asynchronous: The done policy: what happens when an episode ends. ``None``: the first end of an episode ends
             those of all envs; until their reset they return ``(None, None, True, {})``. ``"idle"``: only that env
             returns this; the others continue. ``"restart"``: the env is reset within the same step, and

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 ENTRY_POINT_GROUP = "parallelenv.backends"
 AUTO = "auto"
 """The word that lets `choose` select the mode."""
+AUTO_OPTION = "caller_busy"
+"""Its only option, of `recommend` too."""
 
 # word -> (module:Class, package that it needs beyond our own dependencies)
 _MODES: dict[str, tuple[str, str | None]] = {
@@ -74,7 +76,7 @@ def settle(
 
     Raises:
         The errors of `make_backend`; and, with ``"auto"``:
-        UnknownOptionError: If there are options.
+        UnknownOptionError: If there are options other than ``caller_busy``.
         ArgumentError: If GPUs are requested.
     """
     if not (isinstance(para_mode, str) and para_mode == AUTO):
@@ -82,18 +84,19 @@ def settle(
     _refuse_details(options, num_gpus, own_arguments)
     from parallelenv.autotune.recommend import choose  # imported late: it needs the words of this module
 
-    chosen = choose(env_factories, num_cpus, spaces, **for_envs)
+    chosen = choose(env_factories, num_cpus, spaces, **for_envs, **options)
     return make_backend(chosen.mode, chosen.options), chosen.num_cpus, chosen
 
 
 def _refuse_details(options: dict[str, Any], num_gpus: float, own_arguments: Sequence[str]) -> None:
     """Refuse options that only some modes have: whether they are an error must not depend on measurements."""
     for name, value in options.items():
-        raise UnknownOptionError(
-            f"{name}={show(value)} is no option of para_mode={AUTO!r}, which accepts none: they differ between the "
-            f"modes that it may choose. Name the mode; recommend(envs) says which one it would be."
-            f"{_instead(name, own_arguments)}"
-        )
+        if name != AUTO_OPTION:
+            raise UnknownOptionError(
+                f"{name}={show(value)} is no option of para_mode={AUTO!r}, which accepts {AUTO_OPTION} only: others "
+                f"differ between the modes that it may choose. Name the mode; recommend(envs) says which one it would "
+                f"be.{_instead(name, own_arguments)}"
+            )
     if num_gpus:
         raise ArgumentError(
             f"num_gpus={show(num_gpus)} cannot be kept with para_mode={AUTO!r}: only Ray's workers are given GPUs, and "
@@ -128,8 +131,8 @@ def make_backend(para_mode: Any, options: dict[str, Any], own_arguments: Sequenc
 
 
 def option_names(para_mode: Any) -> list[str]:
-    """Return the options that a mode accepts; ``"auto"`` accepts none. Arguments and errors: see `make_backend`."""
-    return [] if isinstance(para_mode, str) and para_mode == AUTO else _accepted(_kind(para_mode))
+    """Return the options that a mode accepts. Arguments and errors: see `make_backend`."""
+    return [AUTO_OPTION] if isinstance(para_mode, str) and para_mode == AUTO else _accepted(_kind(para_mode))
 
 
 def _kind(para_mode: Any) -> type[Any]:

@@ -346,13 +346,13 @@ def test_the_simplest_of_the_fastest_correct_modes_is_recommended(rows: list[Com
 
 def test_choice_of_recommend_is_kept_unless_measured_slower() -> None:
     rows = (row("dummy", 100), row("thread", 200), row("subproc+caller_steps", 204))
-    for estimated in ("thread", "subproc+caller_steps"):
-        compared = Comparison("Env-v0", rows, estimated)
-        assert compared.recommended().mode == estimated
-        assert "estimate" not in report.describe_comparison(compared)
+    for chosen in ("thread", "subproc+caller_steps"):
+        compared = Comparison("Env-v0", rows, chosen)
+        assert compared.recommended().mode == chosen
+        assert "recommend()" not in report.describe_comparison(compared)
     compared = Comparison("Env-v0", rows, "dummy")
     assert compared.recommended().mode == "thread"
-    assert "recommend(), which only estimates, chooses para_mode='dummy'." in report.describe_comparison(compared)
+    assert "recommend(), which tries for a moment, chose para_mode='dummy'." in report.describe_comparison(compared)
 
 
 def test_recommendation_states_the_speedup() -> None:
@@ -401,7 +401,7 @@ def test_compare_uses_the_number_of_workers_that_recommend_chooses(monkeypatch: 
     plan = replace(PLAN, num_envs=4, num_cpus=2, modes=("dummy", "thread", "subproc+caller_steps"))
     compared = compare.compare("CartPole-v1", plan, Steps())
     assert [one.workers for one in compared.rows] == [1, 4, 4]
-    assert compared.estimated == "thread"
+    assert compared.chosen == "thread"
 
 
 def test_table_aligns_columns_and_omits_empty_ones() -> None:

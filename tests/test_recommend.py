@@ -1,154 +1,253 @@
-"""The choice of ``para_mode="auto"``, and its reason. No time is asserted."""
+"""The choice of ``para_mode="auto"`` from given times, and its reason."""
 
 from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from test_measure import Spaceless, Witness
+from test_trial import Spaceless, Witness
 
 import parallelenv
 from parallelenv import ParallelEnv, recommend, registry
-from parallelenv.autotune import measure
 from parallelenv.autotune import recommend as recommending
-from parallelenv.autotune.costs import (
-    MOST_WORKERS,
-    Candidate,
-    EnvMeasurements,
-    Resources,
-    candidates,
-    simplest_of_fastest,
-)
+from parallelenv.autotune import trial
+from parallelenv.autotune.recommend import Recommendation
+from parallelenv.autotune.trial import Candidate, Trial
 from parallelenv.cli import main
 from parallelenv.contract.value_difference import difference
 from parallelenv.errors import ArgumentError, InvalidEnvError, UnknownModeError, UnknownOptionError
 
 US, MS = 1e-6, 1e-3
-BRIEF = EnvMeasurements(5 * US, 5 * US)
-LONG = EnvMeasurements(1 * MS, 1 * MS, lock_free=0.0)
-RELEASING = EnvMeasurements(1 * MS, 1 * MS, lock_free=1.0)
-WAITING = EnvMeasurements(5 * MS, 20 * US, lock_free=1.0)
-WAITING_WITH_LOCK = EnvMeasurements(5 * MS, 20 * US, lock_free=0.0)
 
 
-# -------------------------------------------------------------------- the estimate
+@dataclass(frozen=True)
+class Kind:
+    """An env on an ideal machine: seconds of a step, of computing in it, and of making one."""
+
+    step: float
+    compute: float
+    releases_gil: bool = False
+    making: float = 0.0
+
+    def seconds(self, num_envs: int, candidate: Candidate, cores: int, busy: float) -> float:
+        """Return how long a step of all envs takes."""
+        workers, share = candidate.workers, -(-num_envs // candidate.workers)
+        if candidate.mode == "dummy":
+            return busy + 10 * US + num_envs * self.step
+        if candidate.mode == "thread" and not self.releases_gil:
+            return busy + 50 * US + 31 * US * workers + num_envs * self.step
+        slower = 1.5 if busy and workers >= cores else 1.0  # a worker shares its core with the caller
+        work = max(share * self.step, num_envs * self.compute / min(workers, cores)) * slower
+        call = {"thread": 50 * US + 31 * US * workers, "subproc": 20 * US + 8 * US * (workers - len(candidate.options))}
+        return max(busy, call[candidate.mode] + work)
+
+
+BRIEF = Kind(5 * US, 5 * US)
+SHORT = Kind(100 * US, 100 * US)
+LONG = Kind(1 * MS, 1 * MS)
+RELEASING = replace(LONG, releases_gil=True)
+WAITING = Kind(5 * MS, 20 * US, releases_gil=True)
+WAITING_WITH_LOCK = replace(WAITING, releases_gil=False)
+SLOW = Kind(10.0, 10.0)
+SLOW_WAITING = Kind(10.0, 0.0, releases_gil=True)
+SLOW_TO_MAKE = replace(SHORT, making=5.0)
+
+
+@pytest.fixture
+def pretend(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """Let trials find the times of a kind of env; return the pools that they open."""
+
+    def pretend(kind: Kind, cores: int = 2) -> list[str]:
+        opened: list[str] = []
+
+        def open_pool(self: Trial, candidate: Candidate) -> Any:
+            opened.append(name(candidate))
+            busy = self._busy
+
+            def time() -> None:
+                candidate.times.append(kind.seconds(len(self.factories), candidate, cores, busy))
+
+            return SimpleNamespace(candidate=candidate, time=time, env=SimpleNamespace(close=lambda: None))
+
+        monkeypatch.setattr(trial.Trial, "_first_steps", lambda self: [kind.making, kind.step, kind.compute, 16.0])
+        monkeypatch.setattr(trial.Trial, "_open", open_pool)
+        monkeypatch.setattr(trial.Trial, "run", Trial.run_here)  # nowhere else
+        monkeypatch.setattr(recommending, "usable_cores", lambda: cores)
+        return opened
+
+    return pretend
+
+
+def name(candidate: Candidate | Recommendation) -> str:
+    workers = candidate.workers if isinstance(candidate, Candidate) else candidate.num_cpus
+    return " ".join([candidate.mode, str(workers), *candidate.options])
+
+
+Pretend = Callable[..., list[str]]
+
+
+# -------------------------------------------------------------------- the choice
 
 
 @pytest.mark.parametrize(
-    ("figures", "resources", "label"),
+    ("kind", "num_envs", "cores", "num_cpus", "label"),
     [
-        (BRIEF, Resources(1, 2), "dummy 1"),
-        (BRIEF, Resources(4, 2), "dummy 1"),
-        (BRIEF, Resources(16, 2), "subproc 2 caller_steps"),
-        (BRIEF, Resources(256, 2), "subproc 2 caller_steps"),
-        (LONG, Resources(1, 2), "dummy 1"),
-        (LONG, Resources(16, 2), "subproc 2"),
-        (LONG, Resources(16, 4), "subproc 4"),
-        (LONG, Resources(64, 16), "subproc 16"),
-        (LONG, Resources(16, 1), "dummy 1"),
-        (LONG, Resources(16, 8, workers=3), "subproc 3"),
-        (LONG, Resources(2, 8, workers=3), "subproc 2 caller_steps"),
-        (LONG, Resources(16, 2, workers=1), "dummy 1"),
-        (LONG, Resources(16, 2, may_leave=False), "dummy 1"),
-        (RELEASING, Resources(16, 4), "thread 4"),
-        (RELEASING, Resources(16, 4, may_leave=False), "thread 4"),
-        (WAITING, Resources(16, 2), "thread 16"),
-        (WAITING, Resources(16, 1), "thread 16"),
-        (WAITING, Resources(1000, 2), f"thread {MOST_WORKERS}"),
-        (WAITING, Resources(16, 2, workers=4), "thread 4"),
-        (WAITING_WITH_LOCK, Resources(16, 2), "subproc 16"),
-        (WAITING_WITH_LOCK, Resources(16, 2, may_leave=False), "dummy 1"),
+        (BRIEF, 1, 2, None, "dummy 1"),
+        (BRIEF, 4, 2, None, "dummy 1"),
+        (BRIEF, 16, 2, None, "subproc 2 caller_steps"),
+        (BRIEF, 256, 2, None, "subproc 2"),
+        (BRIEF, 64, 64, None, "subproc 8 caller_steps"),
+        (SHORT, 16, 2, None, "subproc 2"),
+        (LONG, 1, 2, None, "dummy 1"),
+        (LONG, 16, 2, None, "subproc 2"),
+        (LONG, 16, 4, None, "subproc 4"),
+        (LONG, 64, 16, None, "subproc 16"),
+        (LONG, 16, 1, None, "dummy 1"),
+        (LONG, 16, 8, 3, "subproc 3"),
+        (LONG, 2, 8, 3, "subproc 2"),
+        (LONG, 16, 2, 1, "dummy 1"),
+        (RELEASING, 16, 4, None, "thread 4"),
+        (WAITING, 16, 2, None, "thread 16"),
+        (WAITING, 16, 1, None, "thread 16"),
+        (WAITING, 1000, 2, None, f"thread {trial.MOST_WORKERS}"),
+        (WAITING, 16, 2, 4, "thread 4"),
+        (WAITING_WITH_LOCK, 16, 2, None, "subproc 16"),
+        (SLOW, 16, 2, None, "subproc 2"),
+        (SLOW_WAITING, 16, 2, None, "thread 16"),
+        (SLOW_TO_MAKE, 16, 2, None, "subproc 2"),
+        (replace(BRIEF, making=5.0), 16, 2, None, "subproc 2"),
     ],
 )
-def test_estimate_selects_mode_and_number_of_workers(
-    figures: EnvMeasurements, resources: Resources, label: str
+def test_fastest_mode_and_number_of_workers_are_chosen(
+    kind: Kind, num_envs: int, cores: int, num_cpus: int | None, label: str, pretend: Pretend
 ) -> None:
-    best = simplest_of_fastest(candidates(figures, resources))
-    assert " ".join([best.mode, str(best.workers), *best.options]) == label
+    pretend(kind, cores)
+    assert name(recommend(["CartPole-v1"] * num_envs, num_cpus=num_cpus)) == label
 
 
-def test_infos_and_texts_increase_the_cost_of_other_processes() -> None:
-    silent, talkative = EnvMeasurements(6 * US, 6 * US), EnvMeasurements(6 * US, 6 * US, extra_nbytes=4000)
-    assert simplest_of_fastest(candidates(silent, Resources(8, 2))).leaves
-    assert not simplest_of_fastest(candidates(talkative, Resources(8, 2))).leaves
+@pytest.mark.parametrize(
+    ("kind", "num_envs", "cores", "opened"),
+    [
+        (BRIEF, 2, 64, ["dummy 1"]),
+        (BRIEF, 16, 2, ["dummy 1", "subproc 2", "subproc 2 caller_steps"]),
+        (LONG, 64, 64, ["dummy 1", "thread 2", "subproc 64", "subproc 64 caller_steps"]),
+        (RELEASING, 64, 4, ["dummy 1", "thread 2", "thread 4"]),
+        (WAITING, 64, 2, ["dummy 1", "thread 32"]),
+        (WAITING_WITH_LOCK, 16, 2, ["dummy 1", "thread 16", "subproc 16"]),
+        (SLOW, 16, 2, []),
+        (SLOW_TO_MAKE, 16, 2, ["dummy 1"]),
+    ],
+)
+def test_only_candidates_that_could_be_faster_are_tried(
+    kind: Kind, num_envs: int, cores: int, opened: list[str], pretend: Pretend
+) -> None:
+    found = pretend(kind, cores)
+    recommend(["CartPole-v1"] * num_envs)
+    assert found == opened
 
 
-def test_large_states_take_longer_in_every_mode() -> None:
-    small, large = EnvMeasurements(5 * US, 5 * US, 1.0), EnvMeasurements(5 * US, 5 * US, 1.0, state_nbytes=100_000)
-    pairs = list(zip(candidates(small, Resources(16, 2)), candidates(large, Resources(16, 2)), strict=True))
-    assert len(pairs) == 4
-    assert all(before.seconds < after.seconds for before, after in pairs)
+@pytest.mark.parametrize(
+    ("kind", "num_envs", "cores", "label"),
+    [
+        (BRIEF, 2, 2, "dummy 1"),
+        (LONG, 1, 2, "subproc 1"),
+        (LONG, 16, 2, "subproc 1"),
+        (LONG, 16, 4, "subproc 3"),
+        (SLOW, 12, 4, "subproc 3"),
+    ],
+)
+def test_busy_caller_keeps_a_core(kind: Kind, num_envs: int, cores: int, label: str, pretend: Pretend) -> None:
+    pretend(kind, cores)
+    assert name(recommend(["CartPole-v1"] * num_envs, caller_busy=True)) == label
+    with ParallelEnv(["CartPole-v1"] * num_envs, "auto", caller_busy=True) as env:
+        assert env.recommendation is not None
+        assert name(env.recommendation) == label
 
 
-def test_mode_must_be_clearly_faster_than_a_simpler_one() -> None:
-    simple = Candidate("simple", 1, 1.04)
-    assert simplest_of_fastest([simple, Candidate("quick", 2, 1.0)]) is simple
-    assert simplest_of_fastest([simple, Candidate("quick", 2, 0.9)]).mode == "quick"
+def test_no_further_pool_is_opened_after_the_time_limit(pretend: Pretend, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = pretend(LONG)
+    monkeypatch.setattr(trial, "_LIMIT", -1.0)
+    assert recommend(["CartPole-v1"] * 16).mode == "dummy"
+    assert opened == ["dummy 1"]
 
 
-@pytest.mark.parametrize("figures", [BRIEF, LONG, RELEASING, WAITING, WAITING_WITH_LOCK])
-def test_candidates_are_known_modes_without_ray(figures: EnvMeasurements) -> None:
-    for candidate in candidates(figures, Resources(16, 2)):
-        assert candidate.mode in registry.known_modes()
-        assert "ray" not in candidate.mode
-        registry.make_backend(candidate.mode, candidate.options)
+@pytest.mark.parametrize(("seconds", "mode"), [(15.5 * MS, "dummy"), (15 * MS, "thread")])
+def test_mode_must_be_clearly_faster_than_a_simpler_one(
+    seconds: float, mode: str, pretend: Pretend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Tie(Kind):
+        def seconds(self, num_envs: int, candidate: Candidate, cores: int, busy: float) -> float:
+            return 16 * MS if candidate.mode == "dummy" else seconds
+
+    pretend(Tie(MS, MS))
+    assert recommend(["CartPole-v1"] * 16).mode == mode
 
 
 # -------------------------------------------------------------------- the recommendation
 
 
-def pretend(monkeypatch: pytest.MonkeyPatch, figures: EnvMeasurements, cores: int = 2) -> None:
-    """Let trials return given measurements, on a machine with a given number of cores."""
-    monkeypatch.setattr(measure, "measure", lambda *_: figures)
-    monkeypatch.setattr(recommending, "usable_cores", lambda: cores)
-
-
 @pytest.mark.parametrize(
-    ("figures", "arguments", "reason"),
+    ("kind", "arguments", "reason"),
     [
         (
             BRIEF,
             {"para_mode": "subproc", "num_cpus": 2, "caller_steps": True},
-            r"A step takes 5 µs; a state has 0 bytes\. 2 workers are estimated to be 1\.\d times as fast as a plain "
-            r"loop, with 16 envs on 2 cores\. The caller steps a share of the envs itself, which are not isolated .*",
+            r"A step takes 5\.62 µs\. 16 envs made 235,000 steps/s in subproc with caller_steps and 2 workers, 211,000 "
+            r"in subproc with 2 workers, 178,000 in dummy\. The caller steps a share of the envs itself, which are .*",
         ),
-        (LONG, {"para_mode": "subproc", "num_cpus": 2}, r"A step takes 1 ms and holds the GIL; .* 2 workers are .*"),
+        (
+            LONG,
+            {"para_mode": "subproc", "num_cpus": 2},
+            r"A step takes 1 ms\. 16 envs made 1,990 steps/s in subproc with 2 workers, 999 in dummy, 993 in thread "
+            r"with 2 workers\.",
+        ),
         (
             WAITING,
             {"para_mode": "thread", "num_cpus": 16},
-            r"A step takes 5 ms, mostly waiting, and releases the GIL; .*\. 16 workers are .* times as fast as .*",
+            r"A step takes 5 ms, mostly waiting\. 16 envs made 2,880 steps/s in thread with 16 workers, 200 in dummy\.",
         ),
         (
-            EnvMeasurements(1 * US, 1 * US),
+            Kind(1 * US, 1 * US),
             {"para_mode": "dummy", "num_cpus": 1},
-            r".* With 16 envs on 2 cores no mode open to them is clearly faster than a plain loop\.",
+            r"A step takes 1\.62 µs\. 16 envs made 615,000 steps/s in dummy\. No other mode open to them can be "
+            r"clearly faster\.",
+        ),
+        (
+            SLOW,
+            {"para_mode": "subproc", "num_cpus": 2},
+            r"A step takes 10 s\. 16 envs made 0\.1 steps/s in dummy\. 0\.2 are possible in subproc with 2 workers: "
+            r"not tried, as these envs take long\.",
         ),
     ],
 )
 def test_recommendation_is_one_line_with_usable_arguments(
-    figures: EnvMeasurements, arguments: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
+    kind: Kind, arguments: dict[str, Any], reason: str, pretend: Pretend
 ) -> None:
-    pretend(monkeypatch, figures)
+    pretend(kind)
     found = recommend(["CartPole-v1"] * 16)
     assert found.arguments == arguments
     assert re.fullmatch(reason, found.reason)
     assert str(found) == ", ".join(f"{name}={value!r}" for name, value in arguments.items()) + f": {found.reason}"
-    assert (found.step_cost, found.releases_gil) == (figures.step_cost, figures.releases_gil)
+    assert found.step_cost == pytest.approx(kind.step, abs=1 * US)
+    assert found.state_nbytes == 16
+    assert found.releases_gil in (None, kind.releases_gil)
     with ParallelEnv(["CartPole-v1"] * 16, **found.arguments) as env:
         assert env.num_hosts == found.num_cpus
 
 
-def test_reason_mentions_copies_of_instances(monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend(monkeypatch, LONG)
+def test_reason_mentions_copies_of_instances(pretend: Pretend) -> None:
+    pretend(LONG)
     assert recommend([Witness() for _ in range(4)]).reason.endswith(" Workers get copies of the instances.")
-    assert recommend([Witness()]).reason.endswith(" Copies of the instances were tried.")
+    assert recommend([Witness()]).reason.endswith(" Copies of them were tried.")
 
 
-def test_num_cpus_of_the_user_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend(monkeypatch, WAITING)
+def test_num_cpus_of_the_user_is_kept(pretend: Pretend) -> None:
+    pretend(WAITING)
     assert recommend(["CartPole-v1"] * 16, num_cpus=5).num_cpus == 5
     with ParallelEnv(["CartPole-v1"] * 3, "auto", num_cpus=5) as env:
         assert env.num_workers == env.num_hosts == 3
@@ -163,9 +262,9 @@ def test_recommend_refuses_invalid_envs() -> None:
         recommend([42])
 
 
-@pytest.mark.parametrize("figures", [LONG, RELEASING])
-def test_unpicklable_envs_get_an_in_process_mode(figures: EnvMeasurements, monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend(monkeypatch, figures)
+@pytest.mark.parametrize("kind", [LONG, RELEASING])
+def test_unpicklable_envs_get_an_in_process_mode(kind: Kind, pretend: Pretend) -> None:
+    pretend(kind)
     lock = threading.Lock()
 
     def make() -> Witness:
@@ -173,13 +272,15 @@ def test_unpicklable_envs_get_an_in_process_mode(figures: EnvMeasurements, monke
             return Witness()
 
     found = recommend([make] * 16)
-    assert found.mode == ("thread" if figures.releases_gil else "dummy")
+    assert found.mode == ("thread" if kind.releases_gil else "dummy")
     if found.mode == "dummy":
         assert "Other processes are out of the question: they do not pickle (TypeError: cannot" in found.reason
 
 
-def test_recommendation_in_a_daemonic_process_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend(monkeypatch, LONG)
+def test_recommendation_in_a_daemonic_process_starts_no_process(
+    pretend: Pretend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(LONG)
     monkeypatch.setattr("multiprocessing.current_process", lambda: SimpleNamespace(daemon=True))
     assert "this process is a daemonic one of multiprocessing" in recommend(["CartPole-v1"] * 16).reason
     env = Witness()
@@ -204,10 +305,10 @@ def play(env: ParallelEnv) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("figures", "label"),
+    ("kind", "label"),
     [
         (None, None),  # any result of a trial
-        (EnvMeasurements(1 * US, 1 * US), "dummy"),
+        (Kind(1 * US, 1 * US), "dummy"),
         (LONG, "subproc"),
         (BRIEF, "subproc, caller_steps"),
         (WAITING, "thread"),
@@ -215,13 +316,13 @@ def play(env: ParallelEnv) -> list[Any]:
 )
 @pytest.mark.parametrize("source", ["CartPole-v1", Witness])
 def test_results_of_auto_mode_equal_those_of_dummy_mode(
-    figures: EnvMeasurements | None, label: str | None, source: Any, monkeypatch: pytest.MonkeyPatch
+    kind: Kind | None, label: str | None, source: Any, pretend: Pretend
 ) -> None:
     with ParallelEnv([source] * 16, "dummy", "restart") as loop:
         assert loop.recommendation is None
         expected = play(loop)
-    if figures is not None:
-        pretend(monkeypatch, figures)
+    if kind is not None:
+        pretend(kind)
     with ParallelEnv([source] * 16, "auto", "restart") as env:
         assert difference(expected, play(env)) is None
         assert env.recommendation is not None
@@ -247,15 +348,17 @@ def test_auto_mode_does_not_step_env_instances_during_construction() -> None:
         env.reset(seed=0)
 
 
-def test_auto_accepts_no_options() -> None:
+def test_auto_accepts_no_options_of_modes() -> None:
     expected = (
-        r"start_method='fork' is no option of para_mode='auto', which accepts none: they differ between the modes "
-        r"that it may choose\. Name the mode; recommend\(envs\) says which one it would be\."
+        r"start_method='fork' is no option of para_mode='auto', which accepts caller_busy only: others differ between "
+        r"the modes that it may choose\. Name the mode; recommend\(envs\) says which one it would be\."
     )
     with pytest.raises(UnknownOptionError, match=expected):
         ParallelEnv(["CartPole-v1"], "auto", start_method="fork")
     with pytest.raises(UnknownOptionError, match="caller_steps=True is no option of para_mode='auto'"):
         ParallelEnv.make("CartPole-v1", 2, "auto", backend_options={"caller_steps": True})
+    with pytest.raises(ArgumentError, match="caller_busy='yes' must be True or False"):
+        ParallelEnv(["CartPole-v1"], "auto", caller_busy="yes")
 
 
 def test_auto_refuses_num_gpus() -> None:
@@ -274,10 +377,8 @@ def test_unknown_mode_error_lists_auto() -> None:
     assert registry.AUTO not in registry.known_modes()
 
 
-def test_recommend_command_prints_recommendations(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pretend(monkeypatch, LONG)
+def test_recommend_command_prints_recommendations(pretend: Pretend, capsys: pytest.CaptureFixture[str]) -> None:
+    pretend(LONG)
     assert main(["recommend", "CartPole-v1", "Acrobot-v1", "--num-envs", "4"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.partition(" ")[0] for line in lines] == ["CartPole-v1:", "Acrobot-v1:"]

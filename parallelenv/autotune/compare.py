@@ -16,8 +16,8 @@ from typing import Any
 
 import gymnasium
 
-from parallelenv.autotune.costs import CLOSE_ENOUGH
 from parallelenv.autotune.recommend import recommend
+from parallelenv.autotune.trial import CLOSE_ENOUGH
 from parallelenv.contract.cpu_cores import cpu_seconds, describe_cores
 from parallelenv.contract.error_text import one_line
 from parallelenv.contract.progress import Bar
@@ -29,7 +29,7 @@ from parallelenv.registry import known_modes
 ORACLE = "dummy"  # the mode whose results are correct by definition
 ROUNDS = 5
 _CALLER_STEPS = "subproc+caller_steps"
-_ESTIMATED = ("thread", "subproc", _CALLER_STEPS)
+_CHOOSABLE = ("thread", "subproc", _CALLER_STEPS)
 """Words that `recommend` chooses from, measured with its number of workers."""
 _BUSY = 0.8
 """If less than this share of the usable cores is free, other programs disturb the measurement."""
@@ -129,13 +129,13 @@ class Comparison:
     Attributes:
         name: Registered id of the env.
         rows: One per mode, the oracle first.
-        estimated: The mode that `recommend` chooses.
+        chosen: The mode that `recommend` chooses.
         others: Cores that other programs used in the meantime; ``None`` if unknown.
     """
 
     name: str
     rows: tuple[ComparisonRow, ...]
-    estimated: str = ORACLE
+    chosen: str = ORACLE
     others: float | None = None
 
     @property
@@ -165,7 +165,7 @@ class Comparison:
         correct = [row for row in ran if row.deviation is None] if self.is_reproducible else ran
         fastest = max(row.ratio for row in correct)
         good = [row for row in correct if row.ratio * CLOSE_ENOUGH >= fastest]
-        return next((row for row in good if row.mode == self.estimated), good[0])
+        return next((row for row in good if row.mode == self.chosen), good[0])
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as plain data, for ``--json``; see ``docs/api/command_line.md`` for the keys."""
@@ -175,7 +175,7 @@ class Comparison:
             "is_reproducible": self.is_reproducible,
             "modes": [row.as_dict() for row in self.rows],
             "recommended": arguments_of(best.mode, best.num_cpus),
-            "estimated": arguments_of(self.estimated),
+            "estimated": arguments_of(self.chosen),
             "other_programs_cores": None if self.others is None else round(self.others, 2),
             "other_programs_disturb": self.is_disturbed,
         }
@@ -217,8 +217,8 @@ def compare(name: str, settings: ComparisonSettings, progress: Bar) -> Compariso
         oracle.attempt("comparing", oracle.check, record)
         rows = [oracle.row]
         for mode in settings.modes[1:]:
-            is_estimated = mode in _ESTIMATED and chosen.mode != ORACLE
-            num_cpus = chosen.num_cpus if is_estimated else settings.num_cpus
+            is_choosable = mode in _CHOOSABLE and chosen.mode != ORACLE
+            num_cpus = chosen.num_cpus if is_choosable else settings.num_cpus
             rows.append(_measure(mode, num_cpus, oracle, record))
         if not oracle.row.rates:  # no other mode was timed in turns with it
             _take_turns([oracle], record.actions)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-from parallelenv.autotune import measure
-from parallelenv.autotune.costs import Candidate, EnvMeasurements, Resources, candidates, simplest_of_fastest
+from parallelenv.autotune.trial import Candidate, Trial, TrialResult
 from parallelenv.contract import arguments, env_specs
 from parallelenv.contract.batch import Array
 from parallelenv.contract.cpu_cores import usable_cores
 from parallelenv.contract.env_specs import EnvFactory
-from parallelenv.contract.error_text import count, duration, one_line
+from parallelenv.contract.error_text import count, duration, number, one_line
 from parallelenv.contract.spaces import Spaces
 from parallelenv.errors import UnpicklableError
 
@@ -30,10 +30,10 @@ class Recommendation:
         num_cpus: Number of workers.
         options: Options of the mode's backend.
         reason: The reason, in one line.
-        step_cost: Seconds per step of one env; ``None`` if no env could be tried.
+        step_cost: Seconds per step of one env in ``"dummy"``; ``None`` if no env could be tried.
         state_nbytes: Bytes of a state; ``None`` likewise.
-        releases_gil: Whether threads can step the envs in parallel; ``None`` likewise, and if steps
-            are too short to tell.
+        releases_gil: Whether threads stepped the envs clearly faster than a loop; ``None`` likewise, and if threads
+            were not tried, as they could not be faster.
     """
 
     mode: str
@@ -59,29 +59,36 @@ class Recommendation:
         return f"{written}: {self.reason}"
 
 
-def recommend(envs: Sequence[Any], *, num_cpus: int | None = None, spaces: Spaces | None = None) -> Recommendation:
-    """Try envs for a moment and return the mode that is estimated to step them fastest.
+def recommend(
+    envs: Sequence[Any], *, num_cpus: int | None = None, spaces: Spaces | None = None, caller_busy: bool = False
+) -> Recommendation:
+    """Try the modes on envs for a moment and return the fastest, or a simpler one that is about as fast.
 
-    One additional env is made in this process, stepped for some 0.2 s with random actions (three times if a step takes
-    longer) and closed; if the list has different env fns, up to three. Live instances are copied and the copies tried
-    in a separate process; the instances are not touched.
+    Each mode that could be faster than the best so far is stepped with random actions for some tenths of a second, with
+    one real env per worker (one of each kind if the list has different env fns, up to three), which all env ids of the
+    worker share. They are closed afterwards. Live instances are copied and the copies tried in separate processes; the
+    instances are not touched. If a step takes longer than 0.05 s, or making and resetting an env longer than 1 s, only
+    ``"dummy"`` is tried, with one env, and the mode is estimated from its figures.
 
     Args:
         envs: See `ParallelEnv`.
-        num_cpus: Number of workers if more than one is useful. By default the number with the shortest
-            estimated time: up to the usable cores, more if the envs mostly wait.
+        num_cpus: Number of workers if more than one is useful. By default the fastest of several numbers: up to the
+            usable cores, more if the envs mostly wait.
         spaces: See `ParallelEnv`.
+        caller_busy: Whether your process computes while envs step, such as a policy on the CPU that acts for one half
+            of the envs while the other half is stepped (`ParallelEnv.send`, `ParallelEnv.recv`). The trial then does
+            so too, and tries one worker less than there are cores as well.
 
     Returns:
         Mode, number of workers and options, with the reason. ``"dummy"`` if no env can be tried; never
         a Ray mode.
 
     Raises:
-        ArgumentError: If ``num_cpus`` or ``spaces`` has an invalid value.
+        ArgumentError: If ``num_cpus``, ``spaces`` or ``caller_busy`` has an invalid value.
         InvalidEnvError: If an item of ``envs`` is not an env, or appears twice.
     """
     num_cpus = arguments.check_counts(num_cpus, 0)
-    return choose(env_specs.make_factories(envs), num_cpus, arguments.check_spaces(spaces))
+    return choose(env_specs.make_factories(envs), num_cpus, arguments.check_spaces(spaces), caller_busy=caller_busy)
 
 
 def choose(
@@ -90,45 +97,34 @@ def choose(
     spaces: Spaces | None = None,
     seed: int | None = None,
     shared: Mapping[str, Array] | None = None,
+    caller_busy: bool = False,
 ) -> Recommendation:
     """Return the result of `recommend`, for envs that may ask for a seed and shared arrays when they are made."""
+    arguments.check_flags(caller_busy=caller_busy)
+    find_obstacle = functools.cache(functools.partial(_find_obstacle, env_factories))
     has_instances = any(factory.is_live for factory in env_factories)
-    if has_instances and (obstacle := _obstacle(env_factories)):
+    if has_instances and (obstacle := find_obstacle()):
         return _unknown(f"Instances are not stepped for a trial, and copies of them are not to be had: {obstacle}")
+    cores = min(usable_cores(), num_cpus or usable_cores())
     try:
-        figures = measure.measure(env_factories, spaces, seed, shared)
+        found = Trial(env_factories, cores, num_cpus, caller_busy, spaces, seed, shared or {}, find_obstacle).run()
     except Exception as error:  # noqa: BLE001 (envs raise anything; whoever uses them will see it)
         return _unknown(f"No env could be tried: {one_line(error)}")
-    cores = usable_cores()
-    resources = Resources(len(env_factories), min(cores, num_cpus or cores), num_cpus)
-    best, obstacle = _best(figures, resources, env_factories)
-    reason = _reason(best, figures, resources, obstacle)
+    best = found.best
+    reason = _describe(found, len(env_factories), caller_busy)
     if has_instances:
-        reason += " Workers get copies of the instances." if best.leaves else " Copies of the instances were tried."
-    return Recommendation(
-        best.mode,
-        best.workers,
-        best.options,
-        reason,
-        figures.step_cost,
-        figures.state_nbytes,
-        figures.releases_gil,
-    )
+        reason += " Workers get copies of the instances." if best.mode == "subproc" else " Copies of them were tried."
+    threads = [one.seconds for one in found.tried if one.mode == "thread"]
+    releases_gil = min(threads) * 4 / 3 < found.tried[0].seconds if threads else None
+    figures = found.step_cost, found.state_nbytes, releases_gil
+    return Recommendation(best.mode, best.workers, best.options, reason, *figures)
 
 
 def _unknown(why: str) -> Recommendation:
     return Recommendation(_SAFE, 1, reason=f"{why}. Without figures the plain loop is the safe choice.")
 
 
-def _best(figures: EnvMeasurements, resources: Resources, env_factories: Sequence[EnvFactory]) -> tuple[Candidate, str]:
-    """Return the best candidate; and, if a better one was not possible, why."""
-    best = simplest_of_fastest(candidates(figures, resources))
-    if best.leaves and (obstacle := _obstacle(env_factories)):
-        return simplest_of_fastest(candidates(figures, replace(resources, may_leave=False))), obstacle
-    return best, ""
-
-
-def _obstacle(env_factories: Sequence[EnvFactory]) -> str:
+def _find_obstacle(env_factories: Sequence[EnvFactory]) -> str:
     """Return why envs cannot be stepped in other processes; empty if they can."""
     if multiprocessing.current_process().daemon:
         return "this process is a daemonic one of multiprocessing, which may not start processes"
@@ -141,25 +137,31 @@ def _obstacle(env_factories: Sequence[EnvFactory]) -> str:
     return ""
 
 
-def _reason(best: Candidate, figures: EnvMeasurements, resources: Resources, obstacle: str) -> str:
-    parts = [_describe(figures), _compare(best, figures, resources)]
-    if obstacle:
-        parts.append(f"Other processes are out of the question: {obstacle}.")
-    if best.caller_steps:
+def _describe(found: TrialResult, num_envs: int, caller_busy: bool) -> str:
+    """Return what was measured, in one line."""
+    best = found.best
+    others = sorted((one for one in found.tried if one is not best), key=lambda one: one.seconds)
+    rates = [f"{_rate(num_envs, one)} in {_name(one)}" for one in [best, *others] if one.was_tried]
+    rates[0] = rates[0].replace(" in ", " steps/s in ")
+    parts = [
+        f"A step takes {duration(found.step_cost)}{', mostly waiting' if found.waits else ''}.",
+        f"{count(num_envs, 'env')} made {', '.join(rates)}{', with the caller busy' if caller_busy else ''}.",
+    ]
+    if not best.was_tried:
+        parts.append(f"{_rate(num_envs, best)} are possible in {_name(best)}: not tried, as these envs take long.")
+    elif len(rates) == 1:
+        parts.append("No other mode open to them can be clearly faster.")
+    for mode, why in found.failed.items():
+        parts.append(f"{'Threads' if mode == 'thread' else 'Other processes'} are out of the question: {why}.")
+    if best.options:
         parts.append("The caller steps a share of the envs itself, which are not isolated from it.")
     return " ".join(parts)
 
 
-def _describe(figures: EnvMeasurements) -> str:
-    waits = ", mostly waiting," if figures.waits else ""
-    lock = {None: "", True: " and releases the GIL", False: " and holds the GIL"}[figures.releases_gil]
-    return f"A step takes {duration(figures.step_cost)}{waits}{lock}; a state has {figures.state_nbytes} bytes."
+def _name(candidate: Candidate) -> str:
+    parts = [*candidate.options, count(candidate.workers, "worker")]
+    return _SAFE if candidate.mode == _SAFE else f"{candidate.mode} with {' and '.join(parts)}"
 
 
-def _compare(best: Candidate, figures: EnvMeasurements, resources: Resources) -> str:
-    envs, cores = count(resources.num_envs, "env"), count(resources.cores, "core")
-    if best.workers == 1:
-        return f"With {envs} on {cores} no mode open to them is clearly faster than a plain loop."
-    alone = candidates(figures, resources)[0].seconds
-    times = f"{alone / best.seconds:.1f} times as fast as a plain loop"
-    return f"{best.workers} workers are estimated to be {times}, with {envs} on {cores}."
+def _rate(num_envs: int, candidate: Candidate) -> str:
+    return number(float(f"{num_envs / candidate.seconds:.3g}"))

@@ -49,8 +49,8 @@ def _advice(comparison: Comparison) -> str:
         )
     else:
         line = f"Recommended for {comparison.name}: {_as_written(best.mode, best.num_cpus)} ({reason})."
-    if comparison.estimated != best.mode:
-        line += f" recommend(), which only estimates, chooses {_as_written(comparison.estimated)}."
+    if comparison.chosen != best.mode:
+        line += f" recommend(), which tries for a moment, chose {_as_written(comparison.chosen)}."
     if comparison.is_reproducible:
         return line
     return (

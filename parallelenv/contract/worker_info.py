@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import CodeType, MappingProxyType
+from types import CodeType
 from typing import Any, Protocol, TypeVar
 
 from parallelenv.contract.batch import Array
@@ -87,25 +87,3 @@ def calls_envs(function: _Function) -> _Function:
 def call_for(host: WorkerInfoSource, call: Callable[[], _Value]) -> _Value:
     """Call a function. While it runs, `get_worker_info` queries this host."""
     return call()
-
-
-class TrialInfo:
-    """Answers `get_worker_info` for an env that is tried before it has a host.
-
-    Args:
-        env_id: Its id.
-        num_envs: Number of envs.
-        seed: Seed for the `ParallelEnv`.
-        shared: Arrays for the `ParallelEnv`, read-only.
-    """
-
-    def __init__(self, env_id: int, num_envs: int, seed: int | None, shared: Mapping[str, Array]) -> None:
-        self.current = env_id
-        self._num_envs = num_envs
-        self._seed = seed
-        self._shared = shared
-
-    def describe(self, env_id: int) -> WorkerInfo:
-        """Return the facts that the env would have with a single worker."""
-        seed = None if self._seed is None else self._seed + env_id
-        return WorkerInfo(env_id, self._num_envs, 0, 1, seed, MappingProxyType(dict(self._shared)))

@@ -1,0 +1,382 @@
+"""Trials with real envs: that they run, stay within their limits and leave nothing behind. No time is asserted."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Dict, Discrete, Text
+from gymnasium.utils import EzPickle
+
+from parallelenv import ParallelEnv, recommend
+from parallelenv.autotune import recommend as recommending
+from parallelenv.autotune import stand_in, trial
+from parallelenv.contract.env_specs import make_factories
+from parallelenv.errors import ExhaustedError
+
+MS = 1e-3
+
+
+@pytest.fixture(autouse=True)
+def short_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten trials in this process; two cores, so that processes are tried."""
+    monkeypatch.setattr(trial, "_SLICE", 2 * MS)
+    monkeypatch.setattr(trial, "_ROUNDS", 2)
+    monkeypatch.setattr(recommending, "usable_cores", lambda: 2)
+
+
+class Witness(gymnasium.Env[Any, Any]):
+    """Records the calls of its methods, in a list that may be shared."""
+
+    observation_space = Box(-np.inf, np.inf, (3,), np.float64)
+    action_space = Discrete(5)  # the class's own: all instances share it
+
+    def __init__(self, notes: list[str] | None = None) -> None:
+        self.notes = [] if notes is None else notes
+        self.notes.append("made")
+        self.count = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.notes.append("reset")
+        self.count = 0
+        return self.state(), {}
+
+    def step(self, action: Any) -> Any:
+        self.notes.append("step")
+        self.count += 1
+        return self.state(), float(action), self.count >= 5, False, {}
+
+    def state(self) -> Any:
+        return np.array([self.count, self.np_random.random(), 1.0])
+
+    def close(self) -> None:
+        self.notes.append("close")
+
+
+def assert_one_life(notes: list[str]) -> None:
+    assert notes[:2] == ["made", "reset"]
+    assert notes.count("step") >= 3
+    assert notes.count("close") == 1
+    assert notes[-1] == "close"
+
+
+def test_tried_env_is_made_stepped_and_closed() -> None:
+    lives: list[list[str]] = []
+
+    def make() -> Witness:
+        lives.append([])
+        return Witness(lives[-1])
+
+    found = recommend([make] * 8)
+    assert lives.pop(1) == ["made", "close"]  # to check that the env fn makes a new env each time
+    for life in lives:  # one, or three if the machine was so slow that threads were tried
+        assert_one_life(life)
+    assert found.step_cost is not None
+    assert found.step_cost > 0
+    assert found.state_nbytes == 24
+
+
+def test_only_some_of_many_env_kinds_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    lives: list[list[str]] = [[] for _ in range(10)]
+    recommend([partial(Witness, notes) for notes in lives])
+    assert [bool(notes) for notes in lives] == [index in (0, 4, 7) for index in range(10)]
+
+    monkeypatch.setattr(trial, "_LONG_MAKING", 0.0)
+    monkeypatch.setattr(stand_in, "_QUICK_BUILD", 0.0)
+    lives = [[] for _ in range(10)]
+    recommend([partial(Witness, notes) for notes in lives])
+    assert_one_life(lives[0])
+    assert not any(lives[1:])
+
+
+def test_each_env_is_tried_by_its_own_kind_or_a_near_one() -> None:
+    def kinds(num_kinds: int, num_envs: int) -> list[int]:
+        env_fns = [partial(Witness) for _ in range(num_kinds)]
+        factories = make_factories([env_fns[index * num_kinds // num_envs] for index in range(num_envs)])
+        return [one.env_id for one in trial._representatives(factories)]
+
+    assert kinds(1, 4) == [0, 0, 0, 0]
+    assert kinds(2, 4) == [0, 0, 2, 2]
+    assert kinds(10, 10) == [0, 0, 0, 0, 4, 4, 4, 7, 7, 7]
+
+
+@pytest.fixture
+def try_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each candidate count as faster than all before it, whatever the times."""
+    monkeypatch.setattr(trial, "CLOSE_ENOUGH", 0.0)
+    monkeypatch.setattr(trial, "_LIMIT", 100.0)
+
+
+class Counted(Witness):
+    """Computes for a millisecond, and counts in files what all processes do."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+        self.note("made")
+
+    def note(self, what: str) -> None:
+        with open(self.folder / what, "a") as file:
+            file.write(".")
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.note("reset")
+        return super().reset(seed=seed)
+
+    def step(self, action: Any) -> Any:
+        self.note("step")
+        end = time.thread_time() + MS
+        while time.thread_time() < end:
+            pass
+        return (*super().step(action)[:2], False, False, {})
+
+    def close(self) -> None:
+        self.note("close")
+
+
+def counted(folder: Path) -> dict[str, int]:
+    return {file.name: file.stat().st_size for file in folder.iterdir()}
+
+
+def test_number_of_envs_made_does_not_grow_with_the_list(try_all: None, tmp_path: Path) -> None:
+    found = recommend([partial(Counted, tmp_path)] * 1000)
+    assert found.label == "subproc, caller_steps"
+    counts = counted(tmp_path)
+    assert counts["made"] == 2 + 2 + 2 + 1  # in this thread, in two threads, in two processes, beside the caller
+    assert counts["close"] == counts["made"]
+    assert counts["reset"] == counts["made"] - 1  # all but the one that was made to see whether it is new
+    assert not stand_in._SHARED
+
+
+@pytest.mark.parametrize(("limit", "most_steps"), [("_LONG_STEP", 2), ("_LONG_MAKING", 1000)])
+def test_one_slow_env_is_made_and_hardly_stepped(
+    limit: str, most_steps: int, try_all: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial, limit, 0.0)
+    monkeypatch.setattr(stand_in, "_QUICK_BUILD", 0.0)
+    found = recommend([partial(Counted, tmp_path)] * 16)
+    counts = counted(tmp_path)
+    assert counts["made"] == counts["reset"] == counts["close"] == 1
+    assert counts["step"] <= most_steps
+    assert found.arguments == {"para_mode": "subproc", "num_cpus": 2}
+    assert "are possible in subproc with 2 workers: not tried, as these envs take long." in found.reason
+
+
+@pytest.mark.parametrize("is_hidden", [False, True])
+def test_trial_does_not_modify_env_instances(is_hidden: bool) -> None:
+    env = Witness()
+    envs: list[Any] = [lambda: env] if is_hidden else [env]
+    found = recommend(envs)
+    assert env.notes == ["made"]
+    assert env._np_random is None
+    assert found.step_cost is not None  # a copy was tried
+
+
+def test_uncopyable_instance_is_not_tried() -> None:
+    env: Any = Witness()
+    env.lock = threading.Lock()
+    found = recommend([env])
+    assert env.notes == ["made"]
+    assert found.mode == "dummy"
+    assert found.step_cost is None
+    assert "Instances are not stepped for a trial" in found.reason
+    assert "they do not pickle (TypeError: cannot pickle '_thread.lock' object)" in found.reason
+
+
+class Hanging(Witness):
+    def step(self, action: Any) -> Any:
+        time.sleep(60)
+
+
+def test_trial_of_a_hung_copy_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "_PATIENCE", 0.5)
+    found = recommend([Hanging()])
+    assert found.mode == "dummy"
+    assert "No env could be tried: " in found.reason
+    assert "0.5 s" in found.reason
+
+
+class Broken(Witness):
+    def step(self, action: Any) -> Any:
+        raise ValueError("it\nbroke")
+
+
+def test_env_that_fails_in_the_trial_gets_dummy_mode_and_is_closed() -> None:
+    notes: list[str] = []
+    found = recommend([partial(Broken, notes)] * 3)
+    assert found.mode == "dummy"
+    assert found.releases_gil is None
+    assert "No env could be tried: ValueError: it broke. Without figures" in found.reason
+    assert notes.count("close") == notes.count("made") == 2
+
+
+def test_auto_mode_raises_the_error_of_an_env_fn() -> None:
+    def make() -> Any:
+        raise ZeroDivisionError("no such level")
+
+    assert "No env could be tried: ZeroDivisionError: no such level" in str(recommend([make]))
+    with pytest.raises(ZeroDivisionError, match="no such level"):
+        ParallelEnv([make], "auto")
+
+
+def test_env_fn_that_fails_the_second_time_leaks_no_env() -> None:
+    notes: list[str] = []
+
+    def make() -> Witness:
+        if notes:
+            raise OSError("address in use")
+        return Witness(notes)
+
+    assert "No env could be tried: OSError: address in use" in recommend([make]).reason
+    assert notes == ["made", "close"]
+
+
+class Spaceless:
+    """An old env without spaces, and without `close`."""
+
+    def reset(self) -> int:
+        return 0
+
+    def step(self, action: Any) -> tuple[int, float, bool, dict[str, Any]]:
+        return 1, 0.0, True, {"action": action}
+
+
+def test_env_without_action_space_gets_dummy_mode() -> None:
+    found = recommend([Spaceless] * 2)
+    assert found.mode == "dummy"
+    assert "it declares no action space to draw random actions from" in found.reason
+    with ParallelEnv([Spaceless] * 2, "auto") as env:
+        env.reset()
+        assert env.step([1, 2]).states.tolist() == [1, 1]
+
+
+class Old(Spaceless):
+    action_space = Discrete(3)
+
+
+class Talkative(Witness):
+    observation_space: Any = Dict({"text": Text(10), "picture": Box(0, 255, (4, 4), np.uint8)})
+
+    def state(self) -> Any:
+        return {"text": "hello", "picture": np.zeros((4, 4), np.uint8)}
+
+
+@pytest.mark.parametrize(
+    ("envs", "at_least"), [([Old] * 2, 1), (["CartPole-v1", "Acrobot-v1", Old], 1), ([Talkative], 16)]
+)
+def test_envs_of_other_kinds_are_tried(envs: list[Any], at_least: int) -> None:
+    found = recommend(envs)
+    assert found.step_cost is not None
+    assert found.state_nbytes is not None
+    assert found.state_nbytes >= at_least
+
+
+class Disturbing(Witness):
+    """Draws from the generators of the whole process, and warns."""
+
+    def step(self, action: Any) -> Any:
+        np.random.random()
+        random.random()
+        warnings.warn("step by step", stacklevel=1)
+        return super().step(action)
+
+
+def test_trial_does_not_change_generators_or_spaces() -> None:
+    def state() -> list[Any]:
+        space: Any = Disturbing.action_space
+        return [random.getstate(), np.random.get_state()[1].tolist(), space.np_random.bit_generator.state]  # type: ignore[index]
+
+    Disturbing.action_space.seed(3)
+    before = state()
+    assert recommend([Disturbing]).step_cost is not None
+    assert state() == before
+
+
+class Sleepy(Witness):
+    def step(self, action: Any) -> Any:
+        time.sleep(MS)
+        return super().step(action)
+
+
+def test_waiting_is_told_from_computing(try_all: None, tmp_path: Path) -> None:
+    waiting = recommend([Sleepy] * 4, num_cpus=4)
+    assert ", mostly waiting." in waiting.reason
+    assert waiting.releases_gil is not None
+    assert "waiting" not in recommend([partial(Counted, tmp_path)] * 4).reason
+    assert recommend([Witness]).releases_gil is None  # no other mode was tried with one env
+
+
+class Choosy(Sleepy):
+    """Works in some places only."""
+
+    def __init__(self, pid: int, thread: int | None) -> None:
+        super().__init__()
+        self.place = pid, thread
+
+    def step(self, action: Any) -> Any:
+        pid, thread = self.place
+        if os.getpid() != pid or thread not in (None, threading.get_ident()):
+            raise OSError("the licence server said no")
+        return super().step(action)
+
+
+def test_mode_that_fails_is_not_chosen(try_all: None) -> None:
+    found = recommend([partial(Choosy, os.getpid(), threading.get_ident())] * 4)
+    assert found.mode == "dummy"
+    for what in ("Threads", "Other processes"):
+        text = f"{what} are out of the question: a trial of them failed (OSError: the licence server said no)."
+        assert text in found.reason
+
+
+class Finite(Witness):
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        if self.notes.count("reset") == 2:
+            raise ExhaustedError
+        return super().reset(seed=seed)
+
+
+def test_env_with_few_episodes_gets_dummy_mode() -> None:
+    found = recommend([Finite])
+    assert found.mode == "dummy"
+    assert "No env could be tried: it has too few episodes for a trial" in found.reason
+
+
+class Rebuilt(Witness, EzPickle):
+    def __init__(self) -> None:
+        super().__init__()
+        EzPickle.__init__(self)
+
+
+def test_trial_of_an_instance_does_not_warn_of_lost_state() -> None:
+    env = Rebuilt()
+    env.reset(seed=0)
+    assert recommend([env]).step_cost is not None
+
+
+def test_busy_caller_is_part_of_the_trial(try_all: None, tmp_path: Path) -> None:
+    found = recommend([partial(Counted, tmp_path)] * 4, caller_busy=True)
+    assert ", with the caller busy." in found.reason
+    assert "caller_steps" not in found.reason
+    counts = counted(tmp_path)
+    assert counts["close"] == counts["made"]
+
+
+def test_trial_can_run_inside_an_env() -> None:
+    with ParallelEnv([Nesting] * 2, "subproc", num_cpus=2) as env:
+        assert all("2 envs made" in reason for reason in env.get_env_attr("reason"))
+
+
+class Nesting(Witness):
+    def __init__(self) -> None:
+        super().__init__()
+        self.reason = recommend([Sleepy] * 2).reason
