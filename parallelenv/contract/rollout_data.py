@@ -111,7 +111,7 @@ class RolloutChunk:
         return len(self.rewards)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the fields, with infos of a steady form as arrays: 800 of 4 numbers pickle in 0.9 ms, as dicts in 7 ms."""
+        """Return the fields, with infos of a steady form as arrays: 800 infos pickle in 0.9 ms, as dicts in 7 ms."""
         state = {one.name: getattr(self, one.name) for one in fields(self)}
         plain = {place: extra.info for place, extra in self.said.items() if extra.info and not any(extra[1:])}
         table, places = InfoTable.of(plain)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,11 +14,13 @@ from parallelenv.contract.batch import Array
 from parallelenv.contract.error_text import count, number, show
 from parallelenv.contract.failures import put
 from parallelenv.contract.spaces import object_array
-from parallelenv.engine.engine import Engine, ResetArgumentsOfEach
 from parallelenv.errors import EnvContractError, WorkerTimeoutError
 from parallelenv.results import StepResult
 from parallelenv.rollouts.rollout_length import RolloutLength, progress_bar
 from parallelenv.worker.policy_runner import PolicyRunner
+
+if TYPE_CHECKING:
+    from parallelenv.engine.engine import Engine, ResetArgumentsOfEach
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from parallelenv.contract.arguments import check_policy
 from parallelenv.contract.batch import Batch
 from parallelenv.contract.failures import NO_FAILURES
 from parallelenv.contract.protocol import Command, Extra, Reply
 from parallelenv.contract.rollout_data import RolloutChunk
-from parallelenv.engine.engine import Engine
 from parallelenv.engine.thread_guard import single_threaded_in
 from parallelenv.engine.tickets import Ticket
 from parallelenv.rollouts.rollout import RolloutRunner, RunningRollout
@@ -18,6 +17,9 @@ from parallelenv.rollouts.rollout_length import RolloutLength, progress_bar
 from parallelenv.rollouts.trajectory import Rollout
 from parallelenv.worker.policy_runner import PolicyRunner
 from parallelenv.worker.rollout_recorder import HostRollout, RowSource, StepSource
+
+if TYPE_CHECKING:
+    from parallelenv.engine.engine import Engine
 
 
 class LocalRollouts:

@@ -6,7 +6,7 @@ import enum
 import inspect
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -14,10 +14,12 @@ from parallelenv.contract.arguments import check_policy
 from parallelenv.contract.batch import Array
 from parallelenv.contract.failures import put
 from parallelenv.contract.tracebacks import short_tracebacks
-from parallelenv.engine.engine import Engine
 from parallelenv.engine.thread_guard import single_threaded_in
 from parallelenv.errors import ArgumentError
 from parallelenv.results import StepResult
+
+if TYPE_CHECKING:
+    from parallelenv.engine.engine import Engine
 
 
 class Signal(enum.StrEnum):
