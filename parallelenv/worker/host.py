@@ -153,8 +153,9 @@ class Host:
         self._whole = rows, range(rows.start, rows.stop), writer.cells(rows)
 
     def detach(self) -> None:
-        """Release the batch. No command may follow."""
-        for name in ("_writer", "_whole", "_columns", "_run"):
+        """Release the batch. No command may follow; one that is executed in another thread ends."""
+        self._columns = ((),)  # they have views of its rows
+        for name in ("_writer", "_whole"):
             vars(self).pop(name, None)
 
     def execute(self, command: Command) -> Reply:
