@@ -302,9 +302,11 @@ class BellStep:
     def file(self, number: int) -> None:
         for place, (channel, message) in enumerate(self._parts):
             channel.await_step(_word(number + place, message.tag, message.subset))
-        self._bell.ring()
-        for channel, _ in self._parts:
-            channel.entry.tell()  # an interrupted ring may have left it waiting for the other eventfd
+        entries = [channel.entry for channel, _ in self._parts]
+        if not all(self._words[entry.line + _TAKEN] == entry.word for entry in entries):
+            self._bell.ring()
+            for entry in entries:
+                entry.tell()  # an interrupted ring may have left it waiting for the other eventfd
 
 
 class BellEnd:

@@ -64,7 +64,8 @@ class RayHost(MessageHost):
         redirect_streams(log, lambda: self.host.current, (log.fileno, log.fileno))
         with contextlib.suppress(EOFError, OSError):  # the caller closed it or died
             wire = Wire(connection, SPIN)
-            self.pipe_host_class(self.host, self.packed, wire, log).obey(wire.receive, wire.send)
+            host = self.pipe_host_class(self.host, self.packed, wire, log)
+            host.obey(host.receive, host.send)
 
     def execute(self, message: Message, content: Array | None = None) -> Message | None:
         """Execute the command in a message; return the reply, or ``None`` if it was no command.

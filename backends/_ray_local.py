@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from parallelenv.backends._parent_death import ParentDeathPipe
-from parallelenv.backends._pipe import PipeChannel
+from parallelenv.backends._pipe import BellChannel, PipeChannel
 from parallelenv.backends._ray_cluster import SHUT_DOWN, Session
 from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.contract.protocol import Death
@@ -134,6 +134,10 @@ class LocalChannel(PipeChannel):
 
     def end_process(self) -> None:
         self.process.terminate()
+
+
+class LocalBellChannel(BellChannel, LocalChannel):
+    """The same, to an actor that the bell wakes."""
 
 
 def first_line(error: BaseException) -> str:

@@ -6,6 +6,7 @@ sent once, when the actor starts.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,12 +15,13 @@ import numpy as np
 
 from parallelenv.backends import _ray_cluster
 from parallelenv.backends._cpu_balancer import CpuBalancer
+from parallelenv.backends._eventfd_bell import HAS_BELL
 from parallelenv.backends._parent_death import ParentDeathPipe
 from parallelenv.backends._pipe import Switchboard
 from parallelenv.backends._ray_calls import RayChannel, close_and_wait, look
 from parallelenv.backends._ray_cluster import SHUT_DOWN, ActorOptions, Cluster, Reservation, missing_resources
 from parallelenv.backends._ray_host import RayHost
-from parallelenv.backends._ray_local import ActorHandle, LocalChannel, LocalListener, hand_over_log
+from parallelenv.backends._ray_local import ActorHandle, LocalBellChannel, LocalChannel, LocalListener, hand_over_log
 from parallelenv.backends._shared_memory import SharedMemory
 from parallelenv.contract.arguments import check_flags
 from parallelenv.contract.batch import Array, Batch, Layout
@@ -28,7 +30,7 @@ from parallelenv.contract.error_text import count, show
 from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.contract.packed_worker_spec import PackageVersion, PackedSpec, package_version
 from parallelenv.contract.progress import announce_if_slow
-from parallelenv.contract.protocol import Channel, Placement, Printed, WorkerSpec
+from parallelenv.contract.protocol import Channel, Command, Placement, Printed, RepeatedStep, WorkerSpec
 from parallelenv.errors import ArgumentError, SchedulingError, WorkerStartError
 
 _SLICE = 0.1
@@ -55,6 +57,8 @@ class RayBackend:
     _cluster: Cluster
     strategy = "PACK"
     """How a placement group distributes actors over nodes."""
+    has_bell = True
+    """Whether actors on this machine can be woken by a bell, since they execute one command after the other."""
 
     def __init__(
         self,
@@ -180,6 +184,8 @@ class RayBackend:
         if near:
             with LocalListener() as doorway:
                 sockets = doorway.admit(near)
+            if HAS_BELL and self.has_bell and self._switchboard.bell is None:
+                self._switchboard.make_bell(len(specs))  # of the first launch, which has all hosts
         channels: list[Channel] = []
         for actor, spec in zip(actors, specs, strict=True):
             if actor not in sockets:
@@ -187,11 +193,19 @@ class RayBackend:
                 continue
             with DeferSigint():
                 log = hand_over_log(sockets[actor], actor.pid)
-                local = LocalChannel(actor, sockets[actor], log, self._switchboard.poller, spec.env_ids)
+                local = self._make_local(actor, sockets[actor], log, self._switchboard.poller, spec.env_ids)
                 local.branches = self.branches_of(spec)
                 self._switchboard.add(local)
                 channels.append(local)
+                if isinstance(local, LocalBellChannel):
+                    with contextlib.suppress(OSError):  # if it has died, its first command reports it
+                        local.connect_bell()
         return channels
+
+    def _make_local(self, *arguments: Any) -> LocalChannel:
+        """Return a channel to an actor on this machine, which is woken by the bell if there is one."""
+        bell = self._switchboard.bell
+        return LocalChannel(*arguments) if bell is None else LocalBellChannel(bell, *arguments)
 
     def _options_of(self, spec: WorkerSpec) -> ActorOptions:
         """Return the options of an actor: a core for each of its workers, or a proportional share."""
@@ -255,6 +269,16 @@ class RayBackend:
             if left <= 0:
                 break
         return ready
+
+    def prepare_step(self, commands: Sequence[tuple[Any, Command]]) -> RepeatedStep | None:
+        """See `Backend`: a step of actors on this machine."""
+        is_near = all(isinstance(channel, LocalChannel) for channel, _ in commands)
+        return self._switchboard.prepare_step(commands) if is_near else None
+
+    def flush(self) -> None:
+        """See `SubprocBackend.flush`."""
+        if self._switchboard.bell is not None:
+            self._switchboard.bell.flush()
 
     def fileno(self) -> int | None:
         """Return a descriptor, see `Backend`, if no actor is reached by Ray's calls, which have none."""

@@ -188,6 +188,7 @@ class RaySubprocBackend(RayBackend):
 
     host_class = RaySubprocHost
     strategy = "SPREAD"
+    has_bell = False
 
     def __init__(
         self,

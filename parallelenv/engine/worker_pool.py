@@ -438,13 +438,14 @@ class Pool:
         self.trace_by(itertools.repeat(True) if command.is_traced else None)
         dead = [env_id for env_id in command.env_ids if self._worker(env_id).death] if self._lost else ()
         failed = {env_id: Failure(self._worker(env_id).death_error((env_id,)), env_id, "") for env_id in dead}
+        begins = self.batch.ended(command.env_ids) if command.begins_ended else command.begins
         return self.submit(
             command.operation,
             command.env_ids,
             command.each,
             command.common,
             autoreset=command.autoreset,
-            begins=command.begins,
+            begins=begins,
             failed=failed,
         )
 
