@@ -73,7 +73,7 @@ browser: $(VENV)/.browser ## Run notebooks in JupyterLab in Chromium (apt-get in
 	PARALLELENV_REQUIRE_BROWSER=1 $(PYTEST) -m browser tests/browser $(PYTEST_ARGS)
 
 picture: $(VENV)/.browser ## Take the picture of JupyterLab in the documentation again (apt-get install chromium).
-	PARALLELENV_REQUIRE_BROWSER=1 PARALLELENV_SCREENSHOTS=build/screenshots $(PYTEST) -m browser -k first_look tests/browser
+	PARALLELENV_REQUIRE_BROWSER=1 PARALLELENV_SCREENSHOTS=build/screenshots $(PYTEST) -m browser -k front_page tests/browser
 	cp build/screenshots/notebook.png docs/img/notebook.png
 
 bench: $(VENV)/.bench ## Measure every mode beside the peers; takes some 35 minutes, BENCH_ARGS=--quick some 6.
