@@ -122,6 +122,20 @@ def test_infos_received_out_of_order_and_of_resets_are_not_mixed() -> None:
         assert infos[0] == {"begun": 1, "reset": True}
 
 
+def test_infos_that_wait_to_be_received_outlive_a_rebuilt_worker() -> None:
+    with ParallelEnv([Telling] * 4, "subproc", "continue", 2) as env:
+        env.reset()
+        for _ in range(5):
+            env.step([0] * 4)
+        env.send([0], [3])
+        env.restart([0, 1])
+        env.reset([0, 1])
+        for _ in range(3):
+            env.step([0, 0], [0, 1])  # its infos are learned anew
+            env.step([0], [2])
+        assert env.recv().infos[0]["i"] == 6
+
+
 def test_rebuilt_worker_learns_the_form_again() -> None:
     with ParallelEnv([Telling] * 4, "subproc", "continue", 2) as env:
         env.reset()

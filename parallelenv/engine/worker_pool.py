@@ -344,7 +344,7 @@ class Pool:
         """Let hosts write infos to columns once these have a steady form, and no longer if they have none.
 
         Args:
-            ticket: A step that has just returned; nothing is in flight.
+            ticket: A step that has just returned. No other result may be in the columns, since they are emptied.
         """
         num_steps = (self.number - self._noted) // len(self._workers)
         self._noted = self.number
