@@ -132,7 +132,7 @@ class Engine:
         self.num_envs = len(self.env_ids)
         self.timeout = timeout
         self.recovery = None if max_restarts is None else Recovery(self.pool, max_restarts)
-        self._learns_infos = True
+        self.learns_infos = True
         self._retried = 0.0  # when lost resets were last repeated
         self.follow(done_policy, copy)
         seeds = arguments.spread_seeds(seed, self.env_ids, self.num_envs, whole=False)
@@ -486,7 +486,7 @@ class Engine:
         self.wait(ticket, None, begin)
         env_ids = ticket.env_ids
         result = self.collect_step(Outcome(env_ids, ticket.asked, ticket.values, ticket.failures), align)
-        if ticket.values and self._learns_infos and not self.table.tickets:
+        if ticket.values and self.learns_infos and not self.table.tickets:
             self.pool.learn_infos(ticket)
         if self.plans_steps:
             self._plan(env_ids, align)
@@ -690,7 +690,7 @@ class Engine:
             self.pool.refuse_dead(env_ids)
         other = copy.copy(self)
         other.follow(DonePolicy(), True)
-        other._learns_infos = False  # this table may have results whose infos are in the columns
+        other.learns_infos = False  # this table may have results whose infos are in the columns
         other.table.share_score(self.table.score)
         self.table.lose(env_ids)
         try:
