@@ -129,7 +129,7 @@ class MessageChannel(ABC):
     def plain_step(self, command: Command) -> Message | None:
         """Return the message of a step that needs no pickle, without its number; ``None`` if it needs one.
 
-        Steps of some of the host's envs get a number for these envs, of which the host is told.
+        Steps of some of its envs get a number, which the host receives first.
         """
         if command.env_ids is not self.env_ids and self._batch is None:
             self.name_subset(command.env_ids)

@@ -53,7 +53,7 @@ class Guard:
         is_closed: Whether it can no longer be used.
         home: Id of the process that made it.
         users: Under the key ``""`` the outermost call in progress, if there is one.
-        tracer: Is told when outermost calls begin and end; ``None``: nothing is.
+        tracer: Records when outermost calls begin and end; ``None``: nothing does.
     """
 
     def __init__(self, name: str = "ParallelEnv", ended: str = "closed", unrepeatable: tuple[str, ...] = ()) -> None:
