@@ -46,12 +46,12 @@ class PipeHost(MessageHost):
     def obey(self, receive: Any, send: Any) -> None:
         """Execute commands until the connection is closed, see `MessageHost`.
 
-        A step that comes by the bell is executed here: three calls from this one to the env's ``step``.
+        A plain step is executed here: three calls from this one to the env's ``step``.
         """
         try:
             while True:
                 message = receive()
-                if not self._is_woken or message.tag not in UNTRACED_STEPS:
+                if message.tag not in UNTRACED_STEPS:
                     reply = self.execute(message)
                     if reply is not None:
                         send(reply)
@@ -65,14 +65,16 @@ class PipeHost(MessageHost):
                 has_printed = self._log is not None and self._log.has_grown()
                 if result.values or result.failures or result.output or has_printed:
                     send(_marked(encode_reply(result), has_printed))
-                else:
+                elif self._is_woken:
                     self._bell.finish(has_message=False)  # type: ignore[union-attr]
+                else:
+                    self.wire.send(Message(DONE, message.number))
         finally:
             self.host.close()
 
     def _prepare(self, message: Message) -> PreparedStep | None:
-        """Prepare a step that comes by the bell, for the next ones like it."""
-        while message.subset >= len(self.subsets):  # its envs were told over the pipe
+        """Prepare a plain step for the next ones like it; ``None`` if it has no prepared form."""
+        while message.subset >= len(self.subsets):  # its envs were sent over the pipe
             self.decode(self.wire.receive())
         command = self.decode(message)
         prepared: PreparedStep | None = self.host.prepare(command)

@@ -50,6 +50,8 @@ def _from_sequence(argument: Any, num_envs: int, name: str) -> tuple[int, ...]:
         raise IdTypeError(f"{name}={show(argument)} names no envs. Give {_FORMS}.") from None
     if not isinstance(items, list):  # a zero-dimensional array
         return parse_ids(items, num_envs, name)
+    if set(map(type, items)) == {int}:  # the usual case
+        return _checked(tuple(items), argument, num_envs, name)
     if items and all(isinstance(item, (bool, np.bool_)) for item in items):
         return _from_mask(items, num_envs, name)
     if not all(is_int(item) for item in items):
@@ -67,8 +69,8 @@ def _from_mask(mask: list[bool], num_envs: int, name: str) -> tuple[int, ...]:
 
 
 def _checked(env_ids: tuple[int, ...], argument: Any, num_envs: int, name: str) -> tuple[int, ...]:
-    outside = [env_id for env_id in env_ids if not 0 <= env_id < num_envs]
-    if outside:
+    if env_ids and not 0 <= min(env_ids) <= max(env_ids) < num_envs:
+        outside = [env_id for env_id in env_ids if not 0 <= env_id < num_envs]
         raise IdRangeError(f"{name}={show(argument)} names env {outside[0]}, but ids run from 0 to {num_envs - 1}.")
     if len(set(env_ids)) != len(env_ids):
         twice = next(env_id for env_id in env_ids if env_ids.count(env_id) > 1)

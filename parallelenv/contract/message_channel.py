@@ -24,6 +24,9 @@ from parallelenv.contract.codec import (
 from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.contract.protocol import Command, Death, HostDied, Printed, Reply
 
+_NUM_LATEST = 8
+"""Subsets that are remembered, to give those a number that are stepped again."""
+
 
 class MessageChannel(ABC):
     """A `Channel` whose host is reached by messages. A subclass adds the transport.
@@ -49,7 +52,8 @@ class MessageChannel(ABC):
         self.inbox: deque[Message] = deque()
         self._batch: Batch | None = None  # if its rows travel
         self._num_unread = 0
-        self._subsets: dict[tuple[int, ...], int] = {}
+        self._subsets: dict[tuple[int, ...], int] = {}  # by envs: its number, see `StepSubset`
+        self._latest_subsets: deque[tuple[int, ...]] = deque(maxlen=_NUM_LATEST)  # of those without a number
 
     # ---------------------------------------------------------------- for subclasses
 
@@ -90,6 +94,11 @@ class MessageChannel(ABC):
     def pack(self, command: Command) -> Any:  # noqa: D102
         if self._batch is not None and command.reads_actions:
             command.rows = self._batch.take_actions(command.env_ids)
+        is_subset = command.operation == "step" and command.env_ids is not self.env_ids
+        if is_subset and self._batch is None and command.env_ids not in self._subsets:
+            if command.env_ids in self._latest_subsets:  # halves take turns
+                self.name_subset(command.env_ids)
+            self._latest_subsets.append(command.env_ids)
         return encode_command(command, self.env_ids, self._subsets)
 
     def send(self, packed: Any) -> None:  # noqa: D102
@@ -140,8 +149,9 @@ class MessageChannel(ABC):
         """Let steps of these envs be sent by a number, if the host does not have too many of them already."""
         if env_ids not in self._subsets and len(self._subsets) < MOST_SUBSETS:
             number = len(self._subsets) + 1
-            self.notify(StepSubset(number, env_ids))
-            self._subsets[env_ids] = number
+            with DeferSigint():
+                self.notify(StepSubset(number, env_ids))
+                self._subsets[env_ids] = number
 
     def notify(self, anything: Any) -> None:
         """Send an object that has no reply, such as the host's `PackedSpec`, before its first command.

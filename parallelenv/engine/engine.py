@@ -306,9 +306,15 @@ class Engine:
         else:
             self.pool.wait(ticket, self.timeout if timeout is None else timeout, begin)
 
-    def _wait_for_arrivals(self, wanted: int, timeout: float | None, begin: float) -> None:
-        """Wait until that many results have arrived. Timeout and errors: see `wait`; it counts from ``begin``."""
-        while len(self.table.arrived) < wanted or self._repeat_lost_resets():
+    def _wait_for_arrivals(self, wanted: int, timeout: float | None, begin: float) -> list[int]:
+        """Wait until that many results have arrived, and return `EnvTable.arrived`.
+
+        Timeout and errors: see `wait`; it counts from ``begin``.
+        """
+        while True:
+            arrived = self.table.arrived
+            if len(arrived) >= wanted and not self._repeat_lost_resets():
+                return arrived
             if not self.pool.pump(self._deadline(timeout, begin)):
                 self._be_late(timeout)
 
@@ -590,11 +596,11 @@ class Engine:
 
         ``timeout``: see `ParallelEnv.recv`.
         """
-        self._wait_for_arrivals(self._wanted(min_envs), timeout, time.monotonic())
-        return self._collect_arrived(max_envs, align)
+        arrived = self._wait_for_arrivals(self._wanted(min_envs), timeout, time.monotonic())
+        return self._collect_arrived(arrived[:max_envs], align)
 
-    def _collect_arrived(self, max_envs: int | None, align: Align) -> StepResult | StepBatch:
-        return self.collect_step(Outcome.of(self.table.arrived[:max_envs], self.table.tickets), align)
+    def _collect_arrived(self, env_ids: list[int], align: Align) -> StepResult | StepBatch:
+        return self.collect_step(Outcome.of(env_ids, self.table.tickets), align)
 
     def _wanted(self, min_envs: int) -> int:
         """Return how many envs can be waited for, ``min_envs`` at most.
@@ -943,8 +949,9 @@ class Engine:
     @single_threaded_in("arecv")
     def take(self, min_envs: int, max_envs: int | None, align: Align) -> StepResult | StepBatch | None:
         """Return the result of `receive`, or ``None`` if another caller took it since `look`. This steps no env."""
-        enough = len(self.table.arrived) >= self._wanted(min_envs)
-        return self._collect_arrived(max_envs, align) if enough else None
+        arrived = self.table.arrived
+        enough = len(arrived) >= self._wanted(min_envs)
+        return self._collect_arrived(arrived[:max_envs], align) if enough else None
 
 
 def _close_dropped(pool: Pool) -> None:

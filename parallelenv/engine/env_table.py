@@ -131,7 +131,8 @@ class EnvTable:
         self._tickets.update(dict.fromkeys(env_ids, ticket))
         if separately:
             ticket.arrivals = self._arrivals
-            self._arrivals.append((ticket, ticket.answered))
+            has_answers = ticket.failures or len(ticket.asked) < len(env_ids)
+            self._arrivals.append((ticket, ticket.answered if has_answers else ()))
         else:
             self._arrivals.append((ticket, None))
 
@@ -199,7 +200,7 @@ class EnvTable:
 
     def refuse_paused(self, env_ids: Sequence[int]) -> None:
         """Raise `EnvPausedError` if any of these envs is paused."""
-        if env_ids is self.unpaused or not self.paused.any():
+        if env_ids is self.unpaused or not has_true(self.paused):
             return
         paused = [env_id for env_id in env_ids if self.paused[env_id]]
         if paused:

@@ -118,9 +118,11 @@ class Outcome:
             tickets: The ticket of each.
         """
         ticket = tickets[env_ids[0]] if env_ids else None
-        is_whole = ticket is not None and ticket.env_ids is env_ids and ticket.operation == "step"
-        if ticket is not None and is_whole and all(tickets[env_id] is ticket for env_id in env_ids):
-            return cls(env_ids, ticket.asked, ticket.values, ticket.failures)
+        if ticket is not None and ticket.operation == "step" and all(tickets[one] is ticket for one in env_ids):
+            if ticket.env_ids is env_ids:
+                return cls(env_ids, ticket.asked, ticket.values, ticket.failures)
+            if not (ticket.values or ticket.failures) and len(ticket.asked) == len(ticket.env_ids):
+                return cls(env_ids, env_ids, {}, {})
         of_each = [(env_id, tickets[env_id]) for env_id in env_ids]
         asked = {one: set(one.asked) for one in {one for _, one in of_each}}
         return cls(

@@ -53,6 +53,8 @@ PrintedListener = Callable[[Sequence[Printed]], None]
 Announcement = Callable[[Ticket], None]
 CLOSE_TIMEOUT = 3.0
 """Seconds that hosts have to close their envs before they are ended."""
+_MOST_SHARDS = 256
+"""Groups of envs whose split over workers is kept: to split 8 envs takes 7 us."""
 
 
 def _refuse_shared_generators(backend: Backend, plan: Placement) -> None:
@@ -152,6 +154,7 @@ class Pool:
         self._workers = [WorkerHandle(spec, channel) for spec, channel in zip(specs, channels, strict=True)]
         self._worker_of_channel = {worker.channel: worker for worker in self._workers}
         self._worker_of_env = [worker for worker in self._workers for _ in worker.spec.env_ids]
+        self._shards: dict[tuple[int, ...], list[Shard]] = {}  # by env ids, of calls on some of the envs
         self._whole = [(worker, worker.spec.env_ids, self._positions(worker)) for worker in self._workers]
 
     def build(self, keeps_ended: bool, spaces: Spaces | None = None) -> None:
@@ -521,6 +524,9 @@ class Pool:
         """Group env ids by host: host, its ids, their positions in ``env_ids``."""
         if env_ids is self.env_ids or tuple(env_ids) == self.env_ids:
             return self._whole
+        known = self._shards.get(env_ids) if type(env_ids) is tuple else None
+        if known is not None:
+            return known
         positions: dict[WorkerHandle, list[int]] = {}
         for position, env_id in enumerate(env_ids):
             positions.setdefault(self._worker(env_id), []).append(position)
@@ -529,6 +535,10 @@ class Pool:
             part, everyone = tuple(env_ids[index] for index in found), worker.spec.env_ids
             # The same object for all envs of a worker: their step then needs no pickle.
             shards.append((worker, everyone if part == everyone else part, found))
+        if len(self._shards) == _MOST_SHARDS:
+            self._shards.clear()
+        if type(env_ids) is tuple:
+            self._shards[env_ids] = shards
         return shards
 
     def _positions(self, worker: WorkerHandle) -> slice:

@@ -109,7 +109,7 @@ class MessageHost:
             self.attach(command)
             return None
         if isinstance(command, StepSubset):
-            self.subsets.append(command.env_ids)
+            self.subsets[command.number :] = [command.env_ids]
             return None
         return command  # type: ignore[no-any-return]
 
