@@ -17,11 +17,11 @@ import numpy as np
 
 from benchmarks.envs import CARTPOLE
 from parallelenv import ParallelEnv
-from parallelenv.backends._pipe import PipeChannel
-from parallelenv.backends.subproc import SubprocBackend
+from parallelenv.backends._eventfd_bell import Bell, BellStep
+from parallelenv.backends._in_process import CallerStep
 from parallelenv.engine.assemble import Assembler
 from parallelenv.engine.engine import Engine
-from parallelenv.engine.worker_pool import Pool
+from parallelenv.engine.step_plan import StepPlan
 from parallelenv.worker.host import Host
 
 _STEPS = 4000
@@ -31,15 +31,17 @@ _MODES: dict[str, tuple[str, dict[str, Any]]] = {
     "caller-steps": ("subproc", {"caller_steps": True}),
 }
 _STAMPED = (
+    (StepPlan, "step"),
+    (BellStep, "send"),
+    (Bell, "ring"),
+    (BellStep, "wait"),
+    (CallerStep, "wait"),
+    (Host, "step"),
+    (StepPlan, "_result"),
+    (Assembler, "infos"),
+    # The general way: whatever is not planned.
     (Engine, "submit_step"),
-    (Pool, "submit"),
-    (PipeChannel, "send"),
-    (Pool, "pump"),
-    (SubprocBackend, "wait"),
-    (Host, "_step_all"),
-    (PipeChannel, "receive"),
     (Engine, "collect_step"),
-    (Assembler, "assemble"),
 )
 
 _stamps: list[tuple[str, float]] = []

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from parallelenv.contract.codec import PRINTED, Message, decode, encode
+from parallelenv.contract.codec import PRINTED, Message, StepSubset, decode, encode
 from parallelenv.contract.env_specs import make_factories
 from parallelenv.contract.message_channel import MessageChannel
 from parallelenv.contract.packed_worker_spec import PackedSpec
@@ -137,6 +137,14 @@ def test_replies_read_before_the_death_are_returned(channel: Direct) -> None:
     with pytest.raises(HostDied):
         channel.ask(4, "set", 5, "extra")
     channel.notify("nothing")  # the next command reports the death
+
+
+def test_subset_announced_twice_keeps_the_numbers_of_the_others(channel: Direct) -> None:
+    for number, env_ids in [(1, (0,)), (2, (4, 5)), (2, (4, 5)), (3, (6,))]:  # the second one was interrupted
+        channel.notify(StepSubset(number, env_ids))
+    channel.ask(2, "set", 5, "extra")
+    assert channel.receive().number == 2  # so all before it was read
+    assert channel.host.subsets[1:] == [(0,), (4, 5), (6,)]
 
 
 def test_a_spec_has_the_callers_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -279,6 +279,24 @@ def test_step_of_all_envs_of_a_worker_needs_no_pickle(log: list[Event]) -> None:
         assert log == [("write", HEADER), ("read", HEADER)]
 
 
+def test_halves_that_take_turns_need_no_pickle(log: list[Event]) -> None:
+    with settled() as (env, _):
+        halves = [[0, 1, 4, 5], [2, 3, 6, 7]]
+
+        def take_turns() -> None:
+            for half in halves:
+                env.send([1] * 4, half)
+                env.recv(4)
+
+        for _ in range(2):
+            take_turns()
+        log.clear()
+        for _ in range(NUM_STEPS):
+            take_turns()
+        num_messages = 2 * len(halves) * NUM_STEPS
+        assert Counter(log) == {("write", HEADER): num_messages, ("read", HEADER): num_messages}
+
+
 @pytest.mark.parametrize(("env_ids", "owners"), [([0, 1], 1), ([6], 1), ([7, 4], 1), ([3, 4], 2)], ids=str)
 def test_step_of_some_envs_wakes_only_their_workers(env_ids: list[int], owners: int, log: list[Event]) -> None:
     with settled() as (env, _):

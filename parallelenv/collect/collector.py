@@ -23,16 +23,16 @@ from parallelenv.collect.history import History
 from parallelenv.collect.stopping import Stoppable
 from parallelenv.contract import arguments
 from parallelenv.contract.arguments import check_name, check_policy
-from parallelenv.contract.batch import Array
 from parallelenv.contract.copying import deep_copy
 from parallelenv.contract.env_specs import bind_arguments
 from parallelenv.contract.error_text import count, show
+from parallelenv.engine.episode_stats import OpenEpisodes
 from parallelenv.engine.thread_guard import single_threaded
 from parallelenv.env import ParallelEnv
 from parallelenv.errors import AbsentAttributeError, ArgumentError, WorkerDiedError, WorkerTimeoutError
 from parallelenv.rollouts.evaluation import Evaluation
 from parallelenv.rollouts.local_rollout import LocalRollouts
-from parallelenv.rollouts.trajectory import Rollout
+from parallelenv.rollouts.trajectory import Rollout, count_episodes
 
 Info = dict[str, Any]
 
@@ -116,7 +116,7 @@ class Collector(Stoppable):
         """Make the next collection begin with new episodes."""
         self._rnn_state: Any = None
         self._needs_reset = True
-        self._open_episodes = OpenEpisodes()
+        self._open_episodes = OpenEpisodes(len(self._env))
         if self._seed is not None:
             self._env.seed(self._seed + self._rank * len(self._env))
 
@@ -174,10 +174,10 @@ class Collector(Stoppable):
 
     def _rollout_info(self, data: Rollout, seconds: float) -> Info:
         """Return the info of a rollout, and add the rollout to the episodes in progress."""
-        returns, lengths = self._open_episodes.count(data)
+        ended = count_episodes(data, self._open_episodes, data.env_ids)
         return {
-            "episode_returns": returns,
-            "episode_lengths": lengths,
+            "episode_returns": ended.returns,
+            "episode_lengths": ended.lengths,
             "num_steps": len(data),
             "num_samples": int(data.valid.sum()),
             "seconds": seconds,
@@ -387,47 +387,3 @@ def as_deterministic(policy: Policy) -> Policy:
     except (TypeError, ValueError):  # a builtin without a signature
         pass
     return functools.partial(policy, deterministic=True) if "deterministic" in parameters else policy
-
-
-class OpenEpisodes:
-    """Return and length so far of the episodes in progress, by env."""
-
-    def __init__(self) -> None:
-        self._returns: dict[int, Any] = {}
-        self._lengths: dict[int, int] = {}
-
-    def count(self, rollout: Rollout) -> tuple[Array, Array]:
-        """Add an env's next rollout; return the whole returns and lengths of the episodes that ended in it.
-
-        Returns:
-            ``(num_ended,)`` each, in the order of `Rollout.ended_states`: float64 (object if rewards are not numbers),
-            and int64.
-        """
-        ids = rollout.env_ids.tolist()
-        for column in np.flatnonzero(rollout.starts).tolist():
-            self._forget(ids[column])
-        returns, lengths = rollout.episode_returns, rollout.episode_lengths
-        begins = np.zeros(len(ids), dtype=np.int64)
-        for place, (step, column) in enumerate(np.argwhere(rollout.dones).tolist()):
-            if not begins[column]:
-                returns[place] = returns[place] + self._returns.get(
-                    ids[column], 0.0
-                )  # not in place: it may be an array
-                lengths[place] += self._lengths.get(ids[column], 0)
-                self._forget(ids[column])
-            begins[column] = step + 1
-        for column, begin in enumerate(begins.tolist()):
-            valid = rollout.valid[begin:, column]
-            if valid.any():
-                env_id = ids[column]
-                self._returns[env_id] = self._returns.get(env_id, 0.0) + rollout.rewards[begin:, column][valid].sum()
-                self._lengths[env_id] = self._lengths.get(env_id, 0) + int(valid.sum())
-        return returns, lengths
-
-    def under_way(self, rollout: Rollout) -> list[tuple[Any, int]]:
-        """Return each env's (return, length) of the episode in progress, in the order of the rollout's envs."""
-        return [(self._returns.get(one, 0.0), self._lengths.get(one, 0)) for one in rollout.env_ids.tolist()]
-
-    def _forget(self, env_id: int) -> None:
-        self._returns.pop(env_id, None)
-        self._lengths.pop(env_id, None)

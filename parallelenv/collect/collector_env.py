@@ -88,8 +88,10 @@ class CollectorEnv:
                 self._kept.append(self._pack(data, 0.0))
 
     def _pack(self, data: Rollout, seconds: float) -> PackedCollection:
-        open_episodes, info = self.collector._open_episodes, self.collector._rollout_info(data, seconds)
-        return PackedCollection.of(data, info, open_episodes.under_way(data), self._compresses)
+        running, info = self.collector._open_episodes, self.collector._rollout_info(data, seconds)
+        rows = data.env_ids
+        under_way = list(zip(running.returns[rows].tolist(), running.lengths[rows].tolist(), strict=True))
+        return PackedCollection.of(data, info, under_way, self._compresses)
 
     def evaluate(self, num_episodes: int, seed: int | None) -> Evaluation:
         """Play whole episodes."""

@@ -1,18 +1,21 @@
-"""Statistics of the episodes that have ended, collected beside the steps.
+"""Returns and lengths of episodes, summed in one place for repr, evaluations, collectors, wrappers and rollouts.
 
-Each step pays for a copy of its rewards and flags, 0.2 us; sums are made of many steps at once, or when they are read.
+A step whose env failed and was restarted does not count: it ends the episode, with the rewards so far.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
 from parallelenv.contract.batch import Array, read_outcomes
+from parallelenv.contract.copying import deep_copy
 from parallelenv.contract.interrupts import DeferSigint
+from parallelenv.contract.spaces import object_array
 
 if TYPE_CHECKING:
     from parallelenv.contract.rollout_data import RolloutChunk
@@ -22,6 +25,151 @@ LATEST = 100
 _ROOM = 16384
 """Rows of envs that are kept until they are summed."""
 EncodedOutcome = bytes | tuple[Any, bytes]
+
+
+class EndedEpisodes(NamedTuple):
+    """Episodes that ended, sorted by step, then by column.
+
+    Attributes:
+        returns: ``(num_ended,)``, sums of rewards: float64, or object if some rewards are not numbers.
+        lengths: ``(num_ended,)`` int64, numbers of steps.
+        are_whole: ``(num_ended,)`` bool: whether all of an episode's steps were counted.
+    """
+
+    returns: Array
+    lengths: Array
+    are_whole: Array
+
+
+class OpenEpisodes:
+    """Sum of rewards and number of steps, so far, of the running episode of each env.
+
+    Args:
+        num_envs: Number of envs.
+
+    Attributes:
+        returns: ``(num_envs,)`` float64, or object once a reward was not a number.
+        lengths: ``(num_envs,)`` int64.
+        are_whole: ``(num_envs,)`` bool: whether all steps of the episode were counted.
+    """
+
+    def __init__(self, num_envs: int) -> None:
+        self.returns: Array = np.zeros(num_envs)
+        self.lengths: Array = np.zeros(num_envs, np.int64)
+        self.are_whole: Array = np.zeros(num_envs, bool)
+
+    def copy(self) -> OpenEpisodes:
+        """Return a copy."""
+        other = OpenEpisodes(0)
+        other.returns, other.lengths, other.are_whole = self.returns.copy(), self.lengths.copy(), self.are_whole.copy()
+        return other
+
+    def begin(self, rows: Any) -> None:
+        """Begin an episode of each of these envs."""
+        self.returns[rows], self.lengths[rows], self.are_whole[rows] = 0, 0, True
+
+    def add(self, rows: Any, rewards: Array) -> None:
+        """Count one step of each of these envs. Rewards may be of any type that can be added."""
+        self._admit(rewards)
+        self.returns[rows] += rewards
+        self.lengths[rows] += 1
+
+    def add_steps(
+        self, rows: Array, rewards: Array, ended: Array, valid: Array | None, begun: Array, *, goes_on: bool
+    ) -> EndedEpisodes:
+        """Count many steps of some envs, ``k`` here.
+
+        Args:
+            rows: ``(k,)`` int: the envs.
+            rewards: ``(num_steps, k)``.
+            ended: ``(num_steps, k)`` bool: whether the episode ended with this step.
+            valid: ``(num_steps, k)`` bool: whether the step counts; ``None``: all do.
+            begun: ``(num_begun, 2)`` int: step before which an episode began, ``num_steps`` after the last, and column.
+            goes_on: Whether an env whose episode ends begins the next one by itself.
+        """
+        self._admit(rewards)
+        num_steps = len(rewards)
+        if valid is not None:
+            rewards = np.where(valid, rewards, 0)
+        found = EndedEpisodes(self.returns[:0], self.lengths[:0], self.are_whole[:0])
+        if num_steps:
+            parts = _EpisodeParts.of(rows, rewards, ended, valid, begun, goes_on)
+            found = self._add_parts(parts, num_steps, goes_on)
+        self.begin(rows[begun[begun[:, 0] >= num_steps, 1]])
+        return found
+
+    def _add_parts(self, parts: _EpisodeParts, num_steps: int, goes_on: bool) -> EndedEpisodes:
+        """Count parts of episodes: the first of an env may continue its episode, and its last may leave one open."""
+        are_whole = parts.is_begun.copy()
+        continues = ~(parts.is_later | parts.is_begun)
+        owners = parts.owners[continues]
+        are_whole[continues] = self.are_whole[owners]
+        returns = parts.returns
+        if self.returns.dtype == object:  # the sum of one reward is the reward itself, which is the user's
+            returns = object_array(deep_copy(returns.tolist()))
+        with np.errstate(all="ignore"):
+            returns[continues] += self.returns[owners]
+        parts.lengths[continues] += self.lengths[owners]
+        final = np.flatnonzero(parts.last == num_steps - 1)
+        owners, is_over = parts.owners[final], parts.ended[final]
+        self.returns[owners] = np.where(is_over, 0, returns[final])
+        self.lengths[owners] = np.where(is_over, 0, parts.lengths[final])
+        self.are_whole[owners] = np.where(is_over, goes_on, are_whole[final])
+        ended = np.flatnonzero(parts.ended)
+        ended = ended[np.argsort(parts.last[ended], kind="stable")]
+        return EndedEpisodes(returns[ended], parts.lengths[ended], are_whole[ended])
+
+    def _admit(self, rewards: Array) -> None:
+        if rewards.dtype == object and self.returns.dtype != object:
+            self.returns = self.returns.astype(object)
+            self.returns[self.lengths == 0] = 0  # not 0.0, to which a Decimal cannot be added
+
+
+@dataclass(slots=True)
+class _EpisodeParts:
+    """Steps cut where an episode of an env ends or begins, in order, one env after the other.
+
+    Attributes:
+        owners: Env id of each part.
+        is_later: Whether an earlier part has the same env.
+        is_begun: Whether its first step begins an episode.
+        last: Its last step, as a row of the steps.
+        ended: Whether its last step ends an episode.
+        returns: Sum of its rewards.
+        lengths: Number of its steps.
+    """
+
+    owners: Array
+    is_later: Array
+    is_begun: Array
+    last: Array
+    ended: Array
+    returns: Array
+    lengths: Array
+
+    @classmethod
+    def of(
+        cls, rows: Array, rewards: Array, ended: Array, valid: Array | None, begun: Array, goes_on: bool
+    ) -> _EpisodeParts:
+        """Cut steps. Arguments: see `OpenEpisodes.add_steps`."""
+        num_steps = len(rewards)
+        before, column = begun[begun[:, 0] < num_steps].T
+        begins = column * num_steps + before  # flat index, env after env
+        is_end = ended.T.ravel()
+        after = np.flatnonzero(is_end) + 1
+        is_begun, is_cut = np.zeros((2, is_end.size + 1), bool)
+        is_begun[after] = goes_on & (after % num_steps > 0)  # else it would be the first step of another env
+        is_begun[begins] = True
+        is_cut[::num_steps] = is_cut[begins] = is_cut[after] = True
+        firsts = np.flatnonzero(is_cut[:-1])
+        lasts = np.append(firsts[1:], is_end.size) - 1
+        with np.errstate(all="ignore"):  # rewards may be infinite
+            returns = np.add.reduceat(rewards.T.ravel(), firsts)
+        lengths = lasts - firsts + 1
+        if valid is not None:
+            lengths = np.add.reduceat(valid.T.ravel().astype(np.int64), firsts)
+        owners, is_later = rows[firsts // num_steps], firsts % num_steps > 0
+        return cls(owners, is_later, is_begun[firsts], lasts % num_steps, is_end[lasts], returns, lengths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,56 +192,35 @@ class EpisodeSummary:
 
 @dataclass(slots=True)
 class _Totals:
-    """Sums up to some step.
+    """Sums up to some step: the running episodes, and the counts of an `EpisodeSummary`."""
 
-    Attributes:
-        returns: ``(num_envs,)`` float64, of the episodes under way.
-        lengths: ``(num_envs,)`` int64, of the episodes under way.
-        is_open: ``(num_envs,)`` bool: whether all steps of the env's episode are counted.
-        num_steps: See `EpisodeSummary`.
-        num_episodes: See `EpisodeSummary`.
-        latest: Return and length of the latest episodes.
-    """
-
-    returns: Array
-    lengths: Array
-    is_open: Array
+    running: OpenEpisodes
     num_steps: int
     num_episodes: int
     latest: deque[tuple[float, int]]
 
     def copy(self) -> _Totals:
-        return _Totals(
-            self.returns.copy(),
-            self.lengths.copy(),
-            self.is_open.copy(),
-            self.num_steps,
-            self.num_episodes,
-            deque(self.latest, LATEST),
-        )
+        return _Totals(self.running.copy(), self.num_steps, self.num_episodes, deque(self.latest, LATEST))
+
+    def add(
+        self, rows: Array, rewards: Array, ended: Array, valid: Array | None, begun: Array, *, goes_on: bool
+    ) -> None:
+        """Add steps. Arguments: see `OpenEpisodes.add_steps`."""
+        self.num_steps += rewards.size if valid is None else int(valid.sum())
+        found = self.running.add_steps(rows, rewards, ended, valid, begun, goes_on=goes_on)
+        returns, lengths = found.returns[found.are_whole], found.lengths[found.are_whole]
+        self.num_episodes += len(returns)
+        self.latest.extend(zip(returns[-LATEST:].tolist(), lengths[-LATEST:].tolist(), strict=True))
 
 
-@dataclass(frozen=True, slots=True)
-class _Steps:
-    """Steps that are not in the sums yet: ``num_steps`` rows, one column for each of some envs.
-
-    Attributes:
-        columns: ``(k,)``: env ids.
-        rewards: ``(num_steps, k)``, zero where an env was not stepped.
-        valid: ``(num_steps, k)`` bool: whether the env was stepped; ``None``: all were.
-        ended: ``(num_steps, k)`` bool.
-        begun: ``(num_begun, 2)``: step before which an episode began, ``num_steps`` after the last, and its column.
-    """
-
-    columns: Any
-    rewards: Array
-    valid: Array | None
-    ended: Array
-    begun: Array
+_NONE_BEGUN: Array = np.zeros((0, 2), np.int64)
 
 
 class EpisodeStats:
-    """Counts the episodes of the envs ``0 .. num_envs-1``.
+    """Counts the episodes of the envs ``0 .. num_envs-1`` beside their steps.
+
+    Each step pays for a copy of its rewards and flags, 0.2 us; sums are made of many steps at once, or when they are
+    read.
 
     Args:
         num_envs: Number of envs.
@@ -102,9 +229,7 @@ class EpisodeStats:
     def __init__(self, num_envs: int) -> None:
         self._num_envs = num_envs
         self._goes_on = False
-        self._sums = _Totals(
-            np.zeros(num_envs), np.zeros(num_envs, np.int64), np.zeros(num_envs, bool), 0, 0, deque(maxlen=LATEST)
-        )
+        self._sums = _Totals(OpenEpisodes(num_envs), 0, 0, deque(maxlen=LATEST))
         self._room = max(32, min(1024, _ROOM // num_envs))
         self._is_whole = True  # whether each item of the log is a step of all envs
         self._log: list[EncodedOutcome] = []
@@ -115,19 +240,22 @@ class EpisodeStats:
         self.settle()
         self._goes_on = goes_on
 
-    def note(self, outcome: bytes, rows: Any = None) -> None:
+    def note(self, outcome: bytes, rows: Any = None, failed: Collection[int] = ()) -> None:
         """Add a step.
 
         Args:
             outcome: See `Batch.outcome`.
             rows: Rows of the envs that were stepped; ``None``: all.
+            failed: Rows of those that failed and were restarted.
         """
         if rows is None:
             self._log.append(outcome)
         else:
             self._is_whole = False
             self._log.append((rows, outcome))
-        if len(self._log) == self._room:
+        if failed:
+            self._settle_without(failed)
+        elif len(self._log) == self._room:
             self.settle()
 
     def begin(self, rows: Any) -> None:
@@ -137,23 +265,22 @@ class EpisodeStats:
             self.settle()
 
     def lose(self) -> None:
-        """Exclude the episodes under way: their first steps are not known."""
+        """Exclude the running episodes: their first steps are not known."""
         self.settle()
-        self._sums.is_open[:] = False
+        self._sums.running.are_whole[:] = False
 
     def note_chunk(self, chunk: RolloutChunk) -> None:
         """Add the steps of a rollout."""
         self.settle()
         ended = np.zeros(chunk.valid.shape, bool)
         ended[chunk.ended.steps, chunk.ended.columns] = True
-        valid = chunk.valid | ended
-        steps = _Steps(np.array(chunk.env_ids), chunk.rewards, valid, ended, np.zeros((0, 2), np.int64))
-        _add(self._sums, steps, self._goes_on)
+        rows = np.array(chunk.env_ids)
+        self._sums.add(rows, chunk.rewards, ended, chunk.valid, _NONE_BEGUN, goes_on=self._goes_on)
 
     def look(self) -> EpisodeSummary:
         """Return the counts. Another thread may be stepping meanwhile."""
         sums = self._sums.copy()
-        _add(sums, self._pending(), self._goes_on)
+        sums.add(*self._pending(), goes_on=self._goes_on)
         latest = list(sums.latest)
         if not latest:
             return EpisodeSummary(sums.num_steps, sums.num_episodes, None, None)
@@ -165,14 +292,22 @@ class EpisodeStats:
 
     def settle(self) -> None:
         """Sum the log."""
+        self._settle_without(())
+
+    def _settle_without(self, failed: Collection[int]) -> None:
+        """Sum the log, of whose latest step some envs do not count."""
         with DeferSigint():  # else an interrupt could make them count twice
-            _add(self._sums, self._pending(), self._goes_on)
+            rows, rewards, ended, valid, begun = self._pending()
+            if failed:
+                valid = np.ones(ended.shape, bool) if valid is None else valid
+                valid[-1, list(failed)] = False
+            self._sums.add(rows, rewards, ended, valid, begun, goes_on=self._goes_on)
             self._log.clear()
             self._begun.clear()
             self._is_whole = True
 
-    def _pending(self) -> _Steps:
-        """Return the steps of the log, which are not in the sums yet."""
+    def _pending(self) -> tuple[Array, Array, Array, Array | None, Array]:
+        """Return the steps of the log, which are not in the sums yet, as arguments of `OpenEpisodes.add_steps`."""
         n = self._num_envs
         begun = [(step, row) for step, rows in self._begun.copy() for row in np.arange(n)[rows].tolist()]
         is_whole, log = self._is_whole, self._log.copy()
@@ -185,80 +320,5 @@ class EpisodeStats:
                 if not isinstance(one, bytes):
                     valid[step] = False
                     valid[step, one[0]] = True
-            rewards, ended = np.where(valid, rewards, 0.0), ended & valid
-        return _Steps(np.arange(n), rewards, valid, ended, np.array(begun, np.int64).reshape(-1, 2))
-
-
-@dataclass(slots=True)
-class _EpisodeSegments:
-    """Steps cut where an episode of an env ends or begins, in order, one env after the other.
-
-    Attributes:
-        owners: Env id of each stretch.
-        is_later: Whether an earlier stretch has the same env.
-        is_begun: Whether its first step begins an episode.
-        last: Its last step, as a row of the steps.
-        ended: Whether its last step ends an episode.
-        returns: Sum of its rewards.
-        lengths: Number of its steps.
-    """
-
-    owners: Array
-    is_later: Array
-    is_begun: Array
-    last: Array
-    ended: Array
-    returns: Array
-    lengths: Array
-
-    @classmethod
-    def of(cls, steps: _Steps, goes_on: bool) -> _EpisodeSegments:
-        """Cut steps. ``goes_on``: whether the next episode begins where one ends."""
-        num_steps = len(steps.rewards)
-        before, column = steps.begun[steps.begun[:, 0] < num_steps].T
-        begins = column * num_steps + before  # flat index, env after env
-        ended = steps.ended.T.ravel()
-        after = np.flatnonzero(ended) + 1
-        is_begun, is_cut = np.zeros((2, ended.size + 1), bool)
-        is_begun[after] = goes_on & (after % num_steps > 0)  # else it would be the first step of another env
-        is_begun[begins] = True
-        is_cut[::num_steps] = is_cut[begins] = is_cut[after] = True
-        firsts = np.flatnonzero(is_cut[:-1])
-        lasts = np.append(firsts[1:], ended.size) - 1
-        with np.errstate(all="ignore"):  # rewards may be infinite
-            returns = np.add.reduceat(steps.rewards.T.ravel(), firsts)
-        lengths = lasts - firsts + 1
-        if steps.valid is not None:
-            lengths = np.add.reduceat(steps.valid.T.ravel().astype(np.int64), firsts)
-        owners, is_later = steps.columns[firsts // num_steps], firsts % num_steps > 0
-        return cls(owners, is_later, is_begun[firsts], lasts % num_steps, ended[lasts], returns, lengths)
-
-
-def _add(sums: _Totals, steps: _Steps, goes_on: bool) -> None:
-    """Add steps to sums."""
-    num_steps = len(steps.rewards)
-    if num_steps:
-        sums.num_steps += steps.rewards.size if steps.valid is None else int(steps.valid.sum())
-        _add_segments(sums, _EpisodeSegments.of(steps, goes_on), num_steps, goes_on)
-    late = steps.columns[steps.begun[steps.begun[:, 0] >= num_steps, 1]]
-    sums.returns[late], sums.lengths[late], sums.is_open[late] = 0.0, 0, True
-
-
-def _add_segments(sums: _Totals, cut: _EpisodeSegments, num_steps: int, goes_on: bool) -> None:
-    """Add stretches to sums: the first of an env may continue an open episode, and the last one leave one open."""
-    is_open = cut.is_begun.copy()
-    goes_before = ~(cut.is_later | cut.is_begun)
-    owners = cut.owners[goes_before]
-    is_open[goes_before] = sums.is_open[owners]
-    with np.errstate(all="ignore"):
-        cut.returns[goes_before] += sums.returns[owners]
-    cut.lengths[goes_before] += sums.lengths[owners]
-    whole = np.flatnonzero(is_open & cut.ended)
-    sums.num_episodes += len(whole)
-    latest = whole[np.argsort(cut.last[whole], kind="stable")][-LATEST:]
-    sums.latest.extend(zip(cut.returns[latest].tolist(), cut.lengths[latest].tolist(), strict=True))
-    final = np.flatnonzero(cut.last == num_steps - 1)
-    owners, ended = cut.owners[final], cut.ended[final]
-    sums.returns[owners] = np.where(ended, 0.0, cut.returns[final])
-    sums.lengths[owners] = np.where(ended, 0, cut.lengths[final])
-    sums.is_open[owners] = np.where(ended, goes_on, is_open[final])
+            ended = ended & valid
+        return np.arange(n), rewards, ended, valid, np.array(begun, np.int64).reshape(-1, 2)

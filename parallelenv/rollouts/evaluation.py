@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,8 +12,9 @@ import numpy as np
 from parallelenv.contract.arguments import check_policy
 from parallelenv.contract.batch import Array
 from parallelenv.contract.error_text import count, number, show
-from parallelenv.contract.failures import put
+from parallelenv.contract.failures import put, was_restarted
 from parallelenv.contract.spaces import object_array
+from parallelenv.engine.episode_stats import OpenEpisodes
 from parallelenv.errors import EnvContractError, WorkerTimeoutError
 from parallelenv.results import StepResult
 from parallelenv.rollouts.rollout_length import RolloutLength, progress_bar
@@ -54,20 +55,8 @@ class Evaluation:
         return f"<Evaluation of {count(len(self), 'episode')}{mean}>"
 
 
-@dataclass(slots=True)
-class _EnvResults:
-    """Results of one env: reward and length of the current episode, and all episodes that have ended."""
-
-    reward: Any = 0.0
-    length: int = 0
-    ended: list[tuple[Any, ...]] = field(default_factory=list)
-
-    def add(self, reward: Any) -> None:
-        self.reward, self.length = self.reward + reward, self.length + 1
-
-    def end(self, terminated: bool, truncated: bool, info: dict[str, Any]) -> None:
-        self.ended.append((self.reward, self.length, terminated, truncated, info))
-        self.reward, self.length = 0.0, 0
+Results = dict[int, list[tuple[Any, ...]]]
+"""Of each env the episodes that have ended: return, length, terminated, truncated and last info."""
 
 
 def evaluate(
@@ -137,7 +126,7 @@ def _play(
     advance: Callable[[int], Any],
     look: Callable[[], bool] = lambda: True,
 ) -> Evaluation:
-    results = {env_id: _EnvResults() for env_id in env_ids}
+    results: Results = {env_id: [] for env_id in env_ids}
     with engine.borrowed(env_ids) as own:
         game = _EpisodeRunner(own, PolicyRunner(player, None, own.pool.layout), shares, results, advance, look)
         announce(env_ids)
@@ -160,7 +149,7 @@ class _EpisodeRunner:
         engine: Its done policy must step ended envs on: no env begins an episode by itself.
         player: The policy that acts.
         shares: Number of episodes of each env.
-        tallies: Where results are added.
+        results: Where results are added.
         advance: Moves the bar forward.
         look: Called before each step: whether to continue.
     """
@@ -170,14 +159,15 @@ class _EpisodeRunner:
         engine: Engine,
         player: PolicyRunner,
         shares: dict[int, float],
-        results: dict[int, _EnvResults],
+        results: Results,
         advance: Callable[[int], Any],
         look: Callable[[], bool],
     ) -> None:
         self._engine = engine
         self._player = player
         self._shares = shares
-        self._tallies = results
+        self._results = results
+        self._running = OpenEpisodes(engine.num_envs)
         self._advance = advance
         self._look = look
 
@@ -198,7 +188,7 @@ class _EpisodeRunner:
                 continue
             self._advance(len(ended))
             self._player.forget(ended)
-            left = {env_id: self._shares[env_id] - len(self._tallies[env_id].ended) for env_id in ended}
+            left = {env_id: self._shares[env_id] - len(self._results[env_id]) for env_id in ended}
             env_ids = tuple(env_id for env_id in env_ids if left.get(env_id, 1))
             again = [env_id for env_id in ended if left[env_id]]
             if again:
@@ -210,28 +200,40 @@ class _EpisodeRunner:
         self._engine.collect_reset(self._engine.submit_reset(env_ids, each), None)
 
     def _note(self, result: StepResult) -> list[int]:
-        """Add a step to the tallies and return the envs whose episodes it ended."""
-        flags = result.dones.tolist(), result.terminated.tolist(), result.truncated.tolist()
-        ended = []
-        for row, (env_id, reward) in enumerate(zip(result.env_ids.tolist(), result.rewards, strict=True)):
-            tally = self._tallies[env_id]
+        """Count a step and return the envs whose episodes it ended."""
+        rows, rewards, ends = result.env_ids, result.rewards, np.flatnonzero(result.dones)
+        failed = [place for place in ends.tolist() if was_restarted(result.infos[place])]
+        counted = np.delete(np.arange(len(rows)), failed) if failed else slice(None)
+        try:
+            self._running.add(rows[counted], rewards[counted])
+        except Exception as error:  # a reward may be of any type
+            raise self._cannot_be_added(rows, rewards, error) from error
+        for place in ends.tolist():
+            env_id = int(rows[place])
+            total, length = self._running.returns[env_id], int(self._running.lengths[env_id])
+            flags = bool(result.terminated[place]), bool(result.truncated[place])
+            self._results[env_id].append((total, length, *flags, result.infos[place]))
+        self._running.begin(rows[ends])
+        return rows[ends].tolist()  # type: ignore[no-any-return]
+
+    def _cannot_be_added(self, rows: Array, rewards: Array, error: Exception) -> EnvContractError:
+        """Return the error that names an env whose reward is not a number or an array."""
+        for env_id, reward in zip(rows.tolist(), rewards, strict=True):
             try:
-                tally.add(reward)
-            except Exception as error:  # a reward may be of any type
-                raise EnvContractError(
-                    f"env {env_id} gave the reward {show(reward)}, which cannot be added to those before it "
-                    f"({type(error).__name__}: {error}). run_episodes() sums the rewards of an episode: let the env "
-                    "give numbers or arrays, or play by rollout() or step()."
-                ) from error
-            if flags[0][row]:
-                tally.end(flags[1][row], flags[2][row], result.infos[row])
-                ended.append(env_id)
-        return ended
+                self._running.returns[env_id] + reward
+            except Exception as own:  # noqa: BLE001 (any type, see above)
+                error = own
+                break
+        return EnvContractError(
+            f"env {env_id} gave the reward {show(reward)}, which cannot be added to those before it "
+            f"({type(error).__name__}: {error}). run_episodes() sums the rewards of an episode: let the env "
+            "give numbers or arrays, or play by rollout() or step()."
+        )
 
 
-def _evaluation(results: dict[int, _EnvResults]) -> Evaluation:
+def _evaluation(results: Results) -> Evaluation:
     """Return the episodes that have ended."""
-    rows = [(env_id, *episode) for env_id, tally in results.items() for episode in tally.ended]
+    rows = [(env_id, *episode) for env_id, ended in results.items() for episode in ended]
     env_ids, returns, lengths, terminated, truncated, infos = zip(*rows, strict=True) if rows else ((),) * 6
     are_numbers = all(isinstance(one, (int, float, np.integer, np.floating)) for one in returns)
     return Evaluation(

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from parallelenv.contract.batch import Array, Batch, gather_states
-from parallelenv.contract.copying import deep_copy
 from parallelenv.contract.error_text import count
 from parallelenv.contract.failures import Failure
 from parallelenv.contract.protocol import Extra
@@ -25,11 +24,9 @@ from parallelenv.contract.rollout_data import (
     join_forms,
     join_memories,
 )
-from parallelenv.contract.spaces import object_array, stack_values
+from parallelenv.contract.spaces import stack_values
+from parallelenv.engine.episode_stats import EndedEpisodes, OpenEpisodes
 from parallelenv.errors import ArgumentError
-
-Episode = tuple[slice, int, bool]
-"""Slice of an episode's steps, its column, and whether its first step is among them."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -86,28 +83,21 @@ class Rollout:
 
         Only steps of this rollout count. `whole_episodes` is True for episodes that have all of theirs in it.
         """
-        sums = [self.rewards[steps, column][self.valid[steps, column]].sum() for steps, column, _ in self._episodes()]
-        return (
-            object_array(deep_copy(sums)) if self.rewards.dtype == object else np.array(sums, dtype=self.rewards.dtype)
-        )
+        return self._ended_episodes().returns
 
     @property
     def episode_lengths(self) -> Array:
         """Number of steps of each episode that ended, ``(num_ended,)`` int64. Only steps of this rollout count."""
-        return np.array([self.valid[steps, column].sum() for steps, column, _ in self._episodes()], dtype=np.int64)
+        return self._ended_episodes().lengths
 
     @property
     def whole_episodes(self) -> Array:
         """Which of the episodes that ended also began in this rollout, ``(num_ended,)`` bool."""
-        return np.array([is_whole for _, _, is_whole in self._episodes()], dtype=bool)
+        return self._ended_episodes().are_whole
 
-    def _episodes(self) -> Iterator[Episode]:
-        """Yield the episodes that ended, in the order of `ended_states`."""
-        begins = np.zeros(len(self.env_ids), dtype=np.int64)
-        for step, column in np.argwhere(self.dones).tolist():
-            begin = int(begins[column])
-            yield slice(begin, step + 1), column, begin > 0 or bool(self.starts[column])
-            begins[column] = step + 1
+    def _ended_episodes(self) -> EndedEpisodes:
+        columns = np.arange(len(self.env_ids))
+        return count_episodes(self, OpenEpisodes(len(columns)), columns)
 
     def __len__(self) -> int:
         """Return the number of steps."""
@@ -121,6 +111,19 @@ class Rollout:
             f"<Rollout of {count(steps, 'step')} x {count(envs, 'env')}{rest}, "
             f"{count(int(self.dones.sum()), 'episode')} ended>"
         )
+
+
+def count_episodes(rollout: Rollout, running: OpenEpisodes, rows: Array) -> EndedEpisodes:
+    """Add the steps of a rollout to the running episodes, and return the episodes that ended.
+
+    Args:
+        rollout: The rollout.
+        running: The running episodes.
+        rows: ``(num_envs,)`` int: the row of each env of the rollout there.
+    """
+    columns = np.flatnonzero(rollout.starts)
+    begun = np.column_stack([np.zeros_like(columns), columns])
+    return running.add_steps(rows, rollout.rewards, rollout.dones, rollout.valid, begun, goes_on=True)
 
 
 class RolloutBuilder:

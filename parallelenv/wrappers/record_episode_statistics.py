@@ -10,6 +10,7 @@ import numpy as np
 
 from parallelenv.contract.arguments import check_positive
 from parallelenv.contract.batch import Array
+from parallelenv.engine.episode_stats import OpenEpisodes
 from parallelenv.errors import EnvContractError
 from parallelenv.results import StepResult
 from parallelenv.wrappers.answer_rows import SteppedRows
@@ -47,8 +48,7 @@ class RecordEpisodeStatistics(AnswerWrapper):
         self.return_queue: deque[float] = deque(maxlen=buffer_length)
         self.length_queue: deque[int] = deque(maxlen=buffer_length)
         self.time_queue: deque[float] = deque(maxlen=buffer_length)
-        self._returns: Array = np.zeros(len(env))
-        self._lengths: Array = np.zeros(len(env), dtype=np.int64)
+        self._running = OpenEpisodes(len(env))
         self._begins: Array = np.full(len(env), time.perf_counter())
         self._is_over: Array = np.zeros(len(env), dtype=bool)
 
@@ -79,8 +79,7 @@ class RecordEpisodeStatistics(AnswerWrapper):
         ends = stepped.dones & runs
         self._refuse_other(stepped, ends)
         counted = runs & ~restarted
-        self._returns[stepped.env_ids[counted]] += rewards[counted]
-        self._lengths[stepped.env_ids[counted]] += 1
+        self._running.add(stepped.env_ids[counted], rewards[counted])
         for env_id, info in zip(stepped.env_ids[ends].tolist(), stepped.infos[ends], strict=True):
             info[self._key] = self._tell(env_id)
         begun = restarted | (stepped.dones & self.restarts)
@@ -99,7 +98,7 @@ class RecordEpisodeStatistics(AnswerWrapper):
             self.refuse(error, stepped.result, clashes)
 
     def _tell(self, env_id: int) -> dict[str, Any]:
-        total, length = float(self._returns[env_id]), int(self._lengths[env_id])
+        total, length = float(self._running.returns[env_id]), int(self._running.lengths[env_id])
         seconds = round(time.perf_counter() - float(self._begins[env_id]), 6)
         self.episode_count += 1
         self.return_queue.append(total)
@@ -108,21 +107,22 @@ class RecordEpisodeStatistics(AnswerWrapper):
         return {"r": total, "l": length, "t": seconds}
 
     def _begin(self, rows: Any) -> None:
-        self._returns[rows], self._lengths[rows], self._is_over[rows] = 0.0, 0, False
+        self._running.begin(rows)
+        self._is_over[rows] = False
         self._begins[rows] = time.perf_counter()
 
     def remembered(self) -> dict[str, Any]:
         """Return the counts and the elapsed times."""
-        counted = {
-            name: vars(self)[name]
-            for name in ("episode_count", "return_queue", "length_queue", "time_queue", "_returns", "_lengths")
-        }
-        return {**counted, "_is_over": self._is_over, "elapsed": time.perf_counter() - self._begins}
+        names = "episode_count", "return_queue", "length_queue", "time_queue", "_is_over"
+        counted = {name: vars(self)[name] for name in names}
+        sums = {"returns": self._running.returns, "lengths": self._running.lengths}
+        return {**counted, **sums, "elapsed": time.perf_counter() - self._begins}
 
     def remember(self, memory: dict[str, Any]) -> None:
         """Restore the counts, with at most ``buffer_length`` episodes. The time since saving does not count."""
         memory = dict(memory)
         self._begins = time.perf_counter() - memory.pop("elapsed")
+        self._running.returns, self._running.lengths = memory.pop("returns"), memory.pop("lengths")
         for name in ("return_queue", "length_queue", "time_queue"):
             memory[name] = deque(memory[name], maxlen=self._buffer_length)
         super().remember(memory)

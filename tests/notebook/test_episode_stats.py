@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,8 @@ from interrupting import interrupt_at
 
 from parallelenv import ParallelEnv
 from parallelenv.contract.batch import Batch, Layout
-from parallelenv.engine.episode_stats import LATEST, EpisodeStats
+from parallelenv.contract.spaces import object_array
+from parallelenv.engine.episode_stats import LATEST, EpisodeStats, OpenEpisodes
 from parallelenv.testing.envs import Counter
 from parallelenv.wrappers import RecordEpisodeStatistics
 
@@ -224,6 +226,58 @@ def test_episode_without_a_recorded_start_is_not_counted(make_env: MakeEnv) -> N
         env.step([1])
     standing = summary_of(env)
     assert (standing.num_episodes, standing.mean_length) == (1, 3)
+
+
+class Failing(Counter):
+    """Rewards each step with 1, and raises in the third step of its second episode."""
+
+    def step(self, action: Any) -> Any:
+        if self.episode == 2 and self.count == 2:
+            raise RuntimeError("third step of the second episode")
+        state, _, *rest = super().step(action)
+        return state, 1.0, *rest
+
+
+@pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
+def test_all_who_count_exclude_a_failed_step(make_env: MakeEnv) -> None:
+    def fresh() -> ParallelEnv:
+        return make_env([lambda: Failing(0, 4)], asynchronous="restart", on_failure="restart")
+
+    lengths = [4, 2, 4]  # the second episode ends with its failure
+    env = RecordEpisodeStatistics(fresh())
+    env.reset()
+    for _ in range(4 + 3 + 4):
+        env.step([1])
+    assert list(env.length_queue) == lengths
+    assert summary_of(env.unwrapped).mean_length == pytest.approx(np.mean(lengths))
+    assert list(env.return_queue) == lengths
+    found = fresh().run_episodes(lambda states: [1], 3, progress=False)
+    assert found.lengths.tolist() == lengths
+    assert found.returns.tolist() == lengths
+    env = fresh()
+    env.reset()
+    rollout = env.rollout(lambda states: [1], 4 + 3 + 4, progress=False)
+    assert rollout.episode_lengths.tolist() == lengths
+    assert rollout.episode_returns.tolist() == lengths
+    assert summary_of(env).mean_length == pytest.approx(np.mean(lengths))
+
+
+def one_step(running: OpenEpisodes, reward: Any, *, ends: bool) -> Any:
+    return running.add_steps(
+        np.arange(1), object_array([reward]).reshape(1, 1), np.array([[ends]]), None, np.zeros((0, 2), int), goes_on=True
+    )
+
+
+def test_rewards_of_any_type_are_summed_and_are_copies() -> None:
+    running = OpenEpisodes(1)
+    for first, second in [(Decimal("0.1"), Decimal("0.2")), (np.ones(2), np.ones(2)), (1.5, np.float32(2))]:
+        one_step(running, first, ends=False)
+        (total,) = one_step(running, second, ends=True).returns
+        assert np.array_equal(total, first + second)
+    reward = np.zeros(2)
+    (total,) = one_step(running, reward, ends=True).returns
+    reward += 1
+    assert np.array_equal(total, [0, 0])
 
 
 def test_interrupt_during_summation_counts_no_step_twice() -> None:
