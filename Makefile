@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # Tests start thousands of interpreters: each would compile the package anew, for 0.15 s.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-all neighbours neighbours-long neighbours-suites metabox faults soak cluster cluster-demo lint docs browser picture bench bench-auto bench-scale bench-collect bench-profile bench-start wheel-check clean
+.PHONY: help demo test test-all neighbours neighbours-long neighbours-suites metabox faults soak cluster cluster-demo lint docs browser picture bench bench-auto bench-scale bench-collect bench-start wheel-check clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list.
@@ -87,9 +87,6 @@ bench-scale: $(VENV)/.bench ## Model the Ray modes on up to 1000 nodes, with cos
 
 bench-collect: $(VENV)/.bench ## Measure two collectors beside one; a minute.
 	$(BIN)/python -m benchmarks.collect $(BENCH_ARGS)
-
-bench-profile: $(VENV)/.bench ## Measure what it costs to record where the time goes, and to count episodes; some 7 minutes.
-	$(BIN)/python -m benchmarks.profile_cost $(BENCH_ARGS)
 
 bench-start: $(VENV)/.test ## Measure how long three pools take to start whose package takes 3 s to import; 3 minutes.
 	$(BIN)/python -m benchmarks.start_up $(BENCH_ARGS)

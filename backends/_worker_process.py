@@ -14,7 +14,7 @@ from parallelenv.backends._eventfd_bell import LOOK, BellAccess, BellEnd
 from parallelenv.backends._shared_memory import SharedArrays, SharedMemory
 from parallelenv.backends._wire import Wire
 from parallelenv.contract.batch import Batch, Layout
-from parallelenv.contract.codec import DONE, PRINTED, UNTRACED_STEPS, Message, decode, encode_reply
+from parallelenv.contract.codec import DONE, PLAIN_STEPS, PRINTED, Message, decode, encode_reply
 from parallelenv.contract.packed_worker_spec import PackedSpec
 from parallelenv.contract.protocol import Command, Reply
 from parallelenv.worker.host import Host, PreparedStep
@@ -51,7 +51,7 @@ class PipeHost(MessageHost):
         try:
             while True:
                 message = receive()
-                if message.tag not in UNTRACED_STEPS:
+                if message.tag not in PLAIN_STEPS:
                     reply = self.execute(message)
                     if reply is not None:
                         send(reply)

@@ -1269,9 +1269,8 @@ class ParallelEnv:
 
         After the block, ``p.summary()`` is a table with advice, ``p.plot()`` a timeline that a notebook shows, and
         ``p.save("trace.json")`` writes a trace for Perfetto or Chrome. The record has the steps and resets of each env,
-        and the calls of the caller. Where recording would take more than 2 % of the time, as with steps shorter than
-        about 0.5 ms, only a sample of the steps is recorded, to represent all: `Summary.sampled` gives how many. The
-        first ones always are. The records of a worker that dies are lost; its replacement is recorded.
+        and the calls of the caller; of very many, the latest million. Recording takes some 4 us per worker and step and
+        0.6 us per env. The records of a worker that dies are lost; its replacement is recorded.
 
         Raises:
             EnvBusyError: On entry, if this is recorded already.

@@ -32,12 +32,8 @@ HEADER = struct.Struct("<BHQQ")
 _SIZES = struct.Struct("<I")
 
 _PICKLED, _STEP, _STEP_AUTORESET, DONE, _PLAIN, _NOT_READ, _STEP_OR_RESET, _STEP_OR_RESET_ENDED = range(8)
-_TRACED = 0x40
-"""Added to the tag of a step that is recorded."""
-UNTRACED_STEPS = frozenset({_STEP, _STEP_AUTORESET, _STEP_OR_RESET_ENDED})
-"""Tags of messages that step envs of a worker, need no frames and are not recorded."""
-PLAIN_STEPS = UNTRACED_STEPS | {tag | _TRACED for tag in UNTRACED_STEPS}
-"""Tags of messages that step all envs of a worker and need no frames."""
+PLAIN_STEPS = frozenset({_STEP, _STEP_AUTORESET, _STEP_OR_RESET_ENDED})
+"""Tags of messages that step envs of a worker and need no frames."""
 MOST_SUBSETS = 1023
 """Subsets that get a number."""
 PRINTED = 0x80
@@ -118,13 +114,12 @@ def encode_command(command: Command, everyone: tuple[int, ...], subsets: Mapping
         UnpicklableError: If an argument cannot be pickled; the message has the env id.
     """
     if command.operation == "step" and command.each is None and command.rows is None:
-        traced = _TRACED if command.is_traced else 0
         is_whole = command.env_ids is everyone
         if command.begins and is_whole:
-            return Message(_STEP_OR_RESET | traced, command.number, [pickle.dumps(command.begins, protocol=5)])
+            return Message(_STEP_OR_RESET, command.number, [pickle.dumps(command.begins, protocol=5)])
         if not command.begins and (is_whole or command.env_ids in subsets):
             tag = _STEP_AUTORESET if command.autoreset else _STEP_OR_RESET_ENDED if command.begins_ended else _STEP
-            return Message(tag | traced, command.number, (), 0 if is_whole else subsets[command.env_ids])
+            return Message(tag, command.number, (), 0 if is_whole else subsets[command.env_ids])
     pickler = pickle.Pickler if command.each is None else copying.Pickler
     try:
         return Message(_PICKLED, command.number, _dump(pickler, command))
@@ -143,11 +138,11 @@ def decode_command(message: Message, subsets: Sequence[tuple[int, ...]]) -> Any:
             return decode(message)
         except Exception as error:  # unpickling runs user code, which may raise anything
             raise UnreadableError(message.number, f"{type(error).__name__}: {error}") from error
-    tag, is_traced = message.tag & ~_TRACED, message.tag >= _TRACED
+    tag = message.tag
     begins = pickle.loads(message.frames[0]) if tag == _STEP_OR_RESET else ()
     env_ids = subsets[message.subset]
     begins_ended = tag == _STEP_OR_RESET_ENDED
-    return Command(message.number, "step", env_ids, None, None, tag == _STEP_AUTORESET, begins, begins_ended, is_traced)
+    return Command(message.number, "step", env_ids, None, None, tag == _STEP_AUTORESET, begins, begins_ended)
 
 
 def encode_reply(reply: Reply) -> Message:

@@ -58,7 +58,6 @@ class Command:
         autoreset: Whether a step also resets each env whose episode it ends.
         begins: Envs that a step resets instead of stepping them.
         begins_ended: Whether these are those whose flags, of their latest step, are set in the batch.
-        is_traced: Whether a host that is traced records this command.
         rows: Action rows of ``env_ids``, filled in by a channel whose host does not share the caller's batch.
     """
 
@@ -70,13 +69,12 @@ class Command:
     autoreset: bool = False
     begins: tuple[int, ...] = ()
     begins_ended: bool = False
-    is_traced: bool = False
     rows: Rows | None = None
 
     @property
     def is_plain_step(self) -> bool:
-        """Whether it is a step with the actions in the batch and no resets besides, which is not recorded."""
-        return self.operation == "step" and self.each is None and not (self.begins or self.is_traced)
+        """Whether it is a step with the actions in the batch and no resets besides."""
+        return self.operation == "step" and self.each is None and not self.begins
 
     @property
     def reads_actions(self) -> bool:

@@ -27,20 +27,18 @@ class Ticket:
         asked: As given.
         each: As given.
         env_ids: The envs of the result, in its order; those not in ``asked`` rest. ``asked``, unless set otherwise.
-        is_traced: Whether hosts that are traced record it.
         pending: Env ids of the commands without a reply, by number.
         values: Results, by env id; envs with an empty result are left out.
         failures: Failures, by env id.
         arrivals: Where each further reply is announced; ``None``: nowhere.
     """
 
-    __slots__ = ("arrivals", "asked", "each", "env_ids", "failures", "is_traced", "operation", "pending", "values")
+    __slots__ = ("arrivals", "asked", "each", "env_ids", "failures", "operation", "pending", "values")
 
     def __init__(self, operation: str, asked: Sequence[int], each: Sequence[Any] | None = None) -> None:
         self.operation = operation
         self.asked = self.env_ids = asked
         self.each = each
-        self.is_traced = False
         self.pending: dict[int, tuple[int, ...]] = {}
         self.values: dict[int, Any] = {}
         self.failures: dict[int, Failure] = {}

@@ -6,11 +6,10 @@ Workers that fail, die or hang are found and replaced here; `recovery` decides w
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -121,7 +120,6 @@ class Pool:
         self._infos, self._noted = InfoLearner(), 0
         self.generation = 0
         self.planned: StepPlan | None = None
-        self._traced: Iterator[bool] | None = None
         self.processes = {}
         self.is_watched = False
         self.waits_by: str | None = None
@@ -204,11 +202,6 @@ class Pool:
         if busy:
             raise self.late(busy, self._timeout, "attach")
         self.attach(layout)
-
-    def trace_by(self, choices: Iterator[bool] | None) -> None:
-        """Let an iterator choose which calls traced hosts record; ``None``: none."""
-        self._traced = choices
-        self.generation += 1
 
     @property
     def num_hosts(self) -> int:
@@ -301,7 +294,6 @@ class Pool:
         """
         self.settle()
         ticket = Ticket(operation, tuple(env_ids), each)
-        ticket.is_traced = self._traced is not None and next(self._traced)
         if failed:
             ticket.failures.update(failed)
             asked = [position for position, env_id in enumerate(env_ids) if env_id not in failed]
@@ -315,7 +307,6 @@ class Pool:
             arguments = None if each is None else take(each, positions)
             command = Command(self.number, operation, part, arguments, common, autoreset)
             self.number += 1
-            command.is_traced = ticket.is_traced
             if begins:
                 command.begins = tuple(env_id for env_id in part if env_id in begins)
             packed.append((worker, command, worker.channel.pack(command)))
@@ -329,9 +320,9 @@ class Pool:
 
         Returns:
             The step, and the worker and the envs of each of its commands. ``None`` if it cannot be repeated: the
-            backend has no quick way for it, it is to be recorded, or a worker is dead.
+            backend has no quick way for it, or a worker is dead.
         """
-        if self._traced is not None or self._lost or any(worker.in_flight for worker in self._workers):
+        if self._lost or any(worker.in_flight for worker in self._workers):
             return None
         # The caller's own envs come last.
         split = sorted(self._split(env_ids), key=lambda shard: shard[0].channel.in_caller)
@@ -438,7 +429,6 @@ class Pool:
         """Send a command that builds nothing and return without waiting, with failures treated as by `forward`."""
         if command.operation == "state" and command.common in ("trace", "record"):
             self.is_watched = command.common == "trace"
-        self.trace_by(itertools.repeat(True) if command.is_traced else None)
         dead = [env_id for env_id in command.env_ids if self._worker(env_id).death] if self._lost else ()
         failed = {env_id: Failure(self._worker(env_id).death_error((env_id,)), env_id, "") for env_id in dead}
         begins = self.batch.ended(command.env_ids) if command.begins_ended else command.begins
@@ -650,17 +640,6 @@ class Pool:
     def living(self) -> list[tuple[int, ...]]:
         """Env ids of each living worker."""
         return [worker.spec.env_ids for worker in list(self._workers) if worker.death is None]
-
-    @property
-    def num_handles(self) -> int:
-        """Number of hosts that get one command each if all envs are asked for something."""
-        return len(self._workers)
-
-    @property
-    def has_untraced(self) -> bool:
-        """Whether a call is under way that traced hosts do not record."""
-        tickets = (ticket for worker in self._workers for ticket in worker.in_flight.values())
-        return any(ticket is not None and not ticket.is_traced for ticket in tickets)
 
     @property
     def is_held_up(self) -> bool:

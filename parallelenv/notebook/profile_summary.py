@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from parallelenv.contract.batch import Array
 from parallelenv.contract.cpu_cores import usable_cores
 from parallelenv.contract.error_text import count, duration, format_table, list_ids, name_range
 from parallelenv.contract.process_info import this_process
-from parallelenv.notebook.recording import Recording, WorkerRecord, merge, total_length
-
-if TYPE_CHECKING:
-    pass
+from parallelenv.notebook.recording import Recording, merge
+from parallelenv.worker.tracer import WorkerRecord
 
 _MUCH = 0.2
 """Minimum share of the time for which advice is given."""
@@ -53,9 +49,8 @@ def _are_rollouts(recording: Recording) -> bool:
     """Return whether workers spent most of their busy time in rollouts."""
     whole = in_rollouts = 0.0
     for worker in recording.workers:
-        is_rollout = np.array([name == "rollout" for name in worker.operations], bool)
         whole += recording.share(worker.spans)
-        in_rollouts += recording.share(worker.spans[is_rollout])
+        in_rollouts += recording.share(worker.spans[worker.of_operation("rollout")])
     return in_rollouts > whole / 2
 
 
@@ -135,11 +130,9 @@ class Summary:
         busy: Share in which each worker ran, in the order of ``workers``.
         workers: Env ids of each worker.
         envs: An `EnvTime` for each env that was stepped.
-        sampled: Share of the time that was recorded completely: 1, or less if calls were so fast that some were
-            skipped. Everything else is then an estimate, extrapolated from the recorded ones.
         missing: Ids of envs whose worker sent no record: it died, or was still busy.
         rebuilt: Ids of envs whose worker was rebuilt; the record of the former one is lost.
-        is_full: Whether the recording exceeded its maximum size.
+        is_cut: Whether there was more than a recording keeps: it has then only the latest ``seconds``.
         advice: Advice, in one line.
     """
 
@@ -152,10 +145,9 @@ class Summary:
     busy: tuple[float, ...]
     workers: tuple[tuple[int, ...], ...]
     envs: tuple[EnvTime, ...]
-    sampled: float
     missing: tuple[int, ...]
     rebuilt: tuple[int, ...]
-    is_full: bool
+    is_cut: bool
     advice: str
 
     @property
@@ -178,14 +170,8 @@ class Summary:
             lines.append(f"not recorded: envs {list_ids(self.missing)}, whose workers died or were still busy")
         if self.rebuilt:
             lines.append(f"recorded only since their workers were built anew: envs {list_ids(self.rebuilt)}")
-        if self.sampled < 1:
-            noted = sum(env.steps for env in self.envs)
-            lines.append(
-                f"sampled, to keep the overhead low: all shares are estimates from {self.sampled:.1%} of the time and "
-                f"{count(noted, 'step')} of envs"
-            )
-        if self.is_full:
-            lines.append("incomplete: the recording is full, and what came later is missing")
+        if self.is_cut:
+            lines.append("incomplete: only the latest million calls and steps are kept, and older ones are missing")
         return "\n".join([*lines, f"advice: {self.advice}"])
 
     def _tables(self) -> list[str]:
@@ -219,8 +205,8 @@ def summarise(recording: Recording) -> Summary:
     occupied = recording.share(np.concatenate([some, recording.calls]))
     shares = {"caller": 1 - occupied, "transport": occupied - env_share, "envs": env_share}
     straggler_loss = max(0.0, env_share - float(np.mean(busy))) if busy else 0.0
-    envs = tuple(env for worker in recording.workers for env in _env_times(recording, worker))
-    policy = float(np.mean([_beside(recording, worker) for worker in recording.workers])) if busy else 0.0
+    envs = tuple(env for worker in recording.workers for env in _env_times(worker))
+    policy = float(np.mean([_policy_share(recording, worker) for worker in recording.workers])) if busy else 0.0
     return Summary(
         seconds,
         shares["caller"],
@@ -231,54 +217,27 @@ def summarise(recording: Recording) -> Summary:
         tuple(busy),
         tuple(worker.env_ids for worker in recording.workers),
         tuple(sorted(envs, key=lambda env: env.env_id)),
-        _sampled(recording),
         recording.missing,
         recording.rebuilt,
-        any(worker.is_full for worker in recording.workers),
+        recording.is_cut,
         advise(recording, shares, straggler_loss, envs),
     )
 
 
-def _sampled(recording: Recording) -> float:
-    """Return the share of the time recorded completely; rollouts count by their share of recorded steps."""
-    noted = total_length(recording.windows) / (recording.end - recording.begin)
-    left_out = [_left_out(worker) for worker in recording.workers]
-    return noted if max(left_out, default=0.0) == 0 else noted * (1 - float(np.mean(left_out)))
-
-
-def _left_out(worker: WorkerRecord) -> float:
-    """Return the share of steps in rollouts that a worker did not record."""
-    return 1 - len(worker.stands_for) / max(1, int(worker.stands_for.sum()))
-
-
-def _env_times(recording: Recording, worker: WorkerRecord) -> list[EnvTime]:
-    durations = (worker.turns[:, 1] - worker.turns[:, 0])[worker.is_step]
-    owners = worker.owners[worker.is_step]
-    weights = (_weights(recording, worker)[worker.span_of])[worker.is_step]
+def _env_times(worker: WorkerRecord) -> list[EnvTime]:
+    is_step = worker.of_operation("step")[worker.span_of]
+    durations, owners = np.diff(worker.turns[is_step], axis=1)[:, 0], worker.owners[is_step]
     found = []
     for env_id in worker.env_ids:
-        is_own = owners == env_id
-        own = durations[is_own]
+        own = durations[owners == env_id]
         if len(own):
-            mean = float(np.average(own, weights=weights[is_own]))
-            found.append(EnvTime(env_id, len(own), mean, float(own.max())))
+            found.append(EnvTime(env_id, len(own), float(own.mean()), float(own.max())))
     return found
 
 
-def _weights(recording: Recording, worker: WorkerRecord) -> Array:
-    """Return how many commands each recorded command of a worker represents: ``(m,)`` float64."""
-    weights: Array = recording.weights[recording.window_of(worker.spans[:, 0])] * worker.stands_for
-    return weights
-
-
-def _beside(recording: Recording, worker: WorkerRecord) -> float:
+def _policy_share(recording: Recording, worker: WorkerRecord) -> float:
     """Return the share of the time in which a worker was in rollouts and stepped no env."""
-    is_rollout = np.array([name == "rollout" for name in worker.operations], bool)
-    rollouts = merge(worker.spans[is_rollout])
-    if not len(rollouts):
-        return 0.0
-    within = np.searchsorted(rollouts[:, 0], worker.spans[:, 0], side="right") - 1
-    is_inner = ~is_rollout & (within >= 0) & (worker.spans[:, 1] <= rollouts[within, 1])
-    lengths = worker.spans[is_inner, 1] - worker.spans[is_inner, 0]
-    stepped = float(lengths @ _weights(recording, worker)[is_inner]) / (recording.end - recording.begin)
-    return max(0.0, recording.share(rollouts) - stepped)
+    is_rollout = worker.of_operation("rollout")
+    rollouts, others = worker.spans[is_rollout], worker.spans[~is_rollout]
+    both = recording.share(rollouts) + recording.share(others) - recording.share(worker.spans)
+    return recording.share(rollouts) - both if len(rollouts) else 0.0

@@ -11,84 +11,18 @@ import numpy as np
 
 from parallelenv.contract.batch import Array
 from parallelenv.contract.error_text import show
-from parallelenv.contract.process_info import ProcessInfo
 from parallelenv.errors import ArgumentError
-from parallelenv.worker.tracer import HostRecord
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class WorkerRecord:
-    """The record of a worker. All times are in seconds of the caller's `time.perf_counter`.
-
-    Attributes:
-        env_ids: Its envs.
-        process: Its process.
-        operations: See `HostRecord`.
-        spans: See `HostRecord`.
-        turns: ``(k, 2)`` float64: begin and end of each env's part of a command.
-        owners: ``(k,)`` int64: env ids of the turns.
-        is_step: ``(k,)`` bool: whether the turn was a step.
-        span_of: ``(k,)`` int64: index of the span that each turn is part of.
-        stands_for: See `HostRecord`.
-        resets: See `HostRecord`.
-        is_full: See `HostRecord`.
-        since: See `HostRecord`.
-    """
-
-    env_ids: tuple[int, ...]
-    process: ProcessInfo
-    operations: Sequence[str]
-    spans: Array
-    turns: Array
-    owners: Array
-    is_step: Array
-    span_of: Array
-    stands_for: Array
-    resets: Array
-    is_full: bool
-    since: float
-
-    @classmethod
-    def of(cls, record: HostRecord, offset: float) -> WorkerRecord:
-        """Return a host's record in the caller's time. ``offset`` is the caller's clock minus the host's."""
-        span_of = np.repeat(np.arange(len(record.counts)), record.counts)
-        ends = np.append(record.moments[1:], 0.0)
-        is_last = np.append(span_of[1:] != span_of[:-1], True) if len(span_of) else np.zeros(0, bool)
-        ends = ends[: len(span_of)]
-        ends[is_last] = record.spans[span_of[is_last], 1]
-        is_step = np.array([name == "step" for name in record.operations], bool)
-        turns = np.column_stack([record.moments, ends]) + offset
-        resets = record.resets.copy()
-        resets[:, :2] += offset
-        return cls(
-            record.env_ids,
-            record.process,
-            record.operations,
-            record.spans + offset,
-            turns,
-            record.owners,
-            is_step[span_of],
-            span_of,
-            record.stands_for,
-            resets,
-            record.is_full,
-            record.since + offset,
-        )
-
-    def busy(self) -> Array:
-        """Return the times in which it worked: ``(m, 2)``, in order."""
-        return merge(self.spans)
+from parallelenv.worker.tracer import WorkerRecord
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recording:
-    """The complete recording.
+    """The complete recording. Times are in seconds of the caller's `time.perf_counter`.
 
     Attributes:
-        begin: Time of the caller's `time.perf_counter`.
-        end: Likewise.
-        windows: ``(w, 2)`` float64: intervals that were recorded completely, in order. Only one, from begin to end,
-            unless steps were so fast that some were skipped.
+        begin: When it begins.
+        end: When it ends.
+        is_cut: Whether older calls or commands were dropped, so that it begins later than the block.
         calls: ``(m, 2)`` float64: when the caller was in a call of the `ParallelEnv`.
         workers: Record of each worker.
         missing: Ids of envs whose worker sent no record.
@@ -96,7 +30,7 @@ class Recording:
 
     begin: float
     end: float
-    windows: Array
+    is_cut: bool
     calls: Array
     workers: Sequence[WorkerRecord]
     missing: tuple[int, ...]
@@ -104,29 +38,18 @@ class Recording:
     @property
     def rebuilt(self) -> tuple[int, ...]:
         """Ids of envs whose worker was rebuilt during the recording; the record of the former one is lost."""
-        return tuple(env_id for worker in self.workers if worker.since > self.begin for env_id in worker.env_ids)
-
-    @property
-    def weights(self) -> Array:
-        """``(w,)`` float64: the time since the previous window's end, relative to the length of the window."""
-        ends = self.windows[:, 1].copy()
-        ends[-1] = self.end
-        weights: Array = np.diff(ends, prepend=self.begin) / (self.windows[:, 1] - self.windows[:, 0])
-        return weights
-
-    def window_of(self, moments: Array) -> Array:
-        """Return the index of the window that each time is in or after."""
-        return np.maximum(np.searchsorted(self.windows[:, 0], moments, side="right") - 1, 0)
+        rebuilt = (worker for worker in self.workers if worker.since > self.begin)
+        return tuple(env_id for worker in rebuilt for env_id in worker.env_ids)
 
     def share(self, spans: Array) -> float:
-        """Return the share of the time, 0 to 1, that spans, ``(m, 2)``, take, extrapolated to skipped parts."""
-        taken = np.diff(cover(merge(spans), self.windows), axis=1)[:, 0]
-        return float(self.weights @ taken) / (self.end - self.begin)
+        """Return the share of the time, 0 to 1, that spans, ``(m, 2)``, take."""
+        within = merge(spans).clip(self.begin, self.end)
+        return total_length(within) / (self.end - self.begin)
 
     def outside(self, spans: Array) -> Array:
-        """Return the times within the windows that no span covers: ``(m, 2)``."""
-        edges = [self.begin], self.windows.ravel(), [self.end]
-        taken = merge(np.concatenate([spans, np.concatenate(edges).reshape(-1, 2)]))
+        """Return the times that no span covers: ``(m, 2)``."""
+        edges = np.array([[self.begin, self.begin], [self.end, self.end]])
+        taken = merge(np.concatenate([spans, edges]))
         free = np.column_stack([taken[:-1, 1], taken[1:, 0]])
         return free[free[:, 1] > free[:, 0]]
 

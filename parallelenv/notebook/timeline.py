@@ -14,7 +14,8 @@ from parallelenv.contract.arguments import is_number
 from parallelenv.contract.batch import Array
 from parallelenv.contract.error_text import duration, name_range, show
 from parallelenv.errors import ArgumentError
-from parallelenv.notebook.recording import Recording, WorkerRecord, checked_path, cover, merge, total_length
+from parallelenv.notebook.recording import Recording, checked_path, cover, merge
+from parallelenv.worker.tracer import WorkerRecord
 
 _WIDTH, _LEFT, _RIGHT, _ROW, _GAP = 900, 130, 40, 22, 6
 _MOST_ROWS = 24
@@ -81,8 +82,7 @@ class Timeline:
             panel, height = _draw(_rows(recording, *stretch), *stretch, top)
             panels.append(panel)
             top += height
-        is_whole = total_length(recording.windows) > 0.999 * seconds
-        return cls(_page("".join(panels), top, "waiting" if is_whole else "waiting or not sampled"))
+        return cls(_page("".join(panels), top))
 
     def save(self, path: str | Path) -> Path:
         """Write the picture to a file whose name ends in ``.svg``, and return the path.
@@ -110,33 +110,30 @@ def _num_blocks(recording: Recording, begin: float, end: float) -> int:
 
 
 def _some_steps(recording: Recording) -> tuple[float, float]:
-    """Return an interval of some calls within a window, of median length among such intervals."""
-    calls = merge(recording.calls)
-    if not len(calls):
+    """Return an interval of some consecutive calls, of median length among such intervals."""
+    calls = merge(recording.calls) - recording.begin
+    number = min(_STEPS_IN_DETAIL, len(calls))
+    if not number:
         return 0.0, recording.end - recording.begin
-    windows = recording.window_of(calls[:, 0])
-    number = min(_STEPS_IN_DETAIL, int(np.bincount(windows).max()))
-    places = np.flatnonzero(windows[number - 1 :] == windows[: len(calls) - number + 1])
-    calls = calls - recording.begin
-    spans = calls[places + number - 1, 1] - calls[places, 0]
-    place = int(places[np.argsort(spans)[len(spans) // 2]])
-    margin = 0.02 * (calls[place + number - 1, 1] - calls[place, 0])
-    return max(0.0, calls[place, 0] - margin), calls[place + number - 1, 1] + margin
+    spans = calls[number - 1 :, 1] - calls[: len(calls) - number + 1, 0]
+    place = int(np.argsort(spans)[len(spans) // 2])
+    begin, end = calls[place, 0], calls[place + number - 1, 1]
+    margin = 0.02 * (end - begin)
+    return max(0.0, begin - margin), end + margin
 
 
 def _rows(recording: Recording, begin: float, end: float) -> list[TimelineRow]:
     """Return the rows of an interval: one for the caller, and one for each worker."""
     is_detailed = _num_blocks(recording, begin, end) <= _MOST_BLOCKS
     offset = recording.begin
-    noted = recording.windows - offset
     calls = _within(merge(recording.calls) - offset, begin, end)
     own = _within(recording.outside(recording.calls) - offset, begin, end)
     if len(calls) + len(own) <= _MOST_BLOCKS:
         caller = [*_plain(calls, _CALL, "in a call"), *_plain(own, _CALLER, "your code")]
     else:
         caller = [
-            *_shaded(calls, noted, (begin, end), _CALL, "in calls:"),
-            *_shaded(own, noted, (begin, end), _CALLER, "your code:"),
+            *_shaded(calls, (begin, end), _CALL, "in calls:"),
+            *_shaded(own, (begin, end), _CALLER, "your code:"),
         ]
     rows: list[TimelineRow] = [("your program", caller)]
     for worker in recording.workers[:_MOST_ROWS]:
@@ -144,7 +141,8 @@ def _rows(recording: Recording, begin: float, end: float) -> list[TimelineRow]:
         if is_detailed:
             blocks = list(_turns(worker, offset, begin, end))
         else:
-            blocks = _shaded(_within(worker.busy() - offset, begin, end), noted, (begin, end), _WORK[0], "works for")
+            busy = _within(merge(worker.spans) - offset, begin, end)
+            blocks = _shaded(busy, (begin, end), _WORK[0], "works for")
         rows.append((name, blocks))
     left = len(recording.workers) - _MOST_ROWS
     return [*rows, (f"... {left:,} more", [])] if left > 0 else rows
@@ -161,7 +159,7 @@ def _plain(spans: Array, colour: str, said: str) -> list[Block]:
 
 def _turns(worker: WorkerRecord, offset: float, begin: float, end: float) -> Iterator[Block]:
     """Return blocks of each env's turns, above those of the worker's busy times."""
-    for first, last in _within(worker.busy() - offset, begin, end).tolist():
+    for first, last in _within(merge(worker.spans) - offset, begin, end).tolist():
         yield Block(first, last, _CALL, f"the worker works, {duration(last - first)}", 0.5)
     turns = worker.turns - offset
     for index in np.flatnonzero((turns[:, 1] > begin) & (turns[:, 0] < end)).tolist():
@@ -175,13 +173,11 @@ def _turns(worker: WorkerRecord, offset: float, begin: float, end: float) -> Ite
             yield Block(max(begin, first - offset), min(end, last - offset), _RESET, said)
 
 
-def _shaded(spans: Array, noted: Array, stretch: tuple[float, float], colour: str, said: str) -> list[Block]:
-    """Return blocks of equal length, darker where spans take more of the recorded part of the block."""
+def _shaded(spans: Array, stretch: tuple[float, float], colour: str, said: str) -> list[Block]:
+    """Return blocks of equal length, darker where spans take more of them."""
     begin, end = stretch
     width = (end - begin) / _BINS
-    edges = np.linspace(begin, end, _BINS + 1)
-    taken, seen = np.diff(cover(spans, edges)), np.diff(cover(noted, edges))
-    shares = np.divide(taken, seen, out=np.zeros(_BINS), where=seen > 0).clip(0, 1)
+    shares = (np.diff(cover(spans, np.linspace(begin, end, _BINS + 1))) / width).clip(0, 1)
     blocks = []
     for index in np.flatnonzero(shares > 0.005).tolist():
         share = float(shares[index])
@@ -239,11 +235,11 @@ def _separated(moment: float) -> str:
     return f"{moment:,.6f}".rstrip("0").rstrip(".")
 
 
-def _page(panels: str, height: int, empty: str) -> str:
-    """Return panels above a legend. ``empty`` is its text for intervals without a block."""
+def _page(panels: str, height: int) -> str:
+    """Return panels above a legend."""
     legend = []
     x = _LEFT
-    for colours, name in (*_LEGEND, (("#8882",), empty)):
+    for colours, name in (*_LEGEND, (("#8882",), "waiting")):
         for colour in colours:
             legend.append(f'<rect x="{x}" y="{height + 2}" width="12" height="12" fill="{colour}"/>')
             x += 14

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from parallelenv.contract.error_text import name_range
-from parallelenv.notebook.recording import Recording, WorkerRecord, merge
+from parallelenv.notebook.recording import Recording, merge
+from parallelenv.worker.tracer import WorkerRecord
 
 _PROCESS = 1
 _CALLER = 1

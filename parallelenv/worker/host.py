@@ -164,7 +164,7 @@ class Host:
         After an interrupt of the caller's own thread, the same command again continues with the next env.
         """
         if command.number != self._number:
-            self._begin_command(command, command.is_traced)
+            self._begin_command(command)
         return call_for(self, self._finish(command).__next__)
 
     def prepare(self, command: Command) -> PreparedStep | None:
@@ -187,6 +187,8 @@ class Host:
             The reply, which the next step with the same ``prepared`` overwrites if it is empty.
         """
         command, reply, writer = prepared.command, prepared.reply, self._writer
+        if self.tracer is not None:
+            return self.execute(command)
         if reply.values or reply.failures or reply.output:
             reply = prepared.reply = Reply(command.number)
         reply.number = command.number
@@ -208,7 +210,7 @@ class Host:
             reply.output, self.remarks = self.remarks, []
         return reply
 
-    def _begin_command(self, command: Command, is_traced: bool) -> None:
+    def _begin_command(self, command: Command) -> None:
         """Prepare a command and make it the present one."""
         run: Run
         if command.operation == "step":
@@ -221,7 +223,7 @@ class Host:
         if self._generators is not None and command.operation != "rollout":
             run = functools.partial(_putting_back, run)
         self._clock = None
-        if self.tracer is not None and is_traced:
+        if self.tracer is not None:
             run, self._clock = self.tracer.traced(self, command, run)
         self._run, self._columns, self._reply, self.index = run, columns, Reply(command.number, {}, {}), 0
         self._command = command
@@ -529,7 +531,7 @@ class Host:
         infos, self._writer.infos = self._writer.infos, None  # a rollout keeps those of all its steps
         command = Command(0, "step", env_ids, each, autoreset=autoreset)
         try:
-            self._begin_command(command, self.tracer is not None and self.tracer.wants_inner_step())
+            self._begin_command(command)
             return next(self._finish(command, is_inner=True))
         finally:
             self._writer.infos = infos

@@ -264,7 +264,12 @@ def test_all_who_count_exclude_a_failed_step(make_env: MakeEnv) -> None:
 
 def one_step(running: OpenEpisodes, reward: Any, *, ends: bool) -> Any:
     return running.add_steps(
-        np.arange(1), object_array([reward]).reshape(1, 1), np.array([[ends]]), None, np.zeros((0, 2), int), goes_on=True
+        np.arange(1),
+        object_array([reward]).reshape(1, 1),
+        np.array([[ends]]),
+        None,
+        np.zeros((0, 2), int),
+        goes_on=True,
     )
 
 

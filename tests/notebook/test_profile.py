@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import gc
 import json
 import os
 import signal
 import threading
 import time
+import weakref
 import xml.etree.ElementTree
 from collections import Counter as Count
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +25,21 @@ from conftest import MakeEnv
 from parallelenv import ParallelEnv
 from parallelenv.contract.error_text import duration
 from parallelenv.contract.process_info import ProcessInfo, clock_id, this_process
-from parallelenv.errors import ArgumentError, ClosedError, EnvBusyError, NotRecordedError, WorkerDiedError
+from parallelenv.errors import (
+    ArgumentError,
+    ClosedError,
+    ConcurrentUseError,
+    EnvBusyError,
+    NotRecordedError,
+    WorkerDiedError,
+)
 from parallelenv.notebook.profile import Profile
-from parallelenv.notebook.recorder import Recorder
-from parallelenv.notebook.recording import merge, total_length
+from parallelenv.notebook.recorder import CallRecorder, Recorder
+from parallelenv.notebook.recording import cover, merge, total_length
 from parallelenv.notebook.timeline import _moment
 from parallelenv.testing.envs import Counter
 from parallelenv.worker.host import Host
-from parallelenv.worker.tracer import HostRecord, HostTracer, StepSkipping, begin_tracing, end_tracing
+from parallelenv.worker.tracer import HostTracer, WorkerRecord, begin_tracing, end_tracing
 
 
 class Sleepy(Counter):
@@ -363,16 +374,116 @@ def test_profile_has_no_summary_before_the_block_ends() -> None:
                 ask()
 
 
-def test_recording_stops_when_the_buffer_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("parallelenv.worker.tracer.MOST_SPANS", 3)
+def test_full_recording_keeps_the_latest_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("parallelenv.worker.tracer.MOST_TURNS", 9)
     with ParallelEnv([Counter, Counter], asynchronous="restart") as env:
         env.reset(seed=0)
         with env.profile() as profile:
-            for _ in range(10):
+            for number in range(10):
                 env.step([1, 1])
+                if number == 6:
+                    begin = time.perf_counter()
     assert turns_of(profile) == {(0, "step"): 3, (1, "step"): 3}
-    assert profile.summary().is_full
-    assert "incomplete: the recording is full" in repr(profile.summary())
+    recording = profile.recording
+    assert recording.workers[0].spans[0, 0] > begin > recording.begin
+    assert profile.summary().is_cut
+    assert sum(profile.summary().busy) < 1
+    assert "incomplete: only the latest" in repr(profile.summary())
+
+
+def test_full_recording_keeps_the_latest_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("parallelenv.notebook.recorder.MOST_CALLS", 5)
+    calls = CallRecorder()
+    ends = []
+    for _ in range(40):
+        calls.begin()
+        calls.end()
+        ends.append(time.perf_counter())
+    spans = calls.spans(calls.since, time.perf_counter())
+    assert 5 <= len(spans) <= 10
+    assert (spans[:, 1] <= ends[-len(spans) :]).all()
+    assert ends[-len(spans) - 1] >= calls.since
+
+
+@pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
+def test_profile_records_steps_as_they_run_without_it(make_env: MakeEnv) -> None:
+    env = sleepers(make_env, asynchronous="restart")
+    for _ in range(4):
+        env.step([0] * 4)
+    plan = env.engine.plans["item"]
+    with env.profile() as profile:
+        for _ in range(5):
+            env.step([0] * 4)
+        assert env.engine.plans["item"] is plan
+    assert turns_of(profile) == {(env_id, "step"): 5 for env_id in range(4)}
+
+
+def num_resets(profile: Profile) -> int:
+    return sum(len(worker.resets) for worker in profile.recording.workers)
+
+
+def test_autoreset_is_recorded_with_its_step(make_env: MakeEnv) -> None:
+    env = make_env([lambda: Counter(0, 1)] * 4, num_cpus=2, asynchronous="restart")
+    env.reset(seed=0)
+    with env.profile() as profile:
+        for _ in range(10):
+            env.step([1] * 4)
+        env.rollout(lambda states: [1] * len(states), 5, progress=False)
+    assert num_resets(profile) == 4 * (10 + 5)
+    for worker in profile.recording.workers:
+        begins, ends, owners = worker.resets.T
+        assert set(owners) == set(worker.env_ids)
+        steps = worker.spans[worker.of_operation("step")]
+        span = np.searchsorted(steps[:, 0], begins, side="right") - 1
+        assert (begins < ends).all()
+        assert (ends <= steps[span, 1]).all()
+
+
+@pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
+def test_next_step_reset_is_recorded(make_env: MakeEnv) -> None:
+    env = make_env([lambda: Counter(0, 1)] * 2, num_cpus=2)
+    vector_env = env.to_gymnasium("NextStep")
+    vector_env.reset(seed=0)
+    with env.profile() as profile:
+        for _ in range(10):
+            vector_env.step(np.array([1, 1]))
+    assert num_resets(profile) == 2 * 5
+
+
+def test_refused_and_nested_calls_are_not_recorded(make_env: MakeEnv) -> None:
+    env = sleepers(make_env)
+    calls = env.engine.guard.tracer = CallRecorder()
+    env.reset()  # makes calls of its own
+    with ThreadPoolExecutor(1) as other:
+        env.engine.guard.users[""] = (0, "step")
+        with pytest.raises(ConcurrentUseError):
+            other.submit(env.reset).result()
+        env.engine.guard.users.clear()
+    env.engine.guard.tracer = None
+    assert len(calls.spans(0.0, time.perf_counter())) == 1
+
+
+def test_call_without_an_end_is_recorded_up_to_the_end_of_the_block() -> None:
+    calls = CallRecorder()
+    for number in range(2):
+        calls.begin()
+        if not number:
+            calls.end()
+    end = time.perf_counter()
+    spans = calls.spans(0.0, end)
+    assert len(spans) == 2
+    assert spans[1, 1] == end
+
+
+def test_unfinished_recording_does_not_keep_the_env_alive() -> None:
+    env = ParallelEnv([Counter], asynchronous="restart")
+    env.reset(seed=0)
+    env.profile().__enter__()
+    env.step([1])
+    is_there = weakref.ref(env)
+    del env
+    gc.collect()
+    assert is_there() is None
 
 
 # ---------------------------------------------------------------- no recording outside of the block
@@ -399,7 +510,7 @@ def test_end_tracing_returns_none_for_an_untraced_host() -> None:
         host = env.engine.pool._workers[0].channel._host  # type: ignore[attr-defined]
         assert end_tracing(host) is None
         begin_tracing(host)
-        assert isinstance(end_tracing(host), HostRecord)
+        assert isinstance(end_tracing(host), WorkerRecord)
 
 
 # ---------------------------------------------------------------- clocks of other machines
@@ -410,15 +521,13 @@ def test_clock_of_another_machine_is_aligned() -> None:
         recorder = Recorder(env)
         recorder._answers = {0: ("other", 990.0, (10.0, 11.0))}
         record = HostTracer().record((0,))
-        fields = {name: getattr(record, name) for name in record.__slots__}
-        spans = np.array([[1000.0, 1001.0]])
-        far = HostRecord(**{**fields, "clock": "other", "now": 1005.0, "spans": spans, "operations": ["step"]})
-        near = HostRecord(**{**fields, "spans": spans, "operations": ["step"]})
+        near = dataclasses.replace(record, spans=np.array([[1000.0, 1001.0]]), operations=["step"])
+        far = dataclasses.replace(near, clock="other", now=1005.0)
         assert recorder._aligned(near, (20.0, 20.1)).spans.tolist() == [[1000.0, 1001.0]]
         found = recorder._aligned(far, (20.0, 20.2))  # asked and answered within less than the first time
         assert found.spans.tolist()[0] == pytest.approx([15.1, 16.1])
         assert recorder._aligned(far, (20.0, 29.0)).spans.tolist()[0] == pytest.approx([20.5, 21.5])
-        third = HostRecord(**{**fields, "clock": "third", "now": 1005.0, "spans": spans, "operations": ["step"]})
+        third = dataclasses.replace(far, clock="third")
         assert recorder._aligned(third, (20.0, 29.0)).spans.tolist()[0] == pytest.approx([19.5, 20.5])  # rebuilt there
     assert clock_id()
     assert this_process() == ProcessInfo(os.getpid(), this_process().machine)
@@ -475,6 +584,12 @@ def test_profile_of_dummy_mode_advises_subproc_on_idle_cores(monkeypatch: pytest
 def test_spans_are_merged() -> None:
     assert merge(np.array([[3, 4], [0, 2], [1, 1.5], [4, 5.0]])).tolist() == [[0, 2], [3, 5]]
     assert total_length(merge(np.zeros((0, 2)))) == 0
+
+
+def test_cover_sums_span_time_up_to_a_moment() -> None:
+    spans = np.array([[1.0, 2.0], [4.0, 6.0]])
+    assert cover(spans, np.array([0, 1.5, 3, 5, 9])).tolist() == [0, 0.5, 1, 2, 3]
+    assert cover(np.zeros((0, 2)), np.array([[1.0, 2.0]])).tolist() == [[0, 0]]
 
 
 # ---------------------------------------------------------------- timeline and trace
@@ -581,8 +696,7 @@ def test_plot_accepts_a_part_of_the_recording(recorded: Profile) -> None:
             recorded.plot(begin, end)  # type: ignore[arg-type]
 
 
-def test_timeline_of_a_long_recording_is_condensed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(StepSkipping, "left_out", lambda *_: 0)  # otherwise its length depends on the machine
+def test_timeline_of_a_long_recording_is_condensed() -> None:
     with ParallelEnv([Counter] * 8, asynchronous="restart") as env:
         env.reset(seed=0)
         with env.profile() as profile:
