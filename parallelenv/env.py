@@ -401,7 +401,7 @@ class ParallelEnv:
         use, outermost, call = (threading.get_ident(), "step"), None, ""
         try:  # like `single_threaded`, without its frame
             plan = engine.plans.get(align) if id is None and type(align) is str else engine.plan_of(id, align)
-            if plan is not None:
+            if plan is not None and guard.tracer is None:
                 outermost = guard.users.setdefault("", use)
                 if outermost is use and guard.is_usable() and plan.is_valid():
                     call = "step"
