@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from parallelenv.contract.error_text import show
 from parallelenv.contract.interrupts import DeferSigint
-from parallelenv.errors import ArgumentError, SchedulingError
+from parallelenv.errors import ArgumentError, WorkerStartError
 
 ActorOptions = dict[str, Any]
 """See ``actor.options(...)`` of Ray."""
@@ -154,7 +154,7 @@ def _begin_if_needed(arguments: dict[str, Any]) -> ConnectionSettings | None:
     except Exception as error:  # Ray also checks by assertions
         _take_away({name: os.environ[name] for name in set(os.environ) - before})
         if not arguments:
-            raise SchedulingError(
+            raise WorkerStartError(
                 f"Ray could not be started or joined ({type(error).__name__}: {error}). On a busy machine, try again. "
                 "To see what Ray prints, call ray.init() yourself first."
             ) from error
@@ -296,14 +296,14 @@ class Reservation:
         """Wait until there is room for all actors, also after a node was lost.
 
         Raises:
-            SchedulingError: If there is none within `START_TIMEOUT` seconds.
+            WorkerStartError: If there is none within `START_TIMEOUT` seconds.
         """
         if self._room.group.wait(START_TIMEOUT):
             self._room.is_made = True
             return
         wanted = " or ".join(dict.fromkeys(_name_bundle(one) for one in self._options))
         lacking = missing_resources(self._options, "available_resources") or "there is no room for all of them at once."
-        raise SchedulingError(
+        raise WorkerStartError(
             f"{len(self._seats)} Ray actors with {wanted} each were asked for, and found no place within "
             f"{START_TIMEOUT:.0f} s: {lacking} Ask for less (num_cpus, num_gpus, ray_options), or close what holds the "
             "resources. With ray_options={'num_cpus': 0} no cores are reserved."

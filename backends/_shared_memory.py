@@ -21,11 +21,7 @@ import numpy as np
 
 from parallelenv.contract.batch import Array
 from parallelenv.contract.interrupts import DeferSigint
-from parallelenv.errors import ParallelEnvError
-
-
-class SharedMemoryError(ParallelEnvError, OSError):
-    """There is not enough shared memory for the batch."""
+from parallelenv.errors import WorkerStartError
 
 
 class SharedMemory:
@@ -49,7 +45,7 @@ class SharedMemory:
         """Return new memory. ``what`` and ``way_out`` are for the error message.
 
         Raises:
-            SharedMemoryError: If there is not enough.
+            WorkerStartError: If there is not enough.
         """
         with DeferSigint():
             fileno = _open_nameless()
@@ -57,7 +53,7 @@ class SharedMemory:
                 _reserve(fileno, nbytes)
             except OSError as error:
                 os.close(fileno)
-                raise SharedMemoryError(
+                raise WorkerStartError(
                     f"{what} {nbytes:,} bytes of shared memory, which cannot be had: {error}. {way_out}, or "
                     "para_mode='thread'."
                 ) from error
@@ -134,7 +130,7 @@ class SharedArrays(Mapping[str, Array]):
         """Return copies of arrays in new memory, read-only.
 
         Raises:
-            SharedMemoryError: If there is not enough memory.
+            WorkerStartError: If there is not enough memory.
         """
         forms = tuple((name, array.shape, array.dtype) for name, array in arrays.items())
         memory = SharedMemory.create(_lay_out(forms)[1], "shared= needs", "Share less")

@@ -31,7 +31,7 @@ from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.contract.packed_worker_spec import PackageVersion, PackedSpec, package_version
 from parallelenv.contract.progress import announce_if_slow
 from parallelenv.contract.protocol import Channel, Command, Placement, Printed, RepeatedStep, WorkerSpec
-from parallelenv.errors import ArgumentError, SchedulingError, WorkerStartError
+from parallelenv.errors import ArgumentError, WorkerStartError
 
 _SLICE = 0.1
 """Seconds per wait: an interrupt is handled between two waits, not during one."""
@@ -166,7 +166,7 @@ class RayBackend:
             options: Options of each actor.
 
         Raises:
-            SchedulingError: If there is no room for them.
+            WorkerStartError: If there is no room for them.
         """
         seats = [spec.env_ids[0] for spec in specs]
         if self._reservation is None:
@@ -234,12 +234,12 @@ class RayBackend:
         """Raise if actors cannot start for lack of resources, or have not started for too long."""
         lacking = missing_resources(options, "cluster_resources")
         if lacking:
-            raise SchedulingError(
+            raise WorkerStartError(
                 f"{num_waiting} of {len(options)} Ray actors found no place: {lacking} Change ray_options."
             )
         # Else they are slow to start or wait for others to end; the user has chosen where they run.
         if waited >= _ray_cluster.LONGEST_START and "runtime_env" not in self._options:
-            raise SchedulingError(
+            raise WorkerStartError(
                 f"{num_waiting} of {len(options)} Ray actors have not started within {waited:.0f} s, though the "
                 f"cluster has the resources. No node may fit ray_options={show(self._options)}, or others hold it."
             )

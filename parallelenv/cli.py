@@ -20,7 +20,7 @@ from parallelenv.autotune.recommend import recommend
 from parallelenv.contract.cpu_cores import usable_cores
 from parallelenv.contract.error_text import did_you_mean, one_line
 from parallelenv.contract.progress import open_bar
-from parallelenv.errors import ParallelEnvError, UnknownModeError
+from parallelenv.errors import ArgumentError, ParallelEnvError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -143,7 +143,7 @@ def _modes(words: Sequence[str]) -> tuple[str, ...]:
     for word in asked:
         if word not in known:
             hint = did_you_mean(word, known)
-            raise UnknownModeError(f"--modes {word} is not known; expected some of {', '.join(known)}.{hint}")
+            raise ArgumentError(f"--modes {word} is not known; expected some of {', '.join(known)}.{hint}")
     return tuple(dict.fromkeys([compare.ORACLE, *asked]))
 
 

@@ -41,7 +41,6 @@ from parallelenv.errors import (
     AbsentAttributeWarning,
     ArgumentError,
     IdRangeError,
-    InvalidIdError,
     MissingDependencyError,
     NothingInFlightError,
     WorkerTimeoutError,
@@ -227,7 +226,7 @@ class ParallelEnv:
 
         Raises:
             InvalidEnvError: If ``id`` is not registered, or not an id.
-            UnknownOptionError: If an extra argument is an option of the mode, or an argument of ``make_vec_env`` or
+            ArgumentError: If an extra argument is an option of the mode, or an argument of ``make_vec_env`` or
                 ``make_vec``, and not one of the env.
         """
         arguments.check_positive("num_envs", num_envs)
@@ -334,8 +333,8 @@ class ParallelEnv:
             ``(None, None, True, {"exhausted": True})``, whatever ``asynchronous``.
 
         Raises:
-            UnpackingError: If the call unpacks the result into a pair, as Gymnasium's; nothing was reset.
-            ArgumentError: If ``seed`` or ``options`` do not fit; nothing was reset.
+            ArgumentError: If ``seed`` or ``options`` do not fit, or the call unpacks the result into a pair, as
+                Gymnasium's; nothing was reset.
             BaseException: What an env raised; ``error.partial`` has the states of the others, whose episodes have
                 begun.
         """
@@ -389,9 +388,8 @@ class ParallelEnv:
 
         Raises:
             ResetNeededError: If an env was never reset.
-            EnvBusyError: If a step of an env is in flight or was interrupted.
-            EnvPausedError: If ``id`` names a paused env.
-            ActionError: If the actions do not fit, or carry gradients that cannot reach the envs. In these four cases
+            EnvBusyError: If a step of an env is in flight or was interrupted, or ``id`` names a paused env.
+            ActionError: If the actions do not fit, or carry gradients that cannot reach the envs. In these cases
                 nothing was stepped.
             BaseException: What an env raised; ``error.partial`` is the result of the others.
             WorkerDiedError: If a worker died.
@@ -611,12 +609,11 @@ class ParallelEnv:
             env_id: Id of the env.
 
         Raises:
-            InvalidIdError: If ``env_id`` is not one id.
-            ArgumentError: If the action is `TERMINATED`.
+            ArgumentError: If ``env_id`` is not one id, or the action is `TERMINATED`.
             The errors of `send`.
         """
         if len(self._engine.ids(env_id)) != 1:
-            raise InvalidIdError(
+            raise ArgumentError(
                 f"env_id={show(env_id)} is not the id of one env. Give an int, or use send(actions, id)."
             )
         word = action if isinstance(action, str) else None  # an array would be compared item by item
@@ -772,7 +769,7 @@ class ParallelEnv:
 
         Raises:
             ArgumentError: If the name is not a plain name or ``data`` does not fit; nothing was called.
-            AbsentMethodError: If an env has no such method; the others were called.
+            AbsentAttributeError: If an env has no such method; the others were called.
             BaseException: What a method raised; ``error.partial`` maps the ids of the others to their results.
         """
         env_ids = self._engine.ids(id)
@@ -797,7 +794,7 @@ class ParallelEnv:
 
         Raises:
             ArgumentError: If a name is invalid, or a list does not have one item per env; nothing was called.
-            AbsentMethodError: If an env has no such method; the others were called.
+            AbsentAttributeError: If an env has no such method; the others were called.
             BaseException: What a method raised; ``error.partial`` maps the ids of the others to their results.
         """
         env_ids = self._engine.ids(id)
@@ -840,7 +837,7 @@ class ParallelEnv:
 
         Raises:
             ArgumentError: If ``name`` is not a string; nothing was called.
-            AbsentMethodError: If an env has no method ``command``; the others were called.
+            AbsentAttributeError: If an env has no method ``command``; the others were called.
             BaseException: What an env raised; ``error.partial`` maps the ids of the others to their results.
         """
         env_ids = self._engine.ids(id)
@@ -910,7 +907,7 @@ class ParallelEnv:
         Raises:
             ArgumentError: If ``num_episodes`` is not an int of at least 1, no envs are asked, or another argument does
                 not fit; nothing was sent.
-            EnvBusyError, EnvPausedError: See `step`.
+            EnvBusyError: See `step`.
             BaseException: What an env or the policy raised; ``error.partial`` has the episodes so far.
         """
         env_ids = self._engine.ids(id)
@@ -977,7 +974,7 @@ class ParallelEnv:
             ArgumentError: If not exactly one of ``num_steps`` and ``num_episodes`` is given, or ``asynchronous`` does
                 not allow it. If there is no policy, and an env has no ``run_batch_episode()``.
             UnpicklableError: If the policy cannot be copied.
-            ResetNeededError, EnvBusyError, EnvPausedError: See `step`. In all these cases nothing was stepped.
+            ResetNeededError, EnvBusyError: See `step`. In all these cases nothing was stepped.
             BaseException: What an env raised, after the others have finished; or, as soon as it is known, what the
                 policy raised, that a worker died, or that a chunk of about 0.2 s took longer than ``timeout``.
                 ``error.partial`` is the `Rollout` so far. Envs whose steps were lost need a reset, after Ctrl-C too.
@@ -1034,7 +1031,7 @@ class ParallelEnv:
 
         Raises:
             ArgumentError: If the number of envs or ``asynchronous`` differs; nothing was changed.
-            InvalidStateError: If envs were wrapped differently. Those need a reset.
+            EnvContractError: If envs were wrapped differently. Those need a reset.
             BaseException: What a ``set_state`` raised. That env needs a reset.
         """
         state = check_saved(state, self._engine.num_envs, self.asynchronous)
@@ -1176,7 +1173,7 @@ class ParallelEnv:
             width: Pixels; a wider picture is scaled down.
 
         Raises:
-            NotebookNeededError: If this is not a notebook.
+            UsageError: If this is not a notebook.
             MissingDependencyError: If Pillow is not installed.
             ArgumentError: If an env has another ``render_mode`` or cannot draw; nothing was drawn. Also if the frames
                 cannot be tiled, see `ParallelEnv.render`.
@@ -1214,10 +1211,10 @@ class ParallelEnv:
             An `Evaluation` of the episodes that have ended.
 
         Raises:
-            NotebookNeededError, MissingDependencyError: See `show`.
+            UsageError, MissingDependencyError: See `show`.
             ArgumentError: If an argument does not fit, or an env has another ``render_mode`` or cannot draw; nothing
                 was reset.
-            EnvBusyError, EnvPausedError: See `ParallelEnv.step`.
+            EnvBusyError: See `ParallelEnv.step`.
             BaseException: What an env or the policy raised; ``error.partial`` has the episodes so far.
         """
         return _notebook().play_envs(self, policy, steps, id, seed, fps, width, bool(progress))  # type: ignore[no-any-return]
@@ -1259,7 +1256,7 @@ class ParallelEnv:
                 was reset. If a picture is too large for the format.
             OSError: If the folder does not exist or is not writable, before anything was reset; or if the film cannot
                 be written: ``error.partial`` is the film.
-            EnvBusyError, EnvPausedError: See `ParallelEnv.step`.
+            EnvBusyError: See `ParallelEnv.step`.
             BaseException: What an env or the policy raised; ``error.partial`` has the episodes so far.
         """
         return _notebook().record_envs(self, policy, steps, path, id, seed, fps, width, bool(progress))  # type: ignore[no-any-return]
@@ -1302,11 +1299,11 @@ class ParallelEnv:
                 same shapes and dtypes, but other bounds. Or a pair of your own: the batched and the single space.
 
         Raises:
-            SpacesError: If an env declares no spaces, or others than ``observation_mode`` allows.
-            ArgumentError: If a mode is not known.
+            ArgumentError: If a mode is not known, or an env declares no spaces, or others than ``observation_mode``
+                allows.
             EnvBusyError: If a step is in flight.
             WorkerTimeoutError: If an env is still in a call that timed out.
-            HandedOverError: If another adapter already uses this object.
+            UsageError: If another adapter already uses this object.
         """
         from parallelenv.adapters.gymnasium import GymnasiumVectorEnv
 
@@ -1321,11 +1318,10 @@ class ParallelEnv:
 
         Raises:
             MissingDependencyError: If Stable-Baselines3 is not installed.
-            SpacesError: If the envs declare no spaces, or different ones.
-            ArgumentError: If the envs have different render modes.
+            ArgumentError: If the envs declare no spaces, or different ones, or have different render modes.
             EnvBusyError: If a step is in flight.
             WorkerTimeoutError: If an env is still in a call that timed out.
-            HandedOverError: If another adapter already uses this object.
+            UsageError: If another adapter already uses this object.
         """
         try:
             from parallelenv.adapters.sb3 import SB3VecEnv
@@ -1356,7 +1352,7 @@ class ParallelEnv:
             InvalidEnvError: If an env has a `Tuple` observation space, which Tianshou cannot batch.
             EnvBusyError: If a step is in flight.
             WorkerTimeoutError: If an env is still in a call that timed out.
-            HandedOverError: If another adapter already uses this object.
+            UsageError: If another adapter already uses this object.
         """
         from parallelenv.adapters.tianshou import TianshouVectorEnv
 

@@ -15,60 +15,28 @@ class ParallelEnvError(Exception):
     """Base of all errors of this package."""
 
 
-class ArgumentError(ParallelEnvError, ValueError):
-    """An argument has an invalid value."""
+class ArgumentError(ParallelEnvError, ValueError, TypeError):
+    """An argument has an invalid value or type, or is not an option of the chosen backend."""
 
 
-class UnknownModeError(ArgumentError):
-    """``para_mode`` is not a known word."""
-
-
-class UnknownPolicyError(ArgumentError):
-    """``asynchronous`` is not a known word."""
-
-
-class UnknownOptionError(ParallelEnvError, TypeError):
-    """A keyword argument is not an option of the chosen backend."""
-
-
-class MissingDependencyError(ParallelEnvError, ImportError):
-    """A mode needs a package that is not installed."""
-
-
-class NotebookNeededError(ParallelEnvError, RuntimeError):
-    """A call that displays something was made outside of a notebook."""
-
-
-class NotRecordedError(ParallelEnvError, RuntimeError):
-    """A profile was asked for results that are not recorded yet."""
-
-
-class InvalidEnvError(ParallelEnvError, TypeError):
-    """An item of ``envs`` is not an environment, or cannot be used as one here."""
-
-
-class DuplicateEnvError(InvalidEnvError, ValueError):
-    """Two items of ``envs`` are the same instance, or two env fns returned the same one."""
-
-
-class InvalidIdError(ArgumentError):
-    """The ``id`` argument names an env twice, or is a mask of the wrong length."""
-
-
-class IdRangeError(InvalidIdError, IndexError):
+class IdRangeError(ArgumentError, IndexError):
     """The ``id`` argument names an env that does not exist."""
-
-
-class IdTypeError(InvalidIdError, TypeError):
-    """The ``id`` argument is not made of integers, a slice or a mask."""
 
 
 class ActionError(ArgumentError):
     """The actions have the wrong number, shape or dtype."""
 
 
-class ActionTypeError(ActionError, TypeError):
-    """A single action was given instead of a batch."""
+class InvalidEnvError(ArgumentError):
+    """An item of ``envs`` is not an environment, cannot be used as one here, or occurs twice."""
+
+
+class MissingDependencyError(ParallelEnvError, ImportError):
+    """A mode needs a package that is not installed."""
+
+
+class UsageError(ParallelEnvError, RuntimeError):
+    """A call is not possible here: in this thread or process, outside of a notebook, on a wrapper, at this time."""
 
 
 class ClosedError(ParallelEnvError, gymnasium.error.ClosedEnvironmentError, RuntimeError):
@@ -80,11 +48,7 @@ class ResetNeededError(ParallelEnvError, gymnasium.error.ResetNeeded):
 
 
 class EnvBusyError(ParallelEnvError, RuntimeError):
-    """An env has a step in flight, or one whose result was not received."""
-
-
-class EnvPausedError(ParallelEnvError, RuntimeError):
-    """A paused env was asked to step."""
+    """An env cannot be stepped now: it has a step whose result was not received, or it is paused."""
 
 
 class NothingInFlightError(ParallelEnvError, RuntimeError):
@@ -107,23 +71,11 @@ class NoPendingCallError(gymnasium.error.NoAsyncCallError, NothingInFlightError)
     """
 
 
-class HandedOverError(ParallelEnvError, RuntimeError):
-    """A second adapter was made for one `ParallelEnv`; each would need its own rules."""
-
-
-class MissingMethodError(ParallelEnvError, NotImplementedError):
-    """A subclass lacks a method that it must define."""
-
-
-class WrappedError(ParallelEnvError, RuntimeError):
-    """A call would silently bypass a wrapper."""
-
-
-class NotFiniteError(ParallelEnvError, ValueError):
-    """A number is nan or infinite.
+class EnvContractError(ParallelEnvError, TypeError, ValueError):
+    """An env returned something that contradicts its spaces or the Gymnasium interface, or a number that is not finite.
 
     Attributes:
-        env_ids: Ids of the envs it came from.
+        env_ids: Ids of the envs it came from, if several.
     """
 
     def __init__(self, message: str, env_ids: tuple[int, ...] = ()) -> None:
@@ -131,28 +83,8 @@ class NotFiniteError(ParallelEnvError, ValueError):
         self.env_ids = env_ids
 
 
-class UnpackingError(ParallelEnvError, ValueError):
-    """A result is unpacked into the wrong number of items."""
-
-
-class SpacesError(ArgumentError, RuntimeError):
-    """The envs declare no spaces, or not those that an adapter needs."""
-
-
-class ConcurrentUseError(ParallelEnvError, RuntimeError):
-    """Two threads used one `ParallelEnv` at the same time."""
-
-
-class ForkedError(ParallelEnvError, RuntimeError):
-    """A `ParallelEnv` was used in a process forked from the one that made it."""
-
-
-class EnvContractError(ParallelEnvError, TypeError):
-    """An env returned something that contradicts its spaces or the Gymnasium interface."""
-
-
 class AbsentAttributeError(ParallelEnvError, AttributeError):
-    """An env, or a `ParallelEnv` itself, has no such attribute."""
+    """An env, or a `ParallelEnv` itself, has no such attribute or method."""
 
 
 class AbsentAttributeWarning(UserWarning):
@@ -161,10 +93,6 @@ class AbsentAttributeWarning(UserWarning):
 
 class OldApiWarning(UserWarning):
     """A `gymnasium.Env` follows the API of the old gym. It is used that way; the message gives the consequences."""
-
-
-class AbsentMethodError(ParallelEnvError, AttributeError):
-    """An env has no such method, or an attribute of that name is not callable."""
 
 
 class ExhaustedError(ParallelEnvError, RuntimeError):
@@ -186,8 +114,8 @@ class UnpicklableError(ParallelEnvError, TypeError):
     """Something cannot be copied to or from the process where the env lives."""
 
 
-class SchedulingError(ParallelEnvError, RuntimeError):
-    """The Ray cluster does not have the requested resources."""
+class WorkerStartError(ParallelEnvError, OSError):
+    """There are not the processes, memory or resources for a worker or its arrays."""
 
 
 class WorkerDiedError(ParallelEnvError, RuntimeError):
@@ -210,18 +138,6 @@ class WorkerDiedError(ParallelEnvError, RuntimeError):
     def about(self, env_ids: tuple[int, ...]) -> WorkerDiedError:
         """Return the same error for a call that needed these envs."""
         return WorkerDiedError(str(self), env_ids, self.pid, self.exitcode)
-
-
-class BatchMemoryError(ParallelEnvError, MemoryError):
-    """There is not enough memory for the arrays of all envs."""
-
-
-class WorkerStartError(ParallelEnvError, OSError):
-    """Another worker could not be started."""
-
-
-class InvalidStateError(ParallelEnvError, ValueError):
-    """A saved state does not fit the env that should load it."""
 
 
 class WorkerTimeoutError(ParallelEnvError, TimeoutError, multiprocessing.TimeoutError):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from parallelenv.contract import migration_hints
 from parallelenv.contract.error_text import did_you_mean, show
 from parallelenv.contract.protocol import Backend
-from parallelenv.errors import ArgumentError, MissingDependencyError, UnknownModeError, UnknownOptionError
+from parallelenv.errors import ArgumentError, MissingDependencyError
 
 if TYPE_CHECKING:
     from parallelenv.autotune.recommend import Recommendation
@@ -76,8 +76,7 @@ def settle(
 
     Raises:
         The errors of `make_backend`; and, with ``"auto"``:
-        UnknownOptionError: If there are options other than ``caller_busy``.
-        ArgumentError: If GPUs are requested.
+        ArgumentError: If there are options other than ``caller_busy``, or GPUs are requested.
     """
     if not (isinstance(para_mode, str) and para_mode == AUTO):
         return make_backend(para_mode, options, own_arguments), num_cpus, None
@@ -92,7 +91,7 @@ def _refuse_details(options: dict[str, Any], num_gpus: float, own_arguments: Seq
     """Refuse options that only some modes have: whether they are an error must not depend on measurements."""
     for name, value in options.items():
         if name != AUTO_OPTION:
-            raise UnknownOptionError(
+            raise ArgumentError(
                 f"{name}={show(value)} is no option of para_mode={AUTO!r}, which accepts {AUTO_OPTION} only: others "
                 f"differ between the modes that it may choose. Name the mode; recommend(envs) says which one it would "
                 f"be.{_instead(name, own_arguments)}"
@@ -113,15 +112,14 @@ def make_backend(para_mode: Any, options: dict[str, Any], own_arguments: Sequenc
         own_arguments: See `settle`.
 
     Raises:
-        UnknownModeError: If the word is not known, or the class is not a backend.
+        ArgumentError: If the word is not known, the class is not a backend, or it does not accept one of the options.
         MissingDependencyError: If a package that the mode needs is not installed.
-        UnknownOptionError: If the backend does not accept one of the options.
     """
     kind = _kind(para_mode)
     accepted = _accepted(kind)
     for name, value in options.items():
         if name not in accepted:
-            raise UnknownOptionError(
+            raise ArgumentError(
                 f"{name}={show(value)} is no option of para_mode={word_of(para_mode)!r}; it accepts "
                 f"{', '.join(accepted) if accepted else 'no further options'}."
                 f"{_instead(name, [*own_arguments, *accepted])}"
@@ -147,7 +145,7 @@ def _checked(kind: type[Any]) -> type[Any]:
     lacking = [f"{name}()" for name in ("plan", "launch", "allocate", "wait", "close") if not hasattr(kind, name)]
     if lacking:
         hint = migration_hints.of_mode(kind.__name__)
-        raise UnknownModeError(
+        raise ArgumentError(
             f"para_mode={kind.__name__} is a class that lacks {', '.join(lacking)}, so it is no protocol.Backend; "
             f"expected such a class or one of {known_words()}.{hint}"
         )
@@ -158,13 +156,13 @@ def load_backend(word: Any) -> type[Any]:
     """Import and return the backend class of a word.
 
     Raises:
-        UnknownModeError: If the word is not known.
+        ArgumentError: If the word is not known.
         MissingDependencyError: If a package that the mode needs is not installed.
     """
     if not isinstance(word, str) or word not in known_modes():
         known = known_words()
         hint = migration_hints.of_mode(word) or did_you_mean(str(word), known)
-        raise UnknownModeError(f"para_mode={word!r} is not known; expected one of {known}.{hint}")
+        raise ArgumentError(f"para_mode={word!r} is not known; expected one of {known}.{hint}")
     if word not in _MODES:
         foreign: type[Any] = _foreign()[word].load()
         return foreign

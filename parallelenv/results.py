@@ -14,7 +14,7 @@ from typing import Any
 
 from parallelenv.contract.batch import Array
 from parallelenv.contract.tracebacks import shorten
-from parallelenv.errors import UnpackingError
+from parallelenv.errors import ArgumentError
 
 _UNPACK, _CACHE = opmap["UNPACK_SEQUENCE"], opmap["CACHE"]
 _UNPACK_PAIR = bytes((_UNPACK, 2))
@@ -25,7 +25,7 @@ class StepResult(tuple[Any, Any, Any, Any]):
     """``states, rewards, dones, infos`` of a step, batched over envs.
 
     Gymnasium's ``step`` returns five items; here `terminated` and `truncated` are attributes. Unpacking into any number
-    but four raises `UnpackingError`. The vector env of `ParallelEnv.to_gymnasium` returns five.
+    but four raises `ArgumentError`. The vector env of `ParallelEnv.to_gymnasium` returns five.
 
     Attributes:
         states: Batched as by Gymnasium, first axis env; an object array if an env has none.
@@ -93,19 +93,19 @@ class StepResult(tuple[Any, Any, Any, Any]):
         caller's current instruction: 0.25 us, where the smallest step takes 14 us.
 
         Raises:
-            UnpackingError: If they are being unpacked into another number of targets.
+            ArgumentError: If they are being unpacked into another number of targets.
         """
         frame = sys._getframe().f_back
         if frame is not None:
             code, place = frame.f_code.co_code, frame.f_lasti
             if code[place + 1] != 4 and code[place] == _UNPACK:
                 try:
-                    raise UnpackingError(
+                    raise ArgumentError(
                         f"The result of a step has 4 items, not {code[place + 1]}: states, rewards, dones, infos = "
                         "env.step(actions). result.terminated and result.truncated are attributes; the step() of "
                         "env.to_gymnasium() returns Gymnasium's five items."
                     )
-                except UnpackingError as error:
+                except ArgumentError as error:
                     shorten(error)
                     raise  # adds no frame
         return tuple.__iter__(self)
@@ -146,7 +146,7 @@ def refuse_pair(num_states: int | None) -> None:
         num_states: Number of items of the result; ``None`` if it may have two of its own, as states of a `Tuple` space.
 
     Raises:
-        UnpackingError: If there are two targets and another number of items, or the second target has a name of infos.
+        ArgumentError: If there are two targets and another number of items, or the second target has a name of infos.
     """
     user = inspect.currentframe()
     for _ in range(3):  # this function, `reset`, and what guards it
@@ -163,7 +163,7 @@ def refuse_pair(num_states: int | None) -> None:
     targets = [name for names in found for name in (names if isinstance(names, tuple) else (names,))]
     second = targets[1] if len(targets) > 1 else ""
     if second in _INFOS or num_states not in (None, 2) or (second == "_" and num_states is not None):
-        raise UnpackingError(
+        raise ArgumentError(
             "reset() returns the states alone, not Gymnasium's pair, and nothing was reset: states = env.reset(). The "
             "infos are in env.reset_infos. The reset() of env.to_gymnasium() returns a pair."
         )

@@ -127,11 +127,11 @@ MISTAKES = {
     "envs raise different errors": Mistake(
         "env.customized_method('differ')", "ExceptionGroup", "KeyError: 'odd'", 'raise ValueError("even")', _RAISED
     ),
-    "a mistyped method": Mistake("env.customized_method('fal')", "AbsentMethodError", "fal"),
+    "a mistyped method": Mistake("env.customized_method('fal')", "AbsentAttributeError", "fal"),
     "actions of the wrong number": Mistake("env.step([GO_ON] * 3)", "ActionError", "3"),
     "an action of the wrong type": Mistake("env.step(['left'] * 4)", "ActionError", "Discrete(4)"),
     "an env id that does not exist": Mistake("env.step([GO_ON], id=[7])", "IdRangeError", "7"),
-    "a mistyped mode": Mistake("ParallelEnv([Clumsy], 'tread')", "UnknownModeError", "thread"),
+    "a mistyped mode": Mistake("ParallelEnv([Clumsy], 'tread')", "ArgumentError", "thread"),
     "a missing argument": Mistake("env.step()", "TypeError", "action"),
     "a vector env that is stepped wrong": Mistake(
         "carts = env.to_gymnasium()\ncarts.reset()\ncarts.step([GO_ON] * 2)", "ActionError", "2 actions were given"

@@ -24,22 +24,14 @@ from parallelenv.contract.cpu_cores import usable_cores
 from parallelenv.contract.error_text import show
 from parallelenv.errors import (
     AbsentAttributeError,
-    AbsentMethodError,
     ActionError,
     ArgumentError,
     ClosedError,
     EnvBusyError,
     EnvContractError,
-    EnvPausedError,
     IdRangeError,
-    IdTypeError,
     InvalidEnvError,
-    InvalidIdError,
     NothingInFlightError,
-    UnknownModeError,
-    UnknownOptionError,
-    UnknownPolicyError,
-    UnpackingError,
     UnpicklableError,
 )
 
@@ -83,14 +75,14 @@ def env(make_env: MakeEnv) -> ParallelEnv:
 
 
 def test_unknown_mode_error_suggests_the_nearest_mode() -> None:
-    with pytest.raises(UnknownModeError, match=r"para_mode='subproz' is not known.*Did you mean 'subproc'\?"):
+    with pytest.raises(ArgumentError, match=r"para_mode='subproz' is not known.*Did you mean 'subproc'\?"):
         ParallelEnv(COUNTERS, "subproz")
     with pytest.raises(ValueError, match="para_mode=3"):
         ParallelEnv(COUNTERS, 3)  # type: ignore[arg-type]
 
 
 def test_unknown_done_policy_error_suggests_the_nearest() -> None:
-    with pytest.raises(UnknownPolicyError, match=r"asynchronous='restrat'.*Did you mean 'restart'\?"):
+    with pytest.raises(ArgumentError, match=r"asynchronous='restrat'.*Did you mean 'restart'\?"):
         ParallelEnv(COUNTERS, asynchronous="restrat")  # type: ignore[arg-type]
 
 
@@ -146,7 +138,7 @@ def test_each_env_in_workers_has_its_own_copy_of_a_shared_instance() -> None:
 
 def test_make_refuses_backend_options_as_env_arguments() -> None:
     hint = r"caller_steps=True is no argument .*give it in backend_options=\{'caller_steps': True\}"
-    with pytest.raises(UnknownOptionError, match=hint):
+    with pytest.raises(ArgumentError, match=hint):
         ParallelEnv.make("CartPole-v1", 2, "subproc", caller_steps=True)
 
 
@@ -228,9 +220,7 @@ def test_flags_must_be_true_or_false(name: str, value: Any) -> None:
 
 
 def test_an_option_of_another_backend_is_refused() -> None:
-    with pytest.raises(
-        UnknownOptionError, match="strat_method='fork' is no option of para_mode='subproc'.*start_method"
-    ):
+    with pytest.raises(ArgumentError, match="strat_method='fork' is no option of para_mode='subproc'.*start_method"):
         ParallelEnv(COUNTERS, "subproc", strat_method="fork")
     with pytest.raises(TypeError, match="accepts no further options"):
         ParallelEnv(COUNTERS, "dummy", start_method="fork")
@@ -241,18 +231,18 @@ def test_an_option_of_another_backend_is_refused() -> None:
 def test_misspelt_keyword_error_suggests_the_correct_name() -> None:
     misspelt: dict[str, Any] = {"num_cpu": 2}
     for para_mode in ("dummy", "auto"):
-        with pytest.raises(UnknownOptionError, match=r"^num_cpu=2 is no option .* Did you mean 'num_cpus'\?$"):
+        with pytest.raises(ArgumentError, match=r"^num_cpu=2 is no option .* Did you mean 'num_cpus'\?$"):
             ParallelEnv(COUNTERS, para_mode, **misspelt)
-    with pytest.raises(UnknownOptionError, match=r"Did you mean 'num_cpus'\?$"):
+    with pytest.raises(ArgumentError, match=r"Did you mean 'num_cpus'\?$"):
         ParallelEnv.make("CartPole-v1", 2, **misspelt)
-    with pytest.raises(UnknownOptionError, match=r"Did you mean 'caller_steps'\?$"):
+    with pytest.raises(ArgumentError, match=r"Did you mean 'caller_steps'\?$"):
         ParallelEnv.make("CartPole-v1", 2, "subproc", caller_step=True)
 
 
 def test_unpacking_a_step_result_wrongly_raises_with_a_hint() -> None:
     with ParallelEnv(COUNTERS) as env:
         env.reset()
-        with pytest.raises(UnpackingError, match=r"has 4 items, not 5: states, .*\.terminated .*to_gymnasium\(\)"):
+        with pytest.raises(ArgumentError, match=r"has 4 items, not 5: states, .*\.terminated .*to_gymnasium\(\)"):
             _a, _b, _c, _d, _e = env.step([0] * 4)  # type: ignore[misc]
         with pytest.raises(ValueError, match="has 4 items, not 2"):
             _a, _b = env.step([0] * 4)  # type: ignore[misc]
@@ -331,14 +321,14 @@ def assert_untouched(env: ParallelEnv) -> None:
     [
         (4, IdRangeError, "id=4 names env 4, but ids run from 0 to 3"),
         ([0, -1], IdRangeError, "names env -1"),
-        ([0, 1, 0], InvalidIdError, "names env 0 twice"),
-        (1.0, IdTypeError, r"id=1\.0 names no envs"),
-        ([0, 1.0], IdTypeError, r"has 1\.0 in it"),
-        (np.array([0.0]), IdTypeError, "no int"),
-        ([True, False], InvalidIdError, "mask of length 2, but there are 4 envs"),
-        (True, IdTypeError, "id=True names no envs"),
-        ("0", IdTypeError, "id='0' names no envs"),
-        ({0}, IdTypeError, "names no envs"),
+        ([0, 1, 0], ArgumentError, "names env 0 twice"),
+        (1.0, ArgumentError, r"id=1\.0 names no envs"),
+        ([0, 1.0], ArgumentError, r"has 1\.0 in it"),
+        (np.array([0.0]), ArgumentError, "no int"),
+        ([True, False], ArgumentError, "mask of length 2, but there are 4 envs"),
+        (True, ArgumentError, "id=True names no envs"),
+        ("0", ArgumentError, "id='0' names no envs"),
+        ({0}, ArgumentError, "names no envs"),
     ],
 )
 def test_invalid_ids_are_refused(env: ParallelEnv, id: Any, error: type[Exception], message: str) -> None:
@@ -456,7 +446,7 @@ def test_invalid_attribute_names_are_refused(env: ParallelEnv, name: Any) -> Non
 
 
 def test_missing_method_error_names_the_env_and_changes_no_state(env: ParallelEnv) -> None:
-    with pytest.raises(AbsentMethodError, match=r"Counter has no method 'gret'.*Did you mean 'greet'\?") as caught:
+    with pytest.raises(AbsentAttributeError, match=r"Counter has no method 'gret'.*Did you mean 'greet'\?") as caught:
         env.customized_method("gret", {"name": "x"}, id=2)
     assert "Raised by env 2" in "".join(caught.value.__notes__)
     with pytest.raises(AttributeError, match="no method.*Read it with get_env_attr"):
@@ -514,7 +504,7 @@ def test_send_to_a_busy_env_is_refused(env: ParallelEnv) -> None:
 def test_step_of_a_paused_env_is_refused(env: ParallelEnv) -> None:
     env.pause([1])
     for call in (env.send, env.step):
-        with pytest.raises(EnvPausedError, match=r"envs \[1\] are paused. Call resume\(\[1\]\)"):
+        with pytest.raises(EnvBusyError, match=r"envs \[1\] are paused. Call resume\(\[1\]\)"):
             call([0, 0], [0, 1])
     env.resume()
     assert_untouched(env)
@@ -567,7 +557,7 @@ def test_messages_abbreviate_long_lists_of_envs(make_env: MakeEnv) -> None:
         env.step([1] * 40)
     env.reset(seed=0)
     env.pause(range(16))
-    with pytest.raises(EnvPausedError, match=r"envs \[0, 1, [\d, ]*14, 15\] are paused"):
+    with pytest.raises(EnvBusyError, match=r"envs \[0, 1, [\d, ]*14, 15\] are paused"):
         env.step([1] * 16, range(16))
 
 
@@ -649,9 +639,9 @@ PAIR = (
 def test_unpacking_reset_like_gymnasium_is_refused(make_env: MakeEnv, num_envs: int) -> None:
     env = make_env([Counter] * num_envs)
     for targets in ("obs, info", "states, infos", "first, _"):
-        with pytest.raises(UnpackingError, match=PAIR):
+        with pytest.raises(ArgumentError, match=PAIR):
             exec(f"def begin(env):\n    {targets} = env.reset(seed=3)\nbegin(env)", {"env": env})
-    with pytest.raises(UnpackingError, match=PAIR):
+    with pytest.raises(ArgumentError, match=PAIR):
         exec("obs, info = env.reset()", {"env": env})
     with pytest.raises(ResetNeeded):
         env.step([1] * num_envs)  # nothing was reset

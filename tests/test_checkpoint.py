@@ -170,7 +170,7 @@ def test_state_of_different_envs_is_refused(make_env: MakeEnv) -> None:
     env = make_env([partial(limited, Speaking)] * NUM_ENVS, num_cpus=1)
     env.reset(seed=5)
     state = env.save_state()
-    with pytest.raises(errors.InvalidStateError, match=r"inside \['TimeLimit'\], but this one is inside \[\]"):
+    with pytest.raises(errors.EnvContractError, match=r"inside \['TimeLimit'\], but this one is inside \[\]"):
         make_env([Speaking] * NUM_ENVS, num_cpus=1).load_state(state)
     with pytest.raises(errors.ArgumentError, match="of 3 envs, but there are 2"):
         make_env([Speaking] * 2, num_cpus=1).load_state(state)

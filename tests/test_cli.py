@@ -30,7 +30,7 @@ from parallelenv.cli import main
 from parallelenv.contract.cpu_cores import Cores, usable_cores
 from parallelenv.contract.error_text import format_table
 from parallelenv.contract.protocol import Placement
-from parallelenv.errors import MissingDependencyError, SchedulingError
+from parallelenv.errors import MissingDependencyError, WorkerStartError
 from parallelenv.registry import known_modes
 
 QUICK = ["--num-envs", "3", "--steps", "40", "--seconds", "0.05"]
@@ -92,7 +92,7 @@ class WrongBackend(DummyBackend):
 
 class CrampedBackend(DummyBackend):
     def plan(self, num_envs: int, num_cpus: int | None, num_gpus: float) -> Placement:
-        raise SchedulingError("The cluster is\ntoo small.")
+        raise WorkerStartError("The cluster is\ntoo small.")
 
 
 class UninstalledBackend(DummyBackend):

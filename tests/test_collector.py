@@ -21,8 +21,8 @@ from parallelenv.errors import (
     AbsentAttributeError,
     ArgumentError,
     ClosedError,
-    ConcurrentUseError,
     MissingDependencyError,
+    UsageError,
     WorkerDiedError,
     WorkerTimeoutError,
 )
@@ -329,7 +329,7 @@ def test_collect_called_by_the_policy_is_refused() -> None:
         return zeros(states)
 
     with Collector(lambda: collecting, lambda: ParallelEnv(counts(9), "dummy", "restart"), num_steps=3) as collector:
-        with pytest.raises(ConcurrentUseError, match=r"collect\(\) was called within collect\(\) of this Collector"):
+        with pytest.raises(UsageError, match=r"collect\(\) was called within collect\(\) of this Collector"):
             collector.collect()
         collector.replace("policy", lambda: zeros)
         assert len(collector.collect()[0]) == 3
@@ -350,7 +350,7 @@ def test_concurrent_use_by_two_threads_is_refused() -> None:
         assert within.wait(30)
         calls: Any = {"collect": (), "evaluate": (), "set_weights": (3,), "update_policy": ("x", 3)}
         for call, given in {**calls, "replace": ("policy", lambda: zeros)}.items():
-            with pytest.raises(ConcurrentUseError, match=rf"{call}\(\) was called while another thread is in collect"):
+            with pytest.raises(UsageError, match=rf"{call}\(\) was called while another thread is in collect"):
                 getattr(collector, call)(*given)
         told.set()
         thread.join()

@@ -18,7 +18,7 @@ from gymnasium.spaces import Box, Discrete
 
 from parallelenv import ParallelEnv
 from parallelenv.contract.value_difference import difference
-from parallelenv.errors import ArgumentError, InvalidStateError
+from parallelenv.errors import ArgumentError, EnvContractError
 
 MakeEnv = Callable[..., ParallelEnv]
 nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
@@ -160,7 +160,7 @@ def test_save_state_includes_global_generators(make_env: MakeEnv) -> None:
         assert difference([other.step([0] * 3).states for _ in range(5)], expected) is None
     with ParallelEnv([Gambler] * 3, asynchronous="restart") as plain:
         plain.reset()
-        with pytest.raises(InvalidStateError, match="was saved with seed_globals=True.*Make the ParallelEnv with"):
+        with pytest.raises(EnvContractError, match="was saved with seed_globals=True.*Make the ParallelEnv with"):
             plain.load_state(state)
 
 

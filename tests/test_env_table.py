@@ -14,7 +14,7 @@ from parallelenv.contract.failures import Failure
 from parallelenv.engine.done_policies import make_done_policy
 from parallelenv.engine.env_table import EnvTable, Phase
 from parallelenv.engine.tickets import Ticket
-from parallelenv.errors import EnvPausedError, ResetNeededError
+from parallelenv.errors import EnvBusyError, ResetNeededError
 
 NUM_ENVS = 5
 EVERYONE = tuple(range(NUM_ENVS))
@@ -192,7 +192,7 @@ class TableMachine(RuleBasedStateMachine):
         for env_id in EVERYONE:
             for call, error, is_refused in (
                 (self.table.refuse_fresh, ResetNeededError, env_id in self.needs_reset),
-                (self.table.refuse_paused, EnvPausedError, env_id in self.paused),
+                (self.table.refuse_paused, EnvBusyError, env_id in self.paused),
             ):
                 if is_refused:
                     with pytest.raises(error, match=rf"\b{env_id}\b"):

@@ -25,14 +25,13 @@ from gymnasium.error import ResetNeeded
 from parallelenv import ParallelEnv
 from parallelenv.errors import (
     ClosedError,
-    ConcurrentUseError,
     EnvBusyError,
     EnvContractError,
     EnvError,
     EnvInterruptedError,
-    ForkedError,
     InvalidEnvError,
     UnpicklableError,
+    UsageError,
     WorkerDiedError,
     WorkerTimeoutError,
 )
@@ -620,7 +619,7 @@ def test_concurrent_use_by_two_threads_is_refused(env: ParallelEnv, folder: Path
     def intrude() -> None:
         try:
             env.get_env_attr("steps")
-        except ConcurrentUseError as error:
+        except UsageError as error:
             caught.append(error)
         (folder / "go").touch()
 
@@ -636,7 +635,7 @@ def test_nested_call_does_not_release_the_thread_guard(env: ParallelEnv) -> None
     def intrude() -> None:
         try:
             env.get_env_attr("steps")
-        except ConcurrentUseError as error:
+        except UsageError as error:
             refused.append(error)
 
     def policy(states: Any) -> list[int]:
@@ -661,7 +660,7 @@ def test_use_in_forked_child_raises_without_affecting_the_parent(env: ParallelEn
     if child == 0:
         try:
             env.step([GO_ON] * 4)
-        except ForkedError as error:
+        except UsageError as error:
             os.write(writer, str(error).encode())
         env.close()
         os._exit(0)

@@ -25,7 +25,7 @@ SHOWN = {
         "message: action 7 must be 0, 1 or 2",
         "source line: raise ValueError",
         r"other envs: \[0 2\]",
-        "UnknownModeError: para_mode='subprocess' is not known",
+        "ArgumentError: para_mode='subprocess' is not known",
     ],
     "02_modes_and_policies": [
         "thread   bit-identical to dummy: True",
@@ -51,7 +51,7 @@ SHOWN = {
         r"interrupted after (0\.[5-9]|1\.\d) s",
         "EnvBusyError: envs",
         r"received: \[0 1 2 3\] \[2. 2. 3. 3.\]",
-        "ActionError: 3 actions .*AbsentMethodError: .*IdRangeError: .*UnknownModeError: .*UnknownOptionError: ",
+        "ActionError: 3 actions .*AbsentAttributeError: .*IdRangeError: .*ArgumentError: .*ArgumentError: ",
         "the door does not close - Raised by env 1 in step",
         "env 3 did not answer within 0.5 s",
         r"rebuilt: \(3,\)\n+received: \[0 1 2\]",

@@ -33,7 +33,6 @@ from parallelenv.errors import (
     ActionError,
     ArgumentError,
     EnvBusyError,
-    EnvPausedError,
     ResetNeededError,
     UnpicklableError,
     WorkerDiedError,
@@ -301,7 +300,7 @@ def test_rollout_skips_paused_envs(make_env: MakeEnv) -> None:
     env.reset()
     env.pause(1)
     assert env.rollout(zeros, 1).env_ids.tolist() == [0, 2]
-    with pytest.raises(EnvPausedError):
+    with pytest.raises(EnvBusyError):
         env.rollout(zeros, 1, id=[1])
 
 

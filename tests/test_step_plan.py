@@ -18,10 +18,9 @@ from parallelenv import ParallelEnv
 from parallelenv.errors import (
     ActionError,
     ClosedError,
-    ConcurrentUseError,
     EnvBusyError,
-    EnvPausedError,
     ResetNeededError,
+    UsageError,
     WorkerDiedError,
     WorkerTimeoutError,
 )
@@ -258,7 +257,7 @@ def test_another_thread_is_refused_during_a_planned_step(make: Any) -> None:
             pass
         try:
             env.step([0, 0])
-        except ConcurrentUseError as error:
+        except UsageError as error:
             found.append(error)
 
     thread = threading.Thread(target=other)
@@ -275,7 +274,7 @@ def test_paused_envs_are_refused_by_id(make: Any) -> None:
     for _ in range(3):
         env.step([0, 0], [1, 2])
     env.pause(2)
-    with pytest.raises(EnvPausedError):
+    with pytest.raises(EnvBusyError):
         env.step([0, 0], [1, 2])
 
 

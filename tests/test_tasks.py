@@ -18,12 +18,11 @@ from samplers import PLAIN, Walks
 from parallelenv import ParallelEnv, ParallelWrapper
 from parallelenv.contract.value_difference import difference
 from parallelenv.errors import (
-    AbsentMethodError,
+    AbsentAttributeError,
     ArgumentError,
     EnvBusyError,
     EnvContractError,
     InvalidEnvError,
-    NotFiniteError,
     ResetNeededError,
     UnpicklableError,
 )
@@ -97,7 +96,7 @@ def test_dicts_without_a_space_are_batched_by_key(make_pool: MakePool) -> None:
         pass
     assert seen == [[2, 2, 2]]
     env.set_env_attr("task.place", np.full(3, np.nan), 1)
-    with pytest.raises(NotFiniteError, match="state of env 1"):
+    with pytest.raises(EnvContractError, match="state of env 1"):
         CheckFinite(env).step([1, 1, 1], align="batch")
 
 
@@ -404,7 +403,7 @@ def test_names_are_looked_up_in_task_and_sampler(make_pool: MakePool) -> None:
     assert env.attr("task.count") == env.get_env_attr("count") == [2] * 4
     assert env.next_task()[:, 0].tolist() == [8] * 4
     with pytest.raises(
-        AbsentMethodError, match="TaskEnv has no method 'nothing'.*Nor has its sampler, Walks, or its task"
+        AbsentAttributeError, match="TaskEnv has no method 'nothing'.*Nor has its sampler, Walks, or its task"
     ):
         env.call("nothing")
 
@@ -495,7 +494,7 @@ def test_task_pool_of_plain_envs_names_the_missing_method() -> None:
     with TaskPool(["CartPole-v1"]) as env:
         env.reset()
         with pytest.raises(
-            AbsentMethodError, match=r"CartPoleEnv has no method '_observe', and no wrapper around it has\."
+            AbsentAttributeError, match=r"CartPoleEnv has no method '_observe', and no wrapper around it has\."
         ):
             env.get_observations()
 

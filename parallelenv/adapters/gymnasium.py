@@ -24,8 +24,6 @@ from parallelenv.engine.tickets import Ticket
 from parallelenv.errors import (
     ArgumentError,
     EnvBusyError,
-    IdTypeError,
-    InvalidIdError,
     NothingInFlightError,
     PendingCallError,
     ResetNeededError,
@@ -110,8 +108,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
             Observations of all envs (the latest ones of envs not reset), and the infos of the envs that were reset.
 
         Raises:
-            ArgumentError: If seeds, options or mask are invalid (IdTypeError, a TypeError, if the mask is not an array
-                of bools).
+            ArgumentError: If seeds, options or mask are invalid.
             PendingCallError: If an ``..._async`` waits for its ``..._wait``.
             ResetNeededError: If the mask leaves out an env that was neither reset nor stepped yet. In all these cases
                 nothing was reset.
@@ -174,7 +171,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
             a dict of arrays with one row per env.
 
         Raises:
-            ActionError: If the actions are invalid (ActionTypeError, a TypeError, if they are a single one).
+            ActionError: If the actions are invalid.
             PendingCallError: If an ``..._async`` waits for its ``..._wait``, or a step was interrupted.
             ResetNeededError: If an env has ended and the mode is ``"Disabled"``, or lost its episode with its worker.
                 In all these cases nothing was stepped.
@@ -396,9 +393,9 @@ def _parse_mode(mode: Any) -> AutoresetMode:
 def _parse_mask(mask: Any, num_envs: int) -> list[int]:
     expected = f"an array of shape ({num_envs},) and dtype bool with at least one True in it"
     if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_:
-        raise IdTypeError(f"options['reset_mask']={show(mask)} is no array of bools. Give {expected}.")
+        raise ArgumentError(f"options['reset_mask']={show(mask)} is no array of bools. Give {expected}.")
     if mask.shape != (num_envs,) or not mask.any():
-        raise InvalidIdError(f"options['reset_mask']={show(mask)} names no envs. Give {expected}.")
+        raise ArgumentError(f"options['reset_mask']={show(mask)} names no envs. Give {expected}.")
     return np.flatnonzero(mask).tolist()
 
 

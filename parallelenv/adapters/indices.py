@@ -19,7 +19,7 @@ def positions(argument: Any, num_envs: int, name: str) -> list[int]:
         name: The user's name of the argument.
 
     Raises:
-        IdTypeError: If it has none of these forms.
+        ArgumentError: If it has none of these forms.
         IdRangeError: If a position does not exist.
     """
     given = argument.tolist() if isinstance(argument, np.ndarray | np.generic) else argument

@@ -10,7 +10,7 @@ from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
 from parallelenv.contract import migration_hints
-from parallelenv.errors import ArgumentError, SpacesError
+from parallelenv.errors import ArgumentError
 
 if TYPE_CHECKING:
     from parallelenv.env import ParallelEnv
@@ -22,12 +22,12 @@ def declared_spaces(name: str, env: ParallelEnv) -> list[gymnasium.Space[Any]]:
     """Return each env's space. ``name`` is ``"observation_space"`` or ``"action_space"``.
 
     Raises:
-        SpacesError: If an env does not declare one.
+        ArgumentError: If an env does not declare one.
     """
     spaces = [getattr(facts, name) for facts in env.engine.pool.facts]
     for env_id, space in enumerate(spaces):
         if space is None:
-            raise SpacesError(
+            raise ArgumentError(
                 f"env {env_id} declares no {name}, which a vector env needs. Set it on the env, or "
                 f"{migration_hints.GIVE_SPACES}."
             )
@@ -38,19 +38,18 @@ def check_alike(name: str, spaces: Sequence[gymnasium.Space[Any]], way_out: str 
     """Check that the spaces of all envs are equal.
 
     Raises:
-        SpacesError: If they differ.
+        ArgumentError: If they differ.
     """
     for env_id, space in enumerate(spaces):
         if space != spaces[0]:
-            raise SpacesError(f"The {name} of env {env_id} is {space}, but that of env 0 is {spaces[0]}. {way_out}")
+            raise ArgumentError(f"The {name} of env {env_id} is {space}, but that of env 0 is {spaces[0]}. {way_out}")
 
 
 def vector_spaces(env: ParallelEnv, mode: ObservationMode) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
     """Return the batched and the single observation space of a vector env.
 
     Raises:
-        SpacesError: If the envs' spaces do not fit the mode.
-        ArgumentError: If the mode is unknown.
+        ArgumentError: If the mode is unknown, or the envs' spaces do not fit it.
     """
     spaces = declared_spaces("observation_space", env)
     if mode == "same":
@@ -72,7 +71,7 @@ def vector_spaces(env: ParallelEnv, mode: ObservationMode) -> tuple[gymnasium.Sp
 def _check_shapes(spaces: Sequence[gymnasium.Space[Any]], single: gymnasium.Space[Any]) -> None:
     for env_id, space in enumerate(spaces):
         if not is_space_dtype_shape_equiv(space, single):
-            raise SpacesError(
+            raise ArgumentError(
                 f"The observation_space of env {env_id} is {space}, of other shapes or dtypes than {single}. No vector "
                 "env can batch them; step the ParallelEnv itself."
             )
@@ -81,7 +80,7 @@ def _check_shapes(spaces: Sequence[gymnasium.Space[Any]], single: gymnasium.Spac
 def _check_batched(batched: gymnasium.Space[Any], single: gymnasium.Space[Any], num_envs: int) -> None:
     expected = batch_space(single, num_envs)
     if not isinstance(batched, type(expected)) or not is_space_dtype_shape_equiv(batched, expected):
-        raise SpacesError(
+        raise ArgumentError(
             f"The batched observation space given is {batched}, but observations of {num_envs} envs in {single} have "
             f"the shapes and dtypes of {expected}. Give one that has these."
         )

@@ -32,7 +32,7 @@ from parallelenv.contract.broadcast import Broadcast
 from parallelenv.contract.error_text import count, show
 from parallelenv.engine.thread_guard import single_threaded
 from parallelenv.env import ParallelEnv
-from parallelenv.errors import ArgumentError, ClosedError, UnknownOptionError, UnpicklableError
+from parallelenv.errors import ArgumentError, ClosedError, UnpicklableError
 from parallelenv.registry import ParaMode
 from parallelenv.rollouts.evaluation import Evaluation
 from parallelenv.rollouts.rollout_length import RolloutLength, progress_bar
@@ -172,7 +172,7 @@ class CollectorSet(Stoppable):
             ArgumentError: If an argument has an invalid value, or the collections cannot be joined because they differ,
                 in nesting for example. They stay available to `stream`.
             ClosedError: After `stop`.
-            ConcurrentUseError: If another thread is in a call.
+            UsageError: If another thread is in a call.
             WorkerDiedError: If a collector has died too often.
             WorkerTimeoutError: If a collector took too long. It is not replaced: the next collection waits for it
                 again; if it hangs, `stop` ends it.
@@ -498,7 +498,7 @@ def _with_resources(
         )
     try:
         return ParallelEnv(collector_envs, para_mode, "continue", ray_options=dict(resources), **options)
-    except UnknownOptionError as error:
+    except ArgumentError as error:
         if "ray_options" not in str(error):
             raise
         raise ArgumentError(

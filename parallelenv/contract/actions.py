@@ -14,7 +14,7 @@ from parallelenv.contract.batch import Batch, Layout, Rows
 from parallelenv.contract.copying import graph_parts
 from parallelenv.contract.error_text import count, show, were
 from parallelenv.contract.spaces import as_array, casts_to, describe_value, is_tensor
-from parallelenv.errors import ActionError, ActionTypeError
+from parallelenv.errors import ActionError
 
 
 class ActionReader:
@@ -163,7 +163,7 @@ class ActionReader:
         try:
             given = len(action)
         except TypeError:
-            raise ActionTypeError(
+            raise ActionError(
                 f"action={show(action)} is a single action, but actions are given as a batch: one for each of the "
                 f"envs asked to step, {len(env_ids)} here. For one env write [action]."
             ) from None

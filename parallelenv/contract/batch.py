@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from parallelenv.contract.spaces import Structure
-from parallelenv.errors import BatchMemoryError
+from parallelenv.errors import WorkerStartError
 
 if TYPE_CHECKING:
     from parallelenv.contract.info_columns import InfoColumns
@@ -154,12 +154,12 @@ class Batch:
         """Return a batch in memory of this process only.
 
         Raises:
-            BatchMemoryError: If there is not enough memory.
+            WorkerStartError: If there is not enough memory.
         """
         try:
             memory = bytearray(layout.nbytes)
         except (MemoryError, OverflowError) as error:
-            raise BatchMemoryError(
+            raise WorkerStartError(
                 f"The batch needs {layout.nbytes:,} bytes of memory, which cannot be had. Use fewer envs or smaller "
                 "states."
             ) from error

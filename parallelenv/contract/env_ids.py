@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from parallelenv.contract.error_text import show
-from parallelenv.errors import IdRangeError, IdTypeError, InvalidIdError
+from parallelenv.errors import ArgumentError, IdRangeError
 
 _FORMS = "an int, a list, tuple or array of ints, a slice, or a bool mask"
 
@@ -23,16 +23,15 @@ def parse_ids(argument: Any, num_envs: int, name: str = "id") -> tuple[int, ...]
         name: Name of the argument in the public call.
 
     Raises:
-        IdTypeError: If it has none of these forms.
+        ArgumentError: If it has none of these forms, an id occurs twice or a mask has the wrong length.
         IdRangeError: If an id is negative or too large.
-        InvalidIdError: If an id occurs twice or a mask has the wrong length.
     """
     if isinstance(argument, slice):
         return _from_slice(argument, num_envs, name)
     if is_int(argument):
         return _checked((int(argument),), argument, num_envs, name)
     if isinstance(argument, (str, bytes, dict, set, frozenset, bool, np.bool_)):
-        raise IdTypeError(f"{name}={show(argument)} names no envs. Give {_FORMS}.")
+        raise ArgumentError(f"{name}={show(argument)} names no envs. Give {_FORMS}.")
     return _from_sequence(argument, num_envs, name)
 
 
@@ -40,14 +39,14 @@ def _from_slice(argument: slice, num_envs: int, name: str) -> tuple[int, ...]:
     try:
         return tuple(range(*argument.indices(num_envs)))
     except (TypeError, ValueError) as error:
-        raise IdTypeError(f"{name}={show(argument)} is no usable slice: {error}.") from None
+        raise ArgumentError(f"{name}={show(argument)} is no usable slice: {error}.") from None
 
 
 def _from_sequence(argument: Any, num_envs: int, name: str) -> tuple[int, ...]:
     try:
         items = argument.tolist() if hasattr(argument, "tolist") else list(argument)
     except TypeError:
-        raise IdTypeError(f"{name}={show(argument)} names no envs. Give {_FORMS}.") from None
+        raise ArgumentError(f"{name}={show(argument)} names no envs. Give {_FORMS}.") from None
     if not isinstance(items, list):  # a zero-dimensional array
         return parse_ids(items, num_envs, name)
     if set(map(type, items)) == {int}:  # the usual case
@@ -56,13 +55,13 @@ def _from_sequence(argument: Any, num_envs: int, name: str) -> tuple[int, ...]:
         return _from_mask(items, num_envs, name)
     if not all(is_int(item) for item in items):
         wrong = next(item for item in items if not is_int(item))
-        raise IdTypeError(f"{name}={show(argument)} has {show(wrong)} in it, which is no int. Give {_FORMS}.")
+        raise ArgumentError(f"{name}={show(argument)} has {show(wrong)} in it, which is no int. Give {_FORMS}.")
     return _checked(tuple(map(operator.index, items)), argument, num_envs, name)
 
 
 def _from_mask(mask: list[bool], num_envs: int, name: str) -> tuple[int, ...]:
     if len(mask) != num_envs:
-        raise InvalidIdError(
+        raise ArgumentError(
             f"{name} is a mask of length {len(mask)}, but there are {num_envs} envs. Give one bool per env."
         )
     return tuple(index for index, chosen in enumerate(mask) if chosen)
@@ -74,7 +73,7 @@ def _checked(env_ids: tuple[int, ...], argument: Any, num_envs: int, name: str) 
         raise IdRangeError(f"{name}={show(argument)} names env {outside[0]}, but ids run from 0 to {num_envs - 1}.")
     if len(set(env_ids)) != len(env_ids):
         twice = next(env_id for env_id in env_ids if env_ids.count(env_id) > 1)
-        raise InvalidIdError(f"{name}={show(argument)} names env {twice} twice. Name each env once.")
+        raise ArgumentError(f"{name}={show(argument)} names env {twice} twice. Name each env once.")
     return env_ids
 
 

@@ -22,7 +22,7 @@ from parallelenv.contract import migration_hints
 from parallelenv.contract.copying import dumps, loads
 from parallelenv.contract.error_text import did_you_mean, show
 from parallelenv.contract.process_info import ProcessInfo
-from parallelenv.errors import ArgumentError, DuplicateEnvError, InvalidEnvError, UnknownOptionError, UnpicklableError
+from parallelenv.errors import ArgumentError, InvalidEnvError, UnpicklableError
 
 if TYPE_CHECKING:
     from parallelenv.contract.protocol import EnvFacts
@@ -120,7 +120,7 @@ def registered(
 
     Raises:
         InvalidEnvError: If it is not registered, or is not an id.
-        UnknownOptionError: If the env does not take an argument that is an option of the mode, or that other libraries
+        ArgumentError: If the env does not take an argument that is an option of the mode, or that other libraries
             use to make vector envs.
     """
     if not isinstance(id, (str, EnvSpec)):
@@ -134,9 +134,7 @@ def registered(
         if name in option_names:
             hint = f" It is an option of the mode: give it in backend_options={{{name!r}: {show(value)}}}."
         if hint and not _takes(spec, name):
-            raise UnknownOptionError(
-                f"{name}={show(value)} is no argument of ParallelEnv.make(), nor of {spec.id}.{hint}"
-            )
+            raise ArgumentError(f"{name}={show(value)} is no argument of ParallelEnv.make(), nor of {spec.id}.{hint}")
     return spec
 
 
@@ -257,13 +255,13 @@ def refuse_shared(facts: Mapping[int, EnvFacts]) -> None:
     """Raise if two env fns, called in one process, returned the same object.
 
     Raises:
-        DuplicateEnvError: If they did.
+        InvalidEnvError: If they did.
     """
     seen: dict[tuple[ProcessInfo, int], int] = {}
     for env_id, one in sorted(facts.items()):
         first = seen.setdefault((one.process, one.instance), env_id)
         if first != env_id:
-            raise DuplicateEnvError(
+            raise InvalidEnvError(
                 f"The env fns of envs {first} and {env_id} have returned the same instance. Two ids cannot share one "
                 "env: an env fn must make a new one each time. Of fns made in a loop, all see the loop's last value: "
                 "give functools.partial(make, value)."
@@ -351,7 +349,7 @@ def _refuse_twins(factories: Sequence[EnvFactory]) -> None:
             continue
         first = seen.setdefault(id(factory.source), factory.env_id)
         if first != factory.env_id:
-            raise DuplicateEnvError(
+            raise InvalidEnvError(
                 f"envs[{first}] and envs[{factory.env_id}] are the same instance, {show(factory.source)}. Two ids "
                 "cannot share one env. Make one each: [make() for _ in range(n)], or give env fns: [make] * n."
             )

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from parallelenv.contract.error_text import near_attribute, show
-from parallelenv.errors import AbsentAttributeError, UnknownOptionError
+from parallelenv.errors import AbsentAttributeError, ArgumentError
 
 GIVE_SPACES = "give ParallelEnv spaces=(observation_space, action_space)"
 
@@ -145,10 +145,10 @@ def refuse_arguments(call: str, arguments: Mapping[str, Any]) -> None:
     """Raise if keyword arguments are given that a call does not have.
 
     Raises:
-        UnknownOptionError: If there are any.
+        ArgumentError: If there are any.
     """
     for name, value in arguments.items():
-        raise UnknownOptionError(f"{name}={show(value)} is no argument of {call}.{of_argument(name)}")
+        raise ArgumentError(f"{name}={show(value)} is no argument of {call}.{of_argument(name)}")
 
 
 def absent(owner: object, name: str) -> AbsentAttributeError:

@@ -10,7 +10,7 @@ import numpy as np
 
 from parallelenv.contract.batch import Array
 from parallelenv.contract.protocol import Backend
-from parallelenv.errors import ArgumentError, BatchMemoryError
+from parallelenv.errors import ArgumentError, WorkerStartError
 
 NOTHING_SHARED: Mapping[str, Array] = MappingProxyType({})
 
@@ -47,7 +47,7 @@ def share(backend: Backend, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
 
     Raises:
         ArgumentError: If the backend cannot share arrays.
-        BatchMemoryError: If there is not enough memory.
+        WorkerStartError: If there is not enough memory.
     """
     place = getattr(backend, "share", None)
     if place is None:
@@ -59,7 +59,7 @@ def share(backend: Backend, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
         placed: Mapping[str, Array] = place(arrays)
     except MemoryError as error:
         nbytes = sum(array.nbytes for array in arrays.values())
-        raise BatchMemoryError(f"shared= needs {nbytes:,} bytes of memory, which cannot be had. Share less.") from error
+        raise WorkerStartError(f"shared= needs {nbytes:,} bytes of memory, which cannot be had. Share less.") from error
     return placed
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from parallelenv.contract import migration_hints
 from parallelenv.contract.batch import Array
 from parallelenv.contract.error_text import did_you_mean
-from parallelenv.errors import UnknownPolicyError
+from parallelenv.errors import ArgumentError
 
 _OBJECT = np.dtype(object)
 
@@ -161,12 +161,10 @@ def make_done_policy(word: str | None) -> DonePolicy:
     """Return the done policy of an ``asynchronous`` argument.
 
     Raises:
-        UnknownPolicyError: If there is none of that name.
+        ArgumentError: If there is none of that name.
     """
     if word is None or (isinstance(word, str) and word in _POLICIES):
         return _POLICIES[word]()
     words = [name for name in _POLICIES if name is not None]
     hint = migration_hints.of_policy(word) or did_you_mean(str(word), words)
-    raise UnknownPolicyError(
-        f"asynchronous={word!r} is not known; expected one of (None, {str(tuple(words))[1:]}.{hint}"
-    )
+    raise ArgumentError(f"asynchronous={word!r} is not known; expected one of (None, {str(tuple(words))[1:]}.{hint}")

@@ -48,8 +48,8 @@ from parallelenv.errors import (
     AbsentAttributeError,
     EnvBusyError,
     EnvContractError,
-    HandedOverError,
     NothingInFlightError,
+    UsageError,
 )
 from parallelenv.results import StepBatch, StepResult
 
@@ -204,8 +204,7 @@ class Engine:
             separately: See `Pool.submit`.
 
         Raises:
-            EnvBusyError: If one has a step or reset whose result was not returned.
-            EnvPausedError: If one is paused.
+            EnvBusyError: If one is paused, or has a step or reset whose result was not returned.
             WorkerDiedError: If the worker of one is dead.
             ResetNeededError: If one has no episode.
             ExhaustedError: If one has no further episode, and the done policy lets no env rest.
@@ -688,7 +687,7 @@ class Engine:
         Steps of these envs still in flight at the end are dropped; the envs need a reset.
 
         Raises:
-            EnvBusyError, EnvPausedError, WorkerDiedError: If an env is not available.
+            EnvBusyError, WorkerDiedError: If an env is not available.
         """
         self._refuse_busy(env_ids)
         self.table.refuse_paused(env_ids)
@@ -779,14 +778,14 @@ class Engine:
             waits_by: Call that continues the wait for an interrupted or late step, for messages.
 
         Raises:
-            HandedOverError: If another adapter has the envs.
+            UsageError: If another adapter has the envs.
             EnvBusyError: If a step is in flight.
             WorkerTimeoutError: If an env is still in a call that timed out.
         """
         if self.contract == contract:
             return
         if self.contract is not None:
-            raise HandedOverError(
+            raise UsageError(
                 f"{contract} was called, but this ParallelEnv was handed over by {self.contract} and follows its "
                 "rules. Make another ParallelEnv from the same list of env fns."
             )

@@ -31,7 +31,7 @@ from parallelenv.engine.checkpoint import Checkpoint
 from parallelenv.engine.done_policies import DonePolicy
 from parallelenv.engine.episode_stats import EpisodeStats
 from parallelenv.engine.tickets import Arrival, Ticket
-from parallelenv.errors import AbsentMethodError, EnvPausedError, ExhaustedError, ResetNeededError
+from parallelenv.errors import AbsentAttributeError, EnvBusyError, ExhaustedError, ResetNeededError
 
 if TYPE_CHECKING:
     from parallelenv.contract.rollout_data import RolloutChunk
@@ -190,21 +190,21 @@ class EnvTable:
             )
 
     def refuse_stepless(self, env_ids: Iterable[int]) -> None:
-        """Raise `AbsentMethodError` if any of these envs can be neither reset nor stepped."""
+        """Raise `AbsentAttributeError` if any of these envs can be neither reset nor stepped."""
         found = [env_id for env_id in env_ids if env_id in self._stepless] if self._stepless else []
         if found:
-            raise AbsentMethodError(
+            raise AbsentAttributeError(
                 f"envs {list_ids(found)} lack reset() or step(), so they are here for calls and attributes alone: "
                 "customized_method(), call(), get_env_attr(). Name those to step with id=."
             )
 
     def refuse_paused(self, env_ids: Sequence[int]) -> None:
-        """Raise `EnvPausedError` if any of these envs is paused."""
+        """Raise `EnvBusyError` if any of these envs is paused."""
         if env_ids is self.unpaused or not has_true(self.paused):
             return
         paused = [env_id for env_id in env_ids if self.paused[env_id]]
         if paused:
-            raise EnvPausedError(
+            raise EnvBusyError(
                 f"envs {list_ids(paused)} are paused. Call resume({list_ids(paused)}) first, or leave them out."
             )
 

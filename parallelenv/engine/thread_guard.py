@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn, Protocol, TypeVar, cast
 
 from parallelenv.contract.tracebacks import shorten, shortens_tracebacks
-from parallelenv.errors import ClosedError, ConcurrentUseError, ForkedError, ParallelEnvError, UnpicklableError
+from parallelenv.errors import ClosedError, ParallelEnvError, UnpicklableError, UsageError
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 Use = tuple[int, str]
@@ -73,16 +73,16 @@ class Guard:
         """Refuse a call during another one, unless it was made within that one and is allowed there.
 
         Raises:
-            ConcurrentUseError: If the other call is in another thread, or this one must not be made within another.
+            UsageError: If the other call is in another thread, or this one must not be made within another.
         """
         (thread, call), (other_thread, other) = use, outermost
         if thread != other_thread:
-            raise ConcurrentUseError(
+            raise UsageError(
                 f"{call}() was called while another thread is in {other}() of this {self._name}. Use one per thread, "
                 "or a lock."
             )
         if call in self._unrepeatable:
-            raise ConcurrentUseError(
+            raise UsageError(
                 f"{call}() was called within {other}() of this {self._name}, by its policy or what it listens to. "
                 "Call it afterwards."
             )
@@ -91,7 +91,7 @@ class Guard:
         """Return the error for a call that was made after the end, or in another process."""
         if self.is_closed:
             return ClosedError(f"{call}() was called on a {self._ended} {self._name}. Make a new one.")
-        return ForkedError(
+        return UsageError(
             f"{call}() was called in a process forked from the one that made this {self._name}; its workers answer "
             f"only there. Make a {self._name} in this process."
         )

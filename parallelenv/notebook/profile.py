@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from parallelenv.errors import NotRecordedError
+from parallelenv.errors import UsageError
 from parallelenv.notebook.profile_summary import Summary, summarise
 from parallelenv.notebook.recording import Recording, checked_path
 from parallelenv.notebook.timeline import Timeline
@@ -26,17 +26,17 @@ class Profile:
         """The recording.
 
         Raises:
-            NotRecordedError: If the block has not ended.
+            UsageError: If the block has not ended.
         """
         if self._recording is None:
-            raise NotRecordedError("Nothing is recorded yet: ask when the block `with env.profile() as p` has ended.")
+            raise UsageError("Nothing is recorded yet: ask when the block `with env.profile() as p` has ended.")
         return self._recording
 
     def summary(self) -> Summary:
         """Return where the time went, with advice. It displays as a table.
 
         Raises:
-            NotRecordedError: If the block has not ended.
+            UsageError: If the block has not ended.
         """
         return summarise(self.recording)
 
@@ -52,7 +52,7 @@ class Profile:
             A `Timeline`.
 
         Raises:
-            NotRecordedError: If the block has not ended.
+            UsageError: If the block has not ended.
             ArgumentError: If nothing was recorded between ``begin`` and ``end``, or ``path`` has another suffix.
             OSError: If it cannot be written.
         """
@@ -68,7 +68,7 @@ class Profile:
             path: A name that ends in ``.json``; an existing file is replaced.
 
         Raises:
-            NotRecordedError: If the block has not ended.
+            UsageError: If the block has not ended.
             ArgumentError: If ``path`` has another suffix.
             OSError: If it cannot be written.
         """

@@ -20,7 +20,7 @@ from parallelenv.contract.batch import Array
 from parallelenv.contract.process_info import clock_id
 from parallelenv.engine.engine import Engine
 from parallelenv.engine.thread_guard import single_threaded_in
-from parallelenv.errors import ConcurrentUseError, EnvBusyError, ParallelEnvError
+from parallelenv.errors import EnvBusyError, ParallelEnvError, UsageError
 from parallelenv.notebook.profile import Profile
 from parallelenv.notebook.recording import Recording
 from parallelenv.worker.tracer import WorkerRecord
@@ -123,7 +123,7 @@ class Recorder:
             left = max(0.0, deadline - time.monotonic())
             try:
                 return self._ask_what_was_seen(left, goes_on)
-            except ConcurrentUseError:
+            except UsageError:
                 if not left:
                     return []
                 time.sleep(_MOMENT)

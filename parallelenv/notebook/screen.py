@@ -8,7 +8,7 @@ from typing import Any
 from parallelenv.contract.batch import Array
 from parallelenv.contract.progress import kernel_of_notebook
 from parallelenv.engine import notebook_cells
-from parallelenv.errors import NotebookNeededError
+from parallelenv.errors import UsageError
 from parallelenv.notebook.animation import encode_picture
 
 
@@ -23,7 +23,7 @@ class Screen:
         """Show a picture in place of the previous one.
 
         Raises:
-            NotebookNeededError: Outside a notebook.
+            UsageError: Outside a notebook.
         """
         refuse_no_notebook("show")
         from IPython.display import Image, display
@@ -40,10 +40,10 @@ def refuse_no_notebook(call: str) -> None:
     """Check that code runs in a notebook.
 
     Raises:
-        NotebookNeededError: If it does not.
+        UsageError: If it does not.
     """
     if kernel_of_notebook() is None:
-        raise NotebookNeededError(
+        raise UsageError(
             f"{call}() shows envs below a notebook cell, and this is no notebook. Elsewhere render(tile=True) returns "
             "the picture, and record(policy, steps, path) makes a film."
         )

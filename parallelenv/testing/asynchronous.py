@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from parallelenv.errors import EnvBusyError, EnvPausedError, NothingInFlightError, ResetNeededError
+from parallelenv.errors import EnvBusyError, NothingInFlightError, ResetNeededError
 from parallelenv.rollouts.stream import CLOSE, RESET, TERMINATED
 from parallelenv.testing.base import Contract, Make
 from parallelenv.testing.envs import Counter
@@ -136,7 +136,7 @@ class AsyncContract(Contract):
         assert sorted(landed) == [0, 1, 4]
         for row, env_id in enumerate([1, 4]):
             assert_same(expected.states[row], landed[env_id][0])
-        with pytest.raises(EnvPausedError, match=r"\[1\]"):
+        with pytest.raises(EnvBusyError, match=r"\[1\]"):
             env.send([1], 1)
         oracle.reset(0, seed=8)
         assert_same(oracle.step([1] * 3, [2, 3, 4], align="batch"), env.step([1] * 3, align="batch"))

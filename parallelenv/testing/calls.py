@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from parallelenv.errors import AbsentMethodError, UnpicklableError
+from parallelenv.errors import AbsentAttributeError, UnpicklableError
 from parallelenv.testing.base import Contract, Make
 from parallelenv.testing.envs import LARGE, Chain, Counter, Old, Sheet
 from parallelenv.testing.odd_envs import OnlySome, Toolbox, Wrapped
@@ -193,12 +193,12 @@ class CallContract(Contract):
         """The error names the method; envs that have it are called, and all envs remain usable."""
         env = make(five_env_fns(OnlySome))
         env.reset()
-        with pytest.raises(AbsentMethodError, match="'rare'") as caught:
+        with pytest.raises(AbsentAttributeError, match="'rare'") as caught:
             env.customized_method("rare")
         assert caught.value.partial == {1: 1, 3: 3}  # type: ignore[attr-defined]
         assert isinstance(caught.value, AttributeError)
         assert env.get_env_attr("calls") == [0, 1, 0, 1, 0]
-        with pytest.raises(AbsentMethodError, match="get_env_attr"):
+        with pytest.raises(AbsentAttributeError, match="get_env_attr"):
             env.customized_method("number")
         assert env.step(ONES).states[:, 1].tolist() == ONES
 

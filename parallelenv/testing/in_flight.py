@@ -13,7 +13,6 @@ import pytest
 from parallelenv.errors import (
     EnvBusyError,
     EnvInterruptedError,
-    EnvPausedError,
     NothingInFlightError,
     WorkerTimeoutError,
 )
@@ -116,7 +115,7 @@ class InFlightContract(Contract):
         env.reset()
         env.pause([0, 3])
         assert env.step([1, 1, 1]).env_ids.tolist() == [1, 2, 4]
-        with pytest.raises(EnvPausedError, match="3"):
+        with pytest.raises(EnvBusyError, match="3"):
             env.step([1, 1], [3, 4])
         assert env.get_env_attr("count") == [1, 1, 1]
         assert env.get_env_attr("count", [0, 3]) == [0, 0]

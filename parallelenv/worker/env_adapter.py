@@ -11,7 +11,7 @@ from gymnasium.spaces import Tuple
 
 from parallelenv.contract.env_specs import is_env
 from parallelenv.contract.error_text import show
-from parallelenv.errors import AbsentMethodError, EnvContractError
+from parallelenv.errors import AbsentAttributeError, EnvContractError
 
 EnvStep = tuple[Any, Any, bool, bool, dict[str, Any]]
 
@@ -144,7 +144,7 @@ class ForCalls(Resettable):
         self.step = self.reset = self._refuse  # type: ignore[method-assign,assignment]
 
     def _refuse(self, *_: Any) -> NoReturn:
-        raise AbsentMethodError(f"{type(self.env).__name__} lacks reset() or step().")
+        raise AbsentAttributeError(f"{type(self.env).__name__} lacks reset() or step().")
 
 
 def split_done(done: Any, info: Any) -> tuple[bool, bool]:

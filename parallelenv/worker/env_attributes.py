@@ -7,7 +7,7 @@ from typing import Any
 
 from parallelenv.contract.env_specs import is_env
 from parallelenv.contract.error_text import near_attribute
-from parallelenv.errors import AbsentAttributeError, AbsentMethodError
+from parallelenv.errors import AbsentAttributeError
 
 _ABSENT = object()
 
@@ -104,15 +104,15 @@ def get_method(env: Any, key: str) -> Any:
     """Return a method of an env.
 
     Raises:
-        AbsentMethodError: If there is none of that name, or it is not callable.
+        AbsentAttributeError: If there is none of that name, or it is not callable.
     """
     found = get_attribute(env, key)
     if found is not None and callable(found[0]):
         return found[0]
     if found is None:
-        raise AbsentMethodError(_absent(env, "method", key))
+        raise AbsentAttributeError(_absent(env, "method", key))
     name = type(list(layers(env))[-1]).__name__
-    raise AbsentMethodError(
+    raise AbsentAttributeError(
         f"{key!r} of {name} is {type(found[0]).__name__}, no method. Read it with get_env_attr({key!r})."
     )
 

@@ -9,7 +9,7 @@ from gymnasium.utils import EzPickle
 
 from parallelenv.contract.copying import loads
 from parallelenv.contract.env_specs import pickles
-from parallelenv.errors import InvalidStateError
+from parallelenv.errors import EnvContractError
 from parallelenv.worker.env_attributes import layers
 
 _WHOLE, _SAID = "whole", "said"
@@ -38,12 +38,12 @@ def load_env(env: Any, saved: bytes, takes_generators: bool = False) -> tuple[An
     """Restore a state; return the env, or the one that replaces it, and the state of its generators.
 
     Raises:
-        InvalidStateError: If the state is of an env that was wrapped differently, or had global generators of its own.
+        EnvContractError: If the state is of an env that was wrapped differently, or had global generators of its own.
     """
     kind, content, *generators = loads(saved)
     own_generators = generators[0] if generators else None  # older saved states have none
     if own_generators is not None and not takes_generators:
-        raise InvalidStateError(
+        raise EnvContractError(
             "The state was saved with seed_globals=True, and has that of the env's own generators. Make the "
             "ParallelEnv with seed_globals=True, too."
         )
@@ -52,7 +52,7 @@ def load_env(env: Any, saved: bytes, takes_generators: bool = False) -> tuple[An
     state, generator, knowledge = content
     *wrappers, base = layers(env)
     if [type(layer).__qualname__ for layer in wrappers] != [name for name, _ in knowledge]:
-        raise InvalidStateError(
+        raise EnvContractError(
             f"The state is of an env inside {[name for name, _ in knowledge]}, but this one is inside "
             f"{[type(layer).__qualname__ for layer in wrappers]}. Make the envs as those that were saved."
         )

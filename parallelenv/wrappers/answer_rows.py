@@ -15,7 +15,7 @@ from parallelenv.contract.failures import was_restarted
 from parallelenv.contract.spaces import Structure, batch_values, describe_value, object_array, pick_rows
 from parallelenv.engine.assemble import Align
 from parallelenv.engine.rewards import as_number
-from parallelenv.errors import SpacesError
+from parallelenv.errors import ArgumentError
 from parallelenv.results import StepBatch, StepResult
 
 Space: TypeAlias = "gymnasium.Space[Any] | None"
@@ -137,7 +137,7 @@ def aligned(result: StepResult, align: Align, space: Space) -> StepResult | Step
     """Return a result with the requested alignment. ``space`` is that of its states.
 
     Raises:
-        SpacesError: If the states do not fit the space.
+        ArgumentError: If the states do not fit the space.
     """
     if align == "item":
         return result
@@ -155,7 +155,7 @@ def unstacked(states: Any, structure: Structure, count: int) -> list[Any]:
         count: Number of envs.
 
     Raises:
-        SpacesError: If the states do not fit the space.
+        ArgumentError: If the states do not fit the space.
     """
     if not count:
         return []
@@ -169,11 +169,11 @@ def check_states(space: Space, states: Any, num_states: int) -> None:
     """Check that ``states`` is a batch of that size of a space. Shapes and dtypes of leaves are not checked.
 
     Raises:
-        SpacesError: If it is not.
+        ArgumentError: If it is not.
     """
     found = _unlike(space, states, num_states, "")
     if found:
-        raise SpacesError(
+        raise ArgumentError(
             f"A wrapper answers states that are not like its observation_space, {space}: {found}. Give StateWrapper "
             "the space of what process() returns."
         )

@@ -10,7 +10,7 @@ import numpy as np
 from parallelenv.contract.arguments import check_align
 from parallelenv.contract.env_ids import parse_ids
 from parallelenv.contract.spaces import Structure, object_array
-from parallelenv.errors import HandedOverError, ResetNeededError
+from parallelenv.errors import ResetNeededError, UsageError
 from parallelenv.results import StepBatch, StepResult
 from parallelenv.wrappers.answer_rows import aligned, batch_of, row_of, rows_of, unstacked
 from parallelenv.wrappers.base import ParallelWrapper
@@ -297,7 +297,7 @@ class AnswerWrapper(ParallelWrapper):
     def _refuse_handed_over(self) -> None:
         contract = self.unwrapped.engine.contract
         if contract is not None:
-            raise HandedOverError(
+            raise UsageError(
                 f"The ParallelEnv in {type(self).__name__} was handed over by {contract} and follows its rules, which "
                 "this wrapper does not know. Make another ParallelEnv from the same list of env fns."
             )

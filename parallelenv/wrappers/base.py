@@ -9,7 +9,7 @@ from parallelenv.contract.copying import deep_copy
 from parallelenv.contract.error_text import show
 from parallelenv.contract.tracebacks import ShortTracebacks
 from parallelenv.engine.checkpoint import WrappedState
-from parallelenv.errors import ArgumentError, InvalidStateError, ParallelEnvError, WrappedError
+from parallelenv.errors import ArgumentError, EnvContractError, ParallelEnvError, UsageError
 from parallelenv.notebook.repr import mime_bundle
 from parallelenv.wrappers.answer_rows import Space
 
@@ -144,7 +144,7 @@ class ParallelWrapper(ShortTracebacks):
         try:
             lost: tuple[int, ...] = self.env.load_state(state.state)
         except BaseException as error:
-            was_refused = isinstance(error, ParallelEnvError) and not isinstance(error, InvalidStateError)
+            was_refused = isinstance(error, ParallelEnvError) and not isinstance(error, EnvContractError)
             if not was_refused:  # otherwise an env failed and needs a reset; the others have the loaded state
                 self.remember(deep_copy(state.memory))
             raise
@@ -183,56 +183,56 @@ class ParallelWrapper(ShortTracebacks):
         """Raise an error: a rollout steps inside the workers and bypasses wrappers.
 
         Raises:
-            WrappedError: Always.
+            UsageError: Always.
         """
         self._refuse("rollout")
 
     def send_reset(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raise `WrappedError`: wrappers cannot process resets that are received later."""
+        """Raise `UsageError`: wrappers cannot process resets that are received later."""
         self._refuse("send_reset")
 
     def arecv(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raise `WrappedError`. See `send_reset`."""
+        """Raise `UsageError`. See `send_reset`."""
         self._refuse("arecv")
 
     def stream(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raise `WrappedError`. See `send_reset`."""
+        """Raise `UsageError`. See `send_reset`."""
         self._refuse("stream")
 
     def run_episodes(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raise `WrappedError`. See `send_reset`."""
+        """Raise `UsageError`. See `send_reset`."""
         self._refuse("run_episodes")
 
     def play(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raise `WrappedError`. See `send_reset`."""
+        """Raise `UsageError`. See `send_reset`."""
         self._refuse("play")
 
     def record(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raise `WrappedError`. See `send_reset`."""
+        """Raise `UsageError`. See `send_reset`."""
         self._refuse("record")
 
     def get_state(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raise `WrappedError`. See `send_reset`."""
+        """Raise `UsageError`. See `send_reset`."""
         self._refuse("get_state")
 
     def send_action(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raise `WrappedError`. See `send_reset`."""
+        """Raise `UsageError`. See `send_reset`."""
         self._refuse("send_action")
 
     def to_gymnasium(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raise `WrappedError`: an adapter steps the `ParallelEnv` itself."""
+        """Raise `UsageError`: an adapter steps the `ParallelEnv` itself."""
         self._refuse("to_gymnasium")
 
     def to_sb3(self) -> NoReturn:
-        """Raise `WrappedError`. See `to_gymnasium`."""
+        """Raise `UsageError`. See `to_gymnasium`."""
         self._refuse("to_sb3")
 
     def to_tianshou(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raise `WrappedError`. See `to_gymnasium`."""
+        """Raise `UsageError`. See `to_gymnasium`."""
         self._refuse("to_tianshou")
 
     def _refuse(self, call: str) -> NoReturn:
-        raise WrappedError(
+        raise UsageError(
             f"{call}() would go past {type(self).__name__}. Wrap the single envs instead, or what the other library "
             f"gives; env.unwrapped.{call}() does without this wrapper."
         )

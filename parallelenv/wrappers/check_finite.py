@@ -10,7 +10,7 @@ import numpy as np
 from parallelenv.contract import arguments
 from parallelenv.contract.spaces import Structure, as_array, is_tensor
 from parallelenv.engine.assemble import Align
-from parallelenv.errors import NotFiniteError
+from parallelenv.errors import EnvContractError
 from parallelenv.results import StepResult
 from parallelenv.wrappers.answer_rows import SteppedRows
 from parallelenv.wrappers.answer_wrapper import AnswerWrapper
@@ -23,7 +23,7 @@ Found = tuple[int, str]
 
 
 class CheckFinite(AnswerWrapper):
-    """Raises `NotFiniteError` as soon as an action, a state or a reward is nan or infinite.
+    """Raises `EnvContractError` as soon as an action, a state or a reward is nan or infinite.
 
     The error names the env and the place in its action or state. Actions are checked before anything is sent, except
     those of resting envs; results when they arrive. ``error.refused`` has the results of the envs with such numbers, by
@@ -59,7 +59,7 @@ class CheckFinite(AnswerWrapper):
         """Check that actions are finite. Other errors in them are left to the step.
 
         Raises:
-            NotFiniteError: If some are not.
+            EnvContractError: If some are not.
         """
         env_ids = self.chosen(id)
         resting = self.exhausted | (self.done & (self.unwrapped.asynchronous in (None, "idle")))
@@ -75,7 +75,7 @@ class CheckFinite(AnswerWrapper):
         """Return the first states after checking that they are finite.
 
         Raises:
-            NotFiniteError: If some are not. The other envs keep their results.
+            EnvContractError: If some are not. The other envs keep their results.
         """
         found = self._find_in_states(states, env_ids)
         if found:
@@ -87,7 +87,7 @@ class CheckFinite(AnswerWrapper):
         """Return the result after checking that it is finite.
 
         Raises:
-            NotFiniteError: If some of it is not. The other envs keep their results.
+            EnvContractError: If some of it is not. The other envs keep their results.
         """
         stepped = SteppedRows(result, self.single_observation_space)
         if stepped.is_nobody:
@@ -188,7 +188,7 @@ def env_ids_of(found: Sequence[Found]) -> tuple[int, ...]:
     return tuple(sorted({env_id for env_id, _ in found}))
 
 
-def _error(found: Sequence[Found], check_inf: bool, ending: str) -> NotFiniteError:
+def _error(found: Sequence[Found], check_inf: bool, ending: str) -> EnvContractError:
     """Return the error that names the envs and places."""
     kind = "nan or infinite" if check_inf else "nan"
-    return NotFiniteError(f"Something is {kind} in: {describe_places(found)}. {ending}", env_ids_of(found))
+    return EnvContractError(f"Something is {kind} in: {describe_places(found)}. {ending}", env_ids_of(found))

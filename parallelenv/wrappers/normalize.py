@@ -14,7 +14,7 @@ from parallelenv.contract.arguments import is_number
 from parallelenv.contract.batch import Array
 from parallelenv.contract.error_text import show
 from parallelenv.contract.spaces import Structure
-from parallelenv.errors import ArgumentError, NotFiniteError, SpacesError
+from parallelenv.errors import ArgumentError, EnvContractError
 from parallelenv.results import StepResult
 from parallelenv.wrappers.answer_rows import SteppedRows, with_leaves
 from parallelenv.wrappers.answer_wrapper import AnswerWrapper
@@ -74,8 +74,7 @@ class NormalizeStates(StateWrapper):
         frozen: Whether statistics are frozen. See `ParallelWrapper`.
 
     Raises:
-        SpacesError: If the envs share no space, or it has no `Box` to normalise.
-        ArgumentError: If another argument has an invalid value.
+        ArgumentError: If the envs share no space, it has no `Box` to normalise, or an argument has an invalid value.
     """
 
     def __init__(
@@ -223,7 +222,7 @@ class NormalizeRewards(AnswerWrapper):
         """Count returns.
 
         Raises:
-            NotFiniteError: If some would make the variance nan or infinite; those are not counted.
+            EnvContractError: If some would make the variance nan or infinite; those are not counted.
         """
         given = ~stepped.restarted
         env_ids = stepped.env_ids[given]
@@ -251,7 +250,7 @@ class NormalizeRewards(AnswerWrapper):
 def _leaves_to_normalize(structure: Structure, keys: Sequence[str] | None) -> list[tuple[int, str, tuple[int, ...]]]:
     """Return index, name and shape of each leaf to normalise."""
     if structure.space is None:
-        raise SpacesError(
+        raise ArgumentError(
             "The envs share no observation space, so their states have no common scale. If they declare none, "
             f"{migration_hints.GIVE_SPACES}."
         )
@@ -273,7 +272,7 @@ def _leaves_to_normalize(structure: Structure, keys: Sequence[str] | None) -> li
         if type(leaf) is spaces.Box and (places is None or structure.describe(index).startswith(places))
     ]
     if not leaves:
-        raise SpacesError(f"There is no Box to normalise in {structure.space}, keys={show(keys)}.")
+        raise ArgumentError(f"There is no Box to normalise in {structure.space}, keys={show(keys)}.")
     return leaves
 
 
@@ -288,8 +287,8 @@ def _fitting(statistics: Any, shapes: Mapping[str, tuple[int, ...]]) -> RunningS
     return statistics
 
 
-def _not_finite(found: Sequence[Found]) -> NotFiniteError:
-    return NotFiniteError(
+def _not_finite(found: Sequence[Found]) -> EnvContractError:
+    return EnvContractError(
         f"Mean or variance would become nan or infinite for ever by: {describe_places(found)}. That was not counted. "
         f"{WHERE_THEY_ARE} Find out why with get_env_attr(), or set frozen=True.",
         env_ids_of(found),

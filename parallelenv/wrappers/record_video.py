@@ -47,8 +47,8 @@ class RecordVideo(AnswerWrapper):
         paths: Paths of the written videos, oldest first.
 
     Raises:
-        ArgumentError: If an argument has an invalid value, or an env to record has another ``render_mode``.
-        UnknownOptionError: If an argument does not exist.
+        ArgumentError: If an argument is unknown or has an invalid value, or an env to record has another
+            ``render_mode``.
         MissingDependencyError: If Pillow is missing, or built without the format.
         OSError: If the folder cannot be made.
     """

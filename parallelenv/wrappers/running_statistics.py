@@ -13,7 +13,7 @@ import numpy as np
 
 from parallelenv.contract.batch import Array
 from parallelenv.contract.error_text import show
-from parallelenv.errors import ArgumentError, NotFiniteError
+from parallelenv.errors import ArgumentError, EnvContractError
 
 _PRIOR = 1e-4
 """Weight, in states, of the initial mean 0 and variance 1: as in Gymnasium and Stable-Baselines3."""
@@ -136,13 +136,13 @@ class RunningStatistics:
 
         Raises:
             ArgumentError: If leaves or shapes differ, or a value is not an array of real numbers.
-            NotFiniteError: If mean or variance would become nan or infinite permanently. In both cases nothing was
+            EnvContractError: If mean or variance would become nan or infinite permanently. In both cases nothing was
                 added.
         """
         found = self.spoilers(batch)
         if found:
             places = ", ".join(f"{len(rows)} rows of {name!r}" for name, rows in found.items())
-            raise NotFiniteError(f"Mean or variance would become nan or infinite for ever by {places} of the batch.")
+            raise EnvContractError(f"Mean or variance would become nan or infinite for ever by {places} of the batch.")
 
     def spoilers(self, batch: Mapping[str, Array]) -> dict[str, list[int]]:
         """Add a batch like `update`; if mean or variance would not stay finite, return the rows at fault by leaf."""
@@ -169,7 +169,7 @@ class RunningStatistics:
 
         Raises:
             ArgumentError: If one is not `RunningStatistics`, or its leaves or shapes differ.
-            NotFiniteError: See `update`. In both cases nothing was added.
+            EnvContractError: See `update`. In both cases nothing was added.
         """
         total = dict(self.leaves)
         with np.errstate(all="ignore"):  # overflows are detected below
@@ -179,7 +179,7 @@ class RunningStatistics:
                 total = self._plus(other.leaves, "The other", total)
             is_finite = all(leaf.is_finite for leaf in total.values())
         if not is_finite:
-            raise NotFiniteError("Mean or variance would become nan or infinite for ever by what is to be merged.")
+            raise EnvContractError("Mean or variance would become nan or infinite for ever by what is to be merged.")
         self.leaves.update(total)
 
     def _plus(

@@ -11,7 +11,7 @@ from parallelenv.contract.arguments import check_positive
 from parallelenv.contract.batch import Array
 from parallelenv.contract.error_text import show
 from parallelenv.contract.spaces import Structure, as_array
-from parallelenv.errors import ArgumentError, SpacesError
+from parallelenv.errors import ArgumentError
 from parallelenv.results import StepResult
 from parallelenv.wrappers.answer_rows import SteppedRows
 from parallelenv.wrappers.base import space_of
@@ -31,8 +31,7 @@ class StackStates(StateWrapper):
         padding_type: Fill before the first state: ``"reset"`` repeats the first state, ``"zero"`` uses zeros.
 
     Raises:
-        SpacesError: If there is no shared space, or part of it has no fixed shape.
-        ArgumentError: If another argument has an invalid value.
+        ArgumentError: If there is no shared space, part of it has no fixed shape, or an argument has an invalid value.
     """
 
     def __init__(self, env: Any, stack_size: int, padding_type: Literal["reset", "zero"] = "reset") -> None:
@@ -44,12 +43,12 @@ class StackStates(StateWrapper):
         structure = Structure(space_of(env))
         loose = [index for index in range(len(structure.leaves)) if not structure.is_fixed(index)]
         if structure.space is None:
-            raise SpacesError(
+            raise ArgumentError(
                 "The envs declare no space that the states of all are in, so these cannot be stacked. Say what they "
                 "are: ParallelEnv(..., spaces=(observation_space, action_space))."
             )
         if loose:
-            raise SpacesError(
+            raise ArgumentError(
                 f"state{structure.describe(loose[0])} is in {structure.leaves[loose[0]]}, which has no fixed form to "
                 "stack. Take it out with a StateWrapper first."
             )

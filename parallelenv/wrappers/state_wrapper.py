@@ -9,7 +9,7 @@ import gymnasium
 
 from parallelenv.contract.copying import deep_copy
 from parallelenv.contract.spaces import Structure, batched
-from parallelenv.errors import MissingMethodError
+from parallelenv.errors import UsageError
 from parallelenv.results import StepResult
 from parallelenv.wrappers.answer_rows import Space, SteppedRows, batch_of, check_states, row_of
 from parallelenv.wrappers.answer_wrapper import AnswerWrapper
@@ -53,12 +53,10 @@ class StateWrapper(AnswerWrapper):
             An array whose first axis is the env axis, or a dict or tuple of such arrays.
 
         Raises:
-            MissingMethodError: If a subclass does not override it.
+            UsageError: If a subclass does not override it.
             BaseException: Any other; ``error.partial`` has the unprocessed result, see `AnswerWrapper`.
         """
-        raise MissingMethodError(
-            f"{type(self).__name__} lacks process(states). Write it: it returns states in another form."
-        )
+        raise UsageError(f"{type(self).__name__} lacks process(states). Write it: it returns states in another form.")
 
     def began(self, states: Any, env_ids: tuple[int, ...]) -> Any:
         """Return the first states, processed."""
@@ -79,7 +77,7 @@ class StateWrapper(AnswerWrapper):
         """Return the result with its states processed, including last states of episodes.
 
         Raises:
-            SpacesError: If `process` returns something other than a batch of states of the space.
+            ArgumentError: If `process` returns something other than a batch of states of the space.
         """
         ended = [info for info in stepped.infos[stepped.dones] if info.get("ended_state") is not None]
         last_states = self._last_states(ended) if ended and self.restarts else None

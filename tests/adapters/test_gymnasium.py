@@ -18,7 +18,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from adapters.envs import Fragile, Looped, Varied
 from parallelenv import ParallelEnv
 from parallelenv.contract.value_difference import difference
-from parallelenv.errors import ArgumentError, ClosedError, HandedOverError, SpacesError
+from parallelenv.errors import ArgumentError, ClosedError, UsageError
 
 ZEROS = np.zeros(3, dtype=np.int64)
 ONE_ONE = np.array([0, 1, 0])
@@ -65,7 +65,7 @@ def test_adapter_steps_the_envs_of_its_parallel_env(make_env: MakeEnv) -> None:
     assert env.step(ZEROS)[0].tolist() == [[0], [0], [0]]
     assert "to_gymnasium('NextStep'" in repr(ours)
     assert difference(ours.to_gymnasium().step(ZEROS), env.step(ZEROS)) is not None
-    with pytest.raises(HandedOverError, match=r"was handed over by to_gymnasium\('NextStep'.*Make another"):
+    with pytest.raises(UsageError, match=r"was handed over by to_gymnasium\('NextStep'.*Make another"):
         ours.to_gymnasium("Disabled")
 
 
@@ -252,7 +252,7 @@ def test_observation_mode_different_allows_different_bounds(make_env: MakeEnv) -
     env_fns = [partial(Bounded, 10 + number) for number in range(3)]
     theirs = SyncVectorEnv(env_fns, observation_mode="different")
     ours = make_env(env_fns)
-    with pytest.raises(SpacesError, match=r"env 1 is Box.*give observation_mode='different'"):
+    with pytest.raises(ArgumentError, match=r"env 1 is Box.*give observation_mode='different'"):
         ours.to_gymnasium()
     env: Any = ours.to_gymnasium(observation_mode="different")
     assert env.observation_space == theirs.observation_space
@@ -275,7 +275,7 @@ def test_observation_mode_accepts_given_spaces(make_env: MakeEnv) -> None:
 def test_batched_space_of_wrong_shape_or_dtype_is_refused(batched: Any) -> None:
     single = Box(0, 50, (1,), np.float32)
     message = r"of 3 envs in Box\(0.0, 50.0, \(1,\), float32\) have the shapes"
-    with ParallelEnv([partial(Bounded, 10)] * 3) as env, pytest.raises(SpacesError, match=message):
+    with ParallelEnv([partial(Bounded, 10)] * 3) as env, pytest.raises(ArgumentError, match=message):
         env.to_gymnasium(observation_mode=(batched, single))
 
 
@@ -287,7 +287,7 @@ def test_batched_space_of_wrong_shape_or_dtype_is_refused(batched: Any) -> None:
     ],
 )
 def test_envs_that_cannot_be_batched_are_refused(env_fns: Any, message: str) -> None:
-    with ParallelEnv(env_fns) as env, pytest.raises(SpacesError, match=message):
+    with ParallelEnv(env_fns) as env, pytest.raises(ArgumentError, match=message):
         env.to_gymnasium(observation_mode="different")
 
 

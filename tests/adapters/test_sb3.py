@@ -20,9 +20,8 @@ from parallelenv.errors import (
     ArgumentError,
     ClosedError,
     EnvBusyError,
-    HandedOverError,
     NothingInFlightError,
-    SpacesError,
+    UsageError,
 )
 
 pytestmark = pytest.mark.neighbours
@@ -194,7 +193,7 @@ def test_restarted_env_reports_no_terminal_observation(make_env: MakeEnv) -> Non
 def test_envs_with_different_spaces_or_render_modes_are_refused() -> None:
     other = Looped()
     other.observation_space = gym.spaces.Box(0, 1, (1,), np.float32)
-    with ParallelEnv([Looped(), other]) as env, pytest.raises(SpacesError, match="env 1 is Box"):
+    with ParallelEnv([Looped(), other]) as env, pytest.raises(ArgumentError, match="env 1 is Box"):
         env.to_sb3()
     drawn = Looped()
     drawn.render_mode = "rgb_array"
@@ -202,7 +201,7 @@ def test_envs_with_different_spaces_or_render_modes_are_refused() -> None:
         env.to_sb3()
     with ParallelEnv([Looped]) as env:
         env.to_gymnasium()
-        with pytest.raises(HandedOverError, match=r"to_sb3\(\) was called, but .* by to_gymnasium\('NextStep'"):
+        with pytest.raises(UsageError, match=r"to_sb3\(\) was called, but .* by to_gymnasium\('NextStep'"):
             env.to_sb3()
 
 

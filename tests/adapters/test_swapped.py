@@ -22,9 +22,8 @@ from parallelenv.contract.value_difference import difference
 from parallelenv.errors import (
     AbsentAttributeError,
     ActionError,
-    ActionTypeError,
-    DuplicateEnvError,
     EnvContractError,
+    InvalidEnvError,
     ResetNeededError,
 )
 
@@ -222,12 +221,12 @@ def test_parallel_env_without_adapter_casts_actions_to_the_space_dtype(make_env:
 def test_errors_subclass_type_error_and_value_error(adapted: Adapter, make_env: MakeEnv) -> None:
     env = adapted(make_env([Looped] * 2))
     env.reset()
-    with pytest.raises(ActionTypeError, match="is a single action"):
+    with pytest.raises(ActionError, match="is a single action"):
         env.step(1)
-    assert issubclass(ActionTypeError, TypeError)
+    assert issubclass(ActionError, TypeError)
     one = Looped()
     for envs in ([one, one], [lambda: one, lambda: one]):
-        with pytest.raises(DuplicateEnvError, match="the same instance") as caught:
+        with pytest.raises(InvalidEnvError, match="the same instance") as caught:
             ParallelEnv(envs)
         assert isinstance(caught.value, ValueError)
 

@@ -25,7 +25,7 @@ from parallelenv.backends import _ray_cluster
 from parallelenv.backends._ray_host import RayHost
 from parallelenv.backends.ray import RayBackend
 from parallelenv.contract import progress
-from parallelenv.errors import ArgumentError, SchedulingError, WorkerDiedError, WorkerStartError
+from parallelenv.errors import ArgumentError, WorkerDiedError, WorkerStartError
 
 
 class Small(gym.Env[Any, Any]):
@@ -108,7 +108,7 @@ def test_replies_to_rays_calls_can_be_awaited(mode: str) -> None:
 def test_actor_that_cannot_be_scheduled_raises(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(_ray_cluster, "START_TIMEOUT", 1.0)
-    with pytest.raises(SchedulingError, match=r"1000 GPU.*the cluster has 0"):
+    with pytest.raises(WorkerStartError, match=r"1000 GPU.*the cluster has 0"):
         ParallelEnv([Small], mode, num_gpus=1000)
 
 
@@ -137,7 +137,7 @@ def test_actor_that_cannot_be_scheduled_with_ray_options_raises(mode: str, monke
     monkeypatch.setattr(_ray_cluster, "START_TIMEOUT", 1.0)
     options = {"scheduling_strategy": "SPREAD", "resources": {"flux": 1}}
     with pytest.raises(
-        SchedulingError,
+        WorkerStartError,
         match=r"1 of 1 Ray actors found no place: one needs 1 flux \(the cluster has 0, .*Change ray_options\.",
     ):
         ParallelEnv([Small], mode, ray_options=options)
@@ -229,7 +229,7 @@ def test_ray_options_that_no_node_satisfies_raise_scheduling_error(
 
     monkeypatch.setattr(_ray_cluster, "START_TIMEOUT", 1.0)
     monkeypatch.setattr(_ray_cluster, "LONGEST_START", 1.5)
-    with pytest.raises(SchedulingError, match=message):
+    with pytest.raises(WorkerStartError, match=message):
         ParallelEnv([Small], mode, ray_options=options)
 
 
@@ -400,7 +400,7 @@ def test_ray_start_timeout_is_not_reported_as_argument_error(monkeypatch: pytest
 
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(_ray_cluster, "_init_quietly", time_out)
-    with pytest.raises(SchedulingError, match="could not be started or joined .*timed out.* try again"):
+    with pytest.raises(WorkerStartError, match="could not be started or joined .*timed out.* try again"):
         _ray_cluster._begin_if_needed({})
     with pytest.raises(ArgumentError, match="is not what Ray accepts"):
         _ray_cluster._begin_if_needed({"num_cpu": 1})

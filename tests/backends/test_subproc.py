@@ -25,7 +25,7 @@ from parallelenv import ParallelEnv
 from parallelenv.backends import _pipe
 from parallelenv.backends._cpu_balancer import CpuBalancer
 from parallelenv.backends._process import WorkerProcess
-from parallelenv.backends._shared_memory import SharedMemory, SharedMemoryError
+from parallelenv.backends._shared_memory import SharedMemory
 from parallelenv.errors import WorkerDiedError, WorkerStartError
 
 START_METHODS = ["forkserver", "spawn", "fork"]
@@ -348,7 +348,7 @@ def test_used_env_that_pickles_without_its_state_warns() -> None:
 
 
 def test_too_large_shared_memory_raises(tmp_path: Path) -> None:
-    with pytest.raises(SharedMemoryError, match="bytes of shared memory, which cannot be had"):
+    with pytest.raises(WorkerStartError, match="bytes of shared memory, which cannot be had"):
         SharedMemory.create(1 << 60)
 
 

@@ -21,7 +21,7 @@ from fragile import WAIT, Fragile, when_begun
 
 from parallelenv import ParallelEnv
 from parallelenv.backends import _ray_cluster
-from parallelenv.errors import SchedulingError, WorkerDiedError
+from parallelenv.errors import WorkerDiedError, WorkerStartError
 
 pytestmark = pytest.mark.cluster
 modes = pytest.mark.parametrize("mode", ["ray", "ray-subproc"])
@@ -188,7 +188,7 @@ def test_resource_that_no_node_has_raises_scheduling_error(
     nodes: Any, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_ray_cluster, "START_TIMEOUT", 2.0)
-    with pytest.raises(SchedulingError, match=r"flux=1.*the cluster has 0.*ray_options"):
+    with pytest.raises(WorkerStartError, match=r"flux=1.*the cluster has 0.*ray_options"):
         ParallelEnv(settled(), mode, num_cpus=2, ray_options={"resources": {"flux": 1}})
     with ParallelEnv(settled(), mode, num_cpus=4) as env:  # no resources are leaked
         assert env.reset().shape == (NUM_ENVS, 3)

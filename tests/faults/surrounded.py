@@ -15,7 +15,7 @@ import pytest
 from faults.columns import begin_all, step_all
 from faults.context import Context, alive, check_gone, fault
 from faults.envs import Vast, actions, faulty
-from parallelenv.errors import ConcurrentUseError, ForkedError, ParallelEnvError
+from parallelenv.errors import ParallelEnvError, UsageError
 
 _RAY_NEEDS_MORE = "Ray itself needs more"
 _NO_FILES = {
@@ -138,7 +138,7 @@ def forked(context: Context) -> float:
     if child == 0:
         try:
             env.step(actions())
-        except ForkedError as error:
+        except UsageError as error:
             os.write(writer, str(error).encode())
         env.close()
         os._exit(0)
@@ -157,7 +157,7 @@ def two_threads(context: Context) -> float:
     def intrude() -> None:
         try:
             env.get_env_attr("steps")
-        except ConcurrentUseError as error:
+        except UsageError as error:
             caught.append(error)
         context.release()
 

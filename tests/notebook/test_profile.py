@@ -28,9 +28,8 @@ from parallelenv.contract.process_info import ProcessInfo, clock_id, this_proces
 from parallelenv.errors import (
     ArgumentError,
     ClosedError,
-    ConcurrentUseError,
     EnvBusyError,
-    NotRecordedError,
+    UsageError,
     WorkerDiedError,
 )
 from parallelenv.notebook.profile import Profile
@@ -370,7 +369,7 @@ def test_profile_has_no_summary_before_the_block_ends() -> None:
     with ParallelEnv([Counter]) as env, env.profile() as profile:
         assert repr(profile) == "<Profile, still recording>"
         for ask in (profile.summary, profile.plot, lambda: profile.save("trace.json")):
-            with pytest.raises(NotRecordedError, match="ask when the block"):
+            with pytest.raises(UsageError, match="ask when the block"):
                 ask()
 
 
@@ -456,7 +455,7 @@ def test_refused_and_nested_calls_are_not_recorded(make_env: MakeEnv) -> None:
     env.reset()  # makes calls of its own
     with ThreadPoolExecutor(1) as other:
         env.engine.guard.users[""] = (0, "step")
-        with pytest.raises(ConcurrentUseError):
+        with pytest.raises(UsageError):
             other.submit(env.reset).result()
         env.engine.guard.users.clear()
     env.engine.guard.tracer = None

@@ -15,13 +15,12 @@ from conftest import MakeEnv
 
 from parallelenv import ParallelEnv
 from parallelenv.errors import (
-    AbsentMethodError,
+    AbsentAttributeError,
     ArgumentError,
-    EnvPausedError,
+    EnvBusyError,
     MissingDependencyError,
-    NotebookNeededError,
     ResetNeededError,
-    WrappedError,
+    UsageError,
 )
 from parallelenv.notebook import film as films
 from parallelenv.notebook.animation import encode_picture, has_ffmpeg
@@ -195,7 +194,7 @@ def test_record_checks_its_arguments_before_any_reset(tmp_path: Path) -> None:
                 env.record(**{"policy": stay, "steps": 1, "id": 0, "progress": False, **arguments})
         assert env.get_env_attr("count") == [1, 1, 1]
         env.pause([0])
-        with pytest.raises(EnvPausedError):
+        with pytest.raises(EnvBusyError):
             env.record(stay, 1, id=[0], progress=False)
     assert list(tmp_path.iterdir()) == [folder]
 
@@ -276,7 +275,7 @@ def test_frame_too_large_for_the_format_is_refused_at_the_first_frame(tmp_path: 
 
 
 def test_render_of_an_env_without_render_method_raises(make_env: MakeEnv) -> None:
-    with pytest.raises(AbsentMethodError, match=r"Bare has no method 'render', and no wrapper around it has"):
+    with pytest.raises(AbsentAttributeError, match=r"Bare has no method 'render', and no wrapper around it has"):
         make_env([Bare]).render()
 
 
@@ -298,7 +297,7 @@ def test_failed_recording_has_finished_episodes_in_partial() -> None:
 def test_wrapper_refuses_play_and_record() -> None:
     with CheckFinite(ParallelEnv([Lamp])) as env:
         for call in ("play", "record"):
-            with pytest.raises(WrappedError, match=rf"{call}\(\) would go past CheckFinite"):
+            with pytest.raises(UsageError, match=rf"{call}\(\) would go past CheckFinite"):
                 getattr(env, call)(stay, 1)
 
 
@@ -344,7 +343,7 @@ def test_show_and_play_need_a_notebook(call: str) -> None:
     with ParallelEnv([Lamp]) as env:
         env.reset()
         arguments = (stay, 1) if call == "play" else ()
-        with pytest.raises(NotebookNeededError, match=rf"{call}\(\) shows envs below a notebook cell.*render\(tile"):
+        with pytest.raises(UsageError, match=rf"{call}\(\) shows envs below a notebook cell.*render\(tile"):
             getattr(env, call)(*arguments)
 
 
@@ -523,5 +522,5 @@ def test_frame_rate_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_screen_show_without_a_notebook_raises() -> None:
-    with pytest.raises(NotebookNeededError):
+    with pytest.raises(UsageError):
         Screen().show(np.zeros((2, 2, 3), np.uint8))

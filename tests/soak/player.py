@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from parallelenv.errors import EnvBusyError, EnvPausedError, ResetNeededError, WorkerDiedError
+from parallelenv.errors import EnvBusyError, ResetNeededError, WorkerDiedError
 
 from .accounts import Account, ViolationError, demand
 from .adversary import Turn
@@ -149,7 +149,7 @@ class Player:
             return
         try:
             self._client.env.step(np.zeros((len(env_ids), 3)), env_ids)
-        except (EnvBusyError, EnvPausedError, ResetNeededError, WorkerDiedError):
+        except (EnvBusyError, ResetNeededError, WorkerDiedError):
             return
         raise ViolationError(f"a step of envs {env_ids} was not refused")
 

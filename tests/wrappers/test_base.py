@@ -18,10 +18,8 @@ from parallelenv.contract.value_difference import difference
 from parallelenv.errors import (
     ArgumentError,
     ClosedError,
-    HandedOverError,
     NothingInFlightError,
-    SpacesError,
-    WrappedError,
+    UsageError,
 )
 from parallelenv.testing.envs import Counter, Sheet
 from parallelenv.wrappers import (
@@ -128,7 +126,7 @@ def test_wrapper_forwards_everything_else(make_env: MakeEnv) -> None:
 
 @pytest.mark.parametrize("call", ["rollout", "to_gymnasium", "to_sb3", "to_tianshou"])
 def test_calls_that_bypass_the_wrapper_are_refused(call: str) -> None:
-    with ParallelEnv([Counter]) as env, pytest.raises(WrappedError, match=rf"{call}\(\) would go past Cheered"):
+    with ParallelEnv([Counter]) as env, pytest.raises(UsageError, match=rf"{call}\(\) would go past Cheered"):
         getattr(Cheered(env), call)()
 
 
@@ -245,13 +243,13 @@ def test_processed_states_that_do_not_match_the_space_are_refused() -> None:
     with CheckFinite(ParallelEnv([Counter])) as env:
         assert env.reset().shape == (1, 3)
     with Cheered(Renamed(ParallelEnv([Sheet]))) as renamed:
-        with pytest.raises(SpacesError, match="not like its observation_space, Dict.*Give StateWrapper") as caught:
+        with pytest.raises(ArgumentError, match="not like its observation_space, Dict.*Give StateWrapper") as caught:
             renamed.reset()
         error: Any = caught.value
         assert error.partial.keys() == error.refused[0].keys() == {"image", "inner", "word"}
         for align in ("item", "batch"):
             with pytest.raises(
-                SpacesError, match=r"dict with the keys \['image', .*found was a dict with the keys \['other'\]"
+                ArgumentError, match=r"dict with the keys \['image', .*found was a dict with the keys \['other'\]"
             ):
                 renamed.step(renamed.action_space.sample(), align=align)
 
@@ -260,10 +258,10 @@ def test_processed_states_that_do_not_match_the_space_are_refused() -> None:
 def test_wrapper_around_a_converted_env_is_refused(make_env: MakeEnv) -> None:
     env = Doubled(make_env(ENV_FNS))
     env.unwrapped.to_gymnasium()
-    with pytest.raises(HandedOverError, match=r"in Doubled was handed over by to_gymnasium"):
+    with pytest.raises(UsageError, match=r"in Doubled was handed over by to_gymnasium"):
         env.reset()
     for call in (env.step, env.send, env.step_async):
-        with pytest.raises(HandedOverError, match="another ParallelEnv"):
+        with pytest.raises(UsageError, match="another ParallelEnv"):
             call(ONES)
 
 

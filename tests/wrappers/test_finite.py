@@ -11,7 +11,7 @@ import pytest
 from conftest import MakeEnv
 from gymnasium.spaces import Box, Dict, Discrete
 
-from parallelenv.errors import ActionError, ArgumentError, NotFiniteError
+from parallelenv.errors import ActionError, ArgumentError, EnvContractError
 from parallelenv.testing.envs import Counter, Old, Ragged, Sheet
 from parallelenv.wrappers import CheckFinite
 
@@ -74,11 +74,11 @@ def test_non_finite_actions_are_refused_before_anything_is_sent(
     kind: Any, actions: Any, where: str, call: str, make_env: MakeEnv
 ) -> None:
     env = env_of(kind, make_env)
-    with pytest.raises(NotFiniteError, match=f"nan or infinite in: {where}. Nothing was sent") as caught:
+    with pytest.raises(EnvContractError, match=f"nan or infinite in: {where}. Nothing was sent") as caught:
         getattr(env, call)(actions)
     assert caught.value.env_ids
     assert env.get_env_attr("count") == [0, 0, 0]
-    with pytest.raises(NotFiniteError, match="of env 2"):
+    with pytest.raises(EnvContractError, match="of env 2"):
         env.step([next(iter(actions["push"] if isinstance(actions, dict) else actions)) * 0 + NAN], id=2) if (
             kind is Forces
         ) else env.step([{"push": batch(NAN)[0], "turn": 0}], id=[2])
@@ -91,7 +91,7 @@ def test_tensor_actions_are_checked(make_env: MakeEnv) -> None:
     actions = torch.zeros(3, 2)
     env.step(actions)
     actions[1, 0] = NAN
-    with pytest.raises(NotFiniteError, match="action of env 1"):
+    with pytest.raises(EnvContractError, match="action of env 1"):
         env.step(actions)
 
 
@@ -104,7 +104,7 @@ def test_actions_of_idle_envs_are_not_checked(make_env: MakeEnv) -> None:
     env = CheckFinite(make_env([partial(Forces, length=1), Forces], asynchronous="continue"))
     env.reset()
     env.step(batch(0, 0))
-    with pytest.raises(NotFiniteError, match="action of env 0"):
+    with pytest.raises(EnvContractError, match="action of env 0"):
         env.step(batch(NAN, 0))
 
 
@@ -125,7 +125,7 @@ def test_otherwise_invalid_actions_raise_action_error(make_env: MakeEnv) -> None
 @pytest.mark.parametrize("align", ["item", "batch"])
 def test_error_names_the_env_and_the_place(align: Any, make_env: MakeEnv) -> None:
     env = env_of(partial(Echo, state=INF), make_env)
-    with pytest.raises(NotFiniteError, match=r"nan or infinite in: state\['a'\] of env 1\.") as caught:
+    with pytest.raises(EnvContractError, match=r"nan or infinite in: state\['a'\] of env 1\.") as caught:
         env.step([0], id=1, align=align)
     error: Any = caught.value
     assert error.env_ids == (1,)
@@ -134,10 +134,10 @@ def test_error_names_the_env_and_the_place(align: Any, make_env: MakeEnv) -> Non
     assert error.partial.env_ids.tolist() == []
     rewarded = env_of(partial(Echo, reward=NAN), make_env)
     rewarded.send([0, 0, 0])
-    with pytest.raises(NotFiniteError, match="in: reward of envs 0, 1, 2. What they answered is in error.refused"):
+    with pytest.raises(EnvContractError, match="in: reward of envs 0, 1, 2. What they answered is in error.refused"):
         rewarded.recv(3)
     begun = CheckFinite(make_env([partial(Echo, first=NAN)]))
-    with pytest.raises(NotFiniteError, match=r"state\['a'\] of env 0") as caught:
+    with pytest.raises(EnvContractError, match=r"state\['a'\] of env 0") as caught:
         begun.reset()
     error = caught.value
     assert np.isnan(error.refused[0]["a"][1])
@@ -149,7 +149,7 @@ def test_all_non_finite_values_are_reported_with_partial_results(make_env: MakeE
     kinds = [partial(Echo, state=INF), partial(Echo, reward=NAN, state=NAN), partial(Echo, reward=2.0)]
     env = CheckFinite(make_env(kinds))
     env.reset()
-    with pytest.raises(NotFiniteError, match=r"in: state\['a'\] of envs 0, 1; reward of env 1\.") as caught:
+    with pytest.raises(EnvContractError, match=r"in: state\['a'\] of envs 0, 1; reward of env 1\.") as caught:
         env.step([0, 0, 0], [2, 1, 0])
     error: Any = caught.value
     assert error.env_ids == (0, 1)
@@ -163,7 +163,7 @@ def test_all_non_finite_values_are_reported_with_partial_results(make_env: MakeE
 @nearby
 def test_last_states_are_checked(make_env: MakeEnv) -> None:
     env = env_of(partial(Echo, state=NAN, length=1), make_env, asynchronous="restart")
-    with pytest.raises(NotFiniteError, match="last state of envs 0, 1, 2"):
+    with pytest.raises(EnvContractError, match="last state of envs 0, 1, 2"):
         env.step([0, 0, 0])
 
 
@@ -174,7 +174,7 @@ def test_check_inf_false_allows_infinite_numbers(make_env: MakeEnv) -> None:
     assert env.step([0, 0]).rewards.tolist() == [-INF, -INF]
     worse = CheckFinite(make_env([partial(Echo, state=NAN)] * 2), check_inf=False)
     worse.reset()
-    with pytest.raises(NotFiniteError, match="Something is nan in: state"):
+    with pytest.raises(EnvContractError, match="Something is nan in: state"):
         worse.step([0, 0])
 
 
@@ -195,9 +195,9 @@ def test_states_without_a_space_are_checked(make_env: MakeEnv) -> None:
     env.reset(seed=1)
     sheet = {"force": np.zeros(2, np.float32), "move": 0}
     env.step([0.0, 0.0, 0, sheet])
-    with pytest.raises(NotFiniteError, match="in: state of env 0"):
+    with pytest.raises(EnvContractError, match="in: state of env 0"):
         env.step([2.0, 0.0, 0, sheet])
-    with pytest.raises(NotFiniteError, match="in: action of env 1"):
+    with pytest.raises(EnvContractError, match="in: action of env 1"):
         env.step([0.0, NAN, 0, sheet])
 
 

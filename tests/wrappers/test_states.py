@@ -15,7 +15,7 @@ from gymnasium import spaces
 
 from parallelenv import StateWrapper
 from parallelenv.contract.value_difference import difference
-from parallelenv.errors import NotFiniteError, SpacesError
+from parallelenv.errors import ArgumentError, EnvContractError
 from parallelenv.testing.envs import Chain, Counter, Net, Old, Pair, Ragged, Sheet, Words
 from parallelenv.wrappers import AnswerWrapper, CheckFinite, NormalizeStates, RecordEpisodeStatistics, StackStates
 
@@ -127,7 +127,7 @@ def test_process_result_that_is_not_a_batch_is_refused(answer: Any, found: str, 
     env = Wrong(make_env([partial(Counter, number, 9) for number in range(2)]), answer)
     env.reset(seed=1)
     for _ in range(2):
-        with pytest.raises(SpacesError, match=f"must have a row for each of 2 envs; found was {found}") as caught:
+        with pytest.raises(ArgumentError, match=f"must have a row for each of 2 envs; found was {found}") as caught:
             env.step(ONES, align=align)
         error: Any = caught.value
         assert error.partial.states[1, 0] == 1.0
@@ -139,7 +139,7 @@ def test_process_result_that_is_not_a_batch_is_refused(answer: Any, found: str, 
 def test_process_result_of_wrong_tuple_length_is_refused(make_env: MakeEnv) -> None:
     env = Wrong(make_env([Pair] * 2), (np.zeros(2),))
     env.reset(seed=1)
-    with pytest.raises(SpacesError, match=r"states must be a tuple of \d; found was \("):
+    with pytest.raises(ArgumentError, match=r"states must be a tuple of \d; found was \("):
         env.step(env.action_space.sample())
 
 
@@ -225,12 +225,12 @@ class Choosy(AnswerWrapper):
 
     def began(self, states: Any, env_ids: tuple[int, ...]) -> Any:
         if 1 in env_ids:
-            self.refuse_begun(NotFiniteError("not 1"), states, env_ids, [1])
+            self.refuse_begun(EnvContractError("not 1"), states, env_ids, [1])
         return states
 
     def answered(self, result: Any) -> Any:
         if 1 in result.env_ids:
-            self.refuse(NotFiniteError("not 1"), result, [1])
+            self.refuse(EnvContractError("not 1"), result, [1])
         return result
 
 
@@ -239,7 +239,7 @@ class Choosier(Choosy):
 
     def answered(self, result: Any) -> Any:
         if 0 in result.env_ids:
-            self.refuse(NotFiniteError("not 0"), result, [0])
+            self.refuse(EnvContractError("not 0"), result, [0])
         return super().answered(result)
 
 
@@ -247,12 +247,12 @@ class Choosier(Choosy):
 @pytest.mark.parametrize("kind", [Words, Net, Sheet, Pair, Old])
 def test_custom_wrappers_can_refuse_envs_of_every_space(kind: Any, make_env: MakeEnv) -> None:
     env = Choosier(Choosy(make_env([partial(kind, number, 9) for number in range(3)])))
-    with pytest.raises(NotFiniteError, match="not 1") as caught:
+    with pytest.raises(EnvContractError, match="not 1") as caught:
         env.reset(seed=1)
     error: Any = caught.value
     assert error.refused.keys() == {1}
     actions: Any = [0.5] * 3 if env.action_space is None else env.action_space.sample()
-    with pytest.raises(NotFiniteError, match="not 1") as caught:
+    with pytest.raises(EnvContractError, match="not 1") as caught:
         env.step(actions, align="batch")
     error = caught.value
     assert error.__notes__ == ["And of what is left: not 0"]
