@@ -204,25 +204,19 @@ class ParallelEnv:
         id: str | gymnasium.envs.registration.EnvSpec,
         num_envs: int = 1,
         para_mode: ParaMode = "dummy",
-        asynchronous: Literal["idle", "restart", "continue"] | None = None,
-        num_cpus: int | None = None,
-        num_gpus: float = 0,
-        no_warning: bool = True,
-        *,
-        timeout: float | None = None,
-        on_failure: OnFailure = "raise",
-        max_restarts: int = 10,
-        output: Literal["show", "quiet"] = "show",
-        copy: bool = True,
-        spaces: tuple[gymnasium.Space[Any], gymnasium.Space[Any]] | None = None,
-        keep: bool = False,
-        seed: int | None = None,
-        shared: Mapping[str, Any] | None = None,
-        seed_globals: bool = False,
+        *args: Any,
         backend_options: dict[str, Any] | None = None,
-        **make_kwargs: Any,
+        **kwargs: Any,
     ) -> ParallelEnv:
-        """Return a `ParallelEnv` of ``num_envs`` envs made by ``gymnasium.make(id, **make_kwargs)``.
+        """Return a `ParallelEnv` of ``num_envs`` envs made by ``gymnasium.make(id, ...)``.
+
+        Args:
+            id: A registered id or an `EnvSpec`.
+            num_envs: Number of envs.
+            para_mode: See the constructor.
+            *args: Further arguments of the constructor, in its order.
+            backend_options: Options of the mode.
+            **kwargs: Further arguments of the constructor; all others are given to ``gymnasium.make``.
 
         Raises:
             InvalidEnvError: If ``id`` is not registered, or not an id.
@@ -230,27 +224,10 @@ class ParallelEnv:
                 ``make_vec``, and not one of the env.
         """
         arguments.check_positive("num_envs", num_envs)
-        spec = env_specs.registered(id, make_kwargs, _MAKE_ARGUMENTS, registry.option_names(para_mode))
-        env_fn = functools.partial(gymnasium.make, spec, **make_kwargs)
-        return cls(
-            [env_fn] * num_envs,
-            para_mode,
-            asynchronous,
-            num_cpus,
-            num_gpus,
-            no_warning,
-            timeout=timeout,
-            on_failure=on_failure,
-            max_restarts=max_restarts,
-            output=output,
-            copy=copy,
-            spaces=spaces,
-            keep=keep,
-            seed=seed,
-            shared=shared,
-            seed_globals=seed_globals,
-            **(backend_options or {}),
-        )
+        own = {name: kwargs.pop(name) for name in _ARGUMENTS[2:] if name in kwargs}
+        spec = env_specs.registered(id, kwargs, _MAKE_ARGUMENTS, registry.option_names(para_mode))
+        env_fn = functools.partial(gymnasium.make, spec, **kwargs)
+        return cls([env_fn] * num_envs, para_mode, *args, **own, **(backend_options or {}))
 
     @classmethod
     def from_samplers(
@@ -1455,7 +1432,21 @@ def _notebook() -> ModuleType:
     return views
 
 
+def _make_signature() -> inspect.Signature:
+    """Return the signature of `ParallelEnv.make` with all arguments of the constructor, for editors and `help`."""
+    own, whole = (list(inspect.signature(one).parameters.values()) for one in (ParallelEnv.make, ParallelEnv))
+    extra, env_arguments = own[-2:]
+    return inspect.Signature([*own[:3], *whole[2:-1], extra, env_arguments])
+
+
 _ARGUMENTS = tuple(inspect.signature(ParallelEnv).parameters)[:-1]  # the last one takes the options
-_MAKE_ARGUMENTS = tuple(inspect.signature(ParallelEnv.make).parameters)[:-1]  # the last one takes the env's arguments
+_SIGNATURE = _make_signature()
+_MAKE_ARGUMENTS = tuple(_SIGNATURE.parameters)[:-1]
+vars(ParallelEnv)["make"].__func__.__signature__ = _SIGNATURE.replace(
+    parameters=[
+        inspect.Parameter("cls", inspect.Parameter.POSITIONAL_OR_KEYWORD),
+        *_SIGNATURE.parameters.values(),
+    ]
+)
 
 atexit.register(ParallelEnv.close_all)
