@@ -121,11 +121,6 @@ def _identity(exception: BaseException) -> tuple[type[BaseException], str]:
     return type(exception), re.sub(r"\benv \d+", "env", text) if is_ours else text
 
 
-def was_restarted(info: Mapping[str, Any]) -> bool:
-    """Whether an info says that its env failed and was restarted."""
-    return isinstance(info.get("failure"), BaseException)
-
-
 def put(exception: BaseException, name: str, value: Any) -> None:
     """Set an attribute, even if the exception's class forbids it, as a frozen dataclass does."""
     with contextlib.suppress(Exception):  # the user's class has a property of this name

@@ -67,7 +67,7 @@ class Assembler:
             table.note_exhausted(landed.exhausted)
         reborn = self._note_resets(landed) if self._policy.resets_next and has_true(table.done) else None
         flags = table.note_step(landed.env_ids, rows, terminated, truncated)
-        table.score.note(batch.outcome(), None if stepped is table.everyone else rows, landed.restarted)
+        table.score.note(batch.outcome(), None if stepped is table.everyone else rows)
         if reborn:
             table.score.begin(reborn)
         infos = self._infos(batch, landed, rows, flags[2])

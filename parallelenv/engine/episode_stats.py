@@ -1,12 +1,11 @@
 """Returns and lengths of episodes, summed in one place for repr, evaluations, collectors, wrappers and rollouts.
 
-A step whose env failed and was restarted does not count: it ends the episode, with the rewards so far.
+A step in which an env failed and was restarted counts, with reward 0, as the last one of its episode.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -240,22 +239,19 @@ class EpisodeStats:
         self.settle()
         self._goes_on = goes_on
 
-    def note(self, outcome: bytes, rows: Any = None, failed: Collection[int] = ()) -> None:
+    def note(self, outcome: bytes, rows: Any = None) -> None:
         """Add a step.
 
         Args:
             outcome: See `Batch.outcome`.
             rows: Rows of the envs that were stepped; ``None``: all.
-            failed: Rows of those that failed and were restarted.
         """
         if rows is None:
             self._log.append(outcome)
         else:
             self._is_whole = False
             self._log.append((rows, outcome))
-        if failed:
-            self._settle_without(failed)
-        elif len(self._log) == self._room:
+        if len(self._log) == self._room:
             self.settle()
 
     def begin(self, rows: Any) -> None:
@@ -275,7 +271,8 @@ class EpisodeStats:
         ended = np.zeros(chunk.valid.shape, bool)
         ended[chunk.ended.steps, chunk.ended.columns] = True
         rows = np.array(chunk.env_ids)
-        self._sums.add(rows, chunk.rewards, ended, chunk.valid, _NONE_BEGUN, goes_on=self._goes_on)
+        valid = chunk.valid | ended
+        self._sums.add(rows, chunk.rewards, ended, valid, _NONE_BEGUN, goes_on=self._goes_on)
 
     def look(self) -> EpisodeSummary:
         """Return the counts. Another thread may be stepping meanwhile."""
@@ -292,16 +289,8 @@ class EpisodeStats:
 
     def settle(self) -> None:
         """Sum the log."""
-        self._settle_without(())
-
-    def _settle_without(self, failed: Collection[int]) -> None:
-        """Sum the log, of whose latest step some envs do not count."""
         with DeferSigint():  # else an interrupt could make them count twice
-            rows, rewards, ended, valid, begun = self._pending()
-            if failed:
-                valid = np.ones(ended.shape, bool) if valid is None else valid
-                valid[-1, list(failed)] = False
-            self._sums.add(rows, rewards, ended, valid, begun, goes_on=self._goes_on)
+            self._sums.add(*self._pending(), goes_on=self._goes_on)
             self._log.clear()
             self._begun.clear()
             self._is_whole = True

@@ -48,6 +48,7 @@ class Recorder:
     def __init__(self, env: ParallelEnv) -> None:
         self._env = env
         self._engine = env.engine
+        self._guard = env.engine.guard
         self._profile = Profile()
         self._calls = CallRecorder()
 

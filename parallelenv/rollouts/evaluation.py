@@ -12,7 +12,7 @@ import numpy as np
 from parallelenv.contract.arguments import check_policy
 from parallelenv.contract.batch import Array
 from parallelenv.contract.error_text import count, number, show
-from parallelenv.contract.failures import put, was_restarted
+from parallelenv.contract.failures import put
 from parallelenv.contract.spaces import object_array
 from parallelenv.engine.episode_stats import OpenEpisodes
 from parallelenv.errors import EnvContractError, WorkerTimeoutError
@@ -202,10 +202,8 @@ class _EpisodeRunner:
     def _note(self, result: StepResult) -> list[int]:
         """Count a step and return the envs whose episodes it ended."""
         rows, rewards, ends = result.env_ids, result.rewards, np.flatnonzero(result.dones)
-        failed = [place for place in ends.tolist() if was_restarted(result.infos[place])]
-        counted = np.delete(np.arange(len(rows)), failed) if failed else slice(None)
         try:
-            self._running.add(rows[counted], rewards[counted])
+            self._running.add(rows, rewards)
         except Exception as error:  # a reward may be of any type
             raise self._cannot_be_added(rows, rewards, error) from error
         for place in ends.tolist():

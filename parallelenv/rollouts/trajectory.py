@@ -123,7 +123,7 @@ def count_episodes(rollout: Rollout, running: OpenEpisodes, rows: Array) -> Ende
     """
     columns = np.flatnonzero(rollout.starts)
     begun = np.column_stack([np.zeros_like(columns), columns])
-    return running.add_steps(rows, rollout.rewards, rollout.dones, rollout.valid, begun, goes_on=True)
+    return running.add_steps(rows, rollout.rewards, rollout.dones, rollout.valid | rollout.dones, begun, goes_on=True)
 
 
 class RolloutBuilder:

@@ -11,7 +11,6 @@ from gymnasium import spaces
 from gymnasium.vector.utils import concatenate, create_empty_array
 
 from parallelenv.contract.batch import Array, has_true
-from parallelenv.contract.failures import was_restarted
 from parallelenv.contract.spaces import Structure, batch_values, describe_value, object_array, pick_rows
 from parallelenv.engine.assemble import Align
 from parallelenv.engine.rewards import as_number
@@ -111,6 +110,11 @@ def _resting(result: StepResult) -> set[int]:
 
 def _replaced(result: StepResult, states: Any, rewards: Array) -> StepResult:
     return StepResult(states, rewards, result.dones, result.infos, result.terminated, result.truncated, result.env_ids)
+
+
+def was_restarted(info: dict[str, Any]) -> bool:
+    """Return whether an info says that its env failed and was rebuilt."""
+    return isinstance(info.get("failure"), BaseException)
 
 
 def row_of(structure: Structure, states: Any, row: int) -> Any:

@@ -21,8 +21,9 @@ from parallelenv.wrappers.refused_answers import WHERE_THEY_ARE, no_number_error
 class RecordEpisodeStatistics(AnswerWrapper):
     """Adds statistics of the episode to the info of its last step: ``info["episode"]``, with Gymnasium's keys.
 
-    ``"r"`` is the sum of rewards (float), ``"l"`` the number of steps, ``"t"`` the duration in seconds. Failed steps
-    do not count; with ``"continue"`` neither do steps after the end, until a reset.
+    ``"r"`` is the sum of rewards (float), ``"l"`` the number of steps, ``"t"`` the duration in seconds. A step in
+    which an env failed and was restarted counts, with reward 0. With ``"continue"``, steps after the end do not count
+    until a reset.
 
     Args:
         env: A `ParallelEnv`, or another wrapper.
@@ -78,8 +79,7 @@ class RecordEpisodeStatistics(AnswerWrapper):
         runs, restarted = ~self._is_over[stepped.env_ids], stepped.restarted
         ends = stepped.dones & runs
         self._refuse_other(stepped, ends)
-        counted = runs & ~restarted
-        self._running.add(stepped.env_ids[counted], rewards[counted])
+        self._running.add(stepped.env_ids[runs], rewards[runs])
         for env_id, info in zip(stepped.env_ids[ends].tolist(), stepped.infos[ends], strict=True):
             info[self._key] = self._tell(env_id)
         begun = restarted | (stepped.dones & self.restarts)

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from parallelenv.contract.failures import put, was_restarted
+from parallelenv.contract.failures import put
 from parallelenv.contract.spaces import Structure, describe_value
 from parallelenv.errors import EnvContractError
 from parallelenv.results import StepResult
-from parallelenv.wrappers.answer_rows import rows_of, unstacked
+from parallelenv.wrappers.answer_rows import rows_of, unstacked, was_restarted
 
 WHERE_THEY_ARE = "What they answered is in error.refused, what the others did in error.partial."
 

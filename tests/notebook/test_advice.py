@@ -9,7 +9,8 @@ import pytest
 
 from parallelenv.contract.process_info import ProcessInfo, this_process
 from parallelenv.notebook.profile_summary import summarise
-from parallelenv.notebook.recording import Recording, WorkerRecord
+from parallelenv.notebook.recording import Recording
+from parallelenv.worker.tracer import WorkerRecord
 
 AWAY = ProcessInfo(this_process().pid + 1, this_process().machine)
 ROLLOUT, MANY_STEPS, MORE_ENVS = "more steps in each rollout", "rollout(), which makes many steps", "more envs in each"
@@ -21,19 +22,9 @@ def worker(number: int, process: ProcessInfo, operations: Sequence[str], seconds
     """Return a worker whose operations all begin at once and end with the last one."""
     spans = np.tile([0.0, seconds], (len(operations), 1))
     count = len(operations)
+    owners, resets = np.full(count, number), np.zeros((0, 3))
     return WorkerRecord(
-        (number,),
-        process,
-        operations,
-        spans,
-        spans,
-        np.full(count, number),
-        np.array([name == "step" for name in operations]),
-        np.arange(count),
-        np.ones(count, np.int64),
-        np.zeros((0, 3)),
-        is_full=False,
-        since=0.0,
+        (number,), process, "", 0.0, 1.0, False, operations, spans, spans, owners, np.arange(count), resets
     )
 
 
@@ -44,8 +35,7 @@ def advice(
         worker(number, process, operations, 1 - transport - waits * 2 * (number > 0))
         for number, process in enumerate(seats)
     ]
-    whole = np.array([[0.0, 1.0]])
-    return summarise(Recording(0.0, 1.0, whole, whole, workers, ())).advice
+    return summarise(Recording(0.0, 1.0, False, np.array([[0.0, 1.0]]), workers, ())).advice
 
 
 @pytest.mark.parametrize(

@@ -239,27 +239,28 @@ class Failing(Counter):
 
 
 @pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
-def test_all_who_count_exclude_a_failed_step(make_env: MakeEnv) -> None:
+def test_failed_step_counts_everywhere_as_the_last_of_its_episode(make_env: MakeEnv) -> None:
     def fresh() -> ParallelEnv:
         return make_env([lambda: Failing(0, 4)], asynchronous="restart", on_failure="restart")
 
-    lengths = [4, 2, 4]  # the second episode ends with its failure
+    lengths, returns = [4, 3, 4], [4, 2, 4]  # the second episode ends with its failure
     env = RecordEpisodeStatistics(fresh())
     env.reset()
     for _ in range(4 + 3 + 4):
         env.step([1])
     assert list(env.length_queue) == lengths
     assert summary_of(env.unwrapped).mean_length == pytest.approx(np.mean(lengths))
-    assert list(env.return_queue) == lengths
+    assert list(env.return_queue) == returns
+    assert summary_of(env.unwrapped).mean_return == pytest.approx(np.mean(returns))
     found = fresh().run_episodes(lambda states: [1], 3, progress=False)
-    assert found.lengths.tolist() == lengths
-    assert found.returns.tolist() == lengths
+    assert found.lengths.tolist() == [4, 3, 3]  # the rebuilt env was reset once more
+    assert found.returns.tolist() == [4, 2, 2]
     env = fresh()
     env.reset()
-    rollout = env.rollout(lambda states: [1], 4 + 3 + 4, progress=False)
-    assert rollout.episode_lengths.tolist() == lengths
-    assert rollout.episode_returns.tolist() == lengths
-    assert summary_of(env).mean_length == pytest.approx(np.mean(lengths))
+    rollout = env.rollout(lambda states: [1], 4 + 3, progress=False)
+    assert rollout.episode_lengths.tolist() == lengths[:2]
+    assert rollout.episode_returns.tolist() == returns[:2]
+    assert summary_of(env).mean_length == pytest.approx(np.mean(lengths[:2]))
 
 
 def one_step(running: OpenEpisodes, reward: Any, *, ends: bool) -> Any:

@@ -88,7 +88,7 @@ def test_profile_has_every_step_and_reset_of_every_env(make_env: MakeEnv) -> Non
     for worker in recording.workers:
         ends = worker.turns[:, 1] - worker.turns[:, 0]
         assert (ends > 0).all()
-        assert (ends[worker.is_step] < 0.5).all()
+        assert (ends[worker.of_operation("step")[worker.span_of]] < 0.5).all()
         starts, stops = worker.spans[worker.span_of].T
         assert (worker.turns[:, 0] >= starts).all()
         assert (worker.turns[:, 1] <= stops + 1e-9).all()
@@ -374,17 +374,17 @@ def test_profile_has_no_summary_before_the_block_ends() -> None:
 
 
 def test_full_recording_keeps_the_latest_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("parallelenv.worker.tracer.MOST_TURNS", 9)
+    monkeypatch.setattr("parallelenv.worker.tracer.MOST_TURNS", 3 * (1 + 2))
     with ParallelEnv([Counter, Counter], asynchronous="restart") as env:
         env.reset(seed=0)
         with env.profile() as profile:
-            for number in range(10):
+            for _ in range(10):
+                begin = time.perf_counter()
                 env.step([1, 1])
-                if number == 6:
-                    begin = time.perf_counter()
-    assert turns_of(profile) == {(0, "step"): 3, (1, "step"): 3}
+    turns = turns_of(profile)
+    assert 1 <= turns[0, "step"] == turns[1, "step"] <= 3
     recording = profile.recording
-    assert recording.workers[0].spans[0, 0] > begin > recording.begin
+    assert recording.workers[0].spans[-1, 1] > begin > recording.begin > begin - profile.summary().seconds
     assert profile.summary().is_cut
     assert sum(profile.summary().busy) < 1
     assert "incomplete: only the latest" in repr(profile.summary())
@@ -399,7 +399,7 @@ def test_full_recording_keeps_the_latest_calls(monkeypatch: pytest.MonkeyPatch) 
         calls.end()
         ends.append(time.perf_counter())
     spans = calls.spans(calls.since, time.perf_counter())
-    assert 5 <= len(spans) <= 10
+    assert 2 <= len(spans) <= 6
     assert (spans[:, 1] <= ends[-len(spans) :]).all()
     assert ends[-len(spans) - 1] >= calls.since
 

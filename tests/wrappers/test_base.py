@@ -136,7 +136,7 @@ def test_wrapping_anything_but_a_parallel_env_is_refused() -> None:
     for kind in (ParallelWrapper, NormalizeStates, RecordEpisodeStatistics):
         with pytest.raises(ArgumentError, match="is no ParallelEnv"):
             kind(ParallelEnv)  # type: ignore[arg-type]
-    with ParallelEnv([Counter]) as env, pytest.raises(NotImplementedError, match="StateWrapper lacks process"):
+    with ParallelEnv([Counter]) as env, pytest.raises(UsageError, match="StateWrapper lacks process"):
         StateWrapper(env).reset()
 
 

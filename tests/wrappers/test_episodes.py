@@ -97,14 +97,14 @@ def test_done_policy_continue_reports_an_episode_once(make_env: MakeEnv) -> None
 
 @nearby
 @pytest.mark.parametrize("asynchronous", ["idle", "restart", "continue"])
-def test_failed_step_is_not_counted(asynchronous: Any, make_env: MakeEnv) -> None:
+def test_failed_step_counts_as_the_last_of_its_episode(asynchronous: Any, make_env: MakeEnv) -> None:
     env_fns = [partial(Fragile, number) for number in range(2)]
     env = RecordEpisodeStatistics(make_env(env_fns, asynchronous=asynchronous, on_failure="restart"))
     env.reset()
     env.step([GO_ON, GO_ON])
     told = env.step([GO_ON, RAISE]).infos
     assert "episode" not in told[0]
-    assert (told[1]["episode"]["r"], told[1]["episode"]["l"]) == (1.0, 1)
+    assert (told[1]["episode"]["r"], told[1]["episode"]["l"]) == (1.0, 2)
     if asynchronous == "idle":
         env.reset(1)
     env.step([GO_ON, GO_ON])
@@ -196,7 +196,7 @@ def test_episode_with_refused_end_does_not_extend_the_next(make_env: MakeEnv) ->
     env.step([0, 0])
     with pytest.raises(EnvContractError, match=r"envs \[0\] has 'episode'"):
         env.step([0, 0])
-    assert env.save_state().memory["_lengths"].tolist() == [0, 0]
+    assert env.save_state().memory["lengths"].tolist() == [0, 0]
     assert env.episode_count == 1
 
 
