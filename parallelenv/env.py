@@ -227,7 +227,7 @@ class ParallelEnv:
         own = {name: kwargs.pop(name) for name in _ARGUMENTS[2:] if name in kwargs}
         spec = env_specs.registered(id, kwargs, _MAKE_ARGUMENTS, registry.option_names(para_mode))
         env_fn = functools.partial(gymnasium.make, spec, **kwargs)
-        return cls([env_fn] * num_envs, para_mode, *args, **own, **(backend_options or {}))
+        return cls([env_fn] * num_envs, para_mode, *args, **own, **(backend_options or {}))  # type: ignore[misc]
 
     @classmethod
     def from_samplers(

@@ -31,6 +31,10 @@ class InvalidEnvError(ArgumentError):
     """An item of ``envs`` is not an environment, cannot be used as one here, or occurs twice."""
 
 
+class SpacesError(ArgumentError, RuntimeError):
+    """The envs declare no spaces, or not those that an adapter needs."""
+
+
 class MissingDependencyError(ParallelEnvError, ImportError):
     """A mode needs a package that is not installed."""
 

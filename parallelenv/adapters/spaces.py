@@ -10,7 +10,7 @@ from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
 from parallelenv.contract import migration_hints
-from parallelenv.errors import ArgumentError
+from parallelenv.errors import SpacesError
 
 if TYPE_CHECKING:
     from parallelenv.env import ParallelEnv
@@ -27,7 +27,7 @@ def declared_spaces(name: str, env: ParallelEnv) -> list[gymnasium.Space[Any]]:
     spaces = [getattr(facts, name) for facts in env.engine.pool.facts]
     for env_id, space in enumerate(spaces):
         if space is None:
-            raise ArgumentError(
+            raise SpacesError(
                 f"env {env_id} declares no {name}, which a vector env needs. Set it on the env, or "
                 f"{migration_hints.GIVE_SPACES}."
             )
@@ -42,7 +42,7 @@ def check_alike(name: str, spaces: Sequence[gymnasium.Space[Any]], way_out: str 
     """
     for env_id, space in enumerate(spaces):
         if space != spaces[0]:
-            raise ArgumentError(f"The {name} of env {env_id} is {space}, but that of env 0 is {spaces[0]}. {way_out}")
+            raise SpacesError(f"The {name} of env {env_id} is {space}, but that of env 0 is {spaces[0]}. {way_out}")
 
 
 def vector_spaces(env: ParallelEnv, mode: ObservationMode) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
@@ -62,7 +62,7 @@ def vector_spaces(env: ParallelEnv, mode: ObservationMode) -> tuple[gymnasium.Sp
         _check_shapes(spaces, mode[1])
         _check_batched(mode[0], mode[1], len(spaces))
         return mode
-    raise ArgumentError(
+    raise SpacesError(
         f"observation_mode={mode!r} is not known; expected 'same', 'different', or a tuple of the batched and the "
         "single observation space."
     )
@@ -71,7 +71,7 @@ def vector_spaces(env: ParallelEnv, mode: ObservationMode) -> tuple[gymnasium.Sp
 def _check_shapes(spaces: Sequence[gymnasium.Space[Any]], single: gymnasium.Space[Any]) -> None:
     for env_id, space in enumerate(spaces):
         if not is_space_dtype_shape_equiv(space, single):
-            raise ArgumentError(
+            raise SpacesError(
                 f"The observation_space of env {env_id} is {space}, of other shapes or dtypes than {single}. No vector "
                 "env can batch them; step the ParallelEnv itself."
             )
@@ -80,7 +80,7 @@ def _check_shapes(spaces: Sequence[gymnasium.Space[Any]], single: gymnasium.Spac
 def _check_batched(batched: gymnasium.Space[Any], single: gymnasium.Space[Any], num_envs: int) -> None:
     expected = batch_space(single, num_envs)
     if not isinstance(batched, type(expected)) or not is_space_dtype_shape_equiv(batched, expected):
-        raise ArgumentError(
+        raise SpacesError(
             f"The batched observation space given is {batched}, but observations of {num_envs} envs in {single} have "
             f"the shapes and dtypes of {expected}. Give one that has these."
         )

@@ -8,7 +8,7 @@ import functools
 import operator
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, MutableSequence, Sequence
 from itertools import compress
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -119,7 +119,7 @@ class Host:
         self.doing = ""
         self.index = 0
         self.tracer: HostTracer | None = None
-        self.resets: list[Reset] | None = None
+        self.resets: MutableSequence[Reset] | None = None
         self.remarks: list[Remark] = []
         self._has_remarked = False
         self._spec = spec

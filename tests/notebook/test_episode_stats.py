@@ -12,7 +12,7 @@ from conftest import MakeEnv
 from gymnasium.spaces import Box, Discrete
 from interrupting import interrupt_at
 
-from parallelenv import ParallelEnv
+from parallelenv import ParallelEnv, Rollout
 from parallelenv.contract.batch import Batch, Layout
 from parallelenv.contract.spaces import object_array
 from parallelenv.engine.episode_stats import LATEST, EpisodeStats, OpenEpisodes
@@ -244,20 +244,20 @@ def test_failed_step_counts_everywhere_as_the_last_of_its_episode(make_env: Make
         return make_env([lambda: Failing(0, 4)], asynchronous="restart", on_failure="restart")
 
     lengths, returns = [4, 3, 4], [4, 2, 4]  # the second episode ends with its failure
-    env = RecordEpisodeStatistics(fresh())
-    env.reset()
+    wrapped = RecordEpisodeStatistics(fresh())
+    wrapped.reset()
     for _ in range(4 + 3 + 4):
-        env.step([1])
-    assert list(env.length_queue) == lengths
-    assert summary_of(env.unwrapped).mean_length == pytest.approx(np.mean(lengths))
-    assert list(env.return_queue) == returns
-    assert summary_of(env.unwrapped).mean_return == pytest.approx(np.mean(returns))
+        wrapped.step([1])
+    assert list(wrapped.length_queue) == lengths
+    assert summary_of(wrapped.unwrapped).mean_length == pytest.approx(np.mean(lengths))
+    assert list(wrapped.return_queue) == returns
+    assert summary_of(wrapped.unwrapped).mean_return == pytest.approx(np.mean(returns))
     found = fresh().run_episodes(lambda states: [1], 3, progress=False)
     assert found.lengths.tolist() == [4, 3, 3]  # the rebuilt env was reset once more
     assert found.returns.tolist() == [4, 2, 2]
     env = fresh()
     env.reset()
-    rollout = env.rollout(lambda states: [1], 4 + 3, progress=False)
+    rollout: Rollout = env.rollout(lambda states: [1], 4 + 3, progress=False)
     assert rollout.episode_lengths.tolist() == lengths[:2]
     assert rollout.episode_returns.tolist() == returns[:2]
     assert summary_of(env).mean_length == pytest.approx(np.mean(lengths[:2]))
@@ -276,6 +276,7 @@ def one_step(running: OpenEpisodes, reward: Any, *, ends: bool) -> Any:
 
 def test_rewards_of_any_type_are_summed_and_are_copies() -> None:
     running = OpenEpisodes(1)
+    first: Any
     for first, second in [(Decimal("0.1"), Decimal("0.2")), (np.ones(2), np.ones(2)), (1.5, np.float32(2))]:
         one_step(running, first, ends=False)
         (total,) = one_step(running, second, ends=True).returns

@@ -109,7 +109,7 @@ def test_failed_step_counts_as_the_last_of_its_episode(asynchronous: Any, make_e
         env.reset(1)
     env.step([GO_ON, GO_ON])
     with_others = env.step([GO_ON, RAISE])
-    assert with_others.infos[1]["episode"]["l"] == 1
+    assert with_others.infos[1]["episode"]["l"] == 2
 
 
 @nearby
