@@ -88,7 +88,7 @@ class Pool:
         layout: Layout of the batch.
         batch: The arrays that all hosts read and write.
         number: Number of the next command.
-        generation: Changes when a worker is replaced or dies, with the batch, and with what is traced.
+        generation: Changes with the batch, and when a worker is replaced or dies.
         planned: The step of a `StepPlan` that is under way and not entered in a ticket.
         shield: Delays Ctrl-C.
     """
