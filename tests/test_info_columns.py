@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 from hypothesis import given
 from hypothesis import strategies as st
+from interrupting import interrupt_at
 
 from parallelenv import ParallelEnv
 from parallelenv.contract.batch import INFO_NBYTES, Batch, Layout
@@ -146,6 +148,45 @@ def test_rebuilt_worker_learns_the_form_again() -> None:
         for number in range(1, 6):
             result = env.step([0] * 2, [0, 1])
             assert [info["i"] for info in result.infos] == [number] * 2
+
+
+class Changing(gym.Env[Any, Any]):
+    """The state and the info have the number of the step; the info gets another form after eight."""
+
+    observation_space = Box(0, 1e9, (1,), np.float64)
+    action_space = Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.count = 0
+        return np.zeros(1), {}
+
+    def step(self, action: Any) -> Any:
+        self.count += 1
+        info = {"n": self.count} if self.count <= 8 else {"n": self.count, "other": [self.count]}
+        return np.array([float(self.count)]), 1.0, False, False, info
+
+
+@pytest.mark.parametrize("mode", ["dummy", "thread", "subproc"])
+@pytest.mark.parametrize("num_changes", [1, 2], ids=["learned", "given up"])
+def test_interrupt_while_hosts_are_sent_a_form_loses_no_info(mode: str, num_changes: int) -> None:
+    def step_or_receive() -> None:
+        result = env.recv(2) if env.engine.under_way else env.step([0, 0])
+        assert [info["n"] for info in result.infos] == result.states[:, 0].tolist()
+
+    for number in itertools.count(1):
+        with ParallelEnv([Changing] * 2, mode, "continue", 2) as env:
+            env.reset()
+            for _ in range(num_changes):
+                while not env.engine.pool.has_new_form:
+                    step_or_receive()
+                if num_changes == 2 and not env.engine.pool.batch.info_columns:
+                    step_or_receive()
+            outcome = interrupt_at(number, env.engine.pool.send_info_form, ("engine/worker_pool.py",))
+            for _ in range(4):
+                step_or_receive()
+        if not outcome.line:
+            break
+    assert number > 10
 
 
 def test_rollout_has_the_infos_of_all_steps() -> None:

@@ -478,6 +478,8 @@ class Engine:
 
     def step_by_ticket(self, action: Any, env_ids: Sequence[int], align: Align) -> StepResult | StepBatch:
         """Step envs and return the result, without a plan."""
+        if self.pool.has_new_form and self.learns_infos and not self.table.tickets:
+            self.pool.send_info_form()
         return self.finish_step(self.submit_step(action, env_ids), align)
 
     def finish_step(self, ticket: Ticket, align: Align, begin: float | None = None) -> StepResult | StepBatch:
@@ -491,10 +493,10 @@ class Engine:
         self.wait(ticket, None, begin)
         env_ids = ticket.env_ids
         result = self.collect_step(Outcome(env_ids, ticket.asked, ticket.values, ticket.failures), align)
-        if ticket.values and self.learns_infos and not self.table.tickets:
-            self.pool.learn_infos(ticket)
         if self.plans_steps:
             self._plan(env_ids, align)
+        if ticket.values and self.learns_infos and not self.table.tickets and self.pool.learn_infos(ticket):
+            self.table.version += 1  # the next step is not planned: it sends the hosts the form first
         return result
 
     def _plan(self, env_ids: Sequence[int], align: Align) -> None:

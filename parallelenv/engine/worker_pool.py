@@ -52,6 +52,8 @@ PrintedListener = Callable[[Sequence[Printed]], None]
 Announcement = Callable[[Ticket], None]
 CLOSE_TIMEOUT = 3.0
 """Seconds that hosts have to close their envs before they are ended."""
+_MOMENT = 1.0
+"""Seconds in which hosts without a command certainly reply."""
 _MOST_SHARDS = 256
 """Groups of envs whose split over workers is kept: to split 8 envs takes 7 us."""
 
@@ -90,6 +92,7 @@ class Pool:
         number: Number of the next command.
         generation: Changes with the batch, and when a worker is replaced or dies.
         planned: The step of a `StepPlan` that is under way and not entered in a ticket.
+        has_new_form: Whether hosts are to be sent the form of infos, see `send_info_form`.
         shield: Delays Ctrl-C.
     """
 
@@ -118,6 +121,7 @@ class Pool:
         self._call_timeout = timeout
         self.number = 1
         self._infos, self._noted = InfoLearner(), 0
+        self.has_new_form = False
         self.generation = 0
         self.planned: StepPlan | None = None
         self.processes = {}
@@ -334,22 +338,31 @@ class Pool:
         repeated = self._backend.prepare_step(commands) if hasattr(self._backend, "prepare_step") else None
         return None if repeated is None else (repeated, shards)
 
-    def learn_infos(self, ticket: Ticket) -> None:
-        """Let hosts write infos to columns once these have a steady form, and no longer if they have none.
-
-        Args:
-            ticket: A step that has just returned. No other result may be in the columns, since they are emptied.
-        """
+    def learn_infos(self, ticket: Ticket) -> bool:
+        """Note the infos of a step; return whether `send_info_form` is to be called before the next one."""
         num_steps = (self.number - self._noted) // len(self._workers)
         self._noted = self.number
-        if self.batch.infos is None:
-            return
-        if not self._infos.note(ticket.values, len(ticket.asked), self.generation, num_steps):
-            return
+        is_new = self.batch.infos is not None and self._infos.note(
+            ticket.values, len(ticket.asked), self.generation, num_steps
+        )
+        self.has_new_form = self.has_new_form or is_new
+        return is_new
+
+    def send_info_form(self) -> None:
+        """Let hosts write infos of a steady form to columns, or no longer if there is none.
+
+        No result may be in the columns, since they are emptied. Hosts and caller must not disagree about the form, so
+        an interrupt is delayed until the hosts, which have nothing else to do, have replied.
+        """
         form = self._infos.form
-        self.batch.info_columns = InfoColumns(form, self.batch) if form else None
-        living = [worker.spec.env_ids[0] for worker in self._workers if worker.death is None]
-        self.try_asking("state", living, None, form)
+        living = [
+            next((env_id for env_id in worker.spec.env_ids if env_id not in self._lost), None)
+            for worker in self._workers
+        ]
+        with DeferSigint(), contextlib.suppress(WorkerTimeoutError):  # a late host still reads it before the next step
+            self.has_new_form = False
+            self.batch.info_columns = InfoColumns(form, self.batch) if form else None
+            self.wait(self.submit("state", [one for one in living if one is not None], None, form), _MOMENT)
 
     def settle(self) -> None:
         """Enter a planned step that is under way, because its call was interrupted, in a ticket like any other."""
