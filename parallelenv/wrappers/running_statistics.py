@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,16 +66,11 @@ class Moments:
         """Whether they remain usable: `guess` also needs the square of the mean."""
         return bool(np.isfinite(self.squares + self.mean**2).all())
 
-    def refuse_nonsense(self) -> None:
-        """Check for values that no data can have.
-
-        Raises:
-            ValueError: If there are any.
-        """
-        if not self.mean.dtype == self.squares.dtype == np.float64 or self.mean.shape != self.squares.shape:
-            raise ValueError("mean and squares are not float64 of one shape")
-        if self.count < 0 or not self.is_finite or (self.squares < 0).any():
-            raise ValueError("count, mean or squares have values that none can have")
+    @property
+    def is_sound(self) -> bool:
+        """Whether data can have these values."""
+        are_alike = self.mean.dtype == self.squares.dtype == np.float64 and self.mean.shape == self.squares.shape
+        return are_alike and self.count >= 0 and self.is_finite and bool((self.squares >= 0).all())
 
     def guess(self) -> tuple[Array, Array]:
         """Return mean and variance including the prior, so that a few arrays do not weigh too much."""
@@ -128,37 +123,36 @@ class RunningStatistics:
         """Number of states counted."""
         return max((moments.count for moments in self.leaves.values()), default=0)
 
-    def update(self, batch: Mapping[str, Array]) -> None:
+    def update(self, batch: Mapping[str, Array], env_ids: Sequence[int] | Array | None = None) -> None:
         """Add a batch.
 
         Args:
             batch: ``(k, *shape)`` for each leaf.
+            env_ids: The env of each row, for error messages.
 
         Raises:
             ArgumentError: If leaves or shapes differ, or a value is not an array of real numbers.
             EnvContractError: If mean or variance would become nan or infinite permanently. In both cases nothing was
                 added.
         """
-        found = self.spoilers(batch)
-        if found:
-            places = ", ".join(f"{len(rows)} rows of {name!r}" for name, rows in found.items())
-            raise EnvContractError(f"Mean or variance would become nan or infinite for ever by {places} of the batch.")
-
-    def spoilers(self, batch: Mapping[str, Array]) -> dict[str, list[int]]:
-        """Add a batch like `update`; if mean or variance would not stay finite, return the rows at fault by leaf."""
         if not isinstance(batch, Mapping):
             raise ArgumentError(f"batch={show(batch)} must be a dict of arrays, one for each of {list(self.leaves)}.")
         arrays = {name: _as_rows(name, rows) for name, rows in batch.items()}
         with np.errstate(all="ignore"):  # overflows are detected below
-            moments = {name: Moments.of(rows) for name, rows in arrays.items()}
-            total = self._plus(moments, "The batch")
+            total = self._plus(self.leaves, {name: Moments.of(rows) for name, rows in arrays.items()}, "The batch")
             wrong = [name for name, leaf in total.items() if not leaf.is_finite]
-            if wrong:
-                return {name: self._spoilers_of(name, arrays[name]) for name in wrong}
+            rows = sorted({row for name in wrong for row in self._spoilers(name, arrays[name])})
+        if wrong:
+            culprits = () if env_ids is None else tuple(sorted(int(env_ids[row]) for row in rows))
+            where = f"envs {list(culprits)}" if culprits else f"rows {rows} of the batch"
+            raise EnvContractError(
+                f"Mean or variance of leaves {wrong} would become nan or infinite for ever by {where}. Nothing of this "
+                "batch was counted. Look into these envs with get_env_attr(), or set frozen=True.",
+                culprits,
+            )
         self.leaves.update(total)
-        return {}
 
-    def _spoilers_of(self, name: str, rows: Array) -> list[int]:
+    def _spoilers(self, name: str, rows: Array) -> list[int]:
         """Return the rows that make a leaf infinite by themselves; all rows if only several together do."""
         own = self.leaves[name]
         alone = [row for row in range(len(rows)) if not own.plus(Moments.of(rows[row : row + 1])).is_finite]
@@ -176,23 +170,21 @@ class RunningStatistics:
             for other in others:
                 if not isinstance(other, RunningStatistics):
                     raise ArgumentError(f"{show(other)} cannot be merged. Give RunningStatistics.")
-                total = self._plus(other.leaves, "The other", total)
+                total = self._plus(total, other.leaves, "The other")
             is_finite = all(leaf.is_finite for leaf in total.values())
         if not is_finite:
             raise EnvContractError("Mean or variance would become nan or infinite for ever by what is to be merged.")
         self.leaves.update(total)
 
-    def _plus(
-        self, leaves: Mapping[str, Moments], which: str, so_far: Mapping[str, Moments] | None = None
-    ) -> dict[str, Moments]:
+    def _plus(self, leaves: Mapping[str, Moments], others: Mapping[str, Moments], which: str) -> dict[str, Moments]:
         """Return the sums with other leaves; nothing is changed."""
-        shapes = {name: moments.mean.shape for name, moments in leaves.items()}
+        shapes = {name: moments.mean.shape for name, moments in others.items()}
         if shapes != self.shapes:
             raise ArgumentError(
                 f"{which} has the leaves {shapes}, but these statistics are of {self.shapes}. Only statistics of the "
                 "same space belong together."
             )
-        return {name: moments.plus(leaves[name]) for name, moments in (so_far or self.leaves).items()}
+        return {name: moments.plus(others[name]) for name, moments in leaves.items()}
 
     def save(self, path: str | Path) -> None:
         """Write them to a file in numpy's ``.npz`` format. An existing file is replaced once all is written.
@@ -201,18 +193,17 @@ class RunningStatistics:
             ArgumentError: If ``path`` is not a file path.
             OSError: If it cannot be written; no partial file remains.
         """
-        if not isinstance(path, (str, os.PathLike)) or not Path(path).name or "\0" in str(path):
+        if not isinstance(path, (str, os.PathLike)) or not Path(path).name:
             raise ArgumentError(f"path={show(path)} is no path of a file.")
-        target = Path(path)
         arrays: dict[str, Any] = {"names": np.array(list(self.leaves), dtype=str)}
         for index, moments in enumerate(self.leaves.values()):
             arrays[f"count{index}"] = np.int64(moments.count)
             arrays[f"mean{index}"], arrays[f"squares{index}"] = moments.mean, moments.squares
-        part = target.with_name(target.name + ".part")
+        part = Path(path).with_name(Path(path).name + ".part")
         try:
             with part.open("wb") as file:  # given a name, numpy would add a suffix
                 np.savez(file, **arrays)
-            part.replace(target)
+            part.replace(path)
         except BaseException:
             with contextlib.suppress(OSError):  # it may not exist
                 part.unlink()
@@ -233,9 +224,8 @@ class RunningStatistics:
                 for index, moments in enumerate(loaded.leaves.values()):
                     moments.count = int(found[f"count{index}"])
                     moments.mean, moments.squares = found[f"mean{index}"], found[f"squares{index}"]
-                    moments.refuse_nonsense()
-                if len(loaded.leaves) != len(names):
-                    raise ValueError("a name stands there twice")
+                    if not moments.is_sound:
+                        raise ValueError(f"no data has the statistics of leaf {index}")
         except (ValueError, LookupError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
             raise ArgumentError(
                 f"path={str(path)!r} is no file of statistics ({type(error).__name__}: {error}). Give one that "
