@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class AnswerWrapper(ParallelWrapper):
-    """Base of wrappers that read or change results: override `on_reset` and `on_step`.
+    """Base of wrappers that read or change results: override `on_reset`, `on_step` or `on_send`.
 
     Each result passes through once, batched, whichever method returns it (`step`, `recv`, `step_wait`), for any number
     of envs and any ``align``. If an env fails, the others' results in ``error.partial`` pass through too.
@@ -31,6 +31,14 @@ class AnswerWrapper(ParallelWrapper):
     Args:
         env: A `ParallelEnv`, or another wrapper.
     """
+
+    def on_send(self, action: Any, id: Any) -> None:
+        """Look at actions before they are sent; an error refuses them.
+
+        Args:
+            action: As given to `step`, `send` or `step_async`.
+            id: Likewise.
+        """
 
     def on_reset(self, states: Any, env_ids: tuple[int, ...]) -> Any:
         """Return what a reset should return.
@@ -85,16 +93,20 @@ class AnswerWrapper(ParallelWrapper):
 
     def step(self, action: Any, id: Any = None, align: Align = "item") -> Any:
         """Step envs. See `ParallelEnv.step`."""
+        self._refuse_handed_over()
+        self.on_send(action, id)
         return self._seen(align, self.env.step, action, id)
 
     def send(self, action: Any, id: Any = None) -> None:
         """Begin a step. See `ParallelEnv.send`."""
         self._refuse_handed_over()
+        self.on_send(action, id)
         self.env.send(action, id)
 
     def step_async(self, action: Any, id: Any = None) -> None:
         """Begin a step. See `ParallelEnv.step_async`."""
         self._refuse_handed_over()
+        self.on_send(action, id)
         self.env.step_async(action, id)
 
     def recv(
@@ -110,7 +122,6 @@ class AnswerWrapper(ParallelWrapper):
     def _seen(self, align: Align, call: Any, *args: Any) -> StepResult | StepBatch:
         """Return the processed result of a call, which is batched until `on_step` has processed it."""
         check_align(align)
-        self._refuse_handed_over()
         try:
             result = call(*args)
         except BaseException as error:

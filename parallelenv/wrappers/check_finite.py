@@ -9,7 +9,6 @@ import numpy as np
 
 from parallelenv.contract import arguments
 from parallelenv.contract.spaces import Structure, as_array, is_tensor
-from parallelenv.engine.assemble import Align
 from parallelenv.errors import EnvContractError
 from parallelenv.results import StepResult
 from parallelenv.wrappers.answer_rows import SteppedRows
@@ -37,22 +36,7 @@ class CheckFinite(AnswerWrapper):
         self.check_inf = check_inf
         self._states, self._actions = Structure(env.single_observation_space), Structure(env.single_action_space)
 
-    def step(self, action: Any, id: Any = None, align: Align = "item") -> Any:
-        """Step envs. See `ParallelEnv.step`."""
-        self.check_actions(action, id)
-        return super().step(action, id, align)
-
-    def send(self, action: Any, id: Any = None) -> None:
-        """Begin a step. See `ParallelEnv.send`."""
-        self.check_actions(action, id)
-        super().send(action, id)
-
-    def step_async(self, action: Any, id: Any = None) -> None:
-        """Begin a step. See `ParallelEnv.step_async`."""
-        self.check_actions(action, id)
-        super().step_async(action, id)
-
-    def check_actions(self, action: Any, id: Any = None) -> None:
+    def on_send(self, action: Any, id: Any) -> None:
         """Check that actions are finite. Other errors in them are left to the step.
 
         Raises:
@@ -125,9 +109,8 @@ class CheckFinite(AnswerWrapper):
             return sorted({row for part in leaf.values() for row in self._bad_rows(part)})
         if is_tensor(leaf):
             leaf = as_array(leaf)
-        if not isinstance(leaf, np.ndarray) or leaf.dtype == object:
-            return [row for row, item in enumerate(leaf) if self._is_bad(item)]
-        if leaf.ndim == 0 or not self._is_bad(leaf):  # the usual case
+        is_plain = isinstance(leaf, np.ndarray) and leaf.dtype != object
+        if is_plain and (leaf.ndim == 0 or not self._is_bad(leaf)):  # the usual case
             return []
         return [row for row, item in enumerate(leaf) if self._is_bad(item)]
 

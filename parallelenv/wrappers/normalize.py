@@ -23,8 +23,6 @@ from parallelenv.wrappers.base import space_of
 from parallelenv.wrappers.running_statistics import RunningStatistics
 from parallelenv.wrappers.state_wrapper import StateWrapper
 
-_MOST = float(np.finfo(np.float64).max)
-
 
 @dataclass(frozen=True)
 class Normalizer:
@@ -94,7 +92,7 @@ class NormalizeStates(StateWrapper):
         leaves = _leaves_to_normalize(structure, keys)
         statistics = _fitting(statistics, {name: shape for _, name, shape in leaves})
         places = {name: index for index, name, _ in leaves}
-        epsilon, clip = _positive("epsilon", epsilon, _MOST), _positive("clip", clip)
+        epsilon, clip = _positive("epsilon", epsilon), _positive("clip", clip)
         self.normalizer = Normalizer(structure, places, statistics, epsilon, clip)
         self.is_frozen = bool(frozen)
         super().__init__(env, _with_boxes(raw_space, places, clip))
@@ -187,7 +185,7 @@ class NormalizeRewards(AnswerWrapper):
             raise ArgumentError(f"gamma={show(gamma)} is no discount. Give a number from 0 to 1.")
         self.statistics = _fitting(statistics, {"": ()})
         self.gamma, self.is_frozen = float(gamma), bool(frozen)
-        self.epsilon, self.clip = _positive("epsilon", epsilon, _MOST), _positive("clip", clip)
+        self.epsilon, self.clip = _positive("epsilon", epsilon), _positive("clip", clip)
         self.returns: Array = np.zeros(len(env))
 
     @property
@@ -271,7 +269,7 @@ def _fitting(statistics: Any, shapes: Mapping[str, tuple[int, ...]]) -> RunningS
     return statistics
 
 
-def _positive(name: str, value: Any, most: float = np.inf) -> float:
-    if not is_number(value) or not 0 < value <= most:
-        raise ArgumentError(f"{name}={show(value)} must be a positive{'' if most == np.inf else ', finite'} number.")
+def _positive(name: str, value: Any) -> float:
+    if not is_number(value) or not value > 0:
+        raise ArgumentError(f"{name}={show(value)} must be a positive number.")
     return float(value)

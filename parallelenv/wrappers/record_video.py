@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Never
@@ -76,13 +75,11 @@ class RecordVideo(AnswerWrapper):
         self._env_ids = parse_ids(slice(None) if id is None else id, len(env))
         if not self._env_ids:
             raise ArgumentError(f"id={show(id)} names no envs, so there is nothing to film. Leave it out for all.")
-        if not isinstance(name_prefix, str) or not name_prefix or set(name_prefix) & set("/\\\0"):
+        if Path(name_prefix).name != name_prefix:
             raise ArgumentError(
-                f"name_prefix={show(name_prefix)} is no beginning of a file name. Give a text without slashes; "
-                "folders go into video_folder."
+                f"name_prefix={show(name_prefix)} cannot begin a file name. Give a text without slashes; folders go "
+                "into video_folder."
             )
-        if not isinstance(video_folder, (str, os.PathLike)):
-            raise ArgumentError(f"video_folder={show(video_folder)} is no path of a folder.")
         refuse_dark_envs(self.unwrapped.engine, self._env_ids)
         self._folder = Path(video_folder)
         self._folder.mkdir(parents=True, exist_ok=True)
