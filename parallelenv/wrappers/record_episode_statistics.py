@@ -76,20 +76,17 @@ class RecordEpisodeStatistics(AnswerWrapper):
             )
         self._running.add(stepped.env_ids[runs], rewards[runs])
         for env_id, info in ended:
-            info[self._key] = self._tell(env_id)
+            total, length = float(self._running.returns[env_id]), int(self._running.lengths[env_id])
+            seconds = round(time.perf_counter() - float(self._begins[env_id]), 6)
+            info[self._key] = {"r": total, "l": length, "t": seconds}
+            self.return_queue.append(total)
+            self.length_queue.append(length)
+            self.time_queue.append(seconds)
+        self.episode_count += len(ended)
         begun = stepped.restarted | (stepped.dones & self.restarts)
         self._begin(stepped.env_ids[begun])
         self._is_over[stepped.env_ids[stepped.dones & ~begun]] = True
         return result
-
-    def _tell(self, env_id: int) -> dict[str, Any]:
-        total, length = float(self._running.returns[env_id]), int(self._running.lengths[env_id])
-        seconds = round(time.perf_counter() - float(self._begins[env_id]), 6)
-        self.episode_count += 1
-        self.return_queue.append(total)
-        self.length_queue.append(length)
-        self.time_queue.append(seconds)
-        return {"r": total, "l": length, "t": seconds}
 
     def _begin(self, rows: Any) -> None:
         self._running.begin(rows)
@@ -98,16 +95,10 @@ class RecordEpisodeStatistics(AnswerWrapper):
 
     def remembered(self) -> dict[str, Any]:
         """Return the counts and the elapsed times."""
-        names = "episode_count", "return_queue", "length_queue", "time_queue", "_is_over"
-        counted = {name: vars(self)[name] for name in names}
-        sums = {"returns": self._running.returns, "lengths": self._running.lengths}
-        return {**counted, **sums, "elapsed": time.perf_counter() - self._begins}
+        names = "episode_count", "return_queue", "length_queue", "time_queue", "_is_over", "_running"
+        return {**{name: vars(self)[name] for name in names}, "_begins": time.perf_counter() - self._begins}
 
     def remember(self, memory: dict[str, Any]) -> None:
         """Restore the counts, with at most ``buffer_length`` episodes. The time since saving does not count."""
-        memory = dict(memory)
-        self._begins = time.perf_counter() - memory.pop("elapsed")
-        self._running.returns, self._running.lengths = memory.pop("returns"), memory.pop("lengths")
-        for name in ("return_queue", "length_queue", "time_queue"):
-            memory[name] = deque(memory[name], maxlen=self._buffer_length)
-        super().remember(memory)
+        queues = {name: deque(memory[name], maxlen=self._buffer_length) for name in memory if name.endswith("_queue")}
+        super().remember({**memory, **queues, "_begins": time.perf_counter() - memory["_begins"]})
