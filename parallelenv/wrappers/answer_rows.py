@@ -149,12 +149,12 @@ def check_states(space: Space, states: Any, num_states: int) -> None:
     try:
         leaves = structure.split(states)
     except (LookupError, TypeError):
-        fault = f"found was {_described(states)}"
+        fault = f"found was {describe_value(states)}"
     else:
         wrong = [place for place, leaf in enumerate(leaves) if not _has_rows(leaf, num_states, space is None)]
         if not wrong:
             return
-        where, found = structure.describe(wrong[0]), _described(leaves[wrong[0]])
+        where, found = structure.describe(wrong[0]), describe_value(leaves[wrong[0]])
         fault = f"states{where} must have a row for each of {num_states} envs; found was {found}"
     raise ArgumentError(
         f"A wrapper answers states that are not like its observation_space, {space}: {fault}. Give StateWrapper the "
@@ -167,7 +167,3 @@ def _has_rows(values: Any, num_rows: int, may_be_dict: bool) -> bool:
         return may_be_dict and all(_has_rows(part, num_rows, True) for part in values.values())
     is_single = isinstance(values, (str, bytes)) or not hasattr(values, "__len__") or getattr(values, "ndim", 1) == 0
     return not is_single and len(values) == num_rows
-
-
-def _described(states: Any) -> str:
-    return f"a dict with the keys {list(states)}" if isinstance(states, dict) else describe_value(states)

@@ -99,10 +99,8 @@ class RecordVideo(AnswerWrapper):
 
     def on_step(self, result: StepResult) -> StepResult:
         """Add a frame after a step."""
-        try:
-            self._film()
-        finally:
-            self._steps += 1
+        self._film()
+        self._steps += 1
         return result
 
     def _film(self) -> None:

@@ -81,9 +81,8 @@ class StackStates(StateWrapper):
         if self.restarts:
             begins |= stepped.dones
             self._stack_ended(stepped)
-        goes_on = stepped.env_ids[~begins]
         for stack, leaf in zip(self._stacks, leaves, strict=True):
-            stack[goes_on] = np.concatenate([stack[goes_on, 1:], leaf[~begins][:, None]], axis=1)
+            stack[stepped.env_ids] = np.concatenate([stack[stepped.env_ids, 1:], leaf[:, None]], axis=1)
         self._fill(stepped.env_ids[begins], [leaf[begins] for leaf in leaves])
         return stepped.with_states(self._shown(stepped.env_ids), self.single_observation_space)
 

@@ -244,7 +244,7 @@ def test_processed_states_that_do_not_match_the_space_are_refused() -> None:
     with Cheered(Renamed(ParallelEnv([Sheet]))) as renamed:
         with pytest.raises(
             ArgumentError,
-            match=r"not like its observation_space, Dict.*found was a dict with the keys \['other'\].*StateWrapper",
+            match=r"not like its observation_space, Dict.*found was \{'other': .*\(dict\).*StateWrapper",
         ) as caught:
             renamed.reset()
         error: Any = caught.value
