@@ -422,25 +422,6 @@ def test_wrappers_process_only_envs_that_have_a_state(make_pool: MakePool) -> No
 
 
 @nearby
-def test_partial_after_wrapper_refusal_has_none_for_exhausted_envs(make_pool: MakePool) -> None:
-    class Choosy(StateWrapper):
-        def began(self, states: Any, env_ids: tuple[int, ...]) -> Any:
-            if 1 in env_ids:
-                self.refuse_begun(ValueError("not this one"), states, env_ids, [1])
-            return states * 2
-
-    env = Choosy(Doubled(make_pool(Walks, walks())))
-    with pytest.raises(ValueError, match="not this one") as caught:
-        env.next_task(length=2)
-    left = caught.value.partial  # type: ignore[attr-defined]
-    assert [None if state is None else state[0] for state in left] == [4, None, 4]  # of envs 0, 2 and 3
-    assert caught.value.refused[1][0] == 2  # type: ignore[attr-defined]
-    with pytest.raises(ValueError, match="not this one") as caught:
-        env.next_task([1, 2], length=2)
-    assert list(caught.value.refused) == [1]  # type: ignore[attr-defined]
-
-
-@nearby
 def test_normalize_and_stack_wrappers_ignore_exhausted_envs(make_pool: MakePool) -> None:
     normalized = NormalizeStates(CheckFinite(make_pool(Walks, walks(totals=(0, 9)))))
     assert normalized.next_task()[0] is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from parallelenv.contract import arguments, migration_hints
@@ -9,13 +10,19 @@ from parallelenv.contract.copying import deep_copy
 from parallelenv.contract.error_text import show
 from parallelenv.contract.tracebacks import ShortTracebacks
 from parallelenv.engine.checkpoint import WrappedState
-from parallelenv.errors import ArgumentError, EnvContractError, ParallelEnvError, UsageError
+from parallelenv.errors import ArgumentError, UsageError
 from parallelenv.notebook.repr import mime_bundle
 from parallelenv.wrappers.answer_rows import Space
 
 if TYPE_CHECKING:
     from parallelenv.engine.assemble import Align
     from parallelenv.env import ParallelEnv
+
+_BYPASSING = {
+    *("rollout", "send_reset", "arecv", "stream", "run_episodes", "play", "record", "get_state", "send_action"),
+    *("to_gymnasium", "to_sb3", "to_tianshou"),
+}
+"""Methods that step inside of wrappers, or whose results are received later than wrappers can process them."""
 
 
 def space_of(env: Any) -> Space:
@@ -24,19 +31,19 @@ def space_of(env: Any) -> Space:
     Raises:
         ArgumentError: If ``env`` is not a `ParallelEnv` or a wrapper of one.
     """
-    _refuse_other(env)
-    return env.single_observation_space  # type: ignore[no-any-return]
-
-
-def _refuse_other(env: Any) -> None:
     if isinstance(env, type) or not hasattr(env, "customized_method"):
         raise ArgumentError(
-            f"env={show(env)} is no ParallelEnv, and no wrapper of one. Wrap single envs where you make them."
+            f"env={show(env)} is not a ParallelEnv or a wrapper of one. Wrap single envs where you make them."
         )
+    return env.single_observation_space  # type: ignore[no-any-return]
 
 
 class ParallelWrapper(ShortTracebacks):
     """Forwards everything to the `ParallelEnv` in it. Subclasses override what they change.
+
+    Methods that would bypass wrappers raise `UsageError`: `rollout`, `stream`, `run_episodes`, `play`, `record`,
+    `send_reset`, `arecv`, `get_state`, `send_action`, `to_gymnasium`, `to_sb3`, `to_tianshou`. Call those of
+    `unwrapped`, or wrap the single envs.
 
     Args:
         env: A `ParallelEnv`, or another wrapper.
@@ -49,7 +56,7 @@ class ParallelWrapper(ShortTracebacks):
     """Whether this wrapper's own statistics are frozen; ``None`` if it has none."""
 
     def __init__(self, env: ParallelEnv | ParallelWrapper) -> None:
-        _refuse_other(env)
+        space_of(env)  # refuses anything else
         self.env = env
 
     @property
@@ -62,26 +69,20 @@ class ParallelWrapper(ShortTracebacks):
             ArgumentError: If it is set to anything but a bool.
             AbsentAttributeError: If there is no such wrapper.
         """
-        return all(layer.is_frozen for layer in self._that_count())
+        return all(layer.is_frozen for layer in self._with_statistics())
 
     @frozen.setter
     def frozen(self, frozen: bool) -> None:
         arguments.check_flags(frozen=frozen)
-        for layer in self._that_count():
+        for layer in self._with_statistics():
             layer.is_frozen = bool(frozen)
 
-    def _that_count(self) -> list[ParallelWrapper]:
-        """Return the wrappers with statistics, from this one inwards.
-
-        Raises:
-            AbsentAttributeError: If there is none.
-        """
-        found: list[ParallelWrapper] = []
-        layer: Any = self
-        while isinstance(layer, ParallelWrapper):
-            if layer.is_frozen is not None:
-                found.append(layer)
-            layer = layer.env
+    def _with_statistics(self) -> list[ParallelWrapper]:
+        """Return the wrappers with statistics, from this one inwards; raise if there is none."""
+        layers: list[Any] = [self]
+        while isinstance(layers[-1].env, ParallelWrapper):
+            layers.append(layers[-1].env)
+        found = [layer for layer in layers if layer.is_frozen is not None]
         if not found:
             raise migration_hints.absent(self, "frozen")
         return found
@@ -135,37 +136,30 @@ class ParallelWrapper(ShortTracebacks):
     def load_state(self, state: Any) -> tuple[int, ...]:
         """Restore a state. See `ParallelEnv.load_state`.
 
+        If an env fails, the wrappers keep what they remember, so reset all envs.
+
         Raises:
             ArgumentError: Also if it was saved through different wrappers; nothing was changed.
         """
-        if not self.remembered():
+        expected = _forms(self.remembered())
+        if not expected:
             return self.env.load_state(state)
-        self._refuse_state(state)
-        try:
-            lost: tuple[int, ...] = self.env.load_state(state.state)
-        except BaseException as error:
-            was_refused = isinstance(error, ParallelEnvError) and not isinstance(error, EnvContractError)
-            if not was_refused:  # otherwise an env failed and needs a reset; the others have the loaded state
-                self.remember(deep_copy(state.memory))
-            raise
-        self.remember(deep_copy(state.memory))
-        return lost
-
-    def _refuse_state(self, state: Any) -> None:
+        name = type(self).__qualname__
         found = state.wrapper if isinstance(state, WrappedState) else f"no wrapper, but a {type(state).__name__}"
-        if found != type(self).__qualname__:
+        if found != name:
             raise ArgumentError(
-                f"The state is of {found}, and {type(self).__qualname__} remembers something of its own. Load it "
-                "through the same wrappers, in the same order, through which it was saved."
+                f"The state is of {found}, and {name} remembers something of its own. Load it through the same "
+                "wrappers, in the same order, through which it was saved."
             )
-        if not isinstance(state.memory, dict):
-            raise ArgumentError(f"The state of {found} has no memory, but {state.memory!r:.80}. Save it anew.")
-        forms, expected = _forms(state.memory), _forms(self.remembered())
+        forms = _forms(state.memory)
         if forms != expected:
             raise ArgumentError(
-                f"What {found} remembers is of the form {forms}, but here it is {expected}. Make it with the same "
+                f"What {name} remembers is of the form {forms}, but here it is {expected}. Make it with the same "
                 "arguments, around as many envs."
             )
+        lost: tuple[int, ...] = self.env.load_state(state.state)
+        self.remember(deep_copy(state.memory))
+        return lost
 
     def remembered(self) -> dict[str, Any]:
         """Return what this wrapper keeps between calls, for `save_state`; empty if nothing."""
@@ -179,66 +173,16 @@ class ParallelWrapper(ShortTracebacks):
         """Close the `ParallelEnv`."""
         self.env.close()
 
-    def rollout(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raise an error: a rollout steps inside the workers and bypasses wrappers.
-
-        Raises:
-            UsageError: Always.
-        """
-        self._refuse("rollout")
-
-    def send_reset(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raise `UsageError`: wrappers cannot process resets that are received later."""
-        self._refuse("send_reset")
-
-    def arecv(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raise `UsageError`. See `send_reset`."""
-        self._refuse("arecv")
-
-    def stream(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raise `UsageError`. See `send_reset`."""
-        self._refuse("stream")
-
-    def run_episodes(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raise `UsageError`. See `send_reset`."""
-        self._refuse("run_episodes")
-
-    def play(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raise `UsageError`. See `send_reset`."""
-        self._refuse("play")
-
-    def record(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raise `UsageError`. See `send_reset`."""
-        self._refuse("record")
-
-    def get_state(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raise `UsageError`. See `send_reset`."""
-        self._refuse("get_state")
-
-    def send_action(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raise `UsageError`. See `send_reset`."""
-        self._refuse("send_action")
-
-    def to_gymnasium(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raise `UsageError`: an adapter steps the `ParallelEnv` itself."""
-        self._refuse("to_gymnasium")
-
-    def to_sb3(self) -> NoReturn:
-        """Raise `UsageError`. See `to_gymnasium`."""
-        self._refuse("to_sb3")
-
-    def to_tianshou(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raise `UsageError`. See `to_gymnasium`."""
-        self._refuse("to_tianshou")
-
-    def _refuse(self, call: str) -> NoReturn:
+    def _refuse(self, call: str, *args: Any, **kwargs: Any) -> NoReturn:
         raise UsageError(
             f"{call}() would go past {type(self).__name__}. Wrap the single envs instead, or what the other library "
             f"gives; env.unwrapped.{call}() does without this wrapper."
         )
 
     def __getattr__(self, name: str) -> Any:
-        """Return the attribute of the wrapped object."""
+        """Return the attribute of the wrapped object; of a method that would bypass this wrapper, one that raises."""
+        if name in _BYPASSING:
+            return partial(self._refuse, name)
         if name.startswith("_") or name == "env":
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}.")
         return getattr(self.env, name)

@@ -9,25 +9,21 @@ import numpy as np
 
 from parallelenv.contract import arguments
 from parallelenv.contract.spaces import Structure, as_array, is_tensor
-from parallelenv.engine.assemble import Align
 from parallelenv.errors import EnvContractError
 from parallelenv.results import StepResult
 from parallelenv.wrappers.answer_rows import SteppedRows
 from parallelenv.wrappers.answer_wrapper import AnswerWrapper
-from parallelenv.wrappers.refused_answers import WHERE_THEY_ARE
 
-_FLOATS = "fc"
-_LOOK = f"{WHERE_THEY_ARE} Look into these envs with get_env_attr(), or reset() them."
-Found = tuple[int, str]
-"""An env id (or a row), and the place of a number that is not finite."""
+Found = dict[str, list[int]]
+"""Env ids by the place of a number that is not finite, such as ``"state['camera']"``."""
 
 
 class CheckFinite(AnswerWrapper):
     """Raises `EnvContractError` as soon as an action, a state or a reward is nan or infinite.
 
-    The error names the env and the place in its action or state. Actions are checked before anything is sent, except
-    those of resting envs; results when they arrive. ``error.refused`` has the results of the envs with such numbers, by
-    env id, and ``error.partial`` those of all others.
+    The error names the envs, also in ``error.env_ids``, and the place in the action or state. Actions are checked
+    before anything is sent, except those of resting envs; results when they arrive. After an error in a result, which
+    ``error.partial`` has, its envs need a reset.
 
     Args:
         env: A `ParallelEnv`, or another wrapper.
@@ -40,22 +36,7 @@ class CheckFinite(AnswerWrapper):
         self.check_inf = check_inf
         self._states, self._actions = Structure(env.single_observation_space), Structure(env.single_action_space)
 
-    def step(self, action: Any, id: Any = None, align: Align = "item") -> Any:
-        """Step envs. See `ParallelEnv.step`."""
-        self.check_actions(action, id)
-        return super().step(action, id, align)
-
-    def send(self, action: Any, id: Any = None) -> None:
-        """Begin a step. See `ParallelEnv.send`."""
-        self.check_actions(action, id)
-        super().send(action, id)
-
-    def step_async(self, action: Any, id: Any = None) -> None:
-        """Begin a step. See `ParallelEnv.step_async`."""
-        self.check_actions(action, id)
-        super().step_async(action, id)
-
-    def check_actions(self, action: Any, id: Any = None) -> None:
+    def on_send(self, action: Any, id: Any) -> None:
         """Check that actions are finite. Other errors in them are left to the step.
 
         Raises:
@@ -63,132 +44,89 @@ class CheckFinite(AnswerWrapper):
         """
         env_ids = self.chosen(id)
         resting = self.exhausted | (self.done & (self.unwrapped.asynchronous in (None, "idle")))
-        found = [
-            (env_ids[row], f"action{where}")
-            for row, where in find_in_actions(self._actions, action, self.check_inf)
-            if row < len(env_ids) and not resting[env_ids[row]]
-        ]
-        if found:
-            raise _error(found, self.check_inf, "Nothing was sent.")
+        try:
+            rows = self._bad_rows_of(self._actions, action, "action")
+        except (LookupError, TypeError):  # not valid actions: the step raises the error
+            return
+        found = {
+            where: [env_ids[row] for row in bad if row < len(env_ids) and not resting[env_ids[row]]]
+            for where, bad in rows.items()
+        }
+        self._raise_if_any(found, "Nothing was sent.")
 
-    def began(self, states: Any, env_ids: tuple[int, ...]) -> Any:
+    def on_reset(self, states: Any, env_ids: tuple[int, ...]) -> Any:
         """Return the first states after checking that they are finite.
 
         Raises:
-            EnvContractError: If some are not. The other envs keep their results.
+            EnvContractError: If some are not.
         """
-        found = self._find_in_states(states, env_ids)
-        if found:
-            error = _error(found, self.check_inf, _LOOK)
-            self.refuse_begun(error, states, env_ids, error.env_ids)
+        self._raise_if_any(self._find_in_states(states, env_ids))
         return states
 
-    def answered(self, result: StepResult) -> StepResult:
+    def on_step(self, result: StepResult) -> StepResult:
         """Return the result after checking that it is finite.
 
         Raises:
-            EnvContractError: If some of it is not. The other envs keep their results.
+            EnvContractError: If some of it is not.
         """
         stepped = SteppedRows(result, self.single_observation_space)
-        if stepped.is_nobody:
+        if stepped.all_rest:
             return result
-        found = self._find_in_states(stepped.states, stepped.env_ids.tolist())
-        rewards = result.rewards[stepped.positions]
-        found += [(int(stepped.env_ids[row]), "reward") for row in _bad_rows(rewards, self.check_inf)]
+        env_ids = stepped.env_ids.tolist()
+        found = self._find_in_states(stepped.states, env_ids)
+        found["reward"] = [env_ids[row] for row in self._bad_rows(result.rewards[stepped.positions])]
         if self.restarts:
-            found += self._find_in_ended(stepped)
-        if found:
-            error = _error(found, self.check_inf, _LOOK)
-            self.refuse(error, result, error.env_ids)
+            ended = zip(env_ids, stepped.dones, stepped.infos, strict=True)
+            found["last state"] = [env for env, done, info in ended if done and self._is_bad(info.get("ended_state"))]
+        self._raise_if_any(found)
         return result
 
-    def _find_in_states(self, states: Any, env_ids: Sequence[int]) -> list[Found]:
-        return [
-            (env_ids[row], f"state{self._states.describe(index)}")
-            for index, leaf in enumerate(self._states.split(states))
-            for row in _bad_rows(leaf, self.check_inf)
-        ]
+    def _raise_if_any(self, found: Found, ending: str = "Look at error.partial, and reset these envs.") -> None:
+        places = "; ".join(
+            f"{where} of {'env' if len(ids) == 1 else 'envs'} {', '.join(map(str, sorted(ids)))}"
+            for where, ids in found.items()
+            if ids
+        )
+        if places:
+            kind = "nan or infinite" if self.check_inf else "nan"
+            env_ids = tuple(sorted({env_id for ids in found.values() for env_id in ids}))
+            raise EnvContractError(f"Something is {kind} in: {places}. {ending}", env_ids)
 
-    def _find_in_ended(self, stepped: SteppedRows) -> list[Found]:
-        return [
-            (env_id, "last state")
-            for env_id, info in zip(stepped.env_ids[stepped.dones].tolist(), stepped.infos[stepped.dones], strict=True)
-            if _is_bad(info.get("ended_state"), self.check_inf)
-        ]
+    def _find_in_states(self, states: Any, env_ids: Sequence[int]) -> Found:
+        rows = self._bad_rows_of(self._states, states, "state")
+        return {where: [env_ids[row] for row in bad] for where, bad in rows.items()}
 
+    def _bad_rows_of(self, structure: Structure, batch: Any, name: str) -> dict[str, list[int]]:
+        """Return, by the place in a state or action, the rows of a batch that are not finite."""
+        if structure.is_single or not isinstance(batch, (dict, tuple)):  # a list has one action per env
+            return {name: self._bad_rows(batch)}
+        leaves = enumerate(structure.split(batch))
+        return {name + structure.describe(index): self._bad_rows(leaf) for index, leaf in leaves}
 
-def find_in_actions(structure: Structure, action: Any, check_inf: bool) -> list[Found]:
-    """Return where actions are not finite; nothing if a step would reject their form."""
-    try:
-        if structure.is_single:
-            return [(row, "") for row in _bad_rows(action, check_inf)]
-        if not isinstance(action, (dict, tuple)):
-            return [found for row, single in enumerate(action) for found in _in_one(structure, row, single, check_inf)]
-        return [
-            (row, structure.describe(index))
-            for index, leaf in enumerate(structure.split(action))
-            for row in _bad_rows(leaf, check_inf)
-        ]
-    except (LookupError, TypeError):  # not valid actions: the step raises the error
-        return []
+    def _bad_rows(self, leaf: Any) -> list[int]:
+        """Return the rows of a batch that have a number that is not finite."""
+        if isinstance(leaf, dict):  # of undeclared space
+            return sorted({row for part in leaf.values() for row in self._bad_rows(part)})
+        if is_tensor(leaf):
+            leaf = as_array(leaf)
+        is_plain = isinstance(leaf, np.ndarray) and leaf.dtype != object
+        if is_plain and (leaf.ndim == 0 or not self._is_bad(leaf)):  # the usual case
+            return []
+        return [row for row, item in enumerate(leaf) if self._is_bad(item)]
 
-
-def _in_one(structure: Structure, row: int, single: Any, check_inf: bool) -> list[Found]:
-    leaves = structure.split(single)
-    return [(row, structure.describe(index)) for index, leaf in enumerate(leaves) if _is_bad(leaf, check_inf)]
-
-
-def _bad_rows(leaf: Any, check_inf: bool) -> list[int]:
-    """Return the rows of a batch that have a number that is not finite."""
-    if isinstance(leaf, dict):  # of undeclared space
-        return sorted({row for part in leaf.values() for row in _bad_rows(part, check_inf)})
-    if is_tensor(leaf):
-        leaf = as_array(leaf)
-    if not isinstance(leaf, np.ndarray) or leaf.dtype == object:
-        return [row for row, item in enumerate(leaf) if _is_bad(item, check_inf)]
-    if leaf.dtype.kind not in _FLOATS or not leaf.ndim:
-        return []
-    bad = ~np.isfinite(leaf) if check_inf else np.isnan(leaf)
-    if not bad.any():  # the usual case
-        return []
-    return np.flatnonzero(bad.reshape(len(leaf), -1).any(axis=1)).tolist()
-
-
-def _is_bad(value: Any, check_inf: bool) -> bool:
-    """Return whether a single value, of any type, has a number that is not finite."""
-    if isinstance(value, dict):
-        return any(_is_bad(part, check_inf) for part in value.values())
-    if isinstance(value, (tuple, list)):
-        return any(_is_bad(part, check_inf) for part in value)
-    if is_tensor(value):
-        value = as_array(value)
-    if not isinstance(value, (float, complex, np.ndarray, np.inexact)):
-        return False
-    array = np.asarray(value)
-    if array.dtype == object:
-        return any(_is_bad(part, check_inf) for part in array.reshape(-1).tolist())
-    if array.dtype.kind not in _FLOATS:
-        return False
-    return bool((~np.isfinite(array) if check_inf else np.isnan(array)).any())
-
-
-def describe_places(found: Sequence[Found]) -> str:
-    """Return envs and places as text for messages."""
-    by_place: dict[str, list[int]] = {}
-    for env_id, where in found:
-        by_place.setdefault(where, []).append(env_id)
-    return "; ".join(
-        f"{where} of {'env' if len(env_ids) == 1 else 'envs'} {', '.join(map(str, sorted(env_ids)))}"
-        for where, env_ids in by_place.items()
-    )
-
-
-def env_ids_of(found: Sequence[Found]) -> tuple[int, ...]:
-    """Return the env ids of the findings, ascending."""
-    return tuple(sorted({env_id for env_id, _ in found}))
-
-
-def _error(found: Sequence[Found], check_inf: bool, ending: str) -> EnvContractError:
-    """Return the error that names the envs and places."""
-    kind = "nan or infinite" if check_inf else "nan"
-    return EnvContractError(f"Something is {kind} in: {describe_places(found)}. {ending}", env_ids_of(found))
+    def _is_bad(self, value: Any) -> bool:
+        """Return whether a value, of any type, has a number that is not finite."""
+        if isinstance(value, dict):
+            value = tuple(value.values())
+        if isinstance(value, (tuple, list)):
+            return any(self._is_bad(part) for part in value)
+        if is_tensor(value):
+            value = as_array(value)
+        if not isinstance(value, (float, complex, np.ndarray, np.inexact)):
+            return False
+        array = np.asarray(value)
+        if array.dtype == object:
+            return any(self._is_bad(part) for part in array.reshape(-1).tolist())
+        if array.dtype.kind not in "fc":
+            return False
+        return bool((~np.isfinite(array) if self.check_inf else np.isnan(array)).any())

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import gymnasium
 import numpy as np
 from gymnasium import spaces
 
@@ -14,13 +15,11 @@ from parallelenv.contract.arguments import is_number
 from parallelenv.contract.batch import Array
 from parallelenv.contract.error_text import show
 from parallelenv.contract.spaces import Structure
-from parallelenv.errors import ArgumentError, EnvContractError
+from parallelenv.errors import ArgumentError
 from parallelenv.results import StepResult
-from parallelenv.wrappers.answer_rows import SteppedRows, with_leaves
+from parallelenv.wrappers.answer_rows import SteppedRows
 from parallelenv.wrappers.answer_wrapper import AnswerWrapper
 from parallelenv.wrappers.base import space_of
-from parallelenv.wrappers.check_finite import Found, describe_places, env_ids_of
-from parallelenv.wrappers.refused_answers import WHERE_THEY_ARE, no_number_error
 from parallelenv.wrappers.running_statistics import RunningStatistics
 from parallelenv.wrappers.state_wrapper import StateWrapper
 
@@ -93,14 +92,10 @@ class NormalizeStates(StateWrapper):
         leaves = _leaves_to_normalize(structure, keys)
         statistics = _fitting(statistics, {name: shape for _, name, shape in leaves})
         places = {name: index for index, name, _ in leaves}
-        epsilon, clip = _finite("epsilon", epsilon), _positive("clip", clip)
+        epsilon, clip = _positive("epsilon", epsilon), _positive("clip", clip)
         self.normalizer = Normalizer(structure, places, statistics, epsilon, clip)
         self.is_frozen = bool(frozen)
-
-        def changed(leaf: Any, where: str) -> Any:
-            return spaces.Box(-clip, clip, leaf.shape, np.float32) if where in places else leaf
-
-        super().__init__(env, with_leaves(raw_space, changed))
+        super().__init__(env, _with_boxes(raw_space, places, clip))
 
     @property
     def statistics(self) -> RunningStatistics:
@@ -120,30 +115,28 @@ class NormalizeStates(StateWrapper):
         """
         return self.normalizer(states)
 
-    def began(self, states: Any, env_ids: tuple[int, ...]) -> Any:
+    def on_reset(self, states: Any, env_ids: tuple[int, ...]) -> Any:
         """Count first states, and return them normalised."""
-        found = self._count(states, env_ids)
-        if found:
-            error = _not_finite(found)
-            self.refuse_begun(error, states, env_ids, error.env_ids)
-        return super().began(states, env_ids)
+        self._count(states, env_ids)
+        return super().on_reset(states, env_ids)
 
-    def answered(self, result: StepResult) -> StepResult:
+    def on_step(self, result: StepResult) -> StepResult:
         """Count the states of envs that acted, and return the result with normalised states."""
         stepped = SteppedRows(result, self.raw_space)
-        found = [] if stepped.is_nobody else self._count(stepped.states, stepped.env_ids.tolist())
-        if found:
-            error = _not_finite(found)
-            self.refuse(error, result, error.env_ids)
+        if not stepped.all_rest:
+            self._count(stepped.states, stepped.env_ids)
         return self.processed(stepped)
 
-    def _count(self, states: Any, env_ids: Sequence[int]) -> list[Found]:
-        """Count states. If some would make mean or variance nan or infinite, count nothing and return those."""
-        if self.is_frozen:
-            return []
-        leaves = self.normalizer.structure.split(states)
-        found = self.statistics.spoilers({name: leaves[index] for name, index in self.normalizer.places.items()})
-        return [(env_ids[row], f"state{name}") for name, rows in found.items() for row in rows]
+    def _count(self, states: Any, env_ids: Sequence[int] | Array) -> None:
+        """Count states.
+
+        Raises:
+            EnvContractError: If some would make mean or variance nan or infinite.
+        """
+        if not self.is_frozen:
+            leaves = self.normalizer.structure.split(states)
+            batch = {name: leaves[index] for name, index in self.normalizer.places.items()}
+            self.statistics.update(batch, env_ids)
 
     def remembered(self) -> dict[str, Any]:
         """Return the statistics."""
@@ -192,7 +185,7 @@ class NormalizeRewards(AnswerWrapper):
             raise ArgumentError(f"gamma={show(gamma)} is no discount. Give a number from 0 to 1.")
         self.statistics = _fitting(statistics, {"": ()})
         self.gamma, self.is_frozen = float(gamma), bool(frozen)
-        self.epsilon, self.clip = _finite("epsilon", epsilon), _positive("clip", clip)
+        self.epsilon, self.clip = _positive("epsilon", epsilon), _positive("clip", clip)
         self.returns: Array = np.zeros(len(env))
 
     @property
@@ -200,43 +193,29 @@ class NormalizeRewards(AnswerWrapper):
         """The same as ``statistics``, also reachable through a `NormalizeStates` around this wrapper."""
         return self.statistics
 
-    def began(self, states: Any, env_ids: tuple[int, ...]) -> Any:
+    def on_reset(self, states: Any, env_ids: tuple[int, ...]) -> Any:
         """Start the returns of new episodes from 0."""
         self.returns[list(env_ids)] = 0.0
         return states
 
-    def answered(self, result: StepResult) -> StepResult:
-        """Count the returns of envs that acted, and return the result with their rewards scaled."""
+    def on_step(self, result: StepResult) -> StepResult:
+        """Count the returns of envs that acted, and return the result with their rewards scaled.
+
+        Raises:
+            EnvContractError: If a reward is not a number, or would make the variance nan or infinite.
+        """
         stepped = SteppedRows(result, self.single_observation_space)
-        rewards, no_numbers = stepped.rewards()
-        if no_numbers:
-            self.refuse(no_number_error(no_numbers, type(self).__name__), result, no_numbers)
+        rewards, given = stepped.rewards(), ~stepped.restarted
         if not self.is_frozen:
-            self._count(stepped, rewards)
+            env_ids = stepped.env_ids[given]
+            with np.errstate(all="ignore"):  # update() detects overflows
+                returns = self.returns[env_ids] * self.gamma + rewards[given]
+            self.statistics.update({"": returns}, env_ids)
+            self.returns[env_ids] = returns
         self.returns[stepped.env_ids[stepped.dones]] = 0.0
         _, variance = self.statistics.leaves[""].guess()
         scaled = np.clip(rewards / np.sqrt(variance + self.epsilon), -self.clip, self.clip)
         return stepped.with_rewards(scaled)
-
-    def _count(self, stepped: SteppedRows, rewards: Array) -> None:
-        """Count returns.
-
-        Raises:
-            EnvContractError: If some would make the variance nan or infinite; those are not counted.
-        """
-        given = ~stepped.restarted
-        env_ids = stepped.env_ids[given]
-        with np.errstate(all="ignore"):  # overflows are detected below
-            returns = self.returns[env_ids] * self.gamma + rewards[given]
-        found = self.statistics.spoilers({"": returns})
-        if found:
-            error = _not_finite([(int(env_ids[row]), "reward") for row in found[""]])
-            self.refuse(error, stepped.result, error.env_ids)
-        self.returns[env_ids] = returns
-
-    def missed(self, env_ids: tuple[int, ...], has_begun: bool) -> None:
-        """Start the returns of these envs from 0."""
-        self.returns[list(env_ids)] = 0.0
 
     def remembered(self) -> dict[str, Any]:
         """Return the statistics, the current returns and the discount."""
@@ -254,26 +233,31 @@ def _leaves_to_normalize(structure: Structure, keys: Sequence[str] | None) -> li
             "The envs share no observation space, so their states have no common scale. If they declare none, "
             f"{migration_hints.GIVE_SPACES}."
         )
-    if isinstance(keys, str):
-        raise ArgumentError(f"keys={show(keys)} is a text. Give a list, [{show(keys)}].")
     known = list(structure.space.spaces) if isinstance(structure.space, spaces.Dict) else []
-    if keys is not None and not isinstance(keys, Iterable):
-        raise ArgumentError(f"keys={show(keys)} must be a list of keys of the observation space, or None for all.")
-    keys = None if keys is None else list(keys)
-    unknown = [key for key in keys or () if key not in known]
-    if unknown:
-        raise ArgumentError(
-            f"keys={show(keys)} has {show(unknown[0])} in it; the observation space has the keys {known}."
-        )
-    places = None if keys is None else tuple(f"[{key!r}]" for key in keys)
+    if keys is not None and (
+        isinstance(keys, str) or not isinstance(keys, Iterable) or any(key not in known for key in keys)
+    ):
+        raise ArgumentError(f"keys={show(keys)} must be a list of keys of the observation space, {known}, or None.")
+    places = ("",) if keys is None else tuple(f"[{key!r}]" for key in keys)
     leaves = [
         (index, structure.describe(index), tuple(leaf.shape))
         for index, leaf in enumerate(structure.leaves)
-        if type(leaf) is spaces.Box and (places is None or structure.describe(index).startswith(places))
+        if type(leaf) is spaces.Box and structure.describe(index).startswith(places)
     ]
     if not leaves:
         raise ArgumentError(f"There is no Box to normalise in {structure.space}, keys={show(keys)}.")
     return leaves
+
+
+def _with_boxes(space: gymnasium.Space[Any], places: Collection[str], clip: float, path: str = "") -> Any:
+    """Return a space with the normalised leaves, named by their paths, as boxes of ``-clip .. clip``."""
+    if type(space) is spaces.Dict:
+        parts = space.spaces.items()
+        return spaces.Dict({key: _with_boxes(part, places, clip, f"{path}[{key!r}]") for key, part in parts})
+    if type(space) is spaces.Tuple:
+        numbered = enumerate(space.spaces)
+        return spaces.Tuple([_with_boxes(part, places, clip, f"{path}[{index}]") for index, part in numbered])
+    return spaces.Box(-clip, clip, space.shape, np.float32) if path in places else space
 
 
 def _fitting(statistics: Any, shapes: Mapping[str, tuple[int, ...]]) -> RunningStatistics:
@@ -281,27 +265,11 @@ def _fitting(statistics: Any, shapes: Mapping[str, tuple[int, ...]]) -> RunningS
     if statistics is None:
         return RunningStatistics(shapes)
     if not isinstance(statistics, RunningStatistics) or statistics.shapes != dict(shapes):
-        raise ArgumentError(
-            f"statistics={show(statistics)} do not fit; here is normalised what has the shapes {shapes}."
-        )
+        raise ArgumentError(f"statistics={show(statistics)} do not fit; the shapes here are {shapes}.")
     return statistics
-
-
-def _not_finite(found: Sequence[Found]) -> EnvContractError:
-    return EnvContractError(
-        f"Mean or variance would become nan or infinite for ever by: {describe_places(found)}. That was not counted. "
-        f"{WHERE_THEY_ARE} Find out why with get_env_attr(), or set frozen=True.",
-        env_ids_of(found),
-    )
 
 
 def _positive(name: str, value: Any) -> float:
     if not is_number(value) or not value > 0:
         raise ArgumentError(f"{name}={show(value)} must be a positive number.")
-    return float(value)
-
-
-def _finite(name: str, value: Any) -> float:
-    if _positive(name, value) == np.inf:
-        raise ArgumentError(f"{name}={show(value)} must be finite: all would become 0.")
     return float(value)

@@ -15,7 +15,6 @@ from parallelenv.errors import EnvContractError
 from parallelenv.results import StepResult
 from parallelenv.wrappers.answer_rows import SteppedRows
 from parallelenv.wrappers.answer_wrapper import AnswerWrapper
-from parallelenv.wrappers.refused_answers import WHERE_THEY_ARE, no_number_error
 
 
 class RecordEpisodeStatistics(AnswerWrapper):
@@ -53,58 +52,41 @@ class RecordEpisodeStatistics(AnswerWrapper):
         self._begins: Array = np.full(len(env), time.perf_counter())
         self._is_over: Array = np.zeros(len(env), dtype=bool)
 
-    def began(self, states: Any, env_ids: tuple[int, ...]) -> Any:
+    def on_reset(self, states: Any, env_ids: tuple[int, ...]) -> Any:
         """Start the counts of new episodes."""
         self._begin(list(env_ids))
         return states
 
-    def missed(self, env_ids: tuple[int, ...], has_begun: bool) -> None:
-        """Drop episodes whose end was not seen."""
-        if has_begun:
-            self._begin(list(env_ids))
-        else:
-            self._is_over[list(env_ids)] = True
-
-    def answered(self, result: StepResult) -> StepResult:
+    def on_step(self, result: StepResult) -> StepResult:
         """Count the steps of envs that acted, and add statistics to the infos of ended episodes.
 
         Raises:
-            EnvContractError: If a reward is not a number, or an info already has the key. The other envs keep their
-                results.
+            EnvContractError: If a reward is not a number, or an info already has the key.
         """
         stepped = SteppedRows(result, self.single_observation_space)
-        rewards, no_numbers = stepped.rewards()
-        if no_numbers:
-            self.refuse(no_number_error(no_numbers, type(self).__name__), result, no_numbers)
-        runs, restarted = ~self._is_over[stepped.env_ids], stepped.restarted
+        rewards, runs = stepped.rewards(), ~self._is_over[stepped.env_ids]
         ends = stepped.dones & runs
-        self._refuse_other(stepped, ends)
+        ended = list(zip(stepped.env_ids[ends].tolist(), stepped.infos[ends], strict=True))
+        clashes = tuple(env_id for env_id, info in ended if self._key in info)
+        if clashes:
+            raise EnvContractError(
+                f"The info of envs {list(clashes)} has {self._key!r} already, perhaps of a wrapper around the env "
+                "itself. Drop one of the two, or give another stats_key.",
+                clashes,
+            )
         self._running.add(stepped.env_ids[runs], rewards[runs])
-        for env_id, info in zip(stepped.env_ids[ends].tolist(), stepped.infos[ends], strict=True):
-            info[self._key] = self._tell(env_id)
-        begun = restarted | (stepped.dones & self.restarts)
+        for env_id, info in ended:
+            total, length = float(self._running.returns[env_id]), int(self._running.lengths[env_id])
+            seconds = round(time.perf_counter() - float(self._begins[env_id]), 6)
+            info[self._key] = {"r": total, "l": length, "t": seconds}
+            self.return_queue.append(total)
+            self.length_queue.append(length)
+            self.time_queue.append(seconds)
+        self.episode_count += len(ended)
+        begun = stepped.restarted | (stepped.dones & self.restarts)
         self._begin(stepped.env_ids[begun])
         self._is_over[stepped.env_ids[stepped.dones & ~begun]] = True
         return result
-
-    def _refuse_other(self, stepped: SteppedRows, ends: Array) -> None:
-        ended = zip(stepped.env_ids[ends].tolist(), stepped.infos[ends], strict=True)
-        clashes = [env_id for env_id, info in ended if self._key in info]
-        if clashes:
-            error = EnvContractError(
-                f"The info of envs {clashes} has {self._key!r} already, perhaps of a wrapper around the env itself. "
-                f"Drop one of the two, or give another stats_key. {WHERE_THEY_ARE}"
-            )
-            self.refuse(error, stepped.result, clashes)
-
-    def _tell(self, env_id: int) -> dict[str, Any]:
-        total, length = float(self._running.returns[env_id]), int(self._running.lengths[env_id])
-        seconds = round(time.perf_counter() - float(self._begins[env_id]), 6)
-        self.episode_count += 1
-        self.return_queue.append(total)
-        self.length_queue.append(length)
-        self.time_queue.append(seconds)
-        return {"r": total, "l": length, "t": seconds}
 
     def _begin(self, rows: Any) -> None:
         self._running.begin(rows)
@@ -113,16 +95,10 @@ class RecordEpisodeStatistics(AnswerWrapper):
 
     def remembered(self) -> dict[str, Any]:
         """Return the counts and the elapsed times."""
-        names = "episode_count", "return_queue", "length_queue", "time_queue", "_is_over"
-        counted = {name: vars(self)[name] for name in names}
-        sums = {"returns": self._running.returns, "lengths": self._running.lengths}
-        return {**counted, **sums, "elapsed": time.perf_counter() - self._begins}
+        names = "episode_count", "return_queue", "length_queue", "time_queue", "_is_over", "_running"
+        return {**{name: vars(self)[name] for name in names}, "_begins": time.perf_counter() - self._begins}
 
     def remember(self, memory: dict[str, Any]) -> None:
         """Restore the counts, with at most ``buffer_length`` episodes. The time since saving does not count."""
-        memory = dict(memory)
-        self._begins = time.perf_counter() - memory.pop("elapsed")
-        self._running.returns, self._running.lengths = memory.pop("returns"), memory.pop("lengths")
-        for name in ("return_queue", "length_queue", "time_queue"):
-            memory[name] = deque(memory[name], maxlen=self._buffer_length)
-        super().remember(memory)
+        queues = {name: deque(memory[name], maxlen=self._buffer_length) for name in memory if name.endswith("_queue")}
+        super().remember({**memory, **queues, "_begins": time.perf_counter() - memory["_begins"]})

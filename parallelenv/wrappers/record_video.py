@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Never
@@ -26,8 +25,7 @@ class RecordVideo(AnswerWrapper):
 
     Each `reset`, `step` and `recv` adds one frame, which shows the envs afterwards: an env that began its next episode
     in the step shows its beginning. A frame waits for envs in the middle of a step. Frames stay in memory until the
-    video is full, or `close` or `save` ends it, and it is written; if that fails, it is kept. Errors in recording lose
-    no step: ``error.partial`` is the step's result.
+    video is full, or `close` or `save` ends it, and it is written; if that fails, it is kept for the next `save`.
 
     Args:
         env: A `ParallelEnv`, or another wrapper. Make its envs with ``render_mode="rgb_array"``.
@@ -77,13 +75,11 @@ class RecordVideo(AnswerWrapper):
         self._env_ids = parse_ids(slice(None) if id is None else id, len(env))
         if not self._env_ids:
             raise ArgumentError(f"id={show(id)} names no envs, so there is nothing to film. Leave it out for all.")
-        if not isinstance(name_prefix, str) or not name_prefix or set(name_prefix) & set("/\\\0"):
+        if Path(name_prefix).name != name_prefix:
             raise ArgumentError(
-                f"name_prefix={show(name_prefix)} is no beginning of a file name. Give a text without slashes; "
-                "folders go into video_folder."
+                f"name_prefix={show(name_prefix)} cannot begin a file name. Give a text without slashes; folders go "
+                "into video_folder."
             )
-        if not isinstance(video_folder, (str, os.PathLike)):
-            raise ArgumentError(f"video_folder={show(video_folder)} is no path of a folder.")
         refuse_dark_envs(self.unwrapped.engine, self._env_ids)
         self._folder = Path(video_folder)
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -96,39 +92,23 @@ class RecordVideo(AnswerWrapper):
         self._frames: list[Array] | None = None
         self.paths: list[Path] = []
 
-    def began(self, states: Any, env_ids: tuple[int, ...]) -> Any:
+    def on_reset(self, states: Any, env_ids: tuple[int, ...]) -> Any:
         """Add a frame after a reset."""
-        return self._filmed(states)
+        self._film()
+        return states
 
-    def answered(self, result: StepResult) -> StepResult:
+    def on_step(self, result: StepResult) -> StepResult:
         """Add a frame after a step."""
-        try:
-            return self._filmed(result)  # type: ignore[no-any-return]
-        finally:
-            self._steps += 1
+        self._film()
+        self._steps += 1
+        return result
 
-    def _filmed(self, answer: Any) -> Any:
-        """Add a frame, and return the result.
-
-        Raises:
-            BaseException: Any error in recording; ``error.partial`` is the result.
-        """
-        try:
-            self._begin_if_wanted()
-            self._take()
-        except BaseException as error:
-            self.keep(error, answer)
-            raise
-        return answer
-
-    def _begin_if_wanted(self) -> None:
+    def _film(self) -> None:
+        """Begin a video if the trigger wants one, and add a frame unless an env to record has no episode yet."""
         if self._frames is None and self._asked < self._steps:
             self._asked = self._steps
             if self._trigger(self._steps):
                 self._frames, self._first = [], self._steps
-
-    def _take(self) -> None:
-        """Add a frame, unless one of the envs has no episode yet and so may have nothing to show."""
         if self._frames is None or not self.have_begun(self._env_ids):
             return
         if len(self._frames) < self._length:  # otherwise the last write failed
@@ -147,22 +127,17 @@ class RecordVideo(AnswerWrapper):
         if not self._frames:
             self._frames = None
             return None
+        path: Path | None = None
         try:
-            path = self._write(self._frames)
+            path = self._new_path()
+            save_animation(path, self._frames, self._fps)
         except BaseException as error:
+            if path is not None:
+                path.unlink(missing_ok=True)
             error.add_note(f"The film of {len(self._frames)} frames is kept; save() writes it as soon as that can be.")
             raise
         self._frames = None
         self.paths.append(path)
-        return path
-
-    def _write(self, frames: list[Array]) -> Path:
-        path = self._new_path()
-        try:
-            save_animation(path, frames, self._fps)
-        except BaseException:
-            path.unlink(missing_ok=True)
-            raise
         return path
 
     def _new_path(self) -> Path:

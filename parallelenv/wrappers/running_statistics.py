@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,9 @@ _PRIOR = 1e-4
 """Weight, in states, of the initial mean 0 and variance 1: as in Gymnasium and Stable-Baselines3."""
 
 
+@dataclass
 class Moments:
     """Count, mean and variance of arrays of one shape.
-
-    Args:
-        shape: Shape of one array.
 
     Attributes:
         count: Number of arrays.
@@ -31,20 +29,17 @@ class Moments:
         squares: ``shape`` float64, the sum of squared distances from the mean.
     """
 
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        self.count = 0
-        self.mean: Array = np.zeros(shape)
-        self.squares: Array = np.zeros(shape)
+    count: int
+    mean: Array
+    squares: Array
 
     @classmethod
     def of(cls, rows: Array) -> Moments:
         """Return the moments of the rows of an array, ``(k, *shape)``."""
-        moments = cls(rows.shape[1:])
-        if len(rows):
-            moments.count = len(rows)
-            moments.mean = rows.mean(axis=0, dtype=np.float64)
-            moments.squares = np.square(rows - moments.mean).sum(axis=0)
-        return moments
+        if not len(rows):
+            return cls(0, np.zeros(rows.shape[1:]), np.zeros(rows.shape[1:]))
+        mean = rows.mean(axis=0, dtype=np.float64)
+        return cls(len(rows), mean, np.square(rows - mean).sum(axis=0))
 
     @property
     def variance(self) -> Array:
@@ -53,46 +48,21 @@ class Moments:
 
     def plus(self, other: Moments) -> Moments:
         """Return the moments of both data sets together (Chan, Golub and LeVeque)."""
-        total = Moments(self.mean.shape)
-        total.count = self.count + other.count
-        if total.count:
-            distance, share = other.mean - self.mean, other.count / total.count
-            total.squares = self.squares + other.squares + distance**2 * (self.count * share)
-            total.mean = self.mean + distance * share
-        return total
+        total = self.count + other.count
+        distance, share = other.mean - self.mean, other.count / max(total, 1)
+        squares = self.squares + other.squares + distance**2 * (self.count * share)
+        return Moments(total, self.mean + distance * share, squares)
 
     @property
     def is_finite(self) -> bool:
         """Whether they remain usable: `guess` also needs the square of the mean."""
         return bool(np.isfinite(self.squares + self.mean**2).all())
 
-    def refuse_nonsense(self) -> None:
-        """Check for values that no data can have.
-
-        Raises:
-            ValueError: If there are any.
-        """
-        if not self.mean.dtype == self.squares.dtype == np.float64 or self.mean.shape != self.squares.shape:
-            raise ValueError("mean and squares are not float64 of one shape")
-        if self.count < 0 or not self.is_finite or (self.squares < 0).any():
-            raise ValueError("count, mean or squares have values that none can have")
-
     def guess(self) -> tuple[Array, Array]:
         """Return mean and variance including the prior, so that a few arrays do not weigh too much."""
         total = self.count + _PRIOR
         squares = self.squares + _PRIOR + self.mean**2 * (self.count * _PRIOR / total)
         return self.mean * (self.count / total), squares / total
-
-
-def _as_rows(name: str, rows: Any) -> Array:
-    """Return rows of real numbers as an array."""
-    try:
-        array = np.asarray(rows)
-    except ValueError:  # ragged lists
-        array = np.array(None)
-    if array.dtype.kind not in "fiub" or not array.ndim:
-        raise ArgumentError(f"batch[{name!r}] must be an array of real numbers, (k, *shape); found was {rows!r:.80}.")
-    return array
 
 
 class RunningStatistics:
@@ -105,18 +75,10 @@ class RunningStatistics:
 
     Attributes:
         leaves: The `Moments` of each leaf, by the same paths.
-
-    Raises:
-        ArgumentError: If ``shapes`` is not a dict of tuples.
     """
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        if not isinstance(shapes, Mapping) or not all(isinstance(shape, tuple) for shape in shapes.values()):
-            raise ArgumentError(
-                f"shapes={show(shapes)} must be a dict with the shape of each leaf, {{'': (4,)}} for states of 4 "
-                "numbers."
-            )
-        self.leaves = {name: Moments(tuple(shape)) for name, shape in shapes.items()}
+        self.leaves = {name: Moments.of(np.zeros((0, *shape))) for name, shape in shapes.items()}
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -128,37 +90,36 @@ class RunningStatistics:
         """Number of states counted."""
         return max((moments.count for moments in self.leaves.values()), default=0)
 
-    def update(self, batch: Mapping[str, Array]) -> None:
+    def update(self, batch: Mapping[str, Array], env_ids: Sequence[int] | Array | None = None) -> None:
         """Add a batch.
 
         Args:
             batch: ``(k, *shape)`` for each leaf.
+            env_ids: The env of each row, for error messages.
 
         Raises:
-            ArgumentError: If leaves or shapes differ, or a value is not an array of real numbers.
+            ArgumentError: If leaves or shapes differ.
             EnvContractError: If mean or variance would become nan or infinite permanently. In both cases nothing was
                 added.
         """
-        found = self.spoilers(batch)
-        if found:
-            places = ", ".join(f"{len(rows)} rows of {name!r}" for name, rows in found.items())
-            raise EnvContractError(f"Mean or variance would become nan or infinite for ever by {places} of the batch.")
-
-    def spoilers(self, batch: Mapping[str, Array]) -> dict[str, list[int]]:
-        """Add a batch like `update`; if mean or variance would not stay finite, return the rows at fault by leaf."""
         if not isinstance(batch, Mapping):
             raise ArgumentError(f"batch={show(batch)} must be a dict of arrays, one for each of {list(self.leaves)}.")
-        arrays = {name: _as_rows(name, rows) for name, rows in batch.items()}
+        arrays = {name: np.asarray(rows) for name, rows in batch.items()}
         with np.errstate(all="ignore"):  # overflows are detected below
-            moments = {name: Moments.of(rows) for name, rows in arrays.items()}
-            total = self._plus(moments, "The batch")
-            wrong = [name for name, leaf in total.items() if not leaf.is_finite]
-            if wrong:
-                return {name: self._spoilers_of(name, arrays[name]) for name in wrong}
+            total = self._plus(self.leaves, {name: Moments.of(rows) for name, rows in arrays.items()}, "The batch")
+            wrong = [name for name, moments in total.items() if not moments.is_finite]
+            rows = sorted({row for name in wrong for row in self._spoilers(name, arrays[name])})
+        if wrong:
+            at_fault = () if env_ids is None else tuple(sorted(int(env_ids[row]) for row in rows))
+            where = f"envs {list(at_fault)}" if at_fault else f"rows {rows} of the batch"
+            raise EnvContractError(
+                f"{where} would make mean or variance of leaves {wrong} nan or infinite for ever. Nothing of the batch "
+                "was counted. Look into these envs with get_env_attr(), or set frozen=True.",
+                at_fault,
+            )
         self.leaves.update(total)
-        return {}
 
-    def _spoilers_of(self, name: str, rows: Array) -> list[int]:
+    def _spoilers(self, name: str, rows: Array) -> list[int]:
         """Return the rows that make a leaf infinite by themselves; all rows if only several together do."""
         own = self.leaves[name]
         alone = [row for row in range(len(rows)) if not own.plus(Moments.of(rows[row : row + 1])).is_finite]
@@ -169,50 +130,38 @@ class RunningStatistics:
 
         Raises:
             ArgumentError: If one is not `RunningStatistics`, or its leaves or shapes differ.
-            EnvContractError: See `update`. In both cases nothing was added.
         """
-        total = dict(self.leaves)
-        with np.errstate(all="ignore"):  # overflows are detected below
-            for other in others:
-                if not isinstance(other, RunningStatistics):
-                    raise ArgumentError(f"{show(other)} cannot be merged. Give RunningStatistics.")
-                total = self._plus(other.leaves, "The other", total)
-            is_finite = all(leaf.is_finite for leaf in total.values())
-        if not is_finite:
-            raise EnvContractError("Mean or variance would become nan or infinite for ever by what is to be merged.")
+        total: Mapping[str, Moments] = self.leaves
+        for other in others:
+            if not isinstance(other, RunningStatistics):
+                raise ArgumentError(f"{show(other)} cannot be merged. Give RunningStatistics.")
+            total = self._plus(total, other.leaves, "The other")
         self.leaves.update(total)
 
-    def _plus(
-        self, leaves: Mapping[str, Moments], which: str, so_far: Mapping[str, Moments] | None = None
-    ) -> dict[str, Moments]:
-        """Return the sums with other leaves; nothing is changed."""
-        shapes = {name: moments.mean.shape for name, moments in leaves.items()}
+    def _plus(self, leaves: Mapping[str, Moments], others: Mapping[str, Moments], which: str) -> dict[str, Moments]:
+        """Return the sums of leaves; nothing is changed."""
+        shapes = {name: moments.mean.shape for name, moments in others.items()}
         if shapes != self.shapes:
             raise ArgumentError(
                 f"{which} has the leaves {shapes}, but these statistics are of {self.shapes}. Only statistics of the "
                 "same space belong together."
             )
-        return {name: moments.plus(leaves[name]) for name, moments in (so_far or self.leaves).items()}
+        return {name: moments.plus(others[name]) for name, moments in leaves.items()}
 
     def save(self, path: str | Path) -> None:
         """Write them to a file in numpy's ``.npz`` format. An existing file is replaced once all is written.
 
         Raises:
-            ArgumentError: If ``path`` is not a file path.
             OSError: If it cannot be written; no partial file remains.
         """
-        if not isinstance(path, (str, os.PathLike)) or not Path(path).name or "\0" in str(path):
-            raise ArgumentError(f"path={show(path)} is no path of a file.")
-        target = Path(path)
         arrays: dict[str, Any] = {"names": np.array(list(self.leaves), dtype=str)}
         for index, moments in enumerate(self.leaves.values()):
-            arrays[f"count{index}"] = np.int64(moments.count)
-            arrays[f"mean{index}"], arrays[f"squares{index}"] = moments.mean, moments.squares
-        part = target.with_name(target.name + ".part")
+            arrays.update({f"{name}{index}": value for name, value in vars(moments).items()})
+        part = Path(path).with_name(Path(path).name + ".part")
         try:
             with part.open("wb") as file:  # given a name, numpy would add a suffix
                 np.savez(file, **arrays)
-            part.replace(target)
+            part.replace(path)
         except BaseException:
             with contextlib.suppress(OSError):  # it may not exist
                 part.unlink()
@@ -226,19 +175,15 @@ class RunningStatistics:
             ArgumentError: If the file is of another kind.
             OSError: If it cannot be read.
         """
+        loaded = cls({})
         try:
             with np.load(path, allow_pickle=False) as found:
-                names = found["names"].tolist()
-                loaded = cls({name: found[f"mean{index}"].shape for index, name in enumerate(names)})
-                for index, moments in enumerate(loaded.leaves.values()):
-                    moments.count = int(found[f"count{index}"])
-                    moments.mean, moments.squares = found[f"mean{index}"], found[f"squares{index}"]
-                    moments.refuse_nonsense()
-                if len(loaded.leaves) != len(names):
-                    raise ValueError("a name stands there twice")
+                for index, name in enumerate(found["names"].tolist()):
+                    count, mean, squares = (found[f"{part}{index}"] for part in ("count", "mean", "squares"))
+                    loaded.leaves[name] = Moments(int(count), mean, squares)
         except (ValueError, LookupError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
             raise ArgumentError(
-                f"path={str(path)!r} is no file of statistics ({type(error).__name__}: {error}). Give one that "
+                f"path={str(path)!r} is not a file of statistics ({type(error).__name__}: {error}). Give one that "
                 "RunningStatistics.save() wrote."
             ) from error
         return loaded

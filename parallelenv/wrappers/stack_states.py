@@ -7,6 +7,7 @@ from typing import Any, Literal, NoReturn
 import numpy as np
 from gymnasium.vector.utils import batch_space
 
+from parallelenv.contract import migration_hints
 from parallelenv.contract.arguments import check_positive
 from parallelenv.contract.batch import Array
 from parallelenv.contract.error_text import show
@@ -41,16 +42,16 @@ class StackStates(StateWrapper):
                 f"padding_type={show(padding_type)} is not known; expected 'reset' (the first state again) or 'zero'."
             )
         structure = Structure(space_of(env))
-        loose = [index for index in range(len(structure.leaves)) if not structure.is_fixed(index)]
+        loose = [structure.describe(index) for index in range(len(structure.leaves)) if not structure.is_fixed(index)]
         if structure.space is None:
             raise ArgumentError(
-                "The envs declare no space that the states of all are in, so these cannot be stacked. Say what they "
-                "are: ParallelEnv(..., spaces=(observation_space, action_space))."
+                "The envs share no observation space, so their states cannot be stacked. If they declare none, "
+                f"{migration_hints.GIVE_SPACES}."
             )
         if loose:
             raise ArgumentError(
-                f"state{structure.describe(loose[0])} is in {structure.leaves[loose[0]]}, which has no fixed form to "
-                "stack. Take it out with a StateWrapper first."
+                f"state{loose[0]} has no fixed shape and dtype in {structure.space}, so it cannot be stacked. Take it "
+                "out with a StateWrapper first."
             )
         space: Any = structure.space
         super().__init__(env, batch_space(space, stack_size))
@@ -60,7 +61,7 @@ class StackStates(StateWrapper):
         leaves: list[Any] = structure.leaves
         self._stacks: list[Array] = [np.zeros((len(env), stack_size, *leaf.shape), dtype=leaf.dtype) for leaf in leaves]
 
-    def began(self, states: Any, env_ids: tuple[int, ...]) -> Any:
+    def on_reset(self, states: Any, env_ids: tuple[int, ...]) -> Any:
         """Start new stacks, and return them."""
         rows = np.array(env_ids, dtype=np.int64)
         self._fill(rows, self._structure.split(states))
@@ -70,26 +71,20 @@ class StackStates(StateWrapper):
         """Raise an error: the current observation may or may not be on the stack already."""
         self._refuse("get_observations")
 
-    def answered(self, result: StepResult) -> StepResult:
+    def on_step(self, result: StepResult) -> StepResult:
         """Push the states, and return the result with stacks as states."""
         stepped = SteppedRows(result, self.raw_space)
-        if stepped.is_nobody:
+        if stepped.all_rest:
             return result
         leaves = [as_array(leaf) for leaf in self._structure.split(stepped.states)]
         begins = stepped.restarted | ~self._is_known[stepped.env_ids]
         if self.restarts:
             begins |= stepped.dones
             self._stack_ended(stepped)
-        goes_on = stepped.env_ids[~begins]
         for stack, leaf in zip(self._stacks, leaves, strict=True):
-            stack[goes_on] = np.concatenate([stack[goes_on, 1:], leaf[~begins][:, None]], axis=1)
+            stack[stepped.env_ids] = np.concatenate([stack[stepped.env_ids, 1:], leaf[:, None]], axis=1)
         self._fill(stepped.env_ids[begins], [leaf[begins] for leaf in leaves])
         return stepped.with_states(self._shown(stepped.env_ids), self.single_observation_space)
-
-    def missed(self, env_ids: tuple[int, ...], has_begun: bool) -> None:
-        """Mark the stacks of episodes whose first state was not seen."""
-        if has_begun:
-            self._is_known[list(env_ids)] = False
 
     def _stack_ended(self, stepped: SteppedRows) -> None:
         """Replace ``ended_state`` in the infos of ended episodes by the last stack."""

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
 
 from parallelenv.contract.copying import deep_copy
-from parallelenv.contract.spaces import Structure, batched
+from parallelenv.contract.spaces import batched
 from parallelenv.errors import UsageError
 from parallelenv.results import StepResult
-from parallelenv.wrappers.answer_rows import Space, SteppedRows, batch_of, check_states, row_of
+from parallelenv.wrappers.answer_rows import Space, SteppedRows, batch_of, check_states, unstacked
 from parallelenv.wrappers.answer_wrapper import AnswerWrapper
 from parallelenv.wrappers.base import ParallelWrapper
 
@@ -58,20 +57,13 @@ class StateWrapper(AnswerWrapper):
         """
         raise UsageError(f"{type(self).__name__} lacks process(states). Write it: it returns states in another form.")
 
-    def began(self, states: Any, env_ids: tuple[int, ...]) -> Any:
+    def on_reset(self, states: Any, env_ids: tuple[int, ...]) -> Any:
         """Return the first states, processed."""
         return self._processed(states, len(env_ids))
 
-    def answered(self, result: StepResult) -> StepResult:
+    def on_step(self, result: StepResult) -> StepResult:
         """Return the result with its states processed, including last states of episodes."""
         return self.processed(SteppedRows(result, self.raw_space))
-
-    def get_observations(self, id: Any = None) -> Any:
-        """Return the processed current observations of tasks. See `TaskPool.get_observations`."""
-        env: Any = self.env
-        return self._of_living(
-            env.get_observations(id), self.chosen(id), lambda states, env_ids: self._processed(states, len(env_ids))
-        )
 
     def processed(self, stepped: SteppedRows) -> StepResult:
         """Return the result with its states processed, including last states of episodes.
@@ -79,20 +71,22 @@ class StateWrapper(AnswerWrapper):
         Raises:
             ArgumentError: If `process` returns something other than a batch of states of the space.
         """
-        ended = [info for info in stepped.infos[stepped.dones] if info.get("ended_state") is not None]
-        last_states = self._last_states(ended) if ended and self.restarts else None
-        result = stepped.result
-        if not stepped.is_nobody:
-            states = self._processed(stepped.states, len(stepped.env_ids))
-            result = stepped.with_states(states, self.single_observation_space)
-        if last_states is not None:  # last, so that infos are unchanged if process() raises
-            structure = Structure(self.single_observation_space)
-            for row, info in enumerate(ended):
-                info["ended_state"] = deep_copy(row_of(structure, last_states, row))
-        return result
+        if stepped.all_rest:
+            return stepped.result
+        states = self._processed(stepped.states, len(stepped.env_ids))
+        infos = [info for info in stepped.infos[stepped.dones] if info.get("ended_state") is not None]
+        if infos and self.restarts:
+            ended = self._processed(batch_of(self.raw_space, [info["ended_state"] for info in infos]), len(infos))
+            for info, state in zip(infos, unstacked(ended, self.single_observation_space, len(infos)), strict=True):
+                info["ended_state"] = state
+        return stepped.with_states(states, self.single_observation_space)
 
-    def _last_states(self, infos: Sequence[dict[str, Any]]) -> Any:
-        return self._processed(batch_of(self.raw_space, [info["ended_state"] for info in infos]), len(infos))
+    def get_observations(self, id: Any = None) -> Any:
+        """Return the processed current observations of tasks. See `TaskPool.get_observations`."""
+        env: Any = self.env
+        return self._without_exhausted(
+            lambda states, env_ids: self._processed(states, len(env_ids)), env.get_observations(id), self.chosen(id)
+        )
 
     def _processed(self, states: Any, num_states: int) -> Any:
         processed = self.process(states)

@@ -18,13 +18,12 @@ from gymnasium.spaces import Box, Dict, Discrete
 from parallelenv import ParallelEnv
 from parallelenv.contract.value_difference import difference
 from parallelenv.errors import ArgumentError, EnvContractError
-from parallelenv.testing.envs import Counter, Ragged, Sheet, Words
+from parallelenv.testing.envs import Counter, Sheet, Words
 from parallelenv.wrappers import (
     NormalizeRewards,
     NormalizeStates,
     RecordEpisodeStatistics,
     RunningStatistics,
-    StackStates,
 )
 
 nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
@@ -254,16 +253,10 @@ def test_statistics_of_different_shapes_are_refused(tmp_path: Path) -> None:
     statistics = RunningStatistics({"": (3,)})
     with pytest.raises(ArgumentError, match=r"The other has the leaves .*\(4,\).*these statistics are of .*\(3,\)"):
         statistics.merge(RunningStatistics({"": (4,)}))
-    wrong: Any
-    for wrong in (5, {"": 3}):
-        with pytest.raises(ArgumentError, match="shapes=.* must be a dict with the shape of each leaf"):
-            RunningStatistics(wrong)
     with pytest.raises(ArgumentError, match="The batch has the leaves .*'x'"):
         statistics.update({"x": np.zeros((2, 3))})
-    nonsense: Any
-    for nonsense in (5, None, {"": 5}, {"": [[1, 2, 3], [1]]}, {"": np.zeros((2, 3), complex)}, {"": "abc"}):
-        with pytest.raises(ArgumentError, match=r"batch.* must be (a dict of arrays|an array of real numbers)"):
-            statistics.update(nonsense)
+    with pytest.raises(ArgumentError, match=r"batch=.* must be a dict of arrays"):
+        statistics.update(np.zeros((2, 3)))  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="5 cannot be merged. Give RunningStatistics"):
         statistics.merge(statistics, 5)  # type: ignore[arg-type]
     assert statistics.count == 0
@@ -272,36 +265,10 @@ def test_statistics_of_different_shapes_are_refused(tmp_path: Path) -> None:
     foreign = tmp_path / "foreign.npz"
     np.savez(foreign, weights=np.zeros(3))
     for path in (text, foreign):
-        with pytest.raises(ArgumentError, match="is no file of statistics"):
+        with pytest.raises(ArgumentError, match="is not a file of statistics"):
             RunningStatistics.load(path)
     with pytest.raises(FileNotFoundError):
         RunningStatistics.load(tmp_path / "absent")
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"count0": np.int64(-5)},
-        {"mean0": np.array(["a", "b"])},
-        {"mean0": np.array([np.nan, 1.0])},
-        {"squares0": np.ones(7)},
-        {"squares0": np.array([-1.0, 1.0])},
-        {"names": np.array(["", ""]), "count1": np.int64(1), "mean1": np.ones(2), "squares1": np.ones(2)},
-    ],
-)
-def test_invalid_statistics_files_are_refused(wrong: dict[str, Any], tmp_path: Path) -> None:
-    path = tmp_path / "scale.npz"
-    right: dict[str, Any] = {
-        "names": np.array([""]),
-        "count0": np.int64(5),
-        "mean0": np.ones(2),
-        "squares0": np.ones(2),
-    }
-    np.savez(path, **right)
-    assert RunningStatistics.load(path).count == 5
-    np.savez(path, **{**right, **wrong})
-    with pytest.raises(ArgumentError, match="is no file of statistics"):
-        RunningStatistics.load(path)
 
 
 def test_failed_save_leaves_no_file(tmp_path: Path) -> None:
@@ -314,10 +281,6 @@ def test_failed_save_leaves_no_file(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(NotADirectoryError):
         statistics.save(tmp_path / "file" / "scale")
-    nowhere: Any
-    for nowhere in ("", "/", 5, None, "a\0b"):
-        with pytest.raises(ArgumentError, match="is no path of a file"):
-            statistics.save(nowhere)
 
 
 @nearby
@@ -330,12 +293,11 @@ def test_state_saved_with_another_gamma_is_refused(make_env: MakeEnv) -> None:
 def test_invalid_arguments_are_refused() -> None:
     with ParallelEnv([Sensor]) as env:
         cases: list[tuple[dict[str, Any], str]] = [
-            ({"keys": ["colour"]}, "has 'colour' in it; the observation space has the keys"),
+            ({"keys": ["colour"]}, r"keys=\['colour'\] must be a list of keys .*'near'"),
             ({"keys": 5}, "keys=5 must be a list of keys"),
+            ({"keys": "far"}, "keys='far' must be a list of keys"),
             ({"frozen": "no"}, "frozen='no' must be True or False"),
-            ({"epsilon": np.inf}, "epsilon=inf must be finite"),
             ({"clip": np.nan}, "clip=nan must be a positive number"),
-            ({"keys": "far"}, r"is a text. Give a list, \['far'\]"),
             ({"clip": 0}, "clip=0 must be a positive number"),
             ({"epsilon": True}, "epsilon=True must be a positive number"),
             ({"statistics": RunningStatistics({"": ()})}, "statistics=<RunningStatistics.*do not fit"),
@@ -356,36 +318,8 @@ def test_invalid_arguments_are_refused() -> None:
             NormalizeStates(env, ["kind"])
     with ParallelEnv([Counter, Words]) as env, pytest.raises(ArgumentError, match="share no.*give ParallelEnv spaces="):
         NormalizeStates(env)
-    with pytest.raises(ArgumentError, match="is no ParallelEnv"):
+    with pytest.raises(ArgumentError, match="is not a ParallelEnv"):
         NormalizeStates(Counter())
-
-
-def test_non_finite_values_are_refused_and_kept_in_the_error() -> None:
-    env = NormalizeRewards(NormalizeStates(ParallelEnv([Sensor] * 2)))
-    with env:
-        env.reset()
-        inner: Any = env.env
-        places = r"state\['far'\] of env 1; state\['near'\] of env 1\. That was not counted"
-        with pytest.raises(EnvContractError, match=places) as caught:
-            env.step([1.0, np.nan])
-        error: Any = caught.value
-        assert error.env_ids == (1,)
-        assert np.isnan(error.refused[1][0]["far"]).all()
-        assert np.isnan(error.refused[1][1])
-        assert error.partial.env_ids.tolist() == [0]
-        assert error.partial.rewards.tolist() == [10.0]
-        assert error.partial.states["far"].shape == (1, 2)
-        assert not hasattr(error, "__notes__")
-        assert inner.statistics.count == 3
-        assert env.returns.tolist() == [1.0, 0.0]
-        inner.frozen = True
-        with pytest.raises(EnvContractError, match=r"ever by: reward of env 0\."):
-            env.step([np.inf, 0.0])
-        assert env.statistics.count == 2
-    with NormalizeRewards(ParallelEnv([partial(Ragged, 0)])) as ragged:
-        ragged.reset()
-        with pytest.raises(EnvContractError, match="NormalizeRewards needs rewards that are numbers; that of env 0"):
-            ragged.step([1])
 
 
 class Told(gym.Env[Any, Any]):
@@ -394,13 +328,13 @@ class Told(gym.Env[Any, Any]):
     observation_space = Box(-np.inf, np.inf, (1,), np.float64)
     action_space = Discrete(2)
 
-    def __init__(self, rewards: Any, states: Any = None, first: float = 0.0) -> None:
-        self.rewards, self.first = rewards, first
+    def __init__(self, rewards: Any, states: Any = None) -> None:
+        self.rewards = rewards
         self.states = states or [1.0] * len(rewards)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         self.count = 0
-        return np.array([self.first]), {}
+        return np.array([0.0]), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self.count += 1
@@ -409,17 +343,19 @@ class Told(gym.Env[Any, Any]):
 
 
 @nearby
-@pytest.mark.parametrize(("huge", "gamma"), [(1e200, 0.99), (-1e155, 1.0), (1.7e308, 1.0)])
-def test_huge_rewards_are_refused_and_not_counted(huge: float, gamma: float, make_env: MakeEnv) -> None:
-    rewards = [1.0, huge, 3.0, 5.0]
-    env = NormalizeRewards(make_env([partial(Told, rewards), partial(Told, [1.0, 2.0, 3.0, 4.0])]), gamma)
+@pytest.mark.parametrize(("wrong", "gamma"), [(1e200, 0.99), (-1e155, 1.0), (1.7e308, 1.0), (np.nan, 1.0)])
+def test_rewards_that_spoil_the_variance_are_refused(wrong: float, gamma: float, make_env: MakeEnv) -> None:
+    kinds = [partial(Told, [1.0, wrong, 3.0, 5.0]), partial(Told, [1.0, 2.0, 3.0, 4.0])]
+    env = NormalizeRewards(make_env(kinds), gamma)
     env.reset()
     env.step([0, 0])
-    with pytest.raises(EnvContractError, match="nan or infinite for ever by: reward of env 0.*frozen=True"):
+    with pytest.raises(EnvContractError, match=r"envs \[0\] would make mean .*frozen=True") as caught:
         env.step([0, 0])
-    assert env.returns.tolist() == [1.0, 1.0 * gamma + 2.0]
+    assert caught.value.env_ids == (0,)
+    assert env.statistics.count == 2
+    env.reset()
     assert np.isfinite(env.step([0, 0]).rewards).all()
-    assert env.statistics.count == 5
+    assert env.returns.tolist() == [1.0, 1.0]
 
 
 def test_returns_that_would_overflow_are_refused() -> None:
@@ -427,42 +363,26 @@ def test_returns_that_would_overflow_are_refused() -> None:
         env.reset()
         for _ in range(10):
             env.step([0])
-        with pytest.raises(EnvContractError, match="reward of env 0"):
+        with pytest.raises(EnvContractError, match=r"envs \[0\] would make"):
             [env.step([0]) for _ in range(88)]
         variance = env.statistics.leaves[""].variance
         assert np.isfinite(variance)
 
 
 @nearby
-@pytest.mark.parametrize("huge", [1e200, -1.7e308, np.nan, np.inf])
-def test_huge_states_are_refused_and_not_counted(huge: float, make_env: MakeEnv) -> None:
-    kinds = [partial(Told, [0.0] * 4, [1.0, huge, 3.0, 4.0]), partial(Told, [0.0] * 4, [5.0, 6.0, 7.0, 8.0])]
+@pytest.mark.parametrize("wrong", [1e200, -1.7e308, np.nan, np.inf])
+def test_states_that_spoil_the_statistics_are_refused(wrong: float, make_env: MakeEnv) -> None:
+    kinds = [partial(Told, [0.0] * 4, [1.0, wrong, 3.0, 4.0]), partial(Told, [0.0] * 4, [5.0, 6.0, 7.0, 8.0])]
     env = NormalizeStates(make_env(kinds), clip=np.inf)
     env.reset()
     env.step([0, 0])
-    with pytest.raises(EnvContractError, match="for ever by: state of env 0") as caught:
+    with pytest.raises(EnvContractError, match=r"envs \[0\] would make .* leaves \[''\] nan") as caught:
         env.step([0, 0])
     error: Any = caught.value
-    assert difference(error.refused[0][0], np.array([huge])) is None
-    left = error.partial
-    assert left.env_ids.tolist() == [1]
-    assert difference(left.states, env.process(np.array([[6.0]]))) is None
+    assert difference(error.partial.states, np.array([[wrong], [6.0]])) is None
+    assert env.statistics.leaves[""].mean == pytest.approx([np.mean([0, 0, 1, 5])])
+    env.reset()
     assert np.isfinite(env.step([0, 0]).states).all()
-    assert env.statistics.leaves[""].mean == pytest.approx([np.mean([0, 0, 1, 5, 6, 3, 7])])
-
-
-@nearby
-def test_refused_first_state_does_not_affect_other_envs(make_env: MakeEnv) -> None:
-    kinds = [partial(Told, [1.0] * 9, first=1e200), partial(Told, [1.0] * 9, first=2.0)]
-    env = StackStates(NormalizeStates(make_env(kinds)), 2)
-    with pytest.raises(EnvContractError, match="for ever by: state of env 0") as caught:
-        env.reset([1, 0])
-    error: Any = caught.value
-    assert error.refused == {0: np.array([1e200])}
-    assert error.partial.shape == (1, 2, 1)
-    states = env.step([0, 0]).states
-    assert states[0, 0] == states[0, 1]  # the padding
-    assert states[1, 0] != states[1, 1]
 
 
 def test_values_whose_sum_of_squares_overflows_are_refused() -> None:
@@ -470,65 +390,12 @@ def test_values_whose_sum_of_squares_overflows_are_refused() -> None:
     statistics.update({"": np.array([1.0, 2.0])})
     huge = np.full(9, 1.3e154)  # their squares are finite, and the sum of these is not
     huge[::2] *= -1
-    with pytest.raises(EnvContractError, match="nan or infinite for ever by 9 rows of ''"):
+    with pytest.raises(EnvContractError, match=r"rows \[0, 1, .*\] of the batch would make mean"):
         statistics.update({"": huge})
-    with pytest.raises(EnvContractError, match="by 1 rows of ''"):
+    with pytest.raises(EnvContractError, match=r"rows \[1\] of the batch"):
         statistics.update({"": np.array([3.0, np.nan])})
-    spoilt = RunningStatistics({"": ()})
-    spoilt.leaves[""].mean = np.array(np.inf)
-    spoilt.leaves[""].count = 1
-    with pytest.raises(EnvContractError, match="by what is to be merged"):
-        statistics.merge(statistics, spoilt)
     assert statistics.count == 2
     assert statistics.leaves[""].mean == 1.5
-
-
-@nearby
-def test_running_return_is_reset_even_if_another_env_is_refused(make_env: MakeEnv) -> None:
-    kinds = [partial(Told, [5.0] * 3), partial(Told, [1.0, 1.0, np.nan])]
-    env = NormalizeRewards(make_env(kinds, asynchronous="restart"), 1.0)
-    env.reset()
-    env.step([0, 0])
-    env.step([0, 0])
-    with pytest.raises(EnvContractError, match="reward of env 1") as caught:
-        env.step([0, 0])
-    error: Any = caught.value
-    assert error.partial.dones.tolist() == [True]
-    assert error.refused[1][2] is True
-    assert env.returns.tolist() == [0.0, 0.0]
-    env.step([0, 0])
-    assert env.returns.tolist() == [5.0, 1.0]
-
-
-@nearby
-def test_outer_wrappers_use_partial_results_of_inner_wrappers(make_env: MakeEnv) -> None:
-    steady = partial(Told, [1.0] * 6, [100.0 * step for step in range(6)])
-    broken = partial(Told, [1.0] * 6, [1.0, 2.0, np.nan, 4.0, 5.0, 6.0])
-    inner = NormalizeStates(make_env([steady, broken]))
-    env = StackStates(inner, 3)
-    env.reset()
-    shown = [env.step([0, 0]).states[0, -1], env.step([0, 0]).states[0, -1]]
-    with pytest.raises(EnvContractError, match="state of env 1") as caught:
-        env.step([0, 0])
-    error: Any = caught.value
-    assert error.partial.states.shape == (1, 3, 1)
-    shown.append(error.partial.states[0, -1])
-    assert error.partial.states[0].tolist() == np.array(shown).tolist()
-    assert abs(np.array(shown)).max() <= 10.0
-    later = env.step([0, 0]).states
-    assert later[0, :2].tolist() == np.array(shown[1:]).tolist()
-
-
-@nearby
-def test_frame_stack_restarts_after_an_end_refused_by_an_inner_wrapper(make_env: MakeEnv) -> None:
-    kinds = [partial(Told, [1.0, 1.0, np.inf], [1.0, 2.0, 3.0], first=7.0)]
-    env = StackStates(NormalizeRewards(make_env(kinds, asynchronous="restart")), 2)
-    env.reset()
-    env.step([0])
-    env.step([0])
-    with pytest.raises(EnvContractError):
-        env.step([0])
-    assert env.step([0]).states.tolist() == [[[1.0], [1.0]]]
 
 
 @nearby

@@ -116,9 +116,12 @@ def test_env_wrapped_during_an_episode_pads_with_its_next_state() -> None:
 
 
 def test_text_states_and_invalid_arguments_are_refused() -> None:
-    with ParallelEnv([Sheet]) as env, pytest.raises(ArgumentError, match=r"state\['word'\] is in Text.*no fixed form"):
+    with ParallelEnv([Sheet]) as env, pytest.raises(ArgumentError, match=r"state\['word'\] has no fixed shape"):
         StackStates(env, 2)
-    with ParallelEnv([Counter, Words]) as env, pytest.raises(ArgumentError, match="declare no space that.*spaces="):
+    with (
+        ParallelEnv([Counter, Words]) as env,
+        pytest.raises(ArgumentError, match="share no observation space.*spaces="),
+    ):
         StackStates(env, 2)
     with ParallelEnv([Counter]) as env:
         with pytest.raises(ArgumentError, match="stack_size=0 must be an int of at least 1"):

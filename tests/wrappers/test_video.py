@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from parallelenv import ParallelEnv
 from parallelenv.errors import ArgumentError, MissingDependencyError
 from parallelenv.notebook.animation import save_animation
 from parallelenv.testing.envs import Counter, Old
-from parallelenv.wrappers import RecordEpisodeStatistics, RecordVideo
+from parallelenv.wrappers import RecordVideo
 
 Image = pytest.importorskip("PIL.Image")
 nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
@@ -126,34 +127,6 @@ def test_error_of_an_env_without_frames_has_results_in_partial(make_env: MakeEnv
         env.reset(seed=1)
     error: Any = caught.value
     assert error.partial.shape == (1, 3)
-    with pytest.raises(ArgumentError, match="render_mode='rgb_array'") as caught:
-        env.step([0], align="batch")
-    error = caught.value
-    assert error.partial[0][2] is False
-    assert error.partial.env_ids.tolist() == [0]
-    assert error.refused == {}
-
-
-@nearby
-def test_error_of_the_trigger_has_results_in_partial(make_env: MakeEnv, tmp_path: Path) -> None:
-    def is_wanted(step: int) -> bool:
-        if step in (0, 2):
-            raise ZeroDivisionError("no idea")
-        return step == 3
-
-    env = RecordEpisodeStatistics(RecordVideo(lamps(make_env, 0), tmp_path, is_wanted, 1))
-    with pytest.raises(ZeroDivisionError) as caught:
-        env.reset()
-    error: Any = caught.value
-    assert error.partial.shape == (1, 3)
-    env.step([0])
-    env.step([0])
-    with pytest.raises(ZeroDivisionError) as caught:
-        env.step([0], align="batch")
-    error = caught.value
-    assert error.partial[0][0][1] == 3
-    assert env.step([0]).infos[0]["episode"]["l"] == 4
-    assert [path.stem for path in env.paths] == ["parallelenv-step-3"]
 
 
 @nearby
@@ -163,12 +136,10 @@ def test_film_that_cannot_be_written_is_kept(make_env: MakeEnv, tmp_path: Path) 
     env.reset()
     folder.rmdir()
     folder.touch()
-    for step in (1, 2):
+    for call in (partial(env.step, [0]), env.reset):
         with pytest.raises(FileExistsError) as caught:
-            env.step([0])
-        error: Any = caught.value
-        assert error.partial.states[0, 1] == step
-        assert error.__notes__ == ["The film of 2 frames is kept; save() writes it as soon as that can be."]
+            call()
+        assert caught.value.__notes__ == ["The film of 2 frames is kept; save() writes it as soon as that can be."]
     with pytest.raises(FileExistsError):
         env.close()
     assert env.closed
@@ -261,17 +232,11 @@ def test_invalid_arguments_are_refused(tmp_path: Path, monkeypatch: pytest.Monke
             ({"fps": 0}, "fps=0 must be a number of frames"),
             ({"id": []}, r"id=\[\] names no envs"),
             ({"id": 3}, "names env 3"),
-            ({"name_prefix": "a/b"}, "name_prefix='a/b' is no beginning of a file name"),
-            ({"name_prefix": "../up"}, "without slashes"),
-            ({"name_prefix": ""}, "name_prefix='' is no"),
-            ({"name_prefix": 5}, "name_prefix=5 is no"),
+            ({"name_prefix": "../up"}, "name_prefix='../up' cannot begin a file name.*without slashes"),
         ]
         for wrong, message in cases:
             with pytest.raises(ArgumentError, match=message):
                 RecordVideo(env, tmp_path, **wrong)
-        for folder in (None, 5):
-            with pytest.raises(ArgumentError, match="is no path of a folder"):
-                RecordVideo(env, folder)  # type: ignore[arg-type]
         monkeypatch.setitem(sys.modules, "PIL", None)
         with pytest.raises(MissingDependencyError, match="pip install pillow"):
             RecordVideo(env, tmp_path)
