@@ -142,9 +142,15 @@ class Bell:
         self.words = memoryview(memory.map).cast("Q")
         self._entries: dict[tuple[int, ...], Entry] = {}  # by env ids of the worker
         self.queue: list[tuple[Entry, Message, Wire]] = []
+        opened: list[int] = []
         with DeferSigint():
-            self.fileno = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-            self._bells = [os.eventfd(value, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for value in (1, 0)]
+            try:
+                opened.extend(os.eventfd(value, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for value in (0, 1, 0))
+            except OSError:
+                for descriptor in opened:
+                    os.close(descriptor)
+                raise
+            self.fileno, *self._bells = opened
 
     def enter(self, env_ids: tuple[int, ...]) -> Entry:
         """Return the entry of a new worker; one that takes the place of another gets its words."""

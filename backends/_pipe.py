@@ -23,6 +23,7 @@ from parallelenv.contract.codec import DONE, PLAIN_STEPS, Message, encode_reply
 from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.contract.message_channel import MessageChannel, MessageStep
 from parallelenv.contract.protocol import Command, Death, Printed, RepeatedStep, Reply
+from parallelenv.errors import WorkerStartError
 from parallelenv.worker.worker_log import WorkerLog
 
 _HEARTBEAT = 0.25
@@ -308,8 +309,19 @@ class Switchboard:
         self.bell: Any = None
 
     def make_bell(self, num_workers: int) -> None:
-        """Let a bell announce plain steps from now on."""
-        self.bell = Bell(num_workers)
+        """Let a bell announce plain steps from now on.
+
+        Raises:
+            WorkerStartError: If there are not enough descriptors.
+        """
+        try:
+            self.bell = Bell(num_workers)
+        except WorkerStartError:
+            raise
+        except OSError as error:
+            raise WorkerStartError(
+                f"What wakes workers could not be opened ({error}). Raise the limit on open files (ulimit -n)."
+            ) from error
         self.poller.watch(self.bell)
 
     def prepare_step(self, commands: Sequence[tuple[Any, Command]]) -> RepeatedStep | None:

@@ -38,7 +38,7 @@ def in_constructor(context: Context) -> float:
     began = time.monotonic()
     with pytest.raises(ZeroDivisionError, match="env 1 fell over") as caught:
         context.make(faulty(context.folder, number=1, birth="fall"))
-    _check_message(caught.value, "build")
+    _check_message(caught.value, "its constructor")
     told = time.monotonic()
     assert [context.has("closed", number) for number in range(4)] == [True, False, True, True]
     return max(told - began, begin_all(context.make()) - told)
@@ -123,7 +123,7 @@ def in_render(context: Context) -> float:
     began = time.monotonic()
     with pytest.raises(ZeroDivisionError, match="env 1 fell over") as caught:
         env.render()
-    _check_message(caught.value, "render")
+    _check_message(caught.value, "render()")
     return step_all(env) - began
 
 
