@@ -153,13 +153,21 @@ class Collector(Stoppable):
         is_over = any_of(listen_to)
         if num_steps is not None:
             arguments.check_positive("num_steps", num_steps)
-        data, seconds = self._gather(num_steps or self._next_steps, lambda _: is_over(), progress)
-        info = self._rollout_info(data, seconds)
-        self.history.note(info["episode_returns"], self.version, info["num_samples"], seconds)
-        return data, info
+        data, seconds = self.gather(num_steps or self._next_steps, lambda _: is_over(), progress)
+        ended = count_episodes(data, self._open_episodes, data.env_ids)
+        num_samples = int(data.valid.sum())
+        self.history.note(ended.returns, self.version, num_samples, seconds)
+        return data, {
+            "episode_returns": ended.returns,
+            "episode_lengths": ended.lengths,
+            "num_steps": len(data),
+            "num_samples": num_samples,
+            "seconds": seconds,
+            "version": self.version,
+        }
 
-    def _gather(self, num_steps: int, is_over: Callable[[int], bool], progress: bool) -> tuple[Rollout, float]:
-        """Return the next steps as a rollout, and the seconds they took."""
+    def gather(self, num_steps: int, is_over: Callable[[int], bool], progress: bool) -> tuple[Rollout, float]:
+        """Return the next steps as a rollout, and the seconds they took. For `is_over` see `HostRollout`."""
         began = time.perf_counter()
         with _with_collector_hints("envs"):
             if self._needs_reset:
@@ -171,18 +179,6 @@ class Collector(Stoppable):
         self._next_steps = self._num_steps
         self._rnn_state = deep_copy(data.rnn_state)
         return data, time.perf_counter() - began
-
-    def _rollout_info(self, data: Rollout, seconds: float) -> Info:
-        """Return the info of a rollout, and add the rollout to the episodes in progress."""
-        ended = count_episodes(data, self._open_episodes, data.env_ids)
-        return {
-            "episode_returns": ended.returns,
-            "episode_lengths": ended.lengths,
-            "num_steps": len(data),
-            "num_samples": int(data.valid.sum()),
-            "seconds": seconds,
-            "version": self.version,
-        }
 
     @single_threaded
     def evaluate(self, num_episodes: int = 10, *, seed: int | None = None, progress: bool = True) -> Evaluation:
