@@ -109,7 +109,7 @@ class CollectorEnv:
         data: Rollout | None = None
         seconds = 0.0
         try:
-            data, seconds = collector.gather(
+            data, seconds = collector._gather(
                 request.num_steps, lambda num_made: num_made > 0 and time.perf_counter() >= end, progress=False
             )
         except Exception as error:  # noqa: BLE001 (users' code runs; the error is sent)

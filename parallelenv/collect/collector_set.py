@@ -94,14 +94,16 @@ class CollectorSet(Stoppable):
         **options: Any,
     ) -> None:
         super().__init__()
+        _check(num_workers, num_steps, start_steps, fraction_samples, max_restarts, compress_data, para_mode, options)
         makers = {"make_policy": make_policy, "make_envs": make_envs, "make_test_envs": make_test_envs}
-        options = {"timeout": timeout, "num_cpus": num_workers, **options}
-        check_set(num_workers, num_steps, start_steps, fraction_samples, max_restarts, compress_data)
-        _check_makers(makers)
-        _check_options(para_mode, options)
+        check_policy_maker(make_policy)
+        check_env_maker(make_envs, "make_envs")
+        if make_test_envs is not None:
+            check_env_maker(make_test_envs, "make_test_envs")
         seed = arguments.check_base_seed(seed)
         given = {**makers, "num_steps": num_steps, "seed": seed, "world_size": num_workers}
         envs = [functools.partial(CollectorEnv, {**given, "rank": rank}, compress_data) for rank in range(num_workers)]
+        options = {"timeout": timeout, "num_cpus": num_workers, **options}
         self._word = para_mode
         self._num_steps, self._start_steps = num_steps, start_steps or num_steps
         self._fresh = set(range(num_workers))  # collectors that have not made their first collection
@@ -160,8 +162,8 @@ class CollectorSet(Stoppable):
             * ``num_steps``, ``version`` and ``staleness``, ``(num_workers,)`` each: the steps of each collector, the
               (oldest) version of its policy, and how many versions that is behind; below 0 if `set_weights` went back
               to an earlier version;
-            * ``lost_samples``: at most how many samples collectors had made and not sent when they died: those of about
-              0.5 s each, in `stream` of a whole collection. These collectors were replaced;
+            * ``lost_samples``: upper bound of the samples that collectors had made and not sent when they died: all that
+              was requested from them, about 0.5 s of work each, or in `stream` a whole collection;
             * with ``compress_data``: ``num_bytes`` and ``num_bytes_sent``.
 
         Raises:
@@ -373,10 +375,17 @@ class CollectorSet(Stoppable):
         return f"<parallelenv.CollectorSet of {count(len(self), 'collector')}, para_mode={self._word!r}, {state}>"
 
 
-def check_set(
-    num_workers: Any, num_steps: Any, start_steps: Any, fraction: Any, max_restarts: Any, compresses: Any
+def _check(
+    num_workers: Any,
+    num_steps: Any,
+    start_steps: Any,
+    fraction: Any,
+    max_restarts: Any,
+    compresses: Any,
+    para_mode: Any,
+    options: dict[str, Any],
 ) -> None:
-    """Refuse invalid arguments of a `CollectorSet`."""
+    """Refuse invalid arguments of a `CollectorSet`, before any worker starts."""
     for name, value in (("num_workers", num_workers), ("num_steps", num_steps), ("max_restarts", max_restarts)):
         arguments.check_positive(name, value)
     arguments.check_positive("start_steps", num_steps if start_steps is None else start_steps)
@@ -385,28 +394,15 @@ def check_set(
         raise ArgumentError(f"fraction_samples={show(fraction)} must be a number above 0, and 1 at most.")
     if compresses:
         zstandard()
-
-
-def _check_makers(makers: dict[str, Any]) -> None:
-    """Refuse functions that cannot be called as collectors do, before any worker starts."""
-    check_policy_maker(makers["make_policy"])
-    check_env_maker(makers["make_envs"], "make_envs")
-    if makers["make_test_envs"] is not None:
-        check_env_maker(makers["make_test_envs"], "make_test_envs")
-
-
-def _check_options(para_mode: Any, options: dict[str, Any]) -> None:
-    """Refuse a mode or arguments of `ParallelEnv` that are about envs, not about how they are run."""
     if isinstance(para_mode, str) and para_mode == registry.AUTO:
         raise ArgumentError(
             f"para_mode={para_mode!r} measures envs, and collectors are not envs. Name the mode: 'subproc', or 'ray'."
         )
-    for name in ("asynchronous", "copy", "envs", "on_failure", "spaces"):
-        if name in options:
-            raise ArgumentError(
-                f"{name}={show(options[name])} is about envs, and a CollectorSet runs collectors. Give it to the "
-                "ParallelEnv in make_envs."
-            )
+    for name in {"asynchronous", "copy", "envs", "on_failure", "spaces"}.intersection(options):
+        raise ArgumentError(
+            f"{name}={show(options[name])} is about envs, and a CollectorSet runs collectors. Give it to the "
+            "ParallelEnv in make_envs."
+        )
 
 
 def _start(

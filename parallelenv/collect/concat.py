@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -10,14 +9,11 @@ from typing import Any
 import numpy as np
 
 from parallelenv.contract.batch import Array
-from parallelenv.contract.rollout_data import ExtrasFormat, StepIndex, empty_array, join_forms, map_leaves
+from parallelenv.contract.rollout_data import ExtrasFormat, empty_array, join_forms, map_leaves
 from parallelenv.contract.spaces import is_tensor, object_array
 from parallelenv.errors import ArgumentError
 from parallelenv.rollouts.evaluation import Evaluation
 from parallelenv.rollouts.trajectory import Rollout
-
-IN_TIME, BESIDE = 0, 1
-"""Axes of rollouts along which they can be joined."""
 
 
 def refuse_different(one: Rollout, other: Rollout, what: str) -> None:
@@ -31,7 +27,7 @@ def refuse_different(one: Rollout, other: Rollout, what: str) -> None:
         if forms[0] != forms[1] and (name != "rnn_state" or None not in forms):
             raise ArgumentError(f"{what} cannot be put together: their {name} are {forms[0]} and {forms[1]}.")
     try:
-        _extras_forms((one, other))
+        _forms((one, other))
     except ArgumentError as error:
         raise ArgumentError(f"{what} cannot be put together. {error}") from None
 
@@ -45,56 +41,101 @@ def can_follow(one: Rollout, other: Rollout) -> bool:
     return len(one.env_ids) == len(other.env_ids)
 
 
-def join(parts: Sequence[Rollout], axis: int) -> Rollout:
-    """Join rollouts that `refuse_different` accepts.
+def join_in_time(parts: Sequence[Rollout]) -> Rollout:
+    """Join consecutive rollouts of the same envs.
+
+    If a part begins an episode while the one before it left the env's episode open, because the env was lost, the open
+    one becomes truncated, with its last known state.
+    """
+    first, last = parts[0], parts[-1]
+    if first is last:
+        return first
+    offsets = [(step, 0) for step in np.cumsum([0, *map(len, parts[:-1])]).tolist()]
+    cuts = [_cut_off(*one) for one in zip(parts, parts[1:], offsets, strict=False)]
+    return Rollout(
+        **_stacked(parts, offsets, cuts),
+        env_ids=first.env_ids,
+        starts=first.starts,
+        final_states=last.final_states,
+        rnn_state=last.rnn_state,
+    )
+
+
+def join_beside(parts: Sequence[Rollout]) -> Rollout:
+    """Join rollouts of different envs, which are renumbered. Shorter ones are padded with steps that are not valid."""
+    if len(parts) == 1:
+        return parts[0]
+    *columns, num_envs = np.cumsum([0, *(len(part.env_ids) for part in parts)]).tolist()
+    own = [slice(column, column + len(part.env_ids)) for part, column in zip(parts, columns, strict=True)]
+    join_leaves = partial(_placed, places=own, shape=(num_envs,))
+    memories = [part.rnn_state for part in parts]
+    return Rollout(
+        **_stacked(parts, [(0, column) for column in columns], []),
+        env_ids=np.arange(num_envs, dtype=np.int64),
+        starts=np.concatenate([part.starts for part in parts]),
+        final_states=_walk(parts[0].states, [part.final_states for part in parts], join_leaves),
+        rnn_state=None if any(one is None for one in memories) else _walk(memories[0], memories, join_leaves),
+    )
+
+
+Ends = tuple[Any, Array]
+"""Last states of episodes, and the step and column where each ended."""
+
+
+def _stacked(parts: Sequence[Rollout], offsets: Sequence[tuple[int, int]], cuts: Sequence[Ends]) -> dict[str, Any]:
+    """Return what joined rollouts have of every step.
 
     Args:
         parts: The rollouts.
-        axis: `IN_TIME` joins consecutive rollouts of the same envs. If a part begins an episode while the one before
-            it left the env's episode open, because the env was lost, the open one becomes truncated, with its last
-            known state. `BESIDE` joins rollouts of different envs, which are renumbered. Shorter ones are padded with
-            steps that are not valid.
+        offsets: First step and column of each.
+        cuts: Episodes that become truncated.
     """
-    if len(parts) == 1:
-        return parts[0]
-    edges, zeros = np.cumsum([0, *(part.valid.shape[axis] for part in parts)]).tolist(), [0] * len(parts)
-    if axis == IN_TIME:
-        shape, offsets = (edges[-1], len(parts[0].env_ids)), list(zip(edges, zeros, strict=False))
-    else:
-        shape, offsets = (max(map(len, parts)), edges[-1]), list(zip(zeros, edges, strict=False))
-    columns = [slice(column, column + len(part.env_ids)) for part, (_, column) in zip(parts, offsets, strict=True)]
-    places = [
-        (slice(step, step + len(part)), own) for part, (step, _), own in zip(parts, offsets, columns, strict=True)
-    ]
-
-    def stacked(name: str) -> Any:
-        return _walk(getattr(parts[0], name), _each(parts, name), partial(_placed, places=places, shape=shape))
-
-    def beside(name: str, form: Any) -> Any:
-        return _walk(form, _each(parts, name), partial(_placed, places=columns, shape=shape[1:]))
-
-    joined = {name: stacked(name) for name in ("states", "actions", "rewards", "terminated", "truncated", "valid")}
-    joined["extras"] = _extras(parts, places, shape)
-    joined |= {name: _moved(_each(parts, name), offsets) for name in ("infos", "reset_infos")}
+    sizes = np.add([part.valid.shape for part in parts], offsets)
+    shape = tuple(sizes.max(axis=0).tolist())
+    places = [tuple(map(slice, offset, size)) for offset, size in zip(offsets, sizes.tolist(), strict=True)]
+    join_leaves = partial(_placed, places=places, shape=shape)
+    joined: dict[str, Any] = {}
+    for name in ("states", "actions", "rewards", "terminated", "truncated", "valid"):
+        nests = [getattr(part, name) for part in parts]
+        joined[name] = _walk(nests[0], nests, join_leaves)
+    for _, at in cuts:
+        joined["truncated"][tuple(at.T)] = True
+    forms = _forms(parts).items()
+    joined["extras"] = {name: empty_array((*shape, *form.shape), form.dtype) for name, form in forms}
+    for part, place in zip(parts, places, strict=True):
+        for name, array in part.extras.items():
+            joined["extras"][name][place] = array
     ends = [(part.ended_states, np.argwhere(part.dones) + offset) for part, offset in zip(parts, offsets, strict=True)]
-    if axis == IN_TIME:
-        cuts = [_cut_off(*pair) for pair in itertools.pairwise(parts)]
-        ends += [(states, at + offset) for (states, at), offset in zip(cuts, offsets, strict=False)]
-        for _, at in ends[len(parts) :]:
-            joined["truncated"][tuple(at.T)] = True
-        joined |= {name: getattr(parts[0], name) for name in ("env_ids", "starts")}
-        joined |= {name: getattr(parts[-1], name) for name in ("final_states", "rnn_state")}
-    else:
-        joined |= {"env_ids": np.arange(edges[-1], dtype=np.int64), "starts": beside("starts", None)}
-        has_memory = all(part.rnn_state is not None for part in parts)
-        joined["rnn_state"] = beside("rnn_state", parts[0].rnn_state) if has_memory else None
-        joined["final_states"] = beside("final_states", parts[0].states)
-    joined["ended_states"] = _ended_states(joined["terminated"] | joined["truncated"], ends)
-    return Rollout(**joined)
+    joined["ended_states"] = _ended_states(joined["terminated"] | joined["truncated"], [*ends, *cuts])
+    for name in ("infos", "reset_infos"):
+        infos = {
+            (step + first, env_id + column): info
+            for part, (first, column) in zip(parts, offsets, strict=True)
+            for (step, env_id), info in getattr(part, name).items()
+        }
+        joined[name] = {place: infos[place] for place in sorted(infos)}
+    return joined
 
 
-def _each(parts: Sequence[Rollout], name: str) -> list[Any]:
-    return [getattr(part, name) for part in parts]
+def _cut_off(part: Rollout, later: Rollout, offset: tuple[int, int]) -> Ends:
+    """Return the episodes that a rollout leaves open and the later one does not continue."""
+    last = len(part) - 1 - part.valid[::-1].argmax(axis=0)
+    is_open = part.valid.any(axis=0) & ~part.dones[last, np.arange(len(last))]
+    columns = np.flatnonzero(later.starts & is_open)
+
+    def chosen(leaves: list[Any]) -> Any:
+        (leaf,) = leaves
+        return object_array([leaf[column] for column in columns]) if isinstance(leaf, tuple) else leaf[columns]
+
+    return _walk(part.states, [part.final_states], chosen), np.column_stack([last[columns], columns]) + offset
+
+
+def _ended_states(dones: Array, ends: Sequence[Ends]) -> Any:
+    """Return all last states in the order of the ``True`` in ``dones``."""
+    number = dones.ravel().cumsum().reshape(dones.shape) - 1
+    known = [(states, number[tuple(at.T)]) for states, at in ends if len(at)] or [(ends[0][0], slice(0))]
+    states, numbers = zip(*known, strict=True)
+    return _walk(states[0], states, partial(_placed, places=numbers, shape=(int(dones.sum()),)))
 
 
 def _walk(form: Any, nests: Sequence[Any], join_leaves: Callable[[list[Any]], Any]) -> Any:
@@ -120,67 +161,25 @@ def _placed(leaves: list[Any], places: Sequence[Any], shape: tuple[int, ...]) ->
     leaves = [object_array(leaf) if isinstance(leaf, tuple) else leaf for leaf in leaves]
     axes = len(shape)
     if len({(is_tensor(leaf), leaf.shape[axes:], leaf.dtype == object) for leaf in leaves}) > 1:
-        places_of = [np.ndindex(*leaf.shape[:axes]) for leaf in leaves]
+        heads = [leaf.shape[:axes] for leaf in leaves]
         leaves = [
-            object_array([leaf[at] for at in every]).reshape(leaf.shape[:axes])
-            for leaf, every in zip(leaves, places_of, strict=True)
+            object_array([leaf[place] for place in np.ndindex(*head)]).reshape(head)
+            for leaf, head in zip(leaves, heads, strict=True)
         ]
-    shape = (*shape, *leaves[0].shape[axes:])
-    if is_tensor(leaves[0]):
-        whole = leaves[0].new_zeros(shape)
-    else:
-        whole = empty_array(shape, np.result_type(*[leaf.dtype for leaf in leaves]))
+    first, shape = leaves[0], (*shape, *leaves[0].shape[axes:])
+    is_array = not is_tensor(first)
+    whole = empty_array(shape, np.result_type(*[leaf.dtype for leaf in leaves])) if is_array else first.new_zeros(shape)
     for leaf, place in zip(leaves, places, strict=True):
         whole[place] = leaf
     return whole
 
 
-def _extras_forms(parts: Sequence[Rollout]) -> dict[str, ExtrasFormat]:
+def _forms(parts: Sequence[Rollout]) -> dict[str, ExtrasFormat]:
     forms: dict[str, ExtrasFormat] = {}
     for part in parts:
         found = {name: ExtrasFormat(array.shape[2:], array.dtype) for name, array in part.extras.items()}
         forms = join_forms(forms, found)
     return forms
-
-
-def _extras(parts: Sequence[Rollout], places: Sequence[Any], shape: tuple[int, int]) -> dict[str, Array]:
-    """Return the extras of policies, with zeros where a policy returned none."""
-    extras = {name: empty_array((*shape, *form.shape), form.dtype) for name, form in _extras_forms(parts).items()}
-    for part, place in zip(parts, places, strict=True):
-        for name, array in part.extras.items():
-            extras[name][place] = array
-    return extras
-
-
-def _cut_off(part: Rollout, later: Rollout) -> tuple[Any, Array]:
-    """Return last states and places of episodes that a rollout leaves open and the later one does not continue."""
-    last = len(part) - 1 - part.valid[::-1].argmax(axis=0)
-    is_open = part.valid.any(axis=0) & ~part.dones[last, np.arange(len(last))]
-    columns = np.flatnonzero(later.starts & is_open)
-
-    def chosen(leaves: list[Any]) -> Any:
-        (leaf,) = leaves
-        return object_array([leaf[column] for column in columns]) if isinstance(leaf, tuple) else leaf[columns]
-
-    return _walk(part.states, [part.final_states], chosen), np.column_stack([last[columns], columns])
-
-
-def _ended_states(dones: Array, ends: Sequence[tuple[Any, Array]]) -> Any:
-    """Return last states in the order of the ``True`` in ``dones``. ``ends``: states of some ends, and their places."""
-    number = dones.ravel().cumsum().reshape(dones.shape) - 1
-    known = [(states, number[tuple(at.T)]) for states, at in ends if len(at)] or [(ends[0][0], slice(0))]
-    states, numbers = zip(*known, strict=True)
-    return _walk(states[0], states, partial(_placed, places=numbers, shape=(int(dones.sum()),)))
-
-
-def _moved(infos_of: Sequence[dict[StepIndex, Any]], offsets: Sequence[tuple[int, int]]) -> dict[StepIndex, Any]:
-    """Return infos by their place in the joined rollout, sorted by step."""
-    moved = {
-        (step + first, env_id + column): info
-        for infos, (first, column) in zip(infos_of, offsets, strict=True)
-        for (step, env_id), info in infos.items()
-    }
-    return {place: moved[place] for place in sorted(moved)}
 
 
 def join_evaluations(parts: Sequence[Evaluation]) -> Evaluation:

@@ -11,7 +11,7 @@ import numpy as np
 
 from parallelenv.collect.collector import Info
 from parallelenv.collect.collector_env import CollectRequest, Part
-from parallelenv.collect.concat import BESIDE, IN_TIME, can_follow, join, refuse_different
+from parallelenv.collect.concat import can_follow, join_beside, join_in_time, refuse_different
 from parallelenv.contract.broadcast import Broadcast
 from parallelenv.contract.failures import add_note, raise_failures, with_note
 from parallelenv.contract.protocol import MethodCall
@@ -287,14 +287,14 @@ class Scheduler:
             ArgumentError: If the steps of different collectors cannot be joined. Nothing is removed.
         """
         chosen = {rank: _of_one_kind(self._parts[rank]) for rank in ranks if self._parts[rank]}
-        rollouts = {rank: join([part.open() for part in parts], IN_TIME) for rank, parts in chosen.items()}
+        rollouts = {rank: join_in_time([part.open() for part in parts]) for rank, parts in chosen.items()}
         first = next(iter(rollouts))
         for rank, rollout in rollouts.items():
             try:
                 refuse_different(rollouts[first], rollout, f"The collections of collectors {first} and {rank}")
             except ArgumentError as error:
                 raise ArgumentError(f"{error} Nothing is lost: stream() gives them one by one.") from None
-        data = join(list(rollouts.values()), BESIDE)
+        data = join_beside(list(rollouts.values()))
         for rank, parts in chosen.items():
             del self._parts[rank][: len(parts)]
         taken = [chosen.get(rank, []) for rank in ranks]
