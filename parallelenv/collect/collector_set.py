@@ -162,8 +162,8 @@ class CollectorSet(Stoppable):
             * ``num_steps``, ``version`` and ``staleness``, ``(num_workers,)`` each: the steps of each collector, the
               (oldest) version of its policy, and how many versions that is behind; below 0 if `set_weights` went back
               to an earlier version;
-            * ``lost_samples``: upper bound of the samples that collectors had made and not sent when they died: all that
-              was requested from them, about 0.5 s of work each, or in `stream` a whole collection;
+            * ``lost_samples``: upper bound of the samples that collectors had made and not sent when they died: all
+              that was requested from them, about 0.5 s of work each, or in `stream` a whole collection;
             * with ``compress_data``: ``num_bytes`` and ``num_bytes_sent``.
 
         Raises:
@@ -410,16 +410,7 @@ def _start(
 ) -> ParallelEnv:
     """Return a `ParallelEnv` whose envs are the collectors, one per worker if the mode has workers.
 
-    Args:
-        envs: Functions that make them.
-        para_mode: Mode of the collectors.
-        worker_resources: Resources of each Ray actor.
-        options: Further arguments of the `ParallelEnv`.
-        makers: Functions given by the user, by the name of the argument.
-
-    Raises:
-        ArgumentError: If the mode or the resources are not available.
-        UnpicklableError: If a given function cannot be pickled.
+    ``makers`` are the user's functions, by argument, to name in errors the one that does not pickle.
     """
     if worker_resources is not None:
         if not isinstance(worker_resources, dict) or "ray_options" in options:
@@ -431,20 +422,13 @@ def _start(
     try:
         return ParallelEnv(envs, para_mode, "continue", **options)
     except ArgumentError as error:
-        if worker_resources is None or "ray_options" not in str(error):
-            raise
-        raise ArgumentError(
-            f"worker_resources={show(worker_resources)} cannot be kept with para_mode={para_mode!r}: only Ray gives "
-            "its workers resources. Leave them out, or give para_mode='ray'."
-        ) from error
-    except UnpicklableError:
+        if worker_resources is not None:
+            error.add_note("worker_resources became the ray_options: only Ray gives its workers resources.")
+        raise
+    except UnpicklableError as error:
         for name, make in makers.items():
             try:
                 cloudpickle.dumps(make)
-            except Exception as error:  # pickling runs user code, which may raise anything
-                raise UnpicklableError(
-                    f"{name}={show(make)} cannot move to the collectors' workers: it does not pickle "
-                    f"({type(error).__name__}: {error}). Let it make such things where it runs, or use "
-                    "para_mode='dummy' or 'thread'."
-                ) from error
+            except Exception:  # noqa: BLE001 (pickling runs user code, which may raise anything)
+                error.add_note(f"The envs of a CollectorSet are collectors, and {name}={show(make)} does not pickle.")
         raise
