@@ -686,6 +686,34 @@ def test_error_of_a_policy_keeps_steps_for_the_next_collect(make_set: MakeSet) -
     assert (info["num_samples"], info["lost_samples"], collectors.num_replaced) == (120, 0, 0)
 
 
+class Once(Count):
+    """An env that raises in its 17th step, the first after a collector has sent 16."""
+
+    calls = 0
+
+    def step(self, action: Any) -> Any:
+        self.calls += 1
+        if self.calls == 17:
+            raise ZeroDivisionError("not today")
+        return super().step(action)
+
+
+def test_error_of_an_env_ends_its_episode_at_its_last_step() -> None:
+    def make_envs() -> ParallelEnv:
+        return ParallelEnv([partial(Once, 1000), partial(Count, 1000)], "dummy", "restart")
+
+    with CollectorSet(1, Net, make_envs, num_steps=60, para_mode="dummy", weights=1) as collectors:
+        with pytest.raises(ZeroDivisionError, match="not today"):
+            collectors.collect()
+        data, info = collectors.collect(100)
+    assert data.truncated[15].tolist() == [True, False]
+    assert data.truncated.sum(axis=0).tolist() == [1, 1]
+    assert not data.valid[16, 0]
+    assert info["episode_lengths"][0] == info["episode_returns"][0] == 16
+    assert data.ended_states[0].tolist() == [1000, 16]
+    assert data.valid[-1].all()
+
+
 def test_interrupted_collection_is_returned_by_the_next_collect(mode: str, make_set: MakeSet, tmp_path: Path) -> None:
     collectors = make_set(partial(Waiting, tmp_path, when=20), partial(few, (1000,)), 40)
     with pytest.raises(KeyboardInterrupt), when_waiting(tmp_path, interrupt):

@@ -47,17 +47,24 @@ def join_in_time(parts: Sequence[Rollout]) -> Rollout:
     If a part begins an episode while the one before it left the env's episode open, because the env was lost, the open
     one becomes truncated, with its last known state.
     """
-    first, last = parts[0], parts[-1]
-    if first is last:
-        return first
-    offsets = [(step, 0) for step in np.cumsum([0, *map(len, parts[:-1])]).tolist()]
-    cuts = [_cut_off(*one) for one in zip(parts, parts[1:], offsets, strict=False)]
+    if len(parts) == 1:
+        return parts[0]
+    firsts = np.cumsum([0, *map(len, parts[:-1])]).tolist()
+    dones = np.concatenate([part.dones for part in parts])
+    made = np.concatenate([part.valid for part in parts]) | dones
+    cuts = []
+    for before, later, step in zip(parts, parts[1:], firsts[1:], strict=False):
+        last = step - 1 - made[:step][::-1].argmax(axis=0)
+        is_open = made[:step].any(axis=0) & ~dones[last, np.arange(len(last))]
+        columns = np.flatnonzero(later.starts & is_open)
+        states = _walk(before.states, [before.final_states], partial(_chosen, columns=columns))
+        cuts.append((states, np.column_stack([last[columns], columns])))
     return Rollout(
-        **_stacked(parts, offsets, cuts),
-        env_ids=first.env_ids,
-        starts=first.starts,
-        final_states=last.final_states,
-        rnn_state=last.rnn_state,
+        **_stacked(parts, [(step, 0) for step in firsts], cuts),
+        env_ids=parts[0].env_ids,
+        starts=parts[0].starts,
+        final_states=parts[-1].final_states,
+        rnn_state=parts[-1].rnn_state,
     )
 
 
@@ -117,17 +124,9 @@ def _stacked(parts: Sequence[Rollout], offsets: Sequence[tuple[int, int]], cuts:
     return joined
 
 
-def _cut_off(part: Rollout, later: Rollout, offset: tuple[int, int]) -> Ends:
-    """Return the episodes that a rollout leaves open and the later one does not continue."""
-    last = len(part) - 1 - part.valid[::-1].argmax(axis=0)
-    is_open = part.valid.any(axis=0) & ~part.dones[last, np.arange(len(last))]
-    columns = np.flatnonzero(later.starts & is_open)
-
-    def chosen(leaves: list[Any]) -> Any:
-        (leaf,) = leaves
-        return object_array([leaf[column] for column in columns]) if isinstance(leaf, tuple) else leaf[columns]
-
-    return _walk(part.states, [part.final_states], chosen), np.column_stack([last[columns], columns]) + offset
+def _chosen(leaves: list[Any], columns: Array) -> Any:
+    (leaf,) = leaves
+    return object_array([leaf[column] for column in columns]) if isinstance(leaf, tuple) else leaf[columns]
 
 
 def _ended_states(dones: Array, ends: Sequence[Ends]) -> Any:
