@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import cloudpickle
@@ -23,8 +22,6 @@ from fragile import CAN_DIE, interrupt, two_hosts
 from test_rollout import POLICIES, Count, counts, part, zeros
 
 from parallelenv import Collector, CollectorSet, ParallelEnv, get_worker_info
-from parallelenv.collect.scheduler import ReceivedCollections, Scheduler
-from parallelenv.collect.unsent_samples import UnsentSamples
 from parallelenv.errors import (
     AbsentAttributeError,
     ArgumentError,
@@ -162,7 +159,7 @@ def test_collect_info_covers_all_collectors(make_set: MakeSet) -> None:
     collectors = make_set(Net, few, 20, start_steps=30)
     data, info = collectors.collect()
     assert (len(data), len(collectors.collect()[0]), len(collectors.collect(5)[0])) == (30, 20, 5)
-    names = "episode_lengths episode_returns lost_exactly lost_samples num_samples num_steps seconds staleness version"
+    names = "episode_lengths episode_returns lost_samples num_samples num_steps seconds staleness version"
     assert sorted(info) == names.split()
     assert info["num_steps"].tolist() == [30, 30]
     assert (info["num_samples"], info["lost_samples"]) == (120, 0)
@@ -215,8 +212,12 @@ def keyed() -> ParallelEnv:
     ("says", "make_envs", "match"),
     [
         (lambda rank, number: (None, {"a": np.ones((number, rank + 1))}), few, r"extras\['a'\] are of shape \(2,\)"),
-        (lambda rank, number: ([np.ones(number)] * (rank + 1), None), few, r"rnn_state are \(an array,\) and \(an arr"),
-        (lambda rank, number: (None, None), keyed, r"their states are an array and \{'ab': an array\}"),
+        (
+            lambda rank, number: ([np.ones(number)] * (rank + 1), None),
+            few,
+            r"rnn_state are \['an array'\] and \['an array', 'an",
+        ),
+        (lambda rank, number: (None, None), keyed, r"their states are an array and \{'ab': 'an array'\}"),
     ],
 )
 def test_data_that_cannot_be_merged_raise_and_are_kept(says: Any, make_envs: Any, match: str) -> None:
@@ -288,9 +289,9 @@ def test_fraction_samples_stops_slow_collectors_without_losing_steps(make_set: M
 
 
 def test_fraction_samples_is_not_rounded_up_by_floating_point_error() -> None:
-    handles: Any = SimpleNamespace(sizes=[1] * 25)
-    shares = [0.56, 0.28, 0.04, 0.5, 1.0, 0.001]
-    assert [Scheduler(handles, ReceivedCollections(25), share).enough for share in shares] == [14, 7, 1, 13, 25, 1]
+    for fraction, enough in ((0.56, 14), (0.28, 7), (0.001, 1)):  # 0.56 * 25 is 14.000000000000002
+        with CollectorSet(25, Net, few, num_steps=1, para_mode="dummy", fraction_samples=fraction) as collectors:
+            assert collectors._enough == enough
 
 
 def test_listen_to_stops_all_collectors(make_set: MakeSet, tmp_path: Path) -> None:
@@ -334,7 +335,7 @@ def test_weights_refused_by_the_policy_raise(make_set: MakeSet) -> None:
     with pytest.raises(LookupError, match="no such weights"):
         collectors.set_weights(None)
     collectors.set_weights(1)
-    with pytest.raises(AbsentAttributeError, match="has no 'nois' there"):
+    with pytest.raises(AbsentAttributeError, match="name='nois'.* has no such attribute"):
         collectors.update_policy("nois", 1)
     assert collectors.version == 1
     assert (collectors.collect()[0].actions == 1).all()
@@ -352,9 +353,16 @@ class Pondering(Net):
         super().set_weights(weights)
 
 
-def test_interrupted_set_weights_is_completed_later(make_set: MakeSet, tmp_path: Path) -> None:
-    collectors = make_set(partial(Pondering, tmp_path), few, 4)
-    with pytest.raises(KeyboardInterrupt), when_waiting(tmp_path, interrupt):
+@pytest.mark.parametrize("error", [KeyboardInterrupt, WorkerTimeoutError])
+def test_set_weights_that_ctrl_c_or_a_timeout_ends_are_set_later(
+    mode: str, make_set: MakeSet, tmp_path: Path, error: type[BaseException]
+) -> None:
+    is_late = error is WorkerTimeoutError
+    if is_late and mode == "dummy":
+        pytest.skip("dummy mode has no timeouts")
+    collectors = make_set(partial(Pondering, tmp_path), few, 4, timeout=1.0 if is_late else None)
+    match = r"^collector 1 did not answer within 1.0 s\. The next call of the set" if is_late else "^$"
+    with pytest.raises(error, match=match), when_waiting(tmp_path, (lambda: None) if is_late else interrupt):
         collectors.set_weights(5)
     (tmp_path / "go").touch()
     assert collectors.version == 1
@@ -363,21 +371,6 @@ def test_interrupted_set_weights_is_completed_later(make_set: MakeSet, tmp_path:
     assert (info["version"].tolist(), info["staleness"].tolist()) == ([1, 1], [0, 0])
     collectors.set_weights(6)
     assert collectors.collect()[1]["version"].tolist() == [2, 2]
-
-
-def test_set_weights_that_times_out_is_completed_later(mode: str, make_set: MakeSet, tmp_path: Path) -> None:
-    if mode == "dummy":
-        pytest.skip("dummy mode has no timeouts")
-    collectors = make_set(partial(Pondering, tmp_path), few, 4, timeout=1.0)
-    with pytest.raises(
-        WorkerTimeoutError, match=r"^collector 1 did not answer within 1.0 s\. The next call of the set"
-    ):
-        collectors.set_weights(5)
-    (tmp_path / "go").touch()
-    assert collectors.version == 1
-    data, info = collectors.collect()
-    assert (data.actions == 5).all()
-    assert (info["version"].tolist(), info["staleness"].tolist()) == ([1, 1], [0, 0])
 
 
 def test_unpicklable_weights_are_refused_before_anything_is_sent(make_set: MakeSet) -> None:
@@ -407,7 +400,7 @@ def test_stream_yields_ready_data_and_sends_newer_weights(make_set: MakeSet) -> 
         versions = [version for rank, version in seen if rank == one]
         assert versions == sorted(versions)
         assert lengths[one] == [20, *[12] * (len(lengths[one]) - 1)]
-    assert not collectors._handles.busy
+    assert not collectors._scheduler.in_flight
 
 
 def test_max_in_flight_limits_staleness_of_weights(make_set: MakeSet) -> None:
@@ -426,7 +419,7 @@ def test_collectors_wait_when_the_stream_consumer_is_slower(make_set: MakeSet) -
     stream = collectors.stream()
     for _ in range(3):
         next(stream)
-        assert len(collectors._handles.busy) + len(collectors._collections.waiting) <= 2
+        assert len(collectors._scheduler.in_flight) <= 2
     stream.close()  # type: ignore[attr-defined]
     data, info = collectors.collect(10)
     assert (info["num_steps"] >= 10).all()
@@ -513,7 +506,9 @@ def needs_processes(mode: str) -> None:
         pytest.skip("its workers are not processes")
 
 
-def test_dead_collector_is_replaced_and_loses_only_unsent_steps(mode: str, make_set: MakeSet, tmp_path: Path) -> None:
+def test_dead_collector_is_replaced_and_loses_no_steps_it_has_sent(
+    mode: str, make_set: MakeSet, tmp_path: Path
+) -> None:
     needs_processes(mode)
     collectors = make_set(partial(Mortal, tmp_path, 20), partial(few, (1000, 1000)), 60, weights=3, seed=1)
     collectors.update_policy("noise", 2)
@@ -521,8 +516,8 @@ def test_dead_collector_is_replaced_and_loses_only_unsent_steps(mode: str, make_
     assert collectors.num_replaced == 1
     assert data.valid.all()
     assert info["num_steps"].tolist() == [60, 60]
-    # Collector 1 has sent 16 steps of two envs, and died in its 20th.
-    assert (info["lost_samples"], info["lost_exactly"]) == (6, True)
+    # Collector 1 has sent 16 steps of two envs, and died in the 4th of at most 44 that were requested then.
+    assert 6 <= info["lost_samples"] <= 88
     assert data.truncated.sum(axis=0).tolist() == [0, 0, 1, 1]
     assert data.truncated[15].tolist() == [False, False, True, True]
     assert data.ended_states.tolist() == [[0, 16], [1, 16]]
@@ -535,48 +530,6 @@ def test_dead_collector_is_replaced_and_loses_only_unsent_steps(mode: str, make_
     assert collectors.collect()[1]["lost_samples"] == 0
 
 
-def test_lost_samples_are_marked_inexact_without_shared_memory(
-    make_set: MakeSet, tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    needs_processes(mode)
-    monkeypatch.delattr(os, "memfd_create", raising=False)
-    collectors = make_set(partial(Mortal, tmp_path, 5), few, 12)
-    info = collectors.collect()[1]
-    assert (info["lost_samples"], info["lost_exactly"]) == (24, False)  # all requested samples
-    info = collectors.collect()[1]
-    assert (info["lost_samples"], info["lost_exactly"]) == (0, True)
-
-
-def test_unsent_counts_of_another_machine_are_ignored() -> None:
-    unsent = UnsentSamples.create(2)
-    cloudpickle.loads(cloudpickle.dumps(unsent)).samples[1] = 3
-    assert (unsent.take(0), unsent.take(1), unsent.take(1)) == (None, 3, 0)
-    path, _ = unsent._way or ("", "")
-    for way in ((path, "/memfd:parallelenv-0 (deleted)"), ("/proc/0/fd/0", ""), None):
-        UnsentSamples.find(2, way).samples[1] = 5
-    assert unsent.samples.tolist() == [-1, 0]
-
-
-class Doubtful(Mortal):
-    """Collector 1 raises at its 19th call, and is killed at the next."""
-
-    def __call__(self, states: Any, *, deterministic: bool = False) -> Any:
-        answer = super().__call__(states)
-        if self.rank == 1 and self._left == 1 and not (self._folder / "grave").exists():
-            raise ZeroDivisionError("not today")
-        return answer
-
-
-def test_steps_unsent_because_of_an_error_count_as_lost_after_death(
-    mode: str, make_set: MakeSet, tmp_path: Path
-) -> None:
-    needs_processes(mode)
-    collectors = make_set(partial(Doubtful, tmp_path, 20), partial(few, (1000,)), 60)
-    with pytest.raises(ZeroDivisionError, match="not today"):
-        collectors.collect()
-    assert collectors.collect()[1]["lost_samples"] == 2  # the 17th and the 18th step
-
-
 def test_stream_continues_after_death_of_a_collector(mode: str, make_set: MakeSet, tmp_path: Path) -> None:
     needs_processes(mode)
     collectors = make_set(partial(Mortal, tmp_path, 30), few, 20, weights=3)
@@ -587,18 +540,18 @@ def test_stream_continues_after_death_of_a_collector(mode: str, make_set: MakeSe
         assert (data.actions == 3).all()
         if found == 3:
             break
-    assert lost == [18]  # it has sent 20 steps of two envs, and died in its 30th
+    assert lost == [40]  # all that was requested from it: 20 steps of two envs
     assert collectors.num_replaced == 1
 
 
-def test_death_of_an_idle_collector_loses_no_samples(mode: str, make_set: MakeSet) -> None:
+def test_idle_collector_that_dies_is_replaced(mode: str, make_set: MakeSet) -> None:
     needs_processes(mode)
     collectors = make_set(Net, few, 20, weights=3, seed=1)
     data, _ = collectors.collect()
     os.kill(int(data.extras["pid"][0, 2]), signal.SIGKILL)
     for _ in range(3):  # the death may be noticed after the next command was sent
         data, info = collectors.collect()
-        assert (info["lost_samples"], info["lost_exactly"]) == (0, True)
+        assert info["lost_samples"] <= 40
         assert (data.actions == 3).all()
         assert data.valid.all()
     assert collectors.num_replaced == 1
@@ -662,7 +615,7 @@ class Heir(Mortal):
             Waiting(folder, rank)(np.zeros(1))
 
 
-def test_interrupt_during_replacement_loses_no_further_steps(mode: str, make_set: MakeSet, tmp_path: Path) -> None:
+def test_interrupted_replacement_is_completed_later(mode: str, make_set: MakeSet, tmp_path: Path) -> None:
     needs_processes(mode)
     collectors = make_set(partial(Heir, tmp_path), partial(few, (1000,)), 40, weights=3)
     with pytest.raises(KeyboardInterrupt), when_waiting(tmp_path, interrupt):
@@ -672,7 +625,7 @@ def test_interrupt_during_replacement_loses_no_further_steps(mode: str, make_set
     assert info["num_steps"].tolist() == [40, 40]
     assert (data.actions == 3).all()
     assert collectors.num_replaced >= 1
-    assert info["lost_samples"] == 3
+    assert 3 <= info["lost_samples"] <= 24
 
 
 class Doomed(Count):
@@ -733,6 +686,34 @@ def test_error_of_a_policy_keeps_steps_for_the_next_collect(make_set: MakeSet) -
     assert (info["num_samples"], info["lost_samples"], collectors.num_replaced) == (120, 0, 0)
 
 
+class Once(Count):
+    """An env that raises in its 17th step, the first after a collector has sent 16."""
+
+    calls = 0
+
+    def step(self, action: Any) -> Any:
+        self.calls += 1
+        if self.calls == 17:
+            raise ZeroDivisionError("not today")
+        return super().step(action)
+
+
+def test_error_of_an_env_ends_its_episode_at_its_last_step() -> None:
+    def make_envs() -> ParallelEnv:
+        return ParallelEnv([partial(Once, 1000), partial(Count, 1000)], "dummy", "restart")
+
+    with CollectorSet(1, Net, make_envs, num_steps=60, para_mode="dummy", weights=1) as collectors:
+        with pytest.raises(ZeroDivisionError, match="not today"):
+            collectors.collect()
+        data, info = collectors.collect(100)
+    assert data.truncated[15].tolist() == [True, False]
+    assert data.truncated.sum(axis=0).tolist() == [1, 1]
+    assert not data.valid[16, 0]
+    assert info["episode_lengths"][0] == info["episode_returns"][0] == 16
+    assert data.ended_states[0].tolist() == [1000, 16]
+    assert data.valid[-1].all()
+
+
 def test_interrupted_collection_is_returned_by_the_next_collect(mode: str, make_set: MakeSet, tmp_path: Path) -> None:
     collectors = make_set(partial(Waiting, tmp_path, when=20), partial(few, (1000,)), 40)
     with pytest.raises(KeyboardInterrupt), when_waiting(tmp_path, interrupt):
@@ -743,7 +724,7 @@ def test_interrupted_collection_is_returned_by_the_next_collect(mode: str, make_
     assert info["num_samples"] == 80
     assert data.states[:, 0, 1].tolist() == list(range(40))
     if mode == "dummy":  # there interrupted calls cannot be resumed
-        assert info["lost_samples"] == 4
+        assert 4 <= info["lost_samples"] <= 24
         assert data.states[:, 1, 1].tolist() == [*range(16), *range(24)]
         assert np.argwhere(data.truncated).tolist() == [[15, 1]]
     else:
@@ -829,12 +810,6 @@ def test_factory_can_be_pickled_and_creates_sets() -> None:
         assert made.collect()[0].valid.shape == (3, 2)
 
 
-def test_collector_can_have_envs_in_other_processes() -> None:
-    make_envs = partial(ParallelEnv, counts(5, 5), "subproc", "restart", num_cpus=2)
-    with CollectorSet(1, Net, make_envs, num_steps=6, para_mode="subproc") as collectors:
-        assert collectors.collect()[1]["episode_lengths"].tolist() == [5, 5]
-
-
 def test_compressed_data_are_equal_and_smaller(make_set: MakeSet) -> None:
     pytest.importorskip("zstandard")
     plain, packed = (make_set(Net, few, 200, compress_data=one) for one in (False, True))
@@ -867,12 +842,12 @@ def test_compression_without_zstandard_says_what_to_install(monkeypatch: pytest.
         ({"fraction_samples": 0}, "fraction_samples=0 must be a number above 0, and 1 at most"),
         ({"fraction_samples": 1.5}, "fraction_samples=1.5 must be"),
         ({"seed": -1}, "seed=-1 is no seed"),
-        ({"para_mode": "auto"}, "tries envs, and a collector is none. Name the mode"),
+        ({"para_mode": "auto"}, "measures envs, and collectors are not envs. Name the mode"),
         ({"para_mode": "sub"}, "para_mode='sub' is not known"),
-        ({"worker_resources": {"num_cpus": 1}}, "cannot be kept with para_mode='dummy': only Ray"),
+        ({"worker_resources": {"num_cpus": 1}}, "worker_resources became the ray_options: only Ray"),
         ({"worker_resources": 3}, "worker_resources=3 must be a dict"),
         ({"make_envs": partial(ParallelEnv, counts(9), "dummy")}, "A collector does not stop where an episode ends"),
-        ({"on_failure": "restart"}, "on_failure='restart' is nothing that a CollectorSet can be given.* in make_envs"),
+        ({"on_failure": "restart"}, "on_failure='restart' is about envs, .* in make_envs"),
         ({"make_policy": lambda: zeros, "weights": 1}, "takes no weights"),
         ({"make_policy": zeros}, "make_policy=.* needs states, but is given no more than rank, world_size and seed"),
         ({"make_envs": [few]}, "make_envs=.* cannot be called. Give a function without arguments"),
@@ -897,7 +872,7 @@ def test_invalid_callables_are_refused_before_any_worker_starts(monkeypatch: pyt
 def test_unpicklable_collector_set_argument_is_named_in_the_error(name: str) -> None:
     lock = threading.Lock()
     arguments: dict[str, Any] = {"make_policy": Net, "make_envs": few, "num_steps": 4}
-    with pytest.raises(UnpicklableError, match=f"^{name}=.* does not pickle .*_thread.lock.* Let it make such things"):
+    with pytest.raises(UnpicklableError, match=f"_thread.lock.* makes such things(.|\n)* {name}=.* does not pickle"):
         CollectorSet(1, **{**arguments, name: lambda: lock})
 
 
@@ -918,7 +893,7 @@ def test_bad_calls_are_refused() -> None:
     with CollectorSet(2, Net, few, num_steps=4, para_mode="dummy") as collectors:
         for call, match in (
             (partial(collectors.collect, 0), "num_steps=0 must be"),
-            (partial(collectors.collect, 1, "now"), "listen_to='now' is no list"),
+            (partial(collectors.collect, 1, "now"), "listen_to='now' must be a list"),
             (partial(collectors.stream, 0), "num_steps=0 must be"),
             (partial(collectors.stream, num_collections=0), "num_collections=0 must be"),
             (partial(collectors.stream, max_in_flight=0), "max_in_flight=0 must be"),
@@ -961,15 +936,6 @@ def test_failed_start_leaks_nothing() -> None:
 
     with pytest.raises(OSError, match="no such game"):
         CollectorSet(2, Net, make_envs, num_steps=4)  # the fixture checks for leaks
-
-
-def test_history_can_be_plotted(make_set: MakeSet) -> None:
-    pytest.importorskip("matplotlib")
-    collectors = make_set(Net, few, 20)
-    collectors.collect()
-    collectors.collect()
-    line = collectors.plot().axes[0].lines[0]
-    assert line.get_xydata().tolist() == [[80, 0], [160, 0]]
 
 
 @pytest.mark.filterwarnings("ignore:Setting 'object_store_memory' for:DeprecationWarning")  # Ray's own advice

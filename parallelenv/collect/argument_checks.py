@@ -1,4 +1,4 @@
-"""Argument checks of collectors and sets of collectors."""
+"""Argument checks of collectors and sets of collectors. Each raises `ArgumentError`."""
 
 from __future__ import annotations
 
@@ -15,38 +15,29 @@ from parallelenv.contract.error_text import show
 from parallelenv.env import ParallelEnv
 from parallelenv.errors import ArgumentError
 
-COMPONENTS = ("policy", "envs", "test_envs")
+_COMPONENTS = ("policy", "envs", "test_envs")
+_ENV_MAKER = (
+    "Give a function without arguments that returns a ParallelEnv, with what wrappers do put into its envs or into the "
+    "policy."
+)
 _taken: weakref.WeakSet[ParallelEnv] = weakref.WeakSet()
 """Envs that collectors of this process use."""
 
 
 def any_of(listen_to: Iterable[Any]) -> Callable[[], bool]:
-    """Return a function that is true once an event is set or a function returns ``True``.
-
-    Raises:
-        ArgumentError: If one is neither an event nor a function.
-    """
-    if isinstance(listen_to, str) or not isinstance(listen_to, Iterable):
+    """Return a function that is true once an event is set or a function returns ``True``."""
+    is_list = isinstance(listen_to, Iterable) and not isinstance(listen_to, str)
+    asked: list[Any] = [getattr(one, "is_set", one) for one in listen_to] if is_list else [None]
+    if not all(map(callable, asked)):
         raise ArgumentError(
-            f"listen_to={show(listen_to)} is no list. Give a list of events, as threading.Event, or of functions."
+            f"listen_to={show(listen_to)} must be a list. Give a list of events, as threading.Event, or of functions "
+            "without arguments."
         )
-    asked = []
-    for one in listen_to:
-        ask = getattr(one, "is_set", one)
-        if not callable(ask):
-            raise ArgumentError(
-                f"listen_to has {show(one)} in it. Give events, as threading.Event, or functions without arguments."
-            )
-        asked.append(ask)
     return lambda: any(ask() for ask in asked)
 
 
 def check_version(version: Any, before: int) -> int:
-    """Return the version of new weights.
-
-    Raises:
-        ArgumentError: If it is not an int of at least 0.
-    """
+    """Return the version of new weights, an int of at least 0."""
     if version is None:
         return before + 1
     if not isinstance(version, int | np.integer) or isinstance(version, bool) or version < 0:
@@ -55,21 +46,13 @@ def check_version(version: Any, before: int) -> int:
 
 
 def check_component(component: Any) -> None:
-    """Check the name of a component.
-
-    Raises:
-        ArgumentError: If it is unknown.
-    """
-    if component not in COMPONENTS:
-        raise ArgumentError(f"component={show(component)} is not known; expected one of {COMPONENTS}.")
+    """Check the name of a component."""
+    if component not in _COMPONENTS:
+        raise ArgumentError(f"component={show(component)} is not known; expected one of {_COMPONENTS}.")
 
 
 def check_rank(rank: Any, world_size: Any) -> None:
-    """Check that ``rank`` is an int from 0 to ``world_size - 1``.
-
-    Raises:
-        ArgumentError: If it is not.
-    """
+    """Check that ``rank`` is an int from 0 to ``world_size - 1``."""
     check_positive("world_size", world_size)
     if not isinstance(rank, int | np.integer) or isinstance(rank, bool) or not 0 <= rank < world_size:
         raise ArgumentError(
@@ -78,62 +61,41 @@ def check_rank(rank: Any, world_size: Any) -> None:
 
 
 def check_policy_maker(make: Any) -> None:
-    """Check a function that makes a policy.
-
-    Raises:
-        ArgumentError: If it cannot be called with the arguments it gets.
-    """
+    """Check that a function can be called with those of rank, world_size and seed that it has."""
     if not callable(make):
         raise ArgumentError(f"make_policy={show(make)} cannot be called. Give a function that returns a policy.")
     if needed := _needed(bind_arguments(make, 0, 1, 0)):
         raise ArgumentError(
-            f"make_policy={show(make)} needs {', '.join(needed)}, but is given no more than rank, world_size and seed. "
+            f"make_policy={show(make)} needs {needed}, but is given no more than rank, world_size and seed. "
             "Give a function that returns a policy; if this is the policy itself, lambda: policy."
         )
 
 
 def check_env_maker(make: Any, name: str) -> None:
-    """Check a function that makes a `ParallelEnv`.
-
-    Args:
-        make: The function.
-        name: Its name in messages.
-
-    Raises:
-        ArgumentError: If it cannot be called without arguments.
-    """
-    needed = _needed(make) if callable(make) else []
-    if needed or not callable(make):
-        what = f"needs {', '.join(needed)}" if needed else "cannot be called"
-        raise ArgumentError(f"{name}={show(make)} {what}. {_ENV_MAKER}")
+    """Check that a function can be called without arguments. ``name`` is its name in messages."""
+    if not callable(make):
+        raise ArgumentError(f"{name}={show(make)} cannot be called. {_ENV_MAKER}")
+    if needed := _needed(make):
+        raise ArgumentError(f"{name}={show(make)} needs {needed}. {_ENV_MAKER}")
 
 
-_ENV_MAKER = (
-    "Give a function without arguments that returns a ParallelEnv, with what wrappers do put into its envs or into the "
-    "policy."
-)
-
-
-def _needed(make: Callable[..., Any]) -> list[str]:
+def _needed(make: Callable[..., Any]) -> str:
     """Return the names of a function's required arguments."""
     try:
         parameters = inspect.signature(make).parameters.values()
     except (TypeError, ValueError):  # a builtin without a signature
-        return []
+        return ""
     is_open = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
-    return [one.name for one in parameters if one.default is one.empty and one.kind not in is_open]
+    return ", ".join(one.name for one in parameters if one.default is one.empty and one.kind not in is_open)
 
 
 def checked_env(make: Any, name: str, *, must_restart: bool) -> ParallelEnv:
-    """Return a new `ParallelEnv`.
+    """Return the new `ParallelEnv` of a function, if a collector can use it.
 
     Args:
         make: Returns it.
         name: Name of that function in messages.
         must_restart: Whether ``asynchronous`` must be ``"restart"``.
-
-    Raises:
-        ArgumentError: If the result is not a `ParallelEnv` that a collector can use.
     """
     check_env_maker(make, name)
     env = make()
@@ -145,11 +107,10 @@ def checked_env(make: Any, name: str, *, must_restart: bool) -> ParallelEnv:
             "and envs to collect from and test envs, play apart, and what is replaced is closed."
         )
     if must_restart and env.asynchronous != "restart":
-        done_policy = env.asynchronous
         env.close()
         raise ArgumentError(
-            f"{name}() returned a ParallelEnv with asynchronous={done_policy!r}. A collector does not stop where an "
-            "episode ends: make it with asynchronous='restart'."
+            f"{name}() returned a ParallelEnv with asynchronous={env.asynchronous!r}. A collector does not stop where "
+            "an episode ends: make it with asynchronous='restart'."
         )
     _taken.add(env)
     return env

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import operator
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -93,8 +94,9 @@ class Collector(Stoppable):
             arguments.check_positive("start_steps", start_steps)
         check_rank(rank, world_size)
         self._rank, self._world_size = rank, world_size
-        self._seed = arguments.check_base_seed(seed)
-        self._test_seed = None if self._seed is None else _derived(self._seed, rank)
+        self._seed = self._test_seed = arguments.check_base_seed(seed)
+        if self._seed is not None:
+            self._test_seed = int(np.random.SeedSequence(self._seed, spawn_key=(rank,)).generate_state(1)[0])
         self._num_steps, self._next_steps = num_steps, start_steps or num_steps
         self.version = 0
         self._env: ParallelEnv
@@ -103,7 +105,7 @@ class Collector(Stoppable):
         try:
             self._replace_policy(make_policy)
             if weights is not None:
-                load_weights(self._policy, weights)
+                self._load(weights)
             self._env = checked_env(make_envs, "make_envs", must_restart=True)
             self._begin()
             if make_test_envs is not None:
@@ -154,12 +156,20 @@ class Collector(Stoppable):
         if num_steps is not None:
             arguments.check_positive("num_steps", num_steps)
         data, seconds = self._gather(num_steps or self._next_steps, lambda _: is_over(), progress)
-        info = self._rollout_info(data, seconds)
-        self.history.note(info["episode_returns"], self.version, info["num_samples"], seconds)
-        return data, info
+        ended = count_episodes(data, self._open_episodes, data.env_ids)
+        num_samples = int(data.valid.sum())
+        self.history.note(ended.returns, self.version, num_samples, seconds)
+        return data, {
+            "episode_returns": ended.returns,
+            "episode_lengths": ended.lengths,
+            "num_steps": len(data),
+            "num_samples": num_samples,
+            "seconds": seconds,
+            "version": self.version,
+        }
 
     def _gather(self, num_steps: int, is_over: Callable[[int], bool], progress: bool) -> tuple[Rollout, float]:
-        """Return the next steps as a rollout, and the seconds they took."""
+        """Return the next steps as a rollout, and the seconds they took. For ``is_over`` see `HostRollout`."""
         began = time.perf_counter()
         with _with_collector_hints("envs"):
             if self._needs_reset:
@@ -171,18 +181,6 @@ class Collector(Stoppable):
         self._next_steps = self._num_steps
         self._rnn_state = deep_copy(data.rnn_state)
         return data, time.perf_counter() - began
-
-    def _rollout_info(self, data: Rollout, seconds: float) -> Info:
-        """Return the info of a rollout, and add the rollout to the episodes in progress."""
-        ended = count_episodes(data, self._open_episodes, data.env_ids)
-        return {
-            "episode_returns": ended.returns,
-            "episode_lengths": ended.lengths,
-            "num_steps": len(data),
-            "num_samples": int(data.valid.sum()),
-            "seconds": seconds,
-            "version": self.version,
-        }
 
     @single_threaded
     def evaluate(self, num_episodes: int = 10, *, seed: int | None = None, progress: bool = True) -> Evaluation:
@@ -206,9 +204,8 @@ class Collector(Stoppable):
             raise ArgumentError(
                 "evaluate() was called, but there are no test envs. Give make_test_envs, or replace('test_envs', make)."
             )
-        if seed is None:
-            seed = self._test_seed
-        policy = as_deterministic(self._policy)
+        seed = self._test_seed if seed is None else seed
+        policy = _as_deterministic(self._policy)
         with _with_collector_hints("test_envs"):
             evaluation = self._test_env.run_episodes(policy, num_episodes, seed=seed, progress=progress)
         self.history.note(evaluation.returns, self.version, is_test=True)
@@ -229,8 +226,18 @@ class Collector(Stoppable):
             ClosedError: After `stop`.
         """
         version = check_version(version, self.version)
-        load_weights(self._policy, weights)
+        self._load(weights)
         self.version = version
+
+    def _load(self, weights: Any) -> None:
+        policy = self._policy
+        load = getattr(policy, "set_weights", None) or getattr(policy, "load_state_dict", None)
+        if not callable(load):
+            raise ArgumentError(
+                f"The policy, a {type(policy).__name__}, takes no weights. Give it a method set_weights(weights), or "
+                "let it be a torch module, which has load_state_dict."
+            )
+        load(weights)
 
     @single_threaded
     def update_policy(self, name: str, value: Any) -> None:
@@ -241,7 +248,17 @@ class Collector(Stoppable):
             AbsentAttributeError: If the policy does not have the attribute.
             ClosedError: After `stop`.
         """
-        set_existing(self._policy, name, value)
+        check_name("name", name)
+        path, _, last = name.rpartition(".")
+        try:
+            owner = operator.attrgetter(path)(self._policy) if path else self._policy
+            getattr(owner, last)
+        except AttributeError:
+            raise AbsentAttributeError(
+                f"name={name!r}: the policy, a {type(self._policy).__name__}, has no such attribute. Set what it has, "
+                "or give another one by replace('policy', make_policy)."
+            ) from None
+        setattr(owner, last, deep_copy(value))
 
     @single_threaded
     def replace(self, component: str, make: Callable[..., Any]) -> None:
@@ -270,7 +287,10 @@ class Collector(Stoppable):
             self._begin()
 
     def _replace_policy(self, make: Callable[..., Any]) -> None:
-        self._policy = make_policy(make, self._rank, self._world_size, self._seed)
+        check_policy_maker(make)
+        policy = bind_arguments(make, self._rank, self._world_size, self._seed)()
+        check_policy(policy)
+        self._policy: Callable[..., Any] = policy
 
     def reseed(self, seed: int) -> None:
         """Begin new episodes with another seed, after this collector has replaced one that died."""
@@ -315,69 +335,7 @@ def _with_collector_hints(component: str) -> Iterator[None]:
         raise
 
 
-def _derived(seed: int, rank: int) -> int:
-    return int(np.random.SeedSequence(seed, spawn_key=(rank,)).generate_state(1)[0])
-
-
-Policy = Callable[..., Any]
-_LOADERS = ("set_weights", "load_state_dict")
-
-
-def make_policy(make: Any, rank: int, world_size: int, seed: int | None) -> Policy:
-    """Return the policy of ``make``, called with those of ``rank``, ``world_size`` and ``seed`` that it has.
-
-    Raises:
-        ArgumentError: If ``make`` or the policy is not callable.
-    """
-    check_policy_maker(make)
-    policy: Policy = bind_arguments(make, rank, world_size, seed)()
-    check_policy(policy)
-    return policy
-
-
-def load_weights(policy: Policy, weights: Any) -> None:
-    """Pass weights to the policy's own method, without a copy.
-
-    Raises:
-        ArgumentError: If the policy has no such method.
-    """
-    for name in _LOADERS:
-        load = getattr(policy, name, None)
-        if callable(load):
-            load(weights)
-            return
-    raise ArgumentError(
-        f"The policy, a {type(policy).__name__}, takes no weights. Give it a method set_weights(weights), or let it be "
-        "a torch module, which has load_state_dict."
-    )
-
-
-def set_existing(policy: Policy, name: str, value: Any) -> None:
-    """Set an existing attribute of a policy; ``"a.b"`` sets ``b`` of the object ``a``.
-
-    Raises:
-        ArgumentError: If ``name`` is invalid.
-        AbsentAttributeError: If the attribute does not exist.
-    """
-    check_name("name", name)
-    *way, last = name.split(".")
-    owner: Any = policy
-    for part in way:
-        owner = _existing(owner, part, name, policy)
-    _existing(owner, last, name, policy)
-    setattr(owner, last, deep_copy(value))
-
-
-def _existing(owner: Any, part: str, name: str, policy: Policy) -> Any:
-    if not hasattr(owner, part):
-        raise AbsentAttributeError(
-            f"name={name!r}: the policy, a {type(policy).__name__}, has no {part!r} there. Set what it has, or give "
-            "another one by replace('policy', make_policy)."
-        )
-    return getattr(owner, part)
-
-
-def as_deterministic(policy: Policy) -> Policy:
+def _as_deterministic(policy: Callable[..., Any]) -> Callable[..., Any]:
     """Return a policy that passes ``deterministic=True``, if the given one has that parameter."""
     parameters: Any = ()
     try:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-import operator
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import cloudpickle
@@ -21,12 +20,11 @@ from parallelenv.collect.argument_checks import (
     check_version,
 )
 from parallelenv.collect.collector import Info
-from parallelenv.collect.collector_env import CollectorEnv, CollectRequest, require_compression
-from parallelenv.collect.concat import join_beside, join_evaluations
+from parallelenv.collect.collector_env import CollectorEnv, CollectRequest, zstandard
+from parallelenv.collect.concat import join_evaluations
 from parallelenv.collect.history import History
-from parallelenv.collect.scheduler import CollectorHandles, ReceivedCollections, Scheduler
+from parallelenv.collect.scheduler import Scheduler
 from parallelenv.collect.stopping import Stoppable
-from parallelenv.collect.unsent_samples import UnsentSamples
 from parallelenv.contract import arguments
 from parallelenv.contract.broadcast import Broadcast
 from parallelenv.contract.error_text import count, show
@@ -68,7 +66,6 @@ class CollectorSet(Stoppable):
         **options: Further arguments of `ParallelEnv`, and options of the mode.
 
     Attributes:
-        version: Version of the weights that were set last: 0 at first.
         history: A `History` of all collections and evaluations.
 
     Raises:
@@ -97,28 +94,30 @@ class CollectorSet(Stoppable):
         **options: Any,
     ) -> None:
         super().__init__()
-        check(num_workers, num_steps, start_steps, fraction_samples, max_restarts, compress_data)
+        _check(num_workers, num_steps, start_steps, fraction_samples, max_restarts, compress_data, para_mode, options)
+        makers = {"make_policy": make_policy, "make_envs": make_envs, "make_test_envs": make_test_envs}
+        check_policy_maker(make_policy)
+        check_env_maker(make_envs, "make_envs")
+        if make_test_envs is not None:
+            check_env_maker(make_test_envs, "make_test_envs")
         seed = arguments.check_base_seed(seed)
-        self._num_steps, self._start_steps = num_steps, start_steps or num_steps
+        given = {**makers, "num_steps": num_steps, "seed": seed, "world_size": num_workers}
+        envs = [functools.partial(CollectorEnv, {**given, "rank": rank}, compress_data) for rank in range(num_workers)]
+        options = {"timeout": timeout, "num_cpus": num_workers, **options}
         self._word = para_mode
-        self.version = 0
-        given: dict[str, Any] = {"make_policy": make_policy, "make_envs": make_envs, "make_test_envs": make_test_envs}
-        given |= {"num_steps": num_steps, "seed": seed}
-        options = {"timeout": timeout, **options}
+        self._num_steps, self._start_steps = num_steps, start_steps or num_steps
+        self._fresh = set(range(num_workers))  # collectors that have not made their first collection
+        self._enough = math.ceil(round(fraction_samples * num_workers, 9))  # 0.07 * 100 is 7.000000000000001
+        self._last_report = time.perf_counter()
         self.history = History(log_dir)
-        self._unsent = UnsentSamples.create(num_workers)
         try:
-            self._env = start(num_workers, given, compress_data, self._unsent, para_mode, worker_resources, options)
-            self._handles = CollectorHandles(self._env, self._unsent, max_restarts, seed)
+            self._env = _start(envs, para_mode, worker_resources, options, makers)
+            self._scheduler = Scheduler(self._env, max_restarts, seed)
             if weights is not None:
-                self._announce_weights(weights)
+                self._scheduler.announce("weights", Broadcast("collector.set_weights", weights, 0))
         except BaseException:
             self.stop()
             raise
-        self._fresh = set(range(num_workers))  # ranks that have not made their first collection
-        self._collections = ReceivedCollections(num_workers)
-        self._scheduler = Scheduler(self._handles, self._collections, fraction_samples)
-        self._last_report = time.perf_counter()
 
     @classmethod
     def create(
@@ -163,9 +162,8 @@ class CollectorSet(Stoppable):
             * ``num_steps``, ``version`` and ``staleness``, ``(num_workers,)`` each: the steps of each collector, the
               (oldest) version of its policy, and how many versions that is behind; below 0 if `set_weights` went back
               to an earlier version;
-            * ``lost_samples``: samples that collectors made and had not sent when they died; these were replaced;
-            * ``lost_exactly``: ``False`` if the number is not known for a collector on another machine or without
-              Linux. It then counts with the steps requested, an upper bound;
+            * ``lost_samples``: upper bound of the samples that collectors had made and not sent when they died: all
+              that was requested from them, about 0.5 s of work each, or in `stream` a whole collection;
             * with ``compress_data``: ``num_bytes`` and ``num_bytes_sent``.
 
         Raises:
@@ -181,13 +179,13 @@ class CollectorSet(Stoppable):
         is_over = any_of(listen_to)
         if num_steps is not None:
             arguments.check_positive("num_steps", num_steps)
-        is_quick = self._scheduler.fraction < 1 or bool(listen_to)
         goals = [num_steps or self._steps_of(rank) for rank in range(len(self))]
         self._last_report = time.perf_counter()
         with progress_bar(RolloutLength(sum(goals), None), progress, "collect") as advance:
-            self._scheduler.work(goals, is_quick, is_over, advance)
+            self._scheduler.work(goals, self._enough, is_over if listen_to else None, advance)
         self._fresh.clear()
-        return self._deliver_all()
+        data, info = self._scheduler.take(range(len(self)))
+        return data, self._completed(info)
 
     def _steps_of(self, rank: int) -> int:
         return self._start_steps if rank in self._fresh else self._num_steps
@@ -212,9 +210,8 @@ class CollectorSet(Stoppable):
 
         Yields:
             ``data, info`` of one collector, as `Collector.collect` returns them. ``info`` also has ``collector``, its
-            index; ``staleness``, how many versions it is behind the set's weights; ``lost_samples`` and
-            ``lost_exactly`` of `collect`, since the last yield; and, with ``compress_data``, ``num_bytes`` and
-            ``num_bytes_sent``.
+            index; ``staleness``, how many versions it is behind the set's weights; ``lost_samples`` of `collect`,
+            since the last yield; and, with ``compress_data``, ``num_bytes`` and ``num_bytes_sent``.
 
         Raises:
             The errors of `collect`.
@@ -249,42 +246,27 @@ class CollectorSet(Stoppable):
     @single_threaded
     def _stream(self, num_steps: int | None, most: int, left: float) -> tuple[Rollout, Info] | None:
         """Return a collection that is ready; or wait until one may be, and return ``None``."""
-        ready = [rank for rank in self._collections.waiting if rank not in self._handles.busy]
-        if ready:
-            answer = self._deliver_one(ready[0])
-            self._order_more(num_steps, most, left - 1)
-            return answer
-        self._order_more(num_steps, most, left)
-        for rank, collection in self._handles.receive():
-            self._collections.add(rank, collection)
-        return None
-
-    def _order_more(self, num_steps: int | None, most: int, left: float) -> None:
-        """Start idle collectors up to the limit in flight."""
-        waiting = self._collections.waiting
-        room = int(min(most, left)) - len({*waiting, *self._handles.busy})
-        chosen = [rank for rank in self._handles.idle if rank not in waiting][: max(0, room)]
+        scheduler = self._scheduler
+        ready = scheduler.ready[:1]
+        in_flight = scheduler.in_flight.difference(ready)
+        room = int(min(most, left - len(ready))) - len(in_flight)
+        chosen = [rank for rank in scheduler.idle if rank not in in_flight][: max(0, room)]
         if chosen:
-            self._handles.order({rank: CollectRequest(num_steps or self._steps_of(rank)) for rank in chosen})
+            scheduler.request({rank: CollectRequest(num_steps or self._steps_of(rank)) for rank in chosen})
             self._fresh.difference_update(chosen)
-
-    # ---------------------------------------------------------------- results
-
-    def _deliver_all(self) -> tuple[Rollout, Info]:
-        data, info = self._collections.take(range(len(self)), self.version, join_beside)
-        return data, self._completed(info)
-
-    def _deliver_one(self, rank: int) -> tuple[Rollout, Info]:
-        data, info = self._collections.take([rank], self.version, operator.itemgetter(0))
-        single = {name: int(info[name][0]) for name in ("num_steps", "version", "staleness")}
-        return data, self._completed({**info, **single, "collector": rank})
+        if not ready:
+            scheduler.receive()
+            return None
+        data, info = scheduler.take(ready)
+        info |= {name: int(info[name][0]) for name in ("num_steps", "version", "staleness")}
+        return data, self._completed({**info, "collector": ready[0]})
 
     def _completed(self, info: Info) -> Info:
-        """Complete an info with what only the set knows, and add it to the history."""
+        """Complete an info, and add it to the history."""
         now = time.perf_counter()
-        seconds, self._last_report = now - self._last_report, now
-        self.history.note(info["episode_returns"], int(np.min(info["version"])), info["num_samples"], seconds)
-        return {**info, "seconds": seconds, **self._handles.take_loss()}
+        info["seconds"], self._last_report = now - self._last_report, now
+        self.history.note(info["episode_returns"], int(np.min(info["version"])), info["num_samples"], info["seconds"])
+        return info
 
     # ---------------------------------------------------------------- weights and components
 
@@ -306,23 +288,14 @@ class CollectorSet(Stoppable):
             WorkerTimeoutError: If a policy takes too long to load them. They are set all the same, as after Ctrl-C.
             ClosedError: After `stop`.
         """
-        self._announce_weights(weights, check_version(version, self.version))
-
-    def _announce_weights(self, weights: Any, version: int = 0) -> None:
-        broadcast = Broadcast("collector.set_weights", weights, version)
-        before, self.version = self.version, version
-        try:
-            self._handles.announce("weights", broadcast)
-        except BaseException:
-            if not self._handles.is_known(broadcast):
-                self.version = before
-            raise
+        version = check_version(version, self.version)
+        self._scheduler.announce("weights", Broadcast("collector.set_weights", weights, version), version=version)
 
     @single_threaded
     def update_policy(self, name: str, value: Any) -> None:
         """Set an attribute of all policies, see `Collector.update_policy`; for busy collectors, when they are done."""
         arguments.check_name("name", name)
-        self._handles.announce(f"setting {name}", Broadcast("collector.update_policy", name, value))
+        self._scheduler.announce(f"setting {name}", Broadcast("collector.update_policy", name, value))
 
     @single_threaded
     def replace(self, component: str, make: Callable[..., Any]) -> None:
@@ -332,7 +305,7 @@ class CollectorSet(Stoppable):
         """
         check_component(component)
         outdates = ("weights", "setting ") if component == "policy" else ()
-        self._handles.announce(component, Broadcast("collector.replace", component, make), outdates)
+        self._scheduler.announce(component, Broadcast("collector.replace", component, make), outdates)
 
     # ---------------------------------------------------------------- evaluation
 
@@ -358,20 +331,25 @@ class CollectorSet(Stoppable):
         """
         arguments.check_positive("num_episodes", num_episodes)
         seed = arguments.check_base_seed(seed)
-        self._scheduler.work([0] * len(self), False, lambda: True, lambda _: None)
-        shares = {
-            rank: share for rank, share in RolloutLength(None, num_episodes).shares(range(len(self))).items() if share
-        }
-        orders = {
-            rank: {"num_episodes": share, "seed": None if seed is None else seed + rank}
-            for rank, share in shares.items()
-        }
-        found: list[Evaluation] = self._handles.ask("evaluate", orders)
+        self._scheduler.finish()
+        shares = RolloutLength(None, num_episodes).shares(range(len(self)))
+        found = self._scheduler.evaluate(
+            {
+                rank: {"num_episodes": share, "seed": None if seed is None else seed + rank}
+                for rank, share in shares.items()
+                if share
+            }
+        )
         evaluation = join_evaluations(found)
         self.history.note(evaluation.returns, self.version, is_test=True)
         return evaluation
 
     # ---------------------------------------------------------------- other
+
+    @property
+    def version(self) -> int:
+        """Version of the weights that were set last: 0 at first."""
+        return self._scheduler.version
 
     def __len__(self) -> int:
         """Return the number of collectors."""
@@ -380,17 +358,16 @@ class CollectorSet(Stoppable):
     @property
     def num_envs(self) -> int:
         """Number of envs to collect from, over all collectors."""
-        return sum(self._handles.sizes)
+        return sum(self._scheduler.sizes)
 
     @property
     def num_replaced(self) -> int:
         """Number of times a collector died and was replaced."""
-        return self._handles.num_replaced
+        return self._scheduler.num_replaced
 
     def _close_envs(self) -> None:
         if hasattr(self, "_env"):  # missing if the constructor failed
             self._env.close()
-        self._unsent.close()
 
     def __repr__(self) -> str:
         """Return one line."""
@@ -398,110 +375,60 @@ class CollectorSet(Stoppable):
         return f"<parallelenv.CollectorSet of {count(len(self), 'collector')}, para_mode={self._word!r}, {state}>"
 
 
-_OURS = {"asynchronous", "copy", "envs", "on_failure", "spaces"}
-"""Arguments of `ParallelEnv` about the envs, not about how they are run."""
-_ENV_MAKERS = ("make_envs", "make_test_envs")
-
-
-def check(
-    num_workers: Any, num_steps: Any, start_steps: Any, fraction: Any, max_restarts: Any, compresses: Any
+def _check(
+    num_workers: Any,
+    num_steps: Any,
+    start_steps: Any,
+    fraction: Any,
+    max_restarts: Any,
+    compresses: Any,
+    para_mode: Any,
+    options: dict[str, Any],
 ) -> None:
-    """Refuse invalid arguments of a `CollectorSet`.
-
-    Raises:
-        ArgumentError: If there is one.
-        MissingDependencyError: If the package for compression is not installed.
-    """
-    arguments.check_positive("num_workers", num_workers)
-    arguments.check_positive("num_steps", num_steps)
+    """Refuse invalid arguments of a `CollectorSet`, before any worker starts."""
+    for name, value in (("num_workers", num_workers), ("num_steps", num_steps), ("max_restarts", max_restarts)):
+        arguments.check_positive(name, value)
     arguments.check_positive("start_steps", num_steps if start_steps is None else start_steps)
-    arguments.check_positive("max_restarts", max_restarts)
+    arguments.check_flags(compress_data=compresses)
     if not isinstance(fraction, int | float) or isinstance(fraction, bool) or not 0 < fraction <= 1:
         raise ArgumentError(f"fraction_samples={show(fraction)} must be a number above 0, and 1 at most.")
-    arguments.check_flags(compress_data=compresses)
     if compresses:
-        require_compression()
+        zstandard()
+    if isinstance(para_mode, str) and para_mode == registry.AUTO:
+        raise ArgumentError(
+            f"para_mode={para_mode!r} measures envs, and collectors are not envs. Name the mode: 'subproc', or 'ray'."
+        )
+    for name in {"asynchronous", "copy", "envs", "on_failure", "spaces"}.intersection(options):
+        raise ArgumentError(
+            f"{name}={show(options[name])} is about envs, and a CollectorSet runs collectors. Give it to the "
+            "ParallelEnv in make_envs."
+        )
 
 
-def start(
-    num_workers: int,
-    given: dict[str, Any],
-    compresses: bool,
-    unsent: UnsentSamples,
-    para_mode: Any,
-    worker_resources: Any,
-    options: dict[str, Any],
+def _start(
+    envs: list[Any], para_mode: Any, worker_resources: Any, options: dict[str, Any], makers: dict[str, Any]
 ) -> ParallelEnv:
     """Return a `ParallelEnv` whose envs are the collectors, one per worker if the mode has workers.
 
-    Args:
-        num_workers: Number of collectors.
-        given: Arguments of each `Collector`.
-        compresses: Whether collectors compress what they send.
-        unsent: Where collectors count the samples not sent yet.
-        para_mode: Mode of the collectors.
-        worker_resources: Resources of each Ray actor.
-        options: Further arguments of the `ParallelEnv`.
-
-    Raises:
-        ArgumentError: If the mode or the resources are not available, an option is about envs, or a given function
-            is not callable.
-        UnpicklableError: If a given function cannot be pickled.
+    ``makers`` are the user's functions, by argument, to name in errors the one that does not pickle.
     """
-    if isinstance(para_mode, str) and para_mode == registry.AUTO:
-        raise ArgumentError(
-            f"para_mode={para_mode!r} tries envs, and a collector is none. Name the mode: 'subproc', or 'ray'."
-        )
-    for name in _OURS.intersection(options):
-        raise ArgumentError(
-            f"{name}={show(options[name])} is nothing that a CollectorSet can be given: collectors are not what it "
-            "means. "
-            "Give it to the ParallelEnv in make_envs."
-        )
-    check_policy_maker(given["make_policy"])
-    for name in _ENV_MAKERS:
-        if name == "make_envs" or given[name] is not None:
-            check_env_maker(given[name], name)
-    given = {**given, "world_size": num_workers}
-    collector_envs = [
-        functools.partial(CollectorEnv, {**given, "rank": rank}, compresses, unsent) for rank in range(num_workers)
-    ]
-    options = {"num_cpus": num_workers, **options}
+    if worker_resources is not None:
+        if not isinstance(worker_resources, dict) or "ray_options" in options:
+            raise ArgumentError(
+                f"worker_resources={show(worker_resources)} must be a dict, as {{'num_cpus': 1}}, and instead of "
+                "ray_options."
+            )
+        options = {**options, "ray_options": dict(worker_resources)}
     try:
-        return _with_resources(collector_envs, para_mode, worker_resources, options)
-    except UnpicklableError:
-        _refuse_unpicklable(given)
-        raise
-
-
-def _refuse_unpicklable(given: dict[str, Any]) -> None:
-    """Raise an error that names the given function that cannot be pickled."""
-    for name in ("make_policy", *_ENV_MAKERS):
-        try:
-            cloudpickle.dumps(given[name])
-        except Exception as error:  # pickling runs user code, which may raise anything
-            raise UnpicklableError(
-                f"{name}={show(given[name])} cannot move to the collectors' workers: it does not pickle "
-                f"({type(error).__name__}: {error}). Let it make such things where it runs, or use "
-                "para_mode='dummy' or 'thread'."
-            ) from error
-
-
-def _with_resources(
-    collector_envs: Sequence[Any], para_mode: Any, resources: Any, options: dict[str, Any]
-) -> ParallelEnv:
-    if resources is None:
-        return ParallelEnv(collector_envs, para_mode, "continue", **options)
-    if not isinstance(resources, dict) or "ray_options" in options:
-        raise ArgumentError(
-            f"worker_resources={show(resources)} must be a dict, as {{'num_cpus': 1}}, and instead of ray_options."
-        )
-    try:
-        return ParallelEnv(collector_envs, para_mode, "continue", ray_options=dict(resources), **options)
+        return ParallelEnv(envs, para_mode, "continue", **options)
     except ArgumentError as error:
-        if "ray_options" not in str(error):
-            raise
-        raise ArgumentError(
-            f"worker_resources={show(resources)} cannot be kept with para_mode={para_mode!r}: only Ray gives its "
-            "workers resources. Leave them out, or give para_mode='ray'."
-        ) from error
+        if worker_resources is not None:
+            error.add_note("worker_resources became the ray_options: only Ray gives its workers resources.")
+        raise
+    except UnpicklableError as error:
+        for name, make in makers.items():
+            try:
+                cloudpickle.dumps(make)
+            except Exception:  # noqa: BLE001 (pickling runs user code, which may raise anything)
+                error.add_note(f"The envs of a CollectorSet are collectors, and {name}={show(make)} does not pickle.")
+        raise

@@ -44,7 +44,7 @@ class History:
     def __init__(self, log_dir: Any = None) -> None:
         self._records: list[Record] = []
         self._samples, self._seconds = 0, 0.0
-        self._writer = None if log_dir is None else _make_writer(str(log_dir))
+        self._writer: Any = None if log_dir is None else _make_writer(str(log_dir))
 
     def note(self, returns: Any, version: int, samples: int = 0, seconds: float = 0.0, is_test: bool = False) -> None:
         """Add a collection, or an evaluation. The samples of an evaluation do not count."""
@@ -54,24 +54,17 @@ class History:
         mean = float(values.mean()) if values.size and values.dtype != object else float("nan")
         record = Record(self._samples, self._seconds, version, len(values), mean, is_test)
         self._records.append(record)
-        if self._writer is not None:
-            self._write(record)
-
-    def _write(self, record: Record) -> None:
-        writer: Any = self._writer
-        kind = "test" if record.is_test else "train"
-        if record.mean_return == record.mean_return:
-            writer.add_scalar(f"{kind}/mean_return", record.mean_return, record.samples)
-        writer.add_scalar(f"{kind}/episodes", record.episodes, record.samples)
-        if not record.is_test:
-            writer.add_scalar("train/seconds", record.seconds, record.samples)
-            writer.add_scalar("train/version", record.version, record.samples)
+        if self._writer is None:
+            return
+        names = ["episodes"] if is_test else ["episodes", "seconds", "version"]
+        names += [] if np.isnan(mean) else ["mean_return"]
+        for name in names:
+            self._writer.add_scalar(f"{'test' if is_test else 'train'}/{name}", getattr(record, name), self._samples)
 
     def close(self) -> None:
         """Close the TensorBoard writer."""
-        writer: Any = self._writer
+        writer, self._writer = self._writer, None
         if writer is not None:
-            self._writer = None
             writer.close()
 
     def __len__(self) -> int:
