@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -178,7 +178,7 @@ class RolloutBuilder:
         """
         layout, batch = self._batch.layout, self._batch
         shape = self._num_steps if num_steps is None else num_steps, len(self._env_ids)
-        flags = self._filled(np.zeros((*shape, 2), dtype=bool), lambda chunk: chunk.flags)
+        flags = self._filled(np.zeros((*shape, 2), dtype=bool), "flags")
         ended = join_ends(self._ended, batch.states)
         states = [self._leaf(shape, like, index, "states") for index, like in enumerate(batch.states)]
         actions = [self._leaf(shape, like, index, "actions") for index, like in enumerate(batch.actions or [None])]
@@ -188,13 +188,8 @@ class RolloutBuilder:
             self._rewards(shape),
             flags[..., 0].copy(),
             flags[..., 1].copy(),
-            self._filled(np.zeros(shape, dtype=bool), lambda chunk: chunk.valid),
-            {
-                name: self._filled(
-                    empty_array((*shape, *form.shape), form.dtype), lambda chunk, name=name: chunk.extras.get(name)
-                )
-                for name, form in self._forms.items()
-            },
+            self._filled(np.zeros(shape, dtype=bool), "valid"),
+            self._extras(shape),
             self._final_states(),
             layout.states.join([_stacked(leaf) for leaf in ended.states]),
             {place: extra.info for place, extra in sorted(self._said.items()) if extra.info},
@@ -221,13 +216,17 @@ class RolloutBuilder:
         loose = {env_id: self._loose.get(env_id, unknown) for env_id in self._env_ids}
         return gather_states(self._batch, self._env_ids, rows, loose, copy=True)
 
-    def _filled(self, array: Array, part_of: Callable[[RolloutChunk], Array | None]) -> Array:
-        """Return an array, filled with a part of each chunk that has it."""
+    def _filled(self, array: Array, name: str) -> Array:
         for chunk, place in self._parts:
-            part = part_of(chunk)
-            if part is not None:
-                array[place] = part
+            array[place] = getattr(chunk, name)
         return array
+
+    def _extras(self, shape: tuple[int, int]) -> dict[str, Array]:
+        stacked = {name: empty_array((*shape, *form.shape), form.dtype) for name, form in self._forms.items()}
+        for chunk, place in self._parts:
+            for name, array in chunk.extras.items():
+                stacked[name][place] = array
+        return stacked
 
     def _leaf(self, shape: tuple[int, int], like: Array | None, index: int, name: str) -> Array:
         """Return one array of all states or actions. The chunks' own are freed, so that memory is needed only once."""
@@ -239,7 +238,7 @@ class RolloutBuilder:
         return array
 
     def _rewards(self, shape: tuple[int, int]) -> Array:
-        rewards = self._filled(np.zeros(shape), lambda chunk: chunk.rewards)
+        rewards = self._filled(np.zeros(shape), "rewards")
         loose = {place: extra.reward[0] for place, extra in self._said.items() if extra.reward is not None}
         if loose:
             rewards = rewards.astype(object)
