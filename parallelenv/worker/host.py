@@ -90,7 +90,7 @@ class PreparedStep:
         places = [env_id - everyone[0] for env_id in command.env_ids]
         self.pick: Any = None
         if command.env_ids != everyone:
-            self.pick = operator.itemgetter(*places) if len(places) > 1 else _first_at(places[0])
+            self.pick = operator.itemgetter(*places if len(places) > 1 else [slice(places[0], places[0] + 1)])
 
 
 class Host:
@@ -221,7 +221,7 @@ class Host:
             run = functools.partial(self._operate, getattr(self, command.operation), command.common)
             columns = command.env_ids, [None] * len(command.env_ids) if command.each is None else command.each
         if self._generators is not None and command.operation != "rollout":
-            run = functools.partial(_putting_back, run)
+            run = put_back()(run)
         self._clock = None
         if self.tracer is not None:
             run, self._clock = self.tracer.traced(self, command, run)
@@ -255,8 +255,7 @@ class Host:
         if isinstance(error, ExhaustedError) and self.doing == "reset":
             reply.values[env_id] = self.rest(env_id)
             return
-        is_interrupt = isinstance(error, KeyboardInterrupt) and self.in_caller
-        if not is_interrupt:
+        if not (isinstance(error, KeyboardInterrupt) and self.in_caller):
             reply.failures[env_id] = Failure(error, env_id, self.doing)
             return
         interrupted = EnvInterruptedError(
@@ -293,17 +292,10 @@ class Host:
 
     def describe(self, env_id: int) -> WorkerInfo:
         """Return an env's `WorkerInfo`."""
-        spec = self._spec
-        place = spec.place
-        seed = None if place.seed is None else place.seed + env_id
-        return WorkerInfo(
-            env_id,
-            place.num_envs,
-            place.first_worker,
-            place.num_workers,
-            self._seeds.get(env_id, seed),
-            MappingProxyType(spec.shared),
-        )
+        place = self._spec.place
+        seed = self._seeds.get(env_id, None if place.seed is None else place.seed + env_id)
+        shared = MappingProxyType(self._spec.shared)
+        return WorkerInfo(env_id, place.num_envs, place.first_worker, place.num_workers, seed, shared)
 
     @property
     def writer(self) -> RowWriter:
@@ -339,15 +331,12 @@ class Host:
     def _close_env(self, env: Resettable | None) -> None:
         """Close an env that is no longer used, and ignore what it raises."""
         close = getattr(env.env, "close", None) if env is not None else None
-        if not callable(close):
-            return
         try:
-            close()
-        except KeyboardInterrupt:
-            if self.in_caller:  # else the env itself raised it
+            if callable(close):
+                close()
+        except BaseException as error:  # an env that cannot close must not keep the others from it
+            if isinstance(error, KeyboardInterrupt) and self.in_caller:  # else the env itself raised it
                 raise
-        except BaseException:  # noqa: BLE001 (an env that cannot close must not keep the others from it)
-            pass
 
     # ---------------------------------------------------------------- steps
 
@@ -389,7 +378,7 @@ class Host:
         self.doing = "reset"
         env = self._envs[env_id - self._first]
         if self.resets is None and self._generators is None and env is not None:
-            result = env.reset(None, None)  # as `_begin` does
+            result = env.reset(None, None)  # as `_begin` does, with one call less
             if env.oddity:
                 self._remark(env_id)
             return result
@@ -549,8 +538,7 @@ class Host:
         self._seeds.pop(env_id, None)
         self._close_env(old)
         env = spec.build()
-        self._envs[slot] = adapted = adapt(env)
-        self._steps[slot] = self._with_own(env_id, adapted.step)
+        self._adopt(env_id, env)
         self._remark(env_id)
         return EnvFacts(
             None if has_spaces else self._shared_space(getattr(env, "observation_space", None)),
@@ -625,30 +613,26 @@ class Host:
             return begin_tracing(self) if env_id == self.everyone[0] else None
         if what == "record":
             return end_tracing(self) if env_id == self.everyone[0] else None
+        old = self._env(env_id)
+        own = None if self._generators is None else self._generators[env_id]
         if what == "save":
-            return save_env(
-                self._env(env_id).env, None if self._generators is None else self._generators[env_id].save()
-            )
-        self._load(env_id, saved or b"")
+            return save_env(old.env, None if own is None else own.save())
+        env, generators = load_env(old.env, saved or b"", own is not None)
+        if generators is not None and own is not None:
+            own.load(generators)
+        if env is not old.env:
+            self._adopt(env_id, env)
+            self._close_env(old)
         return None
 
-    def _load(self, env_id: int, saved: bytes) -> None:
-        """Restore a state of an env."""
+    def _adopt(self, env_id: int, env: Any) -> None:
+        """Use an env that was made or loaded."""
         slot = env_id - self._first
-        old = self._env(env_id)
-        env, generators = load_env(old.env, saved, self._generators is not None)
-        if generators is not None and self._generators is not None:
-            self._generators[env_id].load(generators)
-        if env is not old.env:
-            self._envs[slot] = adapted = adapt(env)
-            self._steps[slot] = self._with_own(env_id, adapted.step)
-            self._close_env(old)
+        self._envs[slot] = adapted = adapt(env)
+        self._steps[slot] = self._with_own(env_id, adapted.step)
 
     def _env(self, env_id: int) -> Resettable:
-        env = self._envs[env_id - self._first]
-        if env is None:
-            _not_built()
-        return env
+        return self._envs[env_id - self._first] or _not_built()
 
     def _shared_space(self, space: Any) -> Any:
         """Return a copy of a space, the same object for all envs whose spaces are equal.
@@ -663,12 +647,6 @@ class Host:
         return known
 
 
-def _putting_back(run: Run, values: dict[int, Any]) -> None:
-    """Run a command and restore the process's global generators at the end."""
-    with put_back():
-        run(values)
-
-
 def _draw(render: Callable[[], Any]) -> Any:
     """Render; only one env renders at a time in this process."""
     is_alone = _DRAWING.acquire(timeout=_LONGEST_DRAWING)
@@ -677,11 +655,6 @@ def _draw(render: Callable[[], Any]) -> Any:
     finally:
         if is_alone:
             _DRAWING.release()
-
-
-def _first_at(place: int) -> Callable[[Sequence[Any]], list[Any]]:
-    """Return a counterpart of `operator.itemgetter` with two indices, for one."""
-    return lambda items: [items[place]]
 
 
 def _step_with_copy(step: Callable[[Any], Any], action: Any) -> Any:
