@@ -282,7 +282,7 @@ def counts(*lengths: int) -> list[Any]:
 # ---------------------------------------------------------------- ids and continuation
 
 
-def test_rollout_steps_only_the_given_ids_in_order(make_env: MakeEnv) -> None:
+def test_rollout_steps_only_the_given_unpaused_ids_in_order(make_env: MakeEnv) -> None:
     env = make_env(counts(9, 9, 9, 9), asynchronous="restart", num_cpus=2)
     env.reset()
     rollout = env.rollout(zeros, 3, id=[3, 0, 1])
@@ -293,13 +293,8 @@ def test_rollout_steps_only_the_given_ids_in_order(make_env: MakeEnv) -> None:
     assert env.step(np.zeros(4, int)).states[:, 1].tolist() == [4, 4, 1, 4]
     assert env.rollout(zeros, 2, id=[]).states.shape == (2, 0, 2)
     assert env.rollout(zeros, 2, id=2).states[:, 0, 1].tolist() == [1, 2]
-
-
-def test_rollout_skips_paused_envs(make_env: MakeEnv) -> None:
-    env = make_env(counts(9, 9, 9), asynchronous="restart", num_cpus=2)
-    env.reset()
     env.pause(1)
-    assert env.rollout(zeros, 1).env_ids.tolist() == [0, 2]
+    assert env.rollout(zeros, 1).env_ids.tolist() == [0, 2, 3]
     with pytest.raises(EnvBusyError):
         env.rollout(zeros, 1, id=[1])
 
@@ -366,11 +361,20 @@ def test_done_policy_continue_steps_ended_envs_in_a_rollout(make_env: MakeEnv) -
     assert env.done.tolist() == [True, False]
 
 
-def test_rollout_is_refused_with_done_policy_none(make_env: MakeEnv) -> None:
-    env = make_env(counts(2, 9))
+@pytest.mark.parametrize(
+    ("done_policy", "arguments", "match"),
+    [
+        (None, {"num_steps": 4}, "asynchronous='restart'"),
+        ("continue", {"num_episodes": 1}, "'continue' .* allows for 0.*asynchronous='restart'"),
+    ],
+)
+def test_length_that_the_done_policy_makes_impossible_is_refused(
+    make_env: MakeEnv, done_policy: Any, arguments: Any, match: str
+) -> None:
+    env = make_env(counts(2, 9), asynchronous=done_policy)
     env.reset()
-    with pytest.raises(ArgumentError, match="asynchronous='restart'"):
-        env.rollout(zeros, 4)
+    with pytest.raises(ArgumentError, match=match):
+        env.rollout(zeros, **arguments)
     assert env.step([0, 0]).states[:, 1].tolist() == [1, 1]
 
 
@@ -401,13 +405,6 @@ def test_done_policy_idle_allows_one_episode_per_env(make_env: MakeEnv) -> None:
     with pytest.raises(ResetNeededError, match=r"envs \[0, 1\] have ended"):
         env.rollout(zeros, num_episodes=3)
     assert env.rollout(zeros, num_episodes=1, id=[2]).episode_lengths.tolist() == [3]
-
-
-def test_num_episodes_is_refused_with_done_policy_continue(make_env: MakeEnv) -> None:
-    env = make_env(counts(2, 4), asynchronous="continue")
-    env.reset()
-    with pytest.raises(ArgumentError, match="'continue' .* allows for 0.*asynchronous='restart'"):
-        env.rollout(zeros, num_episodes=1)
 
 
 # ---------------------------------------------------------------- policies that act

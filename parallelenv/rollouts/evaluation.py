@@ -148,7 +148,7 @@ class _EpisodeRunner:
 
     def _play(self, engine: Engine, player: PolicyRunner, env_ids: tuple[int, ...], each: ResetArgumentsOfEach) -> None:
         """Play. Envs that finish early, or have no further episode, rest while the others play on."""
-        result: StepResult | None = None
+        result: Any = None
         beginning: Sequence[int] = env_ids
         while True:
             if beginning:

@@ -111,11 +111,13 @@ class Host:
         index: Number of envs of the present command that have begun.
         tracer: Records when its envs do what, while it is traced.
         resets: Record of resets, during a step that is traced.
+        writer: The rows that its envs write now; other rows once the host was abandoned.
         remarks: Warnings to send with the next reply; only for the first env with something unusual.
     """
 
     def __init__(self, spec: WorkerSpec, *, in_caller: bool = False) -> None:
         self.in_caller = in_caller
+        self.writer: RowWriter
         self.doing = ""
         self.index = 0
         self.tracer: HostTracer | None = None
@@ -128,7 +130,6 @@ class Host:
         self._envs: list[Resettable | None] = [None] * len(spec.env_ids)
         self._steps: list[Any] = [_not_built] * len(spec.env_ids)
         self._spaces: list[Any] = []
-        self._writer: RowWriter
         self._rollout: HostRollout | None = None
         self._seeds: dict[int, int] = {}  # of the latest seeded reset of each env
         self._generators: dict[int, EnvGenerators] | None = {} if spec.settings.seed_globals else None
@@ -146,7 +147,7 @@ class Host:
 
     def attach(self, batch: Batch) -> None:
         """Use this batch: its envs write their results to its rows."""
-        self._writer = writer = RowWriter(batch)
+        self.writer = writer = RowWriter(batch)
         writer.set_info_form((), self.everyone)  # a host before this one may have left marks
         # The items that a step of all envs walks over, made once.
         rows = writer.rows(self.everyone)
@@ -155,7 +156,7 @@ class Host:
     def detach(self) -> None:
         """Release the batch. No command may follow; one that is executed in another thread ends."""
         self._columns = ((),)  # they have views of its rows
-        for name in ("_writer", "_whole"):
+        for name in ("writer", "_whole"):
             vars(self).pop(name, None)
 
     def execute(self, command: Command) -> Reply:
@@ -175,7 +176,7 @@ class Host:
         if self._generators is not None:
             return None
         run = functools.partial(self.step, command.autoreset)
-        return PreparedStep(command, run, self._writer, self.everyone)
+        return PreparedStep(command, run, self.writer, self.everyone)
 
     @calls_envs
     def repeat(self, prepared: PreparedStep) -> Reply:
@@ -186,7 +187,7 @@ class Host:
         Returns:
             The reply, which the next step with the same ``prepared`` overwrites if it is empty.
         """
-        command, reply, writer = prepared.command, prepared.reply, self._writer
+        command, reply, writer = prepared.command, prepared.reply, self.writer
         if self.tracer is not None:
             return self.execute(command)
         if reply.values or reply.failures or reply.output:
@@ -284,8 +285,6 @@ class Host:
             if value is not None:
                 values[env_id] = value
 
-    # ---------------------------------------------------------------- global generators
-
     def _with_own(self, env_id: int, call: Callable[..., Any]) -> Callable[..., Any]:
         """Return a call that runs with an env's own global generators, if envs have their own."""
         return call if self._generators is None else functools.partial(self._generators[env_id].run, call)
@@ -296,11 +295,6 @@ class Host:
         seed = self._seeds.get(env_id, None if place.seed is None else place.seed + env_id)
         shared = MappingProxyType(self._spec.shared)
         return WorkerInfo(env_id, place.num_envs, place.first_worker, place.num_workers, seed, shared)
-
-    @property
-    def writer(self) -> RowWriter:
-        """The rows that its envs write now; other rows once the host was abandoned."""
-        return self._writer
 
     @property
     def current(self) -> int | None:
@@ -342,7 +336,7 @@ class Host:
 
     def _columns_of_step(self, command: Command) -> Columns:
         """Return row, slice of ``writer.line``, ``step`` and action of each env, for `step`."""
-        writer, steps = self._writer, self._steps
+        writer, steps = self.writer, self._steps
         numbers: Sequence[int]
         rows, numbers, cells = self._whole
         if command.env_ids is not self.everyone and command.env_ids != self.everyone:
@@ -429,7 +423,7 @@ class Host:
         for index, row, cell, step, action in self._walk() if walk is None else walk:
             self.index = index
             result = step(action)
-            writer = self._writer  # read after the step: an abandoned host writes elsewhere
+            writer = self.writer  # read after the step: an abandoned host writes elsewhere
             if type(result) is not tuple or len(result) != 5:
                 result = self._five(row + writer.first, result)
             state, reward, terminated, truncated, info = result
@@ -464,7 +458,7 @@ class Host:
             goes_on: Whether to begin the next episode.
             values: Results that do not fit into the rows, by env id; written here.
         """
-        writer = self._writer
+        writer = self.writer
         info, loose, loose_reward = said
         ended_loose = reset_info = is_exhausted = ended_state = None
         if goes_on:
@@ -489,7 +483,7 @@ class Host:
 
     def rest(self, env_id: int) -> Extra:
         """Return the result of an env whose reset found no further episode: it is done and keeps its last state."""
-        writer = self._writer
+        writer = self.writer
         row = env_id - writer.first
         writer.rewards[row] = 0.0
         writer.store_flags(row, False, True)
@@ -517,13 +511,13 @@ class Host:
     def run_step(self, env_ids: tuple[int, ...], each: Sequence[Any] | None, autoreset: bool) -> Reply:
         """Step envs within a rollout as a step command would. Afterwards no env is current, since the policy runs."""
         outer = self._command, self._run, self._columns, self._clock, self._reply, self._number
-        infos, self._writer.infos = self._writer.infos, None  # a rollout keeps those of all its steps
+        infos, self.writer.infos = self.writer.infos, None  # a rollout keeps those of all its steps
         command = Command(0, "step", env_ids, each, autoreset=autoreset)
         try:
             self._begin_command(command)
             return next(self._finish(command, is_inner=True))
         finally:
-            self._writer.infos = infos
+            self.writer.infos = infos
             self.index = 0
             self._command, self._run, self._columns, self._clock, self._reply, self._number = outer
 
@@ -556,7 +550,7 @@ class Host:
         if seed is not None:
             self._seeds[env_id] = seed
         state, info = self._begin(env_id, seed, deep_copy(options))
-        loose = self._writer.store_state(env_id - self._writer.first, state)
+        loose = self.writer.store_state(env_id - self.writer.first, state)
         return Extra(info or None, loose) if info or loose else None
 
     def get(self, env_id: int, argument: Any, lookup: Lookup) -> Any:
@@ -604,10 +598,10 @@ class Host:
         the first env.
         """
         if isinstance(what, tuple):
-            self._writer.set_info_form(what, self.everyone)
+            self.writer.set_info_form(what, self.everyone)
             return None
         if what == "leaves":
-            loose = self._writer.loose.get(env_id - self._writer.first)
+            loose = self.writer.loose.get(env_id - self.writer.first)
             return Extra(None, loose) if loose else None
         if what == "trace":
             return begin_tracing(self) if env_id == self.everyone[0] else None

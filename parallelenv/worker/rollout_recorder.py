@@ -255,27 +255,24 @@ class StepRecorder:
         self._flags[step, columns] = self._batch.flags[rows]
         self._valid[step, columns] = True
         self.count += 1
-        for failure in reply.failures.values():
-            self._note_failure(step, failure)
-        for env_id, extra in reply.values.items():
-            try:
-                self._note_said(step, env_id, extra)
+        failures = dict(reply.failures)
+        for env_id, (info, _, reward, _, reset_info, is_exhausted, _) in reply.values.items():
+            if is_exhausted:
+                self.exhausted.add(env_id)
+            if not (info or reward or reset_info):
+                continue
+            try:  # copied now because the env may change it in its next step
+                extra = Extra(deep_copy(info), None, deep_copy(reward), None, deep_copy(reset_info))
             except Exception as error:  # noqa: BLE001 (copying runs user code: anything may come)
-                self._note_failure(step, Failure(cannot_travel(extra, error), env_id, "the copying of its result"))
+                why = cannot_travel(reply.values[env_id], error)
+                failures[env_id] = Failure(why, env_id, "the copying of its result")
+            else:
+                self._said[step, env_id] = extra
+        for env_id, failure in failures.items():
+            column = self.all_ids.index(env_id)
+            self.failed[env_id] = step, failure
+            self._rewards[step, column], self._flags[step, column], self._valid[step, column] = 0.0, False, False
         return self._note_ends(step, reply) if self._flags[step].any() else []
-
-    def _note_failure(self, step: int, failure: Failure) -> None:
-        column = self.all_ids.index(failure.env_id)
-        self.failed[failure.env_id] = step, failure
-        self._rewards[step, column], self._flags[step, column], self._valid[step, column] = 0.0, False, False
-
-    def _note_said(self, step: int, env_id: int, extra: Extra) -> None:
-        """Record the rest of a step's result, copied now because the env may change it in its next step."""
-        info, _, reward, _, reset_info, is_exhausted, _ = extra
-        if is_exhausted:
-            self.exhausted.add(env_id)
-        if info or reward or reset_info:
-            self._said[step, env_id] = Extra(deep_copy(info), None, deep_copy(reward), None, deep_copy(reset_info))
 
     def _note_ends(self, step: int, reply: Reply) -> list[int]:
         columns = np.flatnonzero(self._flags[step].any(axis=1))
