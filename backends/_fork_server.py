@@ -190,7 +190,7 @@ class _Server:
         """
         log = WorkerLog(os.dup(output))
         redirect_descriptors(log)
-        redirect_streams(log, lambda: None, (1, 2))
+        redirect_streams(lambda: None, (1, 2))
         known, before, error = set(sys.modules), _unforkable_resources(), ""
         files: set[str] = set()
         begin, start = time.time_ns(), time.perf_counter()

@@ -44,7 +44,7 @@ class RayHost(MessageHost):
         self._log = WorkerLog.create()
         if self._log is not None:
             # Only Python's own output: that of C code goes to Ray's log files.
-            redirect_streams(self._log, lambda: self.host.current, (self._log.fileno, self._log.fileno))
+            redirect_streams(lambda: self.host.current, (self._log.fileno, self._log.fileno))
         self._content: Array | None = None
 
     def _make_host(self, spec: WorkerSpec) -> Any:
@@ -61,7 +61,7 @@ class RayHost(MessageHost):
             OSError: If the socket cannot be reached; this host can still be called.
         """
         connection, log = connect_to_caller(path)
-        redirect_streams(log, lambda: self.host.current, (log.fileno, log.fileno))
+        redirect_streams(lambda: self.host.current, (log.fileno, log.fileno))
         with contextlib.suppress(EOFError, OSError):  # the caller closed it or died
             wire = Wire(connection, SPIN)
             host = self.pipe_host_class(self.host, self.packed, wire, log)

@@ -166,7 +166,7 @@ def _serve(wire: Wire, log: WorkerLog | None) -> None:
     shared = SharedArrays.receive(wire.connection, packed.shared) if packed.shared else {}
     host = Host(packed.unpack(shared))
     if log is not None:
-        redirect_streams(log, lambda: host.current, (1, 2))
+        redirect_streams(lambda: host.current, (1, 2))
     prepare_worker(packed)
     pipe_host = PipeHost(host, packed, wire, log)
     pipe_host.obey(pipe_host.receive, pipe_host.send)

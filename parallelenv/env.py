@@ -48,7 +48,7 @@ from parallelenv.errors import (
 from parallelenv.registry import ParaMode
 from parallelenv.results import StepBatch, StepResult, refuse_pair
 from parallelenv.rollouts.evaluation import Evaluation, evaluate
-from parallelenv.rollouts.rollout import RolloutRunner, run_batch_episodes
+from parallelenv.rollouts.rollout import RunningRollout, run_batch_episodes
 from parallelenv.rollouts.rollout_length import RolloutLength
 from parallelenv.rollouts.stream import CLOSE, RESET, TERMINATED, Signal, StreamPolicy, streamed
 from parallelenv.rollouts.trajectory import Rollout
@@ -960,7 +960,7 @@ class ParallelEnv:
         if policy is None:
             return run_batch_episodes(self._engine, env_ids, num_steps, num_episodes, rnn_state)
         goal = RolloutLength.of(num_steps, num_episodes)
-        return RolloutRunner(self._engine).run(policy, env_ids, goal, rnn_state, bool(progress))
+        return RunningRollout(self._engine, policy, env_ids, goal, rnn_state).run(bool(progress))
 
     @single_threaded
     def restart(self, id: Any = None) -> tuple[int, ...]:

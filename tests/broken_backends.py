@@ -200,7 +200,7 @@ class GivesViewsOfActions(Channel):
 
     class _Host(Host):
         def attach(self, batch: Batch) -> None:
-            self._writer = GivesViewsOfActions._Writer(batch)
+            self.writer = GivesViewsOfActions._Writer(batch)
 
     host_class = _Host
 

@@ -219,16 +219,6 @@ def test_worker_died_error_includes_the_last_output(started: ParallelEnv, how: s
         assert "in speak_and_die" in str(caught.value)
 
 
-def test_excess_output_is_dropped(started: ParallelEnv, capsys: pytest.CaptureFixture[str]) -> None:
-    started.send([QUIET, QUIET])  # the log is not read while the caller is busy
-    started.recv(min_envs=2)
-    started.customized_method("say", {"text": "x" * 1000, "times": 40_000}, id=0)
-    shown = capsys.readouterr().out
-    assert len(shown) > 1_000_000
-    started.customized_method("say", {"text": "again"}, id=0)
-    assert capsys.readouterr().out == "[env 0] again\n"
-
-
 def test_log_deleted_at_interpreter_exit_prints_nothing() -> None:
     code = """
 import parallelenv.worker.worker_log as module

@@ -82,12 +82,11 @@ def evaluate(
     Raises:
         BaseException: What an env or the policy raised; ``error.partial`` has the episodes so far.
     """
-    check_policy(player)
     shares: dict[int, float] = {env_id: share or 0 for env_id, share in goal.shares(env_ids).items()}
     asked = [place for place, env_id in enumerate(env_ids) if shares[env_id]]
     playing = tuple(env_ids[place] for place in asked)
     with progress_bar(goal, shows_progress, "run_episodes") as advance:
-        return _play(engine, player, shares, playing, [each[place] for place in asked], announce, advance)
+        return _EpisodeRunner(shares, advance).play(engine, player, playing, [each[place] for place in asked], announce)
 
 
 def perform(
@@ -98,106 +97,76 @@ def perform(
     announce: Callable[[Sequence[int]], Any],
     look: Callable[[], bool],
 ) -> Evaluation:
-    """Play until ``look`` returns False. The envs begin with a reset, and need one afterwards.
-
-    Args:
-        engine: See `evaluate`.
-        player: See `evaluate`.
-        env_ids: The envs.
-        each: See `evaluate`.
-        announce: See `evaluate`.
-        look: Called when all have begun, and after each step: whether to continue.
-
-    Raises:
-        BaseException: See `evaluate`, or what ``look`` raised.
-    """
-    check_policy(player)
-    shares = dict.fromkeys(env_ids, math.inf)
-    return _play(engine, player, shares, tuple(env_ids), each, announce, lambda _: None, look)
-
-
-def _play(
-    engine: Engine,
-    player: Callable[..., Any],
-    shares: dict[int, float],
-    env_ids: tuple[int, ...],
-    each: ResetArgumentsOfEach,
-    announce: Callable[[Sequence[int]], Any],
-    advance: Callable[[int], Any],
-    look: Callable[[], bool] = lambda: True,
-) -> Evaluation:
-    results: Results = {env_id: [] for env_id in env_ids}
-    with engine.borrowed(env_ids) as own:
-        game = _EpisodeRunner(own, PolicyRunner(player, None, own.pool.layout), shares, results, advance, look)
-        announce(env_ids)
-        try:
-            game.play(env_ids, each)
-        except WorkerTimeoutError as error:
-            late = own.pool.late(error.env_ids, own.timeout, "run_episodes")
-            put(late, "partial", _evaluation(results))
-            raise late from None
-        except BaseException as error:
-            put(error, "partial", _evaluation(results))
-            raise
-    return _evaluation(results)
+    """Play until ``look``, called before each step, returns False. Other arguments and errors: see `evaluate`."""
+    runner = _EpisodeRunner(dict.fromkeys(env_ids, math.inf), lambda _: None, look)
+    return runner.play(engine, player, tuple(env_ids), each, announce)
 
 
 class _EpisodeRunner:
     """Plays episodes.
 
     Args:
-        engine: Its done policy must step ended envs on: no env begins an episode by itself.
-        player: The policy that acts.
         shares: Number of episodes of each env.
-        results: Where results are added.
         advance: Moves the bar forward.
         look: Called before each step: whether to continue.
     """
 
     def __init__(
-        self,
-        engine: Engine,
-        player: PolicyRunner,
-        shares: dict[int, float],
-        results: Results,
-        advance: Callable[[int], Any],
-        look: Callable[[], bool],
+        self, shares: dict[int, float], advance: Callable[[int], Any], look: Callable[[], bool] = lambda: True
     ) -> None:
-        self._engine = engine
-        self._player = player
         self._shares = shares
-        self._results = results
-        self._running = OpenEpisodes(engine.num_envs)
         self._advance = advance
         self._look = look
+        self._results: Results = {}
+        self._running: OpenEpisodes
 
-    def play(self, env_ids: tuple[int, ...], each: ResetArgumentsOfEach) -> None:
-        """Play until every env has played its share. Envs that finish early rest while the others play on.
+    def play(
+        self,
+        engine: Engine,
+        player: Callable[..., Any],
+        env_ids: tuple[int, ...],
+        each: ResetArgumentsOfEach,
+        announce: Callable[[Sequence[int]], Any],
+    ) -> Evaluation:
+        """Play until every env has played its share. Arguments: see `evaluate`."""
+        check_policy(player)
+        self._results = {env_id: [] for env_id in env_ids}
+        self._running = OpenEpisodes(engine.num_envs)
+        with engine.borrowed(env_ids) as own:  # under it ended envs are stepped on, and no env begins an episode
+            runner = PolicyRunner(player, None, own.pool.layout)
+            announce(env_ids)
+            try:
+                self._play(own, runner, env_ids, each)
+            except WorkerTimeoutError as error:
+                late = own.pool.late(error.env_ids, own.timeout, "run_episodes")
+                put(late, "partial", _evaluation(self._results))
+                raise late from None
+            except BaseException as error:
+                put(error, "partial", _evaluation(self._results))
+                raise
+        return _evaluation(self._results)
 
-        An env without a further episode is finished, too.
-        """
-        engine = self._engine
-        self._reset(env_ids, each)
-        env_ids = tuple(engine.table.living(env_ids))
+    def _play(self, engine: Engine, player: PolicyRunner, env_ids: tuple[int, ...], each: ResetArgumentsOfEach) -> None:
+        """Play. Envs that finish early, or have no further episode, rest while the others play on."""
         result: Any = None
-        while env_ids and self._look():
-            actions, _ = self._player.act(env_ids, engine.states_of(env_ids, result))
-            result = engine.step(actions, env_ids, "item")
-            ended = self._note(result)
-            if not ended:
-                continue
-            self._advance(len(ended))
-            self._player.forget(ended)
-            left = {env_id: self._shares[env_id] - len(self._results[env_id]) for env_id in ended}
-            env_ids = tuple(env_id for env_id in env_ids if left.get(env_id, 1))
-            again = [env_id for env_id in ended if left[env_id]]
-            if again:
-                self._reset(again, [(None, None)] * len(again))
+        beginning: Sequence[int] = env_ids
+        while True:
+            if beginning:
+                engine.collect_reset(engine.submit_reset(beginning, each), None)
                 env_ids = tuple(engine.table.living(env_ids))
                 result = None  # it lacks the states of these
-
-    def _reset(self, env_ids: Sequence[int], each: ResetArgumentsOfEach) -> None:
-        self._engine.collect_reset(self._engine.submit_reset(env_ids, each), None)
+            if not env_ids or not self._look():
+                return
+            actions, _ = player.act(env_ids, engine.states_of(env_ids, result))
+            result = engine.step(actions, env_ids, "item")
+            ended = self._note(result)
+            if ended:
+                self._advance(len(ended))
+                player.forget(ended)
+            done = {env_id for env_id in ended if len(self._results[env_id]) >= self._shares[env_id]}
+            env_ids = tuple(env_id for env_id in env_ids if env_id not in done)
+            beginning = [env_id for env_id in ended if env_id not in done]
+            each = [(None, None)] * len(beginning)
 
     def _note(self, result: StepResult) -> list[int]:
         """Count a step and return the envs whose episodes it ended."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,7 +138,10 @@ class RolloutBuilder:
         self._batch = batch
         self._env_ids = env_ids
         self._column = {env_id: column for column, env_id in enumerate(env_ids)}
-        self._parts: list[tuple[int, RolloutChunk]] = []
+        self._num_steps = 0
+        self._parts: list[tuple[RolloutChunk, tuple[slice, Any]]] = []  # with their index in the stacked arrays
+        self._ended: list[EpisodeEnds] = []
+        self._said: dict[StepIndex, Extra] = {}
         self._loose: dict[int, Extra] = {}
         self._memories: dict[int, tuple[RecurrentState, int]] = {}  # latest memory of each env, and its row there
         self._forms: dict[str, ExtrasFormat] = {}
@@ -150,7 +153,14 @@ class RolloutBuilder:
             self._forms = join_forms(self._forms, found)
         except ArgumentError as error:
             chunk.extras, chunk.broken = {}, chunk.broken or Failure(error, chunk.env_ids[0], "the policy")
-        self._parts.append((first, chunk))
+        columns = np.array([self._column[env_id] for env_id in chunk.env_ids], dtype=np.int64)
+        is_run = (np.diff(columns) == 1).all()
+        where = slice(columns[0], columns[0] + len(columns)) if is_run else columns
+        self._num_steps = max(self._num_steps, first + chunk.num_steps)
+        self._parts.append((chunk, (slice(first, first + chunk.num_steps), where)))
+        ended = chunk.ended
+        self._ended.append(EpisodeEnds(ended.steps + first, columns[ended.columns], ended.states))
+        self._said.update({(step + first, env_id): extra for (step, env_id), extra in chunk.said.items()})
         self._loose.update({env_id: Extra(loose=leaves) for env_id, leaves in chunk.loose.items()})
         if chunk.memory is None:  # the policy has no memory now
             for env_id in chunk.env_ids:
@@ -166,28 +176,24 @@ class RolloutBuilder:
             starts: See `Rollout`.
             rnn_state: See `Rollout`.
         """
-        if num_steps is None:
-            num_steps = max((first + chunk.num_steps for first, chunk in self._parts), default=0)
         layout, batch = self._batch.layout, self._batch
-        shape = num_steps, len(self._env_ids)
-        flags, valid = np.zeros((*shape, 2), dtype=bool), np.zeros(shape, dtype=bool)
-        self._fill(flags, "flags")
-        self._fill(valid, "valid")
-        ended = join_ends([self._moved(first, chunk) for first, chunk in self._parts], batch.states)
-        states = [self._leaf(shape, index, "states") for index in range(len(batch.states))]
-        actions = [self._leaf(shape, index, "actions") for index in range(len(batch.actions) or 1)]
+        shape = self._num_steps if num_steps is None else num_steps, len(self._env_ids)
+        flags = self._filled(np.zeros((*shape, 2), dtype=bool), "flags")
+        ended = join_ends(self._ended, batch.states)
+        states = [self._leaf(shape, like, index, "states") for index, like in enumerate(batch.states)]
+        actions = [self._leaf(shape, like, index, "actions") for index, like in enumerate(batch.actions or [None])]
         return Rollout(
             layout.states.join([_stacked(leaf) for leaf in states]),
             layout.actions.join([_stacked(leaf) for leaf in actions]) if batch.actions else _stacked(actions[0]),
             self._rewards(shape),
             flags[..., 0].copy(),
             flags[..., 1].copy(),
-            valid,
+            self._filled(np.zeros(shape, dtype=bool), "valid"),
             self._extras(shape),
             self._final_states(),
             layout.states.join([_stacked(leaf) for leaf in ended.states]),
-            self._step_infos("info"),
-            self._step_infos("reset_info"),
+            {place: extra.info for place, extra in sorted(self._said.items()) if extra.info},
+            {place: extra.reset_info for place, extra in sorted(self._said.items()) if extra.reset_info},
             np.array(self._env_ids, dtype=np.int64),
             starts,
             rnn_state,
@@ -210,59 +216,35 @@ class RolloutBuilder:
         loose = {env_id: self._loose.get(env_id, unknown) for env_id in self._env_ids}
         return gather_states(self._batch, self._env_ids, rows, loose, copy=True)
 
-    def _places(self) -> Iterator[tuple[RolloutChunk, tuple[slice, Any]]]:
-        """Yield each chunk and its index in the stacked arrays."""
-        for first, chunk in self._parts:
-            columns = [self._column[env_id] for env_id in chunk.env_ids]
-            is_run = columns == list(range(columns[0], columns[0] + len(columns)))
-            where = slice(columns[0], columns[0] + len(columns)) if is_run else columns
-            yield chunk, (slice(first, first + chunk.num_steps), where)
-
-    def _fill(self, array: Array, name: str) -> None:
-        for chunk, place in self._places():
+    def _filled(self, array: Array, name: str) -> Array:
+        for chunk, place in self._parts:
             array[place] = getattr(chunk, name)
+        return array
 
-    def _leaf(self, shape: tuple[int, int], index: int, name: str) -> Array:
+    def _extras(self, shape: tuple[int, int]) -> dict[str, Array]:
+        stacked = {name: empty_array((*shape, *form.shape), form.dtype) for name, form in self._forms.items()}
+        for chunk, place in self._parts:
+            for name, array in chunk.extras.items():
+                stacked[name][place] = array
+        return stacked
+
+    def _leaf(self, shape: tuple[int, int], like: Array | None, index: int, name: str) -> Array:
         """Return one array of all states or actions. The chunks' own are freed, so that memory is needed only once."""
-        likes: Sequence[Array | None] = getattr(self._batch, name) or [None]
-        array = empty_rows(shape, likes[index])
-        for chunk, place in self._places():
+        array = empty_rows(shape, like)
+        for chunk, place in self._parts:
             leaves = getattr(chunk, name)
             array[place] = leaves[index]
             leaves[index] = leaves[index][:0]
         return array
 
     def _rewards(self, shape: tuple[int, int]) -> Array:
-        rewards = np.zeros(shape)
-        self._fill(rewards, "rewards")
-        loose = {place: extra.reward[0] for place, extra in self._said() if extra.reward is not None}
+        rewards = self._filled(np.zeros(shape), "rewards")
+        loose = {place: extra.reward[0] for place, extra in self._said.items() if extra.reward is not None}
         if loose:
             rewards = rewards.astype(object)
             for (step, env_id), reward in loose.items():
                 rewards[step, self._column[env_id]] = reward
         return rewards
-
-    def _extras(self, shape: tuple[int, int]) -> dict[str, Array]:
-        stacked = {name: empty_array((*shape, *form.shape), form.dtype) for name, form in self._forms.items()}
-        for chunk, place in self._places():
-            for name, array in chunk.extras.items():
-                stacked[name][place] = array
-        return stacked
-
-    def _moved(self, first: int, chunk: RolloutChunk) -> EpisodeEnds:
-        """Return the ends in a chunk, with their steps and columns in the rollout."""
-        columns = np.array([self._column[env_id] for env_id in chunk.env_ids], dtype=np.int64)
-        return EpisodeEnds(chunk.ended.steps + first, columns[chunk.ended.columns], chunk.ended.states)
-
-    def _said(self) -> Iterator[tuple[StepIndex, Extra]]:
-        for first, chunk in self._parts:
-            for (step, env_id), extra in chunk.said.items():
-                yield (step + first, env_id), extra
-
-    def _step_infos(self, name: str) -> dict[StepIndex, dict[str, Any]]:
-        """Return the infos or reset infos, sorted by step."""
-        told = {place: getattr(extra, name) for place, extra in self._said() if getattr(extra, name)}
-        return {place: told[place] for place in sorted(told)}
 
 
 def _stacked(leaf: Array) -> Any:

@@ -17,42 +17,63 @@ EnvStep = tuple[Any, Any, bool, bool, dict[str, Any]]
 
 
 class Resettable:
-    """How a Gymnasium env is reset and stepped.
+    """How an env is reset and stepped: in Gymnasium's way, or in that of older ones.
+
+    Objects that are not a `gymnasium.Env`, and envs whose ``reset`` takes less, may return ``(state, reward, done,
+    info)`` from ``step`` and the state only from ``reset``, and take seeds by ``seed(s)``.
 
     Attributes:
         env: The env as the user made it.
-        step: The env's own ``step``, called directly until it returns four items.
+        step: Returns five items; the env's own ``step`` until that returns four.
         oddity: What it does like envs of the old gym, and what that means here, a clause each; empty if nothing.
     """
 
     def __init__(self, env: Any) -> None:
         self.env = env
-        self.step: Callable[[Any], EnvStep] = env.step
         self.oddity: tuple[str, str] | tuple[()] = ()
-        names, _ = _parameters(env.reset)
+        names, takes_any = _parameters(env.reset)
+        lacking = [] if takes_any else [name for name in ("seed", "options") if name not in names]
+        is_gymnasium = isinstance(env, gymnasium.Env)
+        self._takes_seed, self._takes_options = "seed" not in lacking, "options" not in lacking
+        self._is_old = bool(lacking) or not is_gymnasium
+        self.step: Callable[[Any], EnvStep] = self._step if self._is_old else env.step
         # ``seed`` and ``options`` are passed as None only if ``reset`` names them: wrappers pass on whatever they get.
-        self._not_given: dict[str, Any] = dict.fromkeys(sorted({"seed", "options"} & names))
+        named = () if self._is_old else sorted({"seed", "options"} & names)
+        self._not_given: dict[str, Any] = dict.fromkeys(named)
+        if lacking and is_gymnasium:
+            seeding = "" if self._takes_seed else ", and a seed goes to seed(), or to np_random"
+            self.oddity = f"its reset() takes no {' and no '.join(lacking)}", f"It is reset without{seeding}"
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
         """Return the first state of a new episode and its info, empty if the env returns the state alone.
 
         Raises:
-            EnvContractError: If the env returns a tuple that is neither.
+            EnvContractError: If a `gymnasium.Env` returns a tuple that is neither, or does not take the options given.
         """
         arguments = {**self._not_given}
         if seed is not None:
-            arguments["seed"] = seed
-        if options is not None:
+            if self._takes_seed:
+                arguments["seed"] = seed
+            elif callable(getattr(self.env, "seed", None)):
+                self.env.seed(seed)
+            elif isinstance(self.env, gymnasium.Env):
+                gymnasium.Env.reset(self.env.unwrapped, seed=seed)  # sets np_random and does nothing else
+        if options is not None and self._takes_options:
             arguments["options"] = options
+        elif options:
+            raise EnvContractError(
+                f"reset() of {type(self.env).__name__} takes no options; it was given {show(options)}."
+            )
         result = self.env.reset(**arguments)
         if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict):
             return result
-        if isinstance(result, tuple) and not isinstance(getattr(self.env, "observation_space", None), Tuple):
-            raise EnvContractError(
-                f"reset() of {type(self.env).__name__} returned a tuple of {len(result)}; a gymnasium.Env returns "
-                "(state, info), info a dict."
-            )
-        self.oddity = "its reset() returned the state alone, not (state, info)", "The info is taken to be empty"
+        if not self._is_old:
+            if isinstance(result, tuple) and not isinstance(getattr(self.env, "observation_space", None), Tuple):
+                raise EnvContractError(
+                    f"reset() of {type(self.env).__name__} returned a tuple of {len(result)}; a gymnasium.Env returns "
+                    "(state, info), info a dict."
+                )
+            self.oddity = "its reset() returned the state alone, not (state, info)", "The info is taken to be empty"
         return result, {}
 
     def five(self, result: Any) -> EnvStep:
@@ -78,54 +99,6 @@ class Resettable:
 
     def _step(self, action: Any) -> EnvStep:
         return _split(self.env.step(action))
-
-
-class Legacy(Resettable):
-    """Objects with ``reset()`` and ``step(action)`` that are not a `gymnasium.Env`, or whose ``reset`` takes less.
-
-    Their ``step`` may return ``(state, reward, done, info)``, their ``reset`` the state only, and they may take seeds
-    by ``seed(s)``.
-    """
-
-    def __init__(self, env: Any) -> None:
-        super().__init__(env)
-        self.step = self._step
-        names = _takes(env.reset)
-        self._takes_seed = "seed" in names
-        self._takes_options = "options" in names
-        self._is_gymnasium = isinstance(env, gymnasium.Env)
-        if self._is_gymnasium:
-            lacking = " and no ".join(name for name in ("seed", "options") if name not in names)
-            self.oddity = (
-                f"its reset() takes no {lacking}",
-                "It is reset without, and a seed goes to seed(), or to np_random"
-                if not self._takes_seed
-                else "It is reset without",
-            )
-
-    def reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
-        """Return the first state of a new episode and its info, empty if the env gives none."""
-        arguments: dict[str, Any] = {}
-        if seed is not None:
-            self._seed(seed, arguments)
-        if options and not self._takes_options:
-            raise EnvContractError(
-                f"reset() of {type(self.env).__name__} takes no options; it was given {show(options)}."
-            )
-        if options is not None and self._takes_options:
-            arguments["options"] = options
-        result = self.env.reset(**arguments)
-        if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict):
-            return result
-        return result, {}
-
-    def _seed(self, seed: int, arguments: dict[str, Any]) -> None:
-        if self._takes_seed:
-            arguments["seed"] = seed
-        elif callable(getattr(self.env, "seed", None)):
-            self.env.seed(seed)
-        elif self._is_gymnasium:
-            gymnasium.Env.reset(self.env.unwrapped, seed=seed)  # sets np_random and does nothing else
 
 
 def _split(result: Any) -> EnvStep:
@@ -155,21 +128,12 @@ def split_done(done: Any, info: Any) -> tuple[bool, bool]:
 
 def adapt(env: Any) -> Resettable:
     """Return the interface through which a host uses an env."""
-    if not is_env(env):
-        return ForCalls(env)
-    takes_both = _takes(env.reset) >= {"seed", "options"}
-    return Resettable(env) if takes_both and isinstance(env, gymnasium.Env) else Legacy(env)
+    return Resettable(env) if is_env(env) else ForCalls(env)
 
 
 def draws_by_mode(env: Any) -> bool:
     """Whether an env renders as in the old gym: by ``render(mode="rgb_array")``, without a ``render_mode``."""
     return getattr(env, "render_mode", None) is None and "mode" in _parameters(getattr(env, "render", None))[0]
-
-
-def _takes(function: Any) -> set[str]:
-    """Return the arguments that a ``reset`` takes; ``**kwargs`` counts as seed and options."""
-    names, takes_any = _parameters(function)
-    return names | {"seed", "options"} if takes_any else names
 
 
 def _parameters(function: Any) -> tuple[set[str], bool]:

@@ -107,14 +107,14 @@ def get_method(env: Any, key: str) -> Any:
         AbsentAttributeError: If there is none of that name, or it is not callable.
     """
     found = get_attribute(env, key)
-    if found is not None and callable(found[0]):
-        return found[0]
     if found is None:
         raise AbsentAttributeError(_absent(env, "method", key))
-    name = type(list(layers(env))[-1]).__name__
-    raise AbsentAttributeError(
-        f"{key!r} of {name} is {type(found[0]).__name__}, no method. Read it with get_env_attr({key!r})."
-    )
+    if not callable(found[0]):
+        raise AbsentAttributeError(
+            f"{key!r} of {type(list(layers(env))[-1]).__name__} is {type(found[0]).__name__}, no method. Read it with "
+            f"get_env_attr({key!r})."
+        )
+    return found[0]
 
 
 def _own_method(env: Any, name: str) -> Callable[..., Any] | None:

@@ -90,7 +90,7 @@ class PreparedStep:
         places = [env_id - everyone[0] for env_id in command.env_ids]
         self.pick: Any = None
         if command.env_ids != everyone:
-            self.pick = operator.itemgetter(*places) if len(places) > 1 else _first_at(places[0])
+            self.pick = operator.itemgetter(*places if len(places) > 1 else [slice(places[0], places[0] + 1)])
 
 
 class Host:
@@ -111,11 +111,13 @@ class Host:
         index: Number of envs of the present command that have begun.
         tracer: Records when its envs do what, while it is traced.
         resets: Record of resets, during a step that is traced.
+        writer: The rows that its envs write now; other rows once the host was abandoned.
         remarks: Warnings to send with the next reply; only for the first env with something unusual.
     """
 
     def __init__(self, spec: WorkerSpec, *, in_caller: bool = False) -> None:
         self.in_caller = in_caller
+        self.writer: RowWriter
         self.doing = ""
         self.index = 0
         self.tracer: HostTracer | None = None
@@ -128,7 +130,6 @@ class Host:
         self._envs: list[Resettable | None] = [None] * len(spec.env_ids)
         self._steps: list[Any] = [_not_built] * len(spec.env_ids)
         self._spaces: list[Any] = []
-        self._writer: RowWriter
         self._rollout: HostRollout | None = None
         self._seeds: dict[int, int] = {}  # of the latest seeded reset of each env
         self._generators: dict[int, EnvGenerators] | None = {} if spec.settings.seed_globals else None
@@ -146,7 +147,7 @@ class Host:
 
     def attach(self, batch: Batch) -> None:
         """Use this batch: its envs write their results to its rows."""
-        self._writer = writer = RowWriter(batch)
+        self.writer = writer = RowWriter(batch)
         writer.set_info_form((), self.everyone)  # a host before this one may have left marks
         # The items that a step of all envs walks over, made once.
         rows = writer.rows(self.everyone)
@@ -155,7 +156,7 @@ class Host:
     def detach(self) -> None:
         """Release the batch. No command may follow; one that is executed in another thread ends."""
         self._columns = ((),)  # they have views of its rows
-        for name in ("_writer", "_whole"):
+        for name in ("writer", "_whole"):
             vars(self).pop(name, None)
 
     def execute(self, command: Command) -> Reply:
@@ -175,7 +176,7 @@ class Host:
         if self._generators is not None:
             return None
         run = functools.partial(self.step, command.autoreset)
-        return PreparedStep(command, run, self._writer, self.everyone)
+        return PreparedStep(command, run, self.writer, self.everyone)
 
     @calls_envs
     def repeat(self, prepared: PreparedStep) -> Reply:
@@ -186,7 +187,7 @@ class Host:
         Returns:
             The reply, which the next step with the same ``prepared`` overwrites if it is empty.
         """
-        command, reply, writer = prepared.command, prepared.reply, self._writer
+        command, reply, writer = prepared.command, prepared.reply, self.writer
         if self.tracer is not None:
             return self.execute(command)
         if reply.values or reply.failures or reply.output:
@@ -221,7 +222,7 @@ class Host:
             run = functools.partial(self._operate, getattr(self, command.operation), command.common)
             columns = command.env_ids, [None] * len(command.env_ids) if command.each is None else command.each
         if self._generators is not None and command.operation != "rollout":
-            run = functools.partial(_putting_back, run)
+            run = put_back()(run)
         self._clock = None
         if self.tracer is not None:
             run, self._clock = self.tracer.traced(self, command, run)
@@ -255,8 +256,7 @@ class Host:
         if isinstance(error, ExhaustedError) and self.doing == "reset":
             reply.values[env_id] = self.rest(env_id)
             return
-        is_interrupt = isinstance(error, KeyboardInterrupt) and self.in_caller
-        if not is_interrupt:
+        if not (isinstance(error, KeyboardInterrupt) and self.in_caller):
             reply.failures[env_id] = Failure(error, env_id, self.doing)
             return
         interrupted = EnvInterruptedError(
@@ -285,30 +285,16 @@ class Host:
             if value is not None:
                 values[env_id] = value
 
-    # ---------------------------------------------------------------- global generators
-
     def _with_own(self, env_id: int, call: Callable[..., Any]) -> Callable[..., Any]:
         """Return a call that runs with an env's own global generators, if envs have their own."""
         return call if self._generators is None else functools.partial(self._generators[env_id].run, call)
 
     def describe(self, env_id: int) -> WorkerInfo:
         """Return an env's `WorkerInfo`."""
-        spec = self._spec
-        place = spec.place
-        seed = None if place.seed is None else place.seed + env_id
-        return WorkerInfo(
-            env_id,
-            place.num_envs,
-            place.first_worker,
-            place.num_workers,
-            self._seeds.get(env_id, seed),
-            MappingProxyType(spec.shared),
-        )
-
-    @property
-    def writer(self) -> RowWriter:
-        """The rows that its envs write now; other rows once the host was abandoned."""
-        return self._writer
+        place = self._spec.place
+        seed = self._seeds.get(env_id, None if place.seed is None else place.seed + env_id)
+        shared = MappingProxyType(self._spec.shared)
+        return WorkerInfo(env_id, place.num_envs, place.first_worker, place.num_workers, seed, shared)
 
     @property
     def current(self) -> int | None:
@@ -339,21 +325,18 @@ class Host:
     def _close_env(self, env: Resettable | None) -> None:
         """Close an env that is no longer used, and ignore what it raises."""
         close = getattr(env.env, "close", None) if env is not None else None
-        if not callable(close):
-            return
         try:
-            close()
-        except KeyboardInterrupt:
-            if self.in_caller:  # else the env itself raised it
+            if callable(close):
+                close()
+        except BaseException as error:  # an env that cannot close must not keep the others from it
+            if isinstance(error, KeyboardInterrupt) and self.in_caller:  # else the env itself raised it
                 raise
-        except BaseException:  # noqa: BLE001 (an env that cannot close must not keep the others from it)
-            pass
 
     # ---------------------------------------------------------------- steps
 
     def _columns_of_step(self, command: Command) -> Columns:
         """Return row, slice of ``writer.line``, ``step`` and action of each env, for `step`."""
-        writer, steps = self._writer, self._steps
+        writer, steps = self.writer, self._steps
         numbers: Sequence[int]
         rows, numbers, cells = self._whole
         if command.env_ids is not self.everyone and command.env_ids != self.everyone:
@@ -389,7 +372,7 @@ class Host:
         self.doing = "reset"
         env = self._envs[env_id - self._first]
         if self.resets is None and self._generators is None and env is not None:
-            result = env.reset(None, None)  # as `_begin` does
+            result = env.reset(None, None)  # as `_begin` does, with one call less
             if env.oddity:
                 self._remark(env_id)
             return result
@@ -440,7 +423,7 @@ class Host:
         for index, row, cell, step, action in self._walk() if walk is None else walk:
             self.index = index
             result = step(action)
-            writer = self._writer  # read after the step: an abandoned host writes elsewhere
+            writer = self.writer  # read after the step: an abandoned host writes elsewhere
             if type(result) is not tuple or len(result) != 5:
                 result = self._five(row + writer.first, result)
             state, reward, terminated, truncated, info = result
@@ -475,7 +458,7 @@ class Host:
             goes_on: Whether to begin the next episode.
             values: Results that do not fit into the rows, by env id; written here.
         """
-        writer = self._writer
+        writer = self.writer
         info, loose, loose_reward = said
         ended_loose = reset_info = is_exhausted = ended_state = None
         if goes_on:
@@ -500,7 +483,7 @@ class Host:
 
     def rest(self, env_id: int) -> Extra:
         """Return the result of an env whose reset found no further episode: it is done and keeps its last state."""
-        writer = self._writer
+        writer = self.writer
         row = env_id - writer.first
         writer.rewards[row] = 0.0
         writer.store_flags(row, False, True)
@@ -528,13 +511,13 @@ class Host:
     def run_step(self, env_ids: tuple[int, ...], each: Sequence[Any] | None, autoreset: bool) -> Reply:
         """Step envs within a rollout as a step command would. Afterwards no env is current, since the policy runs."""
         outer = self._command, self._run, self._columns, self._clock, self._reply, self._number
-        infos, self._writer.infos = self._writer.infos, None  # a rollout keeps those of all its steps
+        infos, self.writer.infos = self.writer.infos, None  # a rollout keeps those of all its steps
         command = Command(0, "step", env_ids, each, autoreset=autoreset)
         try:
             self._begin_command(command)
             return next(self._finish(command, is_inner=True))
         finally:
-            self._writer.infos = infos
+            self.writer.infos = infos
             self.index = 0
             self._command, self._run, self._columns, self._clock, self._reply, self._number = outer
 
@@ -549,8 +532,7 @@ class Host:
         self._seeds.pop(env_id, None)
         self._close_env(old)
         env = spec.build()
-        self._envs[slot] = adapted = adapt(env)
-        self._steps[slot] = self._with_own(env_id, adapted.step)
+        self._adopt(env_id, env)
         self._remark(env_id)
         return EnvFacts(
             None if has_spaces else self._shared_space(getattr(env, "observation_space", None)),
@@ -568,7 +550,7 @@ class Host:
         if seed is not None:
             self._seeds[env_id] = seed
         state, info = self._begin(env_id, seed, deep_copy(options))
-        loose = self._writer.store_state(env_id - self._writer.first, state)
+        loose = self.writer.store_state(env_id - self.writer.first, state)
         return Extra(info or None, loose) if info or loose else None
 
     def get(self, env_id: int, argument: Any, lookup: Lookup) -> Any:
@@ -616,39 +598,35 @@ class Host:
         the first env.
         """
         if isinstance(what, tuple):
-            self._writer.set_info_form(what, self.everyone)
+            self.writer.set_info_form(what, self.everyone)
             return None
         if what == "leaves":
-            loose = self._writer.loose.get(env_id - self._writer.first)
+            loose = self.writer.loose.get(env_id - self.writer.first)
             return Extra(None, loose) if loose else None
         if what == "trace":
             return begin_tracing(self) if env_id == self.everyone[0] else None
         if what == "record":
             return end_tracing(self) if env_id == self.everyone[0] else None
+        old = self._env(env_id)
+        own = None if self._generators is None else self._generators[env_id]
         if what == "save":
-            return save_env(
-                self._env(env_id).env, None if self._generators is None else self._generators[env_id].save()
-            )
-        self._load(env_id, saved or b"")
+            return save_env(old.env, None if own is None else own.save())
+        env, generators = load_env(old.env, saved or b"", own is not None)
+        if generators is not None and own is not None:
+            own.load(generators)
+        if env is not old.env:
+            self._adopt(env_id, env)
+            self._close_env(old)
         return None
 
-    def _load(self, env_id: int, saved: bytes) -> None:
-        """Restore a state of an env."""
+    def _adopt(self, env_id: int, env: Any) -> None:
+        """Use an env that was made or loaded."""
         slot = env_id - self._first
-        old = self._env(env_id)
-        env, generators = load_env(old.env, saved, self._generators is not None)
-        if generators is not None and self._generators is not None:
-            self._generators[env_id].load(generators)
-        if env is not old.env:
-            self._envs[slot] = adapted = adapt(env)
-            self._steps[slot] = self._with_own(env_id, adapted.step)
-            self._close_env(old)
+        self._envs[slot] = adapted = adapt(env)
+        self._steps[slot] = self._with_own(env_id, adapted.step)
 
     def _env(self, env_id: int) -> Resettable:
-        env = self._envs[env_id - self._first]
-        if env is None:
-            _not_built()
-        return env
+        return self._envs[env_id - self._first] or _not_built()
 
     def _shared_space(self, space: Any) -> Any:
         """Return a copy of a space, the same object for all envs whose spaces are equal.
@@ -663,12 +641,6 @@ class Host:
         return known
 
 
-def _putting_back(run: Run, values: dict[int, Any]) -> None:
-    """Run a command and restore the process's global generators at the end."""
-    with put_back():
-        run(values)
-
-
 def _draw(render: Callable[[], Any]) -> Any:
     """Render; only one env renders at a time in this process."""
     is_alone = _DRAWING.acquire(timeout=_LONGEST_DRAWING)
@@ -677,11 +649,6 @@ def _draw(render: Callable[[], Any]) -> Any:
     finally:
         if is_alone:
             _DRAWING.release()
-
-
-def _first_at(place: int) -> Callable[[Sequence[Any]], list[Any]]:
-    """Return a counterpart of `operator.itemgetter` with two indices, for one."""
-    return lambda items: [items[place]]
 
 
 def _step_with_copy(step: Callable[[Any], Any], action: Any) -> Any:

@@ -26,13 +26,17 @@ class PolicyRunner:
         policy: See `ParallelEnv.rollout`.
         memory: Its recurrent state so far, also for envs of other hosts.
         layout: The batch's layout.
+
+    Attributes:
+        forms: The formats in which the extras are stacked, so far.
     """
 
     def __init__(self, policy: Any, memory: RecurrentState | None, layout: Layout) -> None:
         self._policy = policy
         self._reader = ActionReader(layout, "env, in the order of the states")
         self._takes = takes_memory(policy)
-        self._forms: dict[str, ExtrasFormat] | None = None  # of the extras; None before the first call
+        self.forms: dict[str, ExtrasFormat] = {}
+        self._has_forms = False
         self._known, self._memory, begins = memory or RecurrentState((), None)
         self._begun = set(self._known) - begins  # those whose rows belong to their present episode
 
@@ -57,18 +61,15 @@ class PolicyRunner:
         """Return copies of the policy's extras, as arrays that can be stacked."""
         arrays = {name: _read_extra(name, value, len(env_ids)) for name, value in extras.items()}
         found = {name: ExtrasFormat(array.shape[1:], array.dtype) for name, array in arrays.items()}
-        if self._forms is not None and found.keys() != self._forms.keys():
+        if self._has_forms and found.keys() != self.forms.keys():
             raise ArgumentError(
-                f"The policy returned the extras {list(found)}, but before {list(self._forms)}. To be stacked they "
+                f"The policy returned the extras {list(found)}, but before {list(self.forms)}. To be stacked they "
                 "must be alike in every step."
             )
-        self._forms = found if self._forms in (None, found) else join_forms(self._forms, found)
+        if found != self.forms:
+            self.forms = join_forms(self.forms, found)
+        self._has_forms = True
         return arrays
-
-    @property
-    def forms(self) -> Mapping[str, ExtrasFormat]:
-        """The formats in which the extras are stacked, so far."""
-        return self._forms or {}
 
     def give(self, actions: Any, batch: Batch, env_ids: tuple[int, ...]) -> list[Any] | None:
         """Write actions to the rows of their envs; return them as a list if they are loose."""

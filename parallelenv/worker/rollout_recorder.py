@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from parallelenv.contract.batch import Array, Batch, gather_states
+from parallelenv.contract.batch import Array, gather_states
 from parallelenv.contract.copying import cannot_travel, deep_copy, loads
 from parallelenv.contract.failures import Failure
 from parallelenv.contract.protocol import NOTHING, Command, Extra, Reply
@@ -32,24 +32,7 @@ from parallelenv.contract.rollout_data import (
 from parallelenv.contract.spaces import object_array
 from parallelenv.errors import ActionError
 from parallelenv.worker.policy_runner import Extras, PolicyRunner
-
-
-class RowSource(Protocol):
-    """The rows of a step source's envs, such as a host's `RowWriter`.
-
-    Attributes:
-        first: Env id of row 0.
-        batch: The arrays.
-        loose: Leaves of the latest states that are in no array, by row.
-    """
-
-    first: int
-    batch: Batch
-    loose: dict[int, list[Any]]
-
-    def rows(self, env_ids: Sequence[int]) -> Any:
-        """Return the rows of these envs: a slice if they are consecutive, else a list."""
-        ...
+from parallelenv.worker.row_writer import RowWriter
 
 
 class StepSource(Protocol):
@@ -57,19 +40,17 @@ class StepSource(Protocol):
 
     Attributes:
         doing: See `Host`.
+        writer: The rows that its envs write now, and the loose leaves of their states.
+        in_caller: Whether Ctrl-C arrives here.
     """
 
     doing: str
 
     @property
-    def in_caller(self) -> bool:
-        """Whether Ctrl-C arrives here."""
-        ...
+    def in_caller(self) -> bool: ...  # noqa: D102
 
     @property
-    def writer(self) -> RowSource:
-        """The rows that its envs write now."""
-        ...
+    def writer(self) -> RowWriter: ...  # noqa: D102
 
     def run_step(self, env_ids: tuple[int, ...], each: Sequence[Any] | None, autoreset: bool) -> Reply:
         """Step envs."""
@@ -95,7 +76,7 @@ class HostRollout:
         number: int,
         packed: Array | None,
         player: PolicyRunner | None = None,
-        is_over: Callable[[int], bool] | None = None,
+        is_over: Callable[[int], bool] = lambda _: False,
     ) -> None:
         self.number = number
         self._packed = packed
@@ -111,59 +92,55 @@ class HostRollout:
             command: The envs, for each how many episodes it may still end (``None``: any number), and the
                 `RolloutRequest`.
         """
-        order: RolloutRequest = command.common
-        writer, recorder = host.writer, StepRecorder(host.writer, command.env_ids, order)
-        shares = list(command.each or [None] * len(command.env_ids))
-        recorder.select([column for column, share in enumerate(shares) if share != 0])
-        player, recorder.broken = self._prepare(host, command)
-        self._ask_whether_over(0)
-        while player is not None and recorder.env_ids and recorder.count < order.num_steps and not self.has_stopped:
-            try:
-                each = _act(player, host, recorder)
-            except BaseException as error:  # noqa: BLE001 (unpickling runs user code)
-                recorder.broken = _failure_of_policy(error, host, command)
-                break
-            if host.writer is not writer:  # abandoned meanwhile: its result is no longer wanted
-                break
-            num_made = len(recorder.env_ids)
-            ended = recorder.note_step(host.run_step(recorder.env_ids, each, order.autoreset))
-            self._go_on(recorder, ended, shares, order)
-            self._ask_whether_over(num_made)
-        memory = self._copy_memory(recorder, host, command)
-        return recorder.chunk(memory, {} if player is None else player.forms)
-
-    def _ask_whether_over(self, num_made: int) -> None:
-        if self._is_over is not None:
-            self.has_stopped = self._is_over(num_made)
-
-    def _prepare(self, host: StepSource, command: Command) -> tuple[PolicyRunner | None, Failure | None]:
-        """Return the policy, unpickled once, or its failure."""
-        if self._player is None:
-            host.doing = "the policy"
-            try:
+        recorder = StepRecorder(host.writer, command.env_ids, command.common)
+        host.doing = "the policy"
+        try:
+            if self._player is None:
                 policy, memory = loads(self._packed)
                 self._player, self._packed = PolicyRunner(policy, memory, host.writer.batch.layout), None
-            except BaseException as error:  # noqa: BLE001 (unpickling runs user code)
-                return None, _failure_of_policy(error, host, command)
-        return self._player, None
-
-    def _copy_memory(self, recorder: StepRecorder, host: StepSource, command: Command) -> RecurrentState | None:
-        """Return the policy's recurrent state; if it cannot be copied, the policy has failed, and the steps stay."""
+        except BaseException as error:  # noqa: BLE001 (unpickling runs user code)
+            recorder.broken = _failure_of_policy(error, host, command)
+            return recorder.chunk(None, {})
+        self._make_steps(self._player, host, command, recorder)
         try:
-            return None if self._player is None else self._player.memory
+            state = self._player.memory
         except BaseException as error:  # noqa: BLE001 (copying runs user code)
             recorder.broken = recorder.broken or _failure_of_policy(error, host, command)
-            return None
+            state = None
+        return recorder.chunk(state, self._player.forms)
 
+    def _make_steps(self, player: PolicyRunner, host: StepSource, command: Command, recorder: StepRecorder) -> None:
+        order: RolloutRequest = command.common
+        writer = host.writer
+        shares = list(command.each or [None] * len(command.env_ids))
+        recorder.select([column for column, share in enumerate(shares) if share != 0])
+        self.has_stopped = self._is_over(0)
+        while recorder.env_ids and recorder.count < order.num_steps and not self.has_stopped:
+            try:
+                each = _act(player, host, recorder)
+            except BaseException as error:  # noqa: BLE001 (the policy is user code)
+                recorder.broken = _failure_of_policy(error, host, command)
+                return
+            if host.writer is not writer:  # abandoned meanwhile: its result is no longer wanted
+                return
+            num_made = len(recorder.env_ids)
+            ended = recorder.note_step(host.run_step(recorder.env_ids, each, order.autoreset))
+            self._go_on(player, recorder, ended, shares, order)
+            self.has_stopped = self._is_over(num_made)
+
+    @staticmethod
     def _go_on(
-        self, recorder: StepRecorder, ended: Sequence[int], shares: list[int | None], order: RolloutRequest
+        player: PolicyRunner,
+        recorder: StepRecorder,
+        ended: Sequence[int],
+        shares: list[int | None],
+        order: RolloutRequest,
     ) -> None:
         """Exclude from the next step the envs that failed or have no episode left."""
         if not (ended or recorder.failed):
             return
         failed = [column for column in recorder.active if recorder.all_ids[column] in recorder.failed]
-        if self._player is not None:
-            self._player.forget([recorder.all_ids[column] for column in (*ended, *failed)])
+        player.forget([recorder.all_ids[column] for column in (*ended, *failed)])
         for column in ended:
             left = shares[column]
             rests = order.skips_done or recorder.all_ids[column] in recorder.exhausted
@@ -211,7 +188,7 @@ class StepRecorder:
         broken: See `RolloutChunk`.
     """
 
-    def __init__(self, writer: RowSource, all_ids: tuple[int, ...], order: RolloutRequest) -> None:
+    def __init__(self, writer: RowWriter, all_ids: tuple[int, ...], order: RolloutRequest) -> None:
         self._begun = time.perf_counter()
         self.all_ids = all_ids
         self.active: list[int] = []
@@ -278,27 +255,24 @@ class StepRecorder:
         self._flags[step, columns] = self._batch.flags[rows]
         self._valid[step, columns] = True
         self.count += 1
-        for failure in reply.failures.values():
-            self._note_failure(step, failure)
-        for env_id, extra in reply.values.items():
-            try:
-                self._note_said(step, env_id, extra)
+        failures = dict(reply.failures)
+        for env_id, (info, _, reward, _, reset_info, is_exhausted, _) in reply.values.items():
+            if is_exhausted:
+                self.exhausted.add(env_id)
+            if not (info or reward or reset_info):
+                continue
+            try:  # copied now because the env may change it in its next step
+                extra = Extra(deep_copy(info), None, deep_copy(reward), None, deep_copy(reset_info))
             except Exception as error:  # noqa: BLE001 (copying runs user code: anything may come)
-                self._note_failure(step, Failure(cannot_travel(extra, error), env_id, "the copying of its result"))
+                why = cannot_travel(reply.values[env_id], error)
+                failures[env_id] = Failure(why, env_id, "the copying of its result")
+            else:
+                self._said[step, env_id] = extra
+        for env_id, failure in failures.items():
+            column = self.all_ids.index(env_id)
+            self.failed[env_id] = step, failure
+            self._rewards[step, column], self._flags[step, column], self._valid[step, column] = 0.0, False, False
         return self._note_ends(step, reply) if self._flags[step].any() else []
-
-    def _note_failure(self, step: int, failure: Failure) -> None:
-        column = self.all_ids.index(failure.env_id)
-        self.failed[failure.env_id] = step, failure
-        self._rewards[step, column], self._flags[step, column], self._valid[step, column] = 0.0, False, False
-
-    def _note_said(self, step: int, env_id: int, extra: Extra) -> None:
-        """Record the rest of a step's result, copied now because the env may change it in its next step."""
-        info, _, reward, _, reset_info, is_exhausted, _ = extra
-        if is_exhausted:
-            self.exhausted.add(env_id)
-        if info or reward or reset_info:
-            self._said[step, env_id] = Extra(deep_copy(info), None, deep_copy(reward), None, deep_copy(reset_info))
 
     def _note_ends(self, step: int, reply: Reply) -> list[int]:
         columns = np.flatnonzero(self._flags[step].any(axis=1))

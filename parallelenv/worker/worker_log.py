@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from multiprocessing import reduction
 from pathlib import Path
 from typing import Any
@@ -20,14 +20,14 @@ from typing import Any
 from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.contract.protocol import Printed
 
-_IS_POSIX = os.name == "posix"
 _MARK = re.compile("\x1e([0-9]*)\x1f")
 _WORN = 1 << 20
 """Bytes after which a file that was read is truncated."""
-_FULL = 1 << 24
-"""Bytes beyond which Python's output is dropped until the caller has read the file."""
 _NUM_LAST_LINES = 20
-_OWN_FOLDER = str(Path(__file__).parent)
+_OWN_FRAMES = re.compile(
+    rf'(most recent call first\):\n.*?)\n  File "{re.escape(str(Path(__file__).parent))}.*', re.DOTALL
+)
+"""In the output of `faulthandler` the frames below the env's: this package's and a forking caller's."""
 
 
 class WorkerLog:
@@ -45,12 +45,16 @@ class WorkerLog:
     @classmethod
     def create(cls) -> WorkerLog | None:
         """Return a new one; ``None`` where descriptors cannot be sent."""
-        if not _IS_POSIX:
+        if os.name != "posix":
             return None
         import fcntl
 
         with DeferSigint():
-            fileno = _open_nameless()
+            if hasattr(os, "memfd_create"):
+                fileno = os.memfd_create("parallelenv-log", os.MFD_CLOEXEC)
+            else:
+                with tempfile.TemporaryFile() as file:
+                    fileno = os.dup(file.fileno())
             fcntl.fcntl(fileno, fcntl.F_SETFL, os.O_APPEND)
             return cls(fileno)
 
@@ -77,10 +81,6 @@ class WorkerLog:
         changed, self._position = size != self._position, size
         return changed and size > 0
 
-    def is_full(self) -> bool:
-        """Whether there is too much unread output to write more."""
-        return os.lseek(self.fileno, 0, os.SEEK_END) > _FULL
-
     # ---------------------------------------------------------------- the caller's end
 
     def take(self, env_ids: tuple[int, ...], *, is_idle: bool) -> list[Printed]:
@@ -99,11 +99,17 @@ class WorkerLog:
         if is_idle and self._position > _WORN:
             os.ftruncate(self.fileno, 0)
             self._position = 0
-        return _attribute(text, env_ids)
+        pieces = _MARK.split(text)  # text, env id, text, env id ...
+        return [
+            Printed((int(env_id),) if env_id else env_ids, _legible(piece))
+            for env_id, piece in zip(["", *pieces[1::2]], pieces[::2], strict=True)
+            if piece
+        ]
 
     def last_lines(self) -> str:
         """Return the last lines printed, indented."""
-        lines = _without_own_frames(_legible(_MARK.sub("", self._last + self._read())).splitlines())
+        text = _OWN_FRAMES.sub(r"\1", _legible(_MARK.sub("", self._last + self._read())))
+        lines = [line for line in text.splitlines() if line.strip()]
         return "\n".join(f"    {line}" for line in lines[-_NUM_LAST_LINES:])
 
     def _read(self) -> str:
@@ -115,34 +121,21 @@ class WorkerLog:
 
 
 class EnvStream(io.TextIOWrapper):
-    """A standard stream that writes to a log and marks the text with the env that prints.
+    """A standard stream that marks the text with the env that prints.
 
     Args:
-        log: The log.
         fileno: Descriptor to which C code writes the same stream.
-        who: Returns the id of the env that prints, ``None`` if it is not an env.
+        env_of: Returns the id of the env that prints, ``None`` if it is not an env.
     """
 
-    def __init__(self, log: WorkerLog, fileno: int, who: Callable[[], int | None]) -> None:
+    def __init__(self, fileno: int, env_of: Callable[[], int | None]) -> None:
         raw: Any = io.FileIO(fileno, "w", closefd=False)
         super().__init__(raw, encoding="utf-8", errors="backslashreplace", write_through=True)
-        self.redirect(log, who)
-
-    def redirect(self, log: WorkerLog, who: Callable[[], int | None]) -> None:
-        """Write to another log from now on."""
-        self._log = log
-        self._who = who
-        self._is_dropping = False
+        self.env_of = env_of
 
     def write(self, text: str) -> int:
         """Write a text, in one piece."""
-        if self._log.is_full():
-            if not self._is_dropping:
-                super().write("\n... (more was printed, and dropped)\n")
-            self._is_dropping = True
-            return len(text)
-        self._is_dropping = False
-        env_id = self._who()
+        env_id = self.env_of()
         super().write(text if env_id is None else f"\x1e{env_id}\x1f{text}\x1e\x1f")
         return len(text)
 
@@ -154,20 +147,19 @@ def redirect_descriptors(log: WorkerLog) -> None:
     faulthandler.enable(2, all_threads=False)  # reports the line of Python at a crash in C code
 
 
-def redirect_streams(log: WorkerLog, who: Callable[[], int | None], filenos: tuple[int, int]) -> None:
-    """Redirect Python's output to a log, marked with the env that prints.
+def redirect_streams(env_of: Callable[[], int | None], filenos: tuple[int, int]) -> None:
+    """Mark Python's output with the env that prints.
 
     Args:
-        log: The log.
-        who: Returns the id of the env that prints, ``None`` if it is not an env.
+        env_of: See `EnvStream`.
         filenos: Descriptors of standard output and error.
     """
     for name, fileno in zip(("stdout", "stderr"), filenos, strict=True):
         stream = getattr(sys, name)
         if isinstance(stream, EnvStream) and stream.fileno() == fileno:  # a module, such as a logger, may have kept it
-            stream.redirect(log, who)
+            stream.env_of = env_of
         else:
-            setattr(sys, name, EnvStream(log, fileno, who))
+            setattr(sys, name, EnvStream(fileno, env_of))
 
 
 def _legible(text: str) -> str:
@@ -175,35 +167,5 @@ def _legible(text: str) -> str:
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
-def _without_own_frames(lines: Sequence[str]) -> list[str]:
-    """Leave out the frames below the env's in the output of `faulthandler`: this package's and a forking caller's."""
-    kept = []
-    is_crash = is_beyond = False
-    for line in lines:
-        is_crash = is_crash or line.endswith("(most recent call first):")
-        is_beyond = is_crash and (is_beyond or _OWN_FOLDER in line)
-        if line.strip() and not is_beyond:
-            kept.append(line)
-    return kept
-
-
 def _receive(duplicate: Any) -> WorkerLog:
     return WorkerLog(duplicate.detach())
-
-
-def _open_nameless() -> int:
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("parallelenv-log", os.MFD_CLOEXEC)
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
-
-
-def _attribute(text: str, env_ids: tuple[int, ...]) -> list[Printed]:
-    """Return the parts of a text, each with the env that printed it."""
-    pieces = _MARK.split(text)  # text, env id, text, env id ...
-    printed = []
-    for index in range(0, len(pieces), 2):
-        if pieces[index]:
-            env_id = pieces[index - 1] if index else ""
-            printed.append(Printed((int(env_id),) if env_id else env_ids, _legible(pieces[index])))
-    return printed
