@@ -247,9 +247,7 @@ def _check_list(name: str, items: Any, env_ids: Sequence[int], expected: str) ->
 def _is_sized(items: Any) -> bool:
     """Whether it is a sequence: arrays and tensors without axes have no length."""
     return (
-        hasattr(items, "__len__")
-        and getattr(items, "ndim", 1) > 0
-        and not isinstance(items, (str, bytes, dict, set))
+        hasattr(items, "__len__") and getattr(items, "ndim", 1) > 0 and not isinstance(items, (str, bytes, dict, set))
     )
 
 

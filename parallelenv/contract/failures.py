@@ -55,7 +55,7 @@ class Failure:
         return not self.operation
 
     def __reduce__(self) -> tuple[Any, ...]:
-        packed = _pack(self.exception, ()) if self._packed is None else self._packed
+        packed = _pack(self.exception) if self._packed is None else self._packed
         return _rebuild, (packed, self.env_id, self.operation, self.pid)
 
 
@@ -81,10 +81,17 @@ def raise_failures(failures: Sequence[Failure], partial: Any) -> None:
         return
     alike: dict[Any, list[Failure]] = {}
     for failure in failures:
-        alike.setdefault(_identity(failure.exception), []).append(failure)
+        text = _safe_str(failure.exception)
+        if isinstance(failure.exception, ParallelEnvError) and not isinstance(failure.exception, EnvError):
+            text = re.sub(r"\benv \d+", "env", text)  # env ids make no difference in messages of this package
+        alike.setdefault((type(failure.exception), text), []).append(failure)
     errors = [with_note(*group) for group in alike.values()]
     env_ids = tuple(failure.env_id for failure in failures)
-    error = errors[0] if len(errors) == 1 else _grouped(env_ids, errors)
+    error = errors[0]
+    if len(errors) > 1:
+        sample = f"{type(error).__name__}: {_safe_str(error)}"
+        text = f"{len(env_ids)} envs failed: ({list_ids(env_ids)[1:-1]}); the first with {sample}"
+        error = BaseExceptionGroup(text, errors)
     by_env = {failure.env_id: failure.exception for failure in failures}
     by_env.update((group[0].env_id, one) for group, one in zip(alike.values(), errors, strict=True))
     for name, value in (("env_ids", env_ids), ("failures", by_env), ("partial", partial)):
@@ -94,8 +101,8 @@ def raise_failures(failures: Sequence[Failure], partial: Any) -> None:
 
 def raise_of_policy(failure: Failure, env_ids: Sequence[int], partial: Any) -> NoReturn:
     """Raise the exception of a rollout's policy that acts for these envs, with ``error.partial`` and a note."""
-    note = f"Raised by {failure.operation} beside envs {list_ids(env_ids)[1:-1]}, process {failure.pid}."
-    add_note(failure.exception, note)
+    where = f"beside envs {list_ids(env_ids)[1:-1]}, process {failure.pid}"
+    add_note(failure.exception, f"Raised by {failure.operation} {where}.")
     put(failure.exception, "partial", partial)
     raise failure.exception
 
@@ -114,13 +121,6 @@ def with_note(*failures: Failure) -> BaseException:
     return first.exception
 
 
-def _identity(exception: BaseException) -> tuple[type[BaseException], str]:
-    """Return the key of failures that are alike: env ids in messages of this package's errors are ignored."""
-    text = _safe_str(exception)
-    is_ours = isinstance(exception, ParallelEnvError) and not isinstance(exception, EnvError)
-    return type(exception), re.sub(r"\benv \d+", "env", text) if is_ours else text
-
-
 def put(exception: BaseException, name: str, value: Any) -> None:
     """Set an attribute, even if the exception's class forbids it, as a frozen dataclass does."""
     with contextlib.suppress(Exception):  # the user's class has a property of this name
@@ -135,38 +135,26 @@ def add_note(exception: BaseException, note: str) -> None:
         put(exception, "__notes__", [*notes, note])
 
 
-def _grouped(env_ids: Sequence[int], errors: Sequence[BaseException]) -> BaseException:
-    sample = f"{type(errors[0]).__name__}: {_safe_str(errors[0])}"
-    return BaseExceptionGroup(
-        f"{len(env_ids)} envs failed: ({list_ids(env_ids)[1:-1]}); the first with {sample}", errors
-    )
-
-
-def _pack(exception: BaseException, seen: tuple[int, ...]) -> dict[str, Any]:
+def _pack(exception: BaseException, seen: tuple[int, ...] = ()) -> dict[str, Any]:
     """Return an exception and its causes as plain data. ``seen``: the ids of the exceptions that led here."""
     seen = (*seen, id(exception))
     causes = tracebacks.causes(exception) if len(seen) <= _MOST_LINKS else {}
     members = exception.exceptions if isinstance(exception, BaseExceptionGroup) else ()
+    pickled = None
+    for form in (exception, _ExceptionParts(exception)):  # the first that can be unpickled
+        with contextlib.suppress(Exception):
+            form_pickled = dumps(form)
+            loads(form_pickled)
+            pickled = form_pickled
+            break
     return {
-        "pickled": _portable_pickle(exception),
+        "pickled": pickled,
         "name": f"{type(exception).__module__}.{type(exception).__qualname__}",
         "message": _safe_str(exception),
         "places": tracebacks.pack(exception),
         "causes": {name: _pack(other, seen) for name, other in causes.items() if id(other) not in seen},
         "members": [_pack(member, seen) for member in members],
     }
-
-
-def _portable_pickle(exception: BaseException) -> bytes | None:
-    """Pickle an exception in a form that unpickles; ``None`` if there is none."""
-    for form in (exception, _ExceptionParts(exception)):
-        try:
-            pickled = dumps(form)
-            loads(pickled)
-        except Exception:  # noqa: BLE001 (a class that imports only there: the text below stands for it)
-            continue
-        return pickled
-    return None
 
 
 class _ExceptionParts:
@@ -201,7 +189,15 @@ def _rebuild(packed: dict[str, Any], env_id: int, operation: str, pid: int) -> F
 
 
 def _unpack(packed: dict[str, Any]) -> BaseException:
-    return _completed(_load(packed), packed)
+    """Return the exception; if its class imports only in the worker, an `EnvError` with its text."""
+    exception: Any = None
+    if packed["pickled"] is not None:
+        with contextlib.suppress(Exception):
+            exception = loads(packed["pickled"])
+    if not isinstance(exception, BaseException):
+        text = f"{packed['name']}: {packed['message']} (this exception cannot travel between processes)"
+        exception = EnvError(text)
+    return _completed(exception, packed)
 
 
 def _completed(exception: BaseException, packed: dict[str, Any]) -> BaseException:
@@ -212,14 +208,3 @@ def _completed(exception: BaseException, packed: dict[str, Any]) -> BaseExceptio
         for member, one in zip(exception.exceptions, packed["members"], strict=False):
             _completed(member, one)
     return BaseException.with_traceback(exception, tracebacks.rebuild(packed["places"]))
-
-
-def _load(packed: dict[str, Any]) -> BaseException:
-    if packed["pickled"] is not None:
-        try:
-            exception = loads(packed["pickled"])
-        except Exception:  # noqa: BLE001 (a class that imports only there: the text below stands for it)
-            exception = None
-        if isinstance(exception, BaseException):
-            return exception
-    return EnvError(f"{packed['name']}: {packed['message']} (this exception cannot travel between processes)")

@@ -10,13 +10,8 @@ from typing import Any, NamedTuple
 
 import parallelenv
 from parallelenv.contract.batch import Array
-from parallelenv.contract.env_specs import (
-    EnvFactory,
-    PackedSource,
-    pack_factories,
-    registered_by_user,
-    unpack_factories,
-)
+from parallelenv.contract.copying import loads
+from parallelenv.contract.env_specs import EnvFactory, PackedSource, pack_factories, registered_by_user
 from parallelenv.contract.protocol import PoolPosition, WorkerSettings, WorkerSpec
 from parallelenv.errors import WorkerStartError
 
@@ -108,13 +103,13 @@ class _Packed(PackedSource):
     caller: PackageVersion
 
     def __call__(self) -> Any:
-        refuse_other_copy(self.caller)
-        return unpack_factories(self.packed, self.env_id, self.is_live).build()
+        _refuse_other_copy(self.caller)
+        return EnvFactory(self.env_id, loads(self.packed), self.is_live).build()
 
     def prepare(self) -> None:
         """Import what the env needs. A live env is not unpickled, because that would make it."""
         if not self.is_live:
-            unpack_factories(self.packed, self.env_id, self.is_live).prepare()
+            EnvFactory(self.env_id, loads(self.packed), is_live=False).prepare()
 
 
 class PackageVersion(NamedTuple):
@@ -134,12 +129,8 @@ def package_version() -> PackageVersion:
     return PackageVersion(parallelenv.__version__, os.path.dirname(os.path.realpath(parallelenv.__file__)))
 
 
-def refuse_other_copy(caller: PackageVersion) -> None:
-    """Raise if the caller runs another copy than this process.
-
-    Raises:
-        WorkerStartError: If it does.
-    """
+def _refuse_other_copy(caller: PackageVersion) -> None:
+    """Raise a `WorkerStartError` if the caller runs another copy than this process."""
     ours = package_version()
     if not caller.folder:
         if caller.version != ours.version:

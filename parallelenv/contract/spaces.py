@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import sys
 from collections.abc import Iterable, Sequence
+from functools import reduce
+from operator import getitem
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -24,8 +27,6 @@ if TYPE_CHECKING:
 
 Spaces: TypeAlias = "tuple[spaces.Space[Any], spaces.Space[Any]]"
 """Observation and action space."""
-# Exact types: a subclass may have registered its own batching with Gymnasium.
-_FIXED = (spaces.Box, spaces.Discrete, spaces.MultiBinary, spaces.MultiDiscrete)
 
 
 class Structure:
@@ -45,19 +46,18 @@ class Structure:
 
     def _collect(self, space: spaces.Space[Any] | None, path: tuple[Any, ...]) -> None:
         if type(space) is spaces.Dict:
-            children: Iterable[tuple[Any, Any]] = space.spaces.items()
+            for key, child in space.spaces.items():
+                self._collect(child, (*path, key))
         elif type(space) is spaces.Tuple:
-            children = enumerate(space.spaces)
+            for position, child in enumerate(space.spaces):
+                self._collect(child, (*path, position))
         else:
             self.leaves.append(space)
             self._paths.append(path)
-            return
-        for key, child in children:
-            self._collect(child, (*path, key))
 
     def is_fixed(self, leaf: int) -> bool:
-        """Whether values of this leaf have a fixed shape and dtype."""
-        return type(self.leaves[leaf]) in _FIXED
+        """Whether values of this leaf have a fixed shape and dtype; not in subclasses, whose batching may differ."""
+        return type(self.leaves[leaf]) in (spaces.Box, spaces.Discrete, spaces.MultiBinary, spaces.MultiDiscrete)
 
     def describe(self, leaf: int) -> str:
         """Return the path to a leaf, for messages: ``""`` or ``"['camera'][0]"``."""
@@ -69,15 +69,7 @@ class Structure:
         Raises:
             LookupError, TypeError: If ``value`` lacks a leaf.
         """
-        if self.is_single:
-            return [value]
-        leaves = []
-        for path in self._paths:
-            leaf = value
-            for key in path:
-                leaf = leaf[key]
-            leaves.append(leaf)
-        return leaves
+        return [value] if self.is_single else [reduce(getitem, path, value) for path in self._paths]
 
     def split_state(self, state: Any) -> list[Any]:
         """Return the leaves of a state, in order.
@@ -129,10 +121,8 @@ class Structure:
 
 def common_space(candidates: Iterable[spaces.Space[Any] | None]) -> spaces.Space[Any] | None:
     """Return the space that all candidates equal, or ``None`` if they differ or one is ``None``."""
-    found = list(candidates)
-    first = found[0]
-    same = first is not None and all(space is first or space == first for space in found)
-    return first if same else None
+    first, *others = candidates
+    return first if all(space is first or space == first for space in others) else None
 
 
 def with_spaces(facts: Sequence[EnvFacts], spaces: Spaces | None) -> list[EnvFacts]:
@@ -184,8 +174,6 @@ def object_array(values: Sequence[Any]) -> np.ndarray[Any, Any]:
 
 def tensors() -> Any:
     """Return the torch module if the user has imported it, else ``None``."""
-    import sys
-
     return sys.modules.get("torch")
 
 

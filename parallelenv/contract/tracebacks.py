@@ -23,9 +23,7 @@ _Target = TypeVar("_Target", bound=Callable[..., Any])
 _SHOW_ALL = "PARALLELENV_FULL_TRACEBACK"
 """Environment variable: if set, and not to 0, tracebacks are complete."""
 
-_PLUMBING = frozenset(
-    "cloudpickle concurrent contextlib functools multiprocessing pickle queue selectors threading".split()
-)
+_PLUMBING = "cloudpickle concurrent contextlib functools multiprocessing pickle queue selectors threading"
 """Packages whose frames are left out if this package called them, not an env or policy."""
 
 _ON_PURPOSE = ParallelEnvError, gymnasium.error.Error, BaseExceptionGroup, OSError, KeyboardInterrupt
@@ -196,7 +194,7 @@ def _kept(entries: Sequence[TracebackType], is_of_env: bool) -> list[TracebackTy
         called = entry.tb_frame.f_code.co_name.removeprefix("env_").removesuffix("_passive_checker")
         was_left_out = (
             _is_ours(module)
-            or (not is_of_env and was_left_out and module.partition(".")[0] in _PLUMBING)
+            or (not is_of_env and was_left_out and module.partition(".")[0] in _PLUMBING.split())
             or (
                 module.startswith("gymnasium.")
                 and any(deeper.tb_frame.f_code.co_name == called for deeper in entries[position + 1 :])
