@@ -113,13 +113,10 @@ class MessageChannel(ABC):
         self._num_unread += 1
 
     def receive(self) -> Reply:  # noqa: D102
-        if self.inbox:
-            message = self.inbox.popleft()
-        else:
-            try:
-                message = self.read_message()
-            except (EOFError, OSError) as error:
-                raise HostDied from error
+        try:
+            message = self.inbox.popleft() if self.inbox else self.read_message()
+        except (EOFError, OSError) as error:
+            raise HostDied from error
         reply = decode_reply(message)
         if message.tag >= PRINTED:
             reply.output = [*reply.output, *self.take_output(is_idle=not self._num_unread)]

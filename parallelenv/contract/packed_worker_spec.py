@@ -12,39 +12,25 @@ import parallelenv
 from parallelenv.contract.batch import Array
 from parallelenv.contract.copying import loads
 from parallelenv.contract.env_specs import EnvFactory, PackedSource, pack_factories, registered_by_user
-from parallelenv.contract.protocol import PoolPosition, WorkerSettings, WorkerSpec
+from parallelenv.contract.protocol import WorkerSpec
 from parallelenv.errors import WorkerStartError
 
 
-@dataclass(frozen=True, slots=True)
-class PackedSpec:
-    """A `WorkerSpec` in the form that is sent to a worker.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedSpec(WorkerSpec):
+    """A `WorkerSpec` in the form that is sent to a worker: its envs are pickled.
 
     Attributes:
-        env_ids: The envs.
-        envs: Their sources, pickled.
-        live: Which of the sources are envs themselves.
-        settings: See `WorkerSpec`.
-        num_cpus: See `WorkerSpec`.
         environment: The caller's environment variables: those of a fork server may be outdated. If empty, the worker
             keeps its own.
         path: The caller's ``sys.path``: Ray workers know only a part of it.
         registered: Env specs that the caller registered.
-        caller: Version and folder of this package in the caller.
-        place: See `WorkerSpec`.
         shared: The shared arrays, or what a worker needs to find them.
     """
 
-    env_ids: tuple[int, ...]
-    envs: tuple[bytes, ...]
-    live: tuple[bool, ...]
-    settings: WorkerSettings
-    num_cpus: int
     environment: dict[str, str]
     path: tuple[str, ...]
     registered: dict[str, bytes]
-    caller: PackageVersion
-    place: PoolPosition
     shared: Any = ()
 
     @classmethod
@@ -59,38 +45,35 @@ class PackedSpec:
 
         Args:
             specs: The specs.
-            caller: Default: version and folder of the copy that runs here.
+            caller: Version and folder of this package in the caller; by default of the copy that runs here.
             environment: See `PackedSpec`.
             shared: See `PackedSpec`; by default the arrays of the specs.
 
         Raises:
             UnpicklableError: If an env cannot be pickled.
         """
-        registered = registered_by_user()
+        registered, caller = registered_by_user(), caller or package_version()
         return [
             cls(
-                spec.env_ids,
-                tuple(pack_factories(spec.envs)),
-                tuple(env.is_live for env in spec.envs),
-                spec.settings,
-                spec.num_cpus,
-                dict(environment),
-                tuple(sys.path),
-                registered,
-                caller or package_version(),
-                spec.place,
-                dict(spec.shared) if shared is None else shared,
+                env_ids=spec.env_ids,
+                envs=tuple(
+                    EnvFactory(env.env_id, _Packed(packed, env.env_id, env.is_live, caller), is_live=False)
+                    for env, packed in zip(spec.envs, pack_factories(spec.envs), strict=True)
+                ),
+                num_cpus=spec.num_cpus,
+                settings=spec.settings,
+                place=spec.place,
+                environment=dict(environment),
+                path=tuple(sys.path),
+                registered=registered,
+                shared=dict(spec.shared) if shared is None else shared,
             )
             for spec in specs
         ]
 
     def unpack(self, shared: Mapping[str, Array]) -> WorkerSpec:
         """Return the spec, with the shared arrays of this process; each env is unpickled whenever it is built."""
-        envs = tuple(
-            EnvFactory(env_id, _Packed(packed, env_id, is_live, self.caller), is_live=False)
-            for env_id, packed, is_live in zip(self.env_ids, self.envs, self.live, strict=True)
-        )
-        return WorkerSpec(self.env_ids, envs, self.num_cpus, self.settings, self.place, shared)
+        return WorkerSpec(self.env_ids, self.envs, self.num_cpus, self.settings, self.place, shared)
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,8 +51,6 @@ def open_bar(is_wanted: bool, **look: Any) -> Iterator[Bar]:
         with CellBar(leave=False, **look) as bar:
             yield bar
     elif is_wanted and _is_terminal(sys.stderr):
-        from tqdm import tqdm
-
         with tqdm(leave=False, **look) as bar:
             yield bar
     else:
@@ -90,10 +88,6 @@ def _is_terminal(stream: Any) -> bool:
         return False
 
 
-_COLUMNS = 80
-"""Characters of a bar: a notebook does not report its width."""
-
-
 class CellBar(tqdm):  # type: ignore[type-arg]
     """A bar of tqdm below a notebook cell.
 
@@ -104,7 +98,7 @@ class CellBar(tqdm):  # type: ignore[type-arg]
     _place: Any = None
 
     def __init__(self, **look: Any) -> None:
-        super().__init__(file=io.StringIO(), ncols=_COLUMNS, ascii=False, **look)
+        super().__init__(file=io.StringIO(), ncols=80, ascii=False, **look)  # a notebook does not report its width
 
     def display(self, msg: str | None = None, pos: int | None = None) -> None:
         """Show the current line, or ``msg``; an empty ``msg`` removes it."""

@@ -287,27 +287,20 @@ class Death:
 
     def __str__(self) -> str:
         """Return what happened and the likely cause, one or two sentences."""
-        if self.exitcode is None and self.detail:
-            return self.detail
-        return f"{_describe_exit(self.exitcode)} {self.detail}".strip()
-
-
-def _describe_exit(exitcode: int | None) -> str:
-    if exitcode is None:
-        return "How it ended is not known."
-    if exitcode >= 0:
-        return f"It ended with exit code {exitcode}; most likely an env, or a library that it uses, ended the process."
-    try:
-        name = signal.Signals(-exitcode).name
-    except ValueError:
-        name = f"signal {-exitcode}"
-    causes = {
-        "SIGKILL": "; often the system's out-of-memory killer, or kill -9",
-        "SIGSEGV": "; a crash in compiled code that an env uses",
-        "SIGABRT": "; compiled code that an env uses gave up",
-        "SIGTERM": "; somebody asked it to end",
-    }
-    return f"It was killed by {name}{causes.get(name, '')}."
+        if self.exitcode is None:
+            return self.detail or "How it ended is not known."
+        if self.exitcode >= 0:
+            what = f"It ended with exit code {self.exitcode}; most likely an env, or a library that it uses, ended the"
+            return f"{what} process. {self.detail}".strip()
+        number = -self.exitcode
+        name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+        causes = {
+            "SIGKILL": "; often the system's out-of-memory killer, or kill -9",
+            "SIGSEGV": "; a crash in compiled code that an env uses",
+            "SIGABRT": "; compiled code that an env uses gave up",
+            "SIGTERM": "; somebody asked it to end",
+        }
+        return f"It was killed by {name}{causes.get(name, '')}. {self.detail}".strip()
 
 
 class Channel(Protocol):

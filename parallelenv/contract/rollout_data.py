@@ -121,9 +121,8 @@ class RolloutChunk:
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Set the fields."""
         table, said = state["said"]
-        for place, info in () if table is None else table.infos().items():
-            said[place] = Extra(info)
-        state["said"] = said
+        infos = {} if table is None else table.infos()
+        state["said"] = said | {place: Extra(info) for place, info in infos.items()}
         for name, value in state.items():
             setattr(self, name, value)
 
@@ -240,11 +239,9 @@ def join_memories(parts: Sequence[tuple[RecurrentState, int] | None]) -> Any:
                 f"The policy's rnn_state is {expected} for some envs, but {form} for others. Return it in one form."
             )
         map_leaves(memory.rows, leaves.setdefault(id(memory), []).append)
-    nothing = [_zeros_like(leaf[0]) for leaf in leaves[id(first[0])]]
+    nothing = [
+        tensors().zeros_like(leaf[0]) if is_tensor(leaf[0]) else np.zeros_like(leaf[0]) for leaf in leaves[id(first[0])]
+    ]
     rows = [nothing if part is None else [leaf[part[1]] for leaf in leaves[id(part[0])]] for part in parts]
     joined = iter([stack_values(column) for column in zip(*rows, strict=True)])
     return map_leaves(first[0].rows, lambda _: next(joined))
-
-
-def _zeros_like(row: Any) -> Any:
-    return tensors().zeros_like(row) if is_tensor(row) else np.zeros_like(row)
