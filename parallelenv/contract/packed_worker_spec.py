@@ -115,13 +115,12 @@ def package_version() -> PackageVersion:
 def _refuse_other_copy(caller: PackageVersion) -> None:
     """Raise a `WorkerStartError` if the caller runs another copy than this process."""
     ours = package_version()
-    if not caller.folder:
-        if caller.version != ours.version:
-            raise WorkerStartError(
-                f"A worker has version {ours.version} of parallelenv, in {ours.folder}, but the caller has "
-                f"{caller.version}. Install the same version on all machines."
-            )
-    elif caller != ours:
+    if not caller.folder and caller.version != ours.version:
+        raise WorkerStartError(
+            f"A worker has version {ours.version} of parallelenv, in {ours.folder}, but the caller has "
+            f"{caller.version}. Install the same version on all machines."
+        )
+    if caller.folder and caller != ours:
         raise WorkerStartError(
             f"A worker runs another copy of parallelenv than the caller: version {ours.version} in {ours.folder}, not "
             f"{caller.version} in {caller.folder}. sys.path has changed since the caller imported parallelenv. Set "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
@@ -144,18 +145,13 @@ class ExtrasFormat(NamedTuple):
 
 
 def join_forms(known: Mapping[str, ExtrasFormat], found: Mapping[str, ExtrasFormat]) -> dict[str, ExtrasFormat]:
-    """Return formats of extras that fit both those known and those found.
-
-    Raises:
-        ArgumentError: If there are none.
-    """
+    """Return formats of extras that fit both those known and those found; raise an `ArgumentError` if none do."""
     joined = {**known, **found}
     for name in known.keys() & found.keys():
         before, now = known[name], found[name]
-        try:
+        dtype = None
+        with contextlib.suppress(TypeError):  # such as a date and a number
             dtype = np.promote_types(before.dtype, now.dtype)
-        except TypeError:  # such as a date and a number
-            dtype = None
         if dtype is None or before.shape != now.shape:
             raise ArgumentError(
                 f"The policy's extras[{name!r}] are of shape {now.shape} and dtype {now.dtype} per env, but before, or "
@@ -203,11 +199,7 @@ def map_leaves(nest: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def check_rows(name: str, nest: Any, num_envs: int) -> None:
-    """Raise unless each leaf of a nest has one row per env.
-
-    Raises:
-        ArgumentError: If a leaf does not.
-    """
+    """Raise an `ArgumentError` unless each leaf of a nest has one row per env."""
 
     def check(leaf: Any) -> None:
         shape = getattr(leaf, "shape", None)

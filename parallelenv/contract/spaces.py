@@ -64,19 +64,11 @@ class Structure:
         return "".join(f"[{key!r}]" for key in self._paths[leaf])
 
     def split(self, value: Any) -> list[Any]:
-        """Return the leaves of ``value``, in order.
-
-        Raises:
-            LookupError, TypeError: If ``value`` lacks a leaf.
-        """
+        """Return the leaves of ``value``, in order; a `LookupError` or `TypeError` says that it lacks one."""
         return [value] if self.is_single else [reduce(getitem, path, value) for path in self._paths]
 
     def split_state(self, state: Any) -> list[Any]:
-        """Return the leaves of a state, in order.
-
-        Raises:
-            EnvContractError: If it lacks a leaf.
-        """
+        """Return the leaves of a state, in order; raise an `EnvContractError` if it lacks one."""
         try:
             return self.split(state)
         except (LookupError, TypeError) as error:
@@ -85,15 +77,10 @@ class Structure:
             ) from None
 
     def check_leaf(self, leaf: int, value: Any) -> None:
-        """Raise unless a leaf of a state has the shape and dtype of its space, if that has them.
-
-        Raises:
-            EnvContractError: If it does not.
-        """
-        space = self.leaves[leaf]
-        if space is None or space.shape is None or space.dtype is None:
-            return
-        if not fits(value, space.shape, np.dtype(space.dtype)):
+        """Raise an `EnvContractError` unless a leaf of a state has the shape and dtype of its space, if any."""
+        space: Any = self.leaves[leaf]
+        has_form = space is not None and space.shape is not None and space.dtype is not None
+        if has_form and not fits(value, space.shape, np.dtype(space.dtype)):
             raise EnvContractError(
                 f"the state{self.describe(leaf)} is {describe_value(value)}, but the observation space says {space}. "
                 "Declare the space that the env really has, or give it by spaces=."

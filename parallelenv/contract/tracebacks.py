@@ -20,9 +20,6 @@ from parallelenv.errors import ParallelEnvError
 
 _Target = TypeVar("_Target", bound=Callable[..., Any])
 
-_SHOW_ALL = "PARALLELENV_FULL_TRACEBACK"
-"""Environment variable: if set, and not to 0, tracebacks are complete."""
-
 _PLUMBING = "cloudpickle concurrent contextlib functools multiprocessing pickle queue selectors threading"
 """Packages whose frames are left out if this package called them, not an env or policy."""
 
@@ -133,7 +130,7 @@ def shorten(error: BaseException, *, is_of_env: bool = False) -> None:
         error: An error that was just caught.
         is_of_env: Whether an env raised it.
     """
-    if os.environ.get(_SHOW_ALL, "0") not in ("", "0"):
+    if os.environ.get("PARALLELENV_FULL_TRACEBACK", "0") not in ("", "0"):
         return
     entries = _entries(error)
     is_of_env = is_of_env or "failures" in object.__getattribute__(error, "__dict__")  # set by `raise_failures`
