@@ -107,8 +107,7 @@ def split_body(body: memoryview) -> tuple[memoryview, tuple[int, ...]]:
 def encode_command(command: Command, everyone: tuple[int, ...], subsets: Mapping[tuple[int, ...], int]) -> Message:
     """Return a command as a message to a host that owns the envs ``everyone``, and knows some subsets by number.
 
-    Arguments of users are pickled by cloudpickle, which includes classes and functions defined in a notebook; anything
-    else is pickled without it (17 us against 31 us).
+    Only arguments of users need cloudpickle, for classes and functions of a notebook: 31 us against 17 us.
 
     Raises:
         UnpicklableError: If an argument cannot be pickled; the message has the env id.
@@ -233,10 +232,7 @@ def _writable(frames: Sequence[Any]) -> list[Any]:
 
 
 def _dump(pickler: Any, *parts: Any) -> list[Any]:
-    """Return the pickles of the parts, one after the other, and their large buffers.
-
-    The parts share nothing, since results of two envs must not.
-    """
+    """Return the pickles of the parts, one after the other, and their large buffers. The parts share nothing."""
     buffers: list[Any] = []
 
     def stays_in_band(buffer: pickle.PickleBuffer) -> bool:

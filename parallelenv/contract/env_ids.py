@@ -17,9 +17,9 @@ def parse_ids(argument: Any, num_envs: int, name: str = "id") -> tuple[int, ...]
     """Return the env ids that an ``id`` argument names, in the order given.
 
     Args:
-        argument: An int, a sequence or array of ints, a slice, or a bool mask of length ``num_envs``. (The caller
-            handles ``None``, which depends on which envs are paused.)
-        num_envs: Number of envs; ids run from 0 to ``num_envs - 1``.
+        argument: An int, a sequence or array of ints, a slice, or a bool mask of length ``num_envs``. The caller
+            handles ``None``, which depends on which envs are paused.
+        num_envs: Number of envs.
         name: Name of the argument in the public call.
 
     Raises:

@@ -32,7 +32,7 @@ _NO_ENVS = (gymnasium.Space, os.PathLike, Mapping, Sequence, Set)
 _ACCEPTED = "a Gymnasium env, an env fn (a callable without arguments that makes one), a registered id or an EnvSpec"
 
 _MOST_OPCODES = 50_000
-"""Opcodes read, in all pickles of one pool, to find modules: about 40 ms. Classes come before their contents."""
+"""Opcodes that are read to find modules: about 40 ms. Classes come before their contents."""
 _START = pickle.PROTO + b"\x05" + pickle.FRAME
 _ID = re.compile(r"[A-Za-z_][\w.]*:[\w/-]+-v\d+")  # as for ``gymnasium.make``: with the module that registers it
 
@@ -80,9 +80,7 @@ class EnvFactory:
             return gymnasium.make(self.source)
         env = self.source()
         if not is_env(env) and not is_for_calls(env):
-            raise InvalidEnvError(
-                # The same text for each env, without its id or an address, so that these errors count as one, not a
-                # group.
+            raise InvalidEnvError(  # the same text for each env, so that these errors count as one
                 f"An env fn returned {show(env) if type(env).__module__ == 'builtins' else type(env).__name__}, which "
                 "has no reset() and step(), nor other methods to call. It must return a new env."
             )
@@ -169,8 +167,7 @@ def registered(
 
     Raises:
         InvalidEnvError: If it is not registered, or is not an id.
-        ArgumentError: If the env does not take an argument that is an option of the mode, or that other libraries
-            use to make vector envs.
+        ArgumentError: If the env lacks an argument that is an option of the mode or known from other libraries.
     """
     if not isinstance(id, (str, EnvSpec)):
         raise InvalidEnvError(

@@ -26,18 +26,15 @@ class Failure:
     """An exception raised for one env.
 
     Args:
-        exception: The exception; ``None`` if it is still packed.
+        exception: The exception.
         env_id: The env.
         operation: What the env was doing: ``"step"``, ``"reset"``, a method's name ... Empty if the env's worker died
             or did not reply in time.
-        packed: The exception as plain data, instead of ``exception``.
     """
 
-    def __init__(
-        self, exception: BaseException | None, env_id: int, operation: str, packed: dict[str, Any] | None = None
-    ) -> None:
-        self._exception = exception
-        self._packed = packed
+    def __init__(self, exception: BaseException, env_id: int, operation: str) -> None:
+        self._exception: BaseException | None = exception
+        self._packed: dict[str, Any] | None = None  # the exception as plain data
         self.env_id = env_id
         self.operation = operation
         self.pid = os.getpid()
@@ -54,9 +51,9 @@ class Failure:
         """Whether it is a `WorkerDiedError` or `WorkerTimeoutError` of the env's own worker."""
         return not self.operation
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __getstate__(self) -> dict[str, Any]:
         packed = _pack(self.exception) if self._packed is None else self._packed
-        return _rebuild, (packed, self.env_id, self.operation, self.pid)
+        return {**vars(self), "_exception": None, "_packed": packed}
 
 
 NO_FAILURES: Mapping[int, Failure] = MappingProxyType({})
@@ -66,16 +63,12 @@ def raise_failures(failures: Sequence[Failure], partial: Any) -> None:
     """Raise the error for these failures, if there are any.
 
     Failures of the same type and text are raised as one exception of that type: that of the first env, with a note that
-    counts the others. Envs of a pool are alike, so they often fail alike. Failures that differ make an exception group,
-    in which equal ones are one.
+    counts the others. Failures that differ make an exception group, in which equal ones are one. The error gets the
+    attributes ``env_ids`` (tuple, the envs that failed), ``failures`` (their exceptions, by env id) and ``partial``.
 
     Args:
         failures: In env id order.
         partial: Result of the envs that did not fail.
-
-    Raises:
-        BaseException: The error, with the attributes ``env_ids`` (tuple, the envs that failed), ``failures`` (their
-            exceptions, by env id) and ``partial``.
     """
     if not failures:
         return
@@ -180,12 +173,6 @@ def _safe_str(exception: BaseException) -> str:
         return str(exception)
     except (Exception, SystemExit) as error:  # noqa: BLE001 (a broken __str__ must not hide the failure)
         return f"<its str() raised {type(error).__name__}>"
-
-
-def _rebuild(packed: dict[str, Any], env_id: int, operation: str, pid: int) -> Failure:
-    failure = Failure(None, env_id, operation, packed)
-    failure.pid = pid
-    return failure
 
 
 def _unpack(packed: dict[str, Any]) -> BaseException:

@@ -112,12 +112,7 @@ class InfoColumns:
     # ---------------------------------------------------------------- for the caller
 
     def read(self, rows: Any, num_rows: int) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Return the infos of the marked rows as new dicts, each after its position among the rows.
-
-        Args:
-            rows: Index of the rows.
-            num_rows: How many these are.
-        """
+        """Return the infos of the marked rows, of ``num_rows``, as new dicts, each after its position among these."""
         marks = bytes(self._marks[rows]) if type(rows) is slice else bytes(self._marks[row] for row in rows)
         positions: Sequence[int] = range(num_rows)
         if marks.count(1) < num_rows:
@@ -172,11 +167,7 @@ class InfoTable(NamedTuple):
 
     @classmethod
     def of(cls, infos: Mapping[Place, dict[str, Any]]) -> tuple[InfoTable | None, Collection[Place]]:
-        """Return the infos of the first one's form; ``None`` if it has none. Also the places of those in the table.
-
-        Args:
-            infos: Infos by step and env id.
-        """
+        """Return the infos of the first one's form; ``None`` if it has none. Also the places of those in the table."""
         form = form_of(next(iter(infos.values()), {}))
         if form is None:
             return None, ()

@@ -24,9 +24,6 @@ from parallelenv.contract.codec import (
 from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.contract.protocol import Command, Death, HostDied, Printed, Reply
 
-_NUM_LATEST = 8
-"""Subsets that are remembered, to give those a number that are stepped again."""
-
 
 class MessageChannel(ABC):
     """A `Channel` whose host is reached by messages. A subclass adds the transport.
@@ -53,7 +50,7 @@ class MessageChannel(ABC):
         self._batch: Batch | None = None  # if its rows travel
         self._num_unread = 0
         self._subsets: dict[tuple[int, ...], int] = {}  # by envs: its number, see `StepSubset`
-        self._latest_subsets: deque[tuple[int, ...]] = deque(maxlen=_NUM_LATEST)  # of those without a number
+        self._latest_subsets: deque[tuple[int, ...]] = deque(maxlen=8)  # of those without a number
 
     # ---------------------------------------------------------------- for subclasses
 

@@ -59,11 +59,7 @@ def open_bar(is_wanted: bool, **look: Any) -> Iterator[Bar]:
 
 @contextlib.contextmanager
 def announce_if_slow(text: str) -> Iterator[None]:
-    """Show a line, where bars are shown, if the block takes longer than 2 s; it is removed at the end.
-
-    Args:
-        text: The line.
-    """
+    """Show a line, where bars are shown, if the block takes longer than 2 s; it is removed at the end."""
     with contextlib.ExitStack() as shown:
 
         def show() -> None:

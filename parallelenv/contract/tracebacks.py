@@ -76,32 +76,18 @@ class ShortTracebacks:
             short_tracebacks(cls)
 
 
-def _shortening(  # noqa: PLR0915 (the same for the three kinds of functions)
+def _shortening(
     function: Callable[..., Any], translate: Callable[[BaseException], BaseException] | None
 ) -> Callable[..., Any]:
-    if inspect.iscoroutinefunction(function):
+    @functools.wraps(function)
+    async def awaited(*args: Any, **kwargs: Any) -> Any:
+        with _Shortened():
+            return await function(*args, **kwargs)
 
-        @functools.wraps(function)
-        async def awaited(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return await function(*args, **kwargs)
-            except BaseException as error:
-                shorten(error)
-                raise
-
-        return awaited
-
-    if inspect.isgeneratorfunction(function):
-
-        @functools.wraps(function)
-        def yielding(*args: Any, **kwargs: Any) -> Iterator[Any]:
-            try:
-                yield from function(*args, **kwargs)
-            except BaseException as error:
-                shorten(error)
-                raise
-
-        return yielding
+    @functools.wraps(function)
+    def yielding(*args: Any, **kwargs: Any) -> Iterator[Any]:
+        with _Shortened():
+            yield from function(*args, **kwargs)
 
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -118,17 +104,22 @@ def _shortening(  # noqa: PLR0915 (the same for the three kinds of functions)
         finally:
             del instead  # breaks a reference cycle
 
-    return called
+    if inspect.iscoroutinefunction(function):
+        return awaited
+    return yielding if inspect.isgeneratorfunction(function) else called
+
+
+class _Shortened(contextlib.AbstractContextManager[None]):
+    def __exit__(self, kind: Any, error: BaseException | None, frames: Any) -> None:
+        if error is not None:
+            shorten(error)
 
 
 def shorten(error: BaseException, *, is_of_env: bool = False) -> None:
     """Leave out of the tracebacks of an error and its causes the frames that are neither the user's nor the env's.
 
     An unexpected error of this package keeps its traceback, because it is a defect and should be reported in full.
-
-    Args:
-        error: An error that was just caught.
-        is_of_env: Whether an env raised it.
+    ``is_of_env``: whether an env raised it.
     """
     if os.environ.get("PARALLELENV_FULL_TRACEBACK", "0") not in ("", "0"):
         return
