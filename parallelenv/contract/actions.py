@@ -117,16 +117,16 @@ class ActionReader:
             listed = self._listed(action, env_ids)
             if chosen is not None:
                 listed = [listed[position] for position in chosen]
-            columns = [listed]
+            leaves = [listed]
             if not self._structure.is_single:
                 split = [self._split(single, "An action") for single in listed]
-                columns = [[parts[index] for parts in split] for index in range(len(self._fields))]
-            return [self._checked(index, column, num_rows) for index, column in enumerate(columns)]
-        rows = []
-        for index, leaf in enumerate(leaves):
-            self._check_count(leaf, env_ids)
-            rows.append(self._checked(index, leaf if chosen is None else as_array(leaf)[list(chosen)], num_rows))
-        return rows
+                leaves = [[parts[index] for parts in split] for index in range(len(self._fields))]
+        else:
+            for leaf in leaves:
+                self._check_count(leaf, env_ids)
+            if chosen is not None:
+                leaves = [as_array(leaf)[list(chosen)] for leaf in leaves]
+        return [self._checked(index, leaf, num_rows) for index, leaf in enumerate(leaves)]
 
     def _batched_leaves(self, action: Any) -> list[Any] | None:
         """Split a batch into leaves; ``None`` if it is a list of single actions."""

@@ -67,10 +67,8 @@ def check_grace(timeout: Any, default: float) -> float:
 def check_failure_handling(on_failure: Any, max_restarts: Any) -> None:
     """Raise if failure handling is unknown or the number of restarts is invalid."""
     if on_failure not in ("raise", "restart"):
-        raise ArgumentError(
-            f"on_failure={show(on_failure)} is not known; expected 'raise' (the call raises) or 'restart' (the env is "
-            "rebuilt and counts as cut off)."
-        )
+        ways = "'raise' (the call raises) or 'restart' (the env is rebuilt and counts as cut off)"
+        raise ArgumentError(f"on_failure={show(on_failure)} is not known; expected {ways}.")
     check_positive("max_restarts", max_restarts)
 
 
@@ -91,9 +89,8 @@ def check_spaces(spaces: Any) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any
 def check_align(align: Any) -> None:
     """Raise if an alignment is unknown."""
     if align not in ("item", "batch"):
-        raise ArgumentError(
-            f"align={show(align)} is not known; expected 'item' (four batched items) or 'batch' (one tuple per env)."
-        )
+        ways = "'item' (four batched items) or 'batch' (one tuple per env)"
+        raise ArgumentError(f"align={show(align)} is not known; expected {ways}.")
 
 
 def check_window(min_envs: Any, max_envs: Any) -> None:

@@ -36,8 +36,7 @@ class UnreadableError(Exception):
 
     def __init__(self, number: int, reason: str) -> None:
         super().__init__(reason)
-        self.number = number
-        self.reason = reason
+        self.number, self.reason = number, reason
 
 
 OPERATIONS = frozenset({"build", "reset", "step", "rollout", "get", "set", "call", "state"})
@@ -138,12 +137,7 @@ class Reply:
 
 
 class Printed(NamedTuple):
-    """A piece of text that was printed in a worker.
-
-    Attributes:
-        env_ids: The env that printed it; all envs of the worker if the env is unknown.
-        text: The text.
-    """
+    """A text that was printed in a worker, by one of these envs."""
 
     env_ids: tuple[int, ...]
     text: str
@@ -237,11 +231,7 @@ class WorkerSpec:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Number of hosts that a backend wants, and their cores.
-
-    Attributes:
-        cpus: Cores that each host may use, one number per host. Envs are distributed in proportion.
-    """
+    """Cores that each host may use, one number per host that a backend wants. Envs are distributed in proportion."""
 
     cpus: tuple[int, ...]
 
@@ -379,8 +369,7 @@ class RepeatedStep(Protocol):
         """Wait until all hosts have stepped, no longer than ``timeout`` seconds.
 
         Returns:
-            Whether all have, and have nothing to say, so that the step is finished: no reply follows. If ``False``,
-            `file` is called.
+            ``True`` if all have and have nothing to say: no reply follows. If ``False``, `file` is called.
         """
         ...
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -68,7 +68,7 @@ class EpisodeEnds(NamedTuple):
     states: list[Array]
 
 
-@dataclass(slots=True)
+@dataclass
 class RolloutChunk:
     """The steps that one host made with its envs: ``num_steps`` rows, one column per env.
 
@@ -113,19 +113,16 @@ class RolloutChunk:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the fields, with infos of a steady form as arrays: 800 infos pickle in 0.9 ms, as dicts in 7 ms."""
-        state = {one.name: getattr(self, one.name) for one in fields(self)}
         plain = {place: extra.info for place, extra in self.said.items() if extra.info and not any(extra[1:])}
         table, places = InfoTable.of(plain)
-        state["said"] = table, {place: extra for place, extra in self.said.items() if place not in places}
-        return state
+        rest = {place: extra for place, extra in self.said.items() if place not in places}
+        return {**vars(self), "said": (table, rest)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Set the fields."""
         table, said = state["said"]
         infos = {} if table is None else table.infos()
-        state["said"] = said | {place: Extra(info) for place, info in infos.items()}
-        for name, value in state.items():
-            setattr(self, name, value)
+        vars(self).update(state, said=said | {place: Extra(info) for place, info in infos.items()})
 
     def __deepcopy__(self, memo: Any) -> RolloutChunk:
         """Return itself: its arrays are copies that the host does not keep. In one process this saves a copy of all."""
