@@ -175,10 +175,10 @@ class InfoTable(NamedTuple):
         chosen = {
             place: info
             for place, info in infos.items()
-            if tuple(info) == keys
-            and tuple(map(type, info.values())) == kinds
-            and (np.ndarray not in kinds or form_of(info) == form)
+            if tuple(info) == keys and tuple(map(type, info.values())) == kinds
         }
+        if np.ndarray in kinds:
+            chosen = {place: info for place, info in chosen.items() if form_of(info) == form}
         try:
             columns = [np.array([info[one.key] for info in chosen.values()], one.dtype) for one in form]
         except OverflowError:  # ints of more than 64 bits
@@ -189,5 +189,6 @@ class InfoTable(NamedTuple):
         """Return the infos by step and env id, each value of its very type."""
         keys = [one.key for one in self.form]
         lists = [_lister(array, one)(slice(None)) for array, one in zip(self.columns, self.form, strict=True)]
-        rows = (dict(zip(keys, values, strict=True)) for values in zip(*lists, strict=True))
-        return dict(zip(map(tuple, self.places.tolist()), rows, strict=True))
+        places = [(step, env_id) for step, env_id in self.places.tolist()]
+        rows = zip(*lists, strict=True)
+        return {place: dict(zip(keys, values, strict=True)) for place, values in zip(places, rows, strict=True)}

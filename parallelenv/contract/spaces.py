@@ -11,8 +11,6 @@ import contextlib
 import dataclasses
 import sys
 from collections.abc import Iterable, Sequence
-from functools import reduce
-from operator import getitem
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -65,7 +63,15 @@ class Structure:
 
     def split(self, value: Any) -> list[Any]:
         """Return the leaves of ``value``, in order; a `LookupError` or `TypeError` says that it lacks one."""
-        return [value] if self.is_single else [reduce(getitem, path, value) for path in self._paths]
+        if self.is_single:
+            return [value]
+        leaves = []
+        for path in self._paths:
+            leaf = value
+            for key in path:
+                leaf = leaf[key]
+            leaves.append(leaf)
+        return leaves
 
     def split_state(self, state: Any) -> list[Any]:
         """Return the leaves of a state, in order; raise an `EnvContractError` if it lacks one."""
