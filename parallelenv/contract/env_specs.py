@@ -37,16 +37,6 @@ _START = pickle.PROTO + b"\x05" + pickle.FRAME
 _ID = re.compile(r"[A-Za-z_][\w.]*:[\w/-]+-v\d+")  # as for ``gymnasium.make``: with the module that registers it
 
 
-class PackedSource:
-    """An env fn that came from another process as a pickle."""
-
-    __slots__ = ()
-
-    def prepare(self) -> None:
-        """Import what the env needs, without making it."""
-        raise NotImplementedError
-
-
 @dataclass(frozen=True, slots=True)
 class EnvFactory:
     """How to get one env.
@@ -86,6 +76,26 @@ class EnvFactory:
             )
         refuse_foreign(env, self.env_id)
         return env
+
+
+@dataclass(frozen=True, slots=True)
+class PackedSource:
+    """An env fn in another process: it unpickles an env, or an env fn. ``caller``: the `PackageVersion` there."""
+
+    packed: bytes
+    env_id: int
+    is_live: bool
+    caller: Any
+
+    def __call__(self) -> Any:
+        """Return the env, see `EnvFactory.build`."""
+        self.caller.check()
+        return EnvFactory(self.env_id, loads(self.packed), self.is_live).build()
+
+    def prepare(self) -> None:
+        """Import what the env needs. A live env is not unpickled, because that would make it."""
+        if not self.is_live:
+            EnvFactory(self.env_id, loads(self.packed), is_live=False).prepare()
 
 
 def make_factories(envs: Any) -> tuple[EnvFactory, ...]:

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import parallelenv
 from parallelenv.contract.batch import Array
-from parallelenv.contract.copying import loads
 from parallelenv.contract.env_specs import EnvFactory, PackedSource, pack_factories, registered_by_user
 from parallelenv.contract.protocol import WorkerSpec
 from parallelenv.errors import WorkerStartError
@@ -57,7 +56,7 @@ class PackedSpec(WorkerSpec):
             cls(
                 env_ids=spec.env_ids,
                 envs=tuple(
-                    EnvFactory(env.env_id, _Packed(packed, env.env_id, env.is_live, caller), is_live=False)
+                    EnvFactory(env.env_id, PackedSource(packed, env.env_id, env.is_live, caller), is_live=False)
                     for env, packed in zip(spec.envs, pack_factories(spec.envs), strict=True)
                 ),
                 num_cpus=spec.num_cpus,
@@ -76,25 +75,6 @@ class PackedSpec(WorkerSpec):
         return WorkerSpec(self.env_ids, self.envs, self.num_cpus, self.settings, self.place, shared)
 
 
-@dataclass(frozen=True, slots=True)
-class _Packed(PackedSource):
-    """An env fn that unpickles an env, or an env fn."""
-
-    packed: bytes
-    env_id: int
-    is_live: bool
-    caller: PackageVersion
-
-    def __call__(self) -> Any:
-        _refuse_other_copy(self.caller)
-        return EnvFactory(self.env_id, loads(self.packed), self.is_live).build()
-
-    def prepare(self) -> None:
-        """Import what the env needs. A live env is not unpickled, because that would make it."""
-        if not self.is_live:
-            EnvFactory(self.env_id, loads(self.packed), is_live=False).prepare()
-
-
 class PackageVersion(NamedTuple):
     """Version and folder of a copy of this package.
 
@@ -106,23 +86,22 @@ class PackageVersion(NamedTuple):
     version: str
     folder: str
 
+    def check(self) -> None:
+        """Raise a `WorkerStartError` if this process runs another copy than the caller, whose version this is."""
+        ours = package_version()
+        if not self.folder and self.version != ours.version:
+            raise WorkerStartError(
+                f"A worker has version {ours.version} of parallelenv, in {ours.folder}, but the caller has "
+                f"{self.version}. Install the same version on all machines."
+            )
+        if self.folder and self != ours:
+            raise WorkerStartError(
+                f"A worker runs another copy of parallelenv than the caller: version {ours.version} in {ours.folder}, "
+                f"not {self.version} in {self.folder}. sys.path has changed since the caller imported parallelenv. Set "
+                f"PYTHONPATH={os.path.dirname(self.folder)} before Python starts."
+            )
+
 
 def package_version() -> PackageVersion:
     """Return version and folder of the copy that runs here."""
     return PackageVersion(parallelenv.__version__, os.path.dirname(os.path.realpath(parallelenv.__file__)))
-
-
-def _refuse_other_copy(caller: PackageVersion) -> None:
-    """Raise a `WorkerStartError` if the caller runs another copy than this process."""
-    ours = package_version()
-    if not caller.folder and caller.version != ours.version:
-        raise WorkerStartError(
-            f"A worker has version {ours.version} of parallelenv, in {ours.folder}, but the caller has "
-            f"{caller.version}. Install the same version on all machines."
-        )
-    if caller.folder and caller != ours:
-        raise WorkerStartError(
-            f"A worker runs another copy of parallelenv than the caller: version {ours.version} in {ours.folder}, not "
-            f"{caller.version} in {caller.folder}. sys.path has changed since the caller imported parallelenv. Set "
-            f"PYTHONPATH={os.path.dirname(caller.folder)} before Python starts."
-        )
