@@ -264,7 +264,7 @@ def _rebuilt(places: Sequence[FrameLine]) -> Iterator[TracebackType | None]:
 def _add_source(place: FrameLine) -> None:
     """Give `linecache` a line of a file that only the process that raised the error can read."""
     lines = linecache.getlines(place.filename)
-    lines = [*lines, *["\n"] * (place.line - len(lines))]
+    lines = [*lines, *[""] * (place.line - len(lines))]
     lines[place.line - 1] = place.source
     linecache.cache[place.filename] = sum(map(len, lines)), None, lines, place.filename
 
