@@ -134,11 +134,11 @@ def _pack(exception: BaseException, seen: tuple[int, ...] = ()) -> dict[str, Any
     causes = tracebacks.causes(exception) if len(seen) <= _MOST_LINKS else {}
     members = exception.exceptions if isinstance(exception, BaseExceptionGroup) else ()
     pickled = None
-    for form in (exception, _ExceptionParts(exception)):  # the first that can be unpickled
+    for in_parts in (False, True):  # in parts, if the constructor does not accept ``args``
         with contextlib.suppress(Exception):
-            form_pickled = dumps(form)
-            loads(form_pickled)
-            pickled = form_pickled
+            attempt = dumps((type(exception), exception.args, exception.__dict__) if in_parts else exception)
+            _load(attempt)
+            pickled = attempt
             break
     return {
         "pickled": pickled,
@@ -150,18 +150,12 @@ def _pack(exception: BaseException, seen: tuple[int, ...] = ()) -> dict[str, Any
     }
 
 
-class _ExceptionParts:
-    """An exception whose constructor does not accept its ``args``, as parts."""
-
-    def __init__(self, exception: BaseException) -> None:
-        self.exception = exception
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        exception = self.exception
-        return _assemble, (type(exception), exception.args, exception.__dict__)
-
-
-def _assemble(kind: type[BaseException], args: tuple[Any, ...], attributes: dict[str, Any]) -> BaseException:
+def _load(pickled: bytes) -> Any:
+    """Return an exception that was pickled, itself or its parts."""
+    loaded = loads(pickled)
+    if not isinstance(loaded, tuple):
+        return loaded
+    kind, args, attributes = loaded
     exception = kind.__new__(kind, *args)
     put(exception, "args", args)
     exception.__dict__.update(attributes)
@@ -180,7 +174,7 @@ def _unpack(packed: dict[str, Any]) -> BaseException:
     exception: Any = None
     if packed["pickled"] is not None:
         with contextlib.suppress(Exception):
-            exception = loads(packed["pickled"])
+            exception = _load(packed["pickled"])
     if not isinstance(exception, BaseException):
         text = f"{packed['name']}: {packed['message']} (this exception cannot travel between processes)"
         exception = EnvError(text)
