@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from tqdm import tqdm
+import tqdm
 
 _PATIENCE = 2.0
 """Seconds after which an operation is announced."""
@@ -51,7 +51,7 @@ def open_bar(is_wanted: bool, **look: Any) -> Iterator[Bar]:
         with CellBar(leave=False, **look) as bar:
             yield bar
     elif is_wanted and _is_terminal(sys.stderr):
-        with tqdm(leave=False, **look) as bar:
+        with tqdm.tqdm(leave=False, **look) as bar:
             yield bar
     else:
         yield _NoBar()
@@ -84,7 +84,7 @@ def _is_terminal(stream: Any) -> bool:
         return False
 
 
-class CellBar(tqdm):  # type: ignore[type-arg]
+class CellBar(tqdm.tqdm):  # type: ignore[type-arg]
     """A bar of tqdm below a notebook cell.
 
     It is a line of text that the front end replaces, so it needs no ipywidgets. tqdm's own bars either need them, in
