@@ -162,7 +162,7 @@ class SubprocBackend:
         log: Any = WorkerLog.create()  # exists wherever there are fork servers
         opened.append(log)
         # Only on Linux can one detect whether workers may be forked after an import.
-        known = modules_of(source for spec in packed for source in spec.envs) if sys.platform == "linux" else []
+        known = modules_of(env.source.packed for spec in packed for env in spec.envs) if sys.platform == "linux" else []
         silence = packed[0].settings.silence_warnings
         server, missing = SERVERS.server_with([*self._preload, *known], log, silence=silence)
         for module in self._preload:

@@ -16,6 +16,8 @@ from parallelenv.contract.error_text import count, show, were
 from parallelenv.contract.spaces import as_array, casts_to, describe_value, is_tensor
 from parallelenv.errors import ActionError
 
+_AS_SAMPLED = " Give a batch as action_space.sample() does, or a list with one action per env."
+
 
 class ActionReader:
     """Converts the user's actions to rows of the batch, or to one object per env.
@@ -81,7 +83,13 @@ class ActionReader:
                 return None
         parts = [] if self._keeps_graphs is None else graph_parts(action)
         if parts and not self._keeps_graphs:
-            raise _gradients_end(parts[0])
+            is_module = not is_tensor(parts[0])
+            what = f"{type(parts[0]).__name__}, a module" if is_module else f"a tensor {describe_value(parts[0])}"
+            raise ActionError(
+                f"action has {what} in it that requires grad, but in this mode actions are copied to another process, "
+                "and gradients do not come back from there. Give tensor.detach(), or step under torch.no_grad(); or "
+                "use para_mode='dummy' or 'thread', where actions reach the envs with their graph."
+            )
         if parts or not self._fields:
             listed = self._listed(action, env_ids)
             return listed if chosen is None else [listed[position] for position in chosen]
@@ -103,35 +111,39 @@ class ActionReader:
         Raises:
             ActionError: If number, shape or dtype do not fit.
         """
+        num_rows = len(env_ids) if chosen is None else len(chosen)
         leaves = self._batched_leaves(action)
         if leaves is None:
-            return self._from_list(self._listed(action, env_ids), env_ids, chosen)
-        rows = []
-        for index, leaf in enumerate(leaves):
-            self._check_count(leaf, env_ids)
-            kept = leaf if chosen is None else as_array(leaf)[list(chosen)]
-            rows.append(self._checked(index, kept, len(env_ids) if chosen is None else len(chosen)))
-        return rows
+            listed = self._listed(action, env_ids)
+            if chosen is not None:
+                listed = [listed[position] for position in chosen]
+            leaves = [listed]
+            if not self._structure.is_single:
+                split = [self._split(single, "An action") for single in listed]
+                leaves = [[parts[index] for parts in split] for index in range(len(self._fields))]
+        else:
+            for leaf in leaves:
+                self._check_count(leaf, env_ids)
+            if chosen is not None:
+                leaves = [as_array(leaf)[list(chosen)] for leaf in leaves]
+        return [self._checked(index, leaf, num_rows) for index, leaf in enumerate(leaves)]
 
     def _batched_leaves(self, action: Any) -> list[Any] | None:
         """Split a batch into leaves; ``None`` if it is a list of single actions."""
         if self._structure.is_single:
             is_array = hasattr(action, "__array__") and getattr(getattr(action, "dtype", None), "kind", "") != "O"
             return [action] if is_array else None
-        is_batch = isinstance(action, (dict, tuple))
-        if not is_batch:
+        if not isinstance(action, (dict, tuple)):
             return None
-        try:
-            return self._structure.split(action)
-        except (LookupError, TypeError) as error:
-            raise ActionError(
-                f"The batched action lacks a part of {self._space}: {type(error).__name__}: {error}. "
-                "Give a batch as action_space.sample() does, or a list with one action per env."
-            ) from None
+        return self._split(action, "The batched action", _AS_SAMPLED)
 
     def _listed(self, action: Any, env_ids: Sequence[int]) -> list[Any]:
+        """Return one action per env."""
         if isinstance(action, (dict, tuple)) and self._space is not None and not self._structure.is_single:
-            action = self._iterated(action)
+            try:
+                action = list(iterate(batch_space(self._space, 1), action))
+            except (LookupError, TypeError, ValueError) as error:
+                raise ActionError(f"The batched action does not fit {self._space}: {error}.") from None
         if isinstance(action, (Mapping, Set, str, bytes)):
             raise ActionError(
                 f"action is a {type(action).__name__}, which is no batch of actions here. Give a list or an array."
@@ -140,24 +152,12 @@ class ActionReader:
         # Iterating over a tensor gives views that autograd does not allow to be changed in place.
         return [action[row] for row in range(len(action))] if is_tensor(action) else list(action)
 
-    def _iterated(self, action: Any) -> list[Any]:
+    def _split(self, action: Any, what: str, way_out: str = "") -> list[Any]:
         try:
-            return list(iterate(batch_space(self._space, 1), action))
-        except (LookupError, TypeError, ValueError) as error:
-            raise ActionError(f"The batched action does not fit {self._space}: {error}.") from None
-
-    def _from_list(self, listed: list[Any], env_ids: Sequence[int], chosen: Sequence[int] | None) -> Rows:
-        if chosen is not None:
-            listed = [listed[position] for position in chosen]
-        if self._structure.is_single:
-            return [self._checked(0, listed, len(listed))]
-        try:
-            split = [self._structure.split(single) for single in listed]
+            return self._structure.split(action)
         except (LookupError, TypeError) as error:
-            raise ActionError(f"An action lacks a part of {self._space}: {type(error).__name__}: {error}.") from None
-        return [
-            self._checked(index, [leaves[index] for leaves in split], len(listed)) for index in range(len(self._fields))
-        ]
+            reason = f"{type(error).__name__}: {error}"
+            raise ActionError(f"{what} lacks a part of {self._space}: {reason}.{way_out}") from None
 
     def _check_count(self, action: Any, env_ids: Sequence[int]) -> None:
         try:
@@ -174,7 +174,11 @@ class ActionReader:
 
     def _checked(self, index: int, leaf: Any, count: int) -> Any:
         field = self._fields[index]
-        array = _as_array(leaf, field.shape, count)
+        try:
+            array: Any = as_array(leaf) if count else np.zeros((0, *field.shape), dtype=bool)
+        except ValueError as error:
+            text = f"The actions do not form an array: {error}. Each must have shape {field.shape}."
+            raise ActionError(text) from None
         where = self._structure.describe(index)
         if array.shape != (count, *field.shape):
             raise ActionError(
@@ -183,8 +187,10 @@ class ActionReader:
             )
         if self._as_given and isinstance(self._structure.leaves[index], Box) and array.dtype.kind in "biuf":
             return array
-        if self._as_given:
-            array = _whole_numbers(array, field.dtype)
+        if self._as_given and array.dtype.kind in "biuf":
+            with np.errstate(invalid="ignore"):  # nan
+                ints = array.astype(field.dtype)
+            array = ints if (ints == array).all() else array  # whole numbers
         if not casts_to(array, field.dtype):
             are_numbers = array.dtype.kind in "biufc"
             way_out = f" Convert them: numpy.asarray(action).astype({str(field.dtype)!r})." if are_numbers else ""
@@ -193,28 +199,3 @@ class ActionReader:
                 f"Each action must be in {self._structure.leaves[index]}.{way_out}"
             )
         return array
-
-
-def _gradients_end(part: Any) -> ActionError:
-    what = f"a tensor {describe_value(part)}" if is_tensor(part) else f"{type(part).__name__}, a module"
-    return ActionError(
-        f"action has {what} in it that requires grad, but in this mode actions are copied to another process, and "
-        "gradients do not come back from there. Give tensor.detach(), or step under torch.no_grad(); or use "
-        "para_mode='dummy' or 'thread', where actions reach the envs with their graph."
-    )
-
-
-def _whole_numbers(array: Any, dtype: Any) -> Any:
-    """Return numbers in an integer dtype if all are whole numbers, else unchanged."""
-    with np.errstate(invalid="ignore"):  # nan
-        ints = array.astype(dtype) if array.dtype.kind in "biuf" else array
-    return ints if (ints == array).all() else array
-
-
-def _as_array(leaf: Any, shape: tuple[int, ...], count: int) -> Any:
-    if count == 0:
-        return np.zeros((0, *shape), dtype=bool)
-    try:
-        return as_array(leaf)
-    except ValueError as error:
-        raise ActionError(f"The actions do not form an array: {error}. Each must have shape {shape}.") from None

@@ -17,7 +17,6 @@ from parallelenv.errors import ArgumentError
 
 _LONGEST = 1e8
 """Seconds, three years: the system's own waiting calls overflow at about 1e10."""
-_ARGUMENTS = "a list or tuple of positional arguments, a dict of keyword arguments, or None"
 MISSING: Any = type("MISSING", (), {"__repr__": lambda self: "<not given>"})()
 """Default of arguments for which ``None`` is a value."""
 
@@ -26,7 +25,7 @@ def check_counts(num_cpus: Any, num_gpus: Any) -> int | None:
     """Return how many cores may be used, ``None`` for all (``None`` and 0 mean all). Raise if a count is invalid."""
     if num_cpus is not None and not (is_int(num_cpus) and num_cpus == 0):
         check_positive("num_cpus", num_cpus)
-    if not isinstance(num_gpus, (int, float)) or isinstance(num_gpus, bool) or not 0 <= num_gpus < math.inf:
+    if not is_number(num_gpus) or not 0 <= num_gpus < math.inf:
         raise ArgumentError(f"num_gpus={show(num_gpus)} is no number of GPUs. Give 0 or more; fractions are allowed.")
     return num_cpus or None
 
@@ -40,7 +39,7 @@ def check_flags(**flags: Any) -> None:
 
 def check_positive(name: str, value: Any) -> None:
     """Raise unless a value is an int of at least 1."""
-    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
+    if not is_int(value) or value < 1:
         raise ArgumentError(f"{name}={show(value)} must be an int of at least 1.")
 
 
@@ -68,10 +67,8 @@ def check_grace(timeout: Any, default: float) -> float:
 def check_failure_handling(on_failure: Any, max_restarts: Any) -> None:
     """Raise if failure handling is unknown or the number of restarts is invalid."""
     if on_failure not in ("raise", "restart"):
-        raise ArgumentError(
-            f"on_failure={show(on_failure)} is not known; expected 'raise' (the call raises) or 'restart' (the env is "
-            "rebuilt and counts as cut off)."
-        )
+        ways = "'raise' (the call raises) or 'restart' (the env is rebuilt and counts as cut off)"
+        raise ArgumentError(f"on_failure={show(on_failure)} is not known; expected {ways}.")
     check_positive("max_restarts", max_restarts)
 
 
@@ -92,19 +89,17 @@ def check_spaces(spaces: Any) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any
 def check_align(align: Any) -> None:
     """Raise if an alignment is unknown."""
     if align not in ("item", "batch"):
-        raise ArgumentError(
-            f"align={show(align)} is not known; expected 'item' (four batched items) or 'batch' (one tuple per env)."
-        )
+        ways = "'item' (four batched items) or 'batch' (one tuple per env)"
+        raise ArgumentError(f"align={show(align)} is not known; expected {ways}.")
 
 
 def check_window(min_envs: Any, max_envs: Any) -> None:
     """Raise if the bounds of `ParallelEnv.recv` are invalid."""
     check_positive("min_envs", min_envs)
-    if max_envs is None:
-        return
-    check_positive("max_envs", max_envs)
-    if max_envs < min_envs:
-        raise ArgumentError(f"max_envs={max_envs} is less than min_envs={min_envs}. Give at least as many.")
+    if max_envs is not None:
+        check_positive("max_envs", max_envs)
+        if max_envs < min_envs:
+            raise ArgumentError(f"max_envs={max_envs} is less than min_envs={min_envs}. Give at least as many.")
 
 
 def check_policy(policy: Any) -> None:
@@ -118,11 +113,12 @@ def check_policy(policy: Any) -> None:
 
 def check_name(argument: str, name: Any) -> None:
     """Raise unless a value is a plain, possibly dotted, name."""
-    if not isinstance(name, str) or not all(part.isidentifier() for part in name.split(".")):
+    parts = name.split(".") if isinstance(name, str) else [""]
+    if not all(map(str.isidentifier, parts)):
         raise ArgumentError(
             f"{argument}={name!r} is no name. Give a name like 'x' or 'part.x'; it is looked up, never evaluated."
         )
-    if any(part.startswith("__") and part.endswith("__") for part in name.split(".")):
+    if any(part.startswith("__") and part.endswith("__") for part in parts):
         raise ArgumentError(
             f"{argument}={name!r} has a double-underscore name in it, which is not reachable from outside."
         )
@@ -135,7 +131,7 @@ def spread_seeds(seed: Any, env_ids: Sequence[int], num_envs: int, *, whole: boo
     if is_int(seed):
         _check_seed(seed)
         return [int(seed) + env_id for env_id in env_ids]
-    if seed is None or isinstance(seed, (str, bytes, bool, dict, set)) or not _is_sized(seed):
+    if not _is_sized(seed):
         raise ArgumentError(f"seed={show(seed)} is no seed. Give an int, or a list with one int or None per env.")
     if len(seed) != len(env_ids):
         raise ArgumentError(
@@ -146,11 +142,9 @@ def spread_seeds(seed: Any, env_ids: Sequence[int], num_envs: int, *, whole: boo
 
 def check_base_seed(seed: Any) -> int | None:
     """Return the seed from which the seeds of all envs are derived, or ``None`` for none."""
-    if seed is None:
-        return None
-    if not is_int(seed):
+    if seed is not None and not is_int(seed):
         raise ArgumentError(f"seed={show(seed)} is no int. Env i gets seed + i; for others call seed([...]).")
-    return _check_seed(seed)
+    return None if seed is None else _check_seed(seed)
 
 
 def _check_seed(seed: Any) -> int:
@@ -177,17 +171,16 @@ def spread_data(data: Any, env_ids: Sequence[int]) -> list[dict[str, Any]] | Non
         return [data] * len(env_ids)
     expected = "a dict of keyword arguments for all envs, or a list with one dict per env"
     _check_list("data", data, env_ids, expected)
-    wrong = [item for item in data if not isinstance(item, dict)]
-    if wrong:
-        raise ArgumentError(f"data has {show(wrong[0])} in it. Give {expected}; envs are chosen with id=.")
+    for item in data:
+        if not isinstance(item, dict):
+            raise ArgumentError(f"data has {show(item)} in it. Give {expected}; envs are chosen with id=.")
     return list(data)
 
 
 def spread_names(argument: str, names: Any, env_ids: Sequence[int]) -> list[str]:
     """Return the attribute or method name for each env."""
     if isinstance(names, str):
-        check_name(argument, names)
-        return [names] * len(env_ids)
+        names = [names] * len(env_ids)
     _check_list(argument, names, env_ids, "a name for all envs, or a list with one per env")
     for name in names:
         check_name(argument, name)
@@ -196,20 +189,18 @@ def spread_names(argument: str, names: Any, env_ids: Sequence[int]) -> list[str]
 
 def spread_arguments(each: Any, env_ids: Sequence[int]) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
     """Return the positional and keyword arguments for each env's method."""
-    if each is None:
-        return [((), {})] * len(env_ids)
-    _check_list("function_args_list", each, env_ids, f"a list with one item per env, {_ARGUMENTS}")
-    return [_arguments(one) for one in each]
-
-
-def _arguments(one: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if one is None:
-        return (), {}
-    if isinstance(one, dict) and all(isinstance(name, str) for name in one):
-        return (), one
-    if isinstance(one, (list, tuple)):
-        return tuple(one), {}
-    raise ArgumentError(f"function_args_list has {show(one)} in it. Each item is {_ARGUMENTS}.")
+    each = [()] * len(env_ids) if each is None else each
+    expected = "a list or tuple of positional arguments, a dict of keyword arguments, or None"
+    _check_list("function_args_list", each, env_ids, f"a list with one item per env, {expected}")
+    spread: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+    for one in each:
+        if isinstance(one, dict) and all(isinstance(name, str) for name in one):
+            spread.append(((), one))
+        elif one is None or isinstance(one, (list, tuple)):
+            spread.append((tuple(one or ()), {}))
+        else:
+            raise ArgumentError(f"function_args_list has {show(one)} in it. Each item is {expected}.")
+    return spread
 
 
 def spread_values(value: Any, values: Any, env_ids: Sequence[int]) -> list[Any]:
@@ -223,25 +214,25 @@ def spread_values(value: Any, values: Any, env_ids: Sequence[int]) -> list[Any]:
     if values is not None:
         _check_list("values", values, env_ids, "a list with one value per env")
         return list(values)
+    envs = count(len(env_ids), "env")
     ways = "Give values=[...] with one item per env, or values=[value] * n to set the same on all"
     if isinstance(value, (list, tuple)):
         if len(value) != len(env_ids):
             raise ArgumentError(
-                f"value is a {type(value).__name__} of {count(len(value), 'item')} for {count(len(env_ids), 'env')}. "
-                f"A list or tuple has one item per env, in the order of id. {ways}."
+                f"value is a {type(value).__name__} of {count(len(value), 'item')} for {envs}. A list or tuple has one "
+                f"item per env, in the order of id. {ways}."
             )
         return list(value)
     shape = getattr(value, "shape", ())
-    if len(env_ids) > 1 and isinstance(shape, tuple) and shape and shape[0] == len(env_ids):
+    if len(env_ids) > 1 and isinstance(shape, tuple) and shape[:1] == (len(env_ids),):
         raise ArgumentError(
-            f"value is {describe_value(value)} for {count(len(env_ids), 'env')}: one row each, or the whole of it for "
-            f"each? {ways}."
+            f"value is {describe_value(value)} for {envs}: one row each, or the whole of it for each? {ways}."
         )
     return [value] * len(env_ids)
 
 
 def _check_list(name: str, items: Any, env_ids: Sequence[int], expected: str) -> None:
-    if isinstance(items, (str, bytes, dict, set)) or not _is_sized(items):
+    if not _is_sized(items):
         raise ArgumentError(f"{name}={show(items)} cannot be spread over envs. Give {expected}.")
     if len(items) != len(env_ids):
         raise ArgumentError(
@@ -251,8 +242,10 @@ def _check_list(name: str, items: Any, env_ids: Sequence[int], expected: str) ->
 
 
 def _is_sized(items: Any) -> bool:
-    """Whether it has a length: arrays and tensors without axes have none."""
-    return hasattr(items, "__len__") and getattr(items, "ndim", 1) > 0
+    """Whether it is a sequence: arrays and tensors without axes have no length."""
+    return (
+        hasattr(items, "__len__") and getattr(items, "ndim", 1) > 0 and not isinstance(items, (str, bytes, dict, set))
+    )
 
 
 def is_number(value: Any) -> bool:

@@ -63,14 +63,10 @@ class Layout:
         broadcasts: bool = False,
         has_infos: bool = False,
     ) -> None:
-        self.has_infos = has_infos
-        self.keeps_ended = keeps_ended
-        self.keeps_types = keeps_types
-        self.broadcasts = broadcasts
-        self.observation_space = observation_space
-        self.action_space = action_space
-        self.first = first
-        self.num_envs = num_envs
+        self.observation_space, self.action_space = observation_space, action_space
+        self.first, self.num_envs = first, num_envs
+        self.keeps_ended, self.keeps_types = keeps_ended, keeps_types
+        self.broadcasts, self.has_infos = broadcasts, has_infos
         self.states = Structure(observation_space)
         self.actions = Structure(action_space)
         # Actions are in the batch only if all of their leaves are: a host then needs only the ids to step.
@@ -130,7 +126,12 @@ class Batch:
     def __init__(self, layout: Layout, memory: Any, owner: Any = None) -> None:
         self.layout = layout
         self.owner = owner
-        arrays = iter(_carve(layout, memory))
+        carved, offset = [], 0
+        for field in layout.fields:
+            shape = (layout.num_envs, *field.shape)
+            carved.append(np.ndarray(shape, field.dtype, buffer=memory, offset=offset))
+            offset += _padded(field, layout.num_envs)
+        arrays = iter(carved)
         self.actions: list[Array] = [next(arrays) for _ in layout.action_fields]
         self.states: list[Array | None] = [next(arrays) if field else None for field in layout.state_fields]
         self.single_state = self.states[0] if layout.states.is_single else None
@@ -143,11 +144,11 @@ class Batch:
         self.terminated, self.truncated = self.flags[:, 0], self.flags[:, 1]
         self.env_ids: Array = np.arange(layout.first, layout.first + layout.num_envs, dtype=np.int64)
         # Rewards and flags of a step in one copy. Bound once, to save each step the look-ups.
-        begin, end = _outcome(layout)
+        rewards, flags = (_padded(field, layout.num_envs) for field in layout.fields[-2:])  # the last two arrays
+        begin, end = layout.nbytes - flags - rewards, layout.nbytes - flags + 2 * layout.num_envs
         self.outcome: Callable[[], bytes] = np.ndarray((end - begin,), np.uint8, buffer=memory, offset=begin).tobytes
         self._known: tuple[Sequence[int], Any] = ((), slice(0, 0))  # one tuple: threads read and write it
-        self._results = filter_arrays(self.states)
-        self._results += [self.rewards, self.flags]
+        self._results = [*filter_arrays(self.states), self.rewards, self.flags]
 
     @classmethod
     def private(cls, layout: Layout) -> Batch:
@@ -183,17 +184,16 @@ class Batch:
         known_ids, rows = self._known
         if env_ids is known_ids:
             return rows
-        rows = self._find_rows(env_ids)
+        first = self.layout.first
+        begin, end = (env_ids[0], env_ids[-1] + 1) if len(env_ids) else (0, 0)
+        is_range = end - begin == len(env_ids) > 0
+        if is_range and (type(env_ids) is range or tuple(env_ids) == tuple(range(begin, end))):
+            rows = slice(begin - first, end - first)
+        else:
+            rows = [env_id - first for env_id in env_ids]
         if type(env_ids) is tuple:  # a tuple cannot change; most often it is the same one, of all envs
             self._known = env_ids, rows
         return rows
-
-    def _find_rows(self, env_ids: Sequence[int]) -> Any:
-        first = self.layout.first
-        count = len(env_ids)
-        if count and env_ids[-1] - env_ids[0] == count - 1 and _is_ascending(env_ids):
-            return slice(env_ids[0] - first, env_ids[-1] - first + 1)
-        return [env_id - first for env_id in env_ids]
 
     def take_actions(self, env_ids: Sequence[int]) -> Rows:
         """Return copies of the action rows of these envs."""
@@ -208,20 +208,18 @@ class Batch:
 
     def take_results(self, env_ids: Sequence[int]) -> Rows:
         """Return copies of the result rows (states, rewards, flags) of these envs."""
-        selected = self.rows(env_ids)
-        ended = self._ended_rows(env_ids)
+        selected, ended = self.rows(env_ids), self._ended_rows(env_ids)
         rows = [array[selected].copy() for array in self._results]
         return rows + [array[ended] for array in filter_arrays(self.ended_states) if len(ended)]
 
     def put_results(self, env_ids: Sequence[int], rows: Rows) -> None:
         """Write the result rows of these envs."""
         selected = self.rows(env_ids)
-        count = len(self._results)
-        for array, row in zip(self._results, rows[:count], strict=True):
+        for array, row in zip(self._results, rows, strict=False):
             array[selected] = row
-        if len(rows) > count:
+        if len(rows) > len(self._results):
             ended = self._ended_rows(env_ids)
-            for array, row in zip(filter_arrays(self.ended_states), rows[count:], strict=True):
+            for array, row in zip(filter_arrays(self.ended_states), rows[len(self._results) :], strict=True):
                 array[ended] = row
 
     def _ended_rows(self, env_ids: Sequence[int]) -> Array:
@@ -230,13 +228,6 @@ class Batch:
             return np.zeros(0, dtype=np.intp)
         rows: Array = np.asarray(env_ids, dtype=np.intp) - self.layout.first
         return rows[self.flags[rows].any(axis=1)]
-
-
-def _outcome(layout: Layout) -> tuple[int, int]:
-    """Return the offsets, in bytes, where rewards and flags begin and end: they are the last two arrays."""
-    rewards, flags = layout.fields[-2:]
-    end_of_rewards = layout.nbytes - _padded(flags, layout.num_envs)
-    return end_of_rewards - _padded(rewards, layout.num_envs), end_of_rewards + 2 * layout.num_envs
 
 
 def read_outcomes(outcomes: Sequence[bytes], num_envs: int) -> tuple[Array, Array]:
@@ -264,16 +255,13 @@ def filter_arrays(leaves: Sequence[Array | None]) -> list[Array]:
     return [array for array in leaves if array is not None]
 
 
-def _is_ascending(env_ids: Sequence[int]) -> bool:
-    return type(env_ids) is range or tuple(env_ids) == tuple(range(env_ids[0], env_ids[-1] + 1))
-
-
 def _fields(structure: Structure) -> list[Field | None]:
-    fields: list[Field | None] = []
-    for index, space in enumerate(structure.leaves):
-        fixed = structure.is_fixed(index) and space is not None
-        fields.append(Field(tuple(space.shape or ()), np.dtype(space.dtype)) if fixed and space else None)
-    return fields
+    return [
+        Field(tuple(space.shape or ()), np.dtype(space.dtype))
+        if space is not None and structure.is_fixed(index)
+        else None
+        for index, space in enumerate(structure.leaves)
+    ]
 
 
 def _padded(field: Field, num_envs: int) -> int:
@@ -281,27 +269,17 @@ def _padded(field: Field, num_envs: int) -> int:
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
-def _carve(layout: Layout, memory: Any) -> list[Array]:
-    arrays = []
-    offset = 0
-    for field in layout.fields:
-        shape = (layout.num_envs, *field.shape)
-        arrays.append(np.ndarray(shape, field.dtype, buffer=memory, offset=offset))
-        offset += _padded(field, layout.num_envs)
-    return arrays
-
-
 def gather_states(batch: Batch, env_ids: Sequence[int], rows: Any, extras: Mapping[int, Extra], copy: bool) -> Any:
     """Return the states of these envs, batched, in the order of ``env_ids``; ``rows`` is their index in the batch."""
     if batch.single_state is not None:  # the usual case
         return select_rows(batch.single_state, rows, copy)
-    structure = batch.layout.states
-    loose = iter(loose_columns(batch, env_ids, extras))
-    leaves = [
-        structure.stack(index, next(loose)) if array is None else select_rows(array, rows, copy)
-        for index, array in enumerate(batch.states)
-    ]
-    return structure.join(leaves)
+    structure, loose = batch.layout.states, iter(loose_columns(batch, env_ids, extras))
+    return structure.join(
+        [
+            structure.stack(index, next(loose)) if array is None else select_rows(array, rows, copy)
+            for index, array in enumerate(batch.states)
+        ]
+    )
 
 
 def select_rows(array: Array, rows: Any, copy: bool) -> Array:

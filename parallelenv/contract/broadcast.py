@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -32,13 +33,15 @@ class Broadcast:
         self.packed: Array | None = pickled((method, arguments), what, "Give plain data.")
         self.stored: Any = None
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __getstate__(self) -> dict[str, Any]:
         """Leave out what only the caller uses."""
-        return _travelled, (self.packed,)
+        return {"packed": self.packed, "stored": None}
 
     def without_content(self) -> Broadcast:
         """Return one without content, which is sent in another way."""
-        return _travelled(None)
+        other = copy.copy(self)
+        other.packed = None
+        return other
 
     def call(self) -> tuple[str, tuple[Any, ...]]:
         """Return the method and new copies of the arguments."""
@@ -49,13 +52,8 @@ class Broadcast:
 def pickled(content: Any, what: str, way_out: str) -> Array:
     """Return a pickle, ``(nbytes,)`` uint8, which can be sent to all hosts without a copy for each.
 
-    Args:
-        content: The object to send.
-        what: Its description, for messages.
-        way_out: What to do if it cannot be pickled, for messages.
-
     Raises:
-        UnpicklableError: If it cannot be pickled.
+        UnpicklableError: If it cannot be pickled; the message says what it is and what to do, as given.
     """
     try:
         packed = dumps(content)
@@ -64,9 +62,3 @@ def pickled(content: Any, what: str, way_out: str) -> Array:
             f"{what} cannot be copied to the workers ({type(error).__name__}: {error}). Nothing was sent. {way_out}"
         ) from error
     return np.frombuffer(bytearray(packed), np.uint8)
-
-
-def _travelled(packed: Array | None) -> Broadcast:
-    broadcast = Broadcast.__new__(Broadcast)
-    broadcast.packed, broadcast.stored = packed, None
-    return broadcast

@@ -7,6 +7,7 @@ float64: 11 us against 3.9 ms) follow the pickle, uncopied.
 
 from __future__ import annotations
 
+import contextlib
 import copyreg
 import io
 import itertools
@@ -15,7 +16,7 @@ import pickle
 import pickletools
 import struct
 from collections import ChainMap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -107,8 +108,7 @@ def split_body(body: memoryview) -> tuple[memoryview, tuple[int, ...]]:
 def encode_command(command: Command, everyone: tuple[int, ...], subsets: Mapping[tuple[int, ...], int]) -> Message:
     """Return a command as a message to a host that owns the envs ``everyone``, and knows some subsets by number.
 
-    Arguments of users are pickled by cloudpickle, which includes classes and functions defined in a notebook; anything
-    else is pickled without it (17 us against 31 us).
+    Only arguments of users need cloudpickle, for classes and functions of a notebook: 31 us against 17 us.
 
     Raises:
         UnpicklableError: If an argument cannot be pickled; the message has the env id.
@@ -124,7 +124,14 @@ def encode_command(command: Command, everyone: tuple[int, ...], subsets: Mapping
     try:
         return Message(_PICKLED, command.number, _dump(pickler, command))
     except Exception as error:  # pickling runs user code, which may raise anything
-        raise _blamed(command, error) from error
+        for env_id, argument in zip(command.env_ids, command.each or (), strict=True):
+            try:
+                _dump(copying.Pickler, argument)
+            except Exception as reason:  # noqa: BLE001 (this is the one)
+                raise cannot_be_given(command.operation, env_id, argument, reason) from error
+        raise UnpicklableError(
+            f"The arguments of {command.operation} cannot be copied to a worker ({error}). Nothing was sent."
+        ) from error
 
 
 def decode_command(message: Message, subsets: Sequence[tuple[int, ...]]) -> Any:
@@ -133,16 +140,15 @@ def decode_command(message: Message, subsets: Sequence[tuple[int, ...]]) -> Any:
     Raises:
         UnreadableError: If an argument of the user's cannot be unpickled.
     """
-    if message.tag == _PICKLED:
+    tag = message.tag
+    if tag == _PICKLED:
         try:
             return decode(message)
         except Exception as error:  # unpickling runs user code, which may raise anything
             raise UnreadableError(message.number, f"{type(error).__name__}: {error}") from error
-    tag = message.tag
     begins = pickle.loads(message.frames[0]) if tag == _STEP_OR_RESET else ()
-    env_ids = subsets[message.subset]
-    begins_ended = tag == _STEP_OR_RESET_ENDED
-    return Command(message.number, "step", env_ids, None, None, tag == _STEP_AUTORESET, begins, begins_ended)
+    autoreset, begins_ended = tag == _STEP_AUTORESET, tag == _STEP_OR_RESET_ENDED
+    return Command(message.number, "step", subsets[message.subset], None, None, autoreset, begins, begins_ended)
 
 
 def encode_reply(reply: Reply) -> Message:
@@ -153,10 +159,8 @@ def encode_reply(reply: Reply) -> Message:
     if plain is not None:
         return Message(_PLAIN, reply.number, [pickle.dumps(plain, protocol=5)])
     for pickler in (pickle.Pickler, copying.Pickler):
-        try:
+        with contextlib.suppress(Exception):  # user code again; the next way, then one by one
             return Message(_PICKLED, reply.number, _dump_reply(pickler, reply))
-        except Exception:  # noqa: BLE001 (user code again; the next way, then one by one)
-            continue
     for env_id, value in list(reply.values.items()):
         try:
             _dump(copying.Pickler, value)
@@ -188,7 +192,6 @@ def decode_reply(message: Message) -> Reply:
     frames = _writable(message.frames)
     head, buffers = io.BytesIO(frames[0]), iter(frames[1:])
     reply: Reply
-    env_ids: list[int]
     try:
         reply, env_ids = copying.Unpickler(head, buffers).load()
     except Exception as error:  # for example from a user's own space
@@ -198,25 +201,16 @@ def decode_reply(message: Message) -> Reply:
         try:
             reply.values[env_id] = copying.Unpickler(head, buffers).load()
         except Exception as error:  # noqa: BLE001 (told to the user as a failure of this env)
-            reply.failures[env_id] = Failure(_cannot_be_read(error), env_id, "the copying of its result")
-            head.seek(start)
-            buffers = _skip(head, frames[len(frames) - left :])
+            failure = UnpicklableError(
+                "The result was pickled, but cannot be unpickled in the caller's process "
+                f"({type(error).__name__}: {error}). Return plain data, or ask for a part of it with a dotted name."
+            )
+            failure.__cause__ = error
+            reply.failures[env_id] = Failure(failure, env_id, "the copying of its result")
+            head.seek(start)  # go on with the next pickle and its buffers
+            num_own = sum(opcode.name == "NEXT_BUFFER" for opcode, _, _ in pickletools.genops(head))
+            buffers = iter(frames[len(frames) - left + num_own :])
     return reply
-
-
-def _skip(head: io.BytesIO, frames: Sequence[Any]) -> Iterator[Any]:
-    """Move to the end of a pickle; return the buffers after its own. ``frames``: all from its own on."""
-    num_own = sum(opcode.name == "NEXT_BUFFER" for opcode, _, _ in pickletools.genops(head))
-    return iter(frames[num_own:])
-
-
-def _cannot_be_read(error: Exception) -> UnpicklableError:
-    failure = UnpicklableError(
-        f"The result was pickled, but cannot be unpickled in the caller's process ({type(error).__name__}: {error}). "
-        "Return plain data, or ask for a part of it with a dotted name."
-    )
-    failure.__cause__ = error
-    return failure
 
 
 def encode(anything: Any) -> Message:
@@ -237,10 +231,7 @@ def _writable(frames: Sequence[Any]) -> list[Any]:
 
 
 def _dump(pickler: Any, *parts: Any) -> list[Any]:
-    """Return the pickles of the parts, one after the other, and their large buffers.
-
-    The parts share nothing, since results of two envs must not.
-    """
+    """Return the pickles of the parts, one after the other, and their large buffers. The parts share nothing."""
     buffers: list[Any] = []
 
     def stays_in_band(buffer: pickle.PickleBuffer) -> bool:
@@ -250,19 +241,18 @@ def _dump(pickler: Any, *parts: Any) -> list[Any]:
         buffers.append(buffer.raw())
         return False
 
+    def reduce_array(array: Any) -> Any:
+        # A read-only array would stay read-only.
+        return (array if array.flags.writeable else array.copy()).__reduce_ex__(5)
+
     head = io.BytesIO()
     writer = pickler(head, protocol=5, buffer_callback=stays_in_band)
     table = getattr(writer, "dispatch_table", copyreg.dispatch_table)
-    writer.dispatch_table = ChainMap({np.ndarray: _reduce_array}, table)
+    writer.dispatch_table = ChainMap({np.ndarray: reduce_array}, table)
     for part in parts:
         writer.clear_memo()
         writer.dump(part)
     return [head.getbuffer(), *buffers]
-
-
-def _reduce_array(array: Any) -> Any:
-    """Reduce an array so that it is writable after unpickling: a read-only one would stay read-only."""
-    return (array if array.flags.writeable else array.copy()).__reduce_ex__(5)
 
 
 def _dump_reply(pickler: Any, reply: Reply) -> list[Any]:
@@ -290,20 +280,18 @@ def _plain_extras(values: dict[int, Any]) -> dict[int, tuple[Any, ...]] | None:
     for extra in values.values():
         if type(extra) is not Extra:
             return None
+        part: Any
         for part in extra:
-            if part is not None and not _is_flat(part, seen):
+            if part is None:
+                continue
+            kind = type(part)
+            if id(part) in seen or kind not in (dict, list, tuple):
+                return None
+            seen.add(id(part))
+            items = (*part, *part.values()) if kind is dict else part  # a key may be of a class in a notebook
+            if not all(map(is_unchangeable, items)):
                 return None
     return {env_id: tuple(extra) for env_id, extra in values.items()}
-
-
-def _is_flat(part: Any, seen: set[int]) -> bool:
-    """Whether an unseen dict, list or tuple contains only immutable items."""
-    kind = type(part)
-    if id(part) in seen or kind not in (dict, list, tuple):
-        return False
-    seen.add(id(part))
-    items = (*part, *part.values()) if kind is dict else part  # a key may be of a class in a notebook
-    return all(map(is_unchangeable, items))
 
 
 def _untangled(value: Any) -> Any:
@@ -311,14 +299,3 @@ def _untangled(value: Any) -> Any:
     if type(value) is Extra and sum(part is not None for part in value) > 1:
         return Extra(*map(deep_copy, value))
     return value
-
-
-def _blamed(command: Command, error: Exception) -> UnpicklableError:
-    for env_id, argument in zip(command.env_ids, command.each or (), strict=True):
-        try:
-            _dump(copying.Pickler, argument)
-        except Exception as reason:  # noqa: BLE001 (this is the one)
-            return cannot_be_given(command.operation, env_id, argument, reason)
-    return UnpicklableError(
-        f"The arguments of {command.operation} cannot be copied to a worker ({error}). Nothing was sent."
-    )

@@ -14,7 +14,7 @@ import copy
 import io
 import pickle
 from collections import ChainMap
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from types import CodeType
 from typing import Any, ClassVar
 
@@ -78,6 +78,17 @@ def deep_copy(value: Any) -> Any:
         return loads(dumps(value))
 
 
+def _may_share(values: Any) -> bool:
+    """Whether two of the values could be, or contain, the same object: only `copy.deepcopy` and pickle keep that."""
+    arrays = []
+    for value in values:
+        if type(value) is np.ndarray and value.dtype != object:
+            arrays.append(id(value))
+        elif not is_unchangeable(value):
+            return True
+    return len(set(arrays)) < len(arrays)
+
+
 def graph_parts(value: Any) -> list[Any]:
     """Return the parts of an action or a state through which gradients flow back to the caller; empty without torch.
 
@@ -116,23 +127,7 @@ def pickle_roundtrip(value: Any) -> Any:
     return deep_copy(value) if is_plain or is_tensor(value) else loads(dumps(value))
 
 
-def _may_share(values: Any) -> bool:
-    """Whether two of the values could be, or contain, the same object.
-
-    Only `copy.deepcopy` and pickle keep such identities, so only distinct plain values are copied one by one.
-    """
-    arrays = []
-    for value in values:
-        if type(value) is np.ndarray and value.dtype != object:
-            arrays.append(id(value))
-        elif not is_unchangeable(value):
-            return True
-    return len(set(arrays)) < len(arrays)
-
-
 _KNOWN: dict[str, type] = getattr(dynamic, "_DYNAMIC_CLASS_TRACKER_BY_ID", {})
-_MAKERS = ("_make_skeleton_class", "_make_skeleton_enum")
-_FILLER = "_class_setstate"
 
 
 class Unpickler(pickle.Unpickler):
@@ -143,39 +138,31 @@ class Unpickler(pickle.Unpickler):
         self._left_alone: set[type] = set()
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return a global; those of cloudpickle that rebuild classes are wrapped to look for the class first."""
+        """Return a global; those of cloudpickle that rebuild classes are replaced: they look for the class first."""
         found = super().find_class(module, name)
-        if module == dynamic.__name__:
-            if name in _MAKERS:
-                return self._finding_first(found)
-            if name == _FILLER:
-                return self._unless_known(found)
-        return found
+        if module != dynamic.__name__:
+            return found
 
-    def _finding_first(self, make: Callable[..., type]) -> Callable[..., type]:
         def find_or_make(*args: Any) -> type:
             known = _KNOWN.get(args[-2])  # the class id precedes fields reserved for later versions
             if known is None:
-                return make(*args)
+                return found(*args)  # type: ignore[no-any-return]
             self._left_alone.add(known)
             return known
 
-        return find_or_make
-
-    def _unless_known(self, fill: Callable[[type, Any], type]) -> Callable[[type, Any], type]:
         def fill_new(kind: type, state: Any) -> type:
-            return kind if kind in self._left_alone else fill(kind, state)
+            return kind if kind in self._left_alone else found(kind, state)
 
-        return fill_new
+        replaced = {
+            "_make_skeleton_class": find_or_make,
+            "_make_skeleton_enum": find_or_make,
+            "_class_setstate": fill_new,
+        }
+        return replaced.get(name, found)
 
 
 def loads(data: Any, buffers: Iterable[Any] = ()) -> Any:
-    """Return the object that a pickle contains.
-
-    Args:
-        data: The pickle.
-        buffers: Its out-of-band buffers, in order.
-    """
+    """Return the object that a pickle contains. ``buffers``: its out-of-band buffers, in order."""
     return Unpickler(io.BytesIO(data), buffers).load()
 
 
@@ -192,9 +179,8 @@ def cannot_be_given(operation: str, env_id: int, argument: Any, error: Exception
 
 def cannot_travel(value: Any, error: Exception) -> UnpicklableError:
     """Return the error for a result that cannot be copied out of its env."""
-    shown = _unpicklable_part(value)
     failure = UnpicklableError(
-        f"The result has a {type(shown).__name__} in it, which cannot be copied to the caller "
+        f"The result has a {type(_unpicklable_part(value)).__name__} in it, which cannot be copied to the caller "
         f"({type(error).__name__}: {error}). Return plain data, or ask for a part of it with a dotted name."
     )
     failure.__cause__ = error

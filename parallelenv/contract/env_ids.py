@@ -17,9 +17,9 @@ def parse_ids(argument: Any, num_envs: int, name: str = "id") -> tuple[int, ...]
     """Return the env ids that an ``id`` argument names, in the order given.
 
     Args:
-        argument: An int, a sequence or array of ints, a slice, or a bool mask of length ``num_envs``. (The caller
-            handles ``None``, which depends on which envs are paused.)
-        num_envs: Number of envs; ids run from 0 to ``num_envs - 1``.
+        argument: An int, a sequence or array of ints, a slice, or a bool mask of length ``num_envs``. The caller
+            handles ``None``, which depends on which envs are paused.
+        num_envs: Number of envs.
         name: Name of the argument in the public call.
 
     Raises:
@@ -27,19 +27,15 @@ def parse_ids(argument: Any, num_envs: int, name: str = "id") -> tuple[int, ...]
         IdRangeError: If an id is negative or too large.
     """
     if isinstance(argument, slice):
-        return _from_slice(argument, num_envs, name)
+        try:
+            return tuple(range(*argument.indices(num_envs)))
+        except (TypeError, ValueError) as error:
+            raise ArgumentError(f"{name}={show(argument)} is no usable slice: {error}.") from None
     if is_int(argument):
         return _checked((int(argument),), argument, num_envs, name)
     if isinstance(argument, (str, bytes, dict, set, frozenset, bool, np.bool_)):
         raise ArgumentError(f"{name}={show(argument)} names no envs. Give {_FORMS}.")
     return _from_sequence(argument, num_envs, name)
-
-
-def _from_slice(argument: slice, num_envs: int, name: str) -> tuple[int, ...]:
-    try:
-        return tuple(range(*argument.indices(num_envs)))
-    except (TypeError, ValueError) as error:
-        raise ArgumentError(f"{name}={show(argument)} is no usable slice: {error}.") from None
 
 
 def _from_sequence(argument: Any, num_envs: int, name: str) -> tuple[int, ...]:
@@ -52,25 +48,21 @@ def _from_sequence(argument: Any, num_envs: int, name: str) -> tuple[int, ...]:
     if set(map(type, items)) == {int}:  # the usual case
         return _checked(tuple(items), argument, num_envs, name)
     if items and all(isinstance(item, (bool, np.bool_)) for item in items):
-        return _from_mask(items, num_envs, name)
-    if not all(is_int(item) for item in items):
-        wrong = next(item for item in items if not is_int(item))
-        raise ArgumentError(f"{name}={show(argument)} has {show(wrong)} in it, which is no int. Give {_FORMS}.")
+        if len(items) != num_envs:
+            raise ArgumentError(
+                f"{name} is a mask of length {len(items)}, but there are {num_envs} envs. Give one bool per env."
+            )
+        return tuple(index for index, chosen in enumerate(items) if chosen)
+    for item in items:
+        if not is_int(item):
+            raise ArgumentError(f"{name}={show(argument)} has {show(item)} in it, which is no int. Give {_FORMS}.")
     return _checked(tuple(map(operator.index, items)), argument, num_envs, name)
-
-
-def _from_mask(mask: list[bool], num_envs: int, name: str) -> tuple[int, ...]:
-    if len(mask) != num_envs:
-        raise ArgumentError(
-            f"{name} is a mask of length {len(mask)}, but there are {num_envs} envs. Give one bool per env."
-        )
-    return tuple(index for index, chosen in enumerate(mask) if chosen)
 
 
 def _checked(env_ids: tuple[int, ...], argument: Any, num_envs: int, name: str) -> tuple[int, ...]:
     if env_ids and not 0 <= min(env_ids) <= max(env_ids) < num_envs:
-        outside = [env_id for env_id in env_ids if not 0 <= env_id < num_envs]
-        raise IdRangeError(f"{name}={show(argument)} names env {outside[0]}, but ids run from 0 to {num_envs - 1}.")
+        outside = next(env_id for env_id in env_ids if not 0 <= env_id < num_envs)
+        raise IdRangeError(f"{name}={show(argument)} names env {outside}, but ids run from 0 to {num_envs - 1}.")
     if len(set(env_ids)) != len(env_ids):
         twice = next(env_id for env_id in env_ids if env_ids.count(env_id) > 1)
         raise ArgumentError(f"{name}={show(argument)} names env {twice} twice. Name each env once.")

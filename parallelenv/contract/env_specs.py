@@ -31,24 +31,10 @@ _NO_ENVS = (gymnasium.Space, os.PathLike, Mapping, Sequence, Set)
 """Types that have public methods but are given as an env only by mistake."""
 _ACCEPTED = "a Gymnasium env, an env fn (a callable without arguments that makes one), a registered id or an EnvSpec"
 
-_LOST_STATE = (
-    "env {env_id}, {env}, was reset and then given to a worker process, but its class is an EzPickle: it travels as "
-    "its constructor's arguments, so its state is lost. Reset it again, or give an env fn."
-)
 _MOST_OPCODES = 50_000
-"""Opcodes read, in all pickles of one pool, to find modules: about 40 ms. Classes come before their contents."""
+"""Opcodes that are read to find modules: about 40 ms. Classes come before their contents."""
 _START = pickle.PROTO + b"\x05" + pickle.FRAME
 _ID = re.compile(r"[A-Za-z_][\w.]*:[\w/-]+-v\d+")  # as for ``gymnasium.make``: with the module that registers it
-
-
-class PackedSource:
-    """An env fn that came from another process as a pickle."""
-
-    __slots__ = ()
-
-    def prepare(self) -> None:
-        """Import what the env needs, without making it."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +70,7 @@ class EnvFactory:
             return gymnasium.make(self.source)
         env = self.source()
         if not is_env(env) and not is_for_calls(env):
-            raise InvalidEnvError(
-                # The same text for each env, without its id or an address, so that these errors count as one, not a
-                # group.
+            raise InvalidEnvError(  # the same text for each env, so that these errors count as one
                 f"An env fn returned {show(env) if type(env).__module__ == 'builtins' else type(env).__name__}, which "
                 "has no reset() and step(), nor other methods to call. It must return a new env."
             )
@@ -94,17 +78,90 @@ class EnvFactory:
         return env
 
 
-def make_factories(envs: Sequence[Any]) -> tuple[EnvFactory, ...]:
+@dataclass(frozen=True, slots=True)
+class PackedSource:
+    """An env fn in another process: it unpickles an env, or an env fn. ``caller``: the `PackageVersion` there."""
+
+    packed: bytes
+    env_id: int
+    is_live: bool
+    caller: Any
+
+    def __call__(self) -> Any:
+        """Return the env, see `EnvFactory.build`."""
+        self.caller.check()
+        return EnvFactory(self.env_id, loads(self.packed), self.is_live).build()
+
+    def prepare(self) -> None:
+        """Import what the env needs. A live env is not unpickled, because that would make it."""
+        if not self.is_live:
+            EnvFactory(self.env_id, loads(self.packed), is_live=False).prepare()
+
+
+def make_factories(envs: Any) -> tuple[EnvFactory, ...]:
     """Return one factory per item of a user's list, in order.
 
     Raises:
         ArgumentError: If it is a set or a dict.
         InvalidEnvError: If the list is empty, an item is not an env, or an instance occurs twice.
     """
-    items = _listed(envs)
+    if isinstance(envs, (str, EnvSpec)) or is_env(envs):
+        raise InvalidEnvError(f"envs={show(envs)} is a single env. {_as_list(envs)}")
+    if callable(envs):
+        raise InvalidEnvError(f"envs={show(envs)} is a single env fn. {_as_list(envs)}")
+    if isinstance(envs, (set, frozenset, Mapping)):
+        raise ArgumentError(
+            f"envs={show(envs)} is a {type(envs).__name__}, which says of no env which id it gets. Give a list: the "
+            "id of an env is its place there."
+        )
+    try:
+        items = list(envs)
+    except TypeError:
+        raise InvalidEnvError(f"envs={show(envs)} is no list. Give a list with {_ACCEPTED} each.") from None
+    if not items:
+        raise InvalidEnvError(f"envs is empty. Give at least one of: {_ACCEPTED}.")
     factories = tuple(_factory(env_id, item) for env_id, item in enumerate(items))
-    _refuse_twins(factories)
+    seen: dict[int, int] = {}
+    for factory in factories:
+        first = seen.setdefault(id(factory.source), factory.env_id)
+        if factory.is_live and first != factory.env_id:
+            raise InvalidEnvError(
+                f"envs[{first}] and envs[{factory.env_id}] are the same instance, {show(factory.source)}. Two ids "
+                "cannot share one env. Make one each: [make() for _ in range(n)], or give env fns: [make] * n."
+            )
     return factories
+
+
+def _factory(env_id: int, item: Any) -> EnvFactory:
+    if isinstance(item, str):  # looked up in the caller, where the user may have registered it
+        try:
+            module, colon, name = item.rpartition(":")
+            if colon:  # as in gymnasium.make: importing the module registers the env
+                importlib.import_module(module)
+            return EnvFactory(env_id, gymnasium.spec(name), is_live=False)
+        except (gymnasium.error.Error, ModuleNotFoundError) as error:
+            raise InvalidEnvError(f"envs[{env_id}] is {item!r}, which Gymnasium does not know: {error}") from None
+    if is_env(item):
+        refuse_foreign(item, env_id)
+        return EnvFactory(env_id, item, is_live=True)
+    if isinstance(item, EnvSpec) or callable(item):
+        return EnvFactory(env_id, item, is_live=False)
+    if is_for_calls(item):
+        return EnvFactory(env_id, item, is_live=True)
+    raise InvalidEnvError(f"envs[{env_id}] is {show(item)}, which is no env. Give {_ACCEPTED}.")
+
+
+def _as_list(item: Any) -> str:
+    """Return how to give this single item correctly, one sentence."""
+    if isinstance(item, (str, EnvSpec)):
+        word = show(item) if isinstance(item, str) else "spec"
+        return f"Give a list, [{word}] * n, or use ParallelEnv.make({word}, num_envs=n)."
+    if is_env(item):
+        return "Give a list, one each, to ParallelEnv: [make() for _ in range(n)]."
+    if not callable(item):
+        return f"Give {_ACCEPTED}, in a list, to ParallelEnv."
+    name = getattr(item, "__name__", "")
+    return f"Give a list, one per env, to ParallelEnv: [{name if name.isidentifier() else 'env_fn'}] * n."
 
 
 def registered(
@@ -120,8 +177,7 @@ def registered(
 
     Raises:
         InvalidEnvError: If it is not registered, or is not an id.
-        ArgumentError: If the env does not take an argument that is an option of the mode, or that other libraries
-            use to make vector envs.
+        ArgumentError: If the env lacks an argument that is an option of the mode or known from other libraries.
     """
     if not isinstance(id, (str, EnvSpec)):
         raise InvalidEnvError(
@@ -158,14 +214,42 @@ def pack_factories(factories: Sequence[EnvFactory]) -> list[bytes]:
     """
     packed: dict[int, bytes] = {}  # an env fn that occurs many times is pickled once
     for factory in factories:
-        if factory.is_live and _was_reset(factory.source):
-            warnings.warn(_LOST_STATE.format(env_id=factory.env_id, env=show(factory.source)), stacklevel=2)
-        if id(factory.source) not in packed:
-            packed[id(factory.source)] = _pack_source(factory)
+        source = factory.source
+        if factory.is_live and _loses_state(source):
+            warnings.warn(
+                f"env {factory.env_id}, {show(source)}, was reset and then given to a worker process, but its class is "
+                "an EzPickle: it travels as its constructor's arguments, so its state is lost. Reset it again, or give "
+                "an env fn.",
+                stacklevel=2,
+            )
+        if id(source) in packed:
+            continue
+        try:
+            packed[id(source)] = dumps(source)
+        except Exception as error:  # pickling runs user code, which may raise anything
+            attributes = getattr(getattr(source, "unwrapped", source), "__dict__", {})
+            guilty = [f"{name} ({type(value).__name__})" for name, value in attributes.items() if not pickles(value)]
+            blame = f"To blame: {', '.join(guilty)}. " if guilty else ""
+            raise UnpicklableError(
+                f"env {factory.env_id} cannot move to its worker: its {'instance' if factory.is_live else 'env fn'} "
+                f"{show(source)} does not pickle ({type(error).__name__}: {error}). "
+                f"{blame}Give an env fn that makes such things where it runs, or use para_mode='dummy' or 'thread'."
+            ) from error
     return [packed[id(factory.source)] for factory in factories]
 
 
-def modules_of(packed: Iterable[bytes]) -> list[str]:  # noqa: PLR0915 (one walk)
+def _loses_state(env: Any) -> bool:
+    """Whether a live env was reset and `EzPickle` would lose its state."""
+    base = getattr(env, "unwrapped", env)
+    if not isinstance(base, EzPickle):
+        return False
+    layer = env
+    while layer is not None and getattr(layer, "_has_reset", False) is not True:
+        layer = getattr(layer, "env", None)
+    return layer is not None or getattr(base, "_np_random", None) is not None
+
+
+def modules_of(packed: Iterable[bytes]) -> list[str]:
     """Return the modules that the pickles of envs and env fns refer to, each once.
 
     For registered ids in the pickles these are the modules of their entry points. At most `_MOST_OPCODES` are read.
@@ -178,10 +262,8 @@ def modules_of(packed: Iterable[bytes]) -> list[str]:  # noqa: PLR0915 (one walk
         stack: list[Any] = [None, None]  # the latest values: strings, pairs of module and name, None for anything else
         for (opcode, value, _), _ in zip(pickletools.genops(waiting.pop(0)), left, strict=False):
             top: Any = None
-            if opcode.name in ("PROTO", "FRAME"):
-                continue
-            if opcode.name == "MEMOIZE":
-                memo.append(stack[-1])
+            if opcode.name in ("PROTO", "FRAME", "MEMOIZE"):
+                memo += [stack[-1]] if opcode.name == "MEMOIZE" else []
                 continue
             if opcode.name in ("BINGET", "LONG_BINGET"):
                 top = memo[int(value or 0)]
@@ -204,15 +286,10 @@ def _modules_of_id(text: str) -> list[str]:
     module, colon, name = text.rpartition(":")
     spec = gymnasium.registry.get(name)
     modules = [module] if colon and (spec is not None or _ID.fullmatch(text)) else []
-    if spec is not None and (isinstance(spec.entry_point, str) or callable(spec.entry_point)):
-        entry = spec.entry_point
+    entry: Any = getattr(spec, "entry_point", None)
+    if isinstance(entry, str) or callable(entry):
         modules.append(entry.partition(":")[0] if isinstance(entry, str) else entry.__module__)
     return modules
-
-
-def unpack_factories(packed: bytes, env_id: int, is_live: bool) -> EnvFactory:
-    """Return the factory that `pack_factories` pickled."""
-    return EnvFactory(env_id, loads(packed), is_live)
 
 
 def is_env(candidate: Any) -> bool:
@@ -236,27 +313,18 @@ def is_for_calls(candidate: Any) -> bool:
 
 
 def refuse_foreign(env: Any, env_id: int) -> None:
-    """Raise if an object has ``reset`` and ``step`` but another contract.
-
-    Raises:
-        InvalidEnvError: For PettingZoo's multi-agent envs, vector envs and env pools.
-    """
-    for kind in type(env).__mro__:
-        if kind.__module__.partition(".")[0] == "pettingzoo":
-            raise InvalidEnvError(
-                f"env {env_id} is {show(env)}, a PettingZoo multi-agent env. ParallelEnv runs single-agent envs side "
-                "by side and is not PettingZoo's ParallelEnv. Wrap it into a gymnasium.Env first."
-            )
+    """Raise an `InvalidEnvError` for PettingZoo's multi-agent envs and vector envs, whose contract is another."""
+    if any(kind.__module__.partition(".")[0] == "pettingzoo" for kind in type(env).__mro__):
+        raise InvalidEnvError(
+            f"env {env_id} is {show(env)}, a PettingZoo multi-agent env. ParallelEnv runs single-agent envs side by "
+            "side and is not PettingZoo's ParallelEnv. Wrap it into a gymnasium.Env first."
+        )
     if isinstance(env, gymnasium.vector.VectorEnv):
         raise InvalidEnvError(f"env {env_id} is {show(env)}, already a batch of envs. Give the single envs instead.")
 
 
 def refuse_shared(facts: Mapping[int, EnvFacts]) -> None:
-    """Raise if two env fns, called in one process, returned the same object.
-
-    Raises:
-        InvalidEnvError: If they did.
-    """
+    """Raise an `InvalidEnvError` if two env fns, called in one process, returned the same object."""
     seen: dict[tuple[ProcessInfo, int], int] = {}
     for env_id, one in sorted(facts.items()):
         first = seen.setdefault((one.process, one.instance), env_id)
@@ -269,123 +337,13 @@ def refuse_shared(facts: Mapping[int, EnvFacts]) -> None:
 
 
 def refuse_live(factories: Iterable[EnvFactory]) -> None:
-    """Raise if an env cannot be made again.
-
-    Raises:
-        InvalidEnvError: If one was given as a live instance.
-    """
+    """Raise an `InvalidEnvError` if an env was given as a live instance, so that it cannot be made again."""
     for factory in factories:
         if factory.is_live:
             raise InvalidEnvError(
                 f"env {factory.env_id} was given as a live instance and lives in this process, so it cannot be "
                 "rebuilt. Give an env fn instead."
             )
-
-
-def _listed(envs: Any) -> list[Any]:
-    if isinstance(envs, (str, EnvSpec)) or is_env(envs) or callable(envs):
-        raise InvalidEnvError(f"envs={show(envs)} is a single env{'' if _is_made(envs) else ' fn'}. {_as_list(envs)}")
-    if isinstance(envs, (set, frozenset, Mapping)):
-        raise ArgumentError(
-            f"envs={show(envs)} is a {type(envs).__name__}, which says of no env which id it gets. Give a list: the "
-            "id of an env is its place there."
-        )
-    try:
-        items = list(envs)
-    except TypeError:
-        raise InvalidEnvError(f"envs={show(envs)} is no list. Give a list with {_ACCEPTED} each.") from None
-    if not items:
-        raise InvalidEnvError(f"envs is empty. Give at least one of: {_ACCEPTED}.")
-    return items
-
-
-def _is_made(item: Any) -> bool:
-    return isinstance(item, (str, EnvSpec)) or is_env(item)
-
-
-def _as_list(item: Any) -> str:
-    """Return how to give this single item correctly, one sentence."""
-    if isinstance(item, (str, EnvSpec)):
-        word = show(item) if isinstance(item, str) else "spec"
-        return f"Give a list, [{word}] * n, or use ParallelEnv.make({word}, num_envs=n)."
-    if is_env(item):
-        return "Give a list, one each, to ParallelEnv: [make() for _ in range(n)]."
-    if not callable(item):
-        return f"Give {_ACCEPTED}, in a list, to ParallelEnv."
-    name = getattr(item, "__name__", "")
-    return f"Give a list, one per env, to ParallelEnv: [{name if name.isidentifier() else 'env_fn'}] * n."
-
-
-def _factory(env_id: int, item: Any) -> EnvFactory:
-    if isinstance(item, str):
-        return EnvFactory(env_id, _spec(env_id, item), is_live=False)
-    if isinstance(item, EnvSpec):
-        return EnvFactory(env_id, item, is_live=False)
-    if is_env(item):
-        refuse_foreign(item, env_id)
-        return EnvFactory(env_id, item, is_live=True)
-    if callable(item):
-        return EnvFactory(env_id, item, is_live=False)
-    if is_for_calls(item):
-        return EnvFactory(env_id, item, is_live=True)
-    raise InvalidEnvError(f"envs[{env_id}] is {show(item)}, which is no env. Give {_ACCEPTED}.")
-
-
-def _spec(env_id: int, word: str) -> EnvSpec:
-    """Look an id up in the caller, where the user may have registered it, not in the worker."""
-    try:
-        module, colon, name = word.rpartition(":")
-        if colon:  # as in gymnasium.make: importing the module registers the env
-            importlib.import_module(module)
-        return gymnasium.spec(name)
-    except (gymnasium.error.Error, ModuleNotFoundError) as error:
-        raise InvalidEnvError(f"envs[{env_id}] is {word!r}, which Gymnasium does not know: {error}") from None
-
-
-def _refuse_twins(factories: Sequence[EnvFactory]) -> None:
-    seen: dict[int, int] = {}
-    for factory in factories:
-        if not factory.is_live:
-            continue
-        first = seen.setdefault(id(factory.source), factory.env_id)
-        if first != factory.env_id:
-            raise InvalidEnvError(
-                f"envs[{first}] and envs[{factory.env_id}] are the same instance, {show(factory.source)}. Two ids "
-                "cannot share one env. Make one each: [make() for _ in range(n)], or give env fns: [make] * n."
-            )
-
-
-def _was_reset(env: Any) -> bool:
-    """Whether a live env was reset whose state `EzPickle` would lose."""
-    base = getattr(env, "unwrapped", env)
-    if not isinstance(base, EzPickle):
-        return False
-    layer = env
-    while layer is not None:
-        if getattr(layer, "_has_reset", False) is True:
-            return True
-        layer = getattr(layer, "env", None)
-    return getattr(base, "_np_random", None) is not None
-
-
-def _pack_source(factory: EnvFactory) -> bytes:
-    try:
-        packed = dumps(factory.source)
-    except Exception as error:  # pickling runs user code, which may raise anything
-        kind = "instance" if factory.is_live else "env fn"
-        raise UnpicklableError(
-            f"env {factory.env_id} cannot move to its worker: its {kind} {show(factory.source)} does not pickle "
-            f"({type(error).__name__}: {error}). {_unpicklable_attributes(factory.source)}"
-            "Give an env fn that makes such things where it runs, or use para_mode='dummy' or 'thread'."
-        ) from error
-    return packed
-
-
-def _unpicklable_attributes(source: Any) -> str:
-    """Return the attributes that cannot be pickled, as one sentence, or an empty string."""
-    attributes = getattr(getattr(source, "unwrapped", source), "__dict__", {})
-    guilty = [f"{name} ({type(value).__name__})" for name, value in attributes.items() if not pickles(value)]
-    return f"To blame: {', '.join(guilty)}. " if guilty else ""
 
 
 def pickles(value: Any) -> bool:
@@ -403,12 +361,11 @@ def registered_by_user() -> dict[str, bytes]:
     Specs that cannot be pickled are left out: such an env can still be given as an env fn, and an env fn that makes it
     by its id gets Gymnasium's own error.
     """
-    foreign = {
-        name: spec
+    return {
+        name: dumps(spec)
         for name, spec in gymnasium.registry.items()
-        if not (isinstance(spec.entry_point, str) and spec.entry_point.startswith("gymnasium.envs."))
+        if not str(spec.entry_point).startswith("gymnasium.envs.") and pickles(spec)
     }
-    return {name: dumps(spec) for name, spec in foreign.items() if pickles(spec)}
 
 
 def register_again(specs: dict[str, bytes]) -> None:
@@ -418,20 +375,13 @@ def register_again(specs: dict[str, bytes]) -> None:
             gymnasium.registry[name] = loads(packed)
 
 
-Source = str | EnvSpec | gymnasium.Env[Any, Any] | Callable[[], Any]
+EnvFn = Callable[[], Any]
+Source = str | EnvSpec | gymnasium.Env[Any, Any] | EnvFn
 """The forms in which each item of the list of envs may be given."""
 
 
-EnvFn = Callable[[], Any]
-
-
 def replicate(env: Any, num_envs: int, seed: int | None) -> list[EnvFn]:
-    """Return an env fn for each copy.
-
-    Args:
-        env: See `ParallelEnv.replicate`.
-        num_envs: Number of copies.
-        seed: See `ParallelEnv.replicate`.
+    """Return an env fn for each copy, see `ParallelEnv.replicate`.
 
     Raises:
         InvalidEnvError: If it is not an env.
@@ -448,23 +398,17 @@ def replicate(env: Any, num_envs: int, seed: int | None) -> list[EnvFn]:
 def bind_arguments(env_fn: Callable[..., Any], rank: int, num_envs: int, seed: int | None) -> EnvFn:
     """Return an env fn with those of ``rank``, ``world_size`` and ``seed`` bound that it has as parameters."""
     known = {"rank": rank, "world_size": num_envs, "seed": None if seed is None else seed + rank}
+    bound = env_fn.keywords if isinstance(env_fn, functools.partial) else {}
+    try:
+        parameters = inspect.signature(env_fn).parameters
+    except (TypeError, ValueError):  # a builtin without a signature
+        return env_fn
     wanted = {
-        name: value for name, value in known.items() if name in _open_arguments(env_fn, keeps_default=value is None)
+        name: known[name]
+        for name, one in parameters.items()
+        if name in known
+        and name not in bound
+        and one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
+        and (known[name] is not None or one.default is one.empty)
     }
     return functools.partial(env_fn, **wanted) if wanted else env_fn
-
-
-def _open_arguments(env_fn: Callable[..., Any], *, keeps_default: bool) -> set[str]:
-    """Return the names of the arguments that an env fn takes and that are not bound yet."""
-    try:
-        parameters = inspect.signature(env_fn).parameters.values()
-    except (TypeError, ValueError):  # a builtin without a signature
-        return set()
-    bound = env_fn.keywords if isinstance(env_fn, functools.partial) else {}
-    return {
-        one.name
-        for one in parameters
-        if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
-        and one.name not in bound
-        and not (keeps_default and one.default is not one.empty)
-    }

@@ -26,18 +26,15 @@ class Failure:
     """An exception raised for one env.
 
     Args:
-        exception: The exception; ``None`` if it is still packed.
+        exception: The exception.
         env_id: The env.
         operation: What the env was doing: ``"step"``, ``"reset"``, a method's name ... Empty if the env's worker died
             or did not reply in time.
-        packed: The exception as plain data, instead of ``exception``.
     """
 
-    def __init__(
-        self, exception: BaseException | None, env_id: int, operation: str, packed: dict[str, Any] | None = None
-    ) -> None:
-        self._exception = exception
-        self._packed = packed
+    def __init__(self, exception: BaseException, env_id: int, operation: str) -> None:
+        self._exception: BaseException | None = exception
+        self._packed: dict[str, Any] | None = None  # the exception as plain data
         self.env_id = env_id
         self.operation = operation
         self.pid = os.getpid()
@@ -54,9 +51,9 @@ class Failure:
         """Whether it is a `WorkerDiedError` or `WorkerTimeoutError` of the env's own worker."""
         return not self.operation
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        packed = _pack(self.exception, ()) if self._packed is None else self._packed
-        return _rebuild, (packed, self.env_id, self.operation, self.pid)
+    def __getstate__(self) -> dict[str, Any]:
+        packed = _pack(self.exception) if self._packed is None else self._packed
+        return {**vars(self), "_exception": None, "_packed": packed}
 
 
 NO_FAILURES: Mapping[int, Failure] = MappingProxyType({})
@@ -66,25 +63,28 @@ def raise_failures(failures: Sequence[Failure], partial: Any) -> None:
     """Raise the error for these failures, if there are any.
 
     Failures of the same type and text are raised as one exception of that type: that of the first env, with a note that
-    counts the others. Envs of a pool are alike, so they often fail alike. Failures that differ make an exception group,
-    in which equal ones are one.
+    counts the others. Failures that differ make an exception group, in which equal ones are one. The error gets the
+    attributes ``env_ids`` (tuple, the envs that failed), ``failures`` (their exceptions, by env id) and ``partial``.
 
     Args:
         failures: In env id order.
         partial: Result of the envs that did not fail.
-
-    Raises:
-        BaseException: The error, with the attributes ``env_ids`` (tuple, the envs that failed), ``failures`` (their
-            exceptions, by env id) and ``partial``.
     """
     if not failures:
         return
     alike: dict[Any, list[Failure]] = {}
     for failure in failures:
-        alike.setdefault(_identity(failure.exception), []).append(failure)
+        text = _safe_str(failure.exception)
+        if isinstance(failure.exception, ParallelEnvError) and not isinstance(failure.exception, EnvError):
+            text = re.sub(r"\benv \d+", "env", text)  # env ids make no difference in messages of this package
+        alike.setdefault((type(failure.exception), text), []).append(failure)
     errors = [with_note(*group) for group in alike.values()]
     env_ids = tuple(failure.env_id for failure in failures)
-    error = errors[0] if len(errors) == 1 else _grouped(env_ids, errors)
+    error = errors[0]
+    if len(errors) > 1:
+        sample = f"{type(error).__name__}: {_safe_str(error)}"
+        text = f"{len(env_ids)} envs failed: ({list_ids(env_ids)[1:-1]}); the first with {sample}"
+        error = BaseExceptionGroup(text, errors)
     by_env = {failure.env_id: failure.exception for failure in failures}
     by_env.update((group[0].env_id, one) for group, one in zip(alike.values(), errors, strict=True))
     for name, value in (("env_ids", env_ids), ("failures", by_env), ("partial", partial)):
@@ -94,8 +94,8 @@ def raise_failures(failures: Sequence[Failure], partial: Any) -> None:
 
 def raise_of_policy(failure: Failure, env_ids: Sequence[int], partial: Any) -> NoReturn:
     """Raise the exception of a rollout's policy that acts for these envs, with ``error.partial`` and a note."""
-    note = f"Raised by {failure.operation} beside envs {list_ids(env_ids)[1:-1]}, process {failure.pid}."
-    add_note(failure.exception, note)
+    where = f"beside envs {list_ids(env_ids)[1:-1]}, process {failure.pid}"
+    add_note(failure.exception, f"Raised by {failure.operation} {where}.")
     put(failure.exception, "partial", partial)
     raise failure.exception
 
@@ -114,13 +114,6 @@ def with_note(*failures: Failure) -> BaseException:
     return first.exception
 
 
-def _identity(exception: BaseException) -> tuple[type[BaseException], str]:
-    """Return the key of failures that are alike: env ids in messages of this package's errors are ignored."""
-    text = _safe_str(exception)
-    is_ours = isinstance(exception, ParallelEnvError) and not isinstance(exception, EnvError)
-    return type(exception), re.sub(r"\benv \d+", "env", text) if is_ours else text
-
-
 def put(exception: BaseException, name: str, value: Any) -> None:
     """Set an attribute, even if the exception's class forbids it, as a frozen dataclass does."""
     with contextlib.suppress(Exception):  # the user's class has a property of this name
@@ -135,20 +128,20 @@ def add_note(exception: BaseException, note: str) -> None:
         put(exception, "__notes__", [*notes, note])
 
 
-def _grouped(env_ids: Sequence[int], errors: Sequence[BaseException]) -> BaseException:
-    sample = f"{type(errors[0]).__name__}: {_safe_str(errors[0])}"
-    return BaseExceptionGroup(
-        f"{len(env_ids)} envs failed: ({list_ids(env_ids)[1:-1]}); the first with {sample}", errors
-    )
-
-
-def _pack(exception: BaseException, seen: tuple[int, ...]) -> dict[str, Any]:
+def _pack(exception: BaseException, seen: tuple[int, ...] = ()) -> dict[str, Any]:
     """Return an exception and its causes as plain data. ``seen``: the ids of the exceptions that led here."""
     seen = (*seen, id(exception))
     causes = tracebacks.causes(exception) if len(seen) <= _MOST_LINKS else {}
     members = exception.exceptions if isinstance(exception, BaseExceptionGroup) else ()
+    pickled = None
+    for in_parts in (False, True):  # in parts, if the constructor does not accept ``args``
+        with contextlib.suppress(Exception):
+            attempt = dumps((type(exception), exception.args, exception.__dict__) if in_parts else exception)
+            _load(attempt)
+            pickled = attempt
+            break
     return {
-        "pickled": _portable_pickle(exception),
+        "pickled": pickled,
         "name": f"{type(exception).__module__}.{type(exception).__qualname__}",
         "message": _safe_str(exception),
         "places": tracebacks.pack(exception),
@@ -157,30 +150,12 @@ def _pack(exception: BaseException, seen: tuple[int, ...]) -> dict[str, Any]:
     }
 
 
-def _portable_pickle(exception: BaseException) -> bytes | None:
-    """Pickle an exception in a form that unpickles; ``None`` if there is none."""
-    for form in (exception, _ExceptionParts(exception)):
-        try:
-            pickled = dumps(form)
-            loads(pickled)
-        except Exception:  # noqa: BLE001 (a class that imports only there: the text below stands for it)
-            continue
-        return pickled
-    return None
-
-
-class _ExceptionParts:
-    """An exception whose constructor does not accept its ``args``, as parts."""
-
-    def __init__(self, exception: BaseException) -> None:
-        self.exception = exception
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        exception = self.exception
-        return _assemble, (type(exception), exception.args, exception.__dict__)
-
-
-def _assemble(kind: type[BaseException], args: tuple[Any, ...], attributes: dict[str, Any]) -> BaseException:
+def _load(pickled: bytes) -> Any:
+    """Return an exception that was pickled, itself or its parts."""
+    loaded = loads(pickled)
+    if not isinstance(loaded, tuple):
+        return loaded
+    kind, args, attributes = loaded
     exception = kind.__new__(kind, *args)
     put(exception, "args", args)
     exception.__dict__.update(attributes)
@@ -194,14 +169,16 @@ def _safe_str(exception: BaseException) -> str:
         return f"<its str() raised {type(error).__name__}>"
 
 
-def _rebuild(packed: dict[str, Any], env_id: int, operation: str, pid: int) -> Failure:
-    failure = Failure(None, env_id, operation, packed)
-    failure.pid = pid
-    return failure
-
-
 def _unpack(packed: dict[str, Any]) -> BaseException:
-    return _completed(_load(packed), packed)
+    """Return the exception; if its class imports only in the worker, an `EnvError` with its text."""
+    exception: Any = None
+    if packed["pickled"] is not None:
+        with contextlib.suppress(Exception):
+            exception = _load(packed["pickled"])
+    if not isinstance(exception, BaseException):
+        text = f"{packed['name']}: {packed['message']} (this exception cannot travel between processes)"
+        exception = EnvError(text)
+    return _completed(exception, packed)
 
 
 def _completed(exception: BaseException, packed: dict[str, Any]) -> BaseException:
@@ -212,14 +189,3 @@ def _completed(exception: BaseException, packed: dict[str, Any]) -> BaseExceptio
         for member, one in zip(exception.exceptions, packed["members"], strict=False):
             _completed(member, one)
     return BaseException.with_traceback(exception, tracebacks.rebuild(packed["places"]))
-
-
-def _load(packed: dict[str, Any]) -> BaseException:
-    if packed["pickled"] is not None:
-        try:
-            exception = loads(packed["pickled"])
-        except Exception:  # noqa: BLE001 (a class that imports only there: the text below stands for it)
-            exception = None
-        if isinstance(exception, BaseException):
-            return exception
-    return EnvError(f"{packed['name']}: {packed['message']} (this exception cannot travel between processes)")

@@ -24,9 +24,6 @@ from parallelenv.contract.codec import (
 from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.contract.protocol import Command, Death, HostDied, Printed, Reply
 
-_NUM_LATEST = 8
-"""Subsets that are remembered, to give those a number that are stepped again."""
-
 
 class MessageChannel(ABC):
     """A `Channel` whose host is reached by messages. A subclass adds the transport.
@@ -53,7 +50,7 @@ class MessageChannel(ABC):
         self._batch: Batch | None = None  # if its rows travel
         self._num_unread = 0
         self._subsets: dict[tuple[int, ...], int] = {}  # by envs: its number, see `StepSubset`
-        self._latest_subsets: deque[tuple[int, ...]] = deque(maxlen=_NUM_LATEST)  # of those without a number
+        self._latest_subsets: deque[tuple[int, ...]] = deque(maxlen=8)  # of those without a number
 
     # ---------------------------------------------------------------- for subclasses
 
@@ -113,13 +110,10 @@ class MessageChannel(ABC):
         self._num_unread += 1
 
     def receive(self) -> Reply:  # noqa: D102
-        if self.inbox:
-            message = self.inbox.popleft()
-        else:
-            try:
-                message = self.read_message()
-            except (EOFError, OSError) as error:
-                raise HostDied from error
+        try:
+            message = self.inbox.popleft() if self.inbox else self.read_message()
+        except (EOFError, OSError) as error:
+            raise HostDied from error
         reply = decode_reply(message)
         if message.tag >= PRINTED:
             reply.output = [*reply.output, *self.take_output(is_idle=not self._num_unread)]
@@ -174,7 +168,7 @@ class MessageStep:
         self._parts = parts
         self._wait = wait
         self._shield = DeferSigint()  # what was written or read cannot be written or read again
-        self._number = self._num_sent = 0
+        self._number = 0
         self._pending: dict[Any, int] = {}  # place of each channel without a reply
         self._done: list[int] = []  # places of those whose reply was read and says only that the step is done
 

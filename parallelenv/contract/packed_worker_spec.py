@@ -10,46 +10,26 @@ from typing import Any, NamedTuple
 
 import parallelenv
 from parallelenv.contract.batch import Array
-from parallelenv.contract.env_specs import (
-    EnvFactory,
-    PackedSource,
-    pack_factories,
-    registered_by_user,
-    unpack_factories,
-)
-from parallelenv.contract.protocol import PoolPosition, WorkerSettings, WorkerSpec
+from parallelenv.contract.env_specs import EnvFactory, PackedSource, pack_factories, registered_by_user
+from parallelenv.contract.protocol import WorkerSpec
 from parallelenv.errors import WorkerStartError
 
 
-@dataclass(frozen=True, slots=True)
-class PackedSpec:
-    """A `WorkerSpec` in the form that is sent to a worker.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedSpec(WorkerSpec):
+    """A `WorkerSpec` in the form that is sent to a worker: its envs are pickled.
 
     Attributes:
-        env_ids: The envs.
-        envs: Their sources, pickled.
-        live: Which of the sources are envs themselves.
-        settings: See `WorkerSpec`.
-        num_cpus: See `WorkerSpec`.
         environment: The caller's environment variables: those of a fork server may be outdated. If empty, the worker
             keeps its own.
         path: The caller's ``sys.path``: Ray workers know only a part of it.
         registered: Env specs that the caller registered.
-        caller: Version and folder of this package in the caller.
-        place: See `WorkerSpec`.
         shared: The shared arrays, or what a worker needs to find them.
     """
 
-    env_ids: tuple[int, ...]
-    envs: tuple[bytes, ...]
-    live: tuple[bool, ...]
-    settings: WorkerSettings
-    num_cpus: int
     environment: dict[str, str]
     path: tuple[str, ...]
     registered: dict[str, bytes]
-    caller: PackageVersion
-    place: PoolPosition
     shared: Any = ()
 
     @classmethod
@@ -64,57 +44,35 @@ class PackedSpec:
 
         Args:
             specs: The specs.
-            caller: Default: version and folder of the copy that runs here.
+            caller: Version and folder of this package in the caller; by default of the copy that runs here.
             environment: See `PackedSpec`.
             shared: See `PackedSpec`; by default the arrays of the specs.
 
         Raises:
             UnpicklableError: If an env cannot be pickled.
         """
-        registered = registered_by_user()
+        registered, caller = registered_by_user(), caller or package_version()
         return [
             cls(
-                spec.env_ids,
-                tuple(pack_factories(spec.envs)),
-                tuple(env.is_live for env in spec.envs),
-                spec.settings,
-                spec.num_cpus,
-                dict(environment),
-                tuple(sys.path),
-                registered,
-                caller or package_version(),
-                spec.place,
-                dict(spec.shared) if shared is None else shared,
+                env_ids=spec.env_ids,
+                envs=tuple(
+                    EnvFactory(env.env_id, PackedSource(packed, env.env_id, env.is_live, caller), is_live=False)
+                    for env, packed in zip(spec.envs, pack_factories(spec.envs), strict=True)
+                ),
+                num_cpus=spec.num_cpus,
+                settings=spec.settings,
+                place=spec.place,
+                environment=dict(environment),
+                path=tuple(sys.path),
+                registered=registered,
+                shared=dict(spec.shared) if shared is None else shared,
             )
             for spec in specs
         ]
 
     def unpack(self, shared: Mapping[str, Array]) -> WorkerSpec:
         """Return the spec, with the shared arrays of this process; each env is unpickled whenever it is built."""
-        envs = tuple(
-            EnvFactory(env_id, _Packed(packed, env_id, is_live, self.caller), is_live=False)
-            for env_id, packed, is_live in zip(self.env_ids, self.envs, self.live, strict=True)
-        )
-        return WorkerSpec(self.env_ids, envs, self.num_cpus, self.settings, self.place, shared)
-
-
-@dataclass(frozen=True, slots=True)
-class _Packed(PackedSource):
-    """An env fn that unpickles an env, or an env fn."""
-
-    packed: bytes
-    env_id: int
-    is_live: bool
-    caller: PackageVersion
-
-    def __call__(self) -> Any:
-        refuse_other_copy(self.caller)
-        return unpack_factories(self.packed, self.env_id, self.is_live).build()
-
-    def prepare(self) -> None:
-        """Import what the env needs. A live env is not unpickled, because that would make it."""
-        if not self.is_live:
-            unpack_factories(self.packed, self.env_id, self.is_live).prepare()
+        return WorkerSpec(self.env_ids, self.envs, self.num_cpus, self.settings, self.place, shared)
 
 
 class PackageVersion(NamedTuple):
@@ -128,28 +86,22 @@ class PackageVersion(NamedTuple):
     version: str
     folder: str
 
+    def check(self) -> None:
+        """Raise a `WorkerStartError` if this process runs another copy than the caller, whose version this is."""
+        ours = package_version()
+        if not self.folder and self.version != ours.version:
+            raise WorkerStartError(
+                f"A worker has version {ours.version} of parallelenv, in {ours.folder}, but the caller has "
+                f"{self.version}. Install the same version on all machines."
+            )
+        if self.folder and self != ours:
+            raise WorkerStartError(
+                f"A worker runs another copy of parallelenv than the caller: version {ours.version} in {ours.folder}, "
+                f"not {self.version} in {self.folder}. sys.path has changed since the caller imported parallelenv. Set "
+                f"PYTHONPATH={os.path.dirname(self.folder)} before Python starts."
+            )
+
 
 def package_version() -> PackageVersion:
     """Return version and folder of the copy that runs here."""
     return PackageVersion(parallelenv.__version__, os.path.dirname(os.path.realpath(parallelenv.__file__)))
-
-
-def refuse_other_copy(caller: PackageVersion) -> None:
-    """Raise if the caller runs another copy than this process.
-
-    Raises:
-        WorkerStartError: If it does.
-    """
-    ours = package_version()
-    if not caller.folder:
-        if caller.version != ours.version:
-            raise WorkerStartError(
-                f"A worker has version {ours.version} of parallelenv, in {ours.folder}, but the caller has "
-                f"{caller.version}. Install the same version on all machines."
-            )
-    elif caller != ours:
-        raise WorkerStartError(
-            f"A worker runs another copy of parallelenv than the caller: version {ours.version} in {ours.folder}, not "
-            f"{caller.version} in {caller.folder}. sys.path has changed since the caller imported parallelenv. Set "
-            f"PYTHONPATH={os.path.dirname(caller.folder)} before Python starts."
-        )

@@ -26,7 +26,7 @@ class ProcessInfo(NamedTuple):
     @property
     def is_near(self) -> bool:
         """Whether it is a process of this machine."""
-        return self.pid > 0 and self.machine == _machine()
+        return self.pid > 0 and self.machine == platform.node()
 
     def memory(self) -> int | None:
         """Return the memory that the process uses, in bytes; shared pages count in proportion.
@@ -47,7 +47,7 @@ UNKNOWN_PROCESS = ProcessInfo()
 
 def this_process() -> ProcessInfo:
     """Return the info of this process."""
-    return ProcessInfo(os.getpid(), _machine())
+    return ProcessInfo(os.getpid(), platform.node())
 
 
 @functools.cache
@@ -56,9 +56,4 @@ def clock_id() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:  # not Linux
-        return _machine()
-
-
-@functools.cache
-def _machine() -> str:
-    return platform.node()
+        return platform.node()

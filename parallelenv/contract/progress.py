@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from tqdm import tqdm
+import tqdm
 
 _PATIENCE = 2.0
 """Seconds after which an operation is announced."""
@@ -51,9 +51,7 @@ def open_bar(is_wanted: bool, **look: Any) -> Iterator[Bar]:
         with CellBar(leave=False, **look) as bar:
             yield bar
     elif is_wanted and _is_terminal(sys.stderr):
-        from tqdm import tqdm
-
-        with tqdm(leave=False, **look) as bar:
+        with tqdm.tqdm(leave=False, **look) as bar:
             yield bar
     else:
         yield _NoBar()
@@ -61,11 +59,7 @@ def open_bar(is_wanted: bool, **look: Any) -> Iterator[Bar]:
 
 @contextlib.contextmanager
 def announce_if_slow(text: str) -> Iterator[None]:
-    """Show a line, where bars are shown, if the block takes longer than 2 s; it is removed at the end.
-
-    Args:
-        text: The line.
-    """
+    """Show a line, where bars are shown, if the block takes longer than 2 s; it is removed at the end."""
     with contextlib.ExitStack() as shown:
 
         def show() -> None:
@@ -90,11 +84,7 @@ def _is_terminal(stream: Any) -> bool:
         return False
 
 
-_COLUMNS = 80
-"""Characters of a bar: a notebook does not report its width."""
-
-
-class CellBar(tqdm):  # type: ignore[type-arg]
+class CellBar(tqdm.tqdm):  # type: ignore[type-arg]
     """A bar of tqdm below a notebook cell.
 
     It is a line of text that the front end replaces, so it needs no ipywidgets. tqdm's own bars either need them, in
@@ -104,7 +94,7 @@ class CellBar(tqdm):  # type: ignore[type-arg]
     _place: Any = None
 
     def __init__(self, **look: Any) -> None:
-        super().__init__(file=io.StringIO(), ncols=_COLUMNS, ascii=False, **look)
+        super().__init__(file=io.StringIO(), ncols=80, ascii=False, **look)  # a notebook does not report its width
 
     def display(self, msg: str | None = None, pos: int | None = None) -> None:
         """Show the current line, or ``msg``; an empty ``msg`` removes it."""

@@ -36,8 +36,7 @@ class UnreadableError(Exception):
 
     def __init__(self, number: int, reason: str) -> None:
         super().__init__(reason)
-        self.number = number
-        self.reason = reason
+        self.number, self.reason = number, reason
 
 
 OPERATIONS = frozenset({"build", "reset", "step", "rollout", "get", "set", "call", "state"})
@@ -138,12 +137,7 @@ class Reply:
 
 
 class Printed(NamedTuple):
-    """A piece of text that was printed in a worker.
-
-    Attributes:
-        env_ids: The env that printed it; all envs of the worker if the env is unknown.
-        text: The text.
-    """
+    """A text that was printed in a worker, by one of these envs."""
 
     env_ids: tuple[int, ...]
     text: str
@@ -237,11 +231,7 @@ class WorkerSpec:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Number of hosts that a backend wants, and their cores.
-
-    Attributes:
-        cpus: Cores that each host may use, one number per host. Envs are distributed in proportion.
-    """
+    """Cores that each host may use, one number per host that a backend wants. Envs are distributed in proportion."""
 
     cpus: tuple[int, ...]
 
@@ -287,27 +277,20 @@ class Death:
 
     def __str__(self) -> str:
         """Return what happened and the likely cause, one or two sentences."""
-        if self.exitcode is None and self.detail:
-            return self.detail
-        return f"{_describe_exit(self.exitcode)} {self.detail}".strip()
-
-
-def _describe_exit(exitcode: int | None) -> str:
-    if exitcode is None:
-        return "How it ended is not known."
-    if exitcode >= 0:
-        return f"It ended with exit code {exitcode}; most likely an env, or a library that it uses, ended the process."
-    try:
-        name = signal.Signals(-exitcode).name
-    except ValueError:
-        name = f"signal {-exitcode}"
-    causes = {
-        "SIGKILL": "; often the system's out-of-memory killer, or kill -9",
-        "SIGSEGV": "; a crash in compiled code that an env uses",
-        "SIGABRT": "; compiled code that an env uses gave up",
-        "SIGTERM": "; somebody asked it to end",
-    }
-    return f"It was killed by {name}{causes.get(name, '')}."
+        if self.exitcode is None:
+            return self.detail or "How it ended is not known."
+        if self.exitcode >= 0:
+            what = f"It ended with exit code {self.exitcode}; most likely an env, or a library that it uses, ended the"
+            return f"{what} process. {self.detail}".strip()
+        number = -self.exitcode
+        name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+        causes = {
+            "SIGKILL": "; often the system's out-of-memory killer, or kill -9",
+            "SIGSEGV": "; a crash in compiled code that an env uses",
+            "SIGABRT": "; compiled code that an env uses gave up",
+            "SIGTERM": "; somebody asked it to end",
+        }
+        return f"It was killed by {name}{causes.get(name, '')}. {self.detail}".strip()
 
 
 class Channel(Protocol):
@@ -386,8 +369,7 @@ class RepeatedStep(Protocol):
         """Wait until all hosts have stepped, no longer than ``timeout`` seconds.
 
         Returns:
-            Whether all have, and have nothing to say, so that the step is finished: no reply follows. If ``False``,
-            `file` is called.
+            ``True`` if all have and have nothing to say: no reply follows. If ``False``, `file` is called.
         """
         ...
 

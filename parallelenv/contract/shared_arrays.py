@@ -28,13 +28,14 @@ def check_shared(shared: Any) -> Mapping[str, Array]:
     for name, array in shared.items():
         if not isinstance(name, str):
             raise ArgumentError(f"shared has the name {name!r}, which is no str.")
+        what = f"a {type(array).__name__}"
         if isinstance(array, np.ma.MaskedArray):
             raise ArgumentError(
-                f"shared[{name!r}] is a {type(array).__name__}, whose mask would be left out. Give array.data and "
-                "array.mask as two arrays."
+                f"shared[{name!r}] is {what}, whose mask would be left out. Give array.data and array.mask as two "
+                "arrays."
             )
         if not isinstance(array, np.ndarray) or array.dtype.hasobject:
-            what = f"an array of {array.dtype}" if isinstance(array, np.ndarray) else f"a {type(array).__name__}"
+            what = f"an array of {array.dtype}" if isinstance(array, np.ndarray) else what
             raise ArgumentError(
                 f"shared[{name!r}] is {what}. What all workers read in one place is a numpy array of numbers, bools or "
                 "fixed-length texts; anything else goes into the env fns."
@@ -49,18 +50,16 @@ def share(backend: Backend, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
         ArgumentError: If the backend cannot share arrays.
         WorkerStartError: If there is not enough memory.
     """
-    place = getattr(backend, "share", None)
-    if place is None:
+    if not hasattr(backend, "share"):
         raise ArgumentError(
             f"shared={list(arrays)} was given, but {type(backend).__name__} has no share(). Let the envs load what "
             "they need, or choose another mode."
         )
     try:
-        placed: Mapping[str, Array] = place(arrays)
+        return backend.share(arrays)  # type: ignore[no-any-return]
     except MemoryError as error:
         nbytes = sum(array.nbytes for array in arrays.values())
         raise WorkerStartError(f"shared= needs {nbytes:,} bytes of memory, which cannot be had. Share less.") from error
-    return placed
 
 
 def frozen(arrays: Mapping[str, Array]) -> dict[str, Array]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
 Spaces: TypeAlias = "tuple[spaces.Space[Any], spaces.Space[Any]]"
 """Observation and action space."""
-# Exact types: a subclass may have registered its own batching with Gymnasium.
-_FIXED = (spaces.Box, spaces.Discrete, spaces.MultiBinary, spaces.MultiDiscrete)
 
 
 class Structure:
@@ -45,30 +44,25 @@ class Structure:
 
     def _collect(self, space: spaces.Space[Any] | None, path: tuple[Any, ...]) -> None:
         if type(space) is spaces.Dict:
-            children: Iterable[tuple[Any, Any]] = space.spaces.items()
+            for key, child in space.spaces.items():
+                self._collect(child, (*path, key))
         elif type(space) is spaces.Tuple:
-            children = enumerate(space.spaces)
+            for position, child in enumerate(space.spaces):
+                self._collect(child, (*path, position))
         else:
             self.leaves.append(space)
             self._paths.append(path)
-            return
-        for key, child in children:
-            self._collect(child, (*path, key))
 
     def is_fixed(self, leaf: int) -> bool:
-        """Whether values of this leaf have a fixed shape and dtype."""
-        return type(self.leaves[leaf]) in _FIXED
+        """Whether values of this leaf have a fixed shape and dtype; not in subclasses, whose batching may differ."""
+        return type(self.leaves[leaf]) in (spaces.Box, spaces.Discrete, spaces.MultiBinary, spaces.MultiDiscrete)
 
     def describe(self, leaf: int) -> str:
         """Return the path to a leaf, for messages: ``""`` or ``"['camera'][0]"``."""
         return "".join(f"[{key!r}]" for key in self._paths[leaf])
 
     def split(self, value: Any) -> list[Any]:
-        """Return the leaves of ``value``, in order.
-
-        Raises:
-            LookupError, TypeError: If ``value`` lacks a leaf.
-        """
+        """Return the leaves of ``value``, in order; a `LookupError` or `TypeError` says that it lacks one."""
         if self.is_single:
             return [value]
         leaves = []
@@ -80,11 +74,7 @@ class Structure:
         return leaves
 
     def split_state(self, state: Any) -> list[Any]:
-        """Return the leaves of a state, in order.
-
-        Raises:
-            EnvContractError: If it lacks a leaf.
-        """
+        """Return the leaves of a state, in order; raise an `EnvContractError` if it lacks one."""
         try:
             return self.split(state)
         except (LookupError, TypeError) as error:
@@ -93,15 +83,10 @@ class Structure:
             ) from None
 
     def check_leaf(self, leaf: int, value: Any) -> None:
-        """Raise unless a leaf of a state has the shape and dtype of its space, if that has them.
-
-        Raises:
-            EnvContractError: If it does not.
-        """
-        space = self.leaves[leaf]
-        if space is None or space.shape is None or space.dtype is None:
-            return
-        if not fits(value, space.shape, np.dtype(space.dtype)):
+        """Raise an `EnvContractError` unless a leaf of a state has the shape and dtype of its space, if any."""
+        space: Any = self.leaves[leaf]
+        has_form = space is not None and space.shape is not None and space.dtype is not None
+        if has_form and not fits(value, space.shape, np.dtype(space.dtype)):
             raise EnvContractError(
                 f"the state{self.describe(leaf)} is {describe_value(value)}, but the observation space says {space}. "
                 "Declare the space that the env really has, or give it by spaces=."
@@ -129,10 +114,8 @@ class Structure:
 
 def common_space(candidates: Iterable[spaces.Space[Any] | None]) -> spaces.Space[Any] | None:
     """Return the space that all candidates equal, or ``None`` if they differ or one is ``None``."""
-    found = list(candidates)
-    first = found[0]
-    same = first is not None and all(space is first or space == first for space in found)
-    return first if same else None
+    first, *others = candidates
+    return first if all(space is first or space == first for space in others) else None
 
 
 def with_spaces(facts: Sequence[EnvFacts], spaces: Spaces | None) -> list[EnvFacts]:
@@ -184,8 +167,6 @@ def object_array(values: Sequence[Any]) -> np.ndarray[Any, Any]:
 
 def tensors() -> Any:
     """Return the torch module if the user has imported it, else ``None``."""
-    import sys
-
     return sys.modules.get("torch")
 
 

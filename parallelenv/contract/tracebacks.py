@@ -20,31 +20,12 @@ from parallelenv.errors import ParallelEnvError
 
 _Target = TypeVar("_Target", bound=Callable[..., Any])
 
-_SHOW_ALL = "PARALLELENV_FULL_TRACEBACK"
-"""Environment variable: if set, and not to 0, tracebacks are complete."""
-
-_PLUMBING = (
-    "cloudpickle",
-    "concurrent",
-    "contextlib",
-    "functools",
-    "multiprocessing",
-    "pickle",
-    "queue",
-    "selectors",
-    "threading",
-)
+_PLUMBING = "cloudpickle concurrent contextlib functools multiprocessing pickle queue selectors threading"
 """Packages whose frames are left out if this package called them, not an env or policy."""
 
-_ALSO_PUBLIC = ("__init__", "__getattr__", "__setattr__")
-
 _ON_PURPOSE = ParallelEnvError, gymnasium.error.Error, BaseExceptionGroup, OSError, KeyboardInterrupt
-
 _MOST_FRAMES = 50
 """The number of outermost, and of innermost, frames of a traceback that are kept."""
-
-_LAST_LINE = 100_000
-"""Line number from which on source lines are not rebuilt."""
 
 
 # ---------------------------------------------------------------- what a user sees
@@ -62,7 +43,7 @@ def short_tracebacks(target: _Target, translate: Callable[[BaseException], BaseE
     if not isinstance(target, type):
         return cast("_Target", _shortening(target, translate))
     for name, member in list(vars(target).items()):
-        if name.startswith("_") and name not in _ALSO_PUBLIC:
+        if name.startswith("_") and name not in ("__init__", "__getattr__", "__setattr__"):
             continue
         if isinstance(member, classmethod | staticmethod):
             setattr(target, name, type(member)(_shortening(member.__func__, translate)))
@@ -80,11 +61,7 @@ def shortens_tracebacks(function: _Target) -> _Target:
 def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
     """Warn at the user's line, however many frames of this package are in between."""
     frame, level = inspect.currentframe(), 1
-    while (
-        frame is not None
-        and frame.f_back is not None
-        and frame.f_globals.get("__name__", "").startswith("parallelenv.")
-    ):
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("parallelenv."):
         frame, level = frame.f_back, level + 1
     warnings.warn(message, category, stacklevel=level)
 
@@ -99,32 +76,18 @@ class ShortTracebacks:
             short_tracebacks(cls)
 
 
-def _shortening(  # noqa: PLR0915 (the same for the three kinds of functions)
+def _shortening(
     function: Callable[..., Any], translate: Callable[[BaseException], BaseException] | None
 ) -> Callable[..., Any]:
-    if inspect.iscoroutinefunction(function):
+    @functools.wraps(function)
+    async def awaited(*args: Any, **kwargs: Any) -> Any:
+        with _Shortened():
+            return await function(*args, **kwargs)
 
-        @functools.wraps(function)
-        async def awaited(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return await function(*args, **kwargs)
-            except BaseException as error:
-                shorten(error)
-                raise
-
-        return awaited
-
-    if inspect.isgeneratorfunction(function):
-
-        @functools.wraps(function)
-        def yielding(*args: Any, **kwargs: Any) -> Iterator[Any]:
-            try:
-                yield from function(*args, **kwargs)
-            except BaseException as error:
-                shorten(error)
-                raise
-
-        return yielding
+    @functools.wraps(function)
+    def yielding(*args: Any, **kwargs: Any) -> Iterator[Any]:
+        with _Shortened():
+            yield from function(*args, **kwargs)
 
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -141,40 +104,42 @@ def _shortening(  # noqa: PLR0915 (the same for the three kinds of functions)
         finally:
             del instead  # breaks a reference cycle
 
-    return called
+    if inspect.iscoroutinefunction(function):
+        return awaited
+    return yielding if inspect.isgeneratorfunction(function) else called
+
+
+class _Shortened(contextlib.AbstractContextManager[None]):
+    def __exit__(self, kind: Any, error: BaseException | None, frames: Any) -> None:
+        if error is not None:
+            shorten(error)
 
 
 def shorten(error: BaseException, *, is_of_env: bool = False) -> None:
     """Leave out of the tracebacks of an error and its causes the frames that are neither the user's nor the env's.
 
     An unexpected error of this package keeps its traceback, because it is a defect and should be reported in full.
-
-    Args:
-        error: An error that was just caught.
-        is_of_env: Whether an env raised it.
+    ``is_of_env``: whether an env raised it.
     """
-    if os.environ.get(_SHOW_ALL, "0") not in ("", "0"):
+    if os.environ.get("PARALLELENV_FULL_TRACEBACK", "0") not in ("", "0"):
         return
     entries = _entries(error)
     is_of_env = is_of_env or "failures" in object.__getattribute__(error, "__dict__")  # set by `raise_failures`
-    if is_of_env or isinstance(error, _ON_PURPOSE) or len(entries) < 2 or not _is_ours(_module(entries[-1])):
-        _shorten(error, is_of_env)
-
-
-def _shorten(error: BaseException, is_of_env: bool) -> None:
-    chain, seen, emptied = [error], {id(error)}, set()
-    for one in chain:  # grows in the loop
+    if not (is_of_env or isinstance(error, _ON_PURPOSE) or len(entries) < 2 or not _is_ours(_module(entries[-1]))):
+        return
+    chain, emptied = {id(error): error}, set()
+    waiting = [error]
+    for one in waiting:  # grows in the loop
         entries = _entries(one)
         kept = _kept(entries, is_of_env)
         BaseException.with_traceback(one, _linked(kept))
         if entries and not kept:
             emptied.add(id(one))
-        others = one.exceptions if isinstance(one, BaseExceptionGroup) else ()
-        for other in (*causes(one).values(), *others):
-            if id(other) not in seen:
-                seen.add(id(other))
-                chain.append(other)
-    for one in chain:
+        members = one.exceptions if isinstance(one, BaseExceptionGroup) else ()
+        others = {id(other): other for other in (*causes(one).values(), *members)}
+        waiting += [other for key, other in others.items() if key not in chain]
+        chain |= others
+    for one in waiting:
         shown = causes(one)
         if "__cause__" not in shown and id(shown.get("__context__")) in emptied:
             # It was handled within this package and tells the user nothing. A class may forbid plain assignment.
@@ -183,10 +148,8 @@ def _shorten(error: BaseException, is_of_env: bool) -> None:
 
 def causes(error: BaseException) -> dict[str, BaseException]:
     """Return an error's cause and context, by attribute, as far as they are shown."""
-    cause, context = _get(error, "__cause__"), _get(error, "__context__")
-    if _get(error, "__suppress_context__"):
-        context = None
-    return {name: one for name, one in (("__cause__", cause), ("__context__", context)) if one is not None}
+    names = ("__cause__",) if _get(error, "__suppress_context__") else ("__cause__", "__context__")
+    return {name: one for name in names if (one := _get(error, name)) is not None}
 
 
 def _get(error: BaseException, name: str) -> Any:
@@ -210,29 +173,28 @@ def _entries(error: BaseException) -> list[TracebackType]:
 
 
 def _kept(entries: Sequence[TracebackType], is_of_env: bool) -> list[TracebackType]:
+    """Return the entries that the user sees."""
     kept = []
     was_left_out = not is_of_env
     for position, entry in enumerate(entries):
         module = _module(entry)
+        # The `step` of a wrapper of Gymnasium, or of its checker, only leads on if there is a `step` further down.
+        called = entry.tb_frame.f_code.co_name.removeprefix("env_").removesuffix("_passive_checker")
         was_left_out = (
             _is_ours(module)
-            or (not is_of_env and was_left_out and module.partition(".")[0] in _PLUMBING)
-            or (module.startswith("gymnasium.") and _only_leads_on(entry, entries[position + 1 :]))
+            or (not is_of_env and was_left_out and module.partition(".")[0] in _PLUMBING.split())
+            or (
+                module.startswith("gymnasium.")
+                and any(deeper.tb_frame.f_code.co_name == called for deeper in entries[position + 1 :])
+            )
         )
         if not was_left_out:
             kept.append(entry)
     return kept
 
 
-def _only_leads_on(entry: TracebackType, deeper: Sequence[TracebackType]) -> bool:
-    """Whether it is the ``step`` of a wrapper, or of Gymnasium's checker, with a ``step`` further down."""
-    called = entry.tb_frame.f_code.co_name.removeprefix("env_").removesuffix("_passive_checker")
-    return any(other.tb_frame.f_code.co_name == called for other in deeper)
-
-
 def _is_ours(module: str) -> bool:
-    is_of_package = module == "parallelenv" or module.startswith("parallelenv.")
-    return is_of_package and not module.startswith("parallelenv.testing.")
+    return f"{module}.".startswith("parallelenv.") and not module.startswith("parallelenv.testing.")
 
 
 def _module(entry: TracebackType) -> str:
@@ -266,30 +228,18 @@ class FrameLine(NamedTuple):
 
 def pack(error: BaseException) -> list[FrameLine]:
     """Return the entries of an error's traceback, without the middle of a very long one."""
-    return [_place(entry) for entry in _entries(error)]
-
-
-def _place(entry: TracebackType) -> FrameLine:
-    code = entry.tb_frame.f_code
-    index, unknown = max(entry.tb_lasti, 0) // 2, (None, None, None, None)
-    line, end_line, column, end_column = next(itertools.islice(code.co_positions(), index, None), unknown)
-    if line is None or end_line is None or column is None or end_column is None:
-        line = end_line = entry.tb_lineno or code.co_firstlineno
-        column = end_column = -1  # unknown, to the compiler too
-    source = linecache.getline(code.co_filename, line, entry.tb_frame.f_globals)
-    start = code.co_filename, _module(entry), code.co_name, code.co_firstlineno
-    return FrameLine(*start, line, end_line, column, end_column, source)
-
-
-class _Loader:
-    """Gives `linecache` a line of a file that only the process that raised the error can read."""
-
-    def __init__(self, place: FrameLine) -> None:
-        self._source = "\n" * (place.line - 1) + place.source
-
-    def get_source(self, name: str) -> str:
-        """Return a module's source, empty except for that line."""
-        return self._source
+    places = []
+    for entry in _entries(error):
+        code = entry.tb_frame.f_code
+        index, unknown = max(entry.tb_lasti, 0) // 2, (None, None, None, None)
+        line, end_line, column, end_column = next(itertools.islice(code.co_positions(), index, None), unknown)
+        if line is None or end_line is None or column is None or end_column is None:
+            line = end_line = entry.tb_lineno or code.co_firstlineno
+            column = end_column = -1  # unknown, to the compiler too
+        source = linecache.getline(code.co_filename, line, entry.tb_frame.f_globals)
+        start = code.co_filename, _module(entry), code.co_name, code.co_firstlineno
+        places.append(FrameLine(*start, line, end_line, column, end_column, source))
+    return places
 
 
 def rebuild(places: Sequence[FrameLine]) -> TracebackType | None:
@@ -311,6 +261,14 @@ def _rebuilt(places: Sequence[FrameLine]) -> Iterator[TracebackType | None]:
     yield _linked(entries)
 
 
+def _add_source(place: FrameLine) -> None:
+    """Give `linecache` a line of a file that only the process that raised the error can read."""
+    lines = linecache.getlines(place.filename)
+    lines = [*lines, *[""] * (place.line - len(lines))]
+    lines[place.line - 1] = place.source
+    linecache.cache[place.filename] = sum(map(len, lines)), None, lines, place.filename
+
+
 def _raised_at(place: FrameLine) -> TracebackType:
     """Raise an exception in a function compiled for this place, and return that entry of its traceback.
 
@@ -326,8 +284,8 @@ def _raised_at(place: FrameLine) -> TracebackType:
         node.lineno, node.end_lineno = place.line, place.end_line
         node.col_offset, node.end_col_offset = place.column, place.end_column
     namespace: dict[str, Any] = {"__name__": place.module, "__file__": place.filename}
-    if place.source and not linecache.getline(place.filename, place.line) and place.line < _LAST_LINE:
-        namespace["__loader__"] = _Loader(place)
+    if place.source and not linecache.getline(place.filename, place.line):
+        _add_source(place)
     exec(compile(tree, place.filename, "exec"), namespace)
     try:
         namespace[place.function]()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import cloudpickle
@@ -22,46 +23,32 @@ def difference(left: Any, right: Any, where: str = "") -> str | None:
         right: The value to compare with.
         where: Name of the value, for the result.
     """
+    found: Iterable[str | None] = ()
     if type(left) is not type(right):
-        return f"{where}: {_kind(left)} against {_kind(right)}"
+        return f"{where}: {_shown(left)} ({type(left).__name__}) against {_shown(right)} ({type(right).__name__})"
     if isinstance(left, np.ndarray):
         return _difference_of_arrays(left, right, where)
     if isinstance(left, Mapping):
-        return _difference_of_mappings(left, right, where)
-    if isinstance(left, (list, tuple)):
-        return _difference_of_sequences(left, right, where)
-    if _is_same(left, right):
-        return None
-    return f"{where}: {_shown(left)} against {_shown(right)}"
+        if left.keys() != right.keys():
+            return f"{where}: keys {sorted(map(str, left))} against {sorted(map(str, right))}"
+        found = (difference(left[key], right[key], f"{where}[{key!r}]") for key in left)
+    elif isinstance(left, (list, tuple)):
+        if len(left) != len(right):
+            return f"{where}: {len(left)} items against {len(right)}"
+        found = (difference(left[index], right[index], f"{where}[{index}]") for index in range(len(left)))
+    elif not _is_same(left, right):
+        return f"{where}: {_shown(left)} against {_shown(right)}"
+    return next((text for text in found if text is not None), None)
 
 
 def _difference_of_arrays(left: Any, right: Any, where: str) -> str | None:
     if left.dtype != right.dtype or left.shape != right.shape:
         return f"{where}: {left.dtype}{left.shape} against {right.dtype}{right.shape}"
-    if left.dtype == object:
-        return _first(
-            difference(left[index], right[index], f"{where}{list(index)}") for index in np.ndindex(left.shape)
-        )
-    if left.tobytes() == right.tobytes():
+    if left.dtype != object and left.tobytes() == right.tobytes():
         return None
     if left.ndim == 0:
-        return f"{where}: {_shown(left[()])} against {_shown(right[()])}"
-    return _first(difference(left[row], right[row], f"{where}[{row}]") for row in range(len(left)))
-
-
-def _difference_of_mappings(left: Mapping[Any, Any], right: Mapping[Any, Any], where: str) -> str | None:
-    if left.keys() != right.keys():
-        return f"{where}: keys {sorted(map(str, left))} against {sorted(map(str, right))}"
-    return _first(difference(left[key], right[key], f"{where}[{key!r}]") for key in left)
-
-
-def _difference_of_sequences(left: Sequence[Any], right: Sequence[Any], where: str) -> str | None:
-    if len(left) != len(right):
-        return f"{where}: {len(left)} items against {len(right)}"
-    return _first(difference(left[index], right[index], f"{where}[{index}]") for index in range(len(left)))
-
-
-def _first(found: Iterable[str | None]) -> str | None:
+        return difference(left[()], right[()], where)
+    found = (difference(left[row], right[row], f"{where}[{row}]") for row in range(len(left)))
     return next((text for text in found if text is not None), None)
 
 
@@ -72,26 +59,12 @@ def _is_same(left: Any, right: Any) -> bool:
         return bool(left.dtype == right.dtype and left.tobytes() == right.tobytes())
     if hasattr(left, "__array__"):  # tensors of other libraries, whose == returns a tensor
         return difference(np.asarray(left), np.asarray(right)) is None
-    return _is_equal(left, right) or _pickles_alike(left, right)
-
-
-def _is_equal(left: Any, right: Any) -> bool:
-    try:
-        return bool(left == right)
-    except Exception:  # noqa: BLE001 (an __eq__ that fails has not said that they are equal)
-        return False
-
-
-def _pickles_alike(left: Any, right: Any) -> bool:
-    """Compare the contents of objects whose equality is identity."""
-    try:
+    with contextlib.suppress(Exception):  # an __eq__ that fails does not say that they are equal
+        if left == right:
+            return True
+    with contextlib.suppress(pickle.PicklingError, TypeError, AttributeError):  # of objects equal only to themselves
         return bool(cloudpickle.dumps(left) == cloudpickle.dumps(right))
-    except (pickle.PicklingError, TypeError, AttributeError):
-        return False
-
-
-def _kind(value: Any) -> str:
-    return f"{_shown(value)} ({type(value).__name__})"
+    return False
 
 
 def _shown(value: Any) -> str:

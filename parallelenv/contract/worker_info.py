@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import CodeType
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from parallelenv.contract.batch import Array
 
@@ -36,19 +36,6 @@ class WorkerInfo:
     shared: Mapping[str, Array]
 
 
-class WorkerInfoSource(Protocol):
-    """An object that knows which env is running."""
-
-    @property
-    def current(self) -> int | None:
-        """The env that is running."""
-        ...
-
-    def describe(self, env_id: int) -> WorkerInfo:
-        """Return the facts of this env."""
-        ...
-
-
 def get_worker_info() -> WorkerInfo | None:
     """Return the facts of the env whose constructor, reset, step or other method is running in this thread.
 
@@ -63,9 +50,10 @@ def get_worker_info() -> WorkerInfo | None:
         frame = frame.f_back
     if frame is None:
         return None
-    host: WorkerInfoSource = frame.f_locals[_CALLERS_OF_ENVS[frame.f_code]]
+    host = frame.f_locals[_CALLERS_OF_ENVS[frame.f_code]]
     env_id = host.current
-    return None if env_id is None else host.describe(env_id)
+    info: WorkerInfo | None = None if env_id is None else host.describe(env_id)
+    return info
 
 
 _CALLERS_OF_ENVS: dict[CodeType, str] = {}
@@ -84,6 +72,6 @@ def calls_envs(function: _Function) -> _Function:
 
 
 @calls_envs
-def call_for(host: WorkerInfoSource, call: Callable[[], _Value]) -> _Value:
+def call_for(host: Any, call: Callable[[], _Value]) -> _Value:
     """Call a function. While it runs, `get_worker_info` queries this host."""
     return call()
