@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from parallelenv import ParallelEnv
 from parallelenv.testing import BackendContract
-from parallelenv.testing.faults import CloseContract, FaultContract
 
 FILE = Path(__file__).parents[1] / "docs" / "examples" / "piped_backend.py"
 
@@ -25,14 +23,7 @@ def _backend() -> Any:
     return module.PipedBackend
 
 
-class TestPipedBackend(FaultContract, CloseContract):
-    """The parts of the suite in which a backend does most of the work."""
-
-    para_mode = _backend()
-
-
-@pytest.mark.long  # 90 s: each test starts two interpreters
-class TestPipedBackendInFull(BackendContract):
+class TestPipedBackend(BackendContract):
     para_mode = _backend()
     starts_slowly = True
 
