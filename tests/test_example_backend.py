@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from parallelenv import ParallelEnv
 from parallelenv.testing import BackendContract
+from parallelenv.testing.contract import Make
 
 FILE = Path(__file__).parents[1] / "docs" / "examples" / "piped_backend.py"
 
@@ -26,6 +28,11 @@ def _backend() -> Any:
 class TestPipedBackend(BackendContract):
     para_mode = _backend()
     starts_slowly = True
+
+    @pytest.mark.parametrize("kind", ["mixed"])  # two interpreters start in each test: 1.4 s
+    def test_results_equal_those_of_the_oracle(self, kind: str, make: Make, make_oracle: Make) -> None:
+        """Its channel sends what `subproc` sends, which is tested with all kinds."""
+        super().test_results_equal_those_of_the_oracle(kind, make, make_oracle)
 
 
 def test_results_of_example_backend_equal_those_of_dummy_mode() -> None:

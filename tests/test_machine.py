@@ -187,7 +187,7 @@ class ToolboxMachine(Machine):
         self.both("set_env_attr", "length", length, env_ids)
 
     @rule(
-        method=st.sampled_from(["name", "own_notes", "uncopyable", "part.double", "notes.clear", "nowhere"]),
+        method=st.sampled_from(["name", "own_box", "uncopyable", "part.double", "notes.clear", "nowhere"]),
         env_ids=st.none() | env_ids,
     )
     def call(self, method: str, env_ids: Any) -> None:

@@ -314,9 +314,9 @@ class Toolbox(Counter):
         self.box = items
         return len(items)
 
-    def own_notes(self) -> list[Any]:
-        """Return a list that the env keeps."""
-        return self.notes
+    def own_box(self) -> Any:
+        """Return something that the env keeps."""
+        return self.box
 
     def uncopyable(self, only: int = 0) -> Any:
         """Return something that cannot be copied, if this is the env ``only``."""
