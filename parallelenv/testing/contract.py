@@ -383,7 +383,7 @@ class BackendContract:
         assert "env 3" in _notes(caught.value)
         if isinstance(caught.value, errors.EnvError):
             assert "TroubleError" in str(caught.value)
-        assert caught.value.partial == {0: 0, 1: 1, 2: 2, 4: 4}  # type: ignore[attr-defined]
+        assert caught.value.partial == {0: 0, 1: 1, 2: 2, 4: 4}
         assert env.customized_method("method", id=[4, 0]) == [4, 0]
 
     def test_failed_constructor_closes_envs_already_made(self, make: Make, tmp_path: Path) -> None:
