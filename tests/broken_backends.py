@@ -278,28 +278,30 @@ def _contract(fault: type[Any]) -> type[BackendContract]:
     return type(f"Test{fault.__name__}", (BackendContract,), {"para_mode": backend})
 
 
+_RESULTS = "test_results_equal_those_of_the_oracle"
+_CALLS = "test_calls_equal_those_of_the_oracle"
 CATCHERS: dict[type[Any], str] = {
     DropsFailures: "test_failed_step_does_not_affect_other_envs",
     ForgetsTypes: "test_failed_step_does_not_affect_other_envs",
     BlamesTheFirst: "test_failed_step_does_not_affect_other_envs",
-    MixesRows: "test_results_equal_those_of_the_oracle",
-    SharesMemory: "test_earlier_results_are_not_overwritten",
+    MixesRows: f"{_RESULTS}[array]",
+    SharesMemory: f"{_RESULTS}[dict]",
     SharesArguments: "test_values_kept_by_envs_are_independent_of_the_caller",
-    AnswersLate: "test_customized_method_passes_keyword_arguments",
-    WrongNumbers: "test_rows_are_in_order_of_id",
+    AnswersLate: _CALLS,
+    WrongNumbers: f"{_RESULTS}[array]",
     NeverCloses: "test_close_closes_each_env_once",
     ClosesTwice: "test_close_closes_each_env_once",
     ResetsTwice: "test_calls_affect_only_the_envs_in_id",
     StepsEverybody: "test_calls_affect_only_the_envs_in_id",
-    ForgetsSeeds: "test_int_seed_gives_each_env_its_own_seed",
-    ForgetsOptions: "test_reset_options_are_passed_to_the_envs",
-    SortsIds: "test_int_seed_gives_each_env_its_own_seed",
-    NeverRestarts: "test_done_policy_restart_resets_within_the_step",
-    LosesInfos: "test_results_equal_those_of_the_oracle",
-    GivesViewsOfActions: "test_action_kept_by_an_env_is_not_overwritten",
-    HidesDefaults: "test_get_env_attr_returns_default_for_absent_attribute",
-    OnlyOutermost: "test_attribute_names_are_resolved_through_wrappers",
-    WrongTypes: "test_results_have_the_documented_types",
+    ForgetsSeeds: f"{_RESULTS}[tuple]",
+    ForgetsOptions: f"{_RESULTS}[array]",
+    SortsIds: f"{_RESULTS}[registered]",
+    NeverRestarts: f"{_RESULTS}[text]",
+    LosesInfos: f"{_RESULTS}[mixed]",
+    GivesViewsOfActions: f"{_RESULTS}[sequence]",
+    HidesDefaults: _CALLS,
+    OnlyOutermost: _CALLS,
+    WrongTypes: f"{_RESULTS}[array]",
     ClosesLoudly: "test_close_closes_each_env_once",
     Hurries: "test_uncopyable_argument_is_refused",
 }

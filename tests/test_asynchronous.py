@@ -34,8 +34,7 @@ from parallelenv.errors import (
     WorkerTimeoutError,
 )
 from parallelenv.results import StepBatch, StepResult
-from parallelenv.testing.envs import Counter, Ragged
-from parallelenv.testing.odd_envs import Sleeper
+from parallelenv.testing.envs import Counter, Ragged, Sleeper
 from parallelenv.testing.scenario import assert_same, drain, five_env_fns
 
 nearby = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)

@@ -31,7 +31,7 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     for case in ElementTree.parse(report).iter("testcase"):
         names = found.setdefault(case.attrib["classname"].rpartition(".Test")[2], set())
         if case.find("failure") is not None or case.find("error") is not None:
-            names.add(case.attrib["name"].partition("[")[0])
+            names.add(case.attrib["name"])
     return found
 
 

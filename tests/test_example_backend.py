@@ -11,7 +11,7 @@ import pytest
 
 from parallelenv import ParallelEnv
 from parallelenv.testing import BackendContract
-from parallelenv.testing.faults import CloseContract, FaultContract
+from parallelenv.testing.contract import Make
 
 FILE = Path(__file__).parents[1] / "docs" / "examples" / "piped_backend.py"
 
@@ -25,16 +25,14 @@ def _backend() -> Any:
     return module.PipedBackend
 
 
-class TestPipedBackend(FaultContract, CloseContract):
-    """The parts of the suite in which a backend does most of the work."""
-
-    para_mode = _backend()
-
-
-@pytest.mark.long  # 90 s: each test starts two interpreters
-class TestPipedBackendInFull(BackendContract):
+class TestPipedBackend(BackendContract):
     para_mode = _backend()
     starts_slowly = True
+
+    @pytest.mark.parametrize("kind", ["mixed"])  # two interpreters start in each test: 1.4 s
+    def test_results_equal_those_of_the_oracle(self, kind: str, make: Make, make_oracle: Make) -> None:
+        """Its channel sends what `subproc` sends, which is tested with all kinds."""
+        super().test_results_equal_those_of_the_oracle(kind, make, make_oracle)
 
 
 def test_results_of_example_backend_equal_those_of_dummy_mode() -> None:

@@ -16,13 +16,20 @@ from samplers import Walks
 
 from parallelenv import Evaluation, ParallelEnv, TaskPool, registry
 from parallelenv.errors import ParallelEnvError
-from parallelenv.testing.odd_envs import Spaceless, Toolbox
+from parallelenv.testing.envs import Toolbox
 from parallelenv.testing.scenario import DONE_POLICIES, LENGTHS, NUM_ENVS, assert_same, drain, five_env_fns, items
 
 env_ids = st.lists(st.integers(0, NUM_ENVS - 1), min_size=1, max_size=NUM_ENVS, unique=True)
 seeds = st.none() | st.integers(0, 99)
 values = st.none() | st.integers() | st.text(max_size=3) | st.lists(st.integers(), max_size=2)
 action = st.lists(st.integers(0, 4), min_size=NUM_ENVS, max_size=NUM_ENVS)
+
+
+class Spaceless(Toolbox):
+    """Declares no spaces: its states and actions are sent as objects."""
+
+    observation_space: Any = None
+    action_space: Any = None
 
 
 class Twins:
@@ -180,7 +187,7 @@ class ToolboxMachine(Machine):
         self.both("set_env_attr", "length", length, env_ids)
 
     @rule(
-        method=st.sampled_from(["name", "own_notes", "uncopyable", "part.double", "nothing", "nowhere"]),
+        method=st.sampled_from(["name", "own_box", "uncopyable", "part.double", "notes.clear", "nowhere"]),
         env_ids=st.none() | env_ids,
     )
     def call(self, method: str, env_ids: Any) -> None:

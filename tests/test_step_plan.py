@@ -24,7 +24,7 @@ from parallelenv.errors import (
     WorkerDiedError,
     WorkerTimeoutError,
 )
-from parallelenv.testing.odd_envs import Sleeper
+from parallelenv.testing.envs import Sleeper
 from parallelenv.testing.scenario import assert_same
 
 NUM_ENVS = 6

@@ -8,8 +8,9 @@ Tests of a third-party backend need only this::
         para_mode = MyBackend  # or a word that an entry point adds
         backend_options = {"address": "..."}  # if it has options
 
-The mode ``dummy`` is the oracle: with the same seeds and actions, results must be equal bit for
-bit. Needs two concurrent workers and pytest; the envs write files into ``tmp_path``.
+The suite tests what a backend can break: transport, order, copies, failures, deaths, timeouts, interrupts and `close`.
+The mode ``dummy`` is the oracle: with the same seeds and actions, results must be equal bit for bit. Needs two
+concurrent workers and pytest; the envs write files into ``tmp_path``.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ def __getattr__(name: str) -> Any:
     """Import the suite on first access: workers import the envs from here and need no pytest (0.15 s)."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import pytest
+
+    pytest.register_assert_rewrite(f"{__name__}.contract")  # must come before its import
     from parallelenv.testing.contract import BackendContract
 
     return BackendContract

@@ -1,30 +1,71 @@
-"""The whole suite as one class."""
+"""All requirements for a backend, as one test class."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import copy
+import gc
+import os
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
 import pytest
 
-_PARTS = ("base", "scenario", "steps", "in_flight", "asynchronous", "worker_info", "calls", "faults")
-pytest.register_assert_rewrite(*(f"parallelenv.testing.{part}" for part in _PARTS))  # must come before their import
+from parallelenv import errors
+from parallelenv.contract.worker_info import get_worker_info
+from parallelenv.env import ParallelEnv
+from parallelenv.testing import envs as zoo
+from parallelenv.testing.scenario import (
+    DONE_POLICIES,
+    KINDS,
+    NUM_ENVS,
+    AnswerRecord,
+    assert_same,
+    drain,
+    five_env_fns,
+    play,
+)
 
-from parallelenv.testing.asynchronous import AsyncContract  # noqa: E402
-from parallelenv.testing.calls import CallContract, OwnershipContract  # noqa: E402
-from parallelenv.testing.faults import CloseContract, FaultContract  # noqa: E402
-from parallelenv.testing.in_flight import InFlightContract  # noqa: E402
-from parallelenv.testing.steps import StepContract  # noqa: E402
-from parallelenv.testing.worker_info import WorkerInfoContract  # noqa: E402
+ONES = [1] * NUM_ENVS
+_PATIENCE = 10.0  # seconds
+_CALLS: tuple[tuple[Any, ...], ...] = (
+    ("customized_method", "name"),
+    ("customized_method", "name", {"prefix": "x" * 300_000}, [4, 1]),
+    ("customized_method", "name", [{"sleep": 0.2}, {"prefix": "x"}, {"sleep": 0.1}], [4, 0, 2]),  # 4 is the last to end
+    ("customized_method", "part.double", {"by": 3}, slice(3, None)),
+    ("customized_method", "shout", None, [1]),
+    ("get_env_attr", "notes"),
+    ("customized_method", "notes.clear"),
+    ("set_env_attr", "label", "set"),
+    ("set_env_attr", "length", 9),
+    ("set_env_attr", "unheard", {"of": [1]}, [3, 0]),
+    ("set_env_attr", "part.level", 7, 2),
+    *(("get_env_attr", name) for name in ("label", "env.label", "length", "unwrapped.length", "part.level", "notes")),
+    ("get_env_attr", "unwrapped.unheard", [0, 3]),
+    ("get_env_attr", "extra"),
+    ("get_env_attr", "extra", [3, 2], "?"),
+    ("get_env_attr", "render_mode", None, "?"),  # it is None, and not absent
+    ("render", [3, 1]),
+)
 
 
-class BackendContract(
-    StepContract,
-    InFlightContract,
-    AsyncContract,
-    WorkerInfoContract,
-    OwnershipContract,
-    CallContract,
-    FaultContract,
-    CloseContract,
-):
+class Make(Protocol):
+    """Makes a `ParallelEnv` that is closed after the test."""
+
+    def __call__(self, envs: Any, asynchronous: Any = None, **kwargs: Any) -> ParallelEnv:
+        """Return the `ParallelEnv`."""
+        ...
+
+
+class BackendContract:
     """All requirements for a backend. Subclass it with a name that pytest collects.
 
     Attributes:
@@ -32,3 +73,407 @@ class BackendContract(
         backend_options: Options passed to it.
         starts_slowly: Whether workers start slowly, so that fewer combinations are tested.
     """
+
+    para_mode: Any = None
+    backend_options: Mapping[str, Any] = {}
+    starts_slowly: bool = False
+
+    @pytest.fixture
+    def make(self) -> Iterator[Make]:
+        """Make envs in the mode under test, with two workers by default."""
+        yield from _maker(self.para_mode, self.backend_options)
+
+    @pytest.fixture
+    def make_oracle(self) -> Iterator[Make]:
+        """Make envs in the mode ``dummy``, whose results are correct by definition."""
+        yield from _maker("dummy", {})
+
+    # ---------------------------------------------------------------- results
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_results_equal_those_of_the_oracle(self, kind: str, make: Make, make_oracle: Make) -> None:
+        """Bit for bit, for all kinds of envs, done policies, forms of ``id`` and numbers of workers."""
+        if kind == "tensor":
+            pytest.importorskip("torch")
+        for done_policy, num_cpus in self._combinations(kind):
+            with make(KINDS[kind](), done_policy, num_cpus=num_cpus) as env:
+                found = play(env, overwrites=True)
+            context = f"asynchronous={done_policy!r}, num_cpus={num_cpus}, "
+            found.check_unchanged(context)
+            found.assert_equals(play(make_oracle(KINDS[kind](), done_policy)), context)
+
+    def _combinations(self, kind: str) -> list[tuple[Any, int]]:
+        """Return done policies and numbers of workers to test; five envs divide unevenly by two and by three."""
+        if kind == "tensor":  # every worker imports torch
+            return [("restart", 2)]
+        row = list(KINDS).index(kind)
+        if self.starts_slowly:
+            return [("restart", 3 if row == 0 else 2), ((None, "idle", "continue")[row % 3], 1)]
+        return [(done_policy, 1 + (row + column) % 3) for column, done_policy in enumerate(DONE_POLICIES)]
+
+    def test_views_equal_copies(self, make: Make, make_oracle: Make) -> None:
+        """With ``copy=False`` states are valid until the next call."""
+        play(make(KINDS["dict"](), "restart", copy=False)).assert_equals(play(make_oracle(KINDS["dict"](), "restart")))
+
+    def test_rollout_equals_that_of_the_oracle(self, make: Make, make_oracle: Make) -> None:
+        """Bit for bit, for a recurrent policy, including later calls."""
+        env, oracle = make(five_env_fns(zoo.Counter), "restart"), make_oracle(five_env_fns(zoo.Counter), "restart")
+        for each in (env, oracle):
+            each.reset(seed=2)
+        arguments: Any
+        for arguments in ({"num_steps": 11}, {"num_episodes": 7, "id": [4, 0, 2]}):
+            assert_same(vars(oracle.rollout(_counting, **arguments)), vars(env.rollout(_counting, **arguments)))
+            assert_same(list(oracle.step(ONES)), list(env.step(ONES)))
+
+    def test_calls_equal_those_of_the_oracle(self, make: Make, make_oracle: Make) -> None:
+        """Methods, attributes and frames, through wrappers, in order of ``id``."""
+        records = []
+        for env in (make_oracle(five_env_fns(zoo.wrapped_toolbox)), make(five_env_fns(zoo.wrapped_toolbox))):
+            env.reset()
+            records.append(AnswerRecord(overwrites=env.para_mode != "dummy"))
+            for name, *arguments in _CALLS:
+                records[-1].add(f"{name} {str(arguments)[:60]}", getattr(env, name)(*arguments))
+        records[1].assert_equals(records[0])
+
+    def test_calls_affect_only_the_envs_in_id(self, make: Make, tmp_path: Path) -> None:
+        """Each of them is called once."""
+        env = make(five_env_fns(zoo.Witness, str(tmp_path)))
+        env.reset()
+        env.reset([3, 0])
+        env.step([1, 1], [1, 3])
+        expected = [["reset"], ["stepped"], [], ["reset", "stepped"], []]
+        assert _read_records(tmp_path) == [["made", "reset", *more] for more in expected]
+
+    # ---------------------------------------------------------------- ownership
+
+    def test_results_of_different_envs_share_no_objects(self, make: Make) -> None:
+        """Even if the envs themselves share them."""
+        env = make(five_env_fns(zoo.Toolbox), num_cpus=1)
+        env.reset()
+        infos = env.step(ONES).infos
+        infos[0]["list"].append(3)
+        infos[1]["array"][:] = 7
+        assert [len(info["list"]) for info in infos] == [3, 2, 2, 2, 2]
+        assert [info["array"].tolist() for info in infos[[0, 2]]] == [[0, 0]] * 2
+
+    def test_values_kept_by_envs_are_independent_of_the_caller(self, make: Make) -> None:
+        """Envs write into copies of arguments, one per env, and keep theirs if the caller changes its own."""
+        env = make(five_env_fns(zoo.Toolbox))
+        value: list[Any] = [1]
+        env.set_env_attr("box", values=[value] * NUM_ENVS)
+        value.append(2)
+        env.get_env_attr("box")[0].append(3)
+        assert env.get_env_attr("box") == [[1]] * NUM_ENVS
+        one: dict[str, Any] = {"items": [0], "array": np.ones(3)}
+        given = (one, [one, copy.deepcopy(one)])
+        before = copy.deepcopy(given)
+        assert env.customized_method("spoil", given[0]) == [2] * NUM_ENVS
+        assert env.customized_method("spoil", given[1], [3, 1]) == [2, 2]
+        assert_same(before, given)
+        one["items"].append(4)
+        env.customized_method("own_box")[2].append("mine")
+        assert env.get_env_attr("box") == [[0, number] for number in range(NUM_ENVS)]
+
+    def test_uncopyable_argument_is_refused(self, make: Make) -> None:
+        """Before anything is sent."""
+        env = make(five_env_fns(zoo.Toolbox))
+        stream = (item for item in range(1))
+        with pytest.raises(errors.UnpicklableError, match=r"env 4.*generator"):
+            env.set_env_attr("box", values=["new", "new", "new", "new", stream])
+        with pytest.raises(errors.UnpicklableError, match="env 3"):
+            env.customized_method("name", [{}, {"prefix": stream}], [0, 3])
+        assert env.get_env_attr("box") == [None] * NUM_ENVS
+        assert env.get_env_attr("notes") == [[]] * NUM_ENVS
+
+    def test_shared_arrays_are_read_only_and_keep_their_values(self, make: Make) -> None:
+        """Also if the caller changes the originals, and in rebuilt envs."""
+        arrays: dict[str, Any] = {
+            "table": np.arange(12, dtype=np.int16).reshape(3, 4)[:, ::-1],
+            "nothing": np.zeros((0, 2)),
+            "number": np.array(2.5),
+            "words": np.array(["some", "thing"]),
+        }
+        before = {name: array.copy() for name, array in arrays.items()}
+        env = make([zoo.InfoEnv] * NUM_ENVS, shared=arrays)
+        assert_same(before, arrays)
+        arrays["table"][:] = 0
+        assert_same([before] * NUM_ENVS, env.customized_method("look"))
+        env.restart()
+        assert_same([before] * NUM_ENVS, env.customized_method("look"))
+
+    def test_get_worker_info_works_in_every_env_method(self, make: Make) -> None:
+        """In its constructor, reset, step and other calls; envs of one worker get different infos."""
+        env = make([zoo.InfoEnv] * NUM_ENVS, "restart", seed=20)
+        env.reset()
+        env.step(ONES)
+        told = env.customized_method("ask")
+        assert get_worker_info() is None
+        workers = [one["made"][2] for one in told]
+        assert workers == sorted(workers)
+        assert set(workers) == set(range(env.num_hosts))
+        for env_id, one in enumerate(told):
+            place = (env_id, NUM_ENVS, workers[env_id], env.num_hosts, 20 + env_id)
+            assert one == {"made": place, "reset": place, "step": place, "asked": place, "in a thread": None}
+
+    def test_printed_lines_are_shown(self, make: Make, capfd: pytest.CaptureFixture[str]) -> None:
+        """At the latest when the env is closed."""
+        with make(five_env_fns(zoo.Toolbox)) as env:
+            env.customized_method("say", {"text": "greetings from"}, [4, 0])
+        lines = capfd.readouterr().out.splitlines()
+        assert sorted(line[-16:] for line in lines) == ["greetings from 0", "greetings from 4"]
+
+    # ---------------------------------------------------------------- requests in flight
+
+    def test_each_sent_step_is_received_once(self, make: Make) -> None:
+        """At least ``min_envs`` and at most ``max_envs`` at a time."""
+        env = make(five_env_fns(zoo.Counter))
+        env.reset()
+        env.send(ONES)
+        first = env.recv(min_envs=3, max_envs=4).env_ids.tolist()
+        assert 3 <= len(first) <= 4
+        assert sorted(first + env.recv(min_envs=9).env_ids.tolist()) == [0, 1, 2, 3, 4]
+        with pytest.raises(errors.NothingInFlightError):
+            env.recv()
+
+    def test_other_calls_are_possible_while_steps_are_in_flight(self, make: Make) -> None:
+        """They see the env after its step, and results are not mixed up."""
+        env = make(five_env_fns(zoo.Sleeper))
+        env.reset()
+        env.send([10, 0, 0, 0, 10])
+        assert env.customized_method("nap", {"sleep": 0.0, "answer": "a"}, [4, 3]) == ["a4", "a3"]
+        assert env.get_env_attr("count", [0, 2, 4]) == [1, 1, 1]
+        assert {env_id: landed[0][0] for env_id, landed in drain(env).items()} == {0: 0, 1: 1, 2: 2, 3: 3, 4: 4}
+
+    def test_large_messages_do_not_block_each_other(self, make: Make) -> None:
+        """Two commands in flight to one worker, larger than a pipe's buffer, with results as large."""
+        env = make(five_env_fns(zoo.Ragged), num_cpus=1)
+        env.reset(seed=1)
+        large = [np.full(50_000, float(number)) for number in range(NUM_ENVS)]
+        for number in range(NUM_ENVS):
+            env.send([large[number]], number)
+        landed = drain(env)
+        for number in range(NUM_ENVS):
+            assert_same(large[number], landed[number][3]["action"])
+
+    def test_no_env_starves(self, make: Make) -> None:
+        """An env that gets a new action at once does not keep others from being received."""
+        env = make(five_env_fns(zoo.Counter), "restart", num_cpus=NUM_ENVS)
+        env.reset()
+        env.send(ONES)
+        counts = np.zeros(NUM_ENVS, np.int64)
+        while counts.min() < 3 and counts.sum() < 5000:  # the OS decides which workers get a core
+            (env_id,) = env.recv(1, 1).env_ids
+            counts[env_id] += 1
+            env.send([1], env_id)
+        assert counts.min() >= 3, counts
+
+    def test_arecv_can_be_awaited_and_cancelled(self, make: Make) -> None:
+        """Other tasks run meanwhile, and cancelling one loses no result."""
+        env = make(five_env_fns(zoo.Sleeper), num_cpus=NUM_ENVS)
+        env.send_reset()
+
+        async def receive() -> list[int]:
+            received: list[int] = (await env.arecv(NUM_ENVS)).env_ids.tolist()
+            env.send([0, 0, 0, 30, 0])
+            waiting = asyncio.ensure_future(env.arecv(NUM_ENVS))
+            await asyncio.sleep(0)
+            waiting.cancel()
+            with contextlib.suppress(asyncio.CancelledError):  # already finished if the caller does the work
+                received += (await waiting).env_ids.tolist()
+            while len(received) < 2 * NUM_ENVS:
+                received += (await env.arecv(max_envs=1)).env_ids.tolist()
+            with pytest.raises(errors.NothingInFlightError):
+                await env.arecv()
+            return received
+
+        assert sorted(asyncio.run(receive())) == sorted(2 * list(range(NUM_ENVS)))
+
+    # ---------------------------------------------------------------- timeouts and interrupts
+
+    def test_step_can_be_received_after_timeout(self, make: Make) -> None:
+        """A timeout loses nothing."""
+        env = make(five_env_fns(zoo.Sleeper))
+        env.reset()
+        env.send([0, 60, 0, 0, 0])
+        received: list[int] = []
+        with contextlib.suppress(errors.WorkerTimeoutError):  # not raised if the caller does the work
+            while len(received) < NUM_ENVS:
+                received += env.recv(timeout=0.1).env_ids.tolist()
+        received += drain(env, timeout=30)
+        assert sorted(received) == [0, 1, 2, 3, 4]
+        assert env.step([0] * NUM_ENVS).states[:, 1].tolist() == [2] * NUM_ENVS
+
+    def test_late_result_is_never_returned_by_a_later_call(self, make: Make) -> None:
+        """The late result is dropped when it arrives."""
+        env = make(five_env_fns(zoo.Sleeper), timeout=0.8)
+        naps = [{"sleep": 1.2 if number == 1 else 0.0, "answer": "late"} for number in range(NUM_ENVS)]
+        with contextlib.suppress(errors.WorkerTimeoutError):  # not raised if the caller does the work
+            assert env.customized_method("nap", naps) == [f"late{number}" for number in range(NUM_ENVS)]
+        for _ in range(20):
+            with contextlib.suppress(errors.WorkerTimeoutError):
+                answers = env.customized_method("nap", {"sleep": 0.0, "answer": "new"})
+                assert answers == [f"new{number}" for number in range(NUM_ENVS)]
+                return
+        raise AssertionError("An env that was late for 0.4 s did not come back within 16 s.")
+
+    @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="no signals between processes here")
+    def test_envs_are_usable_after_an_interrupt(self, make: Make, make_oracle: Make) -> None:
+        """``step()`` reports the step in flight, ``recv()`` returns it, ``reset()`` drops it."""
+        if threading.current_thread() is not threading.main_thread():
+            pytest.skip("interrupts come to the main thread only")
+        env, oracle = make(five_env_fns(zoo.Interrupter)), make_oracle(five_env_fns(zoo.Interrupter))
+        env.reset()
+        with pytest.raises(KeyboardInterrupt):
+            env.step([0, os.getpid(), 0, 0, 0])
+        with pytest.raises(errors.EnvBusyError, match=r"recv\(min_envs="):
+            env.step([0] * NUM_ENVS)
+        expected = list(range(NUM_ENVS))
+        try:
+            received = list(drain(env, min_envs=NUM_ENVS))
+        except errors.EnvInterruptedError as error:  # the caller itself was stepping the env
+            received = error.partial.env_ids.tolist()  # type: ignore[attr-defined]
+            expected.remove(1)
+        assert sorted(received) == expected
+        assert_same(oracle.reset(seed=2), env.reset(seed=2))
+        assert_same(oracle.step([0] * NUM_ENVS).rewards, env.step([0] * NUM_ENVS).rewards)
+
+    # ---------------------------------------------------------------- failures and deaths
+
+    def test_failed_step_does_not_affect_other_envs(self, make: Make, make_oracle: Make) -> None:
+        """The others' results are in ``error.partial``, and all envs can be stepped again."""
+        env, oracle = make(_failing_env_fns("step", [2])), make_oracle(_failing_env_fns("", []))
+        for one in (env, oracle):
+            one.reset(seed=1)
+            one.step(ONES)
+        with pytest.raises(zoo.TroubleError, match="step of 2") as caught:
+            env.step(ONES)
+        assert caught.value.number == 2
+        assert "env 2 in step" in _notes(caught.value)
+        assert "raise TroubleError(self.number, where)" in "".join(traceback.format_exception(caught.value))
+        expected, found = oracle.step(ONES), caught.value.partial  # type: ignore[attr-defined]
+        assert found.env_ids.tolist() == [0, 1, 3, 4]
+        assert_same(expected.states[[0, 1, 3, 4]], found.states)
+        assert_same(expected.rewards[[0, 1, 3, 4]], found.rewards)
+        assert env.step(ONES).states[:, 1].tolist() == [3] * NUM_ENVS
+
+    def test_failed_reset_does_not_affect_other_envs(self, make: Make) -> None:
+        """Nor later resets of the same env."""
+        env = make(_failing_env_fns("reset", [1]))
+        with pytest.raises(zoo.TroubleError, match="reset of 1") as caught:
+            env.reset()
+        assert "env 1 in reset" in _notes(caught.value)
+        assert env.step([1] * 4, [0, 2, 3, 4]).states[:, 1].tolist() == [1] * 4
+        env.reset(1)
+        assert env.step([1], 1).states[0, :2].tolist() == [1, 1]
+
+    @pytest.mark.parametrize(
+        ("method", "data", "types"),
+        [
+            ("method", {"kind": "plain"}, zoo.TroubleError),
+            ("method", {"kind": "uncopyable"}, (zoo.TroubleError, errors.EnvError)),  # as text if it is sent
+            ("method", {"kind": "exit"}, SystemExit),
+            ("uncopyable", {"only": 3}, errors.UnpicklableError),  # not the exception, but the return value
+        ],
+    )
+    def test_failed_method_does_not_affect_other_envs(self, method: str, data: Any, types: Any, make: Make) -> None:
+        """Its exception keeps its type, and ``error.partial`` has the results of the others."""
+        env = make(_failing_env_fns("method", [3]))
+        with pytest.raises(types) as caught:
+            env.customized_method(method, data)
+        assert "env 3" in _notes(caught.value)
+        if isinstance(caught.value, errors.EnvError):
+            assert "TroubleError" in str(caught.value)
+        assert caught.value.partial == {0: 0, 1: 1, 2: 2, 4: 4}
+        assert env.customized_method("method", id=[4, 0]) == [4, 0]
+
+    def test_failed_constructor_closes_envs_already_made(self, make: Make, tmp_path: Path) -> None:
+        """Those of the same worker and of others."""
+        env_fns = _failing_env_fns("init", [1])
+        env_fns[0], env_fns[4] = five_env_fns(zoo.Witness, str(tmp_path))[::4]
+        with pytest.raises(zoo.TroubleError) as caught:
+            make(env_fns)
+        assert "env 1" in _notes(caught.value)
+        assert _read_records(tmp_path) == [["made", "closed"]] * 2
+
+    @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no signals between processes here")
+    def test_death_of_worker_raises_worker_died_error(self, make: Make) -> None:
+        """Envs of other workers remain usable; `restart` rebuilds the dead one's."""
+        env = make(five_env_fns(zoo.Sleeper))
+        env.reset()
+        first, last = env.customized_method("process", id=[0, 4])
+        if first == os.getpid():
+            pytest.skip("the envs of this mode live in the caller's process")
+        os.kill(last, signal.SIGKILL)
+        began = time.monotonic()
+        with pytest.raises(errors.WorkerDiedError, match="env") as caught:
+            env.step([0] * NUM_ENVS)
+        assert time.monotonic() - began < _PATIENCE
+        assert 4 in caught.value.env_ids
+        if first != last:
+            assert env.get_env_attr("number", 0) == [0]
+        assert 4 in env.restart(4)
+        env.reset()
+        assert env.step([0] * NUM_ENVS).states[:, :2].tolist() == [[number, 1] for number in range(NUM_ENVS)]
+
+    # ---------------------------------------------------------------- close
+
+    def test_close_closes_each_env_once(self, make: Make, tmp_path: Path) -> None:
+        """Errors in closing are not reported, and `close` may be repeated."""
+        env = make(five_env_fns(zoo.Witness, str(tmp_path)))
+        assert not env.closed
+        env.close()
+        assert env.closed
+        env.close()
+        assert _read_records(tmp_path) == [["made", "closed"]] * NUM_ENVS
+
+    def test_close_does_not_wait_for_a_step(self, make: Make, tmp_path: Path) -> None:
+        """Not for long; the envs are closed afterwards."""
+        env = make([*five_env_fns(zoo.Sleeper)[:4], partial(zoo.Witness, 4, str(tmp_path))])
+        env.reset()
+        env.send([20, 0, 0, 0, 1])
+        began = time.monotonic()
+        env.close()
+        assert time.monotonic() - began < _PATIENCE
+        assert _read_records(tmp_path)[0][-1] == "closed"
+
+    def test_unreferenced_env_is_closed_by_garbage_collection(self, tmp_path: Path) -> None:
+        """Without a call of `close`."""
+        options = {"num_cpus": 2, **self.backend_options}
+        env = ParallelEnv(five_env_fns(zoo.Witness, str(tmp_path)), self.para_mode, **options)
+        env.reset()
+        del env
+        gc.collect()
+        assert [lines[-1] for lines in _read_records(tmp_path)] == ["closed"] * NUM_ENVS
+
+
+def _maker(para_mode: Any, options: Mapping[str, Any]) -> Iterator[Make]:
+    made: list[ParallelEnv] = []
+
+    def make(envs: Any, asynchronous: Any = None, **kwargs: Any) -> ParallelEnv:
+        arguments = {"num_cpus": 2, **options, **kwargs}
+        made.append(ParallelEnv(envs, para_mode, asynchronous, **arguments))
+        return made[-1]
+
+    yield make
+    for env in made:
+        env.close()
+
+
+def _counting(states: Any, rnn_state: Any, done: Any) -> Any:
+    """Use the step of the episode as action, and return it as an extra."""
+    count = np.where(done, 0, 0 if rnn_state is None else rnn_state)
+    return (count + states[:, 0].astype(np.int64)) % 5, count + 1, {"count": count}
+
+
+def _failing_env_fns(where: str, numbers: Sequence[int]) -> list[Any]:
+    """Return env fns, some of whose envs raise."""
+    return [partial(zoo.FailingEnv, number, where if number in numbers else "") for number in range(NUM_ENVS)]
+
+
+def _notes(error: BaseException) -> str:
+    return "".join(getattr(error, "__notes__", ()))
+
+
+def _read_records(folder: Path) -> list[list[str]]:
+    """Return the records of each `Witness`, in order of their numbers."""
+    return [path.read_text().split() for path in sorted(folder.iterdir())]

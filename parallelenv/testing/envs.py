@@ -6,7 +6,14 @@ Every env has a ``number``, which appears in its states, so that results of diff
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
+import signal
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -14,13 +21,18 @@ import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, Graph, GraphInstance, MultiBinary, MultiDiscrete, Sequence, Text
 from gymnasium.spaces import Tuple as TupleSpace
 
+from parallelenv.contract.worker_info import get_worker_info
+
+ResetEnv = tuple[Any, dict[str, Any]]
 SteppedEnv = tuple[Any, Any, bool, bool, dict[str, Any]]
 LETTERS = "abcdefgh"
 LARGE = 20_000  # number of float64 sent beside a message instead of in it
 
+# ---------------------------------------------------------------- states, actions and rewards of all kinds
 
-class Paced(gymnasium.Env[Any, Any]):
-    """Base of envs that count their steps.
+
+class Numbered:
+    """Base of all envs.
 
     Args:
         number: Number of the env.
@@ -31,12 +43,6 @@ class Paced(gymnasium.Env[Any, Any]):
         self.number = number
         self.length = length
         self.count = 0
-        self.episode = 0
-
-    def _begin(self, seed: int | None) -> None:
-        super().reset(seed=seed)
-        self.count = 0
-        self.episode += 1
 
     def _advance(self) -> tuple[bool, bool]:
         self.count += 1
@@ -44,8 +50,38 @@ class Paced(gymnasium.Env[Any, Any]):
         return ends and self.number % 2 == 0, ends and self.number % 2 == 1
 
 
+class Paced(Numbered, gymnasium.Env[Any, Any]):
+    """Base of Gymnasium envs: subclasses say what the states, rewards and infos are."""
+
+    episode = 0
+    options: Any = None
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> ResetEnv:
+        """Begin an episode."""
+        super().reset(seed=seed)
+        self.count = 0
+        self.episode += 1
+        self.options = options
+        return self._state(), self._info()
+
+    def step(self, action: Any) -> SteppedEnv:
+        """Count the step."""
+        terminated, truncated = self._advance()
+        state = self._state()
+        return state, self._reward(action), terminated, truncated, self._info()
+
+    def _state(self) -> Any:
+        raise NotImplementedError
+
+    def _reward(self, action: Any) -> Any:
+        raise NotImplementedError
+
+    def _info(self) -> dict[str, Any]:
+        return {}
+
+
 class Counter(Paced):
-    """Box states. Every step overwrites its one state array and one info dict."""
+    """Box states. Every step overwrites its one state array and one info dict, and every other info is empty."""
 
     observation_space = Box(-1e6, 1e6, (3,), np.float32)
     action_space = Discrete(5)
@@ -53,30 +89,25 @@ class Counter(Paced):
     def __init__(self, number: int = 0, length: int = 4) -> None:
         super().__init__(number, length)
         self.state = np.zeros(3, np.float32)
-        self.info: dict[str, Any] = {"trace": [], "state": self.state}
+        self._latest: dict[str, Any] = {"trace": [], "state": self.state}
 
-    def _show(self) -> np.ndarray[Any, np.dtype[np.float32]]:
+    def _state(self) -> Any:
+        if self.count == 0:
+            self._latest["trace"].clear()
+        self._latest["trace"].append(self.count)
         self.state[:] = self.number, self.count, self.np_random.random()
-        self.info["trace"].append(self.count)
         return self.state
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode; the info has the options."""
-        self._begin(seed)
-        self.info["trace"].clear()
-        self.info["options"] = options
-        return self._show(), self.info
+    def _reward(self, action: int) -> float:
+        return float(action) + float(self.np_random.normal())
 
-    def step(self, action: int) -> SteppedEnv:
-        """Return an empty info in every other step."""
-        terminated, truncated = self._advance()
-        state = self._show()
-        reward = float(action) + float(self.np_random.normal())
-        return state, reward, terminated, truncated, self.info if self.count % 2 else {}
+    def _info(self) -> dict[str, Any]:
+        self._latest["options"] = self.options
+        return self._latest if self.count % 2 or self.count == 0 else {}
 
 
 class Sheet(Paced):
-    """Dict states with a text among arrays, overwritten in place, and Dict actions."""
+    """Dict states with a text among arrays, overwritten in place, Dict actions and float32 rewards."""
 
     observation_space = Dict(
         {
@@ -95,27 +126,22 @@ class Sheet(Paced):
             "word": "a",
         }
 
-    def _show(self) -> dict[str, Any]:
+    def _state(self) -> dict[str, Any]:
         self.state["image"][:] = self.np_random.integers(0, 256, (2, 3))
         self.state["inner"]["bits"][:] = self.np_random.integers(0, 2, 3)
         self.state["inner"]["level"] = self.number * 10 + self.count - 50
         self.state["word"] = LETTERS[: 1 + self.count % 8]
         return self.state
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode."""
-        self._begin(seed)
-        return self._show(), {"first": self.state["image"]}
+    def _reward(self, action: dict[str, Any]) -> Any:
+        return np.float32(action["force"].sum() + action["move"])
 
-    def step(self, action: dict[str, Any]) -> SteppedEnv:
-        """Return the reward as a numpy number."""
-        terminated, truncated = self._advance()
-        reward = np.float32(action["force"].sum() + action["move"])
-        return self._show(), reward, terminated, truncated, {"state": self.state}
+    def _info(self) -> dict[str, Any]:
+        return {"state": self.state}
 
 
 class Pair(Paced):
-    """Tuple states, one of them 0-dimensional, and MultiDiscrete actions."""
+    """Tuple states, one of them 0-dimensional, MultiDiscrete actions, and rewards that are arrays of one number."""
 
     observation_space = TupleSpace(
         (
@@ -125,63 +151,48 @@ class Pair(Paced):
     )
     action_space = MultiDiscrete([2, 7])
 
-    def _show(self) -> tuple[Any, ...]:
+    def _state(self) -> tuple[Any, ...]:
         numbers = np.array([self.number, self.count])
         return np.array(self.np_random.normal()), (numbers, np.int64(self.np_random.integers(9)))
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode."""
-        self._begin(seed)
-        return self._show(), {}
-
-    def step(self, action: Any) -> SteppedEnv:
-        """Return the reward as an array of one number."""
-        terminated, truncated = self._advance()
-        return self._show(), np.array([action[0] - action[1]]), terminated, truncated, {}
+    def _reward(self, action: Any) -> Any:
+        return np.array([action[0] - action[1]])
 
 
 class Words(Paced):
-    """Text states and text actions, without a fixed size."""
+    """Text states and text actions, without a fixed size, and int rewards."""
 
     observation_space = Text(40, charset=LETTERS + "0123456789 ")
     action_space = Text(5, charset=LETTERS)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode."""
-        self._begin(seed)
-        return f"{self.number} begins", {"letters": list(LETTERS)}
+    def _state(self) -> str:
+        return f"{self.number} {self.count} {LETTERS[int(self.np_random.integers(8))]}"
 
-    def step(self, action: str) -> SteppedEnv:
-        """Return the reward as an int."""
-        terminated, truncated = self._advance()
-        letter = LETTERS[int(self.np_random.integers(8))]
-        return f"{self.number} {self.count} {action} {letter}", len(action), terminated, truncated, {}
+    def _reward(self, action: str) -> int:
+        return len(action)
+
+    def _info(self) -> dict[str, Any]:
+        return {"letters": list(LETTERS)}
 
 
 class Chain(Paced):
-    """States of growing length. Keeps the actions it gets, without copying them."""
+    """States of growing length: all actions of the episode, which the env keeps without copying them."""
 
     observation_space = Sequence(Box(-100, 100, (2,), np.float64))
     action_space = Box(-1, 1, (2,), np.float32)
 
-    def __init__(self, number: int = 0, length: int = 4) -> None:
-        super().__init__(number, length)
-        self.kept: list[Any] = []
-
-    def _show(self) -> tuple[Any, ...]:
+    def _state(self) -> tuple[Any, ...]:
+        if self.count == 0:
+            self.kept: list[Any] = []
         return tuple(np.asarray(action, np.float64) for action in self.kept)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode."""
-        self._begin(seed)
-        self.kept = []
-        return self._show(), {}
+    def _reward(self, action: Any) -> bool:
+        return bool(self.np_random.integers(2))
 
     def step(self, action: Any) -> SteppedEnv:
-        """Return all kept actions in the state."""
-        terminated, truncated = self._advance()
+        """Keep the action."""
         self.kept.append(action)
-        return self._show(), bool(self.np_random.integers(2)), terminated, truncated, {"kept": len(self.kept)}
+        return super().step(action)
 
 
 class Net(Paced):
@@ -190,28 +201,19 @@ class Net(Paced):
     observation_space = Graph(Box(-10, 10, (2,), np.float32), None)
     action_space = MultiBinary(3)
 
-    def _show(self) -> GraphInstance:
+    def _state(self) -> GraphInstance:
         nodes = self.np_random.normal(size=(1 + self.count % 3, 2)).astype(np.float32)
         return GraphInstance(nodes=nodes, edges=None, edge_links=None)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode."""
-        self._begin(seed)
-        return self._show(), {"number": self.number}
-
-    def step(self, action: Any) -> SteppedEnv:
-        """Reward the bits that are set."""
-        terminated, truncated = self._advance()
-        return self._show(), int(action.sum()), terminated, truncated, {}
+    def _reward(self, action: Any) -> int:
+        return int(action.sum())
 
 
-class Old:
+class Old(Numbered):
     """Not a `gymnasium.Env`: bare state from ``reset()``, four items from ``step``, ``seed(s)``, no spaces."""
 
     def __init__(self, number: int = 0, length: int = 4) -> None:
-        self.number = number
-        self.length = length
-        self.count = 0
+        super().__init__(number, length)
         self.chance = random.Random(number)
         self.state = np.zeros(2)
 
@@ -227,48 +229,40 @@ class Old:
 
     def step(self, action: float) -> tuple[Any, float, bool, dict[str, Any]]:
         """Report in the info whether an odd env was truncated."""
-        self.count += 1
+        terminated, truncated = self._advance()
         self.state[:] = self.count + action, self.chance.random()
-        done = self.count >= self.length
-        return self.state, self.chance.random(), done, {"TimeLimit.truncated": True} if done and self.number % 2 else {}
+        info = {"TimeLimit.truncated": True} if truncated else {}
+        return self.state, self.chance.random(), terminated or truncated, info
 
 
-class Ragged:
+class Ragged(Numbered):
     """States of a new shape at every step, also large ones, and array rewards; no spaces."""
 
-    def __init__(self, number: int = 0, length: int = 4) -> None:
-        self.number = number
-        self.length = length
-        self.count = 0
-        self.chance = np.random.default_rng(number)
+    chance = np.random.default_rng(0)
 
-    def _show(self) -> Any:
+    def _state(self) -> Any:
         return self.chance.normal(size=LARGE + self.number if self.count == 1 else (self.count, 2))
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> ResetEnv:
         """Begin an episode."""
         self.count = 0
-        if seed is not None:
-            self.chance = np.random.default_rng(seed)
-        return self._show(), {"seed": seed, "options": options}
+        self.chance = np.random.default_rng(self.number if seed is None else seed)
+        return self._state(), {"seed": seed, "options": options}
 
     def step(self, action: Any) -> SteppedEnv:
         """Return a reward with two parts."""
-        self.count += 1
-        ends = self.count >= self.length
+        terminated, truncated = self._advance()
         reward = np.array([self.number, float(np.sum(action))])
-        return self._show(), reward, ends and self.number % 2 == 0, ends and self.number % 2 == 1, {"action": action}
+        return self._state(), reward, terminated, truncated, {"action": action}
 
 
-class Tensors:
+class Tensors(Numbered):
     """States that are torch tensors, always in the same memory; no spaces."""
 
     def __init__(self, number: int = 0, length: int = 4) -> None:
         import torch
 
-        self.number = number
-        self.length = length
-        self.count = 0
+        super().__init__(number, length)
         self.state = torch.zeros(3)
 
     def reset(self, seed: int | None = None) -> Any:
@@ -279,7 +273,228 @@ class Tensors:
 
     def step(self, action: Any) -> SteppedEnv:
         """Add the action to the state."""
-        self.count += 1
+        terminated, truncated = self._advance()
         self.state.add_(float(action))
-        ends = self.count >= self.length
-        return self.state, float(self.state[0]), ends and self.number % 2 == 0, ends and self.number % 2 == 1, {}
+        return self.state, float(self.state[0]), terminated, truncated, {}
+
+
+# ---------------------------------------------------------------- attributes and methods
+
+SHARED_INFO: dict[str, Any] = {}
+"""The info of every step of all `Toolbox` envs of one process. A reset makes it new."""
+
+
+class Toolbox(Counter):
+    """Methods of all kinds, and an attribute that only odd envs have."""
+
+    def __init__(self, number: int = 0, length: int = 4) -> None:
+        super().__init__(number, length)
+        self.part = Component(number * 10)
+        self.notes: list[Any] = []
+        self.box: Any = None
+        if number % 2:
+            self.extra = f"extra{number}"
+
+    def _info(self) -> dict[str, Any]:
+        if self.count:
+            return SHARED_INFO
+        SHARED_INFO.update(list=[1, 2], array=np.zeros(2))
+        return super()._info()
+
+    def name(self, sleep: float = 0.0, prefix: str = "env") -> str:
+        """Return the env's name after ``sleep`` seconds."""
+        time.sleep(sleep)
+        self.notes.append("name")
+        return f"{prefix}{self.number}"
+
+    def spoil(self, items: list[Any], array: Any) -> int:
+        """Change the arguments, and keep them."""
+        items.append(self.number)
+        array[:] = self.number
+        self.box = items
+        return len(items)
+
+    def own_box(self) -> Any:
+        """Return something that the env keeps."""
+        return self.box
+
+    def uncopyable(self, only: int = 0) -> Any:
+        """Return something that cannot be copied, if this is the env ``only``."""
+        return (item for item in range(1)) if self.number == only else self.number
+
+    def render(self) -> Any:
+        """Return a frame in the env's own grey."""
+        return np.full((2, 2, 3), self.number, np.uint8)
+
+    def say(self, text: str) -> None:
+        """Print a text and the number."""
+        print(f"{text} {self.number}")  # noqa: T201 (its way to the caller is tested)
+
+
+@dataclass
+class Component:
+    """An object inside an env."""
+
+    level: int
+
+    def double(self, by: int = 2) -> int:
+        """Return a multiple of the level."""
+        return self.level * by
+
+
+class Wrapped(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """A wrapper with an attribute and a method of its own that halves the reward."""
+
+    def __init__(self, env: Any, label: str = "outer") -> None:
+        super().__init__(env)
+        self.label = label
+
+    def step(self, action: Any) -> SteppedEnv:
+        """Halve the reward."""
+        state, reward, *rest = self.env.step(action)
+        return state, float(reward) / 2, *rest
+
+    def shout(self) -> str:
+        """Return the label in capitals."""
+        return self.label.upper()
+
+
+def wrapped_toolbox(number: int, length: int = 4) -> Any:
+    """Return a `Toolbox` in two wrappers."""
+    return Wrapped(Wrapped(Toolbox(number, length), "inner"))
+
+
+# ---------------------------------------------------------------- worker info and shared arrays
+
+
+class InfoEnv(Counter):
+    """Calls `get_worker_info` in each method; ``told`` has the results by method."""
+
+    def __init__(self) -> None:
+        self.told: dict[str, Any] = {"made": get_worker_info()}
+        super().__init__(self.told["made"].env_id)
+
+    def _state(self) -> Any:
+        self.told["step" if self.count else "reset"] = get_worker_info()
+        return super()._state()
+
+    def ask(self) -> dict[str, Any]:
+        """Return the worker infos as tuples, including those of this call and of a thread."""
+        told = {**self.told, "asked": get_worker_info()}
+        thread = threading.Thread(target=lambda: told.update({"in a thread": get_worker_info()}))
+        thread.start()
+        thread.join()
+        names = ("env_id", "num_envs", "worker_id", "num_workers", "seed")
+        return {call: info and tuple(getattr(info, name) for name in names) for call, info in told.items()}
+
+    def look(self) -> dict[str, Any]:
+        """Return copies of the shared arrays, after an attempt to overwrite them."""
+        info: Any = get_worker_info()
+        for array in info.shared.values():
+            with contextlib.suppress(ValueError):
+                array[...] = 0
+        return {name: array.copy() for name, array in info.shared.items()}
+
+
+# ---------------------------------------------------------------- failures, records and waits
+
+
+class TroubleError(Exception):
+    """A user's exception whose constructor takes two arguments, so that plain pickle cannot copy it."""
+
+    def __init__(self, number: int, where: str) -> None:
+        super().__init__(f"{where} of {number}")
+        self.number = number
+
+
+class FailingEnv(Toolbox):
+    """Raises in the given place.
+
+    Args:
+        number: Number of the env.
+        where: ``"init"``, ``"reset"``, ``"step"`` (the second) or ``"method"``. In a reset or step it raises once.
+        length: Steps of an episode.
+    """
+
+    def __init__(self, number: int = 0, where: str = "", length: int = 50) -> None:
+        super().__init__(number, length)
+        self.where = where
+        if where == "init":
+            raise TroubleError(number, "init")
+
+    def _state(self) -> Any:
+        where = "step" if self.count else "reset"
+        if self.where == where and self.count != 1:
+            self.where = ""
+            raise TroubleError(self.number, where)
+        return super()._state()
+
+    def method(self, kind: str = "plain") -> int:
+        """Return the number, or raise an exception of the given kind: ``"plain"``, ``"uncopyable"``, ``"exit"``."""
+        if self.where != "method":
+            return self.number
+        error = SystemExit(3) if kind == "exit" else TroubleError(self.number, "method")
+        if kind == "uncopyable":
+            error.guilty = (item for item in range(1))  # type: ignore[union-attr]
+        raise error
+
+
+class Witness(Counter):
+    """Writes a line into a file whenever it is made, reset, stepped or closed.
+
+    Args:
+        number: Number of the env.
+        folder: Folder of its file ``<number>``.
+        length: Steps of an episode.
+    """
+
+    def __init__(self, number: int, folder: str, length: int = 50) -> None:
+        super().__init__(number, length)
+        self.path = Path(folder) / str(number)
+        self._write("made")
+
+    def _write(self, word: str) -> None:
+        with self.path.open("a") as file:
+            file.write(f"{word}\n")
+
+    def _state(self) -> Any:
+        self._write("stepped" if self.count else "reset")
+        return super()._state()
+
+    def close(self) -> None:
+        """Close, and fail, which must not matter."""
+        self._write("closed")
+        raise RuntimeError("close() fails")
+
+
+class Sleeper(Counter):
+    """Sleeps during a step or method as long as requested. The action is in hundredths of a second."""
+
+    action_space = Discrete(1000)
+
+    def _reward(self, action: int) -> float:
+        time.sleep(int(action) / 100)
+        return super()._reward(action)
+
+    def nap(self, sleep: float, answer: str) -> str:
+        """Sleep and return the answer."""
+        time.sleep(sleep)
+        return f"{answer}{self.number}"
+
+    def process(self) -> int:
+        """Return the id of its process."""
+        return os.getpid()
+
+
+class Interrupter(Counter):
+    """Interrupts, as Ctrl-C does, the process whose id is its action, unless it is 0; then it sleeps."""
+
+    action_space = Discrete(2**31)
+
+    def _reward(self, action: int) -> float:
+        if action == os.getpid():  # a thread, or the caller itself
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        elif action:
+            os.kill(int(action), signal.SIGINT)
+        time.sleep(0.3 if action else 0.0)
+        return super()._reward(0)

@@ -11,6 +11,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium.vector.utils import concatenate, create_empty_array
+from gymnasium.wrappers import TransformReward
 
 from parallelenv.contract.value_difference import difference
 from parallelenv.env import ParallelEnv
@@ -21,16 +22,11 @@ from parallelenv.testing import envs as zoo
 NUM_ENVS = 5
 DONE_POLICIES = (None, "idle", "restart", "continue")
 LENGTHS = (4, 7, 3, 6, 4)  # two end at the same time
-_TURNS = 13
 
 
 def five_env_fns(kind: Callable[..., Any], *arguments: Any) -> list[Any]:
     """Return five env fns of one kind, with episodes of different lengths."""
     return [partial(kind, number, *arguments, length=length) for number, length in enumerate(LENGTHS)]
-
-
-def _instances() -> list[Any]:
-    return [gymnasium.wrappers.TransformReward(env_fn(), _half) for env_fn in five_env_fns(zoo.Counter)]
 
 
 def _half(reward: Any) -> Any:
@@ -53,12 +49,12 @@ KINDS: dict[str, Callable[[], list[Any]]] = {
     "ragged": partial(five_env_fns, zoo.Ragged),
     "tensor": partial(five_env_fns, zoo.Tensors),
     "mixed": _mixed,
-    "instances": _instances,
+    "instances": lambda: [TransformReward(env_fn(), _half) for env_fn in five_env_fns(zoo.Counter)],
     "registered": lambda: ["CartPole-v1"] * NUM_ENVS,
 }
 """Lists of envs, by their special feature."""
 
-ID_FORMS: tuple[Any, ...] = (
+_ID_FORMS: tuple[Any, ...] = (
     None,
     3,
     [4, 0],
@@ -94,54 +90,66 @@ class Actions:
 
     def draw(self, env_ids: Sequence[int], *, batched: bool = False) -> Any:
         """Return one action per env, as a list, or batched as Gymnasium does if they share a space."""
-        drawn = [self._one(self._spaces[env_id]) for env_id in env_ids]
+        spaces = [self._spaces[env_id] for env_id in env_ids]
+        drawn = [float(self._chance.normal()) if space is None else space.sample() for space in spaces]
         space = self._common
         if batched and drawn and space is not None and not isinstance(space, gymnasium.spaces.Text):
             empty: Any = create_empty_array(space, len(drawn))
             return concatenate(space, drawn, empty)
         return drawn
 
-    def _one(self, space: Any) -> Any:
-        return float(self._chance.normal()) if space is None else space.sample()
-
 
 class AnswerRecord:
-    """The results, and copies made at once."""
+    """The results of calls, and copies made at once.
 
-    def __init__(self) -> None:
-        self._answers: dict[str, Any] = {}
-        self.copies: dict[str, Any] = {}
+    Args:
+        overwrites: Whether to write into every third result, as its owner may. Later results must not show it.
+    """
+
+    def __init__(self, *, overwrites: bool = False) -> None:
+        self._overwrites = overwrites
+        self._kept: dict[str, Any] = {}
+        self._copies: dict[str, Any] = {}
 
     def add(self, label: str, answer: Any) -> None:
         """Add a result under a label that names the call."""
-        label = f"{len(self._answers)}: {label}"
-        self._answers[label] = items(answer)
-        self.copies[label] = copy.deepcopy(self._answers[label])
+        label, answer = f"{len(self._copies)}: {label}", items(answer)
+        self._copies[label] = copy.deepcopy(answer)
+        if self._overwrites and len(self._copies) % 3 == 0:
+            _overwrite(answer)
+        else:
+            self._kept[label] = answer
 
     def check_unchanged(self, context: str = "") -> None:
         """Fail if a result has changed since it was returned."""
-        assert_same(self.copies, self._answers, f"{context}an answer given earlier, ")
+        copies = {label: self._copies[label] for label in self._kept}
+        assert_same(copies, self._kept, f"{context}an answer given earlier, ")
 
     def assert_equals(self, expected: AnswerRecord, context: str = "") -> None:
         """Fail if the results differ from those expected."""
-        assert_same(expected.copies, self.copies, f"{context}answer ")
+        assert_same(expected._copies, self._copies, f"{context}answer ")
+
+
+def _overwrite(value: Any) -> None:
+    """Write into every part of a result."""
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        value.fill(value.dtype.type(1))
+    elif isinstance(value, (dict, list, tuple, np.ndarray)):
+        for child in list(value.values()) if isinstance(value, dict) else value:
+            _overwrite(child)
+    if isinstance(value, dict):
+        value["overwritten"] = True
+    if isinstance(value, list):
+        value.append("overwritten")
 
 
 def items(answer: Any) -> Any:
     """Return a result with all its fields as plain values."""
-    if isinstance(answer, StepResult):
-        return {"states": answer.states, "rewards": answer.rewards, "infos": answer.infos, **_flags(answer)}
-    if isinstance(answer, StepBatch):
-        return {"batch": list(answer), **_flags(answer)}
-    return answer
-
-
-def _flags(answer: Any) -> dict[str, Any]:
-    names = ("terminated", "truncated", "env_ids")
-    return {
-        "dones": answer.dones if isinstance(answer, StepResult) else None,
-        **{name: getattr(answer, name) for name in names},
-    }
+    if not isinstance(answer, (StepResult, StepBatch)):
+        return answer
+    names = ("states", "rewards", "infos", "dones") if isinstance(answer, StepResult) else ()
+    fields = {name: getattr(answer, name) for name in (*names, "terminated", "truncated", "env_ids")}
+    return fields if names else {"batch": list(answer), **fields}
 
 
 def assert_same(expected: Any, found: Any, where: str = "") -> None:
@@ -151,34 +159,26 @@ def assert_same(expected: Any, found: Any, where: str = "") -> None:
         raise AssertionError(f"{first} (expected against found)")
 
 
-def selected_ids(env: ParallelEnv, form: Any) -> list[int]:
-    """Return the env ids of a form of ``id`` if no env is paused."""
-    if form is None:
-        return list(range(len(env)))
-    if isinstance(form, slice):
-        return list(range(len(env)))[form]
-    array = np.atleast_1d(np.asarray(form))
-    return np.flatnonzero(array).tolist() if array.dtype == bool else array.astype(int).tolist()
-
-
-def play(env: ParallelEnv, seed: int = 3) -> AnswerRecord:
+def play(env: ParallelEnv, seed: int = 3, *, overwrites: bool = False) -> AnswerRecord:
     """Play the sequence and return the results."""
-    record = AnswerRecord()
+    record = AnswerRecord(overwrites=overwrites)
     actions = Actions(env, seed)
+    record.add("spaces", [*env.observation_spaces, *env.action_spaces])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Gymnasium's own envs warn about steps after their end
         record.add("reset", env.reset(seed=seed))
         record.add("reset_infos", env.reset_infos)
-        for turn in range(_TURNS):
-            _take_turn(env, record, actions, turn)
+        for turn, form in enumerate(_ID_FORMS):
+            _take_turn(env, record, actions, turn, form)
         _send_and_receive(env, record, actions)
     record.add("number", env.get_env_attr("number", default="absent"))
     return record
 
 
-def _take_turn(env: ParallelEnv, record: AnswerRecord, actions: Actions, turn: int) -> None:
-    form = ID_FORMS[turn % len(ID_FORMS)]
-    action = actions.draw(selected_ids(env, form), batched=turn % 3 == 1)
+def _take_turn(env: ParallelEnv, record: AnswerRecord, actions: Actions, turn: int, form: Any) -> None:
+    selected: Any = slice(None) if form is None else list(form) if isinstance(form, tuple) else form
+    env_ids = np.atleast_1d(np.arange(NUM_ENVS)[selected]).tolist()
+    action = actions.draw(env_ids, batched=turn % 3 == 1)
     if turn % 2:
         record.add(f"step, id={form}", env.step(action, form))
     else:
@@ -191,11 +191,17 @@ def _take_turn(env: ParallelEnv, record: AnswerRecord, actions: Actions, turn: i
 
 
 def _send_and_receive(env: ParallelEnv, record: AnswerRecord, actions: Actions) -> None:
-    record.add("reset", env.reset(seed=[5, None, 7, 8, 9]))
+    """Steps and resets in flight together; a reset drops what the same env has in flight."""
+    options = [None if space is None else {"level": 3} for space in env.observation_spaces]  # `Old` takes none
+    env.send_reset(seed=[5, None, 7, 8, 9], options=options)
+    record.add("sent reset", drain(env))
+    record.add("reset_infos", env.reset_infos)
     for form in ([1, 3], [4, 0, 2]):
         env.send(actions.draw(form), form)
-    landed = drain(env)
-    record.add("send and recv", {env_id: landed[env_id] for env_id in sorted(landed)})
+    env.send_reset([3, 0], seed=9)
+    record.add("reset", env.reset([4], seed=6))
+    record.add("send and recv", drain(env, max_envs=2))
+    record.add("step", env.step(actions.draw(range(NUM_ENVS))))
 
 
 def drain(env: ParallelEnv, **arguments: Any) -> dict[int, Any]:

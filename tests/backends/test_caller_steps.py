@@ -16,9 +16,8 @@ import pytest
 from parallelenv import ParallelEnv
 from parallelenv.errors import ArgumentError, EnvBusyError, EnvInterruptedError, WorkerDiedError
 from parallelenv.testing import BackendContract
-from parallelenv.testing.base import Make
-from parallelenv.testing.envs import Counter, SteppedEnv
-from parallelenv.testing.odd_envs import Interrupter, Sleeper
+from parallelenv.testing.contract import Make
+from parallelenv.testing.envs import Counter, Interrupter, Sleeper, SteppedEnv
 from parallelenv.testing.scenario import DONE_POLICIES, KINDS, NUM_ENVS, assert_same, drain, five_env_fns, play
 
 HERE = os.getpid()

@@ -1,0 +1,389 @@
+"""The meaning of calls: order, seeds, done policies, pauses, streams. The contract suite compares modes."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter as Tally
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import MakeEnv
+
+from parallelenv import CLOSE, RESET, TERMINATED, ParallelEnv, get_worker_info
+from parallelenv.errors import EnvBusyError, NothingInFlightError, ResetNeededError
+from parallelenv.testing.envs import Counter, FailingEnv, InfoEnv, Old, Sheet, Sleeper, TroubleError
+from parallelenv.testing.scenario import DONE_POLICIES, LENGTHS, NUM_ENVS, assert_same, drain, five_env_fns
+
+pytestmark = pytest.mark.parametrize("mode", ["dummy", "subproc"], indirect=True)
+done_policies = pytest.mark.parametrize("done_policy", DONE_POLICIES)
+ONES = [1] * NUM_ENVS
+ABSENT: Any = (None, None, True, {})
+
+
+def counters(make_env: MakeEnv, done_policy: Any = None) -> ParallelEnv:
+    return make_env(five_env_fns(Counter), asynchronous=done_policy, num_cpus=2)
+
+
+def expected_states(seeds: dict[int, int], steps: int = 0) -> Any:
+    """Return the states of `Counter` envs stepped without the package, given their seeds."""
+    states = []
+    for number, seed in seeds.items():
+        env = Counter(number, LENGTHS[number])
+        state, _ = env.reset(seed=seed)
+        for _ in range(steps):
+            state = env.step(1)[0]
+        states.append(state.copy())
+    return np.stack(states)
+
+
+def repeat(states: Any) -> Any:
+    """Use the step count in the state as action."""
+    return (states[:, 1] % 5).astype(np.int64)
+
+
+# ---------------------------------------------------------------- ids, actions, results
+
+
+def test_rows_are_in_order_of_id(make_env: MakeEnv) -> None:
+    forms: list[tuple[Any, list[int]]] = [
+        (None, [0, 1, 2, 3, 4]),
+        (3, [3]),
+        (np.int64(2), [2]),
+        ([4, 0], [4, 0]),
+        ((1, 2, 3), [1, 2, 3]),
+        (np.array([2, 0, 4]), [2, 0, 4]),
+        (slice(1, None, 2), [1, 3]),
+        (slice(None, None, -1), [4, 3, 2, 1, 0]),
+        (np.array([False, True, True, False, True]), [1, 2, 4]),
+        ([], []),
+    ]
+    env = counters(make_env, "continue")
+    env.reset()
+    for form, env_ids in forms:
+        result = env.step([1] * len(env_ids), form)
+        assert result.env_ids.tolist() == result.states[:, 0].tolist() == env_ids, form
+        assert [state[0] for state, *_ in env.step([1] * len(env_ids), form, align="batch")] == env_ids, form
+        assert env.reset(form)[:, 0].tolist() == env_ids, form
+
+
+def test_each_env_gets_its_own_action(make_env: MakeEnv) -> None:
+    env = counters(make_env)
+    env.reset(seed=1)
+    plain = env.step([0, 0, 0], [4, 0, 2]).rewards
+    env.reset(seed=1)
+    assert np.allclose(env.step([3, 1, 2], [4, 0, 2]).rewards - plain, [3, 1, 2])
+
+
+def test_results_have_the_documented_types(make_env: MakeEnv) -> None:
+    env = make_env(five_env_fns(Sheet), num_cpus=2)
+    states = env.reset(seed=1)
+    result = env.step(env.action_space.sample())  # type: ignore[union-attr]
+    for found in (states, result.states):
+        types = (found["image"].dtype, found["inner"]["bits"].dtype, found["inner"]["level"].dtype)
+        assert types == (np.uint8, np.int8, np.int64)
+        assert found["image"].shape == (NUM_ENVS, 2, 3)
+        assert all(type(word) is str for word in found["word"])
+    arrays = (result.rewards, result.dones, result.terminated, result.truncated, result.env_ids, result.infos)
+    assert [array.dtype for array in arrays] == [np.float64, bool, bool, bool, np.int64, object]
+    assert all(type(info) is dict for info in result.infos)
+
+
+def test_each_env_has_its_own_spaces(make_env: MakeEnv) -> None:
+    env = counters(make_env)
+    alone = [copy.deepcopy(Counter.action_space) for _ in range(NUM_ENVS)]
+    spaces: Any = env.action_spaces
+    for number in range(NUM_ENVS):
+        alone[number].seed(number)
+        spaces[number].seed(number)
+    assert_same(
+        [[space.sample() for _ in range(9)] for space in alone], [[s.sample() for _ in range(9)] for s in spaces]
+    )
+
+
+# ---------------------------------------------------------------- seeds and options
+
+
+def test_int_seed_gives_each_env_its_own_seed(make_env: MakeEnv) -> None:
+    env = counters(make_env)
+    assert_same(expected_states({number: 7 + number for number in range(NUM_ENVS)}), env.reset(seed=7))
+    assert_same(expected_states({3: 10, 1: 8}), env.reset([3, 1], seed=7))
+    assert_same(expected_states({2: 40, 0: 50}), env.reset([2, 0], seed=[40, 50]))
+
+
+def test_seeds_set_beforehand_are_used_once(make_env: MakeEnv) -> None:
+    env = counters(make_env)
+    env.seed(7)
+    first = env.reset([4, 2])
+    env.send_reset([3, 0])
+    landed = drain(env)
+    rest = env.reset()
+    assert_same(expected_states({4: 11, 2: 9}), first)
+    assert_same(expected_states({0: 7, 3: 10}), np.stack([landed[0][0], landed[3][0]]))
+    assert_same(expected_states({1: 8}), rest[[1]])
+    assert rest[4, 2] != first[0, 2]
+
+
+def test_reset_options_are_passed_to_the_envs(make_env: MakeEnv) -> None:
+    env = counters(make_env)
+    env.reset(options={"level": 3})
+    assert [info["options"] for info in env.reset_infos] == [{"level": 3}] * NUM_ENVS
+    env.reset([2, 0], options=[{"level": 2}, None])
+    assert [info["options"] for info in env.reset_infos] == [None, {"level": 3}, {"level": 2}] + [{"level": 3}] * 2
+
+
+# ---------------------------------------------------------------- done policies
+
+
+def test_done_policy_none_stops_all_envs(make_env: MakeEnv) -> None:
+    env = counters(make_env)  # env 2 ends first, after three steps
+    env.reset()
+    for _ in range(3):
+        last = env.step(ONES)
+    assert last.dones.tolist() == [False, False, True, False, False]
+    assert last.states[:, 1].tolist() == [3] * NUM_ENVS
+    assert env.all_done()
+    assert env.step(ONES, align="batch") == [ABSENT] * NUM_ENVS
+    assert env.step(ONES).rewards.tolist() == [None] * NUM_ENVS
+    assert env.get_env_attr("count") == [3] * NUM_ENVS
+    env.reset(1)
+    assert [reward is None for reward in env.step(ONES).rewards] == [True, False, True, True, True]
+
+
+def test_done_policy_idle_skips_ended_envs(make_env: MakeEnv) -> None:
+    env = counters(make_env, "idle")
+    env.reset()
+    for _ in range(3):
+        env.step(ONES)
+    last = env.step([1, 1, None, 1, 1], align="batch")  # the action of an absent env is ignored
+    assert last[2] == ABSENT
+    last = env.step(ONES, align="batch")
+    assert [item[0] is None for item in last] == [True, False, True, False, True]
+    assert env.get_env_attr("count") == [4, 5, 3, 5, 4]
+    env.send([1, 1], [3, 4])
+    landed = drain(env)
+    assert (landed[4], landed[3][0][1]) == ((*ABSENT, True, False), 6)
+    env.reset([2])
+    assert env.step([1], 2).states[0, 1] == 1
+
+
+def test_done_policy_restart_resets_within_the_step(make_env: MakeEnv) -> None:
+    env = counters(make_env, "restart")
+    env.reset(seed=7)
+    for _ in range(3):
+        result = env.step(ONES)
+    info = result.infos[2]
+    assert_same(expected_states({2: 9}, steps=3)[0], info["ended_state"])
+    assert result.states[2, 1] == 0
+    assert result.dones.tolist() == [number == 2 for number in range(NUM_ENVS)]
+    assert result.terminated[2]
+    assert [info["reset"] for info in result.infos] == result.dones.tolist()
+    assert (info["trace"], info["reset_info"]["trace"]) == ([0, 1, 2, 3], [0])
+    assert env.step(ONES).states[2, 1] == 1
+    assert env.done.tolist() == [True, False, False, False, True]
+
+
+def test_done_policy_restart_copies_last_states_of_any_type(make_env: MakeEnv) -> None:
+    env = make_env(five_env_fns(Old), asynchronous="restart", num_cpus=2)
+    env.reset(seed=7)
+    for _ in range(3):
+        result = env.step([0.5] * NUM_ENVS)
+    alone = Old(2)
+    alone.seed(9)
+    alone.reset()
+    assert_same([alone.step(0.5)[0].copy() for _ in range(3)][-1], result.infos[2]["ended_state"])
+    assert_same(alone.reset(), result.states[2])
+
+
+def test_done_policy_continue_steps_ended_envs(make_env: MakeEnv) -> None:
+    env = counters(make_env, "continue")
+    env.reset()
+    for _ in range(6):
+        result = env.step(ONES)
+    assert result.states[:, 1].tolist() == [6] * NUM_ENVS
+    assert result.dones.tolist() == [True, False, True, True, True]
+    assert result.truncated.tolist() == [False, False, False, True, False]
+
+
+# ---------------------------------------------------------------- requests in flight, pauses
+
+
+def test_reset_drops_what_its_env_has_in_flight(make_env: MakeEnv) -> None:
+    env = counters(make_env)
+    env.reset()
+    env.send(ONES)
+    env.send_reset([1, 3])
+    with pytest.raises(EnvBusyError, match=r"envs \[1, 3\]|reset that was sent"):
+        env.step([1, 1], [1, 3])
+    assert_same(expected_states({3: 10, 0: 7}), env.reset([3, 0], seed=7))
+    assert {env_id: landed[0][1] for env_id, landed in drain(env).items()} == {1: 0, 2: 1, 4: 1}
+    assert env.step(ONES).states[:, 1].tolist() == [1, 1, 2, 1, 2]
+
+
+def test_failed_sent_reset_is_raised_once(make_env: MakeEnv) -> None:
+    env = make_env([partial(FailingEnv, number, "reset" if number == 1 else "") for number in range(3)], num_cpus=2)
+    env.send_reset([0, 1])
+    with pytest.raises(TroubleError, match="reset of 1") as caught:
+        env.recv(min_envs=2)
+    assert caught.value.partial.env_ids.tolist() == [0]  # type: ignore[attr-defined]
+    with pytest.raises(NothingInFlightError):
+        env.recv()
+    with pytest.raises(ResetNeededError, match=r"\[1\]"):
+        env.step([1, 1], [0, 1])
+    assert env.step([1], [0]).states[0, 1] == 1
+
+
+def test_calls_without_id_skip_paused_envs(make_env: MakeEnv) -> None:
+    env = counters(make_env)
+    env.reset()
+    env.send([1, 1], [0, 1])
+    env.pause([0, 3])
+    assert (env.num_unpaused, env.paused.tolist()) == (3, [True, False, False, True, False])
+    assert sorted(drain(env)) == [0, 1]  # what is in flight is received
+    assert env.step([1, 1, 1]).env_ids.tolist() == [1, 2, 4]
+    with pytest.raises(EnvBusyError, match="3"):
+        env.step([1, 1], [3, 4])
+    assert env.get_env_attr("count") == [2, 1, 1]
+    assert env.get_env_attr("count", [0, 3]) == [1, 0]
+    env.resume(3)
+    assert env.step([1] * 4).states[:, :2].tolist() == [[1, 3], [2, 2], [3, 1], [4, 2]]
+    env.pause(slice(None))
+    assert len(env.step([]).env_ids) == len(env.reset()) == env.num_unpaused == 0
+    env.send([])
+    env.send_reset()
+    with pytest.raises(NothingInFlightError):
+        env.recv()
+    env.resume()
+    assert env.step(ONES).env_ids.tolist() == [0, 1, 2, 3, 4]
+
+
+# ---------------------------------------------------------------- streams, one env at a time, whole episodes
+
+
+@done_policies
+def test_stream_steps_each_env_as_a_loop_would(done_policy: Any, make_env: MakeEnv) -> None:
+    kinds = [partial(Counter, number, 99 if done_policy is None else length) for number, length in enumerate(LENGTHS)]
+    env = make_env(kinds, asynchronous=done_policy, num_cpus=2)
+    env.send_reset(seed=3)
+    found: dict[int, list[Any]] = {env_id: [] for env_id in range(NUM_ENVS)}
+    for env_ids, result in env.stream(repeat, 60, max_envs=3):
+        assert env_ids is result.env_ids
+        for row, env_id in enumerate(env_ids.tolist()):
+            if result.dones[row] or not result.infos[row].get("reset"):
+                found[env_id].append((result.states[row], float(result.rewards[row]), bool(result.dones[row])))
+    assert sum(map(len, found.values())) == (sum(LENGTHS) if done_policy == "idle" else 60)
+    states = env.reset(seed=3)
+    for turn in range(60):
+        result = env.step(repeat(np.stack([np.zeros(3) if state is None else state for state in states])))
+        states = result.states
+        for env_id, steps in found.items():
+            if turn < len(steps):
+                assert_same(steps[turn], (states[env_id], float(result.rewards[env_id]), bool(result.dones[env_id])))
+
+
+def test_stream_can_be_continued_after_break(make_env: MakeEnv) -> None:
+    env = make_env([partial(Counter, number, 99) for number in range(NUM_ENVS)], asynchronous="restart", num_cpus=2)
+    env.send_reset(seed=1)
+    for env_ids, _ in env.stream(repeat, 7):
+        sent = min(len(env_ids), 7)
+        break
+    env.pause(2)
+    for turn, _ in enumerate(env.stream(repeat, 12)):
+        if turn == 1:
+            assert env.num_unpaused == NUM_ENVS - 1
+            env.pause(3)
+        elif turn == 3:
+            env.resume()
+    env.resume()
+    with pytest.raises(NothingInFlightError):
+        env.recv()
+    assert sum(env.get_env_attr("count")) == sent + 12
+    assert len(env.step(ONES).env_ids) == NUM_ENVS
+
+
+@done_policies
+def test_get_state_and_send_action_drive_one_env_at_a_time(done_policy: Any, make_env: MakeEnv) -> None:
+    """Until every env is closed: after two episodes or, with automatic restarts, after ten steps."""
+    env = counters(make_env, done_policy)
+    env.send_reset()
+    ends: Tally[int] = Tally()
+    steps: Tally[int] = Tally()
+    while env.num_unpaused:
+        state, env_id = env.get_state()  # type: ignore[misc]
+        ends[env_id] += state is TERMINATED
+        if ends[env_id] == 2 or steps[env_id] == 10:
+            env.send_action(CLOSE, env_id)
+        elif state is TERMINATED:
+            env.send_action(RESET, env_id)
+        else:
+            assert state[0] == env_id
+            steps[env_id] += 1
+            env.send_action(1, env_id)
+    with pytest.raises(NothingInFlightError):
+        env.get_state()
+    if done_policy == "restart":
+        assert not ends.total()
+    elif done_policy is not None:
+        assert [steps[env_id] for env_id in range(NUM_ENVS)] == [min(2 * length, 10) for length in LENGTHS]
+
+
+def test_get_state_timeout_loses_no_result(make_env: MakeEnv) -> None:
+    env = make_env(five_env_fns(Sleeper), num_cpus=2, timeout=60)
+    env.send_reset(3)
+    assert env.get_state() is not None
+    env.send_action(60, 3)
+    found = env.get_state(timeout=0.01) or env.get_state(timeout=30)
+    assert found is not None
+    assert found[0][:2].tolist() == [3, 1]
+
+
+@done_policies
+def test_run_episodes_divides_episodes_among_envs(done_policy: Any, make_env: MakeEnv) -> None:
+    env = counters(make_env, done_policy)
+    env.reset(seed=4)
+    env.pause(3)
+    found = env.run_episodes(repeat, 9, seed=6, progress=False)
+    assert found.env_ids.tolist() == [0, 0, 0, 1, 1, 2, 2, 4, 4]
+    assert found.lengths.tolist() == [LENGTHS[env_id] for env_id in found.env_ids]
+    with pytest.raises(ResetNeededError, match=r"\[0, 1, 2, 4\]"):
+        env.step([1] * 4)
+
+
+# ---------------------------------------------------------------- worker info
+
+
+def test_worker_info_has_the_seed_of_the_latest_reset(make_env: MakeEnv) -> None:
+    env = make_env([InfoEnv] * NUM_ENVS, num_cpus=3)
+    env.send_reset(seed=7)
+    env.recv(NUM_ENVS)
+    env.reset([0, 4])
+    env.reset(2, seed=70)
+    assert [one["asked"][4] for one in env.customized_method("ask")] == [7, 8, 72, 10, 11]
+    env.restart([1])
+    assert env.customized_method("ask", id=1)[0]["made"][4] is None
+
+
+def test_policy_in_a_worker_gets_no_worker_info(make_env: MakeEnv) -> None:
+    env = make_env([InfoEnv] * NUM_ENVS, asynchronous="restart", num_cpus=2)
+    env.reset(seed=1)
+
+    def act(states: Any) -> Any:
+        return np.ones(len(states), np.int64), None, {"told": np.full(len(states), get_worker_info() is not None)}
+
+    assert not env.rollout(act, 5, progress=False).extras["told"].any()
+    assert [one["step"][0] for one in env.customized_method("ask")] == list(range(NUM_ENVS))
+
+
+def test_replicated_envs_differ_in_seed_and_worker_info(mode: str) -> None:
+    class Given(InfoEnv):
+        def __init__(self, seed: int | None = None, rank: int = -1, world_size: int = -1) -> None:
+            super().__init__()
+            self.given = (rank, world_size, seed)
+
+    with ParallelEnv.replicate(partial(Given, rank=9), 3, mode, num_cpus=2, seed=5) as copies:
+        assert copies.get_env_attr("given") == [(9, 3, 5), (9, 3, 6), (9, 3, 7)]
+        copies.reset()
+        asked = copies.customized_method("ask")
+        assert [one["made"][0] for one in asked] == [0, 1, 2]
+        assert [one["reset"][4] for one in asked] == [5, 6, 7]
