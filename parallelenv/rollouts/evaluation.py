@@ -55,7 +55,7 @@ class Evaluation:
         return f"<Evaluation of {count(len(self), 'episode')}{mean}>"
 
 
-Results = dict[int, list[tuple[Any, ...]]]
+EpisodesByEnv = dict[int, list[tuple[Any, ...]]]
 """Of each env the episodes that have ended: return, length, terminated, truncated and last info."""
 
 
@@ -126,7 +126,7 @@ def _play(
     advance: Callable[[int], Any],
     look: Callable[[], bool] = lambda: True,
 ) -> Evaluation:
-    results: Results = {env_id: [] for env_id in env_ids}
+    results: EpisodesByEnv = {env_id: [] for env_id in env_ids}
     with engine.borrowed(env_ids) as own:
         game = _EpisodeRunner(own, PolicyRunner(player, None, own.pool.layout), shares, results, advance, look)
         announce(env_ids)
@@ -159,7 +159,7 @@ class _EpisodeRunner:
         engine: Engine,
         player: PolicyRunner,
         shares: dict[int, float],
-        results: Results,
+        results: EpisodesByEnv,
         advance: Callable[[int], Any],
         look: Callable[[], bool],
     ) -> None:
@@ -229,7 +229,7 @@ class _EpisodeRunner:
         )
 
 
-def _evaluation(results: Results) -> Evaluation:
+def _evaluation(results: EpisodesByEnv) -> Evaluation:
     """Return the episodes that have ended."""
     rows = [(env_id, *episode) for env_id, ended in results.items() for episode in ended]
     env_ids, returns, lengths, terminated, truncated, infos = zip(*rows, strict=True) if rows else ((),) * 6
