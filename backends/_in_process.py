@@ -88,7 +88,9 @@ class CallerStep:
 
     def wait(self, timeout: float) -> bool:
         """Step; nothing else could. See `RepeatedStep`."""
-        reply = self._repeat(self._prepared)
+        # Through a generator, whose frame does not refer to its caller once it has yielded: the traceback of a failure
+        # would keep the caller's `ParallelEnv` alive, see `Host.execute`.
+        (reply,) = (self._repeat(prepared) for prepared in (self._prepared,))
         return not (reply.values or reply.failures or reply.output)
 
     def file(self, number: int) -> None:

@@ -19,7 +19,7 @@ from parallelenv.backends._process import UNKNOWN, process_exists
 from parallelenv.backends._shared_memory import SharedMemory
 from parallelenv.backends._wire import Wire, spin
 from parallelenv.contract.batch import Batch
-from parallelenv.contract.codec import DONE, PLAIN_STEPS, Message, encode_reply
+from parallelenv.contract.codec import DONE, PLAIN_STEPS, Message, StepSubset, encode_reply
 from parallelenv.contract.interrupts import DeferSigint
 from parallelenv.contract.message_channel import MessageChannel, MessageStep
 from parallelenv.contract.protocol import Command, Death, Printed, RepeatedStep, Reply
@@ -242,7 +242,8 @@ class BellChannel(PipeChannel):
             self._bell.send(self.wire.connection, self.process.pid)
 
     def notify(self, anything: Any) -> None:
-        self._is_behind = True
+        if not isinstance(anything, StepSubset):  # which the host reads when a step asks for it
+            self._is_behind = True
         super().notify(anything)
 
     def send(self, packed: Message) -> None:

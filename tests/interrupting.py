@@ -9,6 +9,10 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
+import gymnasium as gym
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+
 _EVERYWHERE = ("parallelenv", "backends", "multiprocessing")
 
 
@@ -75,3 +79,18 @@ def interrupt_at(
         sys.settrace(found)
     del made
     return Outcome(tracer.line, error)
+
+
+class Counting(gym.Env[Any, Any]):
+    """Its state is the number of its steps."""
+
+    observation_space = Box(0, np.inf, (1,), np.float64)
+    action_space = Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.count = 0
+        return np.zeros(1), {}
+
+    def step(self, action: Any) -> Any:
+        self.count += 1
+        return np.full(1, float(self.count)), 1.0, False, False, {}

@@ -12,7 +12,7 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 from hypothesis import given
 from hypothesis import strategies as st
-from interrupting import interrupt_at
+from interrupting import Counting, interrupt_at
 
 from parallelenv import ParallelEnv
 from parallelenv.contract.batch import INFO_NBYTES, Batch, Layout
@@ -84,7 +84,7 @@ def test_infos_equal_those_without_columns(
         ParallelEnv([Telling] * NUM_ENVS, mode, asynchronous, 2, **options) as env,
         ParallelEnv([Telling] * NUM_ENVS, "dummy", asynchronous) as oracle,
     ):
-        monkeypatch.setattr(oracle.engine.pool, "learn_infos", lambda _: None)
+        monkeypatch.setattr(oracle.engine.pool, "learn_infos", lambda *_: None)
         env.reset(seed=0)
         oracle.reset(seed=0)
         for number in range(1, 100):
@@ -150,20 +150,13 @@ def test_rebuilt_worker_learns_the_form_again() -> None:
             assert [info["i"] for info in result.infos] == [number] * 2
 
 
-class Changing(gym.Env[Any, Any]):
-    """The state and the info have the number of the step; the info gets another form after eight."""
-
-    observation_space = Box(0, 1e9, (1,), np.float64)
-    action_space = Discrete(2)
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        self.count = 0
-        return np.zeros(1), {}
+class Changing(Counting):
+    """The info has the number of the step, too, and gets another form after eight."""
 
     def step(self, action: Any) -> Any:
-        self.count += 1
+        state, *others, _ = super().step(action)
         info = {"n": self.count} if self.count <= 8 else {"n": self.count, "other": [self.count]}
-        return np.array([float(self.count)]), 1.0, False, False, info
+        return state, *others, info
 
 
 @pytest.mark.parametrize("mode", ["dummy", "thread", "subproc"])
@@ -173,15 +166,24 @@ def test_interrupt_while_hosts_are_sent_a_form_loses_no_info(mode: str, num_chan
         result = env.recv(2) if env.engine.under_way else env.step([0, 0])
         assert [info["n"] for info in result.infos] == result.states[:, 0].tolist()
 
+    def num_steps_until(change: int) -> int:
+        columns, seen, steps = [env.engine.pool.batch.info_columns], 0, 0
+        while seen < change:
+            step_or_receive()
+            steps += 1
+            columns.append(env.engine.pool.batch.info_columns)
+            seen += columns[-1] is not columns[-2]
+        return steps
+
+    with ParallelEnv([Changing] * 2, mode, "continue", 2) as env:
+        env.reset()
+        num_steps = num_steps_until(num_changes)
     for number in itertools.count(1):
         with ParallelEnv([Changing] * 2, mode, "continue", 2) as env:
             env.reset()
-            for _ in range(num_changes):
-                while not env.engine.pool.has_new_form:
-                    step_or_receive()
-                if num_changes == 2 and not env.engine.pool.batch.info_columns:
-                    step_or_receive()
-            outcome = interrupt_at(number, env.engine.pool.send_info_form, ("engine/worker_pool.py",))
+            for _ in range(num_steps - 1):
+                step_or_receive()
+            outcome = interrupt_at(number, step_or_receive, ("engine/worker_pool.py", "engine/info_learner.py"))
             for _ in range(4):
                 step_or_receive()
         if not outcome.line:

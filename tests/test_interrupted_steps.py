@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
-import gymnasium as gym
-import numpy as np
 import pytest
-from gymnasium.spaces import Box, Discrete
-from interrupting import interrupt_at
+from interrupting import Counting, interrupt_at
 
 from parallelenv import ParallelEnv
 from parallelenv.backends import _cpu_balancer
@@ -21,21 +19,6 @@ ZEROS = [0] * NUM_ENVS
 with_bell = pytest.mark.skipif(not HAS_BELL, reason="there is no bell")
 
 
-class Counting(gym.Env[Any, Any]):
-    """Its state is the number of its steps."""
-
-    observation_space = Box(0, np.inf, (1,), np.float64)
-    action_space = Discrete(2)
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        self.count = 0
-        return np.zeros(1), {}
-
-    def step(self, action: Any) -> Any:
-        self.count += 1
-        return np.full(1, float(self.count)), 1.0, False, False, {}
-
-
 def receive(env: ParallelEnv) -> list[float] | None:
     """Return the states of the interrupted step, ``None`` if none was sent, ``[]`` if an env was interrupted in it."""
     try:
@@ -44,6 +27,37 @@ def receive(env: ParallelEnv) -> list[float] | None:
         return None
     except EnvInterruptedError:
         return []
+
+
+@pytest.mark.parametrize("env_ids", [None, [2, 0, 3]], ids=["all", "some"])
+@pytest.mark.parametrize("first", [False, True], ids=["", "first"])
+@pytest.mark.parametrize("mode", ["thread", pytest.param("subproc", marks=with_bell)])
+def test_interrupt_while_a_step_is_planned_or_returned_loses_hardly_any_result(
+    mode: str, first: bool, env_ids: Any
+) -> None:
+    lost = []
+    with ParallelEnv([Counting] * NUM_ENVS, mode, "continue", 2) as env:
+        chosen = env_ids or range(NUM_ENVS)
+        actions = [0] * len(chosen)
+        for line in itertools.count(1):
+            env.reset()
+            if first:
+                env.engine.plans.clear()
+            for _ in range(1 if first else 3):
+                env.step(actions, env_ids)
+            before = env.get_env_attr("count", env_ids)
+            outcome = interrupt_at(line, lambda: env.step(actions, env_ids))
+            if not outcome.line:
+                break
+            assert outcome.is_raised, outcome
+            found = receive(env)
+            made = [after - count for after, count in zip(env.get_env_attr("count", env_ids), before, strict=True)]
+            assert made in ([0] * len(actions), [1] * len(actions)), outcome
+            if made[0]:
+                assert found in (None, [count + 1 for count in before]), outcome  # no part of a result alone
+                lost += [outcome.line] if found is None else []
+        assert line > 50
+    assert len(lost) <= 15, lost  # the call was about to return
 
 
 @pytest.mark.parametrize(

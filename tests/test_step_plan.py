@@ -78,6 +78,7 @@ def make() -> Iterator[Callable[..., ParallelEnv]]:
 
 
 def is_planned(env: ParallelEnv) -> bool:
+    """Whether nothing but planned steps has happened since some step was planned."""
     return any(plan.is_valid() for plan in env.engine.plans.values())
 
 
@@ -88,7 +89,7 @@ def planned(make: Any, mode: str = "subproc", env_fns: Any = None, **options: An
     env.reset()
     for _ in range(3):
         env.step(np.zeros(len(env), int))
-    assert is_planned(env)
+    assert env.engine.plans
     return env
 
 
@@ -112,7 +113,7 @@ def test_results_equal_those_without_plans(
     for number in range(40):
         ids = [None, [0, 1, 2], (5, 0), slice(3, 6)][number % 4] if number > 10 else None
         actions = np.full(len(one.engine.ids(ids)), number % 2)
-        num_planned += is_planned(one)
+        num_planned += bool(one.engine.plans)
         found, expected = one.step(actions, ids, align), other.step(actions, ids, align)
         assert_same(found, expected)
         for name in ("terminated", "truncated", "env_ids"):
@@ -291,3 +292,19 @@ def test_many_shapes_keep_few_plans(make: Any) -> None:
         for _ in range(3):
             env.step([0], [number])
     assert len(env.engine.plans) <= 64
+
+
+@pytest.mark.parametrize("mode", ["dummy", "subproc"])
+def test_halves_that_take_turns_are_planned(mode: str, make: Any) -> None:
+    env = make([Ending] * NUM_ENVS, mode, "restart", 2)
+    env.reset()
+    halves = [0, 1, 4], [2, 3, 5]
+    for _ in range(3):
+        for half in halves:
+            env.step([0] * 3, half)
+    plans = [env.engine.plans["item", tuple(half)] for half in halves]
+    for _ in range(10):
+        for half, plan in zip(halves, plans, strict=True):
+            assert plan.is_valid()
+            result = env.step([0] * 3, half)
+            assert env.done[half].tolist() == result.dones.tolist()

@@ -10,7 +10,7 @@ from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
 from parallelenv.contract import migration_hints
-from parallelenv.errors import SpacesError
+from parallelenv.errors import ArgumentError, SpacesError
 
 if TYPE_CHECKING:
     from parallelenv.env import ParallelEnv
@@ -22,7 +22,7 @@ def declared_spaces(name: str, env: ParallelEnv) -> list[gymnasium.Space[Any]]:
     """Return each env's space. ``name`` is ``"observation_space"`` or ``"action_space"``.
 
     Raises:
-        ArgumentError: If an env does not declare one.
+        SpacesError: If an env does not declare one.
     """
     spaces = [getattr(facts, name) for facts in env.engine.pool.facts]
     for env_id, space in enumerate(spaces):
@@ -38,7 +38,7 @@ def check_alike(name: str, spaces: Sequence[gymnasium.Space[Any]], way_out: str 
     """Check that the spaces of all envs are equal.
 
     Raises:
-        ArgumentError: If they differ.
+        SpacesError: If they differ.
     """
     for env_id, space in enumerate(spaces):
         if space != spaces[0]:
@@ -49,7 +49,8 @@ def vector_spaces(env: ParallelEnv, mode: ObservationMode) -> tuple[gymnasium.Sp
     """Return the batched and the single observation space of a vector env.
 
     Raises:
-        ArgumentError: If the mode is unknown, or the envs' spaces do not fit it.
+        ArgumentError: If the mode is unknown.
+        SpacesError: If the envs' spaces do not fit it.
     """
     spaces = declared_spaces("observation_space", env)
     if mode == "same":
@@ -62,7 +63,7 @@ def vector_spaces(env: ParallelEnv, mode: ObservationMode) -> tuple[gymnasium.Sp
         _check_shapes(spaces, mode[1])
         _check_batched(mode[0], mode[1], len(spaces))
         return mode
-    raise SpacesError(
+    raise ArgumentError(
         f"observation_mode={mode!r} is not known; expected 'same', 'different', or a tuple of the batched and the "
         "single observation space."
     )

@@ -165,6 +165,8 @@ class Engine:
         self.plans: dict[Any, StepPlan] = {}
         self._refused: dict[Any, int] = {}  # steps that cannot be planned, with the pool's generation
         self._latest: deque[Any] = deque(maxlen=_NUM_LATEST)  # shapes of the latest steps that had no plan
+        # What the latest step returned beside the batch, and of how many envs, until it is learned from.
+        self._said: tuple[Mapping[int, Extra], int] | None = None
 
     def close(self, timeout: float) -> None:
         """Close all envs and end all workers, which have ``timeout`` seconds to close their envs."""
@@ -472,18 +474,18 @@ class Engine:
     def step(self, action: Any, env_ids: Sequence[int], align: Align) -> StepResult | StepBatch:
         """Step envs and return the result."""
         plan = self.plans.get(align if env_ids is self.table.unpaused else (align, env_ids))
-        if plan is not None and plan.is_valid():
-            return plan.step(action)
-        return self.step_by_ticket(action, env_ids, align)
+        if plan is None or not plan.is_valid():
+            # Before the step: between its end and the return of its result an interrupt would lose the result.
+            self._learn_infos()
+            plan = self._plan(env_ids, align) if self.plans_steps else None
+        return self.step_by_ticket(action, env_ids, align) if plan is None else plan.step(action)
 
     def step_by_ticket(self, action: Any, env_ids: Sequence[int], align: Align) -> StepResult | StepBatch:
         """Step envs and return the result, without a plan."""
-        if self.pool.has_new_form and self.learns_infos and not self.table.tickets:
-            self.pool.send_info_form()
         return self.finish_step(self.submit_step(action, env_ids), align)
 
     def finish_step(self, ticket: Ticket, align: Align, begin: float | None = None) -> StepResult | StepBatch:
-        """Wait for a step and return its result; plan the next one like it.
+        """Wait for a step and return its result.
 
         Args:
             ticket: Its ticket.
@@ -491,44 +493,55 @@ class Engine:
             begin: Moment of `time.monotonic` from which the timeout counts; ``None``: now.
         """
         self.wait(ticket, None, begin)
-        env_ids = ticket.env_ids
-        result = self.collect_step(Outcome(env_ids, ticket.asked, ticket.values, ticket.failures), align)
-        if self.plans_steps:
-            self._plan(env_ids, align)
-        if ticket.values and self.learns_infos and not self.table.tickets and self.pool.learn_infos(ticket):
-            self.table.version += 1  # the next step is not planned: it sends the hosts the form first
-        return result
+        if ticket.values:
+            self._said = ticket.values, len(ticket.asked)
+        return self.collect_step(Outcome(ticket.env_ids, ticket.asked, ticket.values, ticket.failures), align)
 
-    def _plan(self, env_ids: Sequence[int], align: Align) -> None:
-        """Plan steps like the latest one, if it is not the first of its shape: two halves may take turns."""
+    def _learn_infos(self) -> None:
+        """Learn from the infos of the latest step that came as values, unless columns have infos of other results."""
+        if self._said is not None and self.learns_infos and not self.table.tickets:
+            (values, num_envs), self._said = self._said, None
+            self.pool.learn_infos(values, num_envs)
+
+    def _plan(self, env_ids: Sequence[int], align: Align) -> StepPlan | None:
+        """Return a valid plan of a step; ``None`` if it cannot be planned, or is the first of its shape.
+
+        Raises:
+            The errors of `submit_step`, but those of actions.
+        """
+        self._refuse_not_ready(env_ids)
         table, pool = self.table, self.pool
         key = align if env_ids is table.unpaused else (align, env_ids)
         plan = self.plans.get(key)
         if plan is None and self._refused.get(key) == pool.generation:
-            return
-        if plan is None and key not in self._latest:
+            return None
+        if plan is None and key not in self._latest:  # two halves may take turns
             self._latest.append(key)
-            return
+            return None
         is_unusual = (
             table.exhausted
+            or table.has_first_states(env_ids)
             or (self.recovery is not None and self.recovery.has_unreported)
             or (self.done_policy.resets_next and table.ended(env_ids) != pool.batch.ended(env_ids))
         )
-        if is_unusual or table.tickets:
-            return
+        if is_unusual or table.tickets or not pool.is_idle:
+            return None
         stepped, chosen = table.choose(env_ids) if self.done_policy.skips_done else (env_ids, None)
+        if not stepped:
+            return None
         if plan is None or plan.generation != pool.generation or plan.stepped != stepped:
             how = {"autoreset": self.done_policy.autoreset, "begins_ended": self.done_policy.resets_next}
-            prepared = pool.prepare_step(stepped, **how) if stepped else None
+            prepared = pool.prepare_step(stepped, **how)
             if prepared is None:
                 self.plans.pop(key, None)
                 self._refused = {**dict(list(self._refused.items())[-_MOST_PLANS:]), key: pool.generation}
-                return
+                return None
             if len(self.plans) >= _MOST_PLANS:
                 self.plans.clear()
                 self._refused.clear()
             plan = self.plans[key] = StepPlan(self, env_ids, stepped, chosen, align, *prepared)
         plan.renew()
+        return plan
 
     @single_threaded_in("step")
     def step_unplanned(self, action: Any, id: Any, align: Any) -> StepResult | StepBatch:

@@ -138,11 +138,11 @@ class EnvTable:
 
     def release(self, env_ids: Iterable[int]) -> None:
         """Remove envs whose result was returned, or is not wanted any more."""
-        tickets = self._tickets
-        if env_ids is self.everyone:
-            tickets.clear()
-        for env_id in env_ids if tickets else ():
-            tickets.pop(env_id, None)
+        tickets: dict[int, Ticket] = {}
+        if env_ids is not self.everyone:
+            gone = set(env_ids)
+            tickets = {one: ticket for one, ticket in self._tickets.items() if one not in gone}
+        self._tickets = tickets  # one assignment: an interrupt cannot split the result of several envs
         if tickets:
             kept: list[Arrival] = []
             for ticket, arrived in self._arrivals:
@@ -216,6 +216,10 @@ class EnvTable:
                 f"The latest states of envs {list_ids(unknown)} are wanted, and are not known since load_state() or "
                 "since an adapter was made. Step or reset them first."
             )
+
+    def has_first_states(self, env_ids: Iterable[int]) -> bool:
+        """Whether any of these envs was not stepped since its reset or since `load_state`."""
+        return bool(self._unstepped) and not self._unstepped.keys().isdisjoint(env_ids)
 
     def are_new(self, env_ids: Sequence[int]) -> Array:
         """Return ``(k,)`` bool: whether each env is at the beginning of an episode."""

@@ -70,8 +70,9 @@ class OpenEpisodes:
     def add(self, rows: Any, rewards: Array) -> None:
         """Count one step of each of these envs. Rewards may be of any type that can be added."""
         self._admit(rewards)
-        self.returns[rows] += rewards
-        self.lengths[rows] += 1
+        with DeferSigint():  # return and length must not disagree
+            self.returns[rows] += rewards
+            self.lengths[rows] += 1
 
     def add_steps(
         self, rows: Array, rewards: Array, ended: Array, valid: Array | None, begun: Array, *, goes_on: bool

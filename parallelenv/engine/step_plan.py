@@ -79,7 +79,6 @@ class StepPlan:
         self._is_item = align == "item" and chosen is None
         self._is_whole = stepped is self._table.everyone
         self._number = 0
-        self._had_end = True  # whether an env may be recorded as done
         self._version = self.generation = -1
 
     # ---------------------------------------------------------------- validity
@@ -92,7 +91,6 @@ class StepPlan:
     def renew(self) -> None:
         """Make the plan valid from now on."""
         self._version, self.generation = self._table.version, self._pool.generation
-        self._had_end = has_true(self._table.done)
 
     # ---------------------------------------------------------------- a step
 
@@ -116,7 +114,7 @@ class StepPlan:
         is_done = self._repeated.wait(PATIENCE if timeout is None else min(PATIENCE, timeout))
         if not is_done or self._engine.has_wrong_rewards(self.stepped):
             return self._engine.finish_step(self.enter(), self.align, begin)
-        if self._is_item and not (self._had_end and self._policy.resets_next):
+        if self._is_item and not (self._policy.resets_next and has_true(self._table.done)):
             return self._result()
         return self._assembled()
 
@@ -132,8 +130,7 @@ class StepPlan:
         """Return the result in any form."""
         result = self._engine.assemble(Outcome(self.env_ids, self.stepped, {}, {}), self.align)
         self._pool.planned = None
-        self._had_end = has_true(self._table.done)
-        if self._policy.skips_done and self._had_end:
+        if self._policy.skips_done and has_true(self._table.done):
             self._table.version += 1  # other envs step next
         return result
 
@@ -152,10 +149,9 @@ class StepPlan:
         states: Any = self._states
         states = gather_states(batch, self.stepped, rows, {}, self._engine.copies) if states is None else states.copy()
         infos = self._engine.assembler.infos(batch, rows, count)
-        if has_end or self._had_end:
+        if has_end or has_true(table.done):
             dones = flags[:, 0] | flags[:, 1]
             policy.mark_done(table.done, rows, dones)
-            self._had_end = has_end
             if has_end and policy.autoreset:
                 self._describe_ends(dones, infos)
         else:

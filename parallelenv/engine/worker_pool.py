@@ -27,6 +27,7 @@ from parallelenv.contract.protocol import (
     Command,
     Death,
     EnvFacts,
+    Extra,
     HostDied,
     Placement,
     PoolPosition,
@@ -92,7 +93,6 @@ class Pool:
         number: Number of the next command.
         generation: Changes with the batch, and when a worker is replaced or dies.
         planned: The step of a `StepPlan` that is under way and not entered in a ticket.
-        has_new_form: Whether hosts are to be sent the form of infos, see `send_info_form`.
         shield: Delays Ctrl-C.
     """
 
@@ -121,7 +121,6 @@ class Pool:
         self._call_timeout = timeout
         self.number = 1
         self._infos, self._noted = InfoLearner(), 0
-        self.has_new_form = False
         self.generation = 0
         self.planned: StepPlan | None = None
         self.processes = {}
@@ -320,14 +319,12 @@ class Pool:
     def prepare_step(
         self, env_ids: Sequence[int], *, autoreset: bool, begins_ended: bool
     ) -> tuple[RepeatedStep, list[tuple[WorkerHandle, tuple[int, ...]]]] | None:
-        """Prepare a step of envs to be repeated. No worker may have anything in flight.
+        """Prepare a step of envs to be repeated. The pool must be idle.
 
         Returns:
-            The step, and the worker and the envs of each of its commands. ``None`` if it cannot be repeated: the
-            backend has no quick way for it, or a worker is dead.
+            The step, and the worker and the envs of each of its commands. ``None`` if the backend has no quick way for
+            it.
         """
-        if self._lost or any(worker.in_flight for worker in self._workers):
-            return None
         # The caller's own envs come last.
         split = sorted(self._split(env_ids), key=lambda shard: shard[0].channel.in_caller)
         shards = [(worker, part) for worker, part, _ in split]
@@ -338,31 +335,27 @@ class Pool:
         repeated = self._backend.prepare_step(commands) if hasattr(self._backend, "prepare_step") else None
         return None if repeated is None else (repeated, shards)
 
-    def learn_infos(self, ticket: Ticket) -> bool:
-        """Note the infos of a step; return whether `send_info_form` is to be called before the next one."""
-        num_steps = (self.number - self._noted) // len(self._workers)
-        self._noted = self.number
-        is_new = self.batch.infos is not None and self._infos.note(
-            ticket.values, len(ticket.asked), self.generation, num_steps
-        )
-        self.has_new_form = self.has_new_form or is_new
-        return is_new
-
-    def send_info_form(self) -> None:
-        """Let hosts write infos of a steady form to columns, or no longer if there is none.
+    def learn_infos(self, values: Mapping[int, Extra], num_envs: int) -> None:
+        """Let hosts write infos to columns once these have a steady form, and no longer if they have none.
 
         No result may be in the columns, since they are emptied. Hosts and caller must not disagree about the form, so
         an interrupt is delayed until the hosts, which have nothing else to do, have replied.
+
+        Args:
+            values: Results of envs beyond their rows in the latest step, by env id.
+            num_envs: Number of envs stepped.
         """
-        form = self._infos.form
-        living = [
-            next((env_id for env_id in worker.spec.env_ids if env_id not in self._lost), None)
-            for worker in self._workers
-        ]
+        num_steps = (self.number - self._noted) // len(self._workers)
+        self._noted = self.number
+        if self.batch.infos is None:
+            return
         with DeferSigint(), contextlib.suppress(WorkerTimeoutError):  # a late host still reads it before the next step
-            self.has_new_form = False
-            self.batch.info_columns = InfoColumns(form, self.batch) if form else None
-            self.wait(self.submit("state", [one for one in living if one is not None], None, form), _MOMENT)
+            if self._infos.note(values, num_envs, self.generation, num_steps):
+                form = self._infos.form
+                self.batch.info_columns = InfoColumns(form, self.batch) if form else None
+                hosts = (worker.spec.env_ids for worker in self._workers)
+                living = [next((one for one in env_ids if one not in self._lost), None) for env_ids in hosts]
+                self.wait(self.submit("state", [one for one in living if one is not None], None, form), _MOMENT)
 
     def settle(self) -> None:
         """Enter a planned step that is under way, because its call was interrupted, in a ticket like any other."""
@@ -653,6 +646,11 @@ class Pool:
     def living(self) -> list[tuple[int, ...]]:
         """Env ids of each living worker."""
         return [worker.spec.env_ids for worker in list(self._workers) if worker.death is None]
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all workers live, as far as is known, and none has a command."""
+        return not self._lost and not any(worker.in_flight for worker in self._workers)
 
     @property
     def is_held_up(self) -> bool:

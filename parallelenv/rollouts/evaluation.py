@@ -55,7 +55,7 @@ class Evaluation:
         return f"<Evaluation of {count(len(self), 'episode')}{mean}>"
 
 
-Results = dict[int, list[tuple[Any, ...]]]
+EpisodesByEnv = dict[int, list[tuple[Any, ...]]]
 """Of each env the episodes that have ended: return, length, terminated, truncated and last info."""
 
 
@@ -117,7 +117,7 @@ class _EpisodeRunner:
         self._shares = shares
         self._advance = advance
         self._look = look
-        self._results: Results = {}
+        self._results: EpisodesByEnv = {}
         self._running: OpenEpisodes
 
     def play(
@@ -198,7 +198,7 @@ class _EpisodeRunner:
         )
 
 
-def _evaluation(results: Results) -> Evaluation:
+def _evaluation(results: EpisodesByEnv) -> Evaluation:
     """Return the episodes that have ended."""
     rows = [(env_id, *episode) for env_id, ended in results.items() for episode in ended]
     env_ids, returns, lengths, terminated, truncated, infos = zip(*rows, strict=True) if rows else ((),) * 6

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import os
 import signal
@@ -20,7 +21,7 @@ from parallelenv.backends import _eventfd_bell as _bell
 from parallelenv.backends import _pipe, _wire
 from parallelenv.backends._eventfd_bell import BellEnd
 from parallelenv.engine import step_plan
-from parallelenv.errors import ArgumentError, WorkerDiedError, WorkerTimeoutError
+from parallelenv.errors import ArgumentError, WorkerDiedError, WorkerStartError, WorkerTimeoutError
 
 pytestmark = pytest.mark.skipif(not _bell.HAS_BELL, reason="there is no bell on this system")
 
@@ -237,3 +238,24 @@ def test_eventfd_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("parallelenv.backends.subproc.HAS_BELL", False)
     with pytest.raises(ArgumentError, match=r"eventfd=True needs Linux on an x86-64 processor\. Leave it out"):
         ParallelEnv([Meddler], "subproc", eventfd=True)
+
+
+@pytest.mark.parametrize("num_opened", [0, 1, 2])
+def test_too_few_descriptors_for_the_bell_are_an_error_and_leave_none_open(
+    num_opened: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[int] = []
+    eventfd = os.eventfd
+
+    def limited(value: int, flags: int) -> int:
+        if len(opened) == num_opened:
+            raise OSError(errno.EMFILE, "Too many open files")
+        opened.append(eventfd(value, flags))
+        return opened[-1]
+
+    monkeypatch.setattr(os, "eventfd", limited)
+    with pytest.raises(WorkerStartError, match=r"What wakes workers could not be opened .*ulimit -n"):
+        ParallelEnv([Meddler] * 2, "subproc", num_cpus=2)
+    for descriptor in opened:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)
