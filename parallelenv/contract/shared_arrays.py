@@ -50,7 +50,7 @@ def share(backend: Backend, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
         ArgumentError: If the backend cannot share arrays.
         WorkerStartError: If there is not enough memory.
     """
-    if not hasattr(backend, "share"):
+    if getattr(backend, "share", None) is None:
         raise ArgumentError(
             f"shared={list(arrays)} was given, but {type(backend).__name__} has no share(). Let the envs load what "
             "they need, or choose another mode."

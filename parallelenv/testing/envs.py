@@ -368,24 +368,27 @@ def wrapped_toolbox(number: int, length: int = 4) -> Any:
 
 
 class InfoEnv(Counter):
-    """Calls `get_worker_info` in each method; ``told`` has the results by method."""
+    """Calls `get_worker_info` in each method; ``told`` has the results by method, as tuples."""
 
     def __init__(self) -> None:
-        self.told: dict[str, Any] = {"made": get_worker_info()}
-        super().__init__(self.told["made"].env_id)
+        self.told: dict[str, Any] = {"made": self._facts()}
+        super().__init__(self.told["made"][0])
+
+    def _facts(self) -> tuple[Any, ...] | None:
+        info = get_worker_info()  # not kept: it holds the memory of the shared arrays
+        return info and (info.env_id, info.num_envs, info.worker_id, info.num_workers, info.seed)
 
     def _state(self) -> Any:
-        self.told["step" if self.count else "reset"] = get_worker_info()
+        self.told["step" if self.count else "reset"] = self._facts()
         return super()._state()
 
     def ask(self) -> dict[str, Any]:
         """Return the worker infos as tuples, including those of this call and of a thread."""
-        told = {**self.told, "asked": get_worker_info()}
-        thread = threading.Thread(target=lambda: told.update({"in a thread": get_worker_info()}))
+        told = {**self.told, "asked": self._facts()}
+        thread = threading.Thread(target=lambda: told.update({"in a thread": self._facts()}))
         thread.start()
         thread.join()
-        names = ("env_id", "num_envs", "worker_id", "num_workers", "seed")
-        return {call: info and tuple(getattr(info, name) for name in names) for call, info in told.items()}
+        return told
 
     def look(self) -> dict[str, Any]:
         """Return copies of the shared arrays, after an attempt to overwrite them."""
