@@ -50,13 +50,14 @@ def share(backend: Backend, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
         ArgumentError: If the backend cannot share arrays.
         WorkerStartError: If there is not enough memory.
     """
-    if getattr(backend, "share", None) is None:
+    place = getattr(backend, "share", None)
+    if place is None:
         raise ArgumentError(
             f"shared={list(arrays)} was given, but {type(backend).__name__} has no share(). Let the envs load what "
             "they need, or choose another mode."
         )
     try:
-        return backend.share(arrays)  # type: ignore[no-any-return]
+        return place(arrays)  # type: ignore[no-any-return]
     except MemoryError as error:
         nbytes = sum(array.nbytes for array in arrays.values())
         raise WorkerStartError(f"shared= needs {nbytes:,} bytes of memory, which cannot be had. Share less.") from error

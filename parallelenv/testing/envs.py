@@ -376,7 +376,9 @@ class InfoEnv(Counter):
 
     def _facts(self) -> tuple[Any, ...] | None:
         info = get_worker_info()  # not kept: it holds the memory of the shared arrays
-        return info and (info.env_id, info.num_envs, info.worker_id, info.num_workers, info.seed)
+        if info is None:
+            return None
+        return info.env_id, info.num_envs, info.worker_id, info.num_workers, info.seed
 
     def _state(self) -> Any:
         self.told["step" if self.count else "reset"] = self._facts()
