@@ -10,8 +10,8 @@ from typing import Any
 
 from parallelenv.backends._ray_cluster import SHUT_DOWN
 from parallelenv.backends._ray_local import ActorHandle, first_line
-from parallelenv.contract.broadcast import Broadcast
 from parallelenv.contract.codec import Message, encode
+from parallelenv.contract.copying import Broadcast
 from parallelenv.contract.message_channel import MessageChannel
 from parallelenv.contract.protocol import Command, Death, Printed
 

@@ -11,11 +11,10 @@ from parallelenv.backends._parent_death import Address, death_descriptor
 from parallelenv.backends._ray_local import connect_to_caller
 from parallelenv.backends._wire import Wire
 from parallelenv.backends._worker_process import SPIN, PipeHost
-from parallelenv.contract.batch import Array
+from parallelenv.contract.batch import Array, frozen
 from parallelenv.contract.codec import Message, decode
 from parallelenv.contract.packed_worker_spec import PackedSpec
 from parallelenv.contract.protocol import Command, Printed, Reply, WorkerSpec
-from parallelenv.contract.shared_arrays import frozen
 from parallelenv.worker.host import Host
 from parallelenv.worker.worker_log import WorkerLog, redirect_streams
 from parallelenv.worker.worker_loop import MessageHost, die_with_caller, prepare_worker

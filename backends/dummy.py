@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from parallelenv.backends._in_process import CallerChannel, CallerStep
-from parallelenv.contract.batch import Array, Batch, Layout
+from parallelenv.contract.batch import Array, Batch, Layout, copied
 from parallelenv.contract.protocol import Backend, Channel, Command, Placement, Printed, RepeatedStep, WorkerSpec
-from parallelenv.contract.shared_arrays import copied
 
 
 class DummyBackend(Backend):

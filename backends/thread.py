@@ -17,10 +17,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from parallelenv.backends._in_process import copy_arguments, copy_values
-from parallelenv.contract.batch import Array, Batch, Layout
+from parallelenv.contract.batch import Array, Batch, Layout, copied
 from parallelenv.contract.cpu_cores import usable_cores
 from parallelenv.contract.protocol import Channel, Command, Death, Placement, Printed, Reply, WorkerSpec
-from parallelenv.contract.shared_arrays import copied
 from parallelenv.errors import WorkerStartError
 from parallelenv.worker.host import Host
 

@@ -21,12 +21,11 @@ import numpy as np
 
 from parallelenv import registry
 from parallelenv.contract import arguments, env_specs, migration_hints
-from parallelenv.contract.arguments import MISSING
+from parallelenv.contract.arguments import MISSING, check_shared
 from parallelenv.contract.batch import Array, has_true
 from parallelenv.contract.copying import deep_copy
 from parallelenv.contract.error_text import count, show
 from parallelenv.contract.protocol import Lookup, MethodCall
-from parallelenv.contract.shared_arrays import check_shared
 from parallelenv.contract.spaces import batched
 from parallelenv.contract.tracebacks import short_tracebacks, shortens_tracebacks, warn_user
 from parallelenv.engine import notebook_cells

@@ -10,13 +10,12 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
 
-from parallelenv.contract.batch import Array, Batch, Layout
+from parallelenv.contract.batch import Array, Batch, Layout, copied
 from parallelenv.contract.codec import Message
 from parallelenv.contract.cpu_cores import usable_cores
 from parallelenv.contract.message_channel import MessageChannel
 from parallelenv.contract.packed_worker_spec import PackedSpec
 from parallelenv.contract.protocol import Backend, Channel, Death, Placement, Printed, WorkerSpec
-from parallelenv.contract.shared_arrays import copied
 from parallelenv.worker.worker_loop import serve
 
 

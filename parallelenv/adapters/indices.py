@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from parallelenv.contract.env_ids import parse_ids
+from parallelenv.contract.arguments import parse_ids
 
 
 def positions(argument: Any, num_envs: int, name: str) -> list[int]:

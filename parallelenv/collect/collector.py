@@ -32,7 +32,7 @@ from parallelenv.engine.thread_guard import single_threaded
 from parallelenv.env import ParallelEnv
 from parallelenv.errors import AbsentAttributeError, ArgumentError, WorkerDiedError, WorkerTimeoutError
 from parallelenv.rollouts.evaluation import Evaluation
-from parallelenv.rollouts.local_rollout import LocalRollouts
+from parallelenv.rollouts.rollout import LocalRollouts
 from parallelenv.rollouts.trajectory import Rollout, count_episodes
 
 Info = dict[str, Any]

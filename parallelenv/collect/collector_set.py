@@ -26,7 +26,7 @@ from parallelenv.collect.history import History
 from parallelenv.collect.scheduler import Scheduler
 from parallelenv.collect.stopping import Stoppable
 from parallelenv.contract import arguments
-from parallelenv.contract.broadcast import Broadcast
+from parallelenv.contract.copying import Broadcast
 from parallelenv.contract.error_text import count, show
 from parallelenv.engine.thread_guard import single_threaded
 from parallelenv.env import ParallelEnv

@@ -12,7 +12,7 @@ import numpy as np
 from parallelenv.collect.collector import Info
 from parallelenv.collect.collector_env import CollectRequest, Part
 from parallelenv.collect.concat import can_follow, join_beside, join_in_time, refuse_different
-from parallelenv.contract.broadcast import Broadcast
+from parallelenv.contract.copying import Broadcast
 from parallelenv.contract.failures import add_note, raise_failures, with_note
 from parallelenv.contract.protocol import MethodCall
 from parallelenv.engine.episode_stats import OpenEpisodes

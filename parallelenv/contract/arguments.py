@@ -1,19 +1,23 @@
-"""Checks arguments other than actions and ids, and spreads them over envs."""
+"""Checks arguments other than actions, and spreads them over envs."""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
-from typing import Any
+import operator
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
 
-from parallelenv.contract.env_ids import is_int
+from parallelenv.contract.batch import NOTHING_SHARED, Array
 from parallelenv.contract.error_text import count, show, were
 from parallelenv.contract.spaces import describe_value
-from parallelenv.errors import ArgumentError
+from parallelenv.errors import ArgumentError, IdRangeError, WorkerStartError
+
+if TYPE_CHECKING:
+    from parallelenv.contract.protocol import Backend
 
 _LONGEST = 1e8
 """Seconds, three years: the system's own waiting calls overflow at about 1e10."""
@@ -251,3 +255,115 @@ def _is_sized(items: Any) -> bool:
 def is_number(value: Any) -> bool:
     """Whether a value is a real number of Python or NumPy, and not a bool."""
     return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+
+
+_FORMS = "an int, a list, tuple or array of ints, a slice, or a bool mask"
+
+
+def parse_ids(argument: Any, num_envs: int, name: str = "id") -> tuple[int, ...]:
+    """Return the env ids that an ``id`` argument names, in the order given.
+
+    Args:
+        argument: An int, a sequence or array of ints, a slice, or a bool mask of length ``num_envs``. The caller
+            handles ``None``, which depends on which envs are paused.
+        num_envs: Number of envs.
+        name: Name of the argument in the public call.
+
+    Raises:
+        ArgumentError: If it has none of these forms, an id occurs twice or a mask has the wrong length.
+        IdRangeError: If an id is negative or too large.
+    """
+    if isinstance(argument, slice):
+        try:
+            return tuple(range(*argument.indices(num_envs)))
+        except (TypeError, ValueError) as error:
+            raise ArgumentError(f"{name}={show(argument)} is no usable slice: {error}.") from None
+    if is_int(argument):
+        return _checked((int(argument),), argument, num_envs, name)
+    if isinstance(argument, (str, bytes, dict, set, frozenset, bool, np.bool_)):
+        raise ArgumentError(f"{name}={show(argument)} names no envs. Give {_FORMS}.")
+    return _from_sequence(argument, num_envs, name)
+
+
+def _from_sequence(argument: Any, num_envs: int, name: str) -> tuple[int, ...]:
+    try:
+        items = argument.tolist() if hasattr(argument, "tolist") else list(argument)
+    except TypeError:
+        raise ArgumentError(f"{name}={show(argument)} names no envs. Give {_FORMS}.") from None
+    if not isinstance(items, list):  # a zero-dimensional array
+        return parse_ids(items, num_envs, name)
+    if set(map(type, items)) == {int}:  # the usual case
+        return _checked(tuple(items), argument, num_envs, name)
+    if items and all(isinstance(item, (bool, np.bool_)) for item in items):
+        if len(items) != num_envs:
+            raise ArgumentError(
+                f"{name} is a mask of length {len(items)}, but there are {num_envs} envs. Give one bool per env."
+            )
+        return tuple(index for index, chosen in enumerate(items) if chosen)
+    for item in items:
+        if not is_int(item):
+            raise ArgumentError(f"{name}={show(argument)} has {show(item)} in it, which is no int. Give {_FORMS}.")
+    return _checked(tuple(map(operator.index, items)), argument, num_envs, name)
+
+
+def _checked(env_ids: tuple[int, ...], argument: Any, num_envs: int, name: str) -> tuple[int, ...]:
+    if env_ids and not 0 <= min(env_ids) <= max(env_ids) < num_envs:
+        outside = next(env_id for env_id in env_ids if not 0 <= env_id < num_envs)
+        raise IdRangeError(f"{name}={show(argument)} names env {outside}, but ids run from 0 to {num_envs - 1}.")
+    if len(set(env_ids)) != len(env_ids):
+        twice = next(env_id for env_id in env_ids if env_ids.count(env_id) > 1)
+        raise ArgumentError(f"{name}={show(argument)} names env {twice} twice. Name each env once.")
+    return env_ids
+
+
+def is_int(value: Any) -> bool:
+    """Whether a value is an int of Python or NumPy, and not a bool."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def check_shared(shared: Any) -> Mapping[str, Array]:
+    """Return the user's arrays, checked.
+
+    Raises:
+        ArgumentError: If they are not a dict of arrays of plain dtypes.
+    """
+    if shared is None:
+        return NOTHING_SHARED
+    if not isinstance(shared, Mapping):
+        raise ArgumentError(f"shared is a {type(shared).__name__}. Give a dict of numpy arrays, {{'name': array}}.")
+    for name, array in shared.items():
+        if not isinstance(name, str):
+            raise ArgumentError(f"shared has the name {name!r}, which is no str.")
+        what = f"a {type(array).__name__}"
+        if isinstance(array, np.ma.MaskedArray):
+            raise ArgumentError(
+                f"shared[{name!r}] is {what}, whose mask would be left out. Give array.data and array.mask as two "
+                "arrays."
+            )
+        if not isinstance(array, np.ndarray) or array.dtype.hasobject:
+            what = f"an array of {array.dtype}" if isinstance(array, np.ndarray) else what
+            raise ArgumentError(
+                f"shared[{name!r}] is {what}. What all workers read in one place is a numpy array of numbers, bools or "
+                "fixed-length texts; anything else goes into the env fns."
+            )
+    return dict(shared)
+
+
+def share(backend: Backend, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
+    """Return arrays as stored by a backend.
+
+    Raises:
+        ArgumentError: If the backend cannot share arrays.
+        WorkerStartError: If there is not enough memory.
+    """
+    place = getattr(backend, "share", None)
+    if place is None:
+        raise ArgumentError(
+            f"shared={list(arrays)} was given, but {type(backend).__name__} has no share(). Let the envs load what "
+            "they need, or choose another mode."
+        )
+    try:
+        return place(arrays)  # type: ignore[no-any-return]
+    except MemoryError as error:
+        nbytes = sum(array.nbytes for array in arrays.values())
+        raise WorkerStartError(f"shared= needs {nbytes:,} bytes of memory, which cannot be had. Share less.") from error

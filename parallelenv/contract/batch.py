@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from parallelenv.contract.protocol import Extra
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+NOTHING_SHARED: Mapping[str, Array] = MappingProxyType({})
 Rows: TypeAlias = list[Array]
 """Copies of some rows, array by array, to be sent between a host and the caller."""
 
@@ -304,3 +306,16 @@ def loose_columns(batch: Batch, env_ids: Sequence[int], extras: Mapping[int, Ext
 def take(each: Sequence[Any], positions: Any) -> Sequence[Any]:
     """Return the items at these positions, given as a slice or a list of indices."""
     return each[positions] if isinstance(positions, slice) else [each[position] for position in positions]
+
+
+def frozen(arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Return read-only views of arrays."""
+    views = {name: array.view() for name, array in arrays.items()}
+    for view in views.values():
+        view.flags.writeable = False
+    return views
+
+
+def copied(arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Return copies of arrays, for hosts in this process, over `bytes`, so that they cannot be made writable."""
+    return {name: np.ndarray(array.shape, array.dtype, array.tobytes()) for name, array in arrays.items()}

@@ -21,7 +21,7 @@ from gymnasium.utils import EzPickle
 from parallelenv.contract import migration_hints
 from parallelenv.contract.copying import dumps, loads
 from parallelenv.contract.error_text import did_you_mean, show
-from parallelenv.contract.process_info import ProcessInfo
+from parallelenv.contract.worker_info import ProcessInfo
 from parallelenv.errors import ArgumentError, InvalidEnvError, UnpicklableError
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from parallelenv.contract.process_info import UNKNOWN_PROCESS, ProcessInfo
+from parallelenv.contract.worker_info import UNKNOWN_PROCESS, ProcessInfo
 
 if TYPE_CHECKING:
     from parallelenv.contract.batch import Array, Batch, Layout, Rows

@@ -25,9 +25,9 @@ import numpy as np
 
 from parallelenv.contract import arguments
 from parallelenv.contract.actions import ActionReader
+from parallelenv.contract.arguments import parse_ids
 from parallelenv.contract.batch import Array, gather_states
 from parallelenv.contract.copying import deep_copy
-from parallelenv.contract.env_ids import parse_ids
 from parallelenv.contract.env_specs import EnvFactory
 from parallelenv.contract.error_text import list_ids, name_envs
 from parallelenv.contract.failures import NO_FAILURES, Failure, raise_failures, with_note

@@ -13,14 +13,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from parallelenv.contract.batch import Array, Batch, Layout, take
+from parallelenv.contract.arguments import share
+from parallelenv.contract.batch import NOTHING_SHARED, Array, Batch, Layout, take
 from parallelenv.contract.cpu_cores import usable_cores
 from parallelenv.contract.env_specs import EnvFactory, refuse_live, refuse_shared
 from parallelenv.contract.error_text import list_ids, name_envs
 from parallelenv.contract.failures import NO_FAILURES, Failure
 from parallelenv.contract.info_columns import InfoColumns
 from parallelenv.contract.interrupts import DeferSigint
-from parallelenv.contract.process_info import ProcessInfo
 from parallelenv.contract.protocol import (
     Backend,
     Channel,
@@ -38,8 +38,8 @@ from parallelenv.contract.protocol import (
     WorkerSettings,
     WorkerSpec,
 )
-from parallelenv.contract.shared_arrays import NOTHING_SHARED, share
 from parallelenv.contract.spaces import Spaces, common_space, with_spaces
+from parallelenv.contract.worker_info import ProcessInfo
 from parallelenv.engine.info_learner import InfoLearner
 from parallelenv.engine.tickets import Ticket
 from parallelenv.engine.worker_handles import Shard, WorkerHandle, split_further, spread

@@ -9,7 +9,7 @@ import numpy as np
 
 from parallelenv.contract.cpu_cores import usable_cores
 from parallelenv.contract.error_text import count, duration, format_table, list_ids, name_range
-from parallelenv.contract.process_info import this_process
+from parallelenv.contract.worker_info import this_process
 from parallelenv.notebook.recording import Recording, merge
 from parallelenv.worker.tracer import WorkerRecord
 

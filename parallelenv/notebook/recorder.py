@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from parallelenv.contract.batch import Array
-from parallelenv.contract.process_info import clock_id
+from parallelenv.contract.worker_info import clock_id
 from parallelenv.engine.engine import Engine
 from parallelenv.engine.thread_guard import single_threaded_in
 from parallelenv.errors import EnvBusyError, ParallelEnvError, UsageError

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from parallelenv.contract.error_text import count, format_table, name_range, number
-from parallelenv.contract.process_info import UNKNOWN_PROCESS, ProcessInfo
+from parallelenv.contract.worker_info import UNKNOWN_PROCESS, ProcessInfo
 from parallelenv.engine.episode_stats import LATEST, EpisodeSummary
 
 if TYPE_CHECKING:

@@ -14,14 +14,12 @@ from types import MappingProxyType
 from typing import Any, NoReturn
 
 from parallelenv.contract.batch import Batch
-from parallelenv.contract.broadcast import Broadcast
-from parallelenv.contract.copying import deep_copy, deep_copy_but_graph
+from parallelenv.contract.copying import Broadcast, deep_copy, deep_copy_but_graph
 from parallelenv.contract.env_specs import is_env
 from parallelenv.contract.error_text import show
 from parallelenv.contract.failures import Failure
 from parallelenv.contract.info_columns import InfoForm
 from parallelenv.contract.interrupts import DeferSigint
-from parallelenv.contract.process_info import this_process
 from parallelenv.contract.protocol import (
     EXHAUSTED,
     Command,
@@ -34,12 +32,20 @@ from parallelenv.contract.protocol import (
     WorkerSpec,
 )
 from parallelenv.contract.rollout_data import RolloutRequest
-from parallelenv.contract.worker_info import WorkerInfo, call_for, calls_envs
+from parallelenv.contract.worker_info import WorkerInfo, call_for, calls_envs, this_process
 from parallelenv.errors import EnvContractError, EnvInterruptedError, ExhaustedError, InvalidEnvError
-from parallelenv.worker.env_adapter import Resettable, adapt, draws_by_mode
-from parallelenv.worker.env_attributes import get_attribute, get_existing, get_method, layers, near_name, set_attribute
-from parallelenv.worker.env_rng import EnvGenerators, put_back
-from parallelenv.worker.env_state import load_env, save_env
+from parallelenv.worker.env_adapter import (
+    Resettable,
+    adapt,
+    draws_by_mode,
+    get_attribute,
+    get_existing,
+    get_method,
+    layers,
+    near_name,
+    set_attribute,
+)
+from parallelenv.worker.env_state import EnvGenerators, load_env, put_back, save_env
 from parallelenv.worker.rollout_recorder import HostRollout
 from parallelenv.worker.row_writer import RowWriter
 from parallelenv.worker.tracer import HostTracer, begin_tracing, end_tracing

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from parallelenv.contract.batch import Array
-from parallelenv.contract.process_info import ProcessInfo, clock_id, this_process
 from parallelenv.contract.protocol import Command
+from parallelenv.contract.worker_info import ProcessInfo, clock_id, this_process
 
 if TYPE_CHECKING:
     from parallelenv.worker.host import Host, Reset, Run

@@ -12,12 +12,11 @@ from collections.abc import Callable, MutableMapping
 from multiprocessing.connection import wait
 from typing import Any
 
-from parallelenv.contract.batch import Batch, Layout
+from parallelenv.contract.batch import Batch, Layout, frozen
 from parallelenv.contract.codec import Message, StepSubset, decode, decode_command, encode_not_read, encode_reply
 from parallelenv.contract.env_specs import register_again
 from parallelenv.contract.packed_worker_spec import PackedSpec
 from parallelenv.contract.protocol import Command, Reply, UnreadableError
-from parallelenv.contract.shared_arrays import frozen
 from parallelenv.worker.host import Host
 
 if sys.platform != "win32":

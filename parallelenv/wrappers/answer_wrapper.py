@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parallelenv.contract.arguments import check_align
-from parallelenv.contract.env_ids import parse_ids
+from parallelenv.contract.arguments import check_align, parse_ids
 from parallelenv.contract.failures import put
 from parallelenv.errors import ResetNeededError, UsageError
 from parallelenv.results import StepBatch, StepResult

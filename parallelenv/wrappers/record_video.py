@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any, Never
 
 from parallelenv.contract import migration_hints
-from parallelenv.contract.arguments import check_positive
+from parallelenv.contract.arguments import check_positive, parse_ids
 from parallelenv.contract.batch import Array
-from parallelenv.contract.env_ids import parse_ids
 from parallelenv.contract.error_text import show
 from parallelenv.errors import ArgumentError
 from parallelenv.notebook.animation import check_format, check_fps, check_size, save_animation

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from parallelenv.contract.process_info import ProcessInfo, this_process
+from parallelenv.contract.worker_info import ProcessInfo, this_process
 from parallelenv.notebook.profile_summary import summarise
 from parallelenv.notebook.recording import Recording
 from parallelenv.worker.tracer import WorkerRecord

@@ -24,7 +24,7 @@ from conftest import MakeEnv
 
 from parallelenv import ParallelEnv
 from parallelenv.contract.error_text import duration
-from parallelenv.contract.process_info import ProcessInfo, clock_id, this_process
+from parallelenv.contract.worker_info import ProcessInfo, clock_id, this_process
 from parallelenv.errors import (
     ArgumentError,
     ClosedError,

@@ -16,7 +16,7 @@ import pytest
 from conftest import MakeEnv
 
 from parallelenv import ParallelEnv
-from parallelenv.contract.process_info import ProcessInfo, this_process
+from parallelenv.contract.worker_info import ProcessInfo, this_process
 from parallelenv.engine.episode_stats import EpisodeSummary
 from parallelenv.errors import WorkerDiedError
 from parallelenv.notebook.repr import LOOKS, ReprData, WorkerRow, repr_data
