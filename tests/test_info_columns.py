@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import pickle
 from typing import Any
 
@@ -20,6 +21,7 @@ from parallelenv.contract.info_columns import InfoColumns, InfoTable, form_of
 from parallelenv.contract.protocol import Extra
 from parallelenv.contract.rollout_data import EpisodeEnds, RolloutChunk
 from parallelenv.engine.info_learner import InfoLearner
+from parallelenv.errors import WorkerDiedError
 
 NUM_ENVS = 5
 STEADY = {"a float": 0.5, "an int": 3, "a bool": True, "f4": np.float32(2.5), "f2": np.float16(1), "i": np.int64(7)}
@@ -138,11 +140,40 @@ def test_infos_that_wait_to_be_received_outlive_a_rebuilt_worker() -> None:
         assert env.recv().infos[0]["i"] == 6
 
 
-def test_rebuilt_worker_learns_the_form_again() -> None:
-    with ParallelEnv([Telling] * 4, "subproc", "continue", 2) as env:
+class Exiting(Telling):
+    """Action 1 ends its process."""
+
+    def step(self, action: Any) -> Any:
+        if action == 1:
+            os._exit(7)
+        return super().step(action)
+
+
+def test_infos_outlive_the_worker_that_wrote_them() -> None:
+    with ParallelEnv([Exiting] * 3, "subproc", "continue", 1, on_failure="restart") as env:
+        env.reset()
+        for _ in range(5):
+            env.step([0] * 3)
+        env.send([0, 0], [0, 1])
+        assert env.get_env_attr("count") == [6, 6, 5]  # their answers have arrived
+        env.send([1], [2])
+        result = env.recv(3)
+        assert [info["i"] for info in result.infos[:2]] == [6, 6]
+        assert "failure" in result.infos[2]
+        for _ in range(5):  # the two were rebuilt, too
+            result = env.step([0] * 3)
+        assert [info["i"] for info in result.infos] == [4, 4, 5]
+
+
+@pytest.mark.parametrize("is_dead", [False, True])
+def test_rebuilt_worker_learns_the_form_again(is_dead: bool) -> None:
+    with ParallelEnv([Exiting] * 4, "subproc", "continue", 2) as env:
         env.reset()
         for _ in range(6):
             env.step([0] * 4)
+        if is_dead:
+            with pytest.raises(WorkerDiedError):
+                env.step([1], [0])
         env.restart([0, 1])
         env.reset([0, 1])
         for number in range(1, 6):

@@ -148,7 +148,6 @@ class Host:
     def attach(self, batch: Batch) -> None:
         """Use this batch: its envs write their results to its rows."""
         self.writer = writer = RowWriter(batch)
-        writer.set_info_form((), self.everyone)  # a host before this one may have left marks
         # The items that a step of all envs walks over, made once.
         rows = writer.rows(self.everyone)
         self._whole = rows, range(rows.start, rows.stop), writer.cells(rows)

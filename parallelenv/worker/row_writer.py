@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from parallelenv.contract.batch import Array, Batch, take
+from parallelenv.contract.batch import Array, Batch, has_true, take
 from parallelenv.contract.copying import deep_copy
 from parallelenv.contract.info_columns import InfoColumns, InfoForm
 from parallelenv.contract.spaces import as_array, describe_value
@@ -48,6 +48,9 @@ class RowWriter:
         self.batch = batch
         self.loose: dict[int, list[Any]] = {}
         self.infos: InfoColumns | None = None
+        # A host before this one may have left marks: of infos that were not received yet, so each stays until its env
+        # is stepped again.
+        self._has_old_marks = batch.info_marks is not None and has_true(batch.info_marks)
         self.keeps_types, self._broadcasts = batch.layout.keeps_types, batch.layout.broadcasts
         self._structure = batch.layout.states
         self._single = single
@@ -89,12 +92,15 @@ class RowWriter:
             self.batch.flags[rows] = False
         if self.infos is not None:
             self.infos.clear(rows)
+        elif self._has_old_marks:
+            self.batch.info_marks[rows] = 0  # type: ignore[index]
 
     def set_info_form(self, form: InfoForm, env_ids: Sequence[int]) -> None:
         """Write infos of this form to columns, those of other forms not; an empty form: none."""
         if self.batch.info_marks is not None:
             self.batch.info_marks[self.batch.rows(env_ids)] = 0
             self.infos = InfoColumns(form, self.batch) if form else None
+            self._has_old_marks = False
 
     def ended(self, rows: Sequence[int]) -> list[int]:
         """Return the ids of the envs in these rows whose flags are set."""
