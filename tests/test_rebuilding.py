@@ -265,12 +265,10 @@ def test_raised_failure_does_not_keep_the_env_alive(mode: str, folder: Path, is_
     def make_catch_and_drop() -> weakref.ref[ParallelEnv]:
         env = ParallelEnv(slow(folder), mode, num_cpus=2)
         env.reset()
+        if is_sent:
+            env.send([RAISE], [0])
         with pytest.raises(ZeroDivisionError):
-            if is_sent:
-                env.send([RAISE], [0])
-                env.recv()
-            else:
-                env.step([RAISE], [0])
+            env.recv() if is_sent else env.step([RAISE], [0])
         return weakref.ref(env)
 
     kept = make_catch_and_drop()
