@@ -579,6 +579,10 @@ class Pool:
         if reply.failures:
             self._note_deaths(reply)
         ticket.file(reply.number, reply.values, reply.failures)
+        if reply.failures:
+            # A host in this process keeps its latest reply, and an exception keeps the frames through which it is
+            # raised: those of the user's call, with its variables.
+            reply.failures.clear()
 
     def _not_read(self, worker: WorkerHandle, error: UnreadableError) -> dict[int, Failure]:
         """Return the failures of a command that was lost between the caller and a host, in either direction."""
