@@ -255,3 +255,22 @@ def test_unfetched_failure_does_not_keep_the_env_alive(mode: str, folder: Path) 
     kept = make_fail_and_drop_in_flight()
     gc.collect()
     assert kept() is None
+
+
+@pytest.mark.parametrize("is_sent", [False, True], ids=["stepped", "sent"])
+def test_raised_failure_does_not_keep_the_env_alive(mode: str, folder: Path, is_sent: bool) -> None:
+    if needs_ray(mode):
+        pytest.skip("the traceback is rebuilt by the same code as in subproc")
+
+    def make_catch_and_drop() -> weakref.ref[ParallelEnv]:
+        env = ParallelEnv(slow(folder), mode, num_cpus=2)
+        env.reset()
+        if is_sent:
+            env.send([RAISE], [0])
+        with pytest.raises(ZeroDivisionError):
+            env.recv() if is_sent else env.step([RAISE], [0])
+        return weakref.ref(env)
+
+    kept = make_catch_and_drop()
+    gc.collect()
+    assert kept() is None

@@ -24,13 +24,7 @@ Align = Literal["item", "batch"]
 
 
 class Assembler:
-    """Builds the results of steps, and records them in the table of episodes.
-
-    Args:
-        policy: What happens when an episode ends.
-        table: Where each env is.
-        copy: Whether states are copied for the user.
-    """
+    """Builds the results of steps, and records them in the table of episodes."""
 
     def __init__(self, policy: DonePolicy, table: EnvTable, copy: bool) -> None:
         self._policy = policy
@@ -38,13 +32,7 @@ class Assembler:
         self._copy = copy
 
     def infos(self, batch: Batch, rows: Any, count: int) -> Array:
-        """Return the infos of envs that said nothing but what is in the columns, ``(count,)``, each a separate dict.
-
-        Args:
-            batch: The arrays.
-            rows: Their rows.
-            count: How many there are.
-        """
+        """Return ``(count,)`` infos, each a separate dict, of envs that said nothing but what is in the columns."""
         infos = self._policy.plain_infos(count)
         if batch.info_columns is not None:
             for position, info in batch.info_columns.read(rows, count):
@@ -53,13 +41,7 @@ class Assembler:
         return infos
 
     def assemble(self, batch: Batch, landed: Outcome, align: Align) -> StepResult | StepBatch:
-        """Return the result of a step in the form of ``align``.
-
-        Args:
-            batch: The arrays that hold it.
-            landed: The outcome of the step, without failures.
-            align: See `ParallelEnv.step`.
-        """
+        """Return the result of a step, an outcome without failures, in the form of ``align``."""
         table, stepped = self._table, landed.stepped
         rows = batch.rows(stepped)
         terminated, truncated = batch.terminated[rows].copy(), batch.truncated[rows].copy()
@@ -127,16 +109,7 @@ Flags = tuple[Array, Array, Array]
 
 
 def by_item(batch: Batch, landed: Outcome, rows: Any, flags: Flags, infos: Array, copy: bool) -> StepResult:
-    """Return a result as four batched items; with ``copy=False`` states may be read-only views.
-
-    Args:
-        batch: The pool's batch.
-        landed: The outcome of the step.
-        rows: Rows of the envs that were stepped.
-        flags: Flags of the step, already copies.
-        infos: One per env of the result, already copies.
-        copy: Whether states are copied.
-    """
+    """Return a result as four batched items. ``flags`` and ``infos`` are copies already."""
     states: Any
     rewards = _rewards(batch, landed, rows) if landed.extras else batch.rewards[rows].copy()
     if len(landed.stepped) == len(landed.env_ids):
@@ -168,13 +141,7 @@ def first_states(batch: Batch, landed: Outcome, is_listed: bool, copy: bool) -> 
 
 
 def batch_states(layout: Layout, states: Mapping[int, Any], env_ids: Sequence[int], absent: Collection[int]) -> Any:
-    """Return states from outside a batch in batched form.
-
-    Args:
-        layout: Layout of the batch.
-        states: By env id.
-        env_ids: Ids of the envs, in the order of the result.
-        absent: Those of them without a state, which get ``None``.
+    """Return states from outside a batch in batched form; ``absent`` envs get ``None``.
 
     Raises:
         EnvContractError: If one does not fit its space; ``error.partial`` maps the ids of the others to their states.

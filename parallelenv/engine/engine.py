@@ -69,29 +69,14 @@ class Engine:
     episodes itself. So attributes, rendering, `ParallelEnv.restart` and `ParallelEnv.save_state` still work beside it,
     and closing one closes the other.
 
-    Args:
-        backend: Where the workers live.
-        env_factories: One per env, in env id order.
-        done_policy: What happens when an episode ends.
-        asynchronous: The same, as the user wrote it.
-        spaces: Observation and action space of every env; ``None``: those that envs declare.
-        copy: Whether states are copied for the user.
-        timeout: Seconds that a call may take; ``None`` means no limit.
-        max_restarts: How often an env that fails is restarted; ``None``: never.
-        seed: Seed of the first episodes: that of env i is ``seed + i``.
-        **pool_arguments: Further arguments of `Pool`.
+    The arguments are those of `ParallelEnv`, checked; further ones are of `Pool`.
 
     Attributes:
         pool: The workers.
         table: Where each env is.
         assembler: Builds results of steps.
-        done_policy: What happens when an episode ends.
         recovery: Restarts envs that fail; ``None``: they are not restarted.
-        copies: Whether states are copied for the user.
-        timeout: Seconds that a call may take without a timeout of its own.
         guard: Refuses calls of other threads.
-        env_ids: Ids of all envs.
-        num_envs: Number of envs.
         seeds: Seed of each env's next reset, by env id.
         contract: The call that handed the envs over to an adapter; ``None`` if none did.
         asynchronous: The done policy, as the user wrote it; after `hand_over` the contract.
@@ -148,11 +133,7 @@ class Engine:
     ) -> None:
         """Apply rules for the end of episodes, in a new table: all envs need a reset.
 
-        Args:
-            done_policy: What happens when an episode ends.
-            copies: Whether states are copied for the user.
-            reward_dtype: Dtype that rewards must fit as numbers; ``None``: any type is allowed.
-            as_given: See `ActionReader`.
+        With a ``reward_dtype`` rewards must be numbers that fit it. ``as_given``: see `ActionReader`.
         """
         stepless = (env_id for env_id, one in zip(self.env_ids, self.pool.facts, strict=True) if not one.has_steps)
         self.done_policy = done_policy
@@ -198,12 +179,7 @@ class Engine:
     # ---------------------------------------------------------------- submit
 
     def submit_step(self, action: Any, env_ids: Sequence[int], *, separately: bool = False) -> Ticket:
-        """Send a step of envs.
-
-        Args:
-            action: One per env.
-            env_ids: The envs, in the order of the result.
-            separately: See `Pool.submit`.
+        """Send a step of envs, one action each, whose result has the order of ``env_ids``.
 
         Raises:
             EnvBusyError: If one is paused, or has a step or reset whose result was not returned.
@@ -234,12 +210,7 @@ class Engine:
         )
 
     def submit_reset(self, env_ids: Sequence[int], each: ResetArgumentsOfEach) -> Ticket:
-        """Send resets; `collect_reset` waits for them.
-
-        Args:
-            env_ids: The envs, in the order of the result. Steps of theirs that were not returned are dropped.
-            each: Seed and options of each.
-        """
+        """Send resets, for which `collect_reset` waits. Steps of these envs that were not returned are dropped."""
         self._prepare_reset(env_ids, each)
         return self._send_reset(env_ids, each)
 
@@ -292,12 +263,9 @@ class Engine:
     # ---------------------------------------------------------------- wait
 
     def wait(self, ticket: Ticket, timeout: float | None, begin: float | None = None) -> None:
-        """Wait for all replies to a call.
+        """Wait for all replies to a call; the timeout counts from ``begin``, a moment of `time.monotonic`, or from now.
 
-        Args:
-            ticket: The ticket of the call.
-            timeout: Seconds; ``None`` means the engine's own, and then a recovery restarts envs that are late.
-            begin: Moment of `time.monotonic` from which they count; ``None``: now.
+        Without a timeout the engine's own holds, and then a recovery restarts envs that are late.
 
         Raises:
             WorkerTimeoutError: If they do not arrive in time. The wait can be repeated.
@@ -308,10 +276,7 @@ class Engine:
             self.pool.wait(ticket, self.timeout if timeout is None else timeout, begin)
 
     def _wait_for_arrivals(self, wanted: int, timeout: float | None, begin: float) -> list[int]:
-        """Wait until that many results have arrived, and return `EnvTable.arrived`.
-
-        Timeout and errors: see `wait`; it counts from ``begin``.
-        """
+        """Wait until that many results have arrived, and return `EnvTable.arrived`. Timeout and errors: see `wait`."""
         while True:
             arrived = self.table.arrived
             if len(arrived) >= wanted and not self._repeat_lost_resets():
@@ -393,10 +358,7 @@ class Engine:
         return outcome.with_resting(exhausted) if exhausted else outcome
 
     def _judge(self, outcome: Outcome) -> tuple[Outcome, Sequence[int]]:
-        """Return an outcome with all its failures, after restarts where possible.
-
-        Also the ids of envs whose only failure is their reward.
-        """
+        """Return an outcome with all its failures, after restarts, and the envs whose only failure is their reward."""
         wrong: Sequence[int] = ()
         if self._reward_dtype is not None:
             outcome, wrong = refuse_other_rewards(self.pool.batch, outcome, self._reward_dtype)
@@ -425,11 +387,6 @@ class Engine:
         """Wait for resets; return the first states: batched, or with align ``"batch"`` a list.
 
         The state is ``None`` for an env that is exhausted. The seeds that were set for these resets are dropped.
-
-        Args:
-            ticket: The ticket of `submit_reset`.
-            timeout: Seconds; ``None`` means the engine's own.
-            align: See `step`.
 
         Raises:
             WorkerTimeoutError: If they do not arrive in time. This can be called again.
@@ -485,13 +442,7 @@ class Engine:
         return self.finish_step(self.submit_step(action, env_ids), align)
 
     def finish_step(self, ticket: Ticket, align: Align, begin: float | None = None) -> StepResult | StepBatch:
-        """Wait for a step and return its result.
-
-        Args:
-            ticket: Its ticket.
-            align: See `ParallelEnv.step`.
-            begin: Moment of `time.monotonic` from which the timeout counts; ``None``: now.
-        """
+        """Wait for a step and return its result. Timeout: see `wait`."""
         self.wait(ticket, None, begin)
         if ticket.values:
             self._said = ticket.values, len(ticket.asked)
@@ -506,8 +457,7 @@ class Engine:
     def _plan(self, env_ids: Sequence[int], align: Align) -> StepPlan | None:
         """Return a valid plan of a step; ``None`` if it cannot be planned, or is the first of its shape.
 
-        Raises:
-            The errors of `submit_step`, but those of actions.
+        Errors are those of `submit_step`, but for actions.
         """
         self._refuse_not_ready(env_ids)
         table, pool = self.table, self.pool
@@ -573,15 +523,10 @@ class Engine:
         return self.assembler.assemble(self.pool.batch, outcome, align)
 
     def step_wait(self, env_ids: Sequence[int], timeout: float | None, align: Align) -> StepResult | StepBatch:
-        """Return the result of a step that was sent, or whose call was interrupted.
-
-        Args:
-            env_ids: All of the envs, in the order of the result.
-            timeout: Seconds; ``None`` means the engine's own.
-            align: See `step`.
+        """Return the result of a step that was sent, or whose call was interrupted. Timeout: see `wait`.
 
         Raises:
-            NothingInFlightError: If no step of one of them is in flight.
+            NothingInFlightError: If no step of one of the envs is in flight.
             WorkerTimeoutError: If they do not reply in time. This can be called again.
         """
         tickets = self.table.tickets
@@ -617,11 +562,7 @@ class Engine:
         return self.collect_step(Outcome.of(env_ids, self.table.tickets), align)
 
     def _wanted(self, min_envs: int) -> int:
-        """Return how many envs can be waited for, ``min_envs`` at most.
-
-        Raises:
-            NothingInFlightError: If none.
-        """
+        """Return how many envs can be waited for, at most ``min_envs``; raise `NothingInFlightError` if none."""
         if not self.table.tickets:
             raise NothingInFlightError(
                 "There is no result to wait for: no step is in flight. Call send() first, or go on with step()."
@@ -630,23 +571,14 @@ class Engine:
 
     @single_threaded_in("reset")
     def latest_states(self, env_ids: Sequence[int] | None = None) -> Any:
-        """Return the latest states of envs, by default of all, batched.
-
-        Raises:
-            UnpicklableError: If a part of a state cannot be copied from its worker.
-        """
+        """Return the latest states of envs, by default of all, batched."""
         asked, batch = self.env_ids if env_ids is None else env_ids, self.pool.batch
         has_loose = any(array is None for array in batch.states)
         extras = self.pool.ask("state", asked, None, "leaves").values if has_loose else {}
         return gather_states(batch, asked, batch.rows(asked), extras, self.copies)
 
     def states_of(self, env_ids: Sequence[int], result: StepResult | None) -> Any:
-        """Return the latest states of envs, batched.
-
-        Args:
-            env_ids: The envs.
-            result: A result with their states, if it has all. Otherwise this waits for busy workers.
-        """
+        """Return the latest states of envs, batched: from a result that has all of them, else by asking the workers."""
         structure = self.pool.batch.layout.states
         place = {} if result is None else {env_id: row for row, env_id in enumerate(result.env_ids.tolist())}
         rows = [place.get(env_id, -1) for env_id in env_ids]
@@ -674,11 +606,7 @@ class Engine:
         return self.done_policy.autoreset
 
     def waiting(self) -> list[int]:
-        """Return the envs that can be stepped: not paused, with nothing in flight, and not ended.
-
-        Raises:
-            ResetNeededError: If one that is not paused has no episode.
-        """
+        """Return the envs that can be stepped: not paused, with nothing in flight, and not ended."""
         idle = [env_id for env_id in self.table.unpaused if env_id not in self.table.tickets]
         self.table.refuse_fresh(idle)
         return list(self.table.choose(idle)[0])
@@ -700,9 +628,6 @@ class Engine:
         """Yield an engine of the same workers under which ended envs are stepped on, whatever the policy is here.
 
         Steps of these envs still in flight at the end are dropped; the envs need a reset.
-
-        Raises:
-            EnvBusyError, WorkerDiedError: If an env is not available.
         """
         self._refuse_busy(env_ids)
         self.table.refuse_paused(env_ids)
@@ -736,10 +661,7 @@ class Engine:
             self.recovery.note_seeds(env_ids, seeds)
 
     def attribute_hint(self, key: str, env_id: int) -> str:
-        """Return a hint at an existing attribute with a name similar to ``key``.
-
-        The env is asked once per name: a search for similar names takes a millisecond.
-        """
+        """Return a hint at an existing attribute with a similar name. The env is asked once per name: it takes 1 ms."""
         if key not in self._hints:
             self._hints[key] = self.pool.try_asking("get", (env_id,), None, Lookup(key, "hint")).values.get(env_id, "")
         return self._hints[key]
@@ -752,11 +674,7 @@ class Engine:
         return rebuilt
 
     def checkpoint(self) -> Checkpoint:
-        """Return the state of the episodes.
-
-        Raises:
-            EnvBusyError: If a step is in flight.
-        """
+        """Return the state of the episodes; raise `EnvBusyError` if a step is in flight."""
         self._refuse_busy(self.env_ids)
         return self.table.checkpoint()
 
@@ -861,11 +779,7 @@ class Engine:
 
     @single_threaded_in("reset")
     def refuse_fresh(self, env_ids: Sequence[int]) -> None:
-        """Refuse envs that have no episode.
-
-        Raises:
-            ResetNeededError: If there are any.
-        """
+        """Refuse envs that have no episode."""
         self.table.refuse_fresh(env_ids)
 
     @single_threaded_in("reset")
@@ -875,11 +789,7 @@ class Engine:
         self.table.refuse_unknown(env_ids)
 
     def envs(self, name: str, way: str) -> tuple[Any, ...]:
-        """Return the envs themselves, in env id order.
-
-        Args:
-            name: Name of the attribute that the user asked for, for messages.
-            way: What the user can call instead, wherever the envs live.
+        """Return the envs themselves, in env id order; ``name`` and ``way`` (what to call instead) are for messages.
 
         Raises:
             AbsentAttributeError: If they do not live in this process, or were closed.
@@ -912,11 +822,7 @@ class Engine:
 
     @single_threaded_in("get_attr")
     def existing_attr(self, key: str, id: Any) -> list[Any]:
-        """Return an attribute that all of the envs have.
-
-        Raises:
-            AbsentAttributeError: If an env does not have it.
-        """
+        """Return an attribute of envs; raise `AbsentAttributeError` if one does not have it."""
         env_ids = parse_ids(id, self.num_envs)
         arguments.check_name("key", key)
         values = self.pool.ask("get", env_ids, None, Lookup(key)).values
@@ -933,10 +839,7 @@ class Engine:
 
     @single_threaded_in("arecv")
     def look(self, min_envs: int, timeout: float | None, begin: float) -> bool:
-        """Return without waiting whether `take` has something to return; the timeout counts from ``begin``.
-
-        Errors: see `receive`.
-        """
+        """Return without waiting whether `take` has something to return. Timeout: see `wait`; errors: see `receive`."""
         wanted, table = self._wanted(min_envs), self.table
         while len(table.arrived) < wanted and self.pool.pump(time.monotonic()):
             pass

@@ -59,7 +59,6 @@ class EnvTable:
         settle: Enters a planned step that was interrupted, see `Pool.settle`.
 
     Attributes:
-        everyone: All env ids, ascending.
         done: ``(num_envs,)`` bool: whether the env's last step was done, or the policy ended its episode.
         terminated: ``(num_envs,)`` bool, of each env's latest step.
         truncated: ``(num_envs,)`` bool, of each env's latest step.
@@ -119,10 +118,7 @@ class EnvTable:
     def occupy(self, env_ids: Sequence[int], ticket: Ticket, *, separately: bool) -> None:
         """Enter a step or reset that is about to be sent; results of these envs that were not returned are lost.
 
-        Args:
-            env_ids: The envs of its result.
-            ticket: The ticket, with all of its commands.
-            separately: Whether its results are returned in the order of arrival, rather than in that of ``env_ids``.
+        With ``separately`` its results are returned in the order of arrival, rather than in that of ``env_ids``.
         """
         self.version += 1
         ticket.env_ids = env_ids
@@ -231,11 +227,7 @@ class EnvTable:
         return tuple(env_id for env_id in env_ids if self.done[env_id]) if has_true(self.done) else ()
 
     def choose(self, env_ids: Sequence[int]) -> tuple[Sequence[int], list[int] | None]:
-        """Return the envs that are neither exhausted nor, if the policy skips those, done; and their positions.
-
-        Raises:
-            ExhaustedError: See `refuse_exhausted`.
-        """
+        """Return the envs that are neither exhausted nor, if the policy skips those, done; and their positions."""
         if self.exhausted:
             self.refuse_exhausted(env_ids)
         if not self._policy.skips_done:
@@ -251,12 +243,7 @@ class EnvTable:
         return [env_id for env_id in env_ids if env_id not in self.exhausted] if self.exhausted else env_ids
 
     def refuse_exhausted(self, env_ids: Sequence[int], partial: Any = None) -> None:
-        """Raise `ExhaustedError` if any of these envs is exhausted, and the done policy lets no env rest.
-
-        Args:
-            env_ids: The envs.
-            partial: Results of the others, for ``error.partial``.
-        """
+        """Raise `ExhaustedError` if an env is exhausted, and the done policy lets no env rest."""
         if self._policy.lets_rest:
             return
         exhausted = [env_id for env_id in env_ids if env_id in self.exhausted]
@@ -356,13 +343,7 @@ class EnvTable:
     def note_step(
         self, env_ids: Sequence[int], stepped: Any, terminated: Array, truncated: Array
     ) -> tuple[Array, Array, Array]:
-        """Record the flags of a step.
-
-        Args:
-            env_ids: All envs of the result.
-            stepped: Rows of the envs among them that were stepped.
-            terminated: ``(k,)`` bool, of the stepped envs.
-            truncated: ``(k,)`` bool, of the stepped envs.
+        """Record the flags of the envs with the rows ``stepped``.
 
         Returns:
             Terminated and truncated of all envs of the result, and whether either is set.
@@ -405,11 +386,7 @@ class EnvTable:
         return Checkpoint(*flags, fresh, tuple(map(deep_copy, self.reset_infos)), exhausted)
 
     def restore(self, checkpoint: Checkpoint, lost: Collection[int]) -> tuple[int, ...]:
-        """Load a record; ``lost`` envs have no episode.
-
-        Returns:
-            Ids of all envs that need a reset.
-        """
+        """Load a record; ``lost`` envs have no episode. Return the ids of all envs that need a reset."""
         self.version += 1
         self.done[:], self.terminated[:], self.truncated[:] = (
             checkpoint.done,

@@ -43,9 +43,6 @@ class EndedEpisodes(NamedTuple):
 class OpenEpisodes:
     """Sum of rewards and number of steps, so far, of the running episode of each env.
 
-    Args:
-        num_envs: Number of envs.
-
     Attributes:
         returns: ``(num_envs,)`` float64, or object once a reward was not a number.
         lengths: ``(num_envs,)`` int64.
@@ -221,9 +218,6 @@ class EpisodeStats:
 
     Each step pays for a copy of its rewards and flags, 0.2 us; sums are made of many steps at once, or when they are
     read.
-
-    Args:
-        num_envs: Number of envs.
     """
 
     def __init__(self, num_envs: int) -> None:
@@ -241,12 +235,7 @@ class EpisodeStats:
         self._goes_on = goes_on
 
     def note(self, outcome: bytes, rows: Any = None) -> None:
-        """Add a step.
-
-        Args:
-            outcome: See `Batch.outcome`.
-            rows: Rows of the envs that were stepped; ``None``: all.
-        """
+        """Add a step: a `Batch.outcome`, and the rows of the envs that were stepped; ``None``: all."""
         if rows is None:
             self._log.append(outcome)
         else:

@@ -31,16 +31,14 @@ class InfoLearner:
         self._generation = -1
 
     def note(self, values: Mapping[int, Extra], num_envs: int, generation: int, num_steps: int) -> bool:
-        """Note the infos of a step that came as values.
+        """Note the infos of a step of ``num_envs`` envs that came as values.
 
-        Args:
-            values: Results of envs beyond their rows, by env id.
-            num_envs: Number of envs stepped.
-            generation: `Pool.generation`: hosts that replaced others do not know the form.
-            num_steps: Number of steps since this was last called, about: the others had no values.
+        ``generation``: hosts that replaced others do not know the form. ``num_steps``: about the number of steps since
+        the
+        last call; the others had no values.
 
         Returns:
-            Whether hosts have to be told the form.
+            Whether hosts have to be sent the form.
         """
         is_told = not self.form or generation == self._generation
         infos = [extra.info for extra in values.values() if extra.info]

@@ -31,9 +31,6 @@ class Budget:
     """How often envs may still be restarted.
 
     Rare crashes are forgiven, however long the run; an env that fails again and again is given up.
-
-    Args:
-        max_restarts: Number of restarts of each env within `PERIOD`.
     """
 
     def __init__(self, max_restarts: int) -> None:
@@ -41,11 +38,7 @@ class Budget:
         self._restarts: dict[int, deque[float]] = {}
 
     def spend(self, env_ids: Iterable[int]) -> tuple[list[int], float]:
-        """Count a restart of envs.
-
-        Returns:
-            Envs that may not be restarted any more, and the seconds to wait before the others are.
-        """
+        """Count a restart of envs. Return those that may not be restarted, and seconds to wait before the rest are."""
         now = time.monotonic()
         denied, delay = [], 0.0
         for env_id in env_ids:
@@ -62,12 +55,7 @@ class Budget:
 
 
 class Recovery:
-    """Rebuilds envs that failed and resets them.
-
-    Args:
-        pool: The pool of the envs.
-        max_restarts: See `Budget`.
-    """
+    """Rebuilds envs that failed and resets them."""
 
     def __init__(self, pool: Pool, max_restarts: int) -> None:
         self._pool = pool
@@ -106,9 +94,6 @@ class Recovery:
         self, failures: Mapping[int, Failure]
     ) -> tuple[dict[int, tuple[Failure, Extra]], dict[int, Failure]]:
         """Rebuild envs that failed and reset them.
-
-        Args:
-            failures: The failures, by env id.
 
         Returns:
             For restarted envs why their episode ended and the result of their reset, whose state is in the batch; and

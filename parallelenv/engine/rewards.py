@@ -28,13 +28,9 @@ def as_number(reward: Any) -> float | None:
 
 
 def refuse_other_rewards(batch: Batch, landed: Outcome, dtype: np.dtype[Any]) -> tuple[Outcome, Sequence[int]]:
-    """Return an outcome whose rewards are all in the batch, as numbers that fit a dtype.
+    """Return an outcome whose rewards are all in the batch, as numbers that fit a float dtype.
 
-    Args:
-        batch: The arrays with the rewards. Numbers of other types, such as a `Fraction`, are written there too, and
-            ``None`` as nan.
-        landed: Outcome of the step.
-        dtype: A float.
+    Numbers of other types, such as a `Fraction`, are written to the batch, and ``None`` as nan.
 
     Returns:
         The same, with an `EnvContractError` as failure of each env with another reward; and the ids of those envs,

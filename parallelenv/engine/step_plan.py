@@ -43,9 +43,6 @@ class StepPlan:
         shards: The worker and the envs of each of its commands.
 
     Attributes:
-        env_ids: As given.
-        stepped: As given.
-        align: As given.
         generation: `Pool.generation` for which it is.
     """
 

@@ -70,11 +70,7 @@ class Guard:
         return not self.is_closed and ThisProcess.pid == self.home
 
     def check_within(self, use: Use, outermost: Use) -> None:
-        """Refuse a call during another one, unless it was made within that one and is allowed there.
-
-        Raises:
-            UsageError: If the other call is in another thread, or this one must not be made within another.
-        """
+        """Refuse a call during another one, unless it was made within that one and is allowed there."""
         (thread, call), (other_thread, other) = use, outermost
         if thread != other_thread:
             raise UsageError(
@@ -97,11 +93,7 @@ class Guard:
         )
 
     def shorten(self, error: BaseException, call: str) -> None:
-        """Shorten the traceback of an error that a call raises.
-
-        Args:
-            error: The error.
-            call: The call, if it is the outermost one, else empty.
+        """Shorten the traceback of an error that a call raises; ``call`` is empty if it is not the outermost one.
 
         Raises:
             ClosedError: Instead of an error of a call during which the object was closed, and with it its resources.
@@ -115,11 +107,8 @@ def single_threaded(method: _Method, call: str | None = None) -> _Method:
     """Refuse a method after the end of its object, in a forked child, and while another thread is in such a method.
 
     A call within a call of the same thread is allowed; other threads are refused until the outermost one returns.
-    Exceptions of the method have a short traceback, see `short_tracebacks`.
-
-    Args:
-        method: The method of a class whose objects have a `Guard` as ``_guard``.
-        call: Name of the call that users make; by default that of the method.
+    Exceptions of the method have a short traceback, see `short_tracebacks`. The object has a `Guard` as ``_guard``;
+    ``call`` is the name of the call that users make.
     """
     name = call or method.__name__.lstrip("_")
 

@@ -17,15 +17,10 @@ Arrival = tuple["Ticket", Sequence[int] | None]
 class Ticket:
     """One call on some envs, split into commands to several workers.
 
-    Args:
+    Attributes:
         operation: Name of the operation.
         asked: The envs to which commands are sent.
         each: The argument of each of them; ``None`` if there are none.
-
-    Attributes:
-        operation: As given.
-        asked: As given.
-        each: As given.
         env_ids: The envs of the result, in its order; those not in ``asked`` rest. ``asked``, unless set otherwise.
         pending: Env ids of the commands without a reply, by number.
         values: Results, by env id; envs with an empty result are left out.
@@ -55,11 +50,7 @@ class Ticket:
             self.arrivals.append((self, env_ids))
 
     def raise_failures(self, partial: Any = None) -> None:
-        """Raise the failures, if there are any.
-
-        Args:
-            partial: The result of the others, for ``error.partial``; by default their values by id.
-        """
+        """Raise the failures, if any; ``error.partial`` has by default the values of the others by id."""
         if not self.failures:
             return
         if partial is None:
@@ -67,11 +58,7 @@ class Ticket:
         raise_failures([self.failures[env_id] for env_id in sorted(self.failures)], partial)
 
     def listed(self) -> list[Any]:
-        """Return the results of the envs asked, in their order.
-
-        Raises:
-            BaseException: The failures, if there are any.
-        """
+        """Return the results of the envs asked, in their order, or raise the failures."""
         self.raise_failures()
         return [self.values.get(env_id) for env_id in self.asked]
 
@@ -109,12 +96,7 @@ class Outcome:
 
     @classmethod
     def of(cls, env_ids: Sequence[int], tickets: Mapping[int, Ticket]) -> Outcome:
-        """Return the outcome of envs whose answers have arrived.
-
-        Args:
-            env_ids: The envs, in the order of the result.
-            tickets: The ticket of each.
-        """
+        """Return the outcome of envs whose answers have arrived, in their order, from the ticket of each."""
         ticket = tickets[env_ids[0]] if env_ids else None
         if ticket is not None and ticket.operation == "step" and all(tickets[one] is ticket for one in env_ids):
             if ticket.env_ids is env_ids:

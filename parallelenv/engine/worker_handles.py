@@ -21,8 +21,6 @@ class WorkerHandle:
     """The pool's record of one host.
 
     Attributes:
-        spec: How it was started.
-        channel: How it is reached.
         in_flight: Tickets of the commands without a reply, by number; ``None`` if it was given up: a late reply is
             dropped.
         death: Cause of its death, ``None`` while it lives.
@@ -82,12 +80,7 @@ def spread(
 ) -> list[WorkerSpec]:
     """Assign envs to hosts as evenly as their cores allow, consecutive ids together.
 
-    Args:
-        factories: Factories of the envs.
-        plan: How many hosts there are.
-        settings: Settings of every host.
-        place: Position of all of these hosts together. Without a number of workers they are the only ones.
-        shared: See `WorkerSpec`.
+    A place without a number of workers says that these hosts are the only ones.
     """
     shares = apportion(len(factories), plan.cpus)
     workers = [min(num_cpus, share) for num_cpus, share in zip(plan.cpus, shares, strict=True)]
@@ -110,11 +103,7 @@ def branches_of(spec: WorkerSpec) -> tuple[tuple[int, ...], ...]:
 
 
 def split_further(parts: Iterable[Shard]) -> list[Shard]:
-    """Split shards by the workers behind a host that reply on their own.
-
-    Args:
-        parts: The shards.
-    """
+    """Split shards by the workers behind a host that reply on their own."""
     further: list[Shard] = []
     for worker, env_ids, positions in parts:
         if len(worker.branches) < 2:
@@ -129,12 +118,7 @@ def split_further(parts: Iterable[Shard]) -> list[Shard]:
 
 
 def apportion(total: int, weights: Sequence[int]) -> list[int]:
-    """Split a number in proportion to weights: one each, and each further one where it makes the smallest load.
-
-    Args:
-        total: At least the number of weights.
-        weights: Positive numbers.
-    """
+    """Split a number in proportion to weights: one each, and each further one where it makes the smallest load."""
     shares = [1] * len(weights)
     loads = [(2 / weight, index) for index, weight in enumerate(weights)]  # load with one more
     heapq.heapify(loads)

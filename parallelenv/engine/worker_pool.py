@@ -69,26 +69,12 @@ def _refuse_shared_generators(backend: Backend, plan: Placement) -> None:
 
 
 class Pool:
-    """Executes operations on envs, wherever they live.
-
-    Args:
-        backend: Where the hosts live.
-        factories: One per env, in env id order; ids are consecutive.
-        num_cpus: Cores the envs may use; ``None`` means all usable ones.
-        num_gpus: GPUs to share, for backends that reserve them.
-        silence_warnings: Whether worker processes ignore warnings.
-        timeout: Seconds that a call may take; ``None`` means no limit.
-        listener: Called with what envs print in workers, in the thread of the current call.
-        place: Position of this pool among others; ``None`` if there are no others.
-        seed: See `PoolPosition`, for a pool without others.
-        shared: Arrays that all envs can read.
-        seed_globals: See `WorkerSettings`.
+    """Executes operations on envs, wherever they live. Arguments: see `ParallelEnv`.
 
     Attributes:
         facts: Facts about each env from its first build, in env id order.
         processes: Where each env lives now.
-        env_ids: All env ids, ascending.
-        layout: Layout of the batch.
+        env_ids: All env ids, ascending; consecutive.
         batch: The arrays that all hosts read and write.
         number: Number of the next command.
         generation: Changes with the batch, and when a worker is replaced or dies.
@@ -159,14 +145,10 @@ class Pool:
         self._whole = [(worker, worker.spec.env_ids, self._positions(worker)) for worker in self._workers]
 
     def build(self, keeps_ended: bool, spaces: Spaces | None = None) -> None:
-        """Build all envs and the batch. The pool is closed if that fails.
-
-        Args:
-            keeps_ended: Whether the batch keeps last states of ended episodes.
-            spaces: Observation and action space of every env; ``None``: those that envs declare.
+        """Build all envs and the batch, with room for last states of ended episodes if ``keeps_ended``.
 
         Raises:
-            BaseException: What an env's constructor raised.
+            BaseException: What an env's constructor raised; the pool is closed.
         """
         try:
             self._has_spaces = spaces is not None
@@ -237,16 +219,9 @@ class Pool:
     def ask(
         self, operation: str, env_ids: Sequence[int], each: Sequence[Any] | None = None, common: Any = None
     ) -> Ticket:
-        """Execute an operation on envs, wait for all of them, and raise failures.
+        """Execute an operation of `Host` on envs, wait for all of them, and return the finished ticket.
 
-        Args:
-            operation: An operation of `worker.host.Host`.
-            env_ids: The envs, in any order.
-            each: One argument per env, in the order of ``env_ids``, or ``None``.
-            common: Further arguments, the same for every env.
-
-        Returns:
-            The finished ticket, with ``values`` and without ``failures``.
+        ``each`` is one argument per env, ``common`` the same for every env.
 
         Raises:
             BaseException: What an env raised; ``error.partial`` has the values of the others.
@@ -278,18 +253,11 @@ class Pool:
         failed: Mapping[int, Failure] = NO_FAILURES,
         separately: bool = False,
     ) -> Ticket:
-        """Send an operation to the hosts and return without waiting.
+        """Send an operation to the hosts and return without waiting. Other arguments: see `ask` and `Command`.
 
-        Args:
-            operation: See `ask`.
-            env_ids: See `ask`.
-            each: See `ask`.
-            common: See `ask`.
-            autoreset: See `Command`.
-            begins: Envs that a step resets instead of stepping them.
-            announce: Called with the ticket when nothing can fail any more, just before the first command is sent.
-            failed: Failures of envs that cannot be asked, used as their replies.
-            separately: Whether the caller takes the replies as they arrive, rather than wait for all of them.
+        ``announce`` is called with the ticket when nothing can fail any more, just before the first command is sent.
+        ``failed`` are failures of envs that cannot be asked, used as their replies. With ``separately`` the caller
+        takes the replies as they arrive, rather than wait for all of them.
 
         Raises:
             WorkerDiedError: If a worker is known to be dead, unless its envs are to be built; nothing was sent.
@@ -319,11 +287,9 @@ class Pool:
     def prepare_step(
         self, env_ids: Sequence[int], *, autoreset: bool, begins_ended: bool
     ) -> tuple[RepeatedStep, list[tuple[WorkerHandle, tuple[int, ...]]]] | None:
-        """Prepare a step of envs to be repeated. The pool must be idle.
+        """Prepare a step of envs to be repeated, and return it with worker and envs of each command.
 
-        Returns:
-            The step, and the worker and the envs of each of its commands. ``None`` if the backend has no quick way for
-            it.
+        The pool must be idle. ``None`` if the backend has no quick way for it.
         """
         # The caller's own envs come last.
         split = sorted(self._split(env_ids), key=lambda shard: shard[0].channel.in_caller)
@@ -338,12 +304,10 @@ class Pool:
     def learn_infos(self, values: Mapping[int, Extra], num_envs: int) -> None:
         """Let hosts write infos to columns once these have a steady form, and no longer if they have none.
 
-        No result may be in the columns, since they are emptied. Hosts and caller must not disagree about the form, so
-        an interrupt is delayed until the hosts, which have nothing else to do, have replied.
-
-        Args:
-            values: Results of envs beyond their rows in the latest step, by env id.
-            num_envs: Number of envs stepped.
+        ``values`` are those of the latest step, of ``num_envs`` envs. No result may be in the columns, since they are
+        emptied. Hosts and caller must not disagree about the form, so an interrupt is delayed until the hosts, which
+        have
+        nothing else to do, have replied.
         """
         num_steps = (self.number - self._noted) // len(self._workers)
         self._noted = self.number
@@ -375,12 +339,7 @@ class Pool:
     # ---------------------------------------------------------------- replies
 
     def wait(self, ticket: Ticket, timeout: float | None, begin: float | None = None) -> None:
-        """Wait until all hosts have replied to a call.
-
-        Args:
-            ticket: The call.
-            timeout: Seconds; ``None`` means no limit.
-            begin: Moment of `time.monotonic` from which they count; ``None``: now.
+        """Wait until all hosts have replied to a call. The timeout counts from ``begin``, or from now.
 
         Raises:
             WorkerTimeoutError: If they have not within ``timeout`` seconds.
@@ -391,11 +350,7 @@ class Pool:
                 raise self.late(ticket.running, timeout, ticket.operation)
 
     def wait_or_give_up(self, ticket: Ticket, begin: float | None = None) -> bool:
-        """Wait for replies as long as a call may take. Late envs then count as failed. Arguments: see `wait`.
-
-        Returns:
-            Whether all replied in time.
-        """
+        """Wait for replies as long as a call may take; late envs then count as failed. Return whether all replied."""
         try:
             self.wait(ticket, self._timeout, begin)
         except WorkerTimeoutError as late:
@@ -449,7 +404,7 @@ class Pool:
         )
 
     def rebuild(self, env_ids: Sequence[int], announce: Callable[[Sequence[int]], None] = lambda _: None) -> Ticket:
-        """Build envs from their factories.
+        """Build envs from their factories, and return the finished ticket, of all envs that were built.
 
         A host that is dead, was given up, or is busy with one of them is replaced, with all its envs. Commands of its
         other envs in flight are waited for; if that takes longer than the pool's timeout, it is replaced too.
@@ -458,9 +413,6 @@ class Pool:
             env_ids: The envs.
             announce: Called with the ids of all envs that are built, when the build cannot be interrupted any more, and
                 again if there are more of them behind a host. `death_errors` still has those that were dead.
-
-        Returns:
-            The finished ticket. It has the envs asked for and the others of replaced hosts, here or behind a host.
 
         Raises:
             InvalidEnvError: If one was given as a live instance that never left this process; nothing was changed.
@@ -581,11 +533,7 @@ class Pool:
         return self._backend.fileno()
 
     def pump(self, deadline: float | None, wanted: int = 1) -> bool:
-        """Wait for replies of hosts, and record them.
-
-        Args:
-            deadline: Moment of `time.monotonic` at which to stop waiting, or ``None``.
-            wanted: See `Backend.wait`.
+        """Wait for replies of hosts, at most until a moment of `time.monotonic`, and record them.
 
         Returns:
             Whether any reply arrived before the deadline.
@@ -631,6 +579,10 @@ class Pool:
         if reply.failures:
             self._note_deaths(reply)
         ticket.file(reply.number, reply.values, reply.failures)
+        if reply.failures:
+            # A host in this process keeps its latest reply, and an exception keeps the frames through which it is
+            # raised: those of the user's call, with its variables.
+            reply.failures.clear()
 
     def _not_read(self, worker: WorkerHandle, error: UnreadableError) -> dict[int, Failure]:
         """Return the failures of a command that was lost between the caller and a host, in either direction."""
@@ -687,11 +639,7 @@ class Pool:
             raise self._lost[lost[0]].about(lost)
 
     def _mark_dead(self, worker: WorkerHandle) -> None:
-        """Record that a host is dead and fail its requests.
-
-        Raises:
-            ClosedError: If another thread has closed the pool: only that thread ends the hosts.
-        """
+        """Record that a host is dead and fail its requests. If another thread closed the pool: `ClosedError`."""
         self._refuse_closed()
         self.generation += 1
         worker.death = worker.channel.cause_of_death()
@@ -720,8 +668,7 @@ class Pool:
     def _replace(self, worker: WorkerHandle) -> None:
         """Start another host in place of one that is dead or busy.
 
-        Raises:
-            WorkerStartError: If it cannot be started. The envs are then dead, and this can be tried again.
+        If it cannot be started, its envs are dead, and this can be tried again.
         """
         self.generation += 1
         with self.shield:
@@ -742,10 +689,7 @@ class Pool:
     # ---------------------------------------------------------------- closing
 
     def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
-        """End all hosts. Quiet, bounded in time, harmless when repeated or after a fork.
-
-        Args:
-            timeout: Seconds that hosts have to close their envs before they are ended.
+        """End all hosts, which have ``timeout`` seconds to close their envs. Quiet, bounded in time, repeatable.
 
         Raises:
             KeyboardInterrupt: After all have been ended, without further delay.
