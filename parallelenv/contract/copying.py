@@ -16,15 +16,17 @@ import pickle
 from collections import ChainMap
 from collections.abc import Iterable
 from types import CodeType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import cloudpickle
 import cloudpickle.cloudpickle as dynamic
 import numpy as np
 
-from parallelenv.contract.batch import Array
 from parallelenv.contract.spaces import is_tensor, tensors
 from parallelenv.errors import UnpicklableError
+
+if TYPE_CHECKING:
+    from parallelenv.contract.batch import Array
 
 
 def _reduce_code(code: CodeType) -> tuple[Any, ...]:
